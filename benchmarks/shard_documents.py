@@ -39,11 +39,11 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 
 from deeppart._gc import collection_paused
 from deeppart.model import Box
-from deeppart.part import OWN_TABLE, SPAN_DTYPE
-from deeppart.state.document.part_document import Own, PartDocument, decode_meta, own_shards
+from deeppart.part import RANK_TABLE, SPAN_DTYPE
+from deeppart.state.document.global_state import gather_global_state
+from deeppart.state.document.part_document import Own, PartDocument, decode_meta, rank_shards
 from deeppart.state.document.structure_json import encode_tree
-from deeppart.state.document.whole import gather_wholes
-from deeppart.state.restore.scatter import LiveBox, OwnSpans, Scatter, Wanted, check_bytes, wanted_of
+from deeppart.state.restore.scatter import LiveBox, RankSpans, Scatter, Wanted, check_bytes, wanted_of
 from deeppart.state.tensors.leaves import leaf_type
 from deeppart.state.tree.flattening import flatten
 
@@ -89,11 +89,11 @@ def documents(ranks: int, tensors: int) -> tuple[list[bytes], list[npt.NDArray[n
             [],
             rank == 0,
             own=Own([], (0, 0), (0, 0), [], True),
-            sharded=own_shards(flat, ()),
+            sharded=rank_shards(flat, ()),
         )
         metas.append(document.meta())
         rows = np.zeros(tensors, dtype=SPAN_DTYPE)
-        rows["table"], rows["leaf"], rows["length"] = OWN_TABLE, np.arange(tensors), 4 * _ROWS * _COLUMNS
+        rows["table"], rows["leaf"], rows["length"] = RANK_TABLE, np.arange(tensors), 4 * _ROWS * _COLUMNS
         spans.append(rows)
     return metas, spans
 
@@ -105,12 +105,12 @@ def restore(metas: list[bytes], spans: list[npt.NDArray[np.void]]) -> int:
         assert first.structure is not None
         of_ranks = [first.check(first.structure, "part 0")]
         of_ranks += [decode_meta(meta, "a part").check(first.structure, "a part") for meta in metas[1:]]
-        wholes = gather_wholes(of_ranks, [((), {})] * len(metas), "here")
-        wholes.check("here")
-        own = [OwnSpans(rows) for rows in spans]
+        global_state = gather_global_state(of_ranks, [((), {})] * len(metas), "here")
+        global_state.check("here")
+        own = [RankSpans(rows) for rows in spans]
         box, live = Box((0, 0), (_ROWS, _COLUMNS)), torch.zeros(_ROWS, _COLUMNS)
         wanted: list[Wanted] = []
-        for tensor in wholes.tensors.values():
+        for tensor in global_state.tensors.values():
             check_bytes(tensor, own, "here")
             wanted += wanted_of(tensor.sources, LiveBox(live, box), tensor.kind, tensor.name)
         scatter = Scatter(wanted)

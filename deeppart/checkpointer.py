@@ -22,7 +22,7 @@ from deeppart.model import RestoreReport
 from deeppart.nodes import Arena
 from deeppart.pending import Pending
 from deeppart.repair import ScrubReport
-from deeppart.save import Ledger, Saver, size_share
+from deeppart.save import CallNotes, Saver, size_share
 from deeppart.session import (
     SUSPICION_PATIENCE_S,
     Background,
@@ -49,7 +49,7 @@ from deeppart.session import (
     warn_unsaved,
 )
 from deeppart.state.capture import Staging
-from deeppart.state.paths import PerRank, Ways, ways_or_refusal
+from deeppart.state.paths import PerRank, PerRankPolicies, policies_or_refusal
 from deeppart.state.restore import Globs, Request, Strict, request_or_refusal
 
 #: A start waits for what this process has left before; shorter than the other ranks wait for this one.
@@ -90,15 +90,15 @@ class Checkpointer:
         comm = SingleComm() if isinstance(comm, str) and comm == "self" else comm
         self.config = configuration_of(config, settings, comm)
         process_sessions.settle(_SETTLE_SHARE * self.config.timeout)
-        self._ledger = Ledger()
-        with raised_later(self._ledger.note):
+        self._call_notes = CallNotes()
+        with raised_later(self._call_notes.note):
             self._session = open_session(self.config, comm)
         self._comm = self._session.comm
         self._staging, self._arena = Staging(), Arena()
         self._preparation = Preparation(self._session, self._staging)
         self._retention = retention_for(self._session)
         try:
-            self._pipeline = pipeline_for(self._session, self._retention, self._ledger)
+            self._pipeline = pipeline_for(self._session, self._retention, self._call_notes)
             self._suspicions = suspicions_for(self._session, self._pipeline)
             self._saver = Saver(self._comm, self.config, self._staging, self._suspicions.record)
             self._scrubber = scrubber_for(self._session, self._pipeline)
@@ -111,7 +111,7 @@ class Checkpointer:
         self._dropped = weakref.finalize(self, self._background.leave)
         self._dropped.atexit = False
         process_sessions.add(self, self._background)
-        with raised_later(self._ledger.note):
+        with raised_later(self._call_notes.note):
             self._auto = cadence_for(self._session)
         self._recorder = self._background.record(self._auto)
         self._closed = False
@@ -189,7 +189,7 @@ class Checkpointer:
         check_state(state, "checkpoint")
         step = check_step(step, "checkpoint(state, step)")
         self._saves.warn(step)
-        with raised_later(self._ledger.note):
+        with raised_later(self._call_notes.note):
             pending = self._saves.save(state, step, force=force)
         if pending is None:
             return Pending(step, frozenset())
@@ -252,9 +252,9 @@ class Checkpointer:
         check_state(state, "restore")
         step = None if step is None else check_step(step, "restore(state, step)")
         request, impossible = request_or_refusal(keys, exclude, strict, cast, rename)
-        ways, refusal = ways_or_refusal(per_rank)
-        with raised_later(self._ledger.note):
-            return self._bring_back(state, step, ways, request, refusal or impossible, required=required)
+        policies, refusal = policies_or_refusal(per_rank)
+        with raised_later(self._call_notes.note):
+            return self._bring_back(state, step, policies, request, refusal or impossible, required=required)
 
     def prepare(self, state: Any) -> None:
         """Get ready for the first checkpoint of a state, so that it need not wait for memory.
@@ -274,7 +274,7 @@ class Checkpointer:
         """
         self._refuse_if_closed("prepare")
         check_state(state, "prepare")
-        with raised_later(self._ledger.note), collection_paused():
+        with raised_later(self._call_notes.note), collection_paused():
             self._preparation.begin(size_share(self._comm, self.config, state))
 
     def next_step(self) -> int:
@@ -295,7 +295,7 @@ class Checkpointer:
             raise
         try:
             self._suspicions.wait(self.config.timeout)
-            with raised_later(self._ledger.note):
+            with raised_later(self._call_notes.note):
                 self._saves.report_failures()
                 if self._auto is not None:
                     self._auto.end(failed=False)
@@ -347,7 +347,7 @@ class Checkpointer:
         self,
         state: Any,
         step: int | None,
-        ways: Ways,
+        policies: PerRankPolicies,
         request: Request,
         refusal: DeeppartError | None,
         *,
@@ -356,13 +356,13 @@ class Checkpointer:
         session, timeout, began = self._session, self.config.timeout, time.monotonic()
         self.restored = None
         unfinished = self._unfinished()
-        self._saver.agree_on_restore(step, ways, request.digest())
+        self._saver.agree_on_restore(step, policies, request.digest())
         raise_together(self._comm, refusal or unfinished, "restore", timeout)
         self._suspicions.wait(timeout)
         self._saver.restored()
         memory = self._staging, self._arena
         done, self.explanation = restore_step(
-            session, state, step, ways, request.without(self.config.exclude), memory, required=required
+            session, state, step, policies, request.without(self.config.exclude), memory, required=required
         )
         if done is None:
             self._steps.went_on_from(None)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.testing._internal.two_tensor import TwoTensor
 
-from deeppart.state.tensors.composites import take_apart
+from deeppart.state.tensors.composites import decompose
 from deeppart.testing.states import array_bytes, value_bits
 
 #: A NaN with a payload, whose bits arithmetic would not keep.
@@ -174,7 +174,7 @@ KINDS: dict[str, Callable[[int], torch.Tensor]] = {
 def bits(item: Any) -> Any:
     """All that a tensor is, to the last bit, as something that can be compared."""
     if isinstance(item, torch.Tensor):
-        parts = take_apart(item, "")
+        parts = decompose(item, "")
         if parts is not None:
             return parts.kind, parts.name, {key: bits(each) for key, each in parts.items.items()}
         return str(item.dtype), tuple(item.shape), array_bytes(item)

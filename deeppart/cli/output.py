@@ -24,7 +24,7 @@ from deeppart.model import Manifest, show_bytes, show_rate, show_seconds
 _MOST_BITS = 64
 #: Longer texts are cut where people read them; --json has all of them.
 _MOST_CHARACTERS = 60
-#: Of these for the items of a run, before how many there are: "(1000000 in a list)".
+#: Of these for the items of a value container, before how many there are: "(1000000 in a list)".
 _RUN_CHARACTERS = 36
 #: Of a value that was asked for by its path.
 _MOST_ALONE = 1000
@@ -226,14 +226,14 @@ def progress(
 
 
 def json_value(value: Any) -> Any:
-    """A value of a checkpoint, as :func:`to_json`; only runs of values are taken apart.
+    """A value of a checkpoint, as :func:`to_json`; only containers of small values are taken apart.
 
     A dict is a list of its entries, [key, value].
     """
-    from deeppart.state.tree import run_kind
+    from deeppart.state.tree import container_kind
     from deeppart.state.values import describe_value
 
-    if run_kind(value) is not None:
+    if container_kind(value) is not None:
         if isinstance(value, (list, tuple)):
             return [json_value(item) for item in value]
         return [[json_value(key), json_value(item)] for key, item in value.items()]
@@ -246,18 +246,18 @@ def _scalar(value: Any) -> Any:
 
 def value_text(value: Any, form: str | None = None) -> str:
     """A small value on one line, at most so long as people read."""
-    from deeppart.state.tree import describe_leaf_value, run_kind
+    from deeppart.state.tree import container_kind, describe_leaf_value
 
-    if run_kind(value) is not None:
+    if container_kind(value) is not None:
         return cut(describe_leaf_value(value, _RUN_CHARACTERS, what=f"a {form}" if form else ""), most=_UNLIMITED)
     return cut(_as_text(value))
 
 
 def long_text(value: Any, form: str | None = None) -> str:
     """The same of a value that stands alone: a few lines of a terminal, and what is left out said at the end."""
-    from deeppart.state.tree import describe_leaf_value, run_kind
+    from deeppart.state.tree import container_kind, describe_leaf_value
 
-    if run_kind(value) is not None:
+    if container_kind(value) is not None:
         what = f"a {form}" if form else ""
         return cut(describe_leaf_value(value, _MOST_ALONE, _MOST_ALONE, what), most=_UNLIMITED)
     text = printable(_as_text(value))

@@ -20,14 +20,14 @@ from deeppart.part import KeyFiles, read_key_files
 from deeppart.recovery import SavedStep
 from deeppart.state.document import (
     DICTS,
-    SavedApart,
+    RankLocalMark,
     SavedArray,
     SavedBranch,
     SavedNode,
     SavedSharded,
     SavedValue,
     array_numbers,
-    with_wholes,
+    with_global_state,
 )
 from deeppart.state.restore import DROPPED, LiveBox, Target, build, is_composite, resolve_registered
 from deeppart.state.tensors import SUBCLASS, is_plain
@@ -193,7 +193,7 @@ class Step:
     def _standing(self, node: SavedNode) -> Any:
         """What stands in the state for a node of the saved tree."""
         target = self._target
-        if isinstance(node, (SavedApart, SavedSharded)):
+        if isinstance(node, (RankLocalMark, SavedSharded)):
             return DROPPED
         if isinstance(node, SavedValue):
             return target.values[node.index]
@@ -239,6 +239,6 @@ def _target(step: SavedStep, rank: int) -> Target:
     """The step as a rank had it, or as rank 0 did where other ranks have saved it."""
     of_ranks, own = step.documents.of_ranks, step.documents.own
     seen_by = min(rank, len(of_ranks) - 1) if step.same_world else 0
-    structure = with_wholes(of_ranks[seen_by], step.wholes)
-    values = step.wholes.contents(rank if step.same_world else None)
+    structure = with_global_state(of_ranks[seen_by], step.global_state)
+    values = step.global_state.contents(rank if step.same_world else None)
     return target_of(structure, own[seen_by], values, f"step {step.attempt.step}")

@@ -169,7 +169,7 @@ class CheckpointEngine(BaseCheckpointEngine):
             return True
 
         def state() -> dict[str, Any]:
-            files = {_common(name): _taken_apart(states, name) for name, states in saved.items()}
+            files = {_common(name): _decomposed(states, name) for name, states in saved.items()}
             data = pack({name: position(loader) for name, loader in self._loaders.items()}, "positions in the data")
             return {"files": files, "tag": info.tag, "data": data, "rng": rng_state()}
 
@@ -212,7 +212,7 @@ def _common(name: str) -> str:
     return _RANK.sub(r"\g<1>N", name)
 
 
-def _taken_apart(states: dict[str, Any], name: str) -> dict[str, Any]:
+def _decomposed(states: dict[str, Any], name: str) -> dict[str, Any]:
     """Tensors of a state dict as a list, and all else as a text: it has other structure on other ranks."""
     tensors: list[torch.Tensor] = []
     rest = pack(states, name, tensors, _classes())

@@ -30,7 +30,7 @@ from deeppart.errors import CorruptFileError, DeeppartError, UnsupportedLeafErro
 from deeppart.extension import ForeignFile, LeafType, decode, leaf_bytes, readable
 from deeppart.extension.export.hdf5 import stored_type
 from deeppart.interop.opened import FileSpan, Opened, Source, address_of, damage_named
-from deeppart.state.objects import ABOUT, DEQUE, Form, make
+from deeppart.state.objects import ABOUT, DEQUE, ObjectForm, make
 from deeppart.state.tensors import COMPOSITES, assemble
 from deeppart.state.values import TABLE_MAKERS
 
@@ -628,7 +628,7 @@ def _object_of(form: str, data: Any, where: str) -> Any:
         raise ValueError(f"an object without a name: {short(form)}")
     if kind == DEQUE and about[0] is not None and (type(about[0]) is not int or about[0] < 0):
         raise ValueError(f"a deque of {short(about[0])}")
-    return make(Form(kind, tuple(about)), data, None, lambda: where)
+    return make(ObjectForm(kind, tuple(about)), data, None, lambda: where)
 
 
 def _value_of(dataset: h5py.h5d.DatasetID, said: dict[str, Attribute], where: str) -> Any:

@@ -21,15 +21,15 @@ from deeppart.offline.find import Chosen, with_checkpoint
 from deeppart.offline.step_files import StepFiles
 from deeppart.part import SHARED_TABLE, FileSource, KeyFiles, PartReader, Signing, read_key_files
 from deeppart.state.document import (
-    OwnDocument,
+    RankDocument,
     SavedArray,
     SavedBranch,
     SavedNode,
     SavedValue,
     ShardSource,
     Structure,
-    gather_wholes,
-    with_wholes,
+    gather_global_state,
+    with_global_state,
 )
 from deeppart.state.objects import REGISTERED
 from deeppart.state.paths import ROOT, covers, may_match_below, nearest_globs, readable
@@ -37,7 +37,7 @@ from deeppart.state.restore import (
     ANY_PART,
     LeafPiece,
     LiveBox,
-    OwnSpans,
+    RankSpans,
     Scatter,
     Target,
     Wanted,
@@ -52,7 +52,7 @@ from deeppart.state.restore import (
     wanted_of,
 )
 from deeppart.state.tensors import COMPOSITES, Array, Bytes
-from deeppart.state.tree import assign, make_run, run_items, run_kind
+from deeppart.state.tree import assign, container_items, container_kind, make_container
 from deeppart.state.values import CONTAINERS
 from deeppart.storage.mapped import LockedFile, bring_pages, lies_in_memory, pin
 from deeppart.storage.steps import step_is_retired
@@ -150,16 +150,18 @@ class OpenCheckpoint:
             self._of_ranks.append(self._own[number].check(shared, where))
             places = reader.spans, reader.raw_starts, reader.marked_per_rank
             check_places(self._of_ranks[number], self._own[number].types, *places, where)
-        self._wholes = gather_wholes(self._of_ranks, [(each.trees, each.values) for each in self._own], self._where)
-        self._wholes.check(self._where)
+        self._global_state = gather_global_state(
+            self._of_ranks, [(each.trees, each.values) for each in self._own], self._where
+        )
+        self._global_state.check(self._where)
         self.has_own = bool(
             shared.per_rank.any()
             or shared.per_rank_values.any()
-            or any(not self._wholes.has_part(tree) for own in self._own for tree in own.trees)
-            or any(tensor.own for tensor in self._wholes.tensors.values())
-            or any(value.differs for value in self._wholes.values.values())
+            or any(not self._global_state.has_part(tree) for own in self._own for tree in own.trees)
+            or any(tensor.own for tensor in self._global_state.tensors.values())
+            or any(value.differs for value in self._global_state.values.values())
         )
-        self._own_spans = [OwnSpans(reader.spans) for reader in self._readers] if self._wholes.tensors else []
+        self._rank_spans = [RankSpans(reader.spans) for reader in self._readers] if self._global_state.tensors else []
         self._pieces = [chunk_pieces(reader.spans, reader.raw_starts) for reader in self._readers]
         self._chunks = [_chunks_of_leaves(chunks) for chunks in self._pieces]
         self._look_as(rank)
@@ -171,10 +173,10 @@ class OpenCheckpoint:
 
     def _look_as(self, rank: int) -> None:
         self.rank = rank
-        self.structure = with_wholes(self._of_ranks[rank], self._wholes)
-        self.target = target_of(self.structure, self._own[rank], self._wholes.contents(rank), self._where)
+        self.structure = with_global_state(self._of_ranks[rank], self._global_state)
+        self.target = target_of(self.structure, self._own[rank], self._global_state.contents(rank), self._where)
         #: Number of a leaf -> the sharded tensor that it is.
-        tensors = [tensor.for_rank(rank) for tensor in self._wholes.tensors.values()]
+        tensors = [tensor.for_rank(rank) for tensor in self._global_state.tensors.values()]
         self._sharded = dict(enumerate(tensors, start=len(self._of_ranks[rank].types)))
 
     def as_rank(self, rank: int) -> OpenCheckpoint:
@@ -192,7 +194,7 @@ class OpenCheckpoint:
 
     def is_own_value(self, value: int) -> bool:
         """True if the rank saved this small value for itself, and other ranks may have had others."""
-        in_parts = list(self._wholes.values.values())
+        in_parts = list(self._global_state.values.values())
         first = len(self.structure.values) - len(in_parts)
         if value >= first:
             return in_parts[value - first].differs and self.rank in in_parts[value - first].contents
@@ -201,7 +203,7 @@ class OpenCheckpoint:
     def select(self, patterns: Sequence[str] | None) -> tuple[SavedNode, set[int]]:
         """The part of the tree that globs cover, and the numbers of the leaves in it.
 
-        Of a run of which only some items are covered, only these are left among the values of the target.
+        Of a value container of which only some items are covered, only these are left among the values of the target.
         """
         return select(self.structure, self.target.values, patterns)
 
@@ -209,7 +211,7 @@ class OpenCheckpoint:
         """See that the parts hold every byte of these leaves exactly once, before any is read."""
         leaves = self._with_owners(leaves) - set(self.structure.aliases)
         for leaf in leaves & self._sharded.keys():
-            check_bytes(self._sharded[leaf], self._own_spans, self._where)
+            check_bytes(self._sharded[leaf], self._rank_spans, self._where)
         leaves -= self._sharded.keys()
         own = set(np.flatnonzero(self.structure.per_rank).tolist())
         shared = [reader.spans[reader.spans["table"] == SHARED_TABLE] for reader in self._readers]
@@ -379,7 +381,7 @@ def _chunks_of_leaves(pieces: list[list[LeafPiece]]) -> dict[int, list[int]]:
     return chunks
 
 
-def target_of(structure: Structure, own: OwnDocument, in_parts: list[Any], where: str) -> Target:
+def target_of(structure: Structure, own: RankDocument, in_parts: list[Any], where: str) -> Target:
     """What one rank had, of its structure."""
     values = decode_values(structure, where)
     for index, value in own.values.items():
@@ -389,7 +391,7 @@ def target_of(structure: Structure, own: OwnDocument, in_parts: list[Any], where
 
 
 def select(structure: Structure, values: list[Any], patterns: Sequence[str] | None) -> tuple[SavedNode, set[int]]:
-    """The part of the tree that the globs cover, and the leaf numbers in it; cuts runs to the items that they cover."""
+    """The part of the tree that the globs cover, and the leaf numbers in it; value containers are cut, too."""
     if patterns is None:
         return structure.tree, set(_arrays(structure.tree))
     kept: set[int] = set()
@@ -441,10 +443,10 @@ def _arrays(node: SavedNode) -> Iterator[int]:
 
 
 def _select_items(node: SavedValue, values: list[Any], path: str, patterns: Sequence[str]) -> SavedValue | None:
-    """A run of which some items are covered: their paths are those that they would have one by one."""
+    """A value container of which some items are covered: their paths are those that they would have one by one."""
     value = values[node.index]
     beneath = [pattern for pattern in patterns if may_match_below(path, pattern)]
-    if run_kind(value) is None or not beneath:
+    if container_kind(value) is None or not beneath:
         return None
     chosen = _choose(value, "" if path == ROOT else f"{path}/", beneath)
     if chosen is None:
@@ -454,9 +456,9 @@ def _select_items(node: SavedValue, values: list[Any], path: str, patterns: Sequ
 
 
 def _choose(value: Any, prefix: str, patterns: Sequence[str]) -> Any:
-    """A container of a run, less the items that are not covered; None if that is all."""
+    """A container of a value container, less the items that are not covered; None if that is all."""
     found = []
-    for key, item in zip(*run_items(value), strict=True):
+    for key, item in zip(*container_items(value), strict=True):
         path = prefix + readable((key,))
         if covers(path, patterns):
             found.append((key, item))
@@ -466,7 +468,7 @@ def _choose(value: Any, prefix: str, patterns: Sequence[str]) -> Any:
                 found.append((key, inner))
     if not found:
         return None
-    return make_run(run_kind(value) or "", [key for key, _ in found], [item for _, item in found])
+    return make_container(container_kind(value) or "", [key for key, _ in found], [item for _, item in found])
 
 
 class ChunkAccess:

@@ -19,7 +19,7 @@ from deeppart.state.document import SavedArray, SavedBranch, SavedNode, SavedVal
 from deeppart.state.paths import Path as KeyPath
 from deeppart.state.paths import covers, nearest_globs, readable, some_names
 from deeppart.state.tensors import Array, LeafType
-from deeppart.state.tree import run_items, run_kind
+from deeppart.state.tree import container_items, container_kind
 from deeppart.state.values import CONTAINERS
 
 
@@ -70,7 +70,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Something in the tree: a node, or an item of the run of values at one."""
+    """Something in the tree: a node, or an item of the container of small values at one."""
 
     path: str
     node: SavedNode
@@ -104,7 +104,7 @@ def _find(checkpoint: OpenCheckpoint, key: str) -> _Place:
             place
             for node in places
             if isinstance(node.node, SavedValue) and not node.in_run
-            for place in _run_places(checkpoint.target.values[node.node.index], node)
+            for place in _container_places(checkpoint.target.values[node.node.index], node)
             if place.path == key
         ]
     if len(found) == 1:
@@ -131,7 +131,7 @@ def _find(checkpoint: OpenCheckpoint, key: str) -> _Place:
 
 
 def _places(checkpoint: OpenCheckpoint, node: SavedNode, path: KeyPath) -> Iterator[_Place]:
-    """All that has a path, but for what is inside runs of values; an object is what its ``state_dict()`` returned."""
+    """All that has a path, but for what is inside value containers; an object is what its ``state_dict()`` returned."""
     form = None
     while isinstance(node, SavedBranch) and node.kind == "object":
         form, node = (None if node.form is None else str(node.form)), node.children[0]
@@ -141,15 +141,15 @@ def _places(checkpoint: OpenCheckpoint, node: SavedNode, path: KeyPath) -> Itera
             yield from _places(checkpoint, child, (*path, key))
 
 
-def _run_places(value: Any, above: _Place) -> Iterator[_Place]:
-    """The items of a run of values, and what is in these."""
-    if run_kind(value) is None:
+def _container_places(value: Any, above: _Place) -> Iterator[_Place]:
+    """The items of a container of small values, and what is in these."""
+    if container_kind(value) is None:
         return
-    for key, item in zip(*run_items(value), strict=True):
+    for key, item in zip(*container_items(value), strict=True):
         place = _Place(f"{above.path}/{readable((key,))}", above.node, item, in_run=True)
         yield place
         if type(item) in CONTAINERS:
-            yield from _run_places(item, place)
+            yield from _container_places(item, place)
 
 
 def _read(checkpoint: OpenCheckpoint, place: _Place) -> Iterator[Item]:

@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from deeppart.errors import CorruptFileError
 from deeppart.model import Manifest, PartRecord
-from deeppart.part import OWN_TABLE, FileSource, PartReader, Signing
-from deeppart.state.document import OwnDocument, Structure, decode_meta, decode_structure
+from deeppart.part import RANK_TABLE, FileSource, PartReader, Signing
+from deeppart.state.document import RankDocument, Structure, decode_meta, decode_structure
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class OpenPart:
     record: PartRecord
     source: FileSource
     reader: PartReader
-    own: OwnDocument
+    own: RankDocument
 
 
 class StepFiles:
@@ -72,11 +72,11 @@ class StepFiles:
 
 def shared_spans(reader: PartReader) -> npt.NDArray[np.void]:
     """Rows of the span table for replicated leaves."""
-    spans: npt.NDArray[np.void] = reader.spans[reader.spans["table"] != OWN_TABLE]
+    spans: npt.NDArray[np.void] = reader.spans[reader.spans["table"] != RANK_TABLE]
     return spans
 
 
-def own_spans(reader: PartReader) -> npt.NDArray[np.void]:
+def rank_spans(reader: PartReader) -> npt.NDArray[np.void]:
     """Rows of the span table for the rank's own leaves."""
-    spans: npt.NDArray[np.void] = reader.spans[reader.spans["table"] == OWN_TABLE]
+    spans: npt.NDArray[np.void] = reader.spans[reader.spans["table"] == RANK_TABLE]
     return spans

@@ -68,7 +68,7 @@ KNOWN_FLAGS: Final = FLAG_PER_RANK
 
 #: Values of a span's ``table``: which table of leaves ``leaf`` counts in.
 SHARED_TABLE: Final = 0
-OWN_TABLE: Final = 1
+RANK_TABLE: Final = 1
 
 CHUNK_DTYPE: Final = np.dtype(
     [

@@ -177,7 +177,7 @@ def _check_chunk_places(chunks: Table, raw_bytes: int, payload_end: int, where: 
 def _check_spans(spans: Table, raw_bytes: int, where: str) -> None:
     """Check that the spans fill the raw stream exactly and that no two overlap in their leaf."""
     start, length, raw_offset = spans["start"], spans["length"], spans["raw_offset"]
-    _refuse(spans["table"] > fmt.OWN_TABLE, "span", "a leaf table that is neither 0 nor 1", where)
+    _refuse(spans["table"] > fmt.RANK_TABLE, "span", "a leaf table that is neither 0 nor 1", where)
     _refuse((length < 1) | (length > raw_bytes), "span", "length not from 1 to that of the raw stream", where)
     _refuse(start > fmt.MAX_LEAF_BYTES, "span", f"begins behind byte {fmt.MAX_LEAF_BYTES} of its leaf", where)
     _refuse(raw_offset >= raw_bytes, "span", "begins behind the raw stream", where)

@@ -114,7 +114,7 @@ class PartRules:
         part_paths: the paths of these items.
         own: what is each rank's own.
         rank0: paths of what is rank 0's.
-        around_own: paths of what stands apart on some rank, and of the containers around it.
+        around_own: paths of what is rank-local on some rank, and of the containers around it.
         declared: true for a path at which ``replicated`` says "parts".
     """
 

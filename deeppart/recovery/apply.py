@@ -35,7 +35,7 @@ from deeppart.recovery.old_ranks import Mapped, OldLeaves, bring_old_leaves, map
 from deeppart.recovery.saved import SavedStep, saved_step, share_documents
 from deeppart.recovery.tables import Ranks, Tables, share_tables
 from deeppart.state.document import SavedArray, SavedValue, ShardSource, walk_tree
-from deeppart.state.paths import Replication, Ways, readable
+from deeppart.state.paths import PerRankPolicies, Replication, readable
 from deeppart.state.restore import (
     ANY_PART,
     LiveBox,
@@ -63,7 +63,7 @@ def restore_state(
     ranks: Ranks,
     recovered: Recovered,
     live: LiveState,
-    ways: Ways,
+    policies: PerRankPolicies,
     replicated: str | Mapping[str, str],
     known: SavedStep | None = None,
 ) -> tuple[RestoreReport, list[DeeppartWarning], list[str]] | None:
@@ -73,7 +73,7 @@ def restore_state(
     which may be locked.
     """
     try:
-        return _restore_state(ranks, recovered, live, ways, Replication(replicated), known)
+        return _restore_state(ranks, recovered, live, policies, Replication(replicated), known)
     except DeeppartError as error:
         if not isinstance(error, CommError) or isinstance(error, RemoteRankError):
             recovered.mine.clear()  # otherwise messages may be on their way from there
@@ -84,13 +84,13 @@ def _restore_state(
     ranks: Ranks,
     recovered: Recovered,
     live: LiveState,
-    ways: Ways,
+    policies: PerRankPolicies,
     replication: Replication,
     known: SavedStep | None,
 ) -> tuple[RestoreReport, list[DeeppartWarning], list[str]] | None:
     tables = share_tables(ranks, recovered)
     with closing(tables.copies):
-        restoring = _Restoring(ranks, recovered, tables, ways)
+        restoring = _Restoring(ranks, recovered, tables, policies)
         whole = known if known is not None and known.attempt == recovered.attempt else restoring.take_in()
         matched, old = restoring.match(whole, live, replication)
         if restoring.needs_more(matched):
@@ -105,8 +105,8 @@ def _restore_state(
 class _Restoring:
     """One restore under way: between whom, and of what. Every method is collective."""
 
-    def __init__(self, ranks: Ranks, recovered: Recovered, tables: Tables, ways: Ways) -> None:
-        self._ranks, self._recovered, self._tables, self._ways = ranks, recovered, tables, ways
+    def __init__(self, ranks: Ranks, recovered: Recovered, tables: Tables, policies: PerRankPolicies) -> None:
+        self._ranks, self._recovered, self._tables, self._policies = ranks, recovered, tables, policies
         self._comm, self._timeout = ranks.comm, ranks.timeout
         self._delivery = Delivery(ranks, recovered, tables)
         self._what = f"restore of step {recovered.attempt.step}"
@@ -122,11 +122,11 @@ class _Restoring:
         comm, flat, request = self._comm, live.flat, live.request
         saved, choice = self._together(lambda: narrowed(whole, flat, request, live.outermost), _MATCHING)
         saved = with_own_of_all(saved, whole, comm, self._what, self._timeout)
-        self._together(lambda: check_step(saved, self._tables.indexes, self._ways, comm.size), _MATCHING)
+        self._together(lambda: check_step(saved, self._tables.indexes, self._policies, comm.size), _MATCHING)
         places = find_places(saved, flat, self._ranks, self._what, replication.in_parts)
 
         def matched() -> tuple[Matched, OldLeaves]:
-            found = match(saved, flat, places, self._ways, comm.rank, choice, cast=request.cast)
+            found = match(saved, flat, places, self._policies, comm.rank, choice, cast=request.cast)
             return found, memory_for_old_leaves(found)
 
         found, old = self._together(matched, _MATCHING)

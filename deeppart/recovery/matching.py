@@ -33,10 +33,10 @@ from deeppart.recovery.advice import (
     unreached_notice,
     unreached_optimizers,
 )
-from deeppart.recovery.saved import OwnWays, SavedStep, check_spans
+from deeppart.recovery.saved import RankLocalPolicies, SavedStep, check_spans
 from deeppart.recovery.tables import PartIndexView, Ranks
 from deeppart.state.document import (
-    SavedApart,
+    RankLocalMark,
     SavedArray,
     SavedNode,
     SavedValue,
@@ -50,7 +50,7 @@ from deeppart.state.paths import (
     RANK0,
     ExactPath,
     Path,
-    Ways,
+    PerRankPolicies,
     dropped_notice,
     exact,
     readable,
@@ -78,7 +78,7 @@ class Matched:
     saved: SavedStep
     flat: FlatState
     target: Target
-    own: OwnWays
+    own: RankLocalPolicies
     rank: int
     choice: Choice
 
@@ -101,8 +101,8 @@ def find_places(
 ) -> Places:
     """Find out who has a place for what (collective)."""
     shared = saved.documents.structure
-    arrays = _in_common(len(shared.types), saved.first_whole, len(saved.wholes.tensors))
-    values = _in_common(len(shared.values), saved.first_value, len(saved.wholes.values))
+    arrays = _in_common(len(shared.types), saved.first_global, len(saved.global_state.tensors))
+    values = _in_common(len(shared.values), saved.first_value, len(saved.global_state.values))
     rules = saved.part_rules(declared)
     absent = list(absent_items(saved.structure.tree, flat.root))
     # Where the live state has no sharded tensor at all, whole ones can be made.
@@ -128,18 +128,25 @@ def _in_common(shared: int, first: int, added: int) -> npt.NDArray[np.int64]:
     return np.concatenate([np.arange(shared), np.arange(first, first + added)])
 
 
-def check_step(saved: SavedStep, indexes: Sequence[PartIndexView], ways: Ways, size: int) -> None:
+def check_step(saved: SavedStep, indexes: Sequence[PartIndexView], policies: PerRankPolicies, size: int) -> None:
     """See that a step can be restored on so many ranks, whatever their live state is."""
-    if not saved.same_world and (strict := saved.own_ways(ways).refused()):
+    if not saved.same_world and (strict := saved.policies_of(policies).refused()):
         raise strict_error(strict, saved.attempt.world_size, size, saved.attempt.step)
     check_spans(saved, indexes)
 
 
 def match(
-    saved: SavedStep, flat: FlatState, places: Places, ways: Ways, rank: int, choice: Choice, *, cast: bool
+    saved: SavedStep,
+    flat: FlatState,
+    places: Places,
+    policies: PerRankPolicies,
+    rank: int,
+    choice: Choice,
+    *,
+    cast: bool,
 ) -> Matched:
     """Match the live state of a rank with a step that was checked; touches nothing."""
-    own = saved.own_ways(ways)
+    own = saved.policies_of(policies)
     matched = Matched(saved, flat, _target(saved, own, rank), own, rank, choice)
     target, sharded = matched.target, frozenset(saved.tensors())
     target.may_cast, target.is_chosen = cast, saved.tree_as_saved is not None
@@ -148,7 +155,7 @@ def match(
         matched = _untie_from(matched, saved.left_out)
     if places.left_to_others or places.left_out:
         marks: dict[ExactPath, SavedNode | None] = {exact(item.path): None for item in places.left_to_others}
-        marks |= {exact(item.path): SavedApart() if item.is_none else None for item in places.left_out}
+        marks |= {exact(item.path): RankLocalMark() if item.is_none else None for item in places.left_out}
         target.structure = replace(target.structure, tree=with_items_at(target.structure.tree, marks))
         gone = {number for item in places.left_to_others for number in item.leaves.arrays}
         target.dropped |= gone
@@ -165,8 +172,8 @@ def match(
         _advise(error, matched)
         raise
     check_writable(matched.target, flat, saved.paths())
-    torn = {index: ways.of(saved.tensors()[index].name) for index in _torn_shards(matched)}
-    torn_values = {index: ways.of(saved.part_values()[index].name) for index in _torn_values(matched)}
+    torn = {index: policies.of(saved.tensors()[index].name) for index in _torn_shards(matched)}
+    torn_values = {index: policies.of(saved.part_values()[index].name) for index in _torn_values(matched)}
     refused = [[index for index, way in each.items() if way not in (RANK0, DROP)] for each in (torn, torn_values)]
     if any(refused):
         raise _torn_error(saved, *refused)
@@ -338,7 +345,7 @@ def _advise(error: DeeppartError, matched: Matched) -> None:
     error.todo = renaming(tree, flat.root, matched.target.types, flat.data) or advice(tree, flat.root) or error.todo
 
 
-def _target(saved: SavedStep, own: OwnWays, rank: int) -> Target:
+def _target(saved: SavedStep, own: RankLocalPolicies, rank: int) -> Target:
     structure = saved.structure
     values = decode_values(structure, f"step {saved.attempt.step}")
     types = list(structure.types)
@@ -349,10 +356,10 @@ def _target(saved: SavedStep, own: OwnWays, rank: int) -> Target:
         types = mine.all_types(structure)
         for index, value in mine.values.items():
             values[index] = value
-        values[saved.first_value :] = saved.wholes.contents(rank)
+        values[saved.first_value :] = saved.global_state.contents(rank)
         dropped = saved.shard_leaves(rank)  # they come as boxes of the whole tensors
     else:
-        values[saved.first_value :] = saved.wholes.contents(None)
+        values[saved.first_value :] = saved.global_state.contents(None)
         leaves = saved.own_leaves | own.left.arrays
         for index in own.left.values:
             values[index] = DROPPED

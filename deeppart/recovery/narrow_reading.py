@@ -74,7 +74,7 @@ class NarrowReading:
         shared = first.structure
         if shared is None:
             return {}
-        alike = not (shared.per_rank.any() or shared.has_apart)
+        alike = not (shared.per_rank.any() or shared.has_rank_local)
         found: dict[int, Chosen] = {}
         asked = self._asked(shared, same_world, "part 0") if alike else None
         for part, reader in readers.items():

@@ -20,7 +20,7 @@ from deeppart.state.objects import is_optimizer
 from deeppart.state.paths import ExactPath, Excluded, Path, exact, id_key, id_keys, readable
 from deeppart.state.restore import Choice, Request, choose, counterpart, decode_values, unmet_globs
 from deeppart.state.tensors import check_tensor
-from deeppart.state.tree import ApartRules, Branch, FlatState, Node, flatten
+from deeppart.state.tree import Branch, FlatState, Node, RankLocalRules, flatten
 from deeppart.state.values import encode_value
 
 
@@ -74,22 +74,22 @@ def narrowed(saved: SavedStep, flat: FlatState, request: Request, outermost: Out
     choice = choose(tree, flat.root, values, request, outermost)
     if choice.tree is tree and request.is_default:
         return saved, choice
-    choice.unmet = unmet_globs(request, tree, flat.root, [each.path for each in saved.apart])
+    choice.unmet = unmet_globs(request, tree, flat.root, [each.path for each in saved.rank_local])
     before, after = array_numbers(tree), array_numbers(choice.tree)
     if not after <= before:
         raise CorruptFileError("a leaf stands twice in the structure of a checkpoint", where=f"{saved.attempt.step}")
     placed = {node.index for _, node in walk_tree(choice.tree, ()) if isinstance(node, SavedValue)}
-    apart, divided = _asked_apart(saved, flat.root, request, outermost)
+    rank_local, divided = _asked_rank_local(saved, flat.root, request, outermost)
     step = replace(
         saved,
         structure=replace(saved.structure, tree=choice.tree),
         own_leaves=saved.own_leaves & after,
         own_values=saved.own_values & placed,
-        apart=tuple(each for each in saved.apart if exact(each.path) in apart),
+        rank_local=tuple(each for each in saved.rank_local if exact(each.path) in rank_local),
         tree_as_saved=tree,
         left_out=frozenset(before - after),
-        left_apart=frozenset(exact(each.path) for each in saved.apart) - apart,
-        divided_apart=frozenset(divided),
+        left_rank_local=frozenset(exact(each.path) for each in saved.rank_local) - rank_local,
+        divided_rank_local=frozenset(divided),
     )
     return step, choice
 
@@ -104,17 +104,17 @@ def with_own_of_all(saved: SavedStep, whole: SavedStep, comm: Comm, what: str, t
         return saved
     leaves, values = sorted(whole.own_leaves), sorted(whole.own_values)
     found = [index in saved.own_leaves for index in leaves] + [index in saved.own_values for index in values]
-    found += [exact(each.path) not in saved.left_apart for each in whole.apart]
+    found += [exact(each.path) not in saved.left_rank_local for each in whole.rank_local]
     anywhere = finish(comm, comm.maximum(np.array(found, dtype=np.int64)), what, timeout).tolist()
-    asked_apart = [
-        each for each, asked in zip(whole.apart, anywhere[len(leaves) + len(values) :], strict=True) if asked
+    asked_rank_local = [
+        each for each, asked in zip(whole.rank_local, anywhere[len(leaves) + len(values) :], strict=True) if asked
     ]
     return replace(
         saved,
         own_leaves=frozenset(index for index, asked in zip(leaves, anywhere, strict=False) if asked),
         own_values=frozenset(index for index, asked in zip(values, anywhere[len(leaves) :], strict=False) if asked),
-        apart=tuple(asked_apart),
-        left_apart=saved.left_apart - {exact(each.path) for each in asked_apart},
+        rank_local=tuple(asked_rank_local),
+        left_rank_local=saved.left_rank_local - {exact(each.path) for each in asked_rank_local},
     )
 
 
@@ -123,27 +123,27 @@ def _is_asked(here: Path, request: Request, outermost: Outermost) -> bool:
     return known and request.asks_for(here)
 
 
-def _asked_apart(
+def _asked_rank_local(
     saved: SavedStep, live: Node, request: Request, outermost: Outermost
 ) -> tuple[set[ExactPath], set[ExactPath]]:
-    """The paths of what stands apart and is asked for, at least some of it; and of these, where only some of it is, or
+    """The paths of what is rank-local and is asked for, at least some of it; and of these, where only some of it is, or
     where it has another name here.
     """
     if saved.same_world:  # each rank has its own in its tree
-        return {exact(each.path) for each in saved.apart}, set()
-    inside: dict[ExactPath, set[Path]] = {exact(each.path): {each.path} for each in saved.apart}
+        return {exact(each.path) for each in saved.rank_local}, set()
+    inside: dict[ExactPath, set[Path]] = {exact(each.path): {each.path} for each in saved.rank_local}
     for tree in (tree for own in saved.documents.own for tree in own.trees):
         if exact(tree.path) in inside:
             inside[exact(tree.path)].update(path for path, _ in walk_tree(tree.node, tree.path))
-    apart, divided = set[ExactPath](), set[ExactPath]()
-    for place, each in ((exact(each.path), each) for each in saved.apart):
+    rank_local, divided = set[ExactPath](), set[ExactPath]()
+    for place, each in ((exact(each.path), each) for each in saved.rank_local):
         leaves = inside[place] - {each.path} or {each.path}
         asked = {_is_asked(_here(live, request, path), request, outermost) for path in leaves}
         if True in asked:
-            apart.add(place)
+            rank_local.add(place)
             if False in asked or _here(live, request, each.path) != each.path:
                 divided.add(place)
-    return apart, divided
+    return rank_local, divided
 
 
 def _here(live: Node, request: Request, path: Path) -> Path:
@@ -168,7 +168,7 @@ def flatten_live(state: Any, excluded: Sequence[str] = (), *, is_filled: bool = 
         with collection_paused():
             if not excluded:
                 return flatten(state, **options)
-            cuts = ApartRules(excluded=Excluded(excluded), leaves_out=False)
+            cuts = RankLocalRules(excluded=Excluded(excluded), leaves_out=False)
             try:
                 return flatten(state, cuts=cuts, **options)
             except UnsupportedLeafError:

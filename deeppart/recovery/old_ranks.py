@@ -11,10 +11,10 @@ import torch
 from deeppart.errors import DeeppartError, LeafMismatchError, StateError, StructureMismatchError
 from deeppart.recovery.distribute import Delivery, Failure
 from deeppart.recovery.matching import Matched
-from deeppart.recovery.saved import OwnWays, content_at
+from deeppart.recovery.saved import RankLocalPolicies, content_at
 from deeppart.state.document import (
-    OwnDocument,
-    OwnTree,
+    RankDocument,
+    RankLocalTree,
     SavedArray,
     SavedBranch,
     SavedNode,
@@ -25,8 +25,8 @@ from deeppart.state.document import (
     encode_tree,
     insert,
 )
-from deeppart.state.objects import DATACLASS, Form, data_of, form_of, make
-from deeppart.state.paths import RANK0, Path, Way, exact, readable
+from deeppart.state.objects import DATACLASS, ObjectForm, data_of, form_of, make
+from deeppart.state.paths import RANK0, Path, PerRankPolicy, exact, readable
 from deeppart.state.restore import Scatter, detached, find_targets, whole_leaves
 from deeppart.state.tensors import Array, leaf_type, new_array
 from deeppart.state.tree import flatten
@@ -51,10 +51,10 @@ class Mapped:
 def memory_for_old_leaves(matched: Matched) -> OldLeaves:
     """Arrays for the per-rank leaves of the old ranks that are asked for; [] where none are."""
     saved, own = matched.saved, matched.own
-    ways = [*own.leaves.values(), *own.values.values(), *own.apart.values()]
-    if saved.same_world or not ways:
+    policies = [*own.leaves.values(), *own.values.values(), *own.rank_local.values()]
+    if saved.same_world or not policies:
         return []
-    documents = saved.documents.own if any(map(callable, ways)) else saved.documents.own[:1]
+    documents = saved.documents.own if any(map(callable, policies)) else saved.documents.own[:1]
     return [
         {
             index: new_array(document.types[index])
@@ -65,11 +65,11 @@ def memory_for_old_leaves(matched: Matched) -> OldLeaves:
     ]
 
 
-def _asked_of(rank: int, document: OwnDocument, own: OwnWays) -> set[int]:
+def _asked_of(rank: int, document: RankDocument, own: RankLocalPolicies) -> set[int]:
     """Numbers of the leaves of an old rank that are mapped: rank 0's, and those that a function is given."""
     found = {index for index, way in own.leaves.items() if rank == 0 or callable(way)}
     for tree in document.trees:
-        way = own.apart.get(exact(tree.path))
+        way = own.rank_local.get(exact(tree.path))
         if callable(way) or (way == RANK0 and rank == 0):
             found |= array_numbers(tree.node)
     return found | {document.aliases[index].owner for index in found & document.aliases.keys()}
@@ -111,7 +111,7 @@ class _Mapping:
         structure, documents = self._saved.structure, self._saved.documents.own[: len(self._old)]
         # What is a view of another leaf follows that one.
         asked = self._own.leaves.keys() - structure.aliases.keys()
-        forms = _forms_of_runs(structure.tree)
+        forms = _forms_of_values(structure.tree)
         for path, node in structure.walk():
             if isinstance(node, SavedArray) and node.index in asked:
                 way = self._own.leaves[node.index]
@@ -122,17 +122,17 @@ class _Mapping:
                 form, way = forms.get(node.index), self._own.values[node.index]
                 found = self._ask(way, path, values) if form is None else self._ask_for_object(way, path, form, values)
                 self._target.values[node.index] = found
-        self._map_apart()
+        self._map_rank_local()
         self._take()
         return Mapped(self._arrays, frozenset(self._own_leaves))
 
-    def _ask(self, way: Way, path: Path, old: list[Any]) -> Any:
+    def _ask(self, way: PerRankPolicy, path: Path, old: list[Any]) -> Any:
         """The leaves that this rank gets from those of the old ranks; only rank 0's, if these are meant for all."""
         if callable(way):
             return detached(way(readable(path), old, *self._place))
         return old[0]
 
-    def _ask_for_object(self, way: Way, path: Path, form: Form, old: list[Any]) -> Any:
+    def _ask_for_object(self, way: PerRankPolicy, path: Path, form: ObjectForm, old: list[Any]) -> Any:
         """The data of an object, such as a deque, of which the caller's function gets those that the old ranks had."""
         if not callable(way):
             return old[0]
@@ -154,11 +154,11 @@ class _Mapping:
             )
         return detached(data)
 
-    def _map_apart(self) -> None:
-        """Ask for what stands apart: the function gets what each old rank had there, None where it had nothing."""
+    def _map_rank_local(self) -> None:
+        """Ask for what is rank-local: the function gets what each old rank had there, None where it had nothing."""
         trees = []
-        for tree in self._asked_apart():
-            way = self._own.apart[exact(tree.path)]
+        for tree in self._asked_rank_local():
+            way = self._own.rank_local[exact(tree.path)]
             old = self._old if callable(way) else self._old[:1]
             contents = [
                 content_at(document, structure, arrays, tree.path)
@@ -170,7 +170,7 @@ class _Mapping:
             first = len(self._target.types), len(self._target.values)
             most = first[1] + len(made.values)
             node, _ = decode_tree(encode_tree(made.root, first), most, "a per_rank function")
-            trees.append(OwnTree(tree.path, tree.place, node))
+            trees.append(RankLocalTree(tree.path, tree.place, node))
             self._target.types += [leaf_type(data) for data in made.data]
             self._target.values += [leaf.value for leaf in made.values]
             added = range(first[0], first[0] + len(made.data))
@@ -187,10 +187,10 @@ class _Mapping:
                 per_rank=np.array([index in self._own_leaves for index in range(count)], dtype=np.bool_),
             )
 
-    def _asked_apart(self) -> list[OwnTree]:
-        """The mapped items that are apart; where rank 0's is meant for all, what rank 0 lacks stays as it is here."""
-        asked = [each for each in self._saved.apart if exact(each.path) in self._own.apart]
-        if divided := [each.path for each in asked if exact(each.path) in self._saved.divided_apart]:
+    def _asked_rank_local(self) -> list[RankLocalTree]:
+        """The mapped items that are rank-local; where rank 0's is meant for all, what it lacks stays as it is here."""
+        asked = [each for each in self._saved.rank_local if exact(each.path) in self._own.rank_local]
+        if divided := [each.path for each in asked if exact(each.path) in self._saved.divided_rank_local]:
             raise StructureMismatchError(
                 "what each rank has saved for itself, with a structure of its own, is restored on another number of "
                 "ranks as a whole and under its name",
@@ -199,7 +199,9 @@ class _Mapping:
                 todo=f"ask for all of {readable(divided[0])!r} under this name, or exclude it",
             )
         of_first = {exact(tree.path) for tree in self._saved.documents.own[0].trees}
-        return [each for each in asked if callable(self._own.apart[exact(each.path)]) or exact(each.path) in of_first]
+        return [
+            each for each in asked if callable(self._own.rank_local[exact(each.path)]) or exact(each.path) in of_first
+        ]
 
     def _take(self) -> None:
         """The mapped arrays become what is restored: their types are the types wanted from now on."""
@@ -226,10 +228,10 @@ class _Mapping:
         find_targets(self._target, self._flat)
 
 
-def _forms_of_runs(node: SavedNode) -> dict[int, Form]:
+def _forms_of_values(node: SavedNode) -> dict[int, ObjectForm]:
     """Number of a value that is all of the data of an object -> the object's form."""
     if not isinstance(node, SavedBranch):
         return {}
     if node.form is not None and isinstance(node.children[0], SavedValue):
         return {node.children[0].index: node.form}
-    return {number: form for child in node.children for number, form in _forms_of_runs(child).items()}
+    return {number: form for child in node.children for number, form in _forms_of_values(child).items()}

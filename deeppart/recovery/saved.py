@@ -17,43 +17,43 @@ from deeppart.recovery.absent import LeafNumbers, PartRules
 from deeppart.recovery.candidates import Recovered
 from deeppart.recovery.tables import PartIndexView, Ranks
 from deeppart.state.document import (
-    OwnDocument,
-    OwnTree,
+    GlobalState,
+    GlobalTensor,
     PartValue,
+    RankDocument,
+    RankLocalTree,
     SavedNode,
     SavedValue,
     Structure,
-    Wholes,
-    WholeTensor,
     decode_meta,
-    gather_wholes,
+    gather_global_state,
     units_of,
     values_in,
     walk_tree,
-    with_wholes,
-    without_apart,
+    with_global_state,
+    without_rank_local,
 )
-from deeppart.state.paths import DROP, RANK0, STRICT, ExactPath, Path, Way, Ways, exact, readable
-from deeppart.state.restore import OwnSpans, Target, build, check_bytes, check_cover, check_places, tie
+from deeppart.state.paths import DROP, RANK0, STRICT, ExactPath, Path, PerRankPolicies, PerRankPolicy, exact, readable
+from deeppart.state.restore import RankSpans, Target, build, check_bytes, check_cover, check_places, tie
 from deeppart.state.tensors import Array
 
 
 @dataclass(frozen=True, slots=True)
-class OwnWays:
+class RankLocalPolicies:
     """What becomes, on another number of ranks, of what each rank has saved for itself.
 
     Attributes:
         names: the paths, as they were saved, and the way of each.
-        leaves, values, apart: of what is mapped, by number or path: "rank0" or the function. What shares memory with
-            another leaf goes the way of that one.
+        leaves, values, rank_local: of what is mapped, by number or path: "rank0" or the function. What shares memory
+            with another leaf goes the way of that one.
         left: what stays as it is in the live state, with the rest of what is a unit with it.
         metrics: paths of floating-point numbers.
     """
 
-    names: dict[str, Way] = field(default_factory=dict)
-    leaves: dict[int, Way] = field(default_factory=dict)
-    values: dict[int, Way] = field(default_factory=dict)
-    apart: dict[ExactPath, Way] = field(default_factory=dict)
+    names: dict[str, PerRankPolicy] = field(default_factory=dict)
+    leaves: dict[int, PerRankPolicy] = field(default_factory=dict)
+    values: dict[int, PerRankPolicy] = field(default_factory=dict)
+    rank_local: dict[ExactPath, PerRankPolicy] = field(default_factory=dict)
     left: LeafNumbers = field(default_factory=LeafNumbers)
     metrics: frozenset[str] = frozenset()
 
@@ -70,52 +70,52 @@ class SavedStep:
     Attributes:
         attempt: that saved it.
         documents: of all parts; of part 0 alone where all are alike.
-        apart: the paths at which anything stands apart on any rank.
+        apart: the paths at which anything is rank-local on any rank.
         same_world: as many ranks restore it as saved it.
         structure: the structure that this rank restores.
         own_leaves: numbers of the leaves that are per rank.
         own_values: numbers of the values that are per rank.
         wholes: the sharded tensors, and the values in parts of the state, which are leaves and values of ``structure``
             behind all others.
-        first_whole, first_value: number of the first of either there.
+        first_global, first_value: number of the first of either there.
         left_out: numbers of the leaves that this rank does not restore.
         tree_as_saved: the tree of ``structure`` before anything was left out of it.
-        left_apart: paths of what stands apart and is not asked for.
-        divided_apart: paths of what stands apart, and of which only some is asked for, or that has another name here.
+        left_rank_local: paths of what is rank-local and is not asked for.
+        divided_rank_local: those of which only some is asked for, or that have another name here.
     """
 
     attempt: Attempt
     documents: Documents
-    apart: tuple[OwnTree, ...]
+    rank_local: tuple[RankLocalTree, ...]
     same_world: bool
     structure: Structure
     own_leaves: frozenset[int]
     own_values: frozenset[int]
-    wholes: Wholes
-    first_whole: int
+    global_state: GlobalState
+    first_global: int
     first_value: int
     left_out: frozenset[int] = frozenset()
-    left_apart: frozenset[ExactPath] = frozenset()
-    divided_apart: frozenset[ExactPath] = frozenset()
+    left_rank_local: frozenset[ExactPath] = frozenset()
+    divided_rank_local: frozenset[ExactPath] = frozenset()
     tree_as_saved: SavedNode | None = None
 
-    def tensors(self) -> dict[int, WholeTensor]:
+    def tensors(self) -> dict[int, GlobalTensor]:
         """The sharded tensors by leaf number."""
-        return dict(enumerate(self.wholes.tensors.values(), start=self.first_whole))
+        return dict(enumerate(self.global_state.tensors.values(), start=self.first_global))
 
     def part_values(self) -> dict[int, PartValue]:
         """The values in parts of the state by number."""
-        return dict(enumerate(self.wholes.values.values(), start=self.first_value))
+        return dict(enumerate(self.global_state.values.values(), start=self.first_value))
 
     def part_rules(self, declared: Callable[[Path], bool]) -> PartRules:
         """What a live dict may lack."""
-        wholes, shared = self.wholes, self.documents.structure
-        paths = {exact(path) for _, tree in wholes.parts for path, _ in walk_tree(tree.node, tree.path)}
-        arrays = {number for number, key in enumerate(wholes.tensors, start=self.first_whole) if key in paths}
-        own_paths = {exact(tree.path)[:end] for tree in self.apart for end in range(1, len(tree.path) + 1)}
+        global_state, shared = self.global_state, self.documents.structure
+        paths = {exact(path) for _, tree in global_state.parts for path, _ in walk_tree(tree.node, tree.path)}
+        arrays = {number for number, key in enumerate(global_state.tensors, start=self.first_global) if key in paths}
+        own_paths = {exact(tree.path)[:end] for tree in self.rank_local for end in range(1, len(tree.path) + 1)}
         return PartRules(
             LeafNumbers(arrays, set(self.part_values())),
-            wholes.part_paths,
+            global_state.part_paths,
             LeafNumbers(set(self.own_leaves), set(self.own_values)),
             shared.rank0,
             frozenset(own_paths),
@@ -124,7 +124,7 @@ class SavedStep:
 
     def shard_leaves(self, part: int) -> frozenset[int]:
         """Numbers of the leaves of a part that are shards of tensors."""
-        return self.of_ranks[part].shard_leaves() if self.wholes.tensors else frozenset()
+        return self.of_ranks[part].shard_leaves() if self.global_state.tensors else frozenset()
 
     @property
     def of_ranks(self) -> tuple[Structure, ...]:
@@ -134,7 +134,7 @@ class SavedStep:
     @property
     def any_own(self) -> bool:
         """Anything at all is per rank."""
-        return bool(self.own_leaves or self.own_values or self.apart)
+        return bool(self.own_leaves or self.own_values or self.rank_local)
 
     def paths(self) -> list[Path]:
         """The path of each leaf, by number."""
@@ -144,10 +144,10 @@ class SavedStep:
         """Numbers of the leaves that any rank has for itself, asked for or not."""
         return frozenset(np.flatnonzero(self.structure.per_rank).tolist())
 
-    def own_ways(self, ways: Ways) -> OwnWays:
+    def policies_of(self, policies: PerRankPolicies) -> RankLocalPolicies:
         """What becomes of the per-rank leaves on another number of ranks; the same on all of them."""
         if not self.any_own:
-            return OwnWays()
+            return RankLocalPolicies()
         # What has no place here may have one on another rank, and has no other name than the saved one.
         whole = self.structure if self.tree_as_saved is None else replace(self.structure, tree=self.tree_as_saved)
         paths, owners = whole.array_paths(), ((index, alias.owner) for index, alias in whole.aliases.items())
@@ -158,18 +158,18 @@ class SavedStep:
             for path, node in whole.walk()
             if isinstance(node, SavedValue) and node.index in self.own_values
         }
-        apart = {exact(tree.path): readable(tree.path) for tree in self.apart}
-        names = {name: ways.of(name) for name in (*leaves.values(), *values.values(), *apart.values())}
+        rank_local = {exact(tree.path): readable(tree.path) for tree in self.rank_local}
+        names = {name: policies.of(name) for name in (*leaves.values(), *values.values(), *rank_local.values())}
         left = LeafNumbers(
             *({number for number, name in each.items() if names[name] == DROP} for each in (leaves, values))
         )
         for unit in units_of(self.structure.tree, left.arrays, left.values):
             left.add(LeafNumbers(set(unit.arrays), set(unit.values)))
-        return OwnWays(
+        return RankLocalPolicies(
             names,
             {index: names[name] for index, name in leaves.items() if index not in left.arrays},
             {index: names[name] for index, name in values.items() if index not in left.values},
-            {path: names[name] for path, name in apart.items() if names[name] != DROP},
+            {path: names[name] for path, name in rank_local.items() if names[name] != DROP},
             left,
             frozenset(
                 [name for index, name in leaves.items() if not whole.types[index].is_whole]
@@ -182,29 +182,29 @@ def saved_step(attempt: Attempt, documents: Documents, rank: int, size: int) -> 
     """The step, for one of ``size`` ranks."""
     shared, where = documents.structure, f"step {attempt.step}"
     of_ranks = documents.of_ranks
-    wholes = gather_wholes(of_ranks, [(own.trees, own.values) for own in documents.own], where)
-    apart = apart_paths(documents.own, wholes)
+    global_state = gather_global_state(of_ranks, [(own.trees, own.values) for own in documents.own], where)
+    rank_local = rank_local_paths(documents.own, global_state)
     same_world = attempt.world_size == size
     mine = min(rank, len(of_ranks) - 1)
-    base = of_ranks[mine] if same_world else without_apart(shared, apart)
+    base = of_ranks[mine] if same_world else without_rank_local(shared, rank_local)
     own_leaves = frozenset(np.flatnonzero(base.per_rank).tolist()) - base.shard_leaves()
     own_values = frozenset(np.flatnonzero(base.per_rank_values).tolist())
     if same_world:
-        in_parts = (values_in(tree) for tree in documents.own[mine].trees if wholes.has_part(tree))
+        in_parts = (values_in(tree) for tree in documents.own[mine].trees if global_state.has_part(tree))
         own_values -= frozenset(number for each in in_parts for _, number in each)
     elif own_values:
         named = [node.index for path, node in base.walk() if isinstance(node, SavedValue) and is_parameter_names(path)]
         own_values -= frozenset(named)
-    structure = with_wholes(base, wholes)
+    structure = with_global_state(base, global_state)
     return SavedStep(
         attempt,
         documents,
-        tuple(tree for tree in apart if same_world or not is_parameter_names(tree.path)),
+        tuple(tree for tree in rank_local if same_world or not is_parameter_names(tree.path)),
         same_world,
         structure,
         own_leaves,
         own_values,
-        wholes,
+        global_state,
         len(base.types),
         len(base.values),
     )
@@ -224,10 +224,10 @@ def check_spans(saved: SavedStep, indexes: Sequence[PartIndexView]) -> None:
         check_places(saved.of_ranks[part], saved.documents.own[part].types, *places, f"{where}, part {index.part}")
     replicated = wanted - set(np.flatnonzero(shared.per_rank).tolist())
     check_cover(list(shared.types), replicated, spans, where)
-    saved.wholes.check(where)
-    own_spans = [OwnSpans(index.spans) for index in indexes] if saved.wholes.tensors else []
-    for tensor in saved.wholes.tensors.values():
-        check_bytes(tensor, own_spans, where)
+    saved.global_state.check(where)
+    rank_spans = [RankSpans(index.spans) for index in indexes] if saved.global_state.tensors else []
+    for tensor in saved.global_state.tensors.values():
+        check_bytes(tensor, rank_spans, where)
     if saved.any_own:
         for document, structure, index in zip(saved.documents.own, saved.of_ranks, indexes, strict=True):
             own = index.spans[index.spans["table"] != SHARED_TABLE]
@@ -250,7 +250,7 @@ class Documents:
     """
 
     structure: Structure
-    own: tuple[OwnDocument, ...]
+    own: tuple[RankDocument, ...]
     of_ranks: tuple[Structure, ...]
 
 
@@ -259,7 +259,7 @@ def share_documents(ranks: Ranks, recovered: Recovered, text: bytes) -> Document
     what = f"restore of step {recovered.attempt.step}, documents"
     within = what, ranks.timeout
     first, structure, complete = together(ranks.comm, lambda: _decoded_first(text, what), _FAILED, within)
-    if not (structure.per_rank.any() or structure.per_rank_values.any() or structure.has_apart):
+    if not (structure.per_rank.any() or structure.per_rank_values.any() or structure.has_rank_local):
         return Documents(structure, (first,), (complete,))
     texts = _others(ranks, recovered, what)
     others = together(ranks.comm, lambda: _decoded_others(texts, structure, what), _FAILED, within)
@@ -280,7 +280,7 @@ def _others(ranks: Ranks, recovered: Recovered, what: str) -> list[bytes]:
     return [found[part] for part in range(1, recovered.attempt.world_size)]
 
 
-def _decoded_first(text: bytes, what: str) -> tuple[OwnDocument, Structure, Structure]:
+def _decoded_first(text: bytes, what: str) -> tuple[RankDocument, Structure, Structure]:
     """The document of part 0, the structure that it carries for all, and that of its rank."""
     document = decode_meta(text, f"{what}, part 0")
     if document.structure is None:
@@ -288,9 +288,9 @@ def _decoded_first(text: bytes, what: str) -> tuple[OwnDocument, Structure, Stru
     return document, document.structure, document.check(document.structure, f"{what}, part 0")
 
 
-def _decoded_others(texts: Sequence[bytes], structure: Structure, what: str) -> list[tuple[OwnDocument, Structure]]:
+def _decoded_others(texts: Sequence[bytes], structure: Structure, what: str) -> list[tuple[RankDocument, Structure]]:
     """The documents of the parts from 1 on, and the structures of their ranks."""
-    found: list[tuple[OwnDocument, Structure]] = []
+    found: list[tuple[RankDocument, Structure]] = []
     with collection_paused():
         for part, text in enumerate(texts, start=1):
             document = decode_meta(text, f"{what}, part {part}")
@@ -298,12 +298,12 @@ def _decoded_others(texts: Sequence[bytes], structure: Structure, what: str) -> 
     return found
 
 
-def apart_paths(documents: Sequence[OwnDocument], wholes: Wholes) -> list[OwnTree]:
-    """The paths at which anything stands apart on any rank that is its own, and no part of one state."""
-    found: dict[ExactPath, OwnTree] = {}
+def rank_local_paths(documents: Sequence[RankDocument], global_state: GlobalState) -> list[RankLocalTree]:
+    """The paths at which anything is rank-local on any rank that is its own, and no part of one state."""
+    found: dict[ExactPath, RankLocalTree] = {}
     for document in documents:
         for tree in document.trees:
-            if not wholes.has_part(tree):
+            if not global_state.has_part(tree):
                 found.setdefault(exact(tree.path), tree)
     return list(found.values())
 
@@ -316,8 +316,8 @@ def is_parameter_names(path: Path) -> bool:
     return len(path) >= 3 and path[-1] == "params" and path[-3] == "param_groups"
 
 
-def content_at(document: OwnDocument, structure: Structure, arrays: dict[int, Array], path: Path) -> Any:
-    """The content that one rank had at a path that is apart; None if nothing."""
+def content_at(document: RankDocument, structure: Structure, arrays: dict[int, Array], path: Path) -> Any:
+    """The content that one rank had at a path that is rank-local; None if nothing."""
     tree = next((tree for tree in document.trees if exact(tree.path) == exact(path)), None)
     if tree is None:
         return None

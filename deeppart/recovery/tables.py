@@ -138,11 +138,11 @@ def share_tables(ranks: Ranks, recovered: Recovered) -> Tables:
     what = f"restore of step {recovered.attempt.step}, indexes of the parts"
     messages = ranks.share(*_message(recovered, ranks.rank), what)
     with collection_paused():
-        indexes, places, document = _taken_apart(messages, recovered.reads)
+        indexes, places, document = _decomposed(messages, recovered.reads)
     return Tables(indexes, document, find_copies(ranks, recovered, places))
 
 
-def _taken_apart(
+def _decomposed(
     messages: list[tuple[list[_Head], bytes]], reads: Sequence[Read]
 ) -> tuple[list[PartIndexView], dict[Holding, Place], bytes]:
     """The tables in part order; where in memory what of the parts lies; the document of part 0."""

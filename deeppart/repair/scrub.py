@@ -168,7 +168,7 @@ class Scrubber:
     def _failed(self, error: BaseException) -> None:
         self._give_up(str(error))  # the other ranks still wait for this one
         if not self._closing.is_set():
-            self._pipeline.ledger.note(f"scrubbing has ended: {error}", ScrubNotice)
+            self._pipeline.call_notes.note(f"scrubbing has ended: {error}", ScrubNotice)
 
     def _read_all(self, attempt: Attempt) -> bool:
         """Read everything of a checkpoint; False if it has become of no interest before all ranks were through."""
@@ -220,7 +220,7 @@ class Scrubber:
 
     def _sync(self, *, done: bool) -> _Sync:
         """Exchange how far everyone is (collective)."""
-        known = self._pipeline.ledger.complete()
+        known = self._pipeline.call_notes.complete()
         damaged = self._damaged if done else []
         status = [self._closing.is_set(), sorted(known), done, damaged]
         texts = self._drive(self._comm.allgather(json.dumps(status).encode()), "sync round")
@@ -237,14 +237,14 @@ class Scrubber:
 
     def _repair_if_there(self, attempt: Attempt, damage: tuple[tuple[int, str, str], ...]) -> None:
         """Rebuild what is damaged or missing of a checkpoint, unless it was retired on a node (collective)."""
-        self._pipeline.ledger.hold(attempt)
+        self._pipeline.call_notes.hold(attempt)
         try:
             self._sync_unless_over(done=False)  # it was not retired before all ranks held it
             self._repair(attempt, damage)
         except _Over:
             pass
         finally:
-            self._pipeline.ledger.release(attempt)
+            self._pipeline.call_notes.release(attempt)
 
     def _repair(self, attempt: Attempt, damage: tuple[tuple[int, str, str], ...]) -> None:
         staging = Staging()
@@ -269,7 +269,7 @@ class Scrubber:
             )
             text = f"step {attempt.step}: scrubbing found damage: {found}: {outcome('the other copies', problem)}"
             if text != self._reported:  # each cycle finds it again
-                self._pipeline.ledger.note(text, ScrubNotice)
+                self._pipeline.call_notes.note(text, ScrubNotice)
             self._reported = text if problem else ""
 
     def _repair_from(

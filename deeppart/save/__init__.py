@@ -5,7 +5,7 @@ from deeppart.save.incremental import Incremental
 from deeppart.save.job import Job, Reader, Repair, StagingLease
 from deeppart.save.pipeline import Pipeline
 from deeppart.save.protect import Protector
-from deeppart.save.retention import Ledger, Retention
+from deeppart.save.retention import CallNotes, Retention
 from deeppart.save.saver import Agreed, Call, Saver, ShareSize, size_share
 from deeppart.save.warnings import SuspicionWriter
 from deeppart.save.workers import NICENESS, Workers, WriteBehind, lower_priority, read_ahead
@@ -15,13 +15,13 @@ __all__ = [
     "NICENESS",
     "Agreed",
     "Call",
+    "CallNotes",
     "Chunk",
     "Compressing",
     "Encoders",
     "Encoding",
     "Incremental",
     "Job",
-    "Ledger",
     "Pipeline",
     "Processors",
     "Protector",

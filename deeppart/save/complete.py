@@ -28,7 +28,7 @@ from deeppart.part import encode_manifest
 from deeppart.pending import DONE, FAILED
 from deeppart.save.incremental import Incremental
 from deeppart.save.job import Job, Outcome, Written
-from deeppart.save.retention import Ledger, Removals, Retention, report_refusals
+from deeppart.save.retention import CallNotes, Removals, Retention, report_refusals
 from deeppart.save.write import RankStorage
 from deeppart.storage.owner import DirectoryOwner
 
@@ -44,12 +44,12 @@ class Completer:
         retention: Retention,
         removals: Removals,
         timeout: float,
-        ledger: Ledger,
+        call_notes: CallNotes,
         may_go: Callable[[Job, str, set[StepKey]], set[StepKey]],
     ) -> None:
         self._channels, self._storage = channels, storage
         self._incremental, self._retention, self._removals = incremental, retention, removals
-        self._timeout, self._ledger, self._may_go = timeout, ledger, may_go
+        self._timeout, self._call_notes, self._may_go = timeout, call_notes, may_go
 
     def complete(self, job: Job, level: str, outcome: Outcome) -> bool:
         """The commit round of a level; afterwards every rank knows the same: whether the level is complete."""
@@ -70,10 +70,10 @@ class Completer:
             self._remember(job, level, outcome)  # first: who waits for the level may save again at once
             job.pending.note_level(level, DONE)
             if level != Level.PERSISTENT and job.is_on_nodes():
-                self._ledger.completed(job.attempt)  # before it, or what it replaces, is retired
+                self._call_notes.completed(job.attempt)  # before it, or what it replaces, is retired
             may_go = partial(self._may_go, job, level)
             retire = partial(self._retention.committed, level, job.attempt.key, may_go)
-            report_refusals(job, level, self._ledger, retire)
+            report_refusals(job, level, self._call_notes, retire)
         else:
             self._incremental.failed(level)
             # Before the step is free to be used again; and at once, because it may be for lack of space that it failed.

@@ -23,7 +23,7 @@ from deeppart.model import REDUNDANT_LEVELS, Attempt, Level
 from deeppart.part import ChunkPlace, PartSummary
 from deeppart.pending import DONE, Pending
 from deeppart.save.encoding import Encoding
-from deeppart.save.relay import Relay
+from deeppart.save.growing_file import GrowingFile
 from deeppart.state.capture import DeferredCopy, ShareLayout
 from deeppart.state.document import PartDocument
 from deeppart.storage.files import DurableFile
@@ -200,7 +200,7 @@ class LocalPart:
     """
 
     file: DurableFile
-    relay: Relay
+    growing: GrowingFile
     encoding: Encoding
     unchanged: Unchanged
 
@@ -289,7 +289,7 @@ class Job:
     @property
     def local_summary(self) -> PartSummary | None:
         """Of its local part, once that is complete."""
-        return None if self.local is None else self.local.relay.summary
+        return None if self.local is None else self.local.growing.summary
 
     def description(self) -> tuple[ShareLayout, PartDocument]:
         """Layout and document of the captured share."""

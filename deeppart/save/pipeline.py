@@ -49,7 +49,7 @@ from deeppart.save.encoding import Compressing
 from deeppart.save.incremental import Incremental
 from deeppart.save.job import Captured, Job, LocalPart, Opened, Outcome, Reader, Repair, StagingLease, Written
 from deeppart.save.protect import Protector
-from deeppart.save.retention import Ledger, Removals, Retention
+from deeppart.save.retention import CallNotes, Removals, Retention
 from deeppart.save.workers import Workers, lower_priority
 from deeppart.save.write import RankStorage, ShareWriter
 from deeppart.state.compare import REGISTRY
@@ -74,17 +74,17 @@ class Pipeline:
         incremental: Incremental,
         retention: Retention,
         protector: Protector,
-        ledger: Ledger,
+        call_notes: CallNotes,
         config: Config,
     ) -> None:
         self._channels, self._storage, self._protector = channels, storage, protector
         self._compressing = compressing
         self._behind = Workers(1, "deeppart-behind", lower_priority)
-        self.ledger, self.timeout = ledger, config.timeout
-        self._removals = Removals(retention, self.ledger, config.timeout * _ROOM_PATIENCE)
+        self.call_notes, self.timeout = call_notes, config.timeout
+        self._removals = Removals(retention, self.call_notes, config.timeout * _ROOM_PATIENCE)
         self._writer = ShareWriter(storage, compressing, incremental, self._behind, self._removals)
         self._completer = Completer(
-            channels, storage, incremental, retention, self._removals, config.timeout, self.ledger, self._not_needed
+            channels, storage, incremental, retention, self._removals, config.timeout, self.call_notes, self._not_needed
         )
         #: Guards what is in flight, which the training thread adds to and every stage takes from.
         self._changed = threading.Condition()
@@ -145,7 +145,7 @@ class Pipeline:
     def submit_repair(self, repair: Repair) -> None:
         """Take over the rebuilding of redundancy, with the lease of the staging memory if it needs that."""
         self._take(repair.lease)
-        self.ledger.hold(repair.attempt)
+        self.call_notes.hold(repair.attempt)
         with self._changed:
             self._repairs.append(repair)
         self._stages.put("protect", repair)
@@ -251,7 +251,7 @@ class Pipeline:
         if not job.opened.done():  # the flush takes part in its own round all the same
             _resolve(job, Opened(failure))
         elif job.local is not None:
-            job.local.relay.give_up()
+            job.local.growing.give_up()
         job.lease.done(Reader.STORE)
         self._settle_all(job, {Level.LOCAL, *REDUNDANT_LEVELS}, failure)
 
@@ -274,7 +274,7 @@ class Pipeline:
         self._settle(job, Level.PERSISTENT)
 
     def _give_up_removing(self, job: Job, failure: DeeppartError) -> None:
-        self.ledger.note(str(failure), BackgroundFailureWarning)
+        self.call_notes.note(str(failure), BackgroundFailureWarning)
         self._settle(job, Level.PERSISTENT)
 
     def _give_up_flushing(self, job: Job, failure: DeeppartError) -> None:
@@ -316,7 +316,7 @@ class Pipeline:
             repair.run(channel, partial(self._drive, channel, what=repair.what), release)
         except BaseException as error:
             text = f"{repair.what} failed: {as_error(error, 'background work failed')}"
-            self.ledger.note(text, BackgroundFailureWarning)
+            self.call_notes.note(text, BackgroundFailureWarning)
         finally:
             self._end_repair(repair)
 
@@ -327,7 +327,7 @@ class Pipeline:
                 return
             self._repairs.remove(repair)
             self._changed.notify_all()
-        self.ledger.release(repair.attempt)
+        self.call_notes.release(repair.attempt)
 
     def _break(self, thread: str, error: BaseException) -> None:
         """An error has ended a thread: what waits for its work fails now."""
@@ -400,7 +400,7 @@ class Pipeline:
         with self._changed:
             in_flight = list(self._in_flight)
         others = [other for other in in_flight if other.progress.needs(level if other is job else None)]
-        return self.ledger.retire(keys.difference(other.attempt.key for other in others))
+        return self.call_notes.retire(keys.difference(other.attempt.key for other in others))
 
     def _settle(self, job: Job, level: str) -> None:
         """A level of a job is over; the job leaves with its last one."""
@@ -408,7 +408,7 @@ class Pipeline:
             return
         job.lease.done(Reader.STORE, Reader.FLUSH)
         if job.local is not None:
-            job.local.relay.close()
+            job.local.growing.close()
         with self._changed:
             if job in self._in_flight:
                 self._in_flight.remove(job)

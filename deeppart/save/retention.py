@@ -174,8 +174,8 @@ class Retention:
 class Removals:
     """What is to be removed, and whether it is gone. Thread-safe."""
 
-    def __init__(self, retention: Retention, ledger: Ledger, patience_s: float) -> None:
-        self._retention, self._ledger, self._patience_s = retention, ledger, patience_s
+    def __init__(self, retention: Retention, call_notes: CallNotes, patience_s: float) -> None:
+        self._retention, self._call_notes, self._patience_s = retention, call_notes, patience_s
         self._changed = threading.Condition()
         self._under_way = self._elsewhere = 0  # guarded by it
 
@@ -200,7 +200,9 @@ class Removals:
     def remove(self, job: Job) -> None:
         """Remove what ``keep`` no longer wants now that a job is committed. Raises nothing: a refusal is reported."""
         try:
-            report_refusals(job, Level.PERSISTENT, self._ledger, lambda: self._retention.remove_old(job.attempt.key))
+            report_refusals(
+                job, Level.PERSISTENT, self._call_notes, lambda: self._retention.remove_old(job.attempt.key)
+            )
         finally:
             with self._changed:
                 self._under_way -= 1
@@ -219,19 +221,19 @@ class Removals:
             return self._retention.removed_count > before or bool(self._elsewhere)
 
 
-def report_refusals(job: Job, level: str, ledger: Ledger, remove: Callable[[], list[str] | None]) -> None:
+def report_refusals(job: Job, level: str, call_notes: CallNotes, remove: Callable[[], list[str] | None]) -> None:
     """Remove old steps after a commit. A refusal is reported and does not undo the commit."""
     try:
         for notice in remove() or ():
-            ledger.note(notice, KeepNotice)
+            call_notes.note(notice, KeepNotice)
     except Exception as error:
         job.pending.note(retire_error=str(error))
         complete = f"step {job.attempt.step} is complete at level {level!r}"
         text = f"{complete}, but steps that `keep` no longer wants there could not be removed: {error}"
-        ledger.note(text, BackgroundFailureWarning)
+        call_notes.note(text, BackgroundFailureWarning)
 
 
-class Ledger:
+class CallNotes:
     """What a rank's background threads and the caller share: complete checkpoints, steps in use, notes. Thread-safe."""
 
     def __init__(self) -> None:

@@ -29,10 +29,10 @@ from deeppart.save.share_planning import Holders, find_holders, plan_share
 from deeppart.save.warnings import Warnings
 from deeppart.state.capture import CapturePlan, LazyCapture, ShareLayout, Staging, staging_bytes
 from deeppart.state.compare import DIGESTS, Divergence, Replicas, StateLayout, reconcile
-from deeppart.state.document import Own, PartDocument, encode_own, encode_path, own_shards
+from deeppart.state.document import Own, PartDocument, encode_path, encode_rank_local, rank_shards
 from deeppart.state.fingerprint import hash_json
-from deeppart.state.paths import ExactPath, Excluded, Ways
-from deeppart.state.tree import ApartRules, FlatState, Template
+from deeppart.state.paths import ExactPath, Excluded, PerRankPolicies
+from deeppart.state.tree import FlatState, RankLocalRules, Template
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,14 +242,14 @@ class Saver:
         """Nothing is saved any more."""
         self._replicas.close()
 
-    def _cuts(self, mine: frozenset[ExactPath], parts: frozenset[ExactPath] = frozenset()) -> ApartRules | None:
+    def _cuts(self, mine: frozenset[ExactPath], parts: frozenset[ExactPath] = frozenset()) -> RankLocalRules | None:
         """The cuts of states: at ``mine``, where rank 0's holds for all, and where patterns treat items differently."""
         replication, excluded = self._replicas.replication, self._excluded
         if not mine and not replication.patterns and excluded is None:
             return None
         rank0 = replication.is_rank0 if replication.has_rank0 else None
         splits = replication.splits if replication.patterns else None
-        return ApartRules(mine, rank0, self._comm.rank == 0, splits, parts, excluded)
+        return RankLocalRules(mine, rank0, self._comm.rank == 0, splits, parts, excluded)
 
     def _has_own_cuts(self) -> bool:
         return self._template.cuts is not None and bool(self._template.cuts.mine)
@@ -281,13 +281,13 @@ class Saver:
         per_rank, per_rank_values = layout.per_rank.copy(), layout.per_rank_values.copy()
         own = None
         anywhere = self._has_own_cuts() or bool(flat.shared_sharded)
-        if flat.apart or flat.sharded:
+        if flat.rank_local or flat.sharded:
             per_rank[flat.shared[0] : flat.common[0]] = False
             per_rank_values[flat.shared[1] : flat.common[1]] = False
             here = flat.rank0_sizes
             shift = agreed.rank0[0] - here[0], agreed.rank0[1] - here[1]
-            rank0 = [encode_path(each.path) for each in flat.apart if not each.mine and each.node is not None]
-            own = Own(encode_own(flat, shift), flat.common, shift, rank0, anywhere)
+            rank0 = [encode_path(each.path) for each in flat.rank_local if not each.mine and each.node is not None]
+            own = Own(encode_rank_local(flat, shift), flat.common, shift, rank0, anywhere)
         elif self._has_own_cuts() or any(agreed.rank0):
             own = Own([], flat.common, (0, 0), [], self._has_own_cuts())
         return PartDocument(
@@ -300,7 +300,7 @@ class Saver:
             values=self._replicas.values,
             with_structure=self._comm.rank == 0,
             compared=self._replicas.compared_earlier(agreed.call.turn) if self._comm.rank == 0 else (),
-            sharded=own_shards(flat, self._replicas.unlike_shards),
+            sharded=rank_shards(flat, self._replicas.unlike_shards),
         )
 
     def _renew(self, call: Call, flat: FlatState, rank0: tuple[int, int], *, fresh: bool) -> tuple[Divergence, ...]:
@@ -351,18 +351,18 @@ class Saver:
             self._record(call.turn, call.step, diverged)
         finish(self._comm, self._comm.maximum(np.zeros(1, np.int64)), call.name, self._timeout)
 
-    def agree_on_restore(self, step: int | None, ways: Ways, asked: int = 0) -> None:
+    def agree_on_restore(self, step: int | None, policies: PerRankPolicies, asked: int = 0) -> None:
         """See that every rank is in the same call of ``restore`` (collective).
 
         By the same reduction as :meth:`agree`, so that ranks which are in different calls find that out.
         """
-        levels = hash_json([str(ways), step is None])
+        levels = hash_json([str(policies), step is None])
         fields = {"call": _RESTORE, "step": step or 0, "turn": asked, "levels": levels, **dict.fromkeys(DIGESTS, 0)}
         # Other ranks may still be waiting for their background, and be as late for that.
         agreed = agree(self._comm, fields, dict.fromkeys(_FLAGS, 0), "restore", 2 * self._timeout)
         if agreed.differing & _CALL:
             more = f", of keys and other arguments with the digest {asked:016x}" if asked else ""
-            raise_disagreement(self._comm, f"restore(step={step}, per_rank={ways}{more})", self._timeout)
+            raise_disagreement(self._comm, f"restore(step={step}, per_rank={policies}{more})", self._timeout)
 
 
 def _rank0_of(flags: Mapping[str, int]) -> tuple[int, int]:

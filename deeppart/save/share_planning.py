@@ -74,11 +74,11 @@ def plan_share(
         carried = _everyones(comm, carried, within)
     planning = _Planning(comm, layout, flat, kappa_bytes)
     failure = ""
-    own_spans = [(leaf, 0, types[leaf].nbytes) for leaf in leaves.own]
+    rank_spans = [(leaf, 0, types[leaf].nbytes) for leaf in leaves.own]
     for size in _set_sizes(comm, leaves, within) if holders is not None else ():
         sets = {ranks: held for ranks, held in leaves.held.items() if len(ranks) == size}
         try:
-            own_spans += planning.of_sets(sets, carried)
+            rank_spans += planning.of_sets(sets, carried)
         except Exception as error:  # the other ranks go on
             failure = f"{type(error).__name__}: {error}"
         carried = _everyones(comm, planning.added(carried), within)
@@ -87,7 +87,7 @@ def plan_share(
     try:
         spans, everywhere = planning.of_all(leaves, carried)
         spans += [(leaf, 0, types[leaf].nbytes) for leaf in leaves.rank0]
-        return lay_out(types, spans, own_spans + everywhere, trained_leaves(flat))
+        return lay_out(types, spans, rank_spans + everywhere, trained_leaves(flat))
     except Exception as error:
         return f"{type(error).__name__}: {error}"
 
@@ -278,7 +278,7 @@ def _taken(flat: FlatState, keepers: list[int], answers: list[Iterator[Any]], ti
 
 def _torn_memory(flat: FlatState, layout: StateLayout, what: str) -> StructureMismatchError | None:
     """A tensor that only some ranks have is saved for itself: of memory that it shares, a restore would not know."""
-    if not any(each.part for each in flat.apart):
+    if not any(each.part for each in flat.rank_local):
         return None
     arrays = {index: data for index, data in enumerate(flat.data) if index not in layout.own_aliases}
     paths = {number: leaf.path for leaf in flat.sharded for number in leaf.numbers}

@@ -23,7 +23,7 @@ from deeppart.errors import (
     warn_caller,
 )
 from deeppart.model import Attempt, SuspectLeaf, Suspicion
-from deeppart.save.retention import Ledger
+from deeppart.save.retention import CallNotes
 from deeppart.state.compare import Differences, Divergence
 from deeppart.state.objects import is_generator
 from deeppart.state.paths import Naming, Path, readable, some_names
@@ -136,8 +136,8 @@ class SuspicionWriter:
     of it may end the job.
     """
 
-    def __init__(self, root: pathlib.Path, job: Attempt, timeout: float, ledger: Ledger) -> None:
-        self._root, self._job, self._timeout, self._ledger = root, job, timeout, ledger
+    def __init__(self, root: pathlib.Path, job: Attempt, timeout: float, call_notes: CallNotes) -> None:
+        self._root, self._job, self._timeout, self._call_notes = root, job, timeout, call_notes
         self._threads: list[threading.Thread] = []  # touched by the training thread alone
 
     def record(self, sequence: int, step: int, diverged: Sequence[Divergence]) -> None:
@@ -159,4 +159,4 @@ class SuspicionWriter:
     def _note_failure(self, suspicion: Suspicion, error: BaseException) -> None:
         steps = ", ".join(map(str, suspicion.steps[:_MOST_NAMED]))
         text = f"the record that these steps are suspect could not be written: {steps}: {error}"
-        self._ledger.note(text, BackgroundFailureWarning)
+        self._call_notes.note(text, BackgroundFailureWarning)

@@ -23,9 +23,9 @@ from deeppart.model import Attempt, Level
 from deeppart.part import FLAG_PER_RANK, ChunkPlace, PartSummary, PartWriter, Sink, check_strong_digest
 from deeppart.pending import RUNNING
 from deeppart.save.encoding import Chunk, Compressing, Encoding, adds_to
+from deeppart.save.growing_file import GrowingFile, SourceLostError
 from deeppart.save.incremental import Incremental
 from deeppart.save.job import Job, LocalPart, Opened, Staged, Unchanged, Written
-from deeppart.save.relay import Relay, SourceLostError
 from deeppart.save.retention import Removals
 from deeppart.save.workers import Workers, WriteBehind
 from deeppart.state.capture import ShareLayout
@@ -112,7 +112,7 @@ class ShareWriter:
         unchanged = Unchanged(digests)
         try:
             unchanged = self._incremental.refer(Level.LOCAL, job.due, digests, layout, file.path.parent)
-            return LocalPart(file, Relay(file, unchanged.names), encoding, unchanged)
+            return LocalPart(file, GrowingFile(file, unchanged.names), encoding, unchanged)
         except BaseException:
             _abort(file, unchanged)
             raise
@@ -124,14 +124,14 @@ class ShareWriter:
             staged = job.lease.memory
             if staged is None:
                 raise CheckpointError("the share is not in staging memory")
-            summary = write_part(staged, part.relay, part.encoding, job.attempt, self._storage.rank, part.unchanged)
+            summary = write_part(staged, part.growing, part.encoding, job.attempt, self._storage.rank, part.unchanged)
             job.check_capture()
-            part.relay.complete(summary)
+            part.growing.complete(summary)
             part.file.commit()
             self._note(job, Level.LOCAL, part.encoding, summary, part.file.busy_s, time.monotonic() - began)
             return Written(summary, tuple(part.unchanged.names.values()))
         except BaseException:
-            part.relay.give_up()
+            part.growing.give_up()
             _abort(part.file, part.unchanged)
             raise
 
@@ -194,7 +194,7 @@ class ShareWriter:
             except (SourceLostError, CorruptFileError):
                 if job.lease.claim() is None:
                     raise
-                opened.local.relay.close()  # a file that was given up takes space as long as someone has it open
+                opened.local.growing.close()  # a file that was given up takes space as long as someone has it open
                 file.restart()
         staged = job.lease.claim()
         if staged is None:
@@ -208,14 +208,14 @@ class ShareWriter:
 
         Where either part refers to other files, the one cannot be a copy of the other.
         """
-        (layout, document), relay = job.description(), local.relay
+        (layout, document), growing = job.description(), local.growing
         refers = unchanged.references or local.unchanged.references
         if refers or adds_to(encoding.chooser, local.encoding.chooser, layout):
             what = (layout, document, file, encoding, job.attempt, self._storage.rank)
-            summary = recode_part(relay, *what, self._behind, unchanged.references)
-            relay.wait_for_end()  # the manifest will name the local part too
+            summary = recode_part(growing, *what, self._behind, unchanged.references)
+            growing.wait_for_end()  # the manifest will name the local part too
             return summary, ()
-        found, copied = copy_part(relay, file, self._behind), relay.summary
+        found, copied = copy_part(growing, file, self._behind), growing.summary
         if copied is None:  # its end was read, so that is what was waited for
             raise SourceLostError("the part file to copy was not completed", where=str(local.file.path))
         check_copy(found, copied, str(local.file.path))
@@ -249,7 +249,7 @@ def write_part(
 
 
 def recode_part(
-    relay: Relay,
+    growing: GrowingFile,
     layout: ShareLayout,
     document: PartDocument,
     sink: Sink,
@@ -260,7 +260,7 @@ def recode_part(
     references: Mapping[int, ChunkPlace] = MappingProxyType({}),
 ) -> PartSummary:
     """Write a part file again for another level, while it is being written: chunks stored raw in it are encoded."""
-    chunks = _stored_chunks(relay, layout, encoding.encoders.most_ahead + 1, references)
+    chunks = _stored_chunks(growing, layout, encoding.encoders.most_ahead + 1, references)
     with WriteBehind(sink, behind) as ahead:
         return write_chunks(chunks, layout, document, ahead, encoding, attempt, rank)
 
@@ -288,13 +288,13 @@ def write_chunks(
                 place = writer.add_chunk(memoryview(encoded.data), encoded, dtype=plan.dtype, flags=flags)
             else:
                 place = writer.add_encoded(plan.length, encoded, dtype=plan.dtype, flags=flags)
-            if isinstance(sink, Relay):
+            if isinstance(sink, GrowingFile):
                 sink.note_chunk(place)
     return writer.finish(document.span_table(layout.spans), document.meta())
 
 
 def _stored_chunks(
-    relay: Relay, layout: ShareLayout, rooms: int, references: Mapping[int, ChunkPlace]
+    growing: GrowingFile, layout: ShareLayout, rooms: int, references: Mapping[int, ChunkPlace]
 ) -> Iterator[Chunk]:
     """The chunks of a part file as they are there, each in one of ``rooms`` buffers that are used in turn."""
     memory = [memoryview(mmap.mmap(-1, max(1, *(chunk.length for chunk in layout.chunks)))) for _ in range(rooms)]
@@ -302,9 +302,9 @@ def _stored_chunks(
         if number in references:
             yield Chunk(memory[0][:0], plan.dtype, place=references[number])
             continue
-        place = relay.chunk(number)
+        place = growing.chunk(number)
         data = memory[number % rooms][: place.nbytes]
-        relay.read_chunk(place, data)
+        growing.read_chunk(place, data)
         where = f"chunk {number} of {len(layout.chunks)}, bytes {place.offset} to {place.offset + place.nbytes}"
         if xxhash.xxh3_128_digest(data) != place.encoded.digest:
             raise CorruptFileError(
@@ -321,12 +321,12 @@ def _stored_chunks(
         yield Chunk(data, plan.dtype, encoded, stored.raw_digest, strong_digest=stored.strong_digest)
 
 
-def copy_part(relay: Relay, sink: Sink, behind: Workers) -> str:
+def copy_part(growing: GrowingFile, sink: Sink, behind: Workers) -> str:
     """Copy a part file to another level as it is being written."""
     digest = xxhash.xxh3_128()
     offset = 0
     with WriteBehind(sink, behind) as ahead:
-        while count := relay.read_into(offset, room := ahead.room()):
+        while count := growing.read_into(offset, room := ahead.room()):
             digest.update(room[:count])
             ahead.pass_on(count)
             offset += count

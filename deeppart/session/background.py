@@ -5,9 +5,9 @@ from __future__ import annotations
 from deeppart.model import Attempt, Level
 from deeppart.repair import Ground, Scrubber
 from deeppart.save import (
+    CallNotes,
     Compressing,
     Incremental,
-    Ledger,
     Pipeline,
     Protector,
     RankStorage,
@@ -40,7 +40,7 @@ def retention_for(session: Session) -> Retention:
     )
 
 
-def pipeline_for(session: Session, retention: Retention, ledger: Ledger) -> Pipeline:
+def pipeline_for(session: Session, retention: Retention, call_notes: CallNotes) -> Pipeline:
     """The background threads, running."""
     config, rank = session.config, session.comm.rank
     return Pipeline(
@@ -50,7 +50,7 @@ def pipeline_for(session: Session, retention: Retention, ledger: Ledger) -> Pipe
         Incremental(rank, on=config.incremental),
         retention,
         Protector(rank, session.protection, session.node_levels, session.limit),
-        ledger,
+        call_notes,
         config,
     )
 
@@ -87,4 +87,4 @@ def suspicions_for(session: Session, pipeline: Pipeline) -> SuspicionWriter:
     """Puts suspect steps on record; rank 0 alone writes."""
     job = Attempt(session.lineage, session.session, 0, 0, session.comm.size)
     patience_s = min(SUSPICION_PATIENCE_S, session.config.timeout / 4)  # the other ranks are waiting for rank 0
-    return SuspicionWriter(session.persistent.root, job, patience_s, pipeline.ledger)
+    return SuspicionWriter(session.persistent.root, job, patience_s, pipeline.call_notes)

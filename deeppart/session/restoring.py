@@ -42,7 +42,7 @@ from deeppart.repair import Healer, heal_recovered, healing_for
 from deeppart.save import Pipeline, Reader, Repair, Retention, StagingLease
 from deeppart.session.record import Session
 from deeppart.state.capture import Staging
-from deeppart.state.paths import Excluded, Path, Ways
+from deeppart.state.paths import Excluded, Path, PerRankPolicies
 from deeppart.state.restore import Request
 from deeppart.storage.mistaken_paths import meant_todo
 
@@ -70,7 +70,7 @@ def restore_step(
     session: Session,
     state: Any,
     which: int | RestorePreview | None,
-    ways: Ways,
+    policies: PerRankPolicies,
     request: Request,
     memory: tuple[Staging, Arena],
     *,
@@ -91,7 +91,7 @@ def restore_step(
 
     def use(recovered: Recovered) -> None:
         nonlocal done
-        done = restore_state(ranks, recovered, live, ways, session.config.replicated, known)
+        done = restore_state(ranks, recovered, live, policies, session.config.replicated, known)
 
     for narrower in (narrow if narrow.may_choose else None, None):
         recovered, told = recover(reading, inventory, step, narrower, use)
@@ -233,7 +233,7 @@ def heal_redundancy(
         reason = "its parts refer to older files; the next checkpoint of that level is protected again"
         lines.append(f"step {step}: its parity is not rebuilt: {reason}")
     if not healing:
-        pipeline.ledger.restored(attempt)
+        pipeline.call_notes.restored(attempt)
         return tuple(lines)
     retention.adopt(attempt.key)
     lines.append(f"step {step}: rebuilding redundancy in the background: {healing.describe()}")
@@ -241,7 +241,7 @@ def heal_redundancy(
     def run(channel: Comm, drive: Any, release: Callable[[], None]) -> None:
         healer = Healer(channel, drive, session.node_levels, session.limit, arena)
         heal_recovered(healer, healing, recovered, inventory, session.protection, release)
-        pipeline.ledger.restored(attempt)
+        pipeline.call_notes.restored(attempt)
 
     mine = [write.part for write in healing.writes if write.rank == session.comm.rank]
     lease = StagingLease(mine or None, (Reader.HEAL,))

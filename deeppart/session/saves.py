@@ -87,7 +87,7 @@ class Saves:
     def warn(self, step: int) -> None:
         """Say all that there is to say before a call changes anything: where warnings are errors, it ends here."""
         if self._steps.refusal_of(step) is None:  # which says more
-            with raised_later(self._pipeline.ledger.note):
+            with raised_later(self._pipeline.call_notes.note):
                 self._steps.warn_not_restored(step)
                 self._steps.warn_counting_down(step)
         self.report_failures()
@@ -99,9 +99,9 @@ class Saves:
             for failure in pending.failures():
                 self.failures += 1
                 if failure.is_news(self._session.comm.rank):
-                    self._pipeline.ledger.note(str(failure.error), BackgroundFailureWarning)
+                    self._pipeline.call_notes.note(str(failure.error), BackgroundFailureWarning)
         self._steps.settle(finished)
-        warn_of_all(self._pipeline.ledger.take_notes())
+        warn_of_all(self._pipeline.call_notes.take_notes())
 
     def _due(self, step: int, *, force: bool) -> frozenset[str]:
         """Levels that a call goes to (with "auto", collective)."""

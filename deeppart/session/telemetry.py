@@ -119,4 +119,4 @@ class _Source:
         return self._pipeline.holds(pending)
 
     def tell(self, text: str) -> None:
-        self._pipeline.ledger.note(text, DeeppartWarning)
+        self._pipeline.call_notes.note(text, DeeppartWarning)

@@ -197,12 +197,12 @@ def is_object(item: Any) -> bool:
     return has_state(item) or form_of(item) is not None
 
 
-def object_form(item: Any) -> Form | None:
+def object_form(item: Any) -> ObjectForm | None:
     """The form of an object; None if it gives its own state."""
     return form_of(item) if registered(type(item)) is not None or not has_state(item) else None
 
 
-def object_state(item: Any, form: Form | None, path: Path) -> Any:
+def object_state(item: Any, form: ObjectForm | None, path: Path) -> Any:
     """What stands in the tree for an object."""
     if form is None:
         return state_dict_of(item, lambda: readable(path))
@@ -303,7 +303,7 @@ def _has_function(state: Any) -> bool:
 # --- objects of which the library knows the data ----------------------------------------------------------------------
 
 
-class Form(NamedTuple):
+class ObjectForm(NamedTuple):
     """What an object is, without its data.
 
     Attributes:
@@ -321,7 +321,7 @@ class Form(NamedTuple):
             return f"dataclass {self.about[0]}.{self.about[1]}"
         return f"registered {self.about[0]!r}" if self.kind == REGISTERED else self.kind.replace("_", " ")
 
-    def fits(self, other: Form) -> bool:
+    def fits(self, other: ObjectForm) -> bool:
         """True if an object of this form can take what one of another had: a class may have moved to another module."""
         if self.kind == DATACLASS == other.kind:
             return bool(self.about[1] == other.about[1])
@@ -335,26 +335,26 @@ def is_stored(kind: type) -> bool:
     return plain or issubclass(kind, known) or dataclasses.is_dataclass(kind)
 
 
-def form_of(item: Any) -> Form | None:
+def form_of(item: Any) -> ObjectForm | None:
     """The form of an object; None if it has none.
 
     A subclass of a type with a form may have a state of its own, and has none: exactly these types have.
     """
     kind = type(item)
     if (known := registered(kind)) is not None:
-        return Form(REGISTERED, (known.name,))
+        return ObjectForm(REGISTERED, (known.name,))
     if kind is deque:
-        return Form(DEQUE, (item.maxlen,))
+        return ObjectForm(DEQUE, (item.maxlen,))
     if kind in _NAMESPACES:
-        return Form(_NAMESPACES[kind])
+        return ObjectForm(_NAMESPACES[kind])
     if issubclass(kind, SavedRecord):
-        return Form(DATACLASS, kind.saved_class)
+        return ObjectForm(DATACLASS, kind.saved_class)
     if hasattr(kind, "__dataclass_fields__"):
-        return Form(DATACLASS, (kind.__module__, kind.__qualname__, field_names(kind)))
+        return ObjectForm(DATACLASS, (kind.__module__, kind.__qualname__, field_names(kind)))
     return None
 
 
-def data_of(item: Any, form: Form, where: Callable[[], str]) -> Any:
+def data_of(item: Any, form: ObjectForm, where: Callable[[], str]) -> Any:
     """The data of an object."""
     if form.kind == DEQUE:
         return list(item)
@@ -367,7 +367,7 @@ def data_of(item: Any, form: Form, where: Callable[[], str]) -> Any:
     return dict(vars(item))
 
 
-def put(item: Any, form: Form, data: Any, where: Callable[[], str]) -> Any:
+def put(item: Any, form: ObjectForm, data: Any, where: Callable[[], str]) -> Any:
     """Give a live object the data of another one of its form; returns it, or the object to put in its place."""
     if form.kind == DEQUE:
         item.clear()
@@ -392,12 +392,12 @@ def put(item: Any, form: Form, data: Any, where: Callable[[], str]) -> Any:
     return item
 
 
-def remade(item: Any, form: Form, data: Any, where: Callable[[], str]) -> Any:
+def remade(item: Any, form: ObjectForm, data: Any, where: Callable[[], str]) -> Any:
     """A new object like a live one, with other data."""
     return make(form, data, type(item) if form.kind == DATACLASS else None, where)
 
 
-def make(form: Form, data: Any, kind: type | None, where: Callable[[], str]) -> Any:
+def make(form: ObjectForm, data: Any, kind: type | None, where: Callable[[], str]) -> Any:
     """A new object."""
     if form.kind == REGISTERED:
         known = registered_as(form.about[0])
@@ -429,11 +429,11 @@ def make(form: Form, data: Any, kind: type | None, where: Callable[[], str]) -> 
     return space
 
 
-def _are_names(form: Form, data: Any) -> bool:
+def _are_names(form: ObjectForm, data: Any) -> bool:
     return form.kind == DEQUE or set(map(type, data)) <= {str}
 
 
-def replaces(item: Any, form: Form) -> bool:
+def replaces(item: Any, form: ObjectForm) -> bool:
     """True if another object takes the place of a live one whose data change."""
     if form.kind == REGISTERED:
         known = registered(type(item))

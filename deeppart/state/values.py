@@ -4,7 +4,7 @@ A JSON scalar stands for itself; every other value is a list ``[tag, ...]``, by 
 each tag the types, what encodes them and what decodes them. The encoding is exact, depends on nothing but the value,
 and executes nothing when read. docs/format.md (small values) lists the tags.
 
-A list, tuple or dict of small values alone can be a value, too: :mod:`deeppart.state.tree.runs` says when it is.
+A list, tuple or dict of small values alone can be a value, too: :mod:`deeppart.state.tree.value_containers` says when.
 """
 
 from __future__ import annotations

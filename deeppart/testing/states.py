@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from deeppart.state.paths import readable
-from deeppart.state.tensors import SUBCLASS, Parts, assemble, is_sharded, take_apart
+from deeppart.state.tensors import SUBCLASS, Parts, assemble, decompose, is_sharded
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 _DICTS = (dict, OrderedDict, Counter, defaultdict)
@@ -102,7 +102,7 @@ def _open(item: Any) -> Any:
 
 def _parts(item: Any) -> Parts | None:
     """The components of a tensor that is made of others."""
-    return take_apart(item, "") if isinstance(item, torch.Tensor) and not is_sharded(item) else None
+    return decompose(item, "") if isinstance(item, torch.Tensor) and not is_sharded(item) else None
 
 
 def _shape(item: Any) -> Any:

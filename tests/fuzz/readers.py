@@ -30,7 +30,7 @@ from deeppart.offline.inspect.node_files import verify_nodes
 from deeppart.offline.inspect.ownership import read_owner
 from deeppart.part import FileSource, PartReader, decode_manifest
 from deeppart.plan.restart import Inventory, survey
-from deeppart.state.tensors.composites import take_apart
+from deeppart.state.tensors.composites import decompose
 from deeppart.storage.lineage import read_lineage
 
 PACKAGE = Path(deeppart.__file__).parent
@@ -197,7 +197,7 @@ def _restore(root: Path, state: Any, change: str | None, outcome: Outcome) -> No
 
 def described(state: Any) -> str:
     """All of a state as text: types, shapes and bytes."""
-    if isinstance(state, torch.Tensor) and (parts := take_apart(state, "")) is not None:
+    if isinstance(state, torch.Tensor) and (parts := decompose(state, "")) is not None:
         return f"{parts.kind}: {described(parts.items)}"
     if isinstance(state, torch.Tensor):
         octets = (

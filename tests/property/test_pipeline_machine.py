@@ -29,7 +29,7 @@ import deeppart
 from deeppart.access import storage_error
 from deeppart.pending import DONE, FAILED
 from deeppart.save import StagingLease, write
-from deeppart.save.relay import Relay, SourceLostError
+from deeppart.save.growing_file import GrowingFile, SourceLostError
 from deeppart.storage.files import DurableFile
 from deeppart.storage.persistent import PersistentLevel
 from deeppart.testing.states import difference
@@ -122,7 +122,7 @@ class PipelineMachine(RuleBasedStateMachine):
             (DurableFile, "write", refuse),
             (DurableFile, "commit", refuse),
             (PersistentLevel, "commit", refuse),
-            (Relay, "read_into", lost),
+            (GrowingFile, "read_into", lost),
         ):
             self.patch.setattr(owner, name, gated(self.gates, owner, name, kind))
         self.patch.setattr(write, "RETRY_PAUSES_S", (0.0, 0.0))

@@ -23,7 +23,7 @@ def main(directory: Path) -> None:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
     row = DeviceMesh("cpu", list(range(4)))
     torch.manual_seed(7)
-    wholes: dict[str, tuple[torch.Tensor, DeviceMesh, list[Any]]] = {
+    global_state: dict[str, tuple[torch.Tensor, DeviceMesh, list[Any]]] = {
         "uneven": (torch.randn(7, 5), row, [Shard(0)]),
         "fewer": (torch.randn(2, 3), row, [Shard(0)]),
         "columns": (torch.randn(3, 9).to(torch.bfloat16), row, [Shard(1)]),
@@ -31,13 +31,13 @@ def main(directory: Path) -> None:
         "hybrid": (torch.randn(9), mesh, [Replicate(), Shard(0)]),
         "whole": (torch.randn(4), row, [Replicate()]),
     }
-    sharded: dict[str, Any] = {name: distribute_tensor(x, on, how) for name, (x, on, how) in wholes.items()}
+    sharded: dict[str, Any] = {name: distribute_tensor(x, on, how) for name, (x, on, how) in global_state.items()}
     dcp.save(
         {"model": {"layers": [sharded, {"n": 5}]}, "plain": torch.arange(5), "step": 3},
         checkpoint_id=directory / "ckpt",
     )
     if dist.get_rank() == 0:
-        torch.save({name: x for name, (x, _, _) in wholes.items()}, directory / "wholes.pt")
+        torch.save({name: x for name, (x, _, _) in global_state.items()}, directory / "wholes.pt")
     tell(directory, done=True)
     dist.destroy_process_group()
 

@@ -27,7 +27,7 @@ from tests.sharded.layouts import end_job, fully_shard
 Layouts = dict[str, tuple[DeviceMesh, list[Any]]]
 
 
-def wholes(seed: int) -> dict[str, torch.Tensor]:
+def global_state(seed: int) -> dict[str, torch.Tensor]:
     torch.manual_seed(seed)
     return {
         "hybrid": torch.randn(401, 99),
@@ -73,7 +73,7 @@ def main(directory: Path) -> None:
         "apart": (last, [Shard(0)]),
     }
     other: Layouts = {name: (row, [Shard(0)]) for name in layouts} | {"two": (square, [Shard(1), Replicate()])}
-    values = wholes(1)
+    values = global_state(1)
     plain = torch.arange(100_000.0).view(1000, 100).T
     state = distributed(values, layouts) | {
         "plain": plain,
@@ -133,8 +133,8 @@ def _through_fsdp(saved: Callable[..., Path], mesh: DeviceMesh) -> bool:
     live: dict[str, Any] = {"model": get_model_state_dict(sharded)}
     dcp.load(live, checkpoint_id=path)
     # Everybody gathers every tensor, whatever the others hold.
-    wholes = {name: live["model"][name].full_tensor() for name in plain["model"]}
-    return all(torch.equal(wholes[name], tensor) for name, tensor in plain["model"].items())
+    global_state = {name: live["model"][name].full_tensor() for name in plain["model"]}
+    return all(torch.equal(global_state[name], tensor) for name, tensor in plain["model"].items())
 
 
 def _in_background(path: Path, state: dict[str, Any], plain: torch.Tensor) -> list[Any]:

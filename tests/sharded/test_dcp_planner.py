@@ -19,7 +19,7 @@ pytestmark = [
 
 
 def test_shards_and_plain_tensors_of_four_ranks(tmp_path: Path) -> None:
-    from tests.sharded.dcp_planner_job import wholes
+    from tests.sharded.dcp_planner_job import global_state
 
     ranks = torchrun(4, ["-m", "tests.sharded.dcp_planner_job", str(tmp_path)], tmp_path)
     for rank, found in enumerate(ranks):
@@ -33,7 +33,7 @@ def test_shards_and_plain_tensors_of_four_ranks(tmp_path: Path) -> None:
         # Shards stay where they are: nodes are balanced, not files.
         first, second = sum(found["files"][:2]), sum(found["files"][2:])
         assert max(first, second) * 2 / (first + second) < 1.02
-    values = wholes(1)
+    values = global_state(1)
     for name in ("balanced", "node"):
         state = load(tmp_path / name)
         assert all(torch.equal(state[each], x) and state[each].dtype == x.dtype for each, x in values.items())

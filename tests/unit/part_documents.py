@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from deeppart.errors import CorruptFileError
-from deeppart.state.document.part_document import OwnDocument, decode_meta
+from deeppart.state.document.part_document import RankDocument, decode_meta
 from deeppart.state.document.structure import Structure
 from tests.fuzz.images import PartImage
 
@@ -20,7 +20,7 @@ def read_metas(root: Path) -> list[Any]:
     return [PartImage.parse(path.read_bytes()).meta for path in paths]
 
 
-def decoded(metas: Sequence[Any]) -> tuple[list[OwnDocument], list[Structure]]:
+def decoded(metas: Sequence[Any]) -> tuple[list[RankDocument], list[Structure]]:
     """Decoded, checked and completed, as readers do it."""
     documents = [decode_meta(json.dumps(each).encode(), "here") for each in metas]
     structure = documents[0].structure

@@ -145,7 +145,7 @@ def test_what_counts_as_complete_on_nodes_has_its_files_there(memory: Path, monk
     with deeppart.Checkpointer(config(memory, keep={"local": 1, "persistent": 1})) as ck:
 
         def complete() -> list[int]:
-            return [attempt.step for attempt in ck._pipeline.ledger.complete().values()]
+            return [attempt.step for attempt in ck._pipeline.call_notes.complete().values()]
 
         for step in (1, 2):
             ck.checkpoint(state(step), step).wait("local", timeout=200)

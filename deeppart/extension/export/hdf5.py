@@ -21,10 +21,10 @@ from deeppart.access import storage_error
 from deeppart.extension.export.beside import BesideFile
 from deeppart.extension.export.content import Content, Totals
 from deeppart.model import VERSION
-from deeppart.state.document import SavedApart, SavedArray, SavedNode, SavedSharded, SavedValue
+from deeppart.state.document import RankLocalMark, SavedArray, SavedNode, SavedSharded, SavedValue
 from deeppart.state.paths import component
 from deeppart.state.tensors import Array, LeafType, flat_bytes
-from deeppart.state.tree import run_kind
+from deeppart.state.tree import container_kind
 from deeppart.state.values import encode_key, encode_value
 
 ARCHIVE_VERSION = 1
@@ -90,7 +90,7 @@ class _Archive:
         elif isinstance(node, SavedValue):
             own = bool(self._checkpoint.structure.per_rank_values[node.index])
             _note(write_value(group, name, self._checkpoint.target.values[node.index]), key, own)
-        elif isinstance(node, (SavedApart, SavedSharded)):
+        elif isinstance(node, (RankLocalMark, SavedSharded)):
             raise AssertionError("the structure of one rank has everything in its place")  # noqa: TRY004
         elif node.kind == "object":  # what its state_dict() has returned
             self._place(group, node.children[0], name, key)
@@ -288,7 +288,7 @@ def write_value(group: h5py.Group, name: str, value: Any) -> h5py.Dataset:
 
 def _as_numbers(value: Any) -> np.ndarray[Any, Any] | None:
     """The items of a list or tuple, if they are bool, or float, or int of 64 bits, and all of one type."""
-    if run_kind(value) not in ("list", "tuple"):
+    if container_kind(value) not in ("list", "tuple"):
         return None
     kinds = set(map(type, value))
     dtype = {bool: np.bool_, float: np.float64, int: np.int64}.get(next(iter(kinds))) if len(kinds) == 1 else None

@@ -19,11 +19,11 @@ from deeppart.offline.find import Chosen, with_checkpoint
 from deeppart.offline.inspect.listing import require_directory
 from deeppart.offline.reading import BATCH_BYTES, OpenCheckpoint
 from deeppart.part import Signing
-from deeppart.state.document import DICTS, SavedApart, SavedArray, SavedBranch, SavedNode, SavedValue
+from deeppart.state.document import DICTS, RankLocalMark, SavedArray, SavedBranch, SavedNode, SavedValue
 from deeppart.state.paths import KIND_NAMES, ExactPath, exact, id_key, readable
 from deeppart.state.paths import Path as KeyPath
 from deeppart.state.tensors import Array, LeafType
-from deeppart.state.tree import describe_leaf_value, run_items, run_kind
+from deeppart.state.tree import container_items, container_kind, describe_leaf_value
 from deeppart.storage.node import one_line
 
 Progress = Callable[[int, int], None]
@@ -155,7 +155,7 @@ def _trees(a: Side, b: Side, keys: Sequence[str], *, first: bool) -> tuple[Saved
 def _emptied(tree: SavedNode) -> SavedNode:
     """A container like another one, with nothing in it: what is in the other one only is told item by item."""
     if not isinstance(tree, SavedBranch):
-        return SavedApart()
+        return RankLocalMark()
     return _emptied(tree.children[0]) if tree.kind == "object" else tree.with_items([])
 
 
@@ -200,7 +200,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Small:
-    """A small value, or a run of them, in one of the trees; ``own`` as of :class:`Tensor`."""
+    """A small value, or a value container of them, in one of the trees; ``own`` as of :class:`Tensor`."""
 
     value: Any
     own: bool
@@ -405,18 +405,18 @@ def _shared_nodes(side: Side, tree: SavedNode) -> set[int]:
 
 
 def _differ(a: Any, b: Any, tolerance: Tolerance | None) -> tuple[bool, Items | None]:
-    """Whether two small values differ; and how, if they are runs."""
-    if run_kind(a) is not None and type(a) is type(b):
+    """Whether two small values differ; and how, if they are value containers."""
+    if container_kind(a) is not None and type(a) is type(b):
         detail = compare_runs(a, b, tolerance)
         return detail is not None, detail
     return not same_small(a, b, tolerance), None
 
 
 def _opened(node: Node) -> Node:
-    """A run of values as the container that it is."""
-    if not isinstance(node, Small) or (kind := run_kind(node.value)) is None:
+    """A container of small values as the container that it is."""
+    if not isinstance(node, Small) or (kind := container_kind(node.value)) is None:
         return node
-    keys, items = run_items(node.value)
+    keys, items = container_items(node.value)
     return Container(kind, "", tuple(keys), tuple(Small(item, node.own) for item in items))
 
 

@@ -17,7 +17,7 @@ from deeppart.offline.diff.records import ElementDifference, Items, Tolerance
 from deeppart.offline.elements import Numbers, bits, count_of, numbers, octets_of, pieces
 from deeppart.state.paths import id_key, readable
 from deeppart.state.tensors import Array, Bytes, LeafType
-from deeppart.state.tree import describe_leaf_value, run_items, run_kind
+from deeppart.state.tree import container_items, container_kind, describe_leaf_value
 from deeppart.state.values import same_value
 
 _Mask = npt.NDArray[np.bool_]
@@ -137,7 +137,7 @@ _MISSING = object()
 
 
 def same_small(a: Any, b: Any, tolerance: Tolerance | None) -> bool:
-    """True if two small values that are no runs are the same to the last bit, or numbers of one type within the
+    """True if two small values that are no containers are the same to the last bit, or numbers of one type within the
     tolerance.
     """
     if type(a) is not type(b):
@@ -163,7 +163,7 @@ def _is_close(a: Any, b: Any, tolerance: Tolerance) -> bool:
 
 
 def compare_runs(a: Any, b: Any, tolerance: Tolerance | None) -> Items | None:
-    """How two runs of one kind differ; None if they do not, but for the order of a dict."""
+    """How two value containers of one kind differ; None if they do not, but for the order of a dict."""
     if same_value(a, b):
         return None
     count, first = 0, None
@@ -180,11 +180,11 @@ def _unlike_items(
     a: Any, b: Any, path: tuple[Any, ...], tolerance: Tolerance | None
 ) -> Iterator[tuple[tuple[Any, ...], Any, Any]]:
     """(path, item of a, item of b) of all that differ."""
-    if run_kind(a) is None or type(a) is not type(b):
+    if container_kind(a) is None or type(a) is not type(b):
         if not same_small(a, b, tolerance):
             yield path, a, b
         return
-    ours, theirs = ({id_key(key): (key, item) for key, item in zip(*run_items(x), strict=True)} for x in (a, b))
+    ours, theirs = ({id_key(key): (key, item) for key, item in zip(*container_items(x), strict=True)} for x in (a, b))
     for name, (key, item) in ours.items():
         other = theirs[name][1] if name in theirs else _MISSING
         yield from _unlike_items(item, other, (*path, key), tolerance)

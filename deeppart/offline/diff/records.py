@@ -36,7 +36,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """How two runs of values differ. Fields: docs/commands.md, diff."""
+    """How two containers of small values differ. Fields: docs/commands.md, diff."""
 
     count: int
     path: str

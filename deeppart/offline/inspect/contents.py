@@ -23,26 +23,26 @@ from deeppart.offline.inspect.listing import require_directory
 from deeppart.offline.reading import OpenCheckpoint
 from deeppart.offline.statistics import Gathering, Stats, has_statistics
 from deeppart.offline.step_files import StepFiles
-from deeppart.part import OWN_TABLE, Signing
+from deeppart.part import RANK_TABLE, Signing
 from deeppart.state.document import (
     DICTS,
-    OwnDocument,
-    OwnTree,
-    SavedApart,
+    GlobalState,
+    RankDocument,
+    RankLocalMark,
+    RankLocalTree,
     SavedArray,
     SavedBranch,
     SavedNode,
     SavedSharded,
     SavedValue,
     Structure,
-    Wholes,
-    gather_wholes,
+    gather_global_state,
     joined,
 )
 from deeppart.state.paths import ROOT, ExactPath, covers, exact, may_match_below, readable
 from deeppart.state.paths import Path as KeyPath
 from deeppart.state.tensors import LeafType
-from deeppart.state.tree import paths_inside, run_kind
+from deeppart.state.tree import container_kind, paths_inside
 from deeppart.state.values import decode_value
 from deeppart.storage.node import one_line
 from deeppart.storage.records import read_suspicions
@@ -239,8 +239,8 @@ class _Describing:
         self._compared = _steps_compared(files.manifest)
         self._paths = [readable(path) for path in files.structure.array_paths()]
         self.problems: list[str] = []
-        self._own: dict[int, OwnDocument] = {}
-        #: Whose tree is being described, where it stands apart.
+        self._own: dict[int, RankDocument] = {}
+        #: Whose tree is being described, where it is rank-local.
         self._rank: int | None = None
         self._own_holdings: dict[tuple[int, int], list[Holding]] = {}
         tables: list[npt.NDArray[np.void]] = []
@@ -254,18 +254,18 @@ class _Describing:
             except (FormatError, StorageError) as error:
                 self.problems.append(one_line(error))
         self._holdings = self._sort_holdings(tables, ranks)
-        self._wholes = self._gather_wholes()
+        self._global_state = self._gather_global_state()
 
-    def _gather_wholes(self) -> Wholes:
+    def _gather_global_state(self) -> GlobalState:
         """The sharded tensors, as far as parts could be read."""
         of_ranks = {rank: own.complete(self._structure, self._where) for rank, own in self._own.items()}
         last = max(of_ranks, default=-1)
-        nothing = Structure(SavedApart(), (), np.zeros(0, dtype=np.bool_))
+        nothing = Structure(RankLocalMark(), (), np.zeros(0, dtype=np.bool_))
         own = [
             (self._own[rank].trees, self._own[rank].values) if rank in of_ranks else ((), {})
             for rank in range(last + 1)
         ]
-        return gather_wholes([of_ranks.get(rank, nothing) for rank in range(last + 1)], own, self._where)
+        return gather_global_state([of_ranks.get(rank, nothing) for rank in range(last + 1)], own, self._where)
 
     def _sort_holdings(
         self, tables: list[npt.NDArray[np.void]], ranks: list[npt.NDArray[np.int64]]
@@ -278,9 +278,9 @@ class _Describing:
         spans = np.concatenate(tables)
         columns = [spans[name].tolist() for name in ("leaf", "table", "start", "length")]
         for leaf, table, start, length, rank in zip(*columns, np.concatenate(ranks).tolist(), strict=True):
-            if leaf >= len(per_rank) and table == OWN_TABLE:
+            if leaf >= len(per_rank) and table == RANK_TABLE:
                 self._own_holdings.setdefault((rank, leaf), []).append(Holding(rank, start, length))
-            if leaf < len(per_rank) and per_rank[leaf] == (table == OWN_TABLE):
+            if leaf < len(per_rank) and per_rank[leaf] == (table == RANK_TABLE):
                 holdings.setdefault(leaf, []).append(Holding(rank, start, length))
         for entries in holdings.values():
             entries.sort(key=lambda entry: (entry.start, entry.rank))
@@ -293,7 +293,7 @@ class _Describing:
             container = not isinstance(saved, (SavedArray, SavedSharded))
             covered = covers(text, self._patterns, container=container)
         covered = covered or not self._patterns
-        if isinstance(saved, SavedApart):
+        if isinstance(saved, RankLocalMark):
             trees = [(rank, tree) for rank, own in self._own.items() for tree in own.trees if tree.path == path]
             found_of = [(f"rank {rank}", self._of_rank(rank, tree, covered)) for rank, tree in trees]
             children = [(name, found) for name, found in found_of if found is not None]
@@ -313,11 +313,11 @@ class _Describing:
         for rank, tree in self._trees_below(path) if saved.kind in DICTS and self._rank is None else ():
             found = self._of_rank(rank, tree, covered)
             if found is not None:
-                of_whom = "" if self._wholes.has_part(tree) else f" (rank {rank})"
+                of_whom = "" if self._global_state.has_part(tree) else f" (rank {rank})"
                 children.append((f"{_name(tree.path[-1])}{of_whom}", found))
         return Container(saved.kind, saved.name, tuple(children)) if children or covered else None
 
-    def _trees_below(self, path: KeyPath) -> list[tuple[int, OwnTree]]:
+    def _trees_below(self, path: KeyPath) -> list[tuple[int, RankLocalTree]]:
         """The trees that ranks have under keys of a dict that the other ranks need not have."""
         found = [
             (rank, tree)
@@ -325,12 +325,12 @@ class _Describing:
             for tree in own.trees
             if tree.place is not None and exact(tree.path[:-1]) == exact(path)
         ]
-        kept = [(rank, tree) for rank, tree in found if not self._wholes.has_part(tree)]
+        kept = [(rank, tree) for rank, tree in found if not self._global_state.has_part(tree)]
         # These are of no rank alone: tensors, of which several ranks have shards, or some ranks have some, and values.
-        return kept + [(0, tree) for tree in joined([tree for _, tree in found if self._wholes.has_part(tree)])]
+        return kept + [(0, tree) for tree in joined([tree for _, tree in found if self._global_state.has_part(tree)])]
 
-    def _of_rank(self, rank: int, tree: OwnTree, covered: bool) -> Node | None:
-        """The trees that are apart on one rank."""
+    def _of_rank(self, rank: int, tree: RankLocalTree, covered: bool) -> Node | None:
+        """The trees that are rank-local on one rank."""
         self._rank = rank
         try:
             return self.node(tree.node, tree.path, covered)
@@ -346,10 +346,10 @@ class _Describing:
         return Leaf(readable(path), kind, {rank: kind}, tied, tuple(holdings), key=exact(path))
 
     def _covers_items(self, path: str, found: Value) -> bool:
-        """True if the globs cover some items of a run, which is then shown as a whole."""
+        """True if the globs cover some items of a value container, which is then shown as a whole."""
         below = [pattern for pattern in self._patterns if may_match_below(path, pattern)]
         held = [found.value] if found.per_rank is None else list(found.per_rank.values())
-        inside = (each for value in held if below and run_kind(value) is not None for each in paths_inside(value))
+        inside = (each for value in held if below and container_kind(value) is not None for each in paths_inside(value))
         prefix = "" if path == ROOT else f"{path}/"
         return any(covers(prefix + readable(each), below) for each in inside)
 
@@ -373,10 +373,10 @@ class _Describing:
         )
 
     def _sharded(self, saved: SavedSharded, path: KeyPath) -> Leaf:
-        whole = self._wholes.tensors.get(exact(path))
+        whole = self._global_state.tensors.get(exact(path))
         if whole is None:  # no part could be read
             return Leaf(readable(path), self._structure.sharded[saved.index], None, None, (), shards=())
-        owner = whole if whole.tied_to is None else self._wholes.tensors[whole.tied_to]
+        owner = whole if whole.tied_to is None else self._global_state.tensors[whole.tied_to]
         sources = dict.fromkeys((source.part, source.leaf) for source in (*whole.sources, *whole.own))
         held = [each for source in sources for each in self._own_holdings.get(source, ())]
         alias = None if owner is whole else owner.name
@@ -391,7 +391,7 @@ class _Describing:
     def _value(self, saved: SavedValue, path: KeyPath) -> Value:
         index, name = saved.index, readable(path)
         if self._rank is not None:
-            in_part = self._wholes.values.get(exact(path))
+            in_part = self._global_state.values.get(exact(path))
             if in_part is not None:
                 return (
                     Value(name, None, dict(in_part.contents)) if in_part.differs else Value(name, in_part.of(0), None)

@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from deeppart.errors import CorruptFileError, FormatError
-from deeppart.offline.step_files import OpenPart, own_spans
+from deeppart.offline.step_files import OpenPart, rank_spans
 from deeppart.part import SPAN_DTYPE
-from deeppart.state.document import OwnDocument, SavedApart, SavedValue, Structure, Wholes, gather_wholes
+from deeppart.state.document import GlobalState, RankDocument, RankLocalMark, SavedValue, Structure, gather_global_state
 from deeppart.state.paths import readable
-from deeppart.state.restore import OwnSpans, check_bytes
+from deeppart.state.restore import RankSpans, check_bytes
 from deeppart.state.tree import Alias
 
 
@@ -70,7 +70,7 @@ def _leaf_faults(leaf: int, size: int, ranges: Iterable[tuple[int, int]]) -> lis
     return faults
 
 
-_NOTHING = Structure(SavedApart(), (), np.zeros(0, dtype=np.bool_))
+_NOTHING = Structure(RankLocalMark(), (), np.zeros(0, dtype=np.bool_))
 
 
 class ShardCover:
@@ -88,22 +88,22 @@ class ShardCover:
         except FormatError:  # told where the document is checked
             return frozenset()
         self._of_ranks[part.record.rank] = found
-        self._spans[part.record.rank] = own_spans(part.reader)
+        self._spans[part.record.rank] = rank_spans(part.reader)
         return found.shard_leaves()
 
     def faults(self, parts: int) -> Iterator[tuple[str, str]]:
         """Name of each tensor that is not whole, and why."""
         ranks = range(parts)
         try:
-            wholes = gather_wholes([self._of_ranks.get(rank, _NOTHING) for rank in ranks], (), self._where)
+            global_state = gather_global_state([self._of_ranks.get(rank, _NOTHING) for rank in ranks], (), self._where)
         except CorruptFileError as error:
             yield "(sharded tensors)", f"{error.summary} ({error.found})"
             return
         nothing = np.zeros(0, dtype=SPAN_DTYPE)
-        spans = [OwnSpans(self._spans.get(rank, nothing)) for rank in ranks]
-        for key, tensor in wholes.tensors.items():
+        spans = [RankSpans(self._spans.get(rank, nothing)) for rank in ranks]
+        for key, tensor in global_state.tensors.items():
             try:
-                Wholes({key: tensor}).check(self._where)
+                GlobalState({key: tensor}).check(self._where)
                 check_bytes(tensor, spans, self._where)
             except CorruptFileError as error:
                 yield tensor.name, f"{error.summary} ({error.found})"
@@ -154,7 +154,7 @@ class LeafNames:
         last = sum((length - 1) * stride for length, stride in steps) if kind.nbytes else -1
         return alias.offset, alias.offset + (last + 1) * kind.itemsize
 
-    def own_sizes(self, own: OwnDocument) -> npt.NDArray[np.uint64]:
+    def own_sizes(self, own: RankDocument) -> npt.NDArray[np.uint64]:
         """Bytes of each leaf that a rank saved for itself; 0 for the others, and for shards of tensors."""
         sizes, shards = np.zeros(len(self._paths), dtype=np.uint64), self._structure.shard_leaves()
         for index, kind in own.types.items():

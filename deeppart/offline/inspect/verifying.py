@@ -32,7 +32,7 @@ from deeppart.offline.inspect.listing import (
 )
 from deeppart.offline.inspect.node_files import NodeFiles, lineage_on_nodes, verify_nodes
 from deeppart.offline.inspect.ownership import Owner, hold_directory, read_owner
-from deeppart.offline.step_files import OpenPart, StepFiles, own_spans, shared_spans
+from deeppart.offline.step_files import OpenPart, StepFiles, rank_spans, shared_spans
 from deeppart.part import HEADER_BYTES, Signing, parse_base_file_name, parse_json
 from deeppart.repair import Repaired, advice, misnamed, repair_files
 from deeppart.state.restore import check_places
@@ -364,7 +364,7 @@ class _Checking:
             self._damage.append(Damage("digest", found, record.file, record.rank))
         self._shared.append(shared_spans(part.reader))
         names = self._names_of(part)
-        own = own_spans(part.reader)
+        own = rank_spans(part.reader)
         shards = self._shards.of_part(part, self._files.structure)
         own = own[~np.isin(own["leaf"], list(shards))] if shards else own
         self._add_faults(find_faults(names.own_sizes(part.own), [own]), record, names=names)
@@ -399,7 +399,7 @@ class _Checking:
 
     def _names_of(self, part: OpenPart) -> LeafNames:
         """Of the state of one rank."""
-        if not self._files.structure.has_apart:
+        if not self._files.structure.has_rank_local:
             return self._names
         try:
             return LeafNames(part.own.complete(self._files.structure, part.record.file))

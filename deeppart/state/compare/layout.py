@@ -16,11 +16,11 @@ from deeppart.state.fingerprint import hash63, hash_json
 from deeppart.state.paths import ALL, AUTO, NONE, RANK0, VERIFY, Replication
 from deeppart.state.tensors import LeafType, leaf_type
 from deeppart.state.tree import (
-    APART,
     ARRAY,
     COMPOSITE,
     FORM,
     OBJECT,
+    RANK_LOCAL,
     SHARDED,
     VALUE,
     Alias,
@@ -259,6 +259,6 @@ def _skeleton(tokens: list[Any]) -> list[Any]:
 
 
 def _token_text(token: Any) -> Encoded:
-    if any(token is marker for marker in (ARRAY, VALUE, APART, SHARDED, COMPOSITE, FORM)):
+    if any(token is marker for marker in (ARRAY, VALUE, RANK_LOCAL, SHARDED, COMPOSITE, FORM)):
         return token
     return token.__name__ if isinstance(token, type) else encode_key(token, "a dict key")

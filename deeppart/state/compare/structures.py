@@ -28,12 +28,12 @@ from deeppart.state.paths import (
     some_names,
 )
 from deeppart.state.tensors import COMPOSITES, branch_name
-from deeppart.state.tree import Apart, ArrayLeaf, Branch, Node, ShardedLeaf, UnmadeLeaf, ValueLeaf, run_kind
+from deeppart.state.tree import ArrayLeaf, Branch, Node, RankLocal, ShardedLeaf, UnmadeLeaf, ValueLeaf, container_kind
 from deeppart.state.values import encode_key
 
 #: Kinds of what is described for other ranks, besides those of containers: [kind, items].
-_ARRAY, _VALUE, _NONE, _APART = "array", "value", "none", "apart"
-_RUN = "run of values in a "
+_ARRAY, _VALUE, _NONE, _RANK_LOCAL = "array", "value", "none", "apart"
+_RUN = "container of small values in a "
 _SHARDED = "sharded tensor "
 _COMPOSITE = "tensor made of others, "
 _FORM = "object saved as a "
@@ -108,10 +108,10 @@ def _describe(node: Node) -> list[Any]:
     if isinstance(node, ArrayLeaf):
         return [_ARRAY]
     if isinstance(node, ValueLeaf):
-        kind = run_kind(node.value)
+        kind = container_kind(node.value)
         return [_NONE if node.value is None else _VALUE] if kind is None else [_RUN + kind]
-    if isinstance(node, Apart):
-        return [_APART]
+    if isinstance(node, RankLocal):
+        return [_RANK_LOCAL]
     if isinstance(node, ShardedLeaf):
         return [f"{_SHARDED}{node.kind}"]
     if isinstance(node, UnmadeLeaf):
@@ -142,7 +142,7 @@ def _describe_composite(node: Branch) -> str:
 
 def _differences(reference: list[Any], mine: list[Any], path: Path, replication: Replication) -> Iterator[Difference]:
     """The paths at which this rank's state differs from rank 0's."""
-    if _APART in (reference[0], mine[0]):
+    if _RANK_LOCAL in (reference[0], mine[0]):
         return
     if reference[0] == mine[0] and len(mine) == 1:
         return
@@ -181,7 +181,7 @@ def _key_differences(
         inner = (*path, decoded)
         if text in theirs and text in ours:
             yield from _differences(theirs[text][1], ours[text][1], inner, replication)
-        elif item[0] != _APART:
+        elif item[0] != _RANK_LOCAL:
             verb = "has" if text in ours else "lacks"
             is_own, told = replication.mode(inner) == NONE, f"{verb} {_name(item)} at {readable(inner)}"
             allowed = not is_own and not equal and (has_shards or replication.in_parts(inner))
@@ -191,7 +191,7 @@ def _key_differences(
 
 def _order_differs(reference: list[Any], mine: list[Any]) -> bool:
     """True if an OrderedDict has keys that rank 0's has, too, in another order."""
-    theirs, ours = ([json.dumps(key) for key, item in items if item[0] != _APART] for items in (reference, mine))
+    theirs, ours = ([json.dumps(key) for key, item in items if item[0] != _RANK_LOCAL] for items in (reference, mine))
     common = set(theirs) & set(ours)
     return [key for key in theirs if key in common] != [key for key in ours if key in common]
 
@@ -258,5 +258,5 @@ def _name(described: list[Any]) -> str:
     if len(described) == 2:
         return f"{name_kind(kind)} of {len(described[1])}"
     if kind.startswith(_RUN):
-        return f"a run of values in {name_kind(kind.removeprefix(_RUN))}"
+        return f"a container of small values in {name_kind(kind.removeprefix(_RUN))}"
     return {_ARRAY: "an array", _VALUE: "a small value", _NONE: "None"}.get(kind, name_kind(kind))

@@ -4,7 +4,7 @@ Every part carries a small document with its rank's own values and leaf types; r
 document (:mod:`deeppart.state.document.structure`). Encoding is left to the background: nothing here may change once
 made.
 
-Subtrees that stand apart from the structure that all ranks share are in the document of each rank that has them. The
+Subtrees that are rank-local from the structure that all ranks share are in the document of each rank that has them. The
 shared structure has a mark in their place in a list, and nothing in a dict, whose other keys the ranks share. A rank's
 state is both together (:func:`of_rank`).
 """
@@ -23,10 +23,10 @@ import numpy.typing as npt
 from deeppart._gc import collection_paused
 from deeppart.errors import CorruptFileError
 from deeppart.model import Box, ComparedEarlier
-from deeppart.part import OWN_TABLE, parse_json, short
+from deeppart.part import RANK_TABLE, parse_json, short
 from deeppart.state.document.structure import (
     DICTS,
-    SavedApart,
+    RankLocalMark,
     SavedArray,
     SavedBranch,
     SavedNode,
@@ -61,14 +61,14 @@ _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """The items that are apart on one rank (:mod:`deeppart.state.document.part_document`).
+    """The items that are rank-local on one rank (:mod:`deeppart.state.document.part_document`).
 
     Attributes:
         trees: JSON form of the trees.
-        first: numbers, on this rank, of the first array and the first value that stand apart.
+        first: numbers, on this rank, of the first array and the first value that are rank-local.
         shift: to be added to these numbers in files: they follow those of rank 0's.
         rank0: paths of what is rank 0's.
-        anywhere: true if anything stands apart on any rank.
+        anywhere: true if anything is rank-local on any rank.
     """
 
     trees: list[Any]
@@ -79,7 +79,7 @@ class Own:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnShards:
+class RankShards:
     """What one rank has of the sharded tensors.
 
     Attributes:
@@ -94,15 +94,15 @@ class OwnShards:
     shards: list[list[tuple[int, tuple[int, ...], bool]]]
 
 
-def own_shards(flat: FlatState, apart: Collection[int]) -> OwnShards | None:
+def rank_shards(flat: FlatState, rank_local: Collection[int]) -> RankShards | None:
     """What this rank has of sharded tensors."""
     if not flat.sharded:
         return None
     shards = [
-        [(number, box.offset, number in apart) for number, box in zip(leaf.numbers, leaf.boxes, strict=True)]
+        [(number, box.offset, number in rank_local) for number, box in zip(leaf.numbers, leaf.boxes, strict=True)]
         for leaf in flat.sharded
     ]
-    return OwnShards([leaf.kind for leaf in flat.sharded], flat.shared_sharded, shards)
+    return RankShards([leaf.kind for leaf in flat.sharded], flat.shared_sharded, shards)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class PartDocument:
         values: encoded values, of this checkpoint.
         with_structure: true if this is rank 0, which carries the structure.
         compared: for the manifest, the replicated leaves that were last compared in full before this step.
-        own: the items that are apart on this rank.
+        own: the items that are rank-local on this rank.
         sharded: what it has of sharded tensors.
     """
 
@@ -130,7 +130,7 @@ class PartDocument:
     with_structure: bool
     compared: tuple[ComparedEarlier, ...] = ()
     own: Own | None = None
-    sharded: OwnShards | None = None
+    sharded: RankShards | None = None
 
     def structure(self) -> dict[str, Any]:
         """The structure document."""
@@ -152,7 +152,7 @@ class PartDocument:
         if self.own is None or not self.own.shift[0]:
             return spans
         rows = spans.copy()
-        rows["leaf"][(rows["table"] == OWN_TABLE) & (rows["leaf"] >= self.own.first[0])] += self.own.shift[0]
+        rows["leaf"][(rows["table"] == RANK_TABLE) & (rows["leaf"] >= self.own.first[0])] += self.own.shift[0]
         return rows
 
     @collection_paused()
@@ -171,14 +171,14 @@ class PartDocument:
         return json.dumps(document, separators=(",", ":")).encode()
 
     def _sharded(self) -> dict[str, Any]:
-        sharded = self.sharded or OwnShards([], 0, [])
+        sharded = self.sharded or RankShards([], 0, [])
         shards = {
             str(number): [[self._number(leaf, 0), list(offset), *([1] if own else [])] for leaf, offset, own in each]
             for number, each in enumerate(sharded.shards)
             if each
         }
-        apart = range(sharded.shared, len(sharded.whole))
-        return {"shards": shards, "sharded": {str(number): encode_type(sharded.whole[number]) for number in apart}}
+        rank_local = range(sharded.shared, len(sharded.whole))
+        return {"shards": shards, "sharded": {str(number): encode_type(sharded.whole[number]) for number in rank_local}}
 
     def _number(self, index: int, which: int) -> int:
         """The number in files of an array (0) or a value (1)."""
@@ -196,15 +196,15 @@ class PartDocument:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnTree:
-    """The subtree of one rank at a path that is apart.
+class RankLocalTree:
+    """The subtree of one rank at a path that is rank-local.
 
     Attributes:
         path: its path.
         place: of a dict's key, how many keys come before it in insertion order; None in other containers.
         node: the node there; its leaves are numbered from the number of shared leaves on.
         part: true if it is a part of one state, which the ranks that have it hold alike
-            (:mod:`deeppart.state.document.whole`).
+            (:mod:`deeppart.state.document.global_state`).
     """
 
     path: Path
@@ -214,7 +214,7 @@ class OwnTree:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnSharded:
+class SavedRankShards:
     """What a part's document says of sharded tensors.
 
     Attributes:
@@ -229,11 +229,11 @@ class OwnSharded:
     def in_row(self, first: int) -> list[LeafType]:
         """The whole types, which are numbered from ``first`` on."""
         if sorted(self.whole) != list(range(first, first + len(self.whole))):
-            raise ValueError("sharded tensors that stand apart are not numbered in a row")
+            raise ValueError("sharded tensors that are rank-local are not numbered in a row")
         return [self.whole[number] for number in sorted(self.whole)]
 
     def placed(
-        self, whole: Sequence[LeafType], types: dict[int, LeafType], first: int, trees: Sequence[OwnTree]
+        self, whole: Sequence[LeafType], types: dict[int, LeafType], first: int, trees: Sequence[RankLocalTree]
     ) -> dict[int, tuple[SavedShard, ...]]:
         """The shards with their boxes."""
         found: dict[int, tuple[SavedShard, ...]] = {}
@@ -248,19 +248,19 @@ class OwnSharded:
                 used.append(leaf)
             found[number] = tuple(placed)
         if len(set(used)) != len(used) or set(used) != {leaf for leaf in types if leaf >= first}:
-            raise ValueError("a leaf that stands apart is no shard and in no tree, or twice")
+            raise ValueError("a leaf that is rank-local is no shard and in no tree, or twice")
         return found
 
 
 @dataclass(frozen=True, slots=True)
-class OwnDocument:
+class RankDocument:
     """The description of a rank's own leaves and values in its part, decoded.
 
     Attributes:
         types: leaf number -> type.
         values: value number -> decoded value.
         structure: the structure, in rank 0's part.
-        trees: the trees that are apart on this rank.
+        trees: the trees that are rank-local on this rank.
         aliases: leaves of ``trees`` that share memory.
         sharded: its shards of tensors.
     """
@@ -268,9 +268,9 @@ class OwnDocument:
     types: dict[int, LeafType]
     values: dict[int, Any]
     structure: Structure | None = field(default=None)
-    trees: tuple[OwnTree, ...] = ()
+    trees: tuple[RankLocalTree, ...] = ()
     aliases: dict[int, Alias] = field(default_factory=dict)
-    sharded: OwnSharded = field(default_factory=OwnSharded)
+    sharded: SavedRankShards = field(default_factory=SavedRankShards)
 
     def check(self, structure: Structure, where: str) -> Structure:
         """Refuse a document that names other leaves or values than the structure calls per rank."""
@@ -285,9 +285,9 @@ class OwnDocument:
             raise CorruptFileError(
                 "a part's document does not fit the structure document", found=str(error), where=where
             ) from error
-        found = {index for index in self.types if index < shared or not structure.has_apart}
-        found_values = {index for index in self.values if index < shared_values or not structure.has_apart}
-        strange = (self.trees or self.sharded.shards or self.sharded.whole) and not structure.has_apart
+        found = {index for index in self.types if index < shared or not structure.has_rank_local}
+        found_values = {index for index in self.values if index < shared_values or not structure.has_rank_local}
+        strange = (self.trees or self.sharded.shards or self.sharded.whole) and not structure.has_rank_local
         if found != leaves or found_values != values or strange:
             raise CorruptFileError(
                 "a part's document does not fit the structure document",
@@ -298,7 +298,7 @@ class OwnDocument:
         return self.complete(structure, where)
 
     def complete(self, structure: Structure, where: str) -> Structure:
-        """The structure of this rank's state: what all ranks share, and what stands apart on this one."""
+        """The structure of this rank's state: what all ranks share, and what is rank-local on this one."""
         return of_rank(structure, self.trees, self.types, self.values, self.aliases, self.sharded, where)
 
     def all_types(self, structure: Structure) -> list[LeafType]:
@@ -307,7 +307,7 @@ class OwnDocument:
 
 
 @collection_paused()
-def decode_meta(meta: bytes, where: str, *, with_structure: bool = True) -> OwnDocument:
+def decode_meta(meta: bytes, where: str, *, with_structure: bool = True) -> RankDocument:
     """Read a part's JSON document."""
     try:
         document = parse_json(meta)
@@ -320,11 +320,11 @@ def decode_meta(meta: bytes, where: str, *, with_structure: bool = True) -> OwnD
             if alias:
                 aliases[number] = decode_alias(alias[0])
         values = {_number(index): decode_value(value, where) for index, value in document["values"].items()}
-        sharded = OwnSharded(
+        sharded = SavedRankShards(
             {_number(index): decode_type(each, where) for index, each in document["sharded"].items()},
             {_number(index): decode_shards(each) for index, each in document["shards"].items()},
         )
-        trees = decode_own(document["trees"], set(types), set(values), set(sharded.whole), where)
+        trees = decode_rank_local(document["trees"], set(types), set(values), set(sharded.whole), where)
         structure = document.get("structure") if with_structure else None
         check_aliases(types, aliases)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
@@ -332,7 +332,7 @@ def decode_meta(meta: bytes, where: str, *, with_structure: bool = True) -> OwnD
             "a part's document cannot be read", found=f"{type(error).__name__}: {error}", where=where
         ) from error
     decoded = None if structure is None else decode_structure(structure, where)
-    return OwnDocument(types, values, decoded, trees, aliases, sharded)
+    return RankDocument(types, values, decoded, trees, aliases, sharded)
 
 
 def saved_outermost(meta: bytes) -> list[Key]:
@@ -351,7 +351,7 @@ def _number(text: str) -> int:
     return int(text)
 
 
-# --- what stands apart ------------------------------------------------------------------------------------------------
+# --- what is rank-local -----------------------------------------------------------------------------------------------
 
 
 def leaves_of(node: SavedNode) -> Iterator[int]:
@@ -359,19 +359,19 @@ def leaves_of(node: SavedNode) -> Iterator[int]:
     return (leaf.index for _, leaf in walk_tree(node, ()) if isinstance(leaf, SavedArray))
 
 
-def encode_own(flat: FlatState, first: tuple[int, int]) -> list[Any]:
-    """The JSON form of what stands apart on this rank."""
+def encode_rank_local(flat: FlatState, first: tuple[int, int]) -> list[Any]:
+    """The JSON form of what is rank-local on this rank."""
     return [
         [encode_path(each.path), each.place, encode_tree(each.node, first), *([1] if each.part else [])]
-        for each in flat.apart
+        for each in flat.rank_local
         if each.mine and each.node is not None
     ]
 
 
-def decode_own(
+def decode_rank_local(
     documents: Sequence[Any], leaves: set[int], values: set[int], sharded: set[int], where: str
-) -> tuple[OwnTree, ...]:
-    """Inverse of :func:`encode_own`."""
+) -> tuple[RankLocalTree, ...]:
+    """Inverse of :func:`encode_rank_local`."""
     trees = []
     most = max(values, default=-1) + 1
     named: tuple[list[int], list[int], list[int]] = ([], [], [])
@@ -383,7 +383,7 @@ def decode_own(
             raise ValueError(f"place {place!r:.80}")
         if part and (part != [1] or type(part[0]) is not int):
             raise ValueError(f"{part!r:.80} is no mark of a part of one state")
-        trees.append(OwnTree(decode_path(path, where), place, node, bool(part)))
+        trees.append(RankLocalTree(decode_path(path, where), place, node, bool(part)))
         named[0].extend(seen.arrays)
         named[1].extend(seen.values)
         named[2].extend(seen.sharded)
@@ -395,24 +395,24 @@ def decode_own(
 
 def of_rank(
     structure: Structure,
-    trees: Sequence[OwnTree],
+    trees: Sequence[RankLocalTree],
     types: dict[int, LeafType],
     values: Iterable[int],
     aliases: dict[int, Alias],
-    sharded: OwnSharded,
+    sharded: SavedRankShards,
     where: str,
 ) -> Structure:
     """The structure of one rank's state."""
-    if not structure.has_apart:
+    if not structure.has_rank_local:
         return structure
     shared, shared_values = len(structure.types), len(structure.values)
     added = sorted(index for index in types if index >= shared)
     added_values = sorted(index for index in values if index >= shared_values)
     try:
         if added != list(range(shared, shared + len(added))):
-            raise ValueError("leaves that stand apart are not numbered in a row")
+            raise ValueError("leaves that are rank-local are not numbered in a row")
         if added_values != list(range(shared_values, shared_values + len(added_values))):
-            raise ValueError("values that stand apart are not numbered in a row")
+            raise ValueError("values that are rank-local are not numbered in a row")
         whole = [*structure.sharded, *sharded.in_row(len(structure.sharded))]
         shards = sharded.placed(whole, types, shared, trees)
         tree = structure.tree
@@ -437,25 +437,25 @@ def of_rank(
     )
 
 
-def without_apart(structure: Structure, trees: Sequence[OwnTree]) -> Structure:
-    """A structure in which nothing is restored where any rank had something that stood apart."""
-    if not structure.has_apart:
+def without_rank_local(structure: Structure, trees: Sequence[RankLocalTree]) -> Structure:
+    """A structure in which nothing is restored where any rank had something that was rank-local."""
+    if not structure.has_rank_local:
         return structure
-    marks = [replace(tree, node=SavedApart()) for tree in trees]
+    marks = [replace(tree, node=RankLocalMark()) for tree in trees]
     return replace(structure, tree=insert(structure.tree, marks, whole=False))
 
 
-def insert(root: SavedNode, trees: Sequence[OwnTree], *, whole: bool) -> SavedNode:
-    """A shared tree with what stands apart in its places."""
+def insert(root: SavedNode, trees: Sequence[RankLocalTree], *, whole: bool) -> SavedNode:
+    """A shared tree with what is rank-local in its places."""
     return _insert(root, [(tree.path, tree) for tree in trees], whole)
 
 
-def _insert(node: SavedNode, trees: list[tuple[Path, OwnTree]], whole: bool) -> SavedNode:
-    if isinstance(node, SavedApart):
+def _insert(node: SavedNode, trees: list[tuple[Path, RankLocalTree]], whole: bool) -> SavedNode:
+    if isinstance(node, RankLocalMark):
         if [rest for rest, _ in trees] == [()]:
             return trees[0][1].node
         if trees or whole:
-            raise ValueError(f"{len(trees)} trees stand apart where there is a place for one")
+            raise ValueError(f"{len(trees)} trees are rank-local where there is a place for one")
         return node
     if not isinstance(node, SavedBranch):
         if trees:
@@ -464,7 +464,7 @@ def _insert(node: SavedNode, trees: list[tuple[Path, OwnTree]], whole: bool) -> 
     if node.kind == "object":
         inner = _insert(node.children[0], trees, whole)
         return node if inner is node.children[0] else replace(node, children=(inner,))
-    below: dict[Any, list[tuple[Path, OwnTree]]] = {}
+    below: dict[Any, list[tuple[Path, RankLocalTree]]] = {}
     for rest, tree in trees:
         if not rest:
             raise ValueError(f"no mark at {readable(tree.path)}")

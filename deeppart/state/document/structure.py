@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deeppart.model import Box
-from deeppart.state.objects import REGISTERED, Form
+from deeppart.state.objects import REGISTERED, ObjectForm
 from deeppart.state.paths import ExactPath, Key, Path, exact
 from deeppart.state.tensors import COMPOSITES, LeafType
 from deeppart.state.tree import DICT_KINDS, Alias
@@ -66,8 +66,8 @@ class SavedShard(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class SavedApart:
-    """Place of something that each rank has saved for itself; its part's document says what (``apart.py``)."""
+class RankLocalMark:
+    """Place of something that each rank has saved for itself; its part's document says what (``rank_local.py``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class SavedBranch:
     children: tuple[SavedNode, ...]
     name: str = ""
     metadata: Any = None
-    form: Form | None = None
+    form: ObjectForm | None = None
 
     def with_items(self, items: Iterable[tuple[Key, SavedNode]]) -> SavedBranch:
         """The same container with other keys and children."""
@@ -95,7 +95,7 @@ class SavedBranch:
         return replace(self, keys=tuple(key for key, _ in pairs), children=tuple(child for _, child in pairs))
 
 
-SavedNode = SavedBranch | SavedArray | SavedValue | SavedSharded | SavedApart
+SavedNode = SavedBranch | SavedArray | SavedValue | SavedSharded | RankLocalMark
 #: What is in the tree, and no container.
 SavedLeaf = SavedArray | SavedValue | SavedSharded
 
@@ -112,11 +112,11 @@ class Structure:
         values: encoded value per value number; None for the per-rank ones.
         per_rank_values: bool per value.
         rank0: paths of what is rank 0's, whatever the others held.
-        has_apart: true if ranks have saved anything outside the structure that they share.
-        shared: number of leaves before those that stand apart on one rank, if this is the structure of its state.
+        has_rank_local: true if ranks have saved anything outside the structure that they share.
+        shared: number of leaves before those that are rank-local on one rank, if this is the structure of its state.
         sharded: type of each whole sharded tensor.
         shards: number of a sharded tensor -> what one rank had of it, if this is the structure of its state.
-        is_unmarked: true if it is known that nothing in the tree marks the place of what stands apart.
+        is_unmarked: true if it is known that nothing in the tree marks the place of what is rank-local.
     """
 
     tree: SavedNode
@@ -126,7 +126,7 @@ class Structure:
     values: tuple[Encoded, ...] = ()
     per_rank_values: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
     rank0: frozenset[ExactPath] = frozenset()
-    has_apart: bool = False
+    has_rank_local: bool = False
     shared: int | None = None
     sharded: tuple[LeafType, ...] = ()
     shards: Mapping[int, tuple[SavedShard, ...]] = field(default_factory=dict)
@@ -163,13 +163,13 @@ class Structure:
 
 
 def array_numbers(tree: SavedNode) -> set[int]:
-    """Numbers of the leaves with bytes in a tree; of what stands apart there are none."""
+    """Numbers of the leaves with bytes in a tree; of what is rank-local there are none."""
     return {node.index for _, node in walk_tree(tree, ()) if isinstance(node, SavedArray)}
 
 
 def walk_tree(node: SavedNode, path: Path) -> Iterator[tuple[Path, SavedLeaf]]:
-    """Every leaf and value of a tree that stands at a path; what stands apart is not among them."""
-    if isinstance(node, SavedApart):
+    """Every leaf and value of a tree that stands at a path; what is rank-local is not among them."""
+    if isinstance(node, RankLocalMark):
         return
     if not isinstance(node, SavedBranch):
         yield path, node

@@ -22,7 +22,7 @@ from deeppart.errors import CorruptFileError
 from deeppart.part import MAX_LEAF_BYTES, short
 from deeppart.state.document.structure import (
     DICTS,
-    SavedApart,
+    RankLocalMark,
     SavedArray,
     SavedBranch,
     SavedNode,
@@ -30,16 +30,16 @@ from deeppart.state.document.structure import (
     SavedValue,
     Structure,
 )
-from deeppart.state.objects import ABOUT, DATACLASS, DEQUE, Form
+from deeppart.state.objects import ABOUT, DATACLASS, DEQUE, ObjectForm
 from deeppart.state.paths import Path, component, exact, id_key
 from deeppart.state.tensors import COMPOSITES, CONTEXT, JAGGED, KEYS, SUBCLASS, VALUES, LeafType, branch_name
 from deeppart.state.tree import (
     DEEPEST_NESTING,
     LEAST_ITEMS,
     Alias,
-    Apart,
     ArrayLeaf,
     Node,
+    RankLocal,
     ShardedLeaf,
     UnmadeLeaf,
     ValueLeaf,
@@ -92,7 +92,7 @@ def encode_tree(root: Node, first: tuple[int, int] = (0, 0)) -> Any:
         return ["v", root.index + first[1]]
     if isinstance(root, ShardedLeaf):
         return ["h", root.index]
-    if isinstance(root, Apart):
+    if isinstance(root, RankLocal):
         return ["r"] if root.mine or root.node is None else encode_tree(root.node, first)
     if isinstance(root, UnmadeLeaf):
         raise TypeError("a tensor without memory is in no state that is saved")
@@ -162,7 +162,7 @@ def encode_structure(
     values: list[Encoded],
     per_rank_values: npt.NDArray[np.bool_],
     rank0: list[Any],
-    has_apart: bool,
+    has_rank_local: bool,
     sharded: Sequence[LeafType] = (),
 ) -> dict[str, Any]:
     """The structure document; ``tree`` comes from :func:`encode_tree`, ``rank0`` from :func:`encode_path`."""
@@ -180,7 +180,7 @@ def encode_structure(
         "values": shared,
         "per_rank_values": np.flatnonzero(per_rank_values).tolist(),
         "rank0": rank0,
-        "apart": has_apart,
+        "apart": has_rank_local,
         "sharded": [encode_type(kind) for kind in sharded],
     }
 
@@ -234,14 +234,14 @@ def _decode_structure(document: Any, where: str) -> Structure:
         raise ValueError("the tree does not name every leaf and value exactly once")
     check_nesting(tree)
     rank0 = frozenset(exact(decode_path(path, where)) for path in _list(document["rank0"]))
-    has_apart = document["apart"]
-    if type(has_apart) is not bool:
-        raise ValueError(f"apart: {short(has_apart)}")
+    has_rank_local = document["apart"]
+    if type(has_rank_local) is not bool:
+        raise ValueError(f"apart: {short(has_rank_local)}")
     sharded = tuple([decode_type(each, where) for each in _list(document["sharded"])])
-    if sorted(seen.sharded) != list(range(len(sharded))) or (sharded and not has_apart):
+    if sorted(seen.sharded) != list(range(len(sharded))) or (sharded and not has_rank_local):
         raise ValueError("the tree does not name every sharded tensor exactly once")
     check_aliases(types, aliases)
-    what = (tree, tuple(types), per_rank, aliases, values, own_values, rank0, has_apart)
+    what = (tree, tuple(types), per_rank, aliases, values, own_values, rank0, has_rank_local)
     return Structure(*what, sharded=sharded, is_unmarked=not seen.marks)
 
 
@@ -257,7 +257,7 @@ class Numbers:
 
 
 def decode_tree(document: Any, values: int, where: str) -> tuple[SavedNode, Numbers]:
-    """Read a tree that stands apart; returns it and the numbers of the leaves that it names."""
+    """Read a tree that is rank-local; returns it and the numbers of the leaves that it names."""
     seen = Numbers(values)
     return _decode_node(document, seen, where), seen
 
@@ -277,7 +277,7 @@ def _decode_node(document: Any, seen: Numbers, where: str) -> SavedNode:
         return SavedSharded(rest[0])
     if code == "r":
         seen.marks += 1
-        return SavedApart()
+        return RankLocalMark()
     if code == COMPOSITE_CODE:
         return _decode_composite(rest, seen, where)
     if code == FORM_CODE:
@@ -324,7 +324,7 @@ def _decode_object(rest: list[Any], seen: Numbers, where: str) -> SavedNode:
             _count(about[0])
     if not all(type(name) is str and is_unicode(name) and "\0" not in name for name in names):
         raise ValueError(f"an object, or a field of it, without a name: {short(about)}")
-    form = Form(kind, tuple(about))
+    form = ObjectForm(kind, tuple(about))
     return SavedBranch("object", (None,), (_decode_node(rest[2], seen, where),), name=str(form), form=form)
 
 

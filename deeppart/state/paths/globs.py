@@ -33,9 +33,9 @@ PARTS = "parts"
 #: ``fn(path, values of the old ranks in rank order, new rank, new world size) -> value for the new rank``
 PerRankFunction = Callable[[str, Sequence[Any], int, int], Any]
 #: "strict", "drop", "rank0" or a function.
-Way = str | PerRankFunction
+PerRankPolicy = str | PerRankFunction
 #: What is taken for ``per_rank``: one way for all leaves, or glob -> way.
-PerRank = Way | Mapping[str, Way]
+PerRank = PerRankPolicy | Mapping[str, PerRankPolicy]
 STRICT, DROP = "strict", "drop"
 _MOST_NAMES = 10
 
@@ -225,13 +225,13 @@ def _of_leaves(mode: str) -> str:
 # --- per_rank ---------------------------------------------------------------------------------------------------------
 
 
-class Ways:
+class PerRankPolicies:
     """Decides how each per-rank leaf is treated."""
 
     def __init__(self, per_rank: PerRank) -> None:
         self._rules = in_order(per_rank)
 
-    def of(self, name: str) -> Way:
+    def of(self, name: str) -> PerRankPolicy:
         """The way of what was saved at a readable path."""
         hit = first_hit(name, self._rules)
         return STRICT if hit is None else self._rules[hit]
@@ -242,21 +242,21 @@ class Ways:
         return texts["*"] if texts.keys() == {"*"} else str(texts)
 
 
-def in_order(*tables: PerRank) -> dict[str, Way]:
+def in_order(*tables: PerRank) -> dict[str, PerRankPolicy]:
     """One table of several: the first that has a glob decides."""
-    found: dict[str, Way] = {}
+    found: dict[str, PerRankPolicy] = {}
     for table in tables:
         for glob, way in (table if isinstance(table, Mapping) else {"*": table}).items():
             found.setdefault(glob, way)
     return found
 
 
-def ways_or_refusal(per_rank: Any) -> tuple[Ways, ConfigError | None]:
+def policies_or_refusal(per_rank: Any) -> tuple[PerRankPolicies, ConfigError | None]:
     """The ways that a caller asks for; or those of "strict", and why not: other ranks are to hear of it."""
     table = in_order(per_rank)
     if all(isinstance(glob, str) and glob and _is_way(way) for glob, way in table.items()):
-        return Ways(table), None
-    return Ways(STRICT), ConfigError(
+        return PerRankPolicies(table), None
+    return PerRankPolicies(STRICT), ConfigError(
         "impossible value for per_rank",
         expected='"strict", "drop", "rank0", a function (path, old values, new rank, new world size) -> value, or a '
         'table of globs: {"rng/*": "drop", "*": "rank0"}',

@@ -1,8 +1,8 @@
 """What of a checkpoint goes into a live state, and what of that state stays as it is.
 
 The answer is a saved tree that is shaped like the live one: without what is not asked for, with a mark where a live
-item stays (:class:`SavedApart`, as where something is another rank's own), and with the names that the live state has.
-Everything after that goes on as for a checkpoint that holds just this.
+item stays (:class:`RankLocalMark`, as where something is another rank's own), and with the names that the live state
+has. Everything after that goes on as for a checkpoint that holds just this.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import Any
 import torch
 
 from deeppart.errors import StructureMismatchError
-from deeppart.state.document import DICTS, SavedApart, SavedArray, SavedBranch, SavedNode, SavedValue, walk_tree
+from deeppart.state.document import DICTS, RankLocalMark, SavedArray, SavedBranch, SavedNode, SavedValue, walk_tree
 from deeppart.state.objects import DEQUE
 from deeppart.state.paths import IdKey, Key, Path, covers, id_key, id_keys, nearest_globs, readable, some_names
 from deeppart.state.restore.composites import is_composite
 from deeppart.state.restore.request import MISSING, UNEXPECTED, Request, aligned, bare_name, matched
 from deeppart.state.restore.target import is_cut, meet
-from deeppart.state.tree import ArrayLeaf, Branch, Node, ValueLeaf, run_items, run_kind
+from deeppart.state.tree import ArrayLeaf, Branch, Node, ValueLeaf, container_items, container_kind
 
-_STAYS = SavedApart()
+_STAYS = RankLocalMark()
 _BOTH_KINDS = (
     "`deeppart show DIR` lists the names; a pattern without `/` is compared with single keys, one with `/` with whole "
     "paths, in which `*` does not go beyond a `/`"
@@ -96,7 +96,7 @@ class _Choosing:
 
     def node(self, saved: SavedNode, live: Node, path: Path, at: _At) -> SavedNode:
         """What is restored of a saved item for which there is a live one."""
-        if isinstance(saved, SavedApart):
+        if isinstance(saved, RankLocalMark):
             return saved
         request = self._request
         if request.exclude and request.excludes(path):
@@ -109,7 +109,7 @@ class _Choosing:
             live = live.children[0]
         if isinstance(saved, SavedBranch) and saved.kind == "object":
             child = self.node(saved.children[0], live, path, at)
-            if isinstance(child, SavedApart):
+            if isinstance(child, RankLocalMark):
                 return child
             return saved if child is saved.children[0] else replace(saved, children=(child,))
         _, met = meet(saved, live, self._values)
@@ -117,11 +117,11 @@ class _Choosing:
             return self._items(saved, met, path, at)
         pruned = self._pruned(saved, path, at)
         if pruned is not None and isinstance(saved, SavedValue) and isinstance(met, ValueLeaf):
-            self._check_live_run(met.value, path)
+            self._check_live_container(met.value, path)
             self._check_same_keys(self._values[saved.index], met.value, path, at)
         return _STAYS if pruned is None else pruned
 
-    def _check_live_run(self, value: Any, path: Path) -> None:
+    def _check_live_container(self, value: Any, path: Path) -> None:
         """It is filled as a whole, and would lose what is to stay as it is and the checkpoint lacks."""
         if self._request.may_exclude_below(path) and _any_item(value, path, self._request.excludes):
             raise _run_error(path)
@@ -168,7 +168,7 @@ class _Choosing:
         is_refused = len(staying) < len(lacking)  # as what the checkpoint lacks, or removed
         if saved.kind == "list" and any(key != number for number, (key, _) in enumerate(kept)):
             raise _hole_error(path)
-        if not at.asked and not is_refused and all(isinstance(child, SavedApart) for _, child in kept):
+        if not at.asked and not is_refused and all(isinstance(child, RankLocalMark) for _, child in kept):
             return _STAYS
         same = len(kept) == len(saved.children) and all(
             key is old and child is before
@@ -288,9 +288,9 @@ def _has_items(live: Branch) -> bool:
 
 def _any_item(value: Any, path: Path, meets: Callable[[Path], bool]) -> bool:
     """True if any item of a container of small values is one of these."""
-    if run_kind(value) is None:
+    if container_kind(value) is None:
         return False
-    pairs = zip(*run_items(value), strict=True)
+    pairs = zip(*container_items(value), strict=True)
     return any(meets((*path, key)) or _any_item(item, (*path, key), meets) for key, item in pairs)
 
 

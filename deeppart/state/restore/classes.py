@@ -19,7 +19,7 @@ from deeppart.state.document import SavedBranch, SavedNode, SavedValue
 from deeppart.state.objects import (
     DATACLASS,
     REGISTERED,
-    Form,
+    ObjectForm,
     SavedRecord,
     field_names,
     known_classes,
@@ -28,7 +28,7 @@ from deeppart.state.objects import (
 )
 from deeppart.state.paths import Path, readable, some_names
 from deeppart.state.restore.target import Target
-from deeppart.state.tree import Branch, FlatState, Node, ValueLeaf, make_run, run_items, run_kind
+from deeppart.state.tree import Branch, FlatState, Node, ValueLeaf, container_items, container_kind, make_container
 from deeppart.state.values import CONTAINERS, SavedMember, encode_key
 
 _GROUPS = frozenset({set, frozenset})
@@ -96,14 +96,14 @@ class _Resolving:
             return slice(*[self._value(each, path) for each in (value.start, value.stop, value.step)])
         if kind not in _MAY_HOLD:
             return value
-        keys, items = (range(len(value)), list(value)) if kind in _GROUPS else run_items(value)
+        keys, items = (range(len(value)), list(value)) if kind in _GROUPS else container_items(value)
         if not _may_hold(items) and not _may_hold(keys):
             return value
         new_keys, new_items = [self._value(key, path) for key in keys], [self._value(item, path) for item in items]
-        return kind(new_items) if kind in _GROUPS else make_run(run_kind(value) or "", new_keys, new_items)
+        return kind(new_items) if kind in _GROUPS else make_container(container_kind(value) or "", new_keys, new_items)
 
 
-def _check_form(form: Form, data: SavedNode, target: Target, path: Path) -> None:
+def _check_form(form: ObjectForm, data: SavedNode, target: Target, path: Path) -> None:
     if form.kind == DATACLASS:
         kind = target.class_of(*form.about[:2])
         if kind is None:
@@ -121,7 +121,7 @@ def _check_form(form: Form, data: SavedNode, target: Target, path: Path) -> None
         )
 
 
-def _check_fields(form: Form, kind: type, attributes: Sequence[Any], path: Path, *, chosen: bool) -> None:
+def _check_fields(form: ObjectForm, kind: type, attributes: Sequence[Any], path: Path, *, chosen: bool) -> None:
     """The class must have the fields that it had, and take the other attributes."""
     saved, mine = form.about[2], field_names(kind)
     gone = [name for name in saved if name not in mine and not (chosen and name not in attributes)]

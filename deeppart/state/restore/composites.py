@@ -28,9 +28,9 @@ from deeppart.state.tensors import (
     Array,
     LeafType,
     assemble,
+    decompose,
     leaf_type,
     overlaps_itself,
-    take_apart,
 )
 from deeppart.state.tree import ArrayLeaf, Branch, FlatState, UnmadeLeaf, ValueLeaf, describe_leaf_value
 from deeppart.state.values import same_value
@@ -170,7 +170,7 @@ def settle(kind: str, live: Any, made: Any, offsets: dict[int, torch.Tensor]) ->
             return live, not same
         if kind == JAGGED and live.device != made.device:
             made = _moved(made, live.device, offsets)
-        mine, theirs = take_apart(live, ""), take_apart(made, "")
+        mine, theirs = decompose(live, ""), decompose(made, "")
         if mine is not None and theirs is not None and kind != JAGGED and _fits(mine.items, theirs.items):
             for key, item in theirs.items.items():
                 if isinstance(item, torch.Tensor):
@@ -184,7 +184,7 @@ def settle(kind: str, live: Any, made: Any, offsets: dict[int, torch.Tensor]) ->
 
 def _moved(made: Any, device: torch.device, offsets: dict[int, torch.Tensor]) -> Any:
     """A jagged tensor on another device; those that have shared their offsets still do."""
-    parts = take_apart(made, "")
+    parts = decompose(made, "")
     items = {} if parts is None else parts.items
     for key, item in items.items():
         if key == "values":
@@ -210,7 +210,7 @@ def are_own(module: torch.nn.Module, live: Branch) -> bool:
 
 
 def _places(tensor: torch.Tensor) -> list[int]:
-    parts = take_apart(tensor, "")
+    parts = decompose(tensor, "")
     if parts is None:
         return [tensor.data_ptr()]
     return [place for item in parts.items.values() if isinstance(item, torch.Tensor) for place in _places(item)]
@@ -222,7 +222,7 @@ def _fits(live: dict[str, Any], made: dict[str, Any]) -> bool:
 
 
 def _same_parameters(live: torch.Tensor, made: torch.Tensor) -> bool:
-    mine, theirs = take_apart(live, ""), take_apart(made, "")
+    mine, theirs = decompose(live, ""), decompose(made, "")
     if mine is None or theirs is None:
         return False
     return all(

@@ -1,4 +1,4 @@
-"""Putting a saved run into the live one: every live list and dict in it stays the object that it is.
+"""Putting a saved value container into the live one: every live list and dict in it stays the object that it is.
 
 What has another kind of container in its place, or none, is replaced. The order of a dict's entries is the saved one.
 """
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from deeppart.state.tree import holds_containers, make_run
+from deeppart.state.tree import holds_containers, make_container
 from deeppart.state.values import CONTAINERS, MUTABLE, SEQUENCES, TABLES, fresh, put_in, same_value
 
 
@@ -93,5 +93,5 @@ def detached(item: Any) -> Any:
     if kind in SEQUENCES:
         return kind(map(detached, item))
     if kind in TABLES:
-        return make_run(TABLES[kind], item, map(detached, item.values()))
+        return make_container(TABLES[kind], item, map(detached, item.values()))
     return fresh(item)

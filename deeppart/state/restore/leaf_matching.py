@@ -17,7 +17,7 @@ import torch
 
 from deeppart._gc import collection_paused
 from deeppart.errors import LeafMismatchError, StateError, StructureMismatchError
-from deeppart.state.document import DICTS, SavedApart, SavedArray, SavedBranch, SavedNode, SavedValue, walk_tree
+from deeppart.state.document import DICTS, RankLocalMark, SavedArray, SavedBranch, SavedNode, SavedValue, walk_tree
 from deeppart.state.objects import is_optimizer, replaces
 from deeppart.state.paths import Path, exact, id_keys, name_kind, readable, some_names
 from deeppart.state.restore.classes import resolve
@@ -55,7 +55,7 @@ from deeppart.state.tensors import (
     new_array,
 )
 from deeppart.state.tree import (
-    RUN_KINDS,
+    CONTAINER_KINDS,
     Alias,
     ArrayLeaf,
     Branch,
@@ -64,11 +64,11 @@ from deeppart.state.tree import (
     ShardedLeaf,
     UnmadeLeaf,
     ValueLeaf,
+    container_kind,
     contiguous_strides,
     describe_leaf_value,
     find_aliases,
-    make_run,
-    run_kind,
+    make_container,
 )
 from deeppart.state.values import MUTABLE, same_value
 
@@ -113,7 +113,7 @@ class _Matching:
         self._target, self._flat = target, flat
         self.places: dict[int, int] = {}
         self.refused: list[StateError] = []
-        #: id of a live container -> what goes there: a saved tree, or a container within a saved run.
+        #: id of a live container -> what goes there: a saved tree, or a container within a saved value container.
         self._seen: dict[int, Any] = {}
         self._objects = self._modules = self._optimizers = 0
         self._data: Node | None = None  # of the last object
@@ -130,7 +130,7 @@ class _Matching:
 
     def node(self, saved: SavedNode, live: Node, path: Path, *, fixed: bool) -> None:
         """``fixed``: a changed value cannot be put here, because everything above is a tuple."""
-        if isinstance(saved, SavedApart):
+        if isinstance(saved, RankLocalMark):
             return
         if self._target.structure.rank0 and not fixed and exact(path) in self._target.structure.rank0:
             self._rank0(saved, live, path)
@@ -187,13 +187,13 @@ class _Matching:
         value = self._target.values[saved.index]
         if not isinstance(live, ValueLeaf):
             raise self._kind_error(saved, live, path)
-        kind, mine = run_kind(value), run_kind(live.value)
+        kind, mine = container_kind(value), container_kind(live.value)
         if live.value is not None and ((kind is None) != (mine is None) or not same_mutable(value, live.value)):
             raise self._kind_error(saved, live, path)
         if kind is not None and mine is not None:
             if not _same_kind(kind, mine) or (kind == "tuple" and len(value) != len(live.value)):
                 raise self._kind_error(saved, live, path)
-            self._check_run(live.value, value, path)
+            self._check_container(live.value, value, path)
         if type(live.value) in MUTABLE:
             self._check_shared(value, live.value, path)
             return
@@ -342,8 +342,8 @@ class _Matching:
                 todo="give each place of the live state a container of its own",
             )
 
-    def _check_run(self, live: Any, saved: Any, path: Path) -> None:
-        """Like :meth:`_check_shared`, for all live containers in a run."""
+    def _check_container(self, live: Any, saved: Any, path: Path) -> None:
+        """Like :meth:`_check_shared`, for all live containers in a value container."""
         if self._objects:
             return
         pairs = list(places(live, saved))
@@ -355,7 +355,7 @@ class _Matching:
             self._check_shared(content, container, path)
 
     def _same_values(self, one: Any, other: Any) -> bool:
-        """True if two saved trees, or containers within runs, hold the same keys and values (arrays: check_ties)."""
+        """True if two saved trees or containers hold the same keys and values (arrays: check_ties)."""
         if isinstance(one, SavedBranch) and isinstance(other, SavedBranch):
             mine = dict(zip(id_keys(one.keys), one.children, strict=True))
             theirs = dict(zip(id_keys(other.keys), other.children, strict=True))
@@ -375,11 +375,11 @@ class _Matching:
         if isinstance(saved, SavedValue):
             return self._target.values[saved.index]
         if not isinstance(saved, SavedBranch):
-            return DROPPED if isinstance(saved, (SavedArray, SavedApart)) else saved
+            return DROPPED if isinstance(saved, (SavedArray, RankLocalMark)) else saved
         items = [self._contents(child) for child in saved.children]
-        if saved.kind not in RUN_KINDS or any(item is DROPPED for item in items):
+        if saved.kind not in CONTAINER_KINDS or any(item is DROPPED for item in items):
             return DROPPED
-        return make_run(saved.kind, saved.keys, items)
+        return make_container(saved.kind, saved.keys, items)
 
     def _kind_error(self, saved: SavedNode, live: Node, path: Path) -> StateError:
         leaves = (SavedArray, SavedValue, ArrayLeaf, ShardedLeaf, ValueLeaf)
@@ -525,7 +525,7 @@ def check_ties(target: Target, flat: FlatState, places: dict[int, int]) -> None:
     found = [places.get(index) for index in range(len(flat.data))]
     saved_types = [None if saved is None or saved in target.casts else target.types[saved] for saved in found]
     types = [kind or leaf_type(data) for kind, data in zip(saved_types, flat.data, strict=True)]
-    rank0, first_apart = target.structure.rank0_leaves(), target.structure.shared
+    rank0, first_rank_local = target.structure.rank0_leaves(), target.structure.shared
     for index, alias in find_aliases(flat, types).items():
         saved, owner = places.get(index), places.get(alias.owner)
         if saved is None or owner is None:
@@ -536,8 +536,8 @@ def check_ties(target: Target, flat: FlatState, places: dict[int, int]) -> None:
                 paths = {path for path in (rank0.get(saved), rank0.get(owner)) if path is not None}
                 target.replaced |= paths - target.with_objects  # an object stays: both can be had, or it is an error
                 continue
-            if first_apart is not None and (saved < first_apart) != (owner < first_apart):
-                continue  # saved apart, from one memory: both hold the same bytes
+            if first_rank_local is not None and (saved < first_rank_local) != (owner < first_rank_local):
+                continue  # saved as rank-local, from one memory: both hold the same bytes
             error = StructureMismatchError(
                 "leaves that share memory in the live state were saved as separate leaves, or shared it in another way",
                 found=f"{readable(flat.arrays[index].path)} lies inside {readable(flat.arrays[alias.owner].path)}",
@@ -604,7 +604,7 @@ def first_inside(node: SavedNode | Node) -> str:
 def _first_that_is_no_value(node: SavedNode | Node, path: Path) -> tuple[Path, SavedNode | Node] | None:
     if isinstance(node, (SavedValue, ValueLeaf)):
         return None
-    if not isinstance(node, (SavedBranch, Branch)) or (path and node.kind not in RUN_KINDS):
+    if not isinstance(node, (SavedBranch, Branch)) or (path and node.kind not in CONTAINER_KINDS):
         return path, node
     for key, child in zip(node.keys, node.children, strict=True):
         if (found := _first_that_is_no_value(child, (*path, key))) is not None:
@@ -628,7 +628,7 @@ def describe_node(node: SavedNode | Node, value: Any) -> str:
         return "an array"
     if isinstance(node, ShardedLeaf):
         return f"a sharded tensor of {node.kind}"
-    kind = run_kind(value)
+    kind = container_kind(value)
     if kind is not None:
         return f"{name_kind(kind)} of {len(value)}"
     return "None" if value is None else f"a value of type {type(value).__name__}"

@@ -14,7 +14,7 @@ import torch
 from deeppart.errors import StateError
 from deeppart.state.document import (
     DICTS,
-    SavedApart,
+    RankLocalMark,
     SavedArray,
     SavedBranch,
     SavedNode,
@@ -29,7 +29,7 @@ from deeppart.state.restore.composites import are_own, composites_of, is_composi
 from deeppart.state.restore.filling import fill
 from deeppart.state.restore.target import DROPPED, Target, both_plain, is_lacking, meet
 from deeppart.state.tensors import SUBCLASS, Array, LeafType, in_a_row
-from deeppart.state.tree import Apart, ArrayLeaf, Branch, FlatState, Node, ShardedLeaf, UnmadeLeaf, ValueLeaf
+from deeppart.state.tree import ArrayLeaf, Branch, FlatState, Node, RankLocal, ShardedLeaf, UnmadeLeaf, ValueLeaf
 from deeppart.state.values import TABLE_MAKERS
 
 #: What a module's class must not define, and a module not have of its own, where loading is to change nothing.
@@ -109,7 +109,7 @@ def build(target: Target, arrays: dict[int, Array], node: SavedNode) -> Any:
         return DROPPED if node.index in target.dropped else arrays[node.index]
     if isinstance(node, SavedValue):
         return target.values[node.index]
-    if isinstance(node, (SavedApart, SavedSharded)):
+    if isinstance(node, (RankLocalMark, SavedSharded)):
         return DROPPED  # sharded ones are arrays by now, but for those of another rank's own tree
     if is_composite(node) and node.kind != SUBCLASS:
         return DROPPED if is_dropped(node, target) else rebuilt(target, arrays, node)
@@ -173,7 +173,7 @@ class _Putting:
 
     def node(self, saved: SavedNode, live: Node, path: Path, *, copy: bool) -> Any:
         """``copy``: leave live containers alone and return new ones: an object may hold one at several places."""
-        if isinstance(saved, SavedApart):
+        if isinstance(saved, RankLocalMark):
             return self._live_item(live)
         if self._target.replaced and exact(path) in self._target.replaced:
             return build(self._target, self._arrays, saved)
@@ -277,7 +277,7 @@ class _Putting:
             return self._flat.data[live.index]
         if isinstance(live, ShardedLeaf):
             return live.item
-        assert not isinstance(live, (Apart, UnmadeLeaf))
+        assert not isinstance(live, (RankLocal, UnmadeLeaf))
         return live.value if isinstance(live, ValueLeaf) else live.container
 
 

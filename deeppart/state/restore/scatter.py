@@ -15,8 +15,8 @@ import torch
 
 from deeppart.errors import CorruptFileError, FreedMemoryError
 from deeppart.model import Box
-from deeppart.part import OWN_TABLE, SPAN_DTYPE
-from deeppart.state.document import ShardSource, Structure, WholeTensor
+from deeppart.part import RANK_TABLE, SPAN_DTYPE
+from deeppart.state.document import GlobalTensor, ShardSource, Structure
 from deeppart.state.memory import HeldMemory, memmove
 from deeppart.state.tensors import Array, Bytes, LeafType, flat_bytes, lies_flat_on_host, rectangles
 
@@ -290,7 +290,7 @@ def check_places(
     leaf, begins = spans["leaf"].astype(np.int64), spans["raw_offset"]
     if len(leaf) and int(leaf.max()) >= len(structure.types):
         raise CorruptFileError("a part holds a leaf that the structure document lacks", where=where)
-    own = spans["table"] == OWN_TABLE
+    own = spans["table"] == RANK_TABLE
     aliases = np.zeros(len(structure.types), dtype=np.bool_)
     aliases[list(structure.aliases)] = True
     used, place = np.unique(leaf, return_inverse=True)  # a part holds few leaves of many
@@ -349,7 +349,7 @@ def check_cover(types: list[LeafType], wanted: set[int], spans: list[npt.NDArray
 # --- what parts hold of tensors ---------------------------------------------------------------------------------------
 
 
-class OwnSpans:
+class RankSpans:
     """The rows of a part's span table that are of its rank's own leaves.
 
     Attributes:
@@ -357,7 +357,7 @@ class OwnSpans:
     """
 
     def __init__(self, spans: npt.NDArray[np.void]) -> None:
-        own = spans[spans["table"] == OWN_TABLE]
+        own = spans[spans["table"] == RANK_TABLE]
         own = own[np.lexsort((own["start"], own["leaf"]))]
         self._rows = own
         leaves, first = np.unique(own["leaf"], return_index=True)
@@ -379,7 +379,7 @@ class OwnSpans:
         return rows
 
 
-def check_bytes(tensor: WholeTensor, spans: Sequence[OwnSpans], where: str) -> None:
+def check_bytes(tensor: GlobalTensor, spans: Sequence[RankSpans], where: str) -> None:
     """Check that the parts together hold every byte of each box of a tensor exactly once."""
     by_box: dict[tuple[Box, int], list[ShardSource]] = {}
     for source in tensor.sources:

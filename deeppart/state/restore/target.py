@@ -15,17 +15,17 @@ from deeppart.state.document import DICTS, SavedArray, SavedBranch, SavedNode, S
 from deeppart.state.paths import ExactPath, Path, readable
 from deeppart.state.tensors import Array, LeafType, new_array
 from deeppart.state.tree import (
-    RUN_KINDS,
+    CONTAINER_KINDS,
     Alias,
     Branch,
     Node,
     ShardedLeaf,
     UnmadeLeaf,
     ValueLeaf,
+    container_items,
+    container_kind,
     contiguous_strides,
     holds_containers,
-    run_items,
-    run_kind,
 )
 from deeppart.state.values import MUTABLE, decode_value
 
@@ -107,9 +107,13 @@ class Target:
 
     def untie_shards(self) -> None:
         """What the live state has shards of is no view of another leaf, nor one of it: each is filled for itself."""
-        apart = self.sharded.keys() | self.created.keys()
+        rank_local = self.sharded.keys() | self.created.keys()
         aliases = self.structure.aliases
-        kept = {index: alias for index, alias in aliases.items() if index not in apart and alias.owner not in apart}
+        kept = {
+            index: alias
+            for index, alias in aliases.items()
+            if index not in rank_local and alias.owner not in rank_local
+        }
         if len(kept) == len(aliases):
             return
         parts = {index for index, alias in aliases.items() if index not in kept and not self.is_twin(index, alias)}
@@ -180,24 +184,24 @@ def inside_object(saved: SavedNode, live: Node) -> tuple[SavedNode, Node]:
 
 
 def meet(saved: SavedNode, live: Node, values: Sequence[Any]) -> tuple[SavedNode, Node]:
-    """The two sides in one form: inside objects, and both as a container of leaves or both as a run of values.
+    """The two sides in one form: inside objects, and both as a container of leaves or both as a value container.
 
-    A list may have been saved item by item and be a run here, since it has grown; or be short here, and have been saved
-    as a run.
+    A list may have been saved item by item and be a value container here, since it has grown; or be short here, and
+    have been saved as a value container.
     """
     saved, live = inside_object(saved, live)
     if isinstance(saved, SavedBranch) and isinstance(live, ValueLeaf):
-        kind = run_kind(live.value)
+        kind = container_kind(live.value)
         if kind is not None:
-            keys, items = run_items(live.value)
+            keys, items = container_items(live.value)
             children: list[Node] = [
                 ValueLeaf((*live.path, key), item, -1) for key, item in zip(keys, items, strict=True)
             ]
             return saved, Branch(kind, live.value, keys, children)
-    if isinstance(saved, SavedValue) and isinstance(live, Branch) and live.kind in RUN_KINDS:
+    if isinstance(saved, SavedValue) and isinstance(live, Branch) and live.kind in CONTAINER_KINDS:
         value = values[saved.index]
-        is_flat = all(isinstance(child, ValueLeaf) and run_kind(child.value) is None for child in live.children)
-        if run_kind(value) is not None and (is_flat or (holds_containers(value) and _is_plain(live))):
+        is_flat = all(isinstance(child, ValueLeaf) and container_kind(child.value) is None for child in live.children)
+        if container_kind(value) is not None and (is_flat or (holds_containers(value) and _is_plain(live))):
             return saved, ValueLeaf((), live.container, -1)
     return saved, live
 
@@ -213,7 +217,7 @@ def both_plain(saved: SavedNode, live: Node, values: list[Any]) -> bool:
 
 
 def is_cut(saved: SavedBranch, live: Branch, *, is_record: bool) -> bool:
-    """True if a live container loses what the checkpoint lacks, as all runs do: a list, or a dict of small values."""
+    """True if a live container loses what the checkpoint lacks, as value containers do: a list, or a dict of values."""
     if saved.kind == "list":
         return not any(has_object(child, forms=False) for child in live.children[len(saved.children) :])
     return saved.kind in DICTS and (saved.kind == "counter" or not is_record) and _is_plain(live)
@@ -230,7 +234,7 @@ def has_object(live: Node, *, forms: bool = True) -> bool:
 def _is_plain(live: Node) -> bool:
     """True if it has only small values, to any depth."""
     if isinstance(live, Branch):
-        return live.kind in RUN_KINDS and all(map(_is_plain, live.children))
+        return live.kind in CONTAINER_KINDS and all(map(_is_plain, live.children))
     return isinstance(live, ValueLeaf)
 
 

@@ -16,7 +16,7 @@ from deeppart.state.tensors.composites import (
     Parts,
     assemble,
     branch_name,
-    take_apart,
+    decompose,
 )
 from deeppart.state.tensors.leaves import (
     PLAIN_TENSORS,
@@ -62,6 +62,7 @@ __all__ = [
     "branch_name",
     "check_array",
     "check_tensor",
+    "decompose",
     "dtype_name",
     "flat_bytes",
     "has_type",
@@ -77,5 +78,4 @@ __all__ = [
     "read_shards",
     "rectangles",
     "shards_again",
-    "take_apart",
 ]

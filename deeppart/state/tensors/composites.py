@@ -77,7 +77,7 @@ class Parts:
     items: dict[str, Any]
 
 
-def take_apart(tensor: torch.Tensor, where: str) -> Parts | None:
+def decompose(tensor: torch.Tensor, where: str) -> Parts | None:
     """The components of a tensor; None if it is plain, or of a kind that cannot be stored."""
     if type(tensor) in _PLAIN:
         if tensor.is_meta:

@@ -1,42 +1,30 @@
 """A live state taken apart: containers as a tree, leaves and small values numbered in an order that all ranks share.
 
 :func:`flatten` makes a :class:`FlatState`; :class:`Template` makes the next one of the same state at a fraction of the
-cost. Leaves that share memory are found in ``ties.py``, lists and dicts of nothing but small values in ``runs.py``.
+cost. Leaves that share memory are found in ``ties.py``; lists and dicts of nothing but small
+values are in ``value_containers.py``.
 """
 
 from deeppart.state.tree.flat import (
-    APART,
     ARRAY,
     COMPOSITE,
     DICT_KINDS,
     FORM,
     OBJECT,
+    RANK_LOCAL,
     SHARDED,
     VALUE,
-    Apart,
-    ApartRules,
     ArrayLeaf,
     Branch,
     FlatState,
     Node,
+    RankLocal,
+    RankLocalRules,
     ShardedLeaf,
     UnmadeLeaf,
     ValueLeaf,
 )
 from deeppart.state.tree.flattening import DEEPEST_NESTING, flatten
-from deeppart.state.tree.runs import (
-    LEAST_ENTRIES,
-    LEAST_ITEMS,
-    LEAST_ROWS,
-    RUN_KINDS,
-    describe_leaf_value,
-    holds_containers,
-    in_order,
-    make_run,
-    paths_inside,
-    run_items,
-    run_kind,
-)
 from deeppart.state.tree.template import Template
 from deeppart.state.tree.ties import (
     Alias,
@@ -49,11 +37,24 @@ from deeppart.state.tree.ties import (
     memory_groups,
     overlapping,
 )
+from deeppart.state.tree.value_containers import (
+    CONTAINER_KINDS,
+    LEAST_ENTRIES,
+    LEAST_ITEMS,
+    LEAST_ROWS,
+    container_items,
+    container_kind,
+    describe_leaf_value,
+    holds_containers,
+    in_order,
+    make_container,
+    paths_inside,
+)
 
 __all__ = [
-    "APART",
     "ARRAY",
     "COMPOSITE",
+    "CONTAINER_KINDS",
     "DEEPEST_NESTING",
     "DICT_KINDS",
     "FORM",
@@ -61,16 +62,16 @@ __all__ = [
     "LEAST_ITEMS",
     "LEAST_ROWS",
     "OBJECT",
-    "RUN_KINDS",
+    "RANK_LOCAL",
     "SHARDED",
     "VALUE",
     "Alias",
-    "Apart",
-    "ApartRules",
     "ArrayLeaf",
     "Branch",
     "FlatState",
     "Node",
+    "RankLocal",
+    "RankLocalRules",
     "ShardedLeaf",
     "Template",
     "UnmadeLeaf",
@@ -79,16 +80,16 @@ __all__ = [
     "alias_digests",
     "assign",
     "conflicting",
+    "container_items",
+    "container_kind",
     "contiguous_strides",
     "describe_leaf_value",
     "find_aliases",
     "flatten",
     "holds_containers",
     "in_order",
-    "make_run",
+    "make_container",
     "memory_groups",
     "overlapping",
     "paths_inside",
-    "run_items",
-    "run_kind",
 ]

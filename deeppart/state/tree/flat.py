@@ -12,12 +12,12 @@ import torch
 
 from deeppart.model import Box
 from deeppart.state.memory import Extents, HeldMemory
-from deeppart.state.objects import Form
+from deeppart.state.objects import ObjectForm
 from deeppart.state.paths import ExactPath, Excluded, Key, Path
 from deeppart.state.tensors import LeafType
 
 # Markers among the tokens; tuples, so that no string key can equal one.
-ARRAY, VALUE, OBJECT, APART, NUMPY = ("array",), ("value",), ("object",), ("apart",), ("numpy",)
+ARRAY, VALUE, OBJECT, RANK_LOCAL, NUMPY = ("array",), ("value",), ("object",), ("apart",), ("numpy",)
 SHARDED, COMPOSITE, FORM = ("sharded",), ("composite",), ("form",)
 #: Dicts and how they are called in a tree. A Counter is what MultiStepLR keeps its milestones in.
 DICT_KINDS: dict[type, str] = {
@@ -43,7 +43,7 @@ class ArrayLeaf:
 
 @dataclass(slots=True)
 class ValueLeaf:
-    """A small value at a path, or a container of nothing but small values (:mod:`deeppart.state.tree.runs`)."""
+    """A small value at a path, or a container of nothing but small values (:mod:`.value_containers`)."""
 
     path: Path
     value: Any
@@ -107,11 +107,11 @@ class Branch:
     keys: Sequence[Key]
     children: list[Node]
     path: Path = ()
-    form: Form | None = None
+    form: ObjectForm | None = None
 
 
 @dataclass(slots=True)
-class Apart:
+class RankLocal:
     """Something that is no part of the structure that all ranks share.
 
     Attributes:
@@ -119,7 +119,7 @@ class Apart:
         mine: true if every rank saves its own; otherwise rank 0's is saved for all.
         node: the node of this rank; None on the other ranks if it is rank 0's.
         place: of a dict's key, how many come before it in insertion order; None in other containers.
-        part: true if it is one of :attr:`ApartRules.parts`.
+        part: true if it is one of :attr:`RankLocalRules.parts`.
     """
 
     path: Path
@@ -129,12 +129,12 @@ class Apart:
     part: bool = False
 
 
-Node = Branch | ArrayLeaf | ShardedLeaf | ValueLeaf | UnmadeLeaf | Apart
+Node = Branch | ArrayLeaf | ShardedLeaf | ValueLeaf | UnmadeLeaf | RankLocal
 
 
 @dataclass(frozen=True, slots=True)
-class ApartRules:
-    """The places at which a state is cut into what all ranks share and what is apart.
+class RankLocalRules:
+    """The places at which a state is cut into what all ranks share and what is rank-local.
 
     Attributes:
         mine: paths where every rank saves what it has.
@@ -144,7 +144,7 @@ class ApartRules:
         parts: those of ``mine`` that are a part of one state, such as the layers of a pipeline stage: of what is there,
             all ranks that have it hold the same.
         excluded: which items of dicts are left out, as if the state had none there.
-        leaves_out: false if only runs are divided where some of one may be left out: of a live state.
+        leaves_out: false if only value containers are divided where some of one may be left out: of a live state.
     """
 
     mine: frozenset[ExactPath] = frozenset()
@@ -155,10 +155,8 @@ class ApartRules:
     excluded: Excluded | None = None
     leaves_out: bool = True
 
-    def may_be_run(self, path: Path, levels: int) -> bool:
-        """True if a run of so many levels may stay in one piece at a path. A flat one may, unless some of it may be
-        left out.
-        """
+    def may_be_value(self, path: Path, levels: int) -> bool:
+        """True if a container of so many levels may be one value at a path; a flat one unless some may be left out."""
         if self.excluded is not None and self.excluded.splits(path):
             return False
         return levels == 1 or self.splits is None or not self.splits(path)
@@ -183,11 +181,11 @@ class FlatState:
         orders: insertion order of each dict that is not in canonical order, and that dict's place among the tokens.
         ordered: of each OrderedDict that is not in canonical order its place among the tokens, its path, and the order
             of the keys that all ranks share.
-        apart: items outside the structure that all ranks share; rank 0's first, then this rank's own. Their
+        rank_local: items outside the structure that all ranks share; rank 0's first, then this rank's own. Their
             leaves follow those of the shared structure, in this order.
         shared: how many arrays, values and tokens are in the structure that all ranks share.
         common: how many arrays and values are there or rank 0's.
-        sharded: the sharded tensors, in canonical order, those of ``apart`` last.
+        sharded: the sharded tensors, in canonical order, those of ``rank_local`` last.
         shared_sharded: how many of them are in the structure that all ranks share.
         before_shards: how many arrays are none of their shards.
         unmade: the tensors on the meta device.
@@ -205,7 +203,7 @@ class FlatState:
     extents: Extents = field(default_factory=lambda: Extents([]))
     orders: list[Any] = field(default_factory=list)
     ordered: list[tuple[int, Path, list[Key]]] = field(default_factory=list)
-    apart: list[Apart] = field(default_factory=list)
+    rank_local: list[RankLocal] = field(default_factory=list)
     shared: tuple[int, int, int] = (0, 0, 0)
     common: tuple[int, int] = (0, 0)
     sharded: list[ShardedLeaf] = field(default_factory=list)
@@ -216,7 +214,7 @@ class FlatState:
 
     @property
     def objects(self) -> list[Branch]:
-        """The branches that are objects with a ``state_dict()``, outside of ``apart``; the tree stays as it is."""
+        """The branches that are objects with a ``state_dict()``, outside of ``rank_local``; the tree stays as it is."""
         if self._objects is None:
             self._objects = list(_objects_below(self.root))
         return self._objects

@@ -28,33 +28,33 @@ from deeppart.state.tensors import (
     Shards,
     check_array,
     check_tensor,
+    decompose,
     dtype_name,
     is_plain,
     is_sharded,
     read_shards,
-    take_apart,
 )
 from deeppart.state.tree.flat import (
-    APART,
     ARRAY,
     COMPOSITE,
     DICT_KINDS,
     FORM,
     NUMPY,
     OBJECT,
+    RANK_LOCAL,
     SHARDED,
     VALUE,
-    Apart,
-    ApartRules,
     ArrayLeaf,
     Branch,
     FlatState,
     Node,
+    RankLocal,
+    RankLocalRules,
     ShardedLeaf,
     UnmadeLeaf,
     ValueLeaf,
 )
-from deeppart.state.tree.runs import run_levels
+from deeppart.state.tree.value_containers import container_levels
 from deeppart.state.values import encode_key, encode_value, is_value
 
 #: Containers inside each other, at most: readers of JSON stop a little above twice that.
@@ -68,7 +68,7 @@ def flatten(
     *,
     live: bool = False,
     state_dicts: dict[int, Any] | None = None,
-    cuts: ApartRules | None = None,
+    cuts: RankLocalRules | None = None,
     may_ask: Callable[[Any], bool] = lambda item: True,
 ) -> FlatState:
     """Take a state apart; calls ``state_dict()`` of objects that have it, exactly once each."""
@@ -99,7 +99,7 @@ def hold_memory(flat: FlatState, extents: Extents) -> None:
 
 class _Walk:
     def __init__(
-        self, live: bool, state_dicts: dict[int, Any], cuts: ApartRules | None, may_ask: Callable[[Any], bool]
+        self, live: bool, state_dicts: dict[int, Any], cuts: RankLocalRules | None, may_ask: Callable[[Any], bool]
     ) -> None:
         self._live, self._may_ask = live, may_ask
         self._state_dicts = state_dicts
@@ -107,20 +107,20 @@ class _Walk:
         self._open: set[int] = set()
         self._cuts = cuts
         self._excluded = None if cuts is None or not cuts.leaves_out else cuts.excluded
-        self._later: list[tuple[Apart, Any, set[int]]] = []
+        self._later: list[tuple[RankLocal, Any, set[int]]] = []
         self._shards: list[tuple[ShardedLeaf, Shards]] = []
         self._in_rank0 = self._in_part = False
 
     def node(self, item: Any, path: Path) -> Node:
-        apart = None if self._cuts is None else self._cut(self._cuts, path, item)
-        if apart is not None:
-            self.flat.tokens.append(APART)
-            return self._set_apart(apart, item)
+        rank_local = None if self._cuts is None else self._cut(self._cuts, path, item)
+        if rank_local is not None:
+            self.flat.tokens.append(RANK_LOCAL)
+            return self._add_rank_local(rank_local, item)
         kind = type(item)
         if (kind is torch.Tensor or kind is torch.nn.Parameter) and not hasattr(item, "global_offsets"):
             return self._tensor(item, path)
-        levels = run_levels(item)
-        if levels and (self._cuts is None or self._cuts.may_be_run(path, levels)):
+        levels = container_levels(item)
+        if levels and (self._cuts is None or self._cuts.may_be_value(path, levels)):
             return self._value(item, path)
         if kind in DICT_KINDS:
             return self._dict(item, path, DICT_KINDS[kind])
@@ -144,38 +144,38 @@ class _Walk:
         raise AssertionError("is_value and encode_value disagree")
 
     def finish(self) -> None:
-        """Take apart what was set apart: rank 0's, then this rank's own."""
+        """Take apart what is rank-local: rank 0's, then this rank's own."""
         flat = self.flat
         flat.shared, flat.shared_sharded = flat.sizes(), len(flat.sharded)
         leads = self._cuts is not None and self._cuts.leads
-        self._cuts = None if self._cuts is None else ApartRules(splits=self._cuts.splits, excluded=self._excluded)
+        self._cuts = None if self._cuts is None else RankLocalRules(splits=self._cuts.splits, excluded=self._excluded)
         for mine in (False, True):
-            for apart, item, opened in self._later:
-                if apart.mine is not mine:
+            for rank_local, item, opened in self._later:
+                if rank_local.mine is not mine:
                     continue
-                flat.apart.append(apart)
-                flat.tokens += (APART, apart.path)
+                flat.rank_local.append(rank_local)
+                flat.tokens += (RANK_LOCAL, rank_local.path)
                 if mine or leads:
                     self._open, self._in_rank0 = set(opened), not mine
-                    self._in_part = apart.part
-                    apart.node = self.node(item, apart.path)
+                    self._in_part = rank_local.part
+                    rank_local.node = self.node(item, rank_local.path)
             if not mine:
                 flat.common = len(flat.arrays), len(flat.values)
         flat.before_shards = len(flat.arrays)
         for leaf, shards in self._shards:
             note_shards(flat, leaf, shards, live=self._live)
 
-    def _cut(self, cuts: ApartRules, path: Path, item: Any) -> Apart | None:
+    def _cut(self, cuts: RankLocalRules, path: Path, item: Any) -> RankLocal | None:
         if cuts.mine and exact(path) in cuts.mine:
-            return Apart(path, True, part=exact(path) in cuts.parts)
+            return RankLocal(path, True, part=exact(path) in cuts.parts)
         if cuts.rank0 is None:
             return None
-        inner = not (is_value(item) or run_levels(item) == 1 or isinstance(item, (torch.Tensor, np.ndarray)))
-        return Apart(path, False) if cuts.rank0(path, inner) else None
+        inner = not (is_value(item) or container_levels(item) == 1 or isinstance(item, (torch.Tensor, np.ndarray)))
+        return RankLocal(path, False) if cuts.rank0(path, inner) else None
 
-    def _set_apart(self, apart: Apart, item: Any) -> Apart:
-        self._later.append((apart, item, set(self._open)))
-        return apart
+    def _add_rank_local(self, rank_local: RankLocal, item: Any) -> RankLocal:
+        self._later.append((rank_local, item, set(self._open)))
+        return rank_local
 
     def _tensor(self, tensor: torch.Tensor, path: Path, inside: int = 0) -> Node:
         """``inside``: how many of the path's last keys lead into a tensor of which this is a component."""
@@ -184,7 +184,7 @@ class _Walk:
                 kind = LeafType("torch", dtype_name(tensor.dtype, readable(path)), tuple(tensor.shape))
                 self.flat.unmade.append(UnmadeLeaf(path, kind))
                 return self.flat.unmade[-1]
-            parts = take_apart(tensor, readable(path))
+            parts = decompose(tensor, readable(path))
             if parts is not None:
                 return self._composite(tensor, parts, path, inside + 1)
             check_tensor(tensor, readable(path))
@@ -254,14 +254,14 @@ class _Walk:
     def _dict(self, container: dict[Any, Any], path: Path, kind: str) -> Branch:
         order = self._kept(container, path)
         keys = shared = self._keys(order, path)
-        apart: dict[Key, Apart] = {}
+        rank_local: dict[Key, RankLocal] = {}
         if self._cuts is not None:
             found = [(key, self._cut(self._cuts, (*path, key), container[key])) for key in keys]
-            apart = {key: cut for key, cut in found if cut is not None}
-            for place, key in enumerate(order if apart else ()):
-                if key in apart:
-                    apart[key].place = place
-            shared = [key for key in keys if key not in apart]
+            rank_local = {key: cut for key, cut in found if cut is not None}
+            for place, key in enumerate(order if rank_local else ()):
+                if key in rank_local:
+                    rank_local[key].place = place
+            shared = [key for key in keys if key not in rank_local]
         self.flat.tokens += (kind, len(shared))
         if all(type(key) is str for key in shared):
             self.flat.tokens += shared
@@ -274,13 +274,15 @@ class _Walk:
         # By identity: of keys that do not compare, such as numpy's numbers with tuples, == is no answer.
         if not all(map(operator.is_, order, keys)):
             self.flat.orders.append((len(self.flat.tokens), list(order)))
-            mine = [key for key in order if key not in apart] if apart else list(order)
+            mine = [key for key in order if key not in rank_local] if rank_local else list(order)
             if kind == "odict" and path and not all(map(operator.is_, mine, shared)):
                 self.flat.ordered.append((len(self.flat.tokens), path, mine))
         self._enter(container, path)
-        if apart:
+        if rank_local:
             children: list[Node] = [
-                self._set_apart(apart[key], container[key]) if key in apart else self.node(container[key], (*path, key))
+                self._add_rank_local(rank_local[key], container[key])
+                if key in rank_local
+                else self.node(container[key], (*path, key))
                 for key in keys
             ]
         else:

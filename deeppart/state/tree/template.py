@@ -19,22 +19,22 @@ import torch
 from deeppart.state.memory import HeldMemory
 from deeppart.state.objects import object_form, object_state
 from deeppart.state.paths import readable
-from deeppart.state.tensors import COMPOSITES, PLAIN_TENSORS, branch_name, shards_again, take_apart
+from deeppart.state.tensors import COMPOSITES, PLAIN_TENSORS, branch_name, decompose, shards_again
 from deeppart.state.tree.flat import (
     DICT_KINDS,
     NUMPY,
-    Apart,
-    ApartRules,
     ArrayLeaf,
     Branch,
     FlatState,
     Node,
+    RankLocal,
+    RankLocalRules,
     ShardedLeaf,
     UnmadeLeaf,
     ValueLeaf,
 )
 from deeppart.state.tree.flattening import flatten, hold_memory
-from deeppart.state.tree.runs import LEAST_ROWS, RUN_KINDS, run_levels
+from deeppart.state.tree.value_containers import CONTAINER_KINDS, LEAST_ROWS, container_levels
 from deeppart.state.values import is_value
 
 #: Puts an item into its place; False if it does not fit.
@@ -54,7 +54,7 @@ class Template:
         self._data: list[Any] = []
         self._later: list[tuple[int, _Filler, Any]] = []
         self._shards: list[tuple[int, Sequence[torch.Tensor], Sequence[_TensorKind | None]]] = []
-        self.cuts: ApartRules | None = None
+        self.cuts: RankLocalRules | None = None
 
     def flatten(self, state: Any) -> FlatState:
         """Like :func:`.flatten`; its result is valid until the next call or :meth:`clear`.
@@ -73,7 +73,7 @@ class Template:
         self._take(flat)
         return flat
 
-    def cut(self, cuts: ApartRules | None) -> FlatState:
+    def cut(self, cuts: RankLocalRules | None) -> FlatState:
         """Take the state of the last call apart once more, cut in another place; calls nobody's ``state_dict()``."""
         state_dicts: dict[int, Any] = {}
         root = _item(self._known.root, self._known, state_dicts)
@@ -93,10 +93,10 @@ class Template:
         self._fill = self._filler(flat.root, {})
 
     def _fill_later(self) -> bool:
-        """The items that are apart, in the order of their leaves; then the shards of tensors."""
+        """The items that are rank-local, in the order of their leaves; then the shards of tensors."""
         if not all(fill(item) for _, fill, item in sorted(self._later, key=lambda entry: entry[0])):
             return False
-        # In order as it is, unless some of the tensors are apart.
+        # In order as it is, unless some of the tensors are rank-local.
         self._shards.sort(key=lambda entry: entry[0])
         return all(self._take_tensors(tensors, kinds) for _, tensors, kinds in self._shards)
 
@@ -126,7 +126,7 @@ class Template:
             return self._array_filler(node, kinds)
         if isinstance(node, ValueLeaf):
             return _value_filler(node, self.cuts)
-        if isinstance(node, Apart):
+        if isinstance(node, RankLocal):
             return self._apart_filler(node, kinds)
         if isinstance(node, ShardedLeaf):
             return self._sharded_filler(node, kinds)
@@ -142,11 +142,11 @@ class Template:
             return _dict_filler(node, take, _run_test(node, self.cuts))
         return _items_filler(node, take, _run_test(node, self.cuts))
 
-    def _apart_filler(self, apart: Apart, kinds: dict[Any, Any]) -> _Filler:
-        place = next(place for place, each in enumerate(self._known.apart) if each is apart)
-        if apart.node is None:
+    def _apart_filler(self, rank_local: RankLocal, kinds: dict[Any, Any]) -> _Filler:
+        place = next(place for place, each in enumerate(self._known.rank_local) if each is rank_local)
+        if rank_local.node is None:
             return lambda item: True
-        inner = self._filler(apart.node, kinds)
+        inner = self._filler(rank_local.node, kinds)
 
         def fill(item: Any) -> bool:
             self._later.append((place, inner, item))
@@ -246,7 +246,7 @@ def _item(node: Node, flat: FlatState, state_dicts: dict[int, Any]) -> Any:
         return flat.data[node.index]
     if isinstance(node, ValueLeaf):
         return node.value
-    if isinstance(node, Apart):
+    if isinstance(node, RankLocal):
         return None if node.node is None else _item(node.node, flat, state_dicts)
     for child in node.children:
         item = _item(child, flat, state_dicts)
@@ -255,7 +255,7 @@ def _item(node: Node, flat: FlatState, state_dicts: dict[int, Any]) -> Any:
     return node.container
 
 
-def _value_filler(leaf: ValueLeaf, cuts: ApartRules | None) -> _Filler:
+def _value_filler(leaf: ValueLeaf, cuts: RankLocalRules | None) -> _Filler:
     path, inside = leaf.path, leaf.inside
 
     def fill(item: Any) -> bool:
@@ -264,8 +264,8 @@ def _value_filler(leaf: ValueLeaf, cuts: ApartRules | None) -> _Filler:
             return not isinstance(item, torch.Tensor)
         if is_value(item):
             return True
-        levels = run_levels(item)
-        return levels > 0 and (cuts is None or cuts.may_be_run(path, levels))
+        levels = container_levels(item)
+        return levels > 0 and (cuts is None or cuts.may_be_value(path, levels))
 
     return fill
 
@@ -300,7 +300,7 @@ def _composite_filler(branch: Branch, fillers: Sequence[_Filler]) -> _Filler:
     name = branch_name(kind, branch.container)
 
     def fill(item: Any) -> bool:
-        parts = take_apart(item, readable(path)) if type(item) is cls else None
+        parts = decompose(item, readable(path)) if type(item) is cls else None
         if parts is None or (parts.kind, parts.name) != (kind, name) or list(parts.items) != keys:
             return False
         branch.container = item
@@ -323,21 +323,21 @@ def _items_filler(
     return fill
 
 
-def _run_test(branch: Branch, cuts: ApartRules | None) -> Callable[[Any], bool] | None:
-    """Tells whether other values in the same places make one run of the container; None where they never can."""
+def _run_test(branch: Branch, cuts: RankLocalRules | None) -> Callable[[Any], bool] | None:
+    """Tells whether other values in the same places make it a value container; None where they never can."""
     flat = all(isinstance(child, ValueLeaf) for child in branch.children)
     if not flat and (len(branch.children) < LEAST_ROWS or not _holds_values(branch)):
         return None
 
     def is_run(item: Any) -> bool:
-        levels = run_levels(item)
-        return levels > 0 and (cuts is None or cuts.may_be_run(branch.path, levels))
+        levels = container_levels(item)
+        return levels > 0 and (cuts is None or cuts.may_be_value(branch.path, levels))
 
     return is_run
 
 
 def _holds_values(node: Node) -> bool:
-    """True if there are only values, in containers that a run may have."""
+    """True if there are only values, in containers that a value container may have."""
     if isinstance(node, Branch):
-        return node.kind in RUN_KINDS and all(map(_holds_values, node.children))
+        return node.kind in CONTAINER_KINDS and all(map(_holds_values, node.children))
     return isinstance(node, ValueLeaf)

@@ -44,12 +44,12 @@ class Alias:
 def find_aliases(flat: FlatState, types: list[LeafType]) -> dict[int, Alias]:
     """Leaf number -> what it is a view of. Owners are never aliases themselves.
 
-    Of equal leaves the flat one with the lowest number owns the bytes. What stands apart from the structure that all
+    Of equal leaves the flat one with the lowest number owns the bytes. What is rank-local from the structure that all
     ranks share is not tied to it, nor what is rank 0's to what is each rank's own. Nor are arrays to tensors, though
     they may share memory. A shard of a tensor is tied to another shard if it is all of that, and the same part of a
     tensor of the same type; and to nothing else.
     """
-    if not flat.apart and not flat.sharded:
+    if not flat.rank_local and not flat.sharded:
         return _find_ties(flat, types)
     aliases: dict[int, Alias] = {}
     shards = {n: (leaf.kind, box) for leaf in flat.sharded for n, box in zip(leaf.numbers, leaf.boxes, strict=True)}

@@ -35,7 +35,7 @@ def short_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "LEAST_PORTION_BYTES", MIB)
 
 
-def wholes(step: int) -> dict[str, torch.Tensor]:
+def global_state(step: int) -> dict[str, torch.Tensor]:
     drawn = torch.Generator().manual_seed(step)
     found = {f"w{number}": torch.randn(600, 512, generator=drawn) for number in range(9)}  # 1.2 MB each
     return found | {"steady": torch.arange(3.0 * MIB).view(-1, 64), "small": torch.arange(5.0)}
@@ -43,7 +43,7 @@ def wholes(step: int) -> dict[str, torch.Tensor]:
 
 def state_of(rank: int, ranks: int, step: int) -> dict[str, Any]:
     """Replicated, sharded and per-rank leaves; what does not depend on the step stays as it was from save to save."""
-    whole = wholes(step)
+    whole = global_state(step)
     return {
         "replicated": {name: x.clone() for name, x in whole.items()},
         "sharded": {name: rows(x, rank, ranks) for name, x in whole.items()},
@@ -88,8 +88,8 @@ def restore(
     with pytest.MonkeyPatch.context() as patch, deeppart.Checkpointer(config(directory, way, **more), comm) as ck:
         patch.setattr(OpenedPart, "load", recording)
         assert ck.restore(state, per_rank=cycle) == step
-        wrong = [name for name, x in wholes(step).items() if not torch.equal(state["replicated"][name], x)]
-        for name, x in wholes(step).items():
+        wrong = [name for name, x in global_state(step).items() if not torch.equal(state["replicated"][name], x)]
+        for name, x in global_state(step).items():
             mine, expected = state["sharded"][name], rows(x, comm.rank, comm.size)
             if not torch.equal(mine.as_subclass(torch.Tensor), expected.as_subclass(torch.Tensor)):
                 wrong.append(f"shard of {name}")

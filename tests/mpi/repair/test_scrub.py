@@ -120,18 +120,18 @@ def retired_meanwhile(comm: Any, directory: Path) -> tuple[int, list[str], bool]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with deeppart.Checkpointer(settings, comm) as ck:
-            ledger, held = ck._pipeline.ledger, threading.Event()
-            hold = ledger.hold
+            call_notes, held = ck._pipeline.call_notes, threading.Event()
+            hold = call_notes.hold
 
             def hold_too_late(step: Any) -> None:
                 if comm.rank == 1 and not held.is_set():
-                    assert ledger.retire({step.key}) == {step.key}
+                    assert call_notes.retire({step.key}) == {step.key}
                     for path in (directory / "local" / "node1").rglob("step-*"):
                         shutil.rmtree(path)
                 hold(step)
                 held.set()
 
-            ledger.hold = hold_too_late  # type: ignore[method-assign, assignment]
+            call_notes.hold = hold_too_late  # type: ignore[method-assign, assignment]
             pending = ck.checkpoint(state(comm.rank), 1)
             for level in ("local", "partner"):
                 pending.wait(level, timeout=200)

@@ -41,7 +41,7 @@ def went_on(comm: Any, directory: Path, settings: dict[str, Any]) -> tuple[list[
             deadline = time.monotonic() + 60
             while not ck._pipeline.idle and time.monotonic() < deadline:
                 time.sleep(0.01)
-            complete = sorted(each.step for each in ck._pipeline.ledger.complete().values())
+            complete = sorted(each.step for each in ck._pipeline.call_notes.complete().values())
             lines = [line for line in ck.explanation if "redundancy" in line or "parity is not" in line]
     comm.Barrier()
     files = [*directory.glob("local/*/*/partner/step-*/*.dpp"), *directory.glob("local/*/*/parity/step-*/*.dpy")]

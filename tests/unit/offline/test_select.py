@@ -14,12 +14,12 @@ import torch
 import deeppart
 from deeppart.errors import StructureMismatchError
 from deeppart.offline.reading import select
-from deeppart.state.document.structure import SavedApart, SavedBranch, SavedNode, Structure, walk_tree
+from deeppart.state.document.structure import RankLocalMark, SavedBranch, SavedNode, Structure, walk_tree
 from deeppart.state.document.structure_json import decode_structure, encode_structure, encode_tree
 from deeppart.state.paths.keys import readable
 from deeppart.state.tensors.leaves import leaf_type
 from deeppart.state.tree.flattening import flatten
-from deeppart.state.tree.runs import LEAST_ENTRIES, LEAST_ROWS
+from deeppart.state.tree.value_containers import LEAST_ENTRIES, LEAST_ROWS
 from deeppart.state.values import encode_value
 from deeppart.testing.states import Box, difference
 
@@ -140,7 +140,7 @@ def test_what_stands_apart_is_chosen_as_a_container() -> None:
     """It has no leaves of the shared structure."""
     structure, values = saved({"a": torch.ones(1), "b": torch.ones(2)})
     assert isinstance(structure.tree, SavedBranch)
-    tree = SavedBranch("dict", ("a", "own"), (structure.tree.children[0], SavedApart()))
+    tree = SavedBranch("dict", ("a", "own"), (structure.tree.children[0], RankLocalMark()))
     apart = Structure(tree, structure.types, structure.per_rank)
     found, leaves = select(apart, values, ["own/*"])
     assert kinds(found)[""] == ("dict", ("own",)) and leaves == set()

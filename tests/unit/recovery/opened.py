@@ -19,14 +19,14 @@ from deeppart.recovery.narrowing import flatten_live
 from deeppart.recovery.saved import Documents
 from deeppart.recovery.tables import PartIndexView, Tables, share_tables
 from deeppart.state.capture.staging import Staging
-from deeppart.state.document.part_document import Own, PartDocument, decode_meta, encode_own
+from deeppart.state.document.part_document import Own, PartDocument, decode_meta, encode_rank_local
 from deeppart.state.document.structure_json import encode_tree
-from deeppart.state.paths.globs import PerRank, Ways
+from deeppart.state.paths.globs import PerRank, PerRankPolicies
 from deeppart.state.paths.keys import Path as Keys
 from deeppart.state.paths.keys import exact
 from deeppart.state.restore.choosing import Choice
 from deeppart.state.tensors.leaves import leaf_type
-from deeppart.state.tree.flat import ApartRules
+from deeppart.state.tree.flat import RankLocalRules
 from deeppart.state.tree.flattening import flatten
 from deeppart.state.tree.ties import find_aliases
 from deeppart.state.values import encode_value
@@ -65,11 +65,11 @@ class Opened:
 
     def matched(self, state: Any, per_rank: PerRank = "strict") -> Matched:
         """As a restore does it (collective)."""
-        saved, ways = self.saved(), Ways(per_rank)
-        check_step(saved, self.indexes, ways, self.ranks.comm.size)
+        saved, policies = self.saved(), PerRankPolicies(per_rank)
+        check_step(saved, self.indexes, policies, self.ranks.comm.size)
         flat = flatten_live(state)
         places = find_places(saved, flat, self.ranks, "matching")
-        return match(saved, flat, places, ways, self.ranks.rank, Choice(saved.structure.tree), cast=False)
+        return match(saved, flat, places, policies, self.ranks.rank, Choice(saved.structure.tree), cast=False)
 
 
 def open_step(root: Path, comm: Comm | None = None, *, on_nodes: bool = False) -> Opened:
@@ -112,14 +112,14 @@ def documents_of(states: list[Any], mine: Collection[Keys] = (), own: Collection
         mine: paths at which each rank has something that stands apart.
         own: paths of what all ranks share the place of, but not the contents.
     """
-    cuts = ApartRules(frozenset(map(exact, mine)))
+    cuts = RankLocalRules(frozenset(map(exact, mine)))
     found = [decode_meta(_document(state, cuts, own, rank == 0).meta(), "here") for rank, state in enumerate(states)]
     structure = found[0].structure
     assert structure is not None
     return Documents(structure, tuple(found), tuple(document.check(structure, "here") for document in found))
 
 
-def _document(state: Any, cuts: ApartRules, own: Collection[Keys], leads: bool) -> PartDocument:
+def _document(state: Any, cuts: RankLocalRules, own: Collection[Keys], leads: bool) -> PartDocument:
     flat = flatten(state, cuts=cuts)
     types = [leaf_type(data) for data in flat.data]
     arrays, values = flat.shared[:2]
@@ -131,5 +131,5 @@ def _document(state: Any, cuts: ApartRules, own: Collection[Keys], leads: bool) 
         np.array([leaf.index >= values or leaf.path in own for leaf in flat.values], dtype=np.bool_),
         [encode_value(leaf.value, "") for leaf in flat.values],
         leads,
-        own=Own(encode_own(flat, (0, 0)), flat.shared[:2], (0, 0), [], bool(cuts.mine)),
+        own=Own(encode_rank_local(flat, (0, 0)), flat.shared[:2], (0, 0), [], bool(cuts.mine)),
     )

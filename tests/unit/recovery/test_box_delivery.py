@@ -36,10 +36,10 @@ def cut(box: Box, pieces: int, draw: random.Random) -> list[Box]:
     return found
 
 
-def random_states(draw: random.Random, wholes: dict[str, torch.Tensor], ranks: int, *, zero: bool) -> list[Any]:
+def random_states(draw: random.Random, global_state: dict[str, torch.Tensor], ranks: int, *, zero: bool) -> list[Any]:
     """A state for each rank, of tensors that are cut into as many boxes, of which a rank may have another's too."""
     states: list[dict[str, Any]] = [{} for _ in range(ranks)]
-    for name, whole in wholes.items():
+    for name, whole in global_state.items():
         boxes = cut(Box.whole(tuple(whole.shape)), draw.randint(1, ranks), draw)
         filled = torch.full_like(whole, -1) if zero else whole
         owners = list(range(ranks))
@@ -52,14 +52,14 @@ def random_states(draw: random.Random, wholes: dict[str, torch.Tensor], ranks: i
 @pytest.mark.parametrize("seed", range(8))
 def test_from_any_boxes_into_any_others(tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)
-    wholes = {"a": WHOLE, "b": WHOLE[:, :, :1].to(torch.bfloat16), "c": torch.arange(100_000.0).view(500, 200)}
-    save(tmp_path, random_states(draw, wholes, draw.randint(1, 4), zero=False))
-    live = random_states(draw, wholes, draw.randint(1, 4), zero=True)
+    global_state = {"a": WHOLE, "b": WHOLE[:, :, :1].to(torch.bfloat16), "c": torch.arange(100_000.0).view(500, 200)}
+    save(tmp_path, random_states(draw, global_state, draw.randint(1, 4), zero=False))
+    live = random_states(draw, global_state, draw.randint(1, 4), zero=True)
     restore(tmp_path, live, on_nodes=bool(seed % 2))
     for state in live:
         for name, x in state.items():
             (offset,), (sizes,) = x.global_offsets, x.local_sizes
-            assert torch.equal(x.as_subclass(torch.Tensor), wholes[name][Box(offset, sizes).slices()])
+            assert torch.equal(x.as_subclass(torch.Tensor), global_state[name][Box(offset, sizes).slices()])
 
 
 def test_what_was_whole_comes_to_shards_and_shards_to_what_is_whole(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def brought(root: Path, comm: Comm, *, lose: int = -1, free: int = -1) -> Any:
         opened.recovered.mine.clear()
     column = Box((0, rank, 0), (9, 1, 5))
     live = torch.full(column.sizes, -1)
-    tensor = saved.wholes.tensors[exact(("w",))]
+    tensor = saved.global_state.tensors[exact(("w",))]
     scatter = Scatter(wanted_of(tensor.sources, LiveBox(live, column), tensor.kind, "w"))
     if free == rank:
         live.untyped_storage().resize_(0)

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from deeppart.errors import CorruptFileError
-from deeppart.recovery.saved import apart_paths, content_at
-from deeppart.state.document.whole import Wholes
+from deeppart.recovery.saved import content_at, rank_local_paths
+from deeppart.state.document.global_state import GlobalState
 from deeppart.state.paths.keys import Path as Keys
 from deeppart.state.tensors.leaves import Array
 from deeppart.testing.states import difference
@@ -115,11 +115,13 @@ def test_what_each_rank_had_where_it_stands_apart() -> None:
 
 def test_paths_at_which_any_rank_has_something_are_named_once() -> None:
     documents = documents_of(STATES, [CACHE, ITEM])
-    assert sorted((tree.path for tree in apart_paths(documents.own, Wholes({}))), key=str) == [CACHE, ITEM]
-    assert [tree.path for tree in apart_paths(documents.own[1:2], Wholes({}))] == [ITEM]
-    assert apart_paths([], Wholes({})) == apart_paths(documents_of([{"w": 1}]).own, Wholes({})) == []
+    assert sorted((tree.path for tree in rank_local_paths(documents.own, GlobalState({}))), key=str) == [CACHE, ITEM]
+    assert [tree.path for tree in rank_local_paths(documents.own[1:2], GlobalState({}))] == [ITEM]
+    assert (
+        rank_local_paths([], GlobalState({})) == rank_local_paths(documents_of([{"w": 1}]).own, GlobalState({})) == []
+    )
 
 
 def test_keys_of_other_types_are_other_paths() -> None:
     documents = documents_of([{1: "a", "w": 0}, {True: "b", "w": 0}], [(1,), (True,)])
-    assert [list(map(type, tree.path)) for tree in apart_paths(documents.own, Wholes({}))] == [[int], [bool]]
+    assert [list(map(type, tree.path)) for tree in rank_local_paths(documents.own, GlobalState({}))] == [[int], [bool]]

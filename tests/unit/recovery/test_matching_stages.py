@@ -150,14 +150,14 @@ def test_what_is_each_ranks_own_beside_stages_is_mapped(tmp_path: Path, per_rank
 
 @pytest.mark.filterwarnings("ignore:.*:deeppart.PerRankNotice")
 @pytest.mark.parametrize("per_rank", ["drop", "rank0", last])
-@pytest.mark.parametrize("apart", [False, True])
-def test_no_rank_makes_memory_for_stages_of_others(tmp_path: Path, per_rank: Any, apart: bool) -> None:
+@pytest.mark.parametrize("rank_local", [False, True])
+def test_no_rank_makes_memory_for_stages_of_others(tmp_path: Path, per_rank: Any, rank_local: bool) -> None:
     """Whole tensors of all stages would not fit into a node's memory."""
     saved = own_and_stages()
-    if apart:
+    if rank_local:
         saved[1]["more"] = {"n": 5, "k": torch.ones(3)}
     saved.append({"rng": torch.full((2,), 2)})
-    save(tmp_path, saved, replicated={"more": "none"} if apart else "auto")
+    save(tmp_path, saved, replicated={"more": "none"} if rank_local else "auto")
 
     def made(comm: Comm) -> list[str]:
         opened = open_step(tmp_path, comm)

@@ -14,7 +14,7 @@ from deeppart.errors import CorruptFileError
 from deeppart.recovery import SavedStep, saved_step
 from deeppart.recovery.saved import check_spans
 from deeppart.recovery.tables import PartIndexView
-from deeppart.state.document.structure import SavedApart, SavedBranch
+from deeppart.state.document.structure import RankLocalMark, SavedBranch
 from tests.unit.cli_support import forge
 from tests.unit.recovery.opened import Opened, documents_of, open_step
 from tests.unit.suspicions import attempt
@@ -51,7 +51,7 @@ def test_another_number_restores_what_all_ranks_share(size: int) -> None:
         assert saved.paths() == [("a/b",), ("w",)] and saved.own_leaves == {0}
         tree = saved.structure.tree
         assert isinstance(tree, SavedBranch)
-        assert isinstance(dict(zip(tree.keys, tree.children, strict=True))["only"], SavedApart), "left as it is"
+        assert isinstance(dict(zip(tree.keys, tree.children, strict=True))["only"], RankLocalMark), "left as it is"
         assert len(saved.of_ranks) == 2, "what the old ranks had is known all the same"
 
 

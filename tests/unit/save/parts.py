@@ -11,8 +11,8 @@ from deeppart.codec import Chooser
 from deeppart.model import Attempt
 from deeppart.part import MemorySource, PartReader
 from deeppart.save import Encoders, Encoding, Workers
+from deeppart.save.growing_file import GrowingFile
 from deeppart.save.job import Staged
-from deeppart.save.relay import Relay
 from deeppart.save.write import recode_part
 from deeppart.state.capture.layout import lay_out
 from deeppart.state.document.part_document import PartDocument
@@ -38,10 +38,10 @@ def staged(*kinds: tuple[str, int]) -> Staged:
     return Staged(layout, data.numpy(), document)
 
 
-def recoded(relay: Relay, share: Staged, chooser: Chooser) -> PartReader:
+def recoded(growing: GrowingFile, share: Staged, chooser: Chooser) -> PartReader:
     sink = io.BytesIO()
     encoding = Encoding(chooser, Encoders(2))
-    summary = recode_part(relay, share.layout, share.document, sink, encoding, ATTEMPT, 0, Workers(1, "behind"))
+    summary = recode_part(growing, share.layout, share.document, sink, encoding, ATTEMPT, 0, Workers(1, "behind"))
     reader = PartReader(MemorySource(sink.getvalue()), where="recoded")
     assert reader.verify() == summary.digest
     return reader

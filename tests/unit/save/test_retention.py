@@ -19,7 +19,7 @@ import deeppart
 from deeppart.comm import Comm, finish
 from deeppart.errors import BackgroundFailureWarning, CheckpointError, StorageError
 from deeppart.model import Attempt, StepKey
-from deeppart.save import Ledger, Retention
+from deeppart.save import CallNotes, Retention
 from deeppart.storage.node import NodeLevel
 from deeppart.storage.persistent import PersistentLevel
 from deeppart.storage.steps import list_steps, step_directory
@@ -356,14 +356,14 @@ def newest_key(root: Path) -> StepKey:
 
 
 def test_a_step_is_held_or_retired_never_both() -> None:
-    ledger = Ledger()
+    call_notes = CallNotes()
     attempts = [Attempt("0" * 32, "1" * 32, sequence, step, 1) for sequence, step in enumerate((10, 20))]
     for attempt in attempts:
-        ledger.completed(attempt)
+        call_notes.completed(attempt)
     ten, twenty = (attempt.key for attempt in attempts)
     others = {StepKey(30, "1" * 32, 2), StepKey(20, "2" * 32, 1)}
-    ledger.hold(attempts[1])
-    assert ledger.retire({ten, twenty, *others}) == {ten, *others}, "of another session"
-    assert list(ledger.complete().values()) == [attempts[1]]
-    ledger.release(attempts[1])
-    assert ledger.retire({twenty}) == {twenty} and not ledger.complete()
+    call_notes.hold(attempts[1])
+    assert call_notes.retire({ten, twenty, *others}) == {ten, *others}, "of another session"
+    assert list(call_notes.complete().values()) == [attempts[1]]
+    call_notes.release(attempts[1])
+    assert call_notes.retire({twenty}) == {twenty} and not call_notes.complete()

@@ -19,8 +19,8 @@ from deeppart.errors import CheckpointError, CorruptFileError, StorageError
 from deeppart.part import FileSource, PartReader
 from deeppart.save import Encoders, Encoding, StagingLease, Workers
 from deeppart.save import write as writing
+from deeppart.save.growing_file import GrowingFile, SourceLostError
 from deeppart.save.job import Staged
-from deeppart.save.relay import Relay, SourceLostError
 from deeppart.save.write import write_part
 from deeppart.storage.files import DurableFile
 from deeppart.testing.states import difference
@@ -39,14 +39,14 @@ def state(step: int) -> dict[str, Any]:
     return {"x": torch.full((3_000_000,), step, dtype=torch.int32), "step": step}
 
 
-def flipping(relay: Relay, offset: int, buffer: memoryview, read: Callable[..., int]) -> int:
-    count = read(relay, offset, buffer)
+def flipping(growing: GrowingFile, offset: int, buffer: memoryview, read: Callable[..., int]) -> int:
+    count = read(growing, offset, buffer)
     if offset == 0:
         buffer[100_000] ^= 4
     return count
 
 
-def refusing(relay: Relay, offset: int, buffer: memoryview, read: Callable[..., int]) -> int:
+def refusing(growing: GrowingFile, offset: int, buffer: memoryview, read: Callable[..., int]) -> int:
     real = os.preadv
 
     def failing(*arguments: Any) -> int:
@@ -54,7 +54,7 @@ def refusing(relay: Relay, offset: int, buffer: memoryview, read: Callable[..., 
 
     os.preadv = failing
     try:
-        return read(relay, offset, buffer)
+        return read(growing, offset, buffer)
     finally:
         os.preadv = real
 
@@ -62,13 +62,13 @@ def refusing(relay: Relay, offset: int, buffer: memoryview, read: Callable[..., 
 @pytest.fixture(params=[flipping, refusing], ids=["changed", "unreadable"])
 def bad_copy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Call it to make every copy of a local part go wrong; again to end that."""
-    read = Relay.read_into
+    read = GrowingFile.read_into
     active: list[bool] = []
 
-    def read_into(relay: Relay, offset: int, buffer: memoryview) -> int:
-        return int(request.param(relay, offset, buffer, read)) if active else read(relay, offset, buffer)
+    def read_into(growing: GrowingFile, offset: int, buffer: memoryview) -> int:
+        return int(request.param(growing, offset, buffer, read)) if active else read(growing, offset, buffer)
 
-    monkeypatch.setattr(Relay, "read_into", read_into)
+    monkeypatch.setattr(GrowingFile, "read_into", read_into)
     return lambda: active.clear() if active else active.append(True)
 
 
@@ -108,12 +108,12 @@ def test_when_memory_has_been_given_back(
     """The step is not committed; the local copy, the step before and the next checkpoint are not affected."""
     copy = writing.copy_part
 
-    def copy_late(relay: Relay, file: DurableFile, behind: Workers) -> str:
+    def copy_late(growing: GrowingFile, file: DurableFile, behind: Workers) -> str:
         deadline = time.monotonic() + PATIENCE_S
         while not ck._pipeline.staging_is_free:
             assert time.monotonic() < deadline
             time.sleep(0.001)
-        return copy(relay, file, behind)
+        return copy(growing, file, behind)
 
     monkeypatch.setattr(writing, "copy_part", copy_late)
     monkeypatch.setattr(writing, "RETRY_PAUSES_S", (0.01, 0.01))
@@ -167,20 +167,20 @@ def test_memory_is_not_given_back_while_the_local_part_is_written_from_it(
         ck.checkpoint(state(3), 3).wait(timeout=PATIENCE_S)
 
 
-def written(share: Staged, path: Path, compression: str, only: set[str] | None = None) -> Relay:
+def written(share: Staged, path: Path, compression: str, only: set[str] | None = None) -> GrowingFile:
     """A complete local part, as the flush sees it."""
     file = DurableFile(path)
-    relay = Relay(file)
-    relay.complete(write_part(share, relay, Encoding(Chooser(compression, only), Encoders(1)), ATTEMPT, 0))
+    growing = GrowingFile(file)
+    growing.complete(write_part(share, growing, Encoding(Chooser(compression, only), Encoders(1)), ATTEMPT, 0))
     file.commit()
-    return relay
+    return growing
 
 
 def test_what_is_raw_is_encoded_and_the_rest_passed_on(tmp_path: Path) -> None:
     share = staged(("float32", 3_000_000), ("bfloat16", 700_000), ("float64", 100_000))
-    relay = written(share, tmp_path / "local", "tensor", {"bfloat16"})
+    growing = written(share, tmp_path / "local", "tensor", {"bfloat16"})
     local = PartReader(FileSource(tmp_path / "local"), where="local")
-    reader = recoded(relay, share, Chooser("tensor", {"float32"}))
+    reader = recoded(growing, share, Chooser("tensor", {"float32"}))
     codecs = {
         dtype.decode(): int(codec) for dtype, codec in zip(reader.chunks["dtype"], reader.chunks["codec"], strict=True)
     }
@@ -188,33 +188,33 @@ def test_what_is_raw_is_encoded_and_the_rest_passed_on(tmp_path: Path) -> None:
     raw = b"".join(bytes(reader.read_chunk(i)) for i in range(len(reader.chunks)))
     assert raw == share.data.tobytes()
     assert (reader.chunks["raw_digest"] == local.chunks["raw_digest"]).all()
-    relay.close()
+    growing.close()
 
 
 def test_a_byte_that_changed_on_the_node_is_not_passed_on(tmp_path: Path) -> None:
     share = staged(("float32", 3_000_000))
-    relay = written(share, tmp_path / "local", "none")
+    growing = written(share, tmp_path / "local", "none")
     with (tmp_path / "local").open("r+b") as file:
         file.seek(6 << 20)
         file.write(b"\x55\xaa\x55")
     with pytest.raises(CorruptFileError, match="chunk 1 of 3"):
-        recoded(relay, share, Chooser("tensor"))
+        recoded(growing, share, Chooser("tensor"))
     with (tmp_path / "local").open("r+b") as file:
         file.truncate(5 << 20)
     with pytest.raises(SourceLostError, match="shorter"):
-        recoded(relay, share, Chooser("tensor"))
-    relay.close()
+        recoded(growing, share, Chooser("tensor"))
+    growing.close()
 
 
 def test_a_part_that_is_given_up_ends_the_one_that_follows_it(tmp_path: Path) -> None:
     share = staged(("float32", 1000))
     file = DurableFile(tmp_path / "local")
-    relay = Relay(file)
-    threading.Timer(0.1, relay.give_up).start()
+    growing = GrowingFile(file)
+    threading.Timer(0.1, growing.give_up).start()
     with pytest.raises(SourceLostError, match="not completed"):
-        recoded(relay, share, Chooser("tensor"))
+        recoded(growing, share, Chooser("tensor"))
     file.abort()
-    relay.close()
+    growing.close()
 
 
 def test_closing_waits_for_no_reader_and_takes_no_descriptor_from_one(
@@ -222,8 +222,8 @@ def test_closing_waits_for_no_reader_and_takes_no_descriptor_from_one(
 ) -> None:
     """One thread reads, one waits for more, when a third closes it."""
     file = DurableFile(tmp_path / "local")
-    relay = Relay(file)
-    relay.write(b"abcd")
+    growing = GrowingFile(file)
+    growing.write(b"abcd")
     reading, go_on, found = threading.Event(), threading.Event(), dict[str, Any]()
     preadv = os.preadv
 
@@ -235,7 +235,7 @@ def test_closing_waits_for_no_reader_and_takes_no_descriptor_from_one(
     def follow(name: str, offset: int) -> None:
         buffer = bytearray(4)
         try:
-            relay.read_into(offset, memoryview(buffer))
+            growing.read_into(offset, memoryview(buffer))
             found[name] = bytes(buffer)
         except SourceLostError as error:
             found[name] = error.summary
@@ -245,12 +245,12 @@ def test_closing_waits_for_no_reader_and_takes_no_descriptor_from_one(
     for thread in threads:
         thread.start()
     assert reading.wait(30)
-    descriptors = list(relay._fds.values())
-    relay.close()
+    descriptors = list(growing._fds.values())
+    growing.close()
     threads[1].join(30)
     assert found == {"waits": "the part file to copy was not completed"}
     os.fstat(descriptors[0])  # still open
     go_on.set()
     threads[0].join(30)
-    assert found["reads"] == b"abcd" and not relay._fds
+    assert found["reads"] == b"abcd" and not growing._fds
     file.abort()

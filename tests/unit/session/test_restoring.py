@@ -141,14 +141,14 @@ def test_one_node_has_nothing_to_rebuild(tmp_path: Path, lost: bool) -> None:
     with deeppart.Checkpointer(settings(tmp_path)) as ck:
         assert ck.restore(live) == 1 and live["x"][-1] == 999
         assert not [line for line in ck.explanation if "redundancy" in line or "parity" in line]
-        (restored,) = ck._pipeline.ledger.complete().values()
+        (restored,) = ck._pipeline.call_notes.complete().values()
         assert (restored.step, restored.session) == (1, session), "scrubbing looks after it from here on"
 
 
 def test_nothing_restored_is_nothing_complete(tmp_path: Path) -> None:
     with deeppart.Checkpointer(settings(tmp_path)) as ck:
         assert ck.restore({"x": torch.zeros(3)}) is None
-        assert ck._pipeline.ledger.complete() == {}
+        assert ck._pipeline.call_notes.complete() == {}
 
 
 def test_asking_for_copies_on_one_node_changes_nothing_here(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_asking_for_copies_on_one_node_changes_nothing_here(tmp_path: Path) -> N
     with pytest.warns(DeeppartWarning), deeppart.Checkpointer(both) as ck:
         assert ck.restore({"x": torch.zeros(10, dtype=torch.int64)}) == 1
         assert not [line for line in ck.explanation if "redundancy" in line]
-        assert [each.step for each in ck._pipeline.ledger.complete().values()] == [1]
+        assert [each.step for each in ck._pipeline.call_notes.complete().values()] == [1]
 
 
 SESSION = "5" * 32

@@ -86,7 +86,7 @@ def failed_before(ck: deeppart.Checkpointer, memory: Path) -> None:
 
 
 def noted(category: type[DeeppartWarning]) -> Callable[[deeppart.Checkpointer, Path], None]:
-    return lambda ck, _: ck._pipeline.ledger.note("found", category)
+    return lambda ck, _: ck._pipeline.call_notes.note("found", category)
 
 
 def counting_down(ck: deeppart.Checkpointer, _: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import deeppart
-from deeppart.save import Ledger
+from deeppart.save import CallNotes
 from deeppart.session import cadence_for, pipeline_for, retention_for
 from deeppart.session.telemetry import recorder_for, telemetry_files
 
@@ -57,7 +57,7 @@ def test_a_file_that_holds_something_else_is_not_touched(tmp_path: Path, name: s
 
 def test_without_anything_to_write_there_is_no_file(opened: Any, tmp_path: Path) -> None:
     session = opened(status="none")
-    pipeline = pipeline_for(session, retention_for(session), Ledger())
+    pipeline = pipeline_for(session, retention_for(session), CallNotes())
     recorder_for(session, pipeline, None, None).close(failed=False)
     assert not list((tmp_path / "ckpt").glob("status-*"))
     pipeline.close(timeout=10.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from deeppart.state.tree.runs import LEAST_ROWS
+from deeppart.state.tree.value_containers import LEAST_ROWS
 
 NESTED: dict[str, Any] = {
     "lists": [[1.5] * 10 for _ in range(LEAST_ROWS)],

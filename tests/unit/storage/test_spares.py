@@ -13,7 +13,7 @@ import pytest
 from deeppart.errors import StorageError
 from deeppart.model import StepKey
 from deeppart.part import PartSummary
-from deeppart.save.relay import Relay
+from deeppart.save.growing_file import GrowingFile
 from deeppart.storage import mapped
 from deeppart.storage.files import BLOCK_BYTES, DurableFile
 from deeppart.storage.mapped import forget_all, lies_in_memory
@@ -84,7 +84,7 @@ def test_a_follower_sees_nothing_of_what_was_there_before(root: Path) -> None:
     """The part is complete before it has been cut to its length."""
     spares, data = add_spare(root), fresh(100_000)
     file = DurableFile(root / "step" / "part-00000-of-00001.dpp", spares=spares)
-    relay = Relay(file)
+    relay = GrowingFile(file)
     relay.write(data)
     relay.complete(cast(PartSummary, "all of it"))
     buffer = memoryview(bytearray(BLOCK_BYTES))

@@ -13,7 +13,7 @@ import torch
 
 from deeppart.state.tensors.leaves import TORCH_DTYPES
 from deeppart.state.tree.flattening import flatten
-from deeppart.state.tree.runs import is_run
+from deeppart.state.tree.value_containers import is_run
 from deeppart.testing import strategies
 from deeppart.testing.states import Box, arrays
 

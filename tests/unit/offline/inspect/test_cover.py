@@ -14,7 +14,7 @@ import deeppart
 from deeppart.errors import CorruptFileError, DeeppartError
 from deeppart.model import Box
 from deeppart.offline.inspect.cover import Fault, find_faults
-from deeppart.part import OWN_TABLE, SPAN_DTYPE, FileSource, PartReader
+from deeppart.part import RANK_TABLE, SPAN_DTYPE, FileSource, PartReader
 from tests.fuzz.images import PartImage
 from tests.unit.cli_support import Spans, call, call_json, flip, forge, make_state, part_path, save
 from tests.unit.one_damage import names, one_damage
@@ -168,7 +168,7 @@ def test_shards_that_ranks_did_not_hold_alike_are_shown(tmp_path: Path) -> None:
 
 def lose_span(leaf: int) -> Callable[[int, PartImage], None]:
     def edit(rank: int, part: PartImage) -> None:
-        kept = [row for row in part.spans if rank or row["table"] != OWN_TABLE or row["leaf"] != leaf]
+        kept = [row for row in part.spans if rank or row["table"] != RANK_TABLE or row["leaf"] != leaf]
         part.spans[:] = kept
 
     return edit

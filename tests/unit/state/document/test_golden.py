@@ -89,8 +89,8 @@ def test_it_is_restored_to_the_same(tmp_path: Path) -> None:
 
 def test_its_shards_are_restored_to_whole_tensors(tmp_path: Path) -> None:
     shutil.copytree(GOLDEN, tmp_path / "ckpt")
-    wholes = {"rows": ROWS, "both": BOTH, "half": ROWS.half(), "stage": STAGE, "buffer": torch.arange(3)}
-    model = {name: torch.zeros_like(whole) for name, whole in wholes.items()}
+    global_state = {"rows": ROWS, "both": BOTH, "half": ROWS.half(), "stage": STAGE, "buffer": torch.arange(3)}
+    model = {name: torch.zeros_like(whole) for name, whole in global_state.items()}
     tensors = {"model": model | {"tied": model["rows"]}, "plain": torch.zeros(7).long(), "sparse": None}
     alone: dict[str, Any] = {"tensors": tensors, "values": make_values(0), "step": 0}
     assert restore(tmp_path / "ckpt", [alone], per_rank="rank0") == 9
@@ -99,8 +99,8 @@ def test_its_shards_are_restored_to_whole_tensors(tmp_path: Path) -> None:
 
 def _blank(rank: int) -> dict[str, Any]:
     register_meter()
-    apart = collections.deque([0, 0][: 1 + rank], maxlen=3)
-    return {**state(0), "meter": Meter(0), "own": {"set": {9}, "phase": Phase.WARMUP}, "apart": apart}
+    rank_local = collections.deque([0, 0][: 1 + rank], maxlen=3)
+    return {**state(0), "meter": Meter(0), "own": {"set": {9}, "phase": Phase.WARMUP}, "apart": rank_local}
 
 
 DAMAGED: dict[str, Any] = {

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from deeppart.errors import CorruptFileError, FormatError
 from deeppart.model import Box
+from deeppart.state.document.global_state import gather_global_state, with_global_state
 from deeppart.state.document.part_document import PartDocument, decode_meta
 from deeppart.state.document.structure_json import encode_tree
-from deeppart.state.document.whole import gather_wholes, with_wholes
 from deeppart.state.tensors.leaves import leaf_type
 from deeppart.state.tree.flattening import flatten
 from deeppart.state.values import encode_value
@@ -115,10 +115,10 @@ def metas(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
 def read(metas: list[Any]) -> None:
     """All that is done with documents before any byte is read."""
     documents, of_ranks = decoded(metas)
-    wholes = gather_wholes(of_ranks, [(each.trees, each.values) for each in documents], "here")
-    wholes.check("here")
+    global_state = gather_global_state(of_ranks, [(each.trees, each.values) for each in documents], "here")
+    global_state.check("here")
     for structure in of_ranks:
-        joined = with_wholes(structure, wholes)
+        joined = with_global_state(structure, global_state)
         joined.array_paths()
 
 

@@ -26,7 +26,7 @@ from deeppart.state.document.structure_json import (
 )
 from deeppart.state.restore.merge import build
 from deeppart.state.tensors.leaves import LeafType
-from deeppart.state.tree.flat import ApartRules
+from deeppart.state.tree.flat import RankLocalRules
 from deeppart.state.tree.flattening import DEEPEST_NESTING, flatten
 from deeppart.state.tree.ties import Alias
 from deeppart.testing.states import Box, difference
@@ -114,7 +114,7 @@ def test_order_of_dicts_is_that_of_each_checkpoint(tmp_path: Path) -> None:
 # --- the JSON that stands for them ------------------------------------------------------------------------------------
 
 
-def tree_of(state: Any, first: tuple[int, int] = (0, 0), cuts: ApartRules | None = None) -> Any:
+def tree_of(state: Any, first: tuple[int, int] = (0, 0), cuts: RankLocalRules | None = None) -> Any:
     """The tree as it stands in a file."""
     return json.loads(json.dumps(encode_tree(flatten(state, cuts=cuts).root, first)))
 
@@ -160,7 +160,7 @@ def test_what_was_written_is_read_as_it_was() -> None:
     assert structure.per_rank_values.sum() == 1
     (alias,) = structure.aliases.items()
     assert alias == (paths.index(("view",)), Alias(paths.index(("z",)), 8, (2,)))
-    assert structure.rank0 == frozenset() and not structure.has_apart and structure.shared is None
+    assert structure.rank0 == frozenset() and not structure.has_rank_local and structure.shared is None
 
 
 def in_leaf(index: int, place: int, value: Any) -> Callable[[dict[str, Any]], None]:

@@ -226,8 +226,8 @@ def test_one_tensor_at_two_places(tmp_path: Path) -> None:
         one, mine = make(1), make(3)
         live = restored(tmp_path / str(place), {"a": one, "b": one}, {"a": mine, "b": mine})
         assert bits(live) == bits({"a": one, "b": one})
-        apart = restored(tmp_path / f"{place} apart", {"a": one, "b": one}, {"a": make(5), "b": make(7)})
-        assert bits(apart) == bits({"a": one, "b": one})
+        rank_local = restored(tmp_path / f"{place} apart", {"a": one, "b": one}, {"a": make(5), "b": make(7)})
+        assert bits(rank_local) == bits({"a": one, "b": one})
 
 
 @pytest.mark.parametrize("make", [coo, csr, quantized, two])

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.state.tree.runs import LEAST_ITEMS, LEAST_ROWS
+from deeppart.state.tree.value_containers import LEAST_ITEMS, LEAST_ROWS
 from deeppart.testing.states import Box, difference
 from tests.unit.state.restore.mismatches import check_brought_back, ones
 from tests.unit.state.rows import NESTED, changed, containers
@@ -161,9 +161,9 @@ def test_what_was_saved_item_by_item_meets_a_run_and_the_other_way_round(
     state = {"rows": [[place, "x"] for place in range(300)], "table": {place: {"a": [place]} for place in range(300)}}
     state["few"] = [{"a": 1}, {"b": (2, 3)}]
     for step, (saved, restored) in enumerate([(10**9, 256), (256, 10**9), (1, 10**9), (10**9, 1)]):
-        monkeypatch.setattr("deeppart.state.tree.runs.LEAST_ROWS", saved)
+        monkeypatch.setattr("deeppart.state.tree.value_containers.LEAST_ROWS", saved)
         ck.checkpoint(state, step=step).wait()
-        monkeypatch.setattr("deeppart.state.tree.runs.LEAST_ROWS", restored)
+        monkeypatch.setattr("deeppart.state.tree.value_containers.LEAST_ROWS", restored)
         live = changed(state)
         before = containers(live)
         assert ck.restore(live, step=step) == step

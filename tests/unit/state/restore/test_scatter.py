@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 import deeppart
 from deeppart.errors import CorruptFileError, FreedMemoryError
 from deeppart.model import Box
-from deeppart.part import OWN_TABLE, SHARED_TABLE, SPAN_DTYPE
-from deeppart.state.document.whole import ShardSource, WholeTensor
+from deeppart.part import RANK_TABLE, SHARED_TABLE, SPAN_DTYPE
+from deeppart.state.document.global_state import GlobalTensor, ShardSource
 from deeppart.state.restore.scatter import (
     LeafPiece,
     LiveBox,
-    OwnSpans,
+    RankSpans,
     Scatter,
     Wanted,
     check_bytes,
@@ -205,8 +205,8 @@ LEFT, RIGHT = Box((0, 0), (4, 2)), Box((0, 2), (4, 4))
 Bytes = npt.NDArray[np.uint8]
 
 
-def tensor(*sources: ShardSource) -> WholeTensor:
-    return WholeTensor(KIND, "model/w", sources, None, 2)
+def tensor(*sources: ShardSource) -> GlobalTensor:
+    return GlobalTensor(KIND, "model/w", sources, None, 2)
 
 
 #: The left columns in leaf 5 of part 0; the right ones in leaf 3 of parts 0 and 1, which have half of the bytes each.
@@ -262,12 +262,12 @@ def part_spans(*rows: tuple[int, int, int, int]) -> npt.NDArray[np.void]:
 
 
 def sound() -> list[list[tuple[int, int, int, int]]]:
-    first = [(SHARED_TABLE, 3, 0, 40), (OWN_TABLE, 3, 20, 12), (OWN_TABLE, 3, 0, 20), (OWN_TABLE, 5, 0, 32)]
-    return [first, [(OWN_TABLE, 3, 32, 32), (OWN_TABLE, 4, 0, 8)]]
+    first = [(SHARED_TABLE, 3, 0, 40), (RANK_TABLE, 3, 20, 12), (RANK_TABLE, 3, 0, 20), (RANK_TABLE, 5, 0, 32)]
+    return [first, [(RANK_TABLE, 3, 32, 32), (RANK_TABLE, 4, 0, 8)]]
 
 
 def test_all_bytes_once_in_whatever_order() -> None:
-    check_bytes(SOUND, [OwnSpans(part_spans(*part)) for part in sound()], "here")
+    check_bytes(SOUND, [RankSpans(part_spans(*part)) for part in sound()], "here")
     check_bytes(tensor(), [], "here")
 
 
@@ -276,9 +276,9 @@ WRONG: dict[str, Callable[[Parts], object]] = {
     "a gap": lambda parts: parts[0].pop(1),
     "nothing of a shard": lambda parts: parts[0].pop(3),
     "nothing at the end": lambda parts: parts[1].pop(0),
-    "twice": lambda parts: parts[1].append((OWN_TABLE, 3, 0, 20)),
-    "an overlap": lambda parts: parts[1].append((OWN_TABLE, 3, 28, 8)),
-    "beyond the end": lambda parts: parts[1].append((OWN_TABLE, 3, 64, 4)),
+    "twice": lambda parts: parts[1].append((RANK_TABLE, 3, 0, 20)),
+    "an overlap": lambda parts: parts[1].append((RANK_TABLE, 3, 28, 8)),
+    "beyond the end": lambda parts: parts[1].append((RANK_TABLE, 3, 64, 4)),
     "in the other table": lambda parts: parts[1].__setitem__(0, (SHARED_TABLE, 3, 32, 32)),
 }
 
@@ -288,7 +288,7 @@ def test_any_other_bytes_are_refused(name: str) -> None:
     parts = sound()
     WRONG[name](parts)
     with pytest.raises(CorruptFileError, match="every byte of a shard exactly once") as caught:
-        check_bytes(SOUND, [OwnSpans(part_spans(*part)) for part in parts], "step 4")
+        check_bytes(SOUND, [RankSpans(part_spans(*part)) for part in parts], "step 4")
     assert "model/w" in str(caught.value) and "step 4" in str(caught.value)
 
 

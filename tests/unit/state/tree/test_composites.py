@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from deeppart.errors import CorruptFileError, UnsupportedLeafError
-from deeppart.state.tensors.composites import assemble, take_apart
+from deeppart.state.tensors.composites import assemble, decompose
 from tests.tensor_kinds import KINDS, Described, batched_bsr, by_channels, coo, csr, jagged, quantized, two, with_holes
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning", "ignore:.*:DeprecationWarning")
@@ -27,7 +27,7 @@ def test_components_share_the_memory_of_the_tensor() -> None:
         (two(), "a", lambda x: x.a),
     ]
     for tensor, key, read in cases:
-        parts = take_apart(tensor, "x")
+        parts = decompose(tensor, "x")
         assert parts is not None
         parts.items[key].fill_(7)
         assert (read(tensor) == 7).all()
@@ -45,11 +45,11 @@ def test_what_is_plain_or_not_known_has_none() -> None:
         packed, strided, torch.ones(3).as_subclass(Tagged), torch.nn.UninitializedParameter(),
         torch.eye(3).to_sparse().to("meta"),
     ):  # fmt: skip
-        assert take_apart(tensor, "x") is None
+        assert decompose(tensor, "x") is None
 
 
 def test_a_context_is_made_of_small_values() -> None:
-    parts = take_apart(KINDS["subclass, with context"](1), "x")
+    parts = decompose(KINDS["subclass, with context"](1), "x")
     assert parts is not None
     name = "tests.tensor_kinds"
     settings = ("dataclass", f"{name}.Settings", {"size": 3, "colour": ("enum", f"{name}.Colour", "RED")})
@@ -77,7 +77,7 @@ def endless() -> list[Any]:
 )
 def test_a_context_of_anything_else_is_refused(context: Any, said: str) -> None:
     with pytest.raises(UnsupportedLeafError, match="path x/y") as caught:
-        take_apart(Described(torch.ones(2), context), "x/y")
+        decompose(Described(torch.ones(2), context), "x/y")
     assert (
         said in str(caught.value)
         and "Described" in str(caught.value)
@@ -97,7 +97,7 @@ def test_names_that_lead_to_no_tensors_are_refused(names: list[str], said: str) 
     odd = torch.Tensor._make_wrapper_subclass(Odd, (2,))
     odd.context = torch.ones(2)
     with pytest.raises(UnsupportedLeafError, match=said):
-        take_apart(odd, "x")
+        decompose(odd, "x")
 
 
 def test_the_result_of_a_collective_is_not_taken_for_what_it_wraps() -> None:
@@ -106,7 +106,7 @@ def test_the_result_of_a_collective_is_not_taken_for_what_it_wraps() -> None:
             return self.a
 
     waiting = torch.Tensor._make_wrapper_subclass(Waiting, (2,))
-    assert take_apart(waiting, "x") is None
+    assert decompose(waiting, "x") is None
 
 
 def tensor(*items: Any, dtype: torch.dtype = torch.int64) -> torch.Tensor:
@@ -190,7 +190,7 @@ FORGED: dict[str, tuple[Callable[[], torch.Tensor], dict[str, Any]]] = {
 @pytest.mark.parametrize("name", FORGED)
 def test_components_that_make_no_tensor_are_damage(name: str) -> None:
     sound, changes = FORGED[name]
-    parts = take_apart(sound(), "x")
+    parts = decompose(sound(), "x")
     assert parts is not None
     with pytest.raises(CorruptFileError, match="do not make one") as caught:
         assemble(parts.kind, parts.items | changes)
@@ -198,7 +198,7 @@ def test_components_that_make_no_tensor_are_damage(name: str) -> None:
 
 
 def test_a_component_too_many_is_damage() -> None:
-    parts = take_apart(coo(), "x")
+    parts = decompose(coo(), "x")
     assert parts is not None
     with pytest.raises(CorruptFileError):
         assemble(parts.kind, parts.items | {"more": 1})

@@ -14,15 +14,15 @@ from torch import nn
 import deeppart
 from deeppart.errors import ConfigError, DeeppartWarning, PerRankError, RestoreError, StateError, UnsupportedLeafError
 from deeppart.state.paths.globs import (
+    PerRankPolicies,
     Replication,
-    Ways,
     covers,
     in_order,
     may_match_below,
     nearest_globs,
     nearest_paths,
+    policies_or_refusal,
     strict_error,
-    ways_or_refusal,
 )
 from tests.unit.sharded_states import restore, rows, save
 
@@ -124,8 +124,10 @@ def keep(path: str, old: Any, rank: int, size: int) -> Any:
 
 
 def test_the_first_glob_that_matches_decides_and_what_none_matches_is_strict() -> None:
-    ways = Ways({"best": "rank0", "rng*": "drop", "replay/*": keep, "rng/cpu": "rank0"})
-    found = {name: ways.of(name) for name in ("best", "best/loss", "rng", "rng/cpu", "replay", "replay/0/a", "bests")}
+    policies = PerRankPolicies({"best": "rank0", "rng*": "drop", "replay/*": keep, "rng/cpu": "rank0"})
+    found = {
+        name: policies.of(name) for name in ("best", "best/loss", "rng", "rng/cpu", "replay", "replay/0/a", "bests")
+    }
     assert found == {
         "best": "rank0",
         "best/loss": "rank0",  # a glob covers what is below it
@@ -139,15 +141,15 @@ def test_the_first_glob_that_matches_decides_and_what_none_matches_is_strict() -
 
 @pytest.mark.parametrize("way", ["strict", "drop", "rank0", keep])
 def test_one_way_is_the_table_of_everything(way: Any) -> None:
-    assert Ways(way).of("a/b") is Ways({"*": way}).of("a/b") is way
-    assert str(Ways(way)) == str(Ways({"*": way}))
+    assert PerRankPolicies(way).of("a/b") is PerRankPolicies({"*": way}).of("a/b") is way
+    assert str(PerRankPolicies(way)) == str(PerRankPolicies({"*": way}))
 
 
 @pytest.mark.parametrize("given", ["rank1", 5, None, {"*": "parts"}, {"a": None}, {5: "drop"}, {"": "drop"}, ["drop"]])
 def test_what_is_no_way_is_refused_by_name(given: Any) -> None:
-    ways, refusal = ways_or_refusal(given)
+    policies, refusal = policies_or_refusal(given)
     assert isinstance(refusal, ConfigError) and refusal.found == repr(given) and "table of globs" in str(refusal)
-    assert ways.of("a") == "strict"
+    assert policies.of("a") == "strict"
 
 
 def test_of_several_tables_the_first_that_has_a_glob_decides() -> None:
@@ -159,7 +161,7 @@ def test_of_several_tables_the_first_that_has_a_glob_decides() -> None:
 def test_the_error_names_ten_leaves_and_a_table_that_covers_all() -> None:
     suggested = {"best": "rank0", "rng/torch": "drop", "rng/python/gauss": "rank0"}
     suggested |= {f"metrics/{name}/x": "rank0" for name in "abcdefghijk"}
-    assert Ways(table_of(strict_error({"a[0]*": "drop"}, 2, 3, 7))).of("a[0]*") == "drop"
+    assert PerRankPolicies(table_of(strict_error({"a[0]*": "drop"}, 2, 3, 7))).of("a[0]*") == "drop"
     error = strict_error(suggested, 2, 3, 7)
     assert "best, rng/torch, rng/python/gauss, metrics/a/x" in str(error.found) and "... (14 in all)" in str(
         error.found
@@ -171,7 +173,7 @@ def test_the_error_names_ten_leaves_and_a_table_that_covers_all() -> None:
 def test_the_table_of_the_error_stays_short() -> None:
     error = strict_error({f"leaf{n}x": "drop" for n in range(40)}, 2, 3, 7)
     table = table_of(error)
-    assert len(table) == 10 and all(Ways(table).of(f"leaf{n}x") != "strict" for n in range(40))
+    assert len(table) == 10 and all(PerRankPolicies(table).of(f"leaf{n}x") != "strict" for n in range(40))
 
 
 class Adapted(nn.Module):

@@ -17,7 +17,18 @@ import torch
 import deeppart
 from deeppart.errors import ConfigError, CorruptFileError, StateError, StructureMismatchError, UnsupportedLeafError
 from deeppart.state import objects as registry
-from deeppart.state.objects import ABOUT, Form, SavedRecord, data_of, form_of, make, make_record, put, replaces, takes
+from deeppart.state.objects import (
+    ABOUT,
+    ObjectForm,
+    SavedRecord,
+    data_of,
+    form_of,
+    make,
+    make_record,
+    put,
+    replaces,
+    takes,
+)
 from deeppart.state.values import SavedMember
 from deeppart.testing.states import Box
 from tests.features.script_values import Plan, Settings
@@ -48,7 +59,7 @@ def here() -> str:
     return "path v"
 
 
-def known(item: Any) -> Form:
+def known(item: Any) -> ObjectForm:
     form = form_of(item)
     assert form is not None
     return form
@@ -103,7 +114,7 @@ ABOUTS: dict[str, tuple[Any, ...]] = {"deque": (2,), "dataclass": ("m", "C", ("x
 @pytest.mark.parametrize("kind", ABOUT)
 @pytest.mark.parametrize("data", [5, None, (1, 2), {1: 2}, {"a": 1, (): 2}, [1]], ids=str)
 def test_data_from_a_file_that_do_not_fit_are_damage(kind: str, data: Any) -> None:
-    form = Form(kind, ABOUTS.get(kind, ()))
+    form = ObjectForm(kind, ABOUTS.get(kind, ()))
     if kind == "registered":
         assert make(form, data, None, here) is data, "plain data, whatever they are"
     elif kind == "deque" and data == [1]:

@@ -18,7 +18,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 import deeppart
 from deeppart.state.paths.keys import exact
 from deeppart.state.tree import template as template_module
-from deeppart.state.tree.flat import ApartRules, FlatState
+from deeppart.state.tree.flat import FlatState, RankLocalRules
 from deeppart.state.tree.flattening import flatten
 from deeppart.state.tree.template import Template
 from deeppart.testing.states import Box, array_bytes, difference
@@ -209,10 +209,10 @@ def same(one: FlatState, other: FlatState) -> bool:
     return kinds and leaves and list(one.pointers) == list(other.pointers)
 
 
-@pytest.mark.parametrize("cuts", [None, ApartRules(mine=frozenset([exact(("m", 1)), exact(("z",))]))])
+@pytest.mark.parametrize("cuts", [None, RankLocalRules(mine=frozenset([exact(("m", 1)), exact(("z",))]))])
 @pytest.mark.parametrize("make", [rows, strided])
 def test_nothing_is_taken_apart_again(
-    monkeypatch: pytest.MonkeyPatch, make: Callable[[float], Any], cuts: ApartRules | None
+    monkeypatch: pytest.MonkeyPatch, make: Callable[[float], Any], cuts: RankLocalRules | None
 ) -> None:
     with pretended(0, 4):
         template = Template()

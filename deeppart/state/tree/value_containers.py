@@ -1,8 +1,8 @@
-"""Runs: a list, tuple or large dict that holds small values and nothing else is one value, not one for each item.
+"""Value containers: a list, tuple or large dict of small values alone is one value, not one for each item.
 
 A million integers would otherwise be a million leaves, each with a path, a digest and a place in every document. A
-*nested* run is one of many items, some of which are containers themselves, with nothing but small values in them, to
-any depth: a table of records, say.
+*nested* value container is one of many items, some of which are containers themselves, with nothing but small values
+in them, to any depth: a table of records, say.
 """
 
 from __future__ import annotations
@@ -27,19 +27,21 @@ from deeppart.state.values import (
 )
 
 SEQUENCE_MAKERS: dict[str, Callable[[Any], Any]] = {"list": list, "tuple": tuple}
-#: Lists and tuples of small values are runs from this length on. Shorter ones (betas, a version) keep a path per item.
+#: Lists and tuples of small values are value containers from this length on. Shorter ones (betas, a version) keep a
+#: path per item.
 LEAST_ITEMS = 8
-#: A dict of small values is a run from this size on: a table of counts or of words, and no longer a record with names.
+#: A dict of small values is a value container from this size on: a table of counts or of words, and no longer a record
+#: with names.
 LEAST_ENTRIES = 256
-#: A container of plain containers is a run from this length on: many rows, and no longer a configuration, in which a
-#: single value may differ between ranks.
+#: A container of plain containers is a value container from this length on: many rows, and no longer a configuration,
+#: in which a single value may differ between ranks.
 LEAST_ROWS = 256
-#: What :func:`run_kind` answers.
-RUN_KINDS = frozenset(SEQUENCES.values()) | frozenset(TABLES.values())
+#: What :func:`container_kind` answers.
+CONTAINER_KINDS = frozenset(SEQUENCES.values()) | frozenset(TABLES.values())
 
 
-def run_levels(item: Any) -> int:
-    """The number of containers inside each other in a run, it included; 0 if it is no run."""
+def container_levels(item: Any) -> int:
+    """The number of containers inside each other in a value container, it included; 0 if it is no value container."""
     kind = type(item)
     if kind not in CONTAINERS:
         return 0
@@ -52,7 +54,7 @@ def run_levels(item: Any) -> int:
 
 def is_run(item: object) -> bool:
     """True if a container is saved as one value."""
-    return run_levels(item) > 0
+    return container_levels(item) > 0
 
 
 def _plain_levels(item: Any) -> int:
@@ -99,24 +101,24 @@ def _fits_in_run(kind: type) -> bool:
     return is_value_type(kind) and kind not in MUTABLE
 
 
-def run_kind(value: object) -> str | None:
+def container_kind(value: object) -> str | None:
     """Kind of the container that a leaf's value is, such as "list" or "odict"; None: no container."""
     return SEQUENCES.get(type(value)) or TABLES.get(type(value))
 
 
-def run_items(value: Any) -> tuple[Sequence[Any], Sequence[Any]]:
-    """Keys and items of a run; the keys of a list or tuple are its indices."""
+def container_items(value: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Keys and items of a value container; the keys of a list or tuple are its indices."""
     if isinstance(value, dict):
         return list(value), list(value.values())
     return range(len(value)), value
 
 
 def holds_containers(container: Any) -> bool:
-    """True if a run is a nested one."""
+    """True if a value container is a nested one."""
     return not CONTAINERS.isdisjoint(map(type, _items(container)))
 
 
-def make_run(kind: str, keys: Iterable[Any], items: Iterable[Any]) -> Any:
+def make_container(kind: str, keys: Iterable[Any], items: Iterable[Any]) -> Any:
     """A container of a kind from its keys and items."""
     if kind in SEQUENCE_MAKERS:
         return SEQUENCE_MAKERS[kind](items)
@@ -124,20 +126,20 @@ def make_run(kind: str, keys: Iterable[Any], items: Iterable[Any]) -> Any:
 
 
 def paths_inside(value: Any) -> Iterator[tuple[Any, ...]]:
-    """The paths of all small values and containers in a run, from it."""
-    for key, item in zip(*run_items(value), strict=True):
+    """The paths of all small values and containers in a value container, from it."""
+    for key, item in zip(*container_items(value), strict=True):
         yield (key,)
         if type(item) in CONTAINERS:
             yield from ((key, *path) for path in paths_inside(item))
 
 
 def describe_leaf_value(value: Any, room: int = 50, most: int = 4, what: str = "") -> str:
-    """The content of a leaf in at most 80 characters: of a run the first items, none of them cut unless it is alone."""
-    kind = run_kind(value)
+    """The content of a leaf in at most 80 characters: of a container the first items, none cut unless it is alone."""
+    kind = container_kind(value)
     if kind is None:
         return describe_value(value)
     shown, left = list[str](), room
-    for key, item in islice(zip(*run_items(value), strict=True), most):
+    for key, item in islice(zip(*container_items(value), strict=True), most):
         text = _short_kind(item) if type(item) in CONTAINERS else describe_value(item)
         text = f"{describe_value(key)}: {text}" if isinstance(value, dict) else text
         if shown and len(text) > left:
@@ -149,7 +151,7 @@ def describe_leaf_value(value: Any, room: int = 50, most: int = 4, what: str = "
 
 
 def _short_kind(container: Any) -> str:
-    return f"{name_kind(run_kind(container) or '')} of {len(container)}"
+    return f"{name_kind(container_kind(container) or '')} of {len(container)}"
 
 
 def in_order(value: Any) -> Encoded:
@@ -158,11 +160,11 @@ def in_order(value: Any) -> Encoded:
 
 
 def _ordered(value: Any) -> Any:
-    kind = run_kind(value)
+    kind = container_kind(value)
     if kind is None:
         return value
     if isinstance(value, OrderedDict):
         keys: Any = list(value)  # two of them in other orders are not equal
     else:
         keys = canonical_order(value) if isinstance(value, dict) else range(len(value))
-    return make_run(kind, keys, [_ordered(value[key]) for key in keys])
+    return make_container(kind, keys, [_ordered(value[key]) for key in keys])

@@ -18,7 +18,7 @@ import numpy as np
 
 from deeppart.errors import CorruptFileError
 from deeppart.model import Box
-from deeppart.state.document.part_document import OwnTree
+from deeppart.state.document.part_document import RankLocalTree
 from deeppart.state.document.structure import (
     DICTS,
     SavedArray,
@@ -36,10 +36,10 @@ from deeppart.state.tensors import LeafType
 from deeppart.state.tree import Alias, contiguous_strides
 from deeppart.state.values import same_value
 
-#: What stands apart on each rank, and its own values by number.
-OwnItems = Sequence[tuple[Sequence[OwnTree], Mapping[int, Any]]]
+#: What is rank-local on each rank, and its own values by number.
+RankItems = Sequence[tuple[Sequence[RankLocalTree], Mapping[int, Any]]]
 #: The rest of a part's path, its rank, and the part.
-_Rest = tuple[Path, int, OwnTree]
+_Rest = tuple[Path, int, RankLocalTree]
 
 
 class ShardSource(NamedTuple):
@@ -57,7 +57,7 @@ class ShardSource(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class WholeTensor:
+class GlobalTensor:
     """A sharded tensor, as all parts together have it.
 
     Attributes:
@@ -77,7 +77,7 @@ class WholeTensor:
     known_to: int
     own: tuple[ShardSource, ...] = ()
 
-    def for_rank(self, part: int) -> WholeTensor:
+    def for_rank(self, part: int) -> GlobalTensor:
         """The same tensor, with the bytes that one rank had where ranks had different ones."""
         mine = {source.box: source for source in self.own if source.part == part}
         if not mine:
@@ -91,23 +91,23 @@ class WholeTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Wholes:
+class GlobalState:
     """All sharded tensors of a step, and all parts of its state.
 
     Attributes:
         tensors: by path; the order is that of their numbers.
         values: small values in parts of the state, likewise.
-        parts: what stands apart on any rank, and is a part of the state, with its rank.
+        parts: what is rank-local on any rank, and is a part of the state, with its rank.
         part_paths: their paths.
     """
 
-    tensors: Mapping[ExactPath, WholeTensor]
+    tensors: Mapping[ExactPath, GlobalTensor]
     values: Mapping[ExactPath, PartValue] = field(default_factory=dict)
-    parts: tuple[tuple[int, OwnTree], ...] = ()
+    parts: tuple[tuple[int, RankLocalTree], ...] = ()
     part_paths: frozenset[ExactPath] = frozenset()
 
-    def has_part(self, tree: OwnTree) -> bool:
-        """True if a tree that stands apart on a rank is a part of the state, and not the rank's own."""
+    def has_part(self, tree: RankLocalTree) -> bool:
+        """True if a tree that is rank-local on a rank is a part of the state, and not the rank's own."""
         return exact(tree.path) in self.part_paths
 
     def contents(self, rank: int | None) -> list[Any]:
@@ -127,14 +127,14 @@ class Wholes:
                 )
 
 
-def gather_wholes(of_ranks: Sequence[Structure], own: OwnItems, where: str) -> Wholes:
+def gather_global_state(of_ranks: Sequence[Structure], own: RankItems, where: str) -> GlobalState:
     """Bring the shards of all parts together."""
     gathering = _Gathering(where)
     for part, structure in enumerate(of_ranks):
         gathering.take(part, structure)
     parts = find_parts(own)
     paths = frozenset(exact(tree.path) for _, tree in parts)
-    return Wholes(gathering.tensors(), gather_values(parts, own), tuple(parts), paths)
+    return GlobalState(gathering.tensors(), gather_values(parts, own), tuple(parts), paths)
 
 
 class _Gathering:
@@ -197,11 +197,11 @@ class _Gathering:
                     "a shard shares its memory with what is no shard of its size", where=f"{self._where}, part {part}"
                 )
 
-    def tensors(self) -> dict[ExactPath, WholeTensor]:
+    def tensors(self) -> dict[ExactPath, GlobalTensor]:
         """All tensors."""
         return {key: self._whole(key, kind, name) for key, (kind, name) in self._kinds.items()}
 
-    def _whole(self, key: ExactPath, kind: LeafType, name: str) -> WholeTensor:
+    def _whole(self, key: ExactPath, kind: LeafType, name: str) -> GlobalTensor:
         saved, tied = self._saved.get(key, {}), self._tied.get(key, {})
         sources = [source for found in saved.values() for source in found]
         for box, (owner, owners_box) in tied.items():
@@ -216,7 +216,7 @@ class _Gathering:
             # Where ranks had other bytes for the owner, so they had for what shares its memory.
             theirs = [each for each in self._own.get(owner, ()) if each.box == owners_box]
             own += [ShardSource(each.part, each.leaf, box) for each in theirs if each.part in self._tied_in[key]]
-        return WholeTensor(kind, name, tuple(sources), tied_to, self._known_to[key], tuple(own))
+        return GlobalTensor(kind, name, tuple(sources), tied_to, self._known_to[key], tuple(own))
 
 
 def _is_all_of(alias: Alias, box: Box, owner: Box) -> bool:
@@ -224,19 +224,21 @@ def _is_all_of(alias: Alias, box: Box, owner: Box) -> bool:
     return box == owner and not alias.offset and alias.strides == contiguous_strides(box.sizes)
 
 
-def with_wholes(base: Structure, wholes: Wholes) -> Structure:
+def with_global_state(base: Structure, global_state: GlobalState) -> Structure:
     """A structure with whole tensors in place of sharded ones, and with all parts of the state."""
-    if not wholes.tensors and not wholes.parts:
+    if not global_state.tensors and not global_state.parts:
         return base
-    first, values = len(base.types), len(wholes.values)
-    numbers = {key: first + place for place, key in enumerate(wholes.tensors)}
-    of_values = {key: len(base.values) + place for place, key in enumerate(wholes.values)}
-    parts = [(rank, replace(each, node=_renumbered(each.node, each.path, of_values))) for rank, each in wholes.parts]
+    first, values = len(base.types), len(global_state.values)
+    numbers = {key: first + place for place, key in enumerate(global_state.tensors)}
+    of_values = {key: len(base.values) + place for place, key in enumerate(global_state.values)}
+    parts = [
+        (rank, replace(each, node=_renumbered(each.node, each.path, of_values))) for rank, each in global_state.parts
+    ]
     tree = _replaced(with_parts(base.tree, parts), (), numbers)
-    tensors = list(wholes.tensors.values())
+    tensors = list(global_state.tensors.values())
     aliases = dict(base.aliases)
     for number, tensor in enumerate(tensors, start=first):
-        owner = None if tensor.tied_to is None else wholes.tensors.get(tensor.tied_to)
+        owner = None if tensor.tied_to is None else global_state.tensors.get(tensor.tied_to)
         if owner is not None and owner.kind == tensor.kind and tensor.tied_to is not None and owner.tied_to is None:
             aliases[number] = Alias(numbers[tensor.tied_to], 0, contiguous_strides(tensor.kind.shape))
     return replace(
@@ -296,8 +298,8 @@ class PartValue:
         return self.contents[rank] if rank in self.contents else next(iter(self.contents.values()))
 
 
-def may_be_part(tree: OwnTree) -> bool:
-    """True if a tree that stands apart may be a part of one state, and not its rank's own.
+def may_be_part(tree: RankLocalTree) -> bool:
+    """True if a tree that is rank-local may be a part of one state, and not its rank's own.
 
     Sharded tensors alone always may. A tree with an array may not, since nobody knows which of several is meant.
     """
@@ -307,13 +309,13 @@ def may_be_part(tree: OwnTree) -> bool:
     return tree.part or (bool(leaves) and not any(isinstance(leaf, SavedValue) for leaf in leaves))
 
 
-def find_parts(own: OwnItems) -> list[tuple[int, OwnTree]]:
+def find_parts(own: RankItems) -> list[tuple[int, RankLocalTree]]:
     """The trees that are parts of one state, with their ranks, in the order of these.
 
     Those of all ranks at one path are, or none: dicts may have other keys, but where anything else differs, which one
     is meant nobody knows, and each rank keeps its own.
     """
-    trees: dict[ExactPath, list[tuple[int, OwnTree]]] = {}
+    trees: dict[ExactPath, list[tuple[int, RankLocalTree]]] = {}
     joint: dict[ExactPath, SavedNode] = {}  # all that ranks have there so far
     refused: set[ExactPath] = set()
     of_equal: dict[Path, ExactPath] = {}  # keys that are equal for a dict, such as 1 and True, find no place in one
@@ -351,12 +353,12 @@ def _is_joinable(one: SavedNode, other: SavedNode) -> bool:
     return all(_is_joinable(child, theirs[key]) for key, child in mine.items() if key in theirs)
 
 
-def values_in(tree: OwnTree) -> Iterator[tuple[Path, int]]:
+def values_in(tree: RankLocalTree) -> Iterator[tuple[Path, int]]:
     """Path and number of the values in a tree."""
     return ((path, leaf.index) for path, leaf in walk_tree(tree.node, tree.path) if isinstance(leaf, SavedValue))
 
 
-def gather_values(parts: Sequence[tuple[int, OwnTree]], own: OwnItems) -> dict[ExactPath, PartValue]:
+def gather_values(parts: Sequence[tuple[int, RankLocalTree]], own: RankItems) -> dict[ExactPath, PartValue]:
     """The values in parts of the state, as :func:`find_parts` found them."""
     found: dict[ExactPath, dict[int, Any]] = {}
     names: dict[ExactPath, str] = {}
@@ -374,16 +376,16 @@ def _differ(contents: Mapping[int, Any]) -> bool:
     return not all(same_value(first, other) for other in others)
 
 
-def with_parts(root: SavedNode, parts: Sequence[tuple[int, OwnTree]]) -> SavedNode:
+def with_parts(root: SavedNode, parts: Sequence[tuple[int, RankLocalTree]]) -> SavedNode:
     """A tree with all parts of the state, in an order that is the same for every rank; one walk for all of them."""
     shared = with_items_at(root, {exact(tree.path): None for _, tree in parts})
     # What this rank has of them, too, so that dicts have the same order on all ranks.
     return _with_others(shared, [(tree.path, rank, tree) for rank, tree in parts])
 
 
-def joined(trees: Sequence[OwnTree]) -> list[OwnTree]:
+def joined(trees: Sequence[RankLocalTree]) -> list[RankLocalTree]:
     """The trees of several ranks, one for each path, with what some of them have and others lack."""
-    found: dict[ExactPath, OwnTree] = {}
+    found: dict[ExactPath, RankLocalTree] = {}
     for each in trees:
         first = found.setdefault(exact(each.path), each)
         if first is not each:
@@ -428,10 +430,10 @@ def _with_others(node: SavedNode, trees: Sequence[_Rest]) -> SavedNode:
     return node.with_items(entries[name] for name in names)
 
 
-def _merged(shared: Sequence[IdKey], added: Sequence[tuple[int, OwnTree]]) -> list[IdKey]:
+def _merged(shared: Sequence[IdKey], added: Sequence[tuple[int, RankLocalTree]]) -> list[IdKey]:
     """The keys of a dict and those that ranks have besides, in an order in which those of each rank are in its own."""
     found = list(shared)
-    of_ranks: dict[int, list[OwnTree]] = {}
+    of_ranks: dict[int, list[RankLocalTree]] = {}
     for rank, tree in added:
         of_ranks.setdefault(rank, []).append(tree)
     for rank in sorted(of_ranks):

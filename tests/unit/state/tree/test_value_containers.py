@@ -22,18 +22,18 @@ from deeppart.errors import CorruptFileError, StructureMismatchError, Unsupporte
 from deeppart.offline.inspect.contents import read_contents
 from deeppart.state.paths.globs import Replication
 from deeppart.state.paths.keys import readable
-from deeppart.state.tree.flat import ApartRules
+from deeppart.state.tree.flat import RankLocalRules
 from deeppart.state.tree.flattening import flatten
-from deeppart.state.tree.runs import (
+from deeppart.state.tree.template import Template
+from deeppart.state.tree.value_containers import (
     LEAST_ENTRIES,
     LEAST_ITEMS,
     LEAST_ROWS,
+    container_levels,
     describe_leaf_value,
     in_order,
     is_run,
-    run_levels,
 )
-from deeppart.state.tree.template import Template
 from deeppart.state.values import MOST_LEVELS, decode_value, encode_value, same_value
 from deeppart.testing.states import difference
 from deeppart.testing.strategies import keys, values
@@ -171,10 +171,10 @@ def test_what_was_saved_item_by_item_meets_a_run_and_the_other_way_round(
     live: dict[str, Any] = {"list": [0] * 12, "table": {1: 2}, "pair": (False,) * 9, "n": [1] * 9}
     for step, (saved, restored) in enumerate([(10**9, 1), (1, 10**9), (8, 10**9), (10**9, 8)]):
         for name in ("LEAST_ITEMS", "LEAST_ENTRIES"):
-            monkeypatch.setattr(f"deeppart.state.tree.runs.{name}", saved)
+            monkeypatch.setattr(f"deeppart.state.tree.value_containers.{name}", saved)
         ck.checkpoint(state, step=step).wait()
         for name in ("LEAST_ITEMS", "LEAST_ENTRIES"):
-            monkeypatch.setattr(f"deeppart.state.tree.runs.{name}", restored)
+            monkeypatch.setattr(f"deeppart.state.tree.value_containers.{name}", restored)
         target = {key: type(item)(item) for key, item in live.items()}
         assert ck.restore(target, step=step) == step
         assert difference(state, target, ordered=False) is None
@@ -237,7 +237,7 @@ def nest(levels: int) -> list[Any]:
 
 def test_the_deepest_run_comes_back() -> None:
     deepest = nest(MOST_LEVELS)
-    assert run_levels(deepest) == MOST_LEVELS
+    assert container_levels(deepest) == MOST_LEVELS
     assert decode_value(encoded_again(deepest), "") == deepest
     assert not is_run(nest(MOST_LEVELS + 1))
 
@@ -362,12 +362,12 @@ STATES: list[Any] = [
 ]
 
 
-def splitting(pattern: str) -> ApartRules:
-    return ApartRules(splits=Replication({pattern: "none"}).splits)
+def splitting(pattern: str) -> RankLocalRules:
+    return RankLocalRules(splits=Replication({pattern: "none"}).splits)
 
 
 @pytest.mark.parametrize("cuts", [None, splitting("x/7/*"), splitting("x/*")], ids=["none", "below", "all"])
-def test_a_template_fits_what_a_new_walk_would_find(cuts: ApartRules | None) -> None:
+def test_a_template_fits_what_a_new_walk_would_find(cuts: RankLocalRules | None) -> None:
     template = Template()
     template.cuts = cuts
     for state in STATES + STATES[::-1]:
@@ -393,7 +393,7 @@ def test_a_template_fits_what_a_new_walk_would_find(cuts: ApartRules | None) -> 
 def test_patterns_reach_what_they_name(patterns: dict[str, str], split: bool) -> None:
     replication = Replication(patterns)
     assert replication.splits(("x",)) is split
-    found = flatten({"x": NESTED["dicts"], "y": 1}, cuts=ApartRules(splits=replication.splits))
+    found = flatten({"x": NESTED["dicts"], "y": 1}, cuts=RankLocalRules(splits=replication.splits))
     assert (len(found.values) > 2) is split
 
 

@@ -29,7 +29,7 @@ class SourceLostError(StorageError):
     """The file to copy cannot be read any more, or was never completed."""
 
 
-class Relay:
+class GrowingFile:
     """A sink that passes everything on to a file, and lets it be read from the start meanwhile."""
 
     def __init__(self, file: DurableFile, bases: Mapping[str, Path] = MappingProxyType({})) -> None:

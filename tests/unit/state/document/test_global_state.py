@@ -18,8 +18,8 @@ import deeppart
 from deeppart.errors import CorruptFileError, DeeppartError, PerRankError, StructureMismatchError
 from deeppart.model import Box
 from deeppart.offline.inspect.contents import Value, read_contents
+from deeppart.state.document.global_state import GlobalState, gather_global_state, with_global_state
 from deeppart.state.document.structure import SavedShard, Structure
-from deeppart.state.document.whole import Wholes, gather_wholes, with_wholes
 from deeppart.state.paths.keys import exact, readable
 from deeppart.state.tree.ties import Alias
 from tests.unit.part_documents import decoded, read_metas
@@ -390,12 +390,12 @@ def test_a_tied_tensor_that_only_some_ranks_have_is_refused_when_it_is_saved(tmp
 NUMBERS = torch.arange(7 * 4).view(7, 4)
 
 
-def structures(root: Path, states: Sequence[Any]) -> tuple[list[Structure], Structure, Wholes]:
+def structures(root: Path, states: Sequence[Any]) -> tuple[list[Structure], Structure, GlobalState]:
     """Of each rank; and as one rank restores it; and the whole tensors."""
     save(root, states)
     documents, of_ranks = decoded(read_metas(root))
-    wholes = gather_wholes(of_ranks, [(each.trees, each.values) for each in documents], "here")
-    return of_ranks, with_wholes(of_ranks[0], wholes), wholes
+    global_state = gather_global_state(of_ranks, [(each.trees, each.values) for each in documents], "here")
+    return of_ranks, with_global_state(of_ranks[0], global_state), global_state
 
 
 def names(structure: Structure) -> list[str]:
@@ -407,8 +407,8 @@ def test_tied_tensors_are_saved_once_and_stay_tied(tmp_path: Path) -> None:
     for rank in range(2):
         mine = rows(NUMBERS, rank, 2)
         states.append({"head": mine, "embed": mine})
-    _, structure, wholes = structures(tmp_path, states)
-    owner, tied = (wholes.tensors[exact((name,))] for name in ("embed", "head"))
+    _, structure, global_state = structures(tmp_path, states)
+    owner, tied = (global_state.tensors[exact((name,))] for name in ("embed", "head"))
     assert tied.tied_to == exact(("embed",)) and owner.tied_to is None and owner.known_to == 2
     assert [(each.part, each.leaf, each.box) for each in tied.sources] == [
         (each.part, each.leaf, each.box) for each in owner.sources
@@ -421,9 +421,9 @@ def test_tied_tensors_are_saved_once_and_stay_tied(tmp_path: Path) -> None:
 def test_those_that_are_tied_on_some_ranks_only_are_saved_for_themselves(tmp_path: Path) -> None:
     first, second = rows(NUMBERS, 0, 2), rows(NUMBERS, 1, 2)
     states = [{"head": first, "embed": first}, {"head": second, "embed": rows(NUMBERS + 1, 1, 2)}]
-    _, _, wholes = structures(tmp_path, states)
-    wholes.check("here")
-    assert [tensor.tied_to for tensor in wholes.tensors.values()] == [None, None]
+    _, _, global_state = structures(tmp_path, states)
+    global_state.check("here")
+    assert [tensor.tied_to for tensor in global_state.tensors.values()] == [None, None]
     loaded = deeppart.load(tmp_path)
     assert loaded["head"].data_ptr() != loaded["embed"].data_ptr()
     assert torch.equal(loaded["head"], NUMBERS)
@@ -434,7 +434,7 @@ def test_parts_that_call_other_tensors_by_one_path_are_refused(tmp_path: Path) -
     of_ranks, _, _ = structures(tmp_path, [{"w": rows(NUMBERS, rank, 2)} for rank in range(2)])
     other = replace(of_ranks[1].sharded[0], dtype="float64")
     with pytest.raises(CorruptFileError, match="different tensors at one path") as caught:
-        gather_wholes([of_ranks[0], replace(of_ranks[1], sharded=(other,))], [], "step 1")
+        gather_global_state([of_ranks[0], replace(of_ranks[1], sharded=(other,))], [], "step 1")
     assert "part 1, path w" in str(caught.value) and "int64[7, 4]" in str(caught.value)
 
 
@@ -442,7 +442,7 @@ def test_parts_that_call_other_tensors_by_one_path_are_refused(tmp_path: Path) -
 def test_shards_that_are_not_the_whole_are_refused(tmp_path: Path, boxes: list[Box]) -> None:
     of_ranks, _, _ = structures(tmp_path, [{"w": rows(NUMBERS, rank, 2)} for rank in range(2)])
     shards = {0: tuple(SavedShard(number, box) for number, box in enumerate(boxes))}
-    wholes = gather_wholes([of_ranks[0], replace(of_ranks[1], shards=shards)], [], "step 1")
+    global_state = gather_global_state([of_ranks[0], replace(of_ranks[1], shards=shards)], [], "step 1")
     with pytest.raises(CorruptFileError, match="every element of a sharded tensor exactly once") as caught:
-        wholes.check("step 1")
+        global_state.check("step 1")
     assert "all of w, int64[7, 4]" in str(caught.value)
