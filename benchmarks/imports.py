@@ -4,7 +4,7 @@
 
 Each import runs in a new interpreter, from its start to its exit, with the files in the page cache. Processor seconds,
 user and system, are what it takes where nothing else runs; elapsed ones are those of this machine now. On many nodes
-that read from one file system it takes longer (docs/simulator.md, "Coming back"). Exit code: 0.
+that read from one file system it takes longer (docs/simulator.md, "restart"). Exit code: 0.
 """
 
 from __future__ import annotations
