@@ -42,7 +42,7 @@ nitpick_ignore_regex = [
     (r"py:exc", r"CheckpointException"),  # of torch.distributed.checkpoint
     ("py:.*", r"(os|signal|collections\.abc|contextlib|pathlib|numpy|hypothesis|click)\..*"),
     ("py:.*", r"NDArray|IntArray|int64|float64|uint8|deeppart\.storage\.rate\.RateLimit"),
-    ("py:.*", r"deeppart\.state\.tree\.objects\.T|deeppart\.elastic\.shards\.S"),
+    ("py:.*", r"deeppart\.state\.objects\.T|deeppart\.elastic\.shards\.S"),
 ]
 
 myst_heading_anchors = 4
