@@ -34,7 +34,7 @@ test-single test-mpi: export RANKS_TEST_COMM := $(COMM)
 test-sockets: export RANKS_TEST_COMM := torch
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-fsdp collect test test-thorough test-torch test-oldest test-single test-mpi test-sockets coverage faults fuzz bench bench-nodes bench-interference bench-fsdp bench-gpu build-peers docs fresh check lint types imports dead dist format clean
+.PHONY: help venv demo demo-fsdp collect quick test test-thorough test-torch test-oldest test-single test-mpi test-sockets coverage faults fuzz bench bench-nodes bench-interference bench-fsdp bench-gpu build-peers docs fresh check lint types imports dead dist format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,6 +60,12 @@ demo-fsdp: $(STAMP) ## the same for a model that FSDP2 shards, on 4, 2 and 3 ran
 
 collect: $(STAMP) ## how many tests each file has, without those for ranks
 	$(BIN)/python -m pytest --collect-only -qq tests
+
+# Not those in which ranks meet: `make test-mpi ARGS="-k name"`.
+quick: $(STAMP) ## lint, and the tests of the packages that you have changed, in two minutes; SINCE=main for those of a branch
+	$(BIN)/ruff check --quiet .
+	$(BIN)/lint-imports --no-logo > $(VENV)/.imports || { cat $(VENV)/.imports; exit 1; }
+	$(BIN)/python -m pytest -n 2 -q $(ARGS) $$($(BIN)/python -m tests.quick $(SINCE))
 
 test: $(if $(TORCH),test-torch,test-mpi test-sockets test-single) ## all tests, of sweeps a part; ARGS="-k name" for some, WORKERS=0 for one at a time; COMM=torch for ranks without MPI
 	@! test -e $(NONE)-mpi -a -e $(NONE)-single || { echo 'no test is chosen by ARGS="$(ARGS)"' >&2; exit 1; }
