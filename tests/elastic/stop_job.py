@@ -17,14 +17,13 @@ import torch
 import torch.distributed as dist
 
 import deeppart
-from deeppart.elastic import Told, leave, should_stop
+from deeppart.elastic import leave, should_stop
 from deeppart.stopping import Agreement, agreement_of_job
 from deeppart.stopping.agreement import OfJob, OfTorch
 from tests.mpi.torchrun_job import tell
 
 #: The rank that is told, and the step in which it is.
 WHO, WHEN = 2, 5
-CALLS = 2000
 
 
 def answers(agreement: Agreement, rank: int) -> list[bool]:
@@ -46,32 +45,6 @@ def at_once(agreement: Agreement, rank: int) -> list[bool]:
     return found
 
 
-def microseconds() -> dict[str, float]:
-    """Of a step without ``should_stop()``, with it, and with a reduction that is waited for: the medians.
-
-    A step is a millisecond of sleep after all ranks have met, as they do when gradients are exchanged.
-    """
-    group, flag, gradients = dist.new_group(backend="gloo"), torch.zeros(1, dtype=torch.uint8), torch.zeros(1)
-    told = Told(signals=())
-
-    def waited_for() -> None:
-        dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=group)
-        flag.item()
-
-    found = {}
-    for name, what in (("nothing", lambda: None), ("should_stop", told.should_stop), ("blocking", waited_for)):
-        taken = []
-        for _ in range(CALLS // 10):
-            time.sleep(0.001)
-            dist.all_reduce(gradients)
-            began = time.perf_counter()
-            what()
-            taken.append(time.perf_counter() - began)
-        found[name] = sorted(taken)[len(taken) // 2] * 1e6
-    told.end()
-    return found
-
-
 def main(directory: Path) -> None:
     rank = int(os.environ["RANK"])
     without_torch = agreement_of_job()
@@ -80,7 +53,6 @@ def main(directory: Path) -> None:
     dist.init_process_group("gloo")
     of_torch = OfTorch()
     by_torch = answers(of_torch, rank) + at_once(of_torch, rank)
-    costs = microseconds()
     draw = random.Random(rank)
     settings: dict[str, Any] = {
         "persistent_dir": str(directory / "ckpt"),
@@ -96,7 +68,7 @@ def main(directory: Path) -> None:
                 os.kill(os.getpid(), signal.SIGUSR1)
             time.sleep(draw.uniform(0, 0.02))
             if should_stop():
-                tell(directory, last=step, by_sockets=by_sockets, by_torch=by_torch, costs=costs)
+                tell(directory, last=step, by_sockets=by_sockets, by_torch=by_torch)
                 leave(state, step, checkpointer)
 
 

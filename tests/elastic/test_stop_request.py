@@ -22,7 +22,5 @@ def test_ranks_end_together(tmp_path: Path) -> None:
         later, at_once = [False] * 4 + [True] * 4, [False] * 3 + [True] + [False] * 2
         assert each["by_sockets"] == each["by_torch"] == later + at_once
         assert each["last"] == WHEN + 1
-        # A reduction that is waited for costs milliseconds where ranks share processors; this one does not.
-        assert each["costs"]["should_stop"] < 1000, each["costs"]
     state = deeppart.load(tmp_path / "ckpt")
     assert state["weights"].tolist() == [WHEN + 1.0] * 3

@@ -58,13 +58,6 @@ def test_each_part_has_something_of_each_kind(every: int) -> None:
     assert all({place[:2] for place in part} == {place[:2] for place in PLACES} for part in parts)
 
 
-def test_kinds_take_turns() -> None:
-    """With one error of three at each level, a run has all three of them."""
-    cases = list(product("abc", ("EIO", "ENOSPC", "EROFS")))
-    for number in NUMBERS:
-        assert {code for _, code in part_of(cases, number, 3, kind=lambda case: case[0])} == {"EIO", "ENOSPC", "EROFS"}
-
-
 @pytest.mark.parametrize("every", [2, 4, 8])
 def test_now_and_then_is_as_often_as_it_says(every: int) -> None:
     for name in ("one", "another"):
@@ -112,8 +105,3 @@ def test_runs_of_pytest(project: Path) -> None:
     assert together in ([0, 4, 0], [4, 0, 4])
     named, _ = outcome(project, "--sample", "1", "-k", "test_long or test_swept or together")
     assert named == whole - IN_ALL, "who asks for a test gets it"
-
-
-def test_the_part_of_the_day_is_one_of_them(project: Path) -> None:
-    found, said = outcome(project)
-    assert any(f"sample {number} of {SAMPLES}" in said for number in NUMBERS) and len(found) < 25

@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 
 from deeppart.model import LeafSpec
 from deeppart.partition import STRATEGIES, Leaves, Plan, partition
-from deeppart.partition.cost import CostLine
-from deeppart.partition.strategies import cut, fill, tolerance
 from tests.sampling import examples
 
 IntArray = NDArray[np.int64]
@@ -231,60 +229,6 @@ def test_a_ranks_own_share_is_that_rank_of_all_shares(
     assert (plan.costs() == costs + carried).all()
     assert (plan.spans_per_rank() == np.bincount(table.rank, minlength=ranks)).all()
     assert (plan.bytes_per_rank() == costs - kappa * plan.spans_per_rank()).all()
-
-
-@EXAMPLES
-@given(st.integers(0, 2**32), st.sampled_from([0, 3, 100, 65536]), st.sampled_from([1, 4, 16]))
-def test_each_cut_follows_the_rule(seed: int, kappa: int, itemsize: int) -> None:
-    """Against the rule as the docstring of the heuristic words it, boundary by boundary, on lines of many leaves."""
-    random = np.random.default_rng(seed)
-    count, ranks = int(random.integers(1, 400)), int(random.integers(1, 40))
-    nbytes = itemsize * random.integers(1, int(random.choice([3, 100, 10**5])), count)
-    depth = random.integers(0, 5, count)
-    load = random.integers(0, 10**6, ranks) * int(random.random() < 0.5)
-    line = CostLine.of(nbytes, np.full(count, itemsize), depth, kappa)
-    room = fill(load, line.total)
-    reach = tolerance(line.total // int((room > 0).sum()), itemsize)
-    expected = []
-    for target in np.append(0, np.cumsum(room)).tolist():
-        near = [b for b in range(count + 1) if abs(int(line.start[b]) - target) <= reach]
-        if near:
-            best = min(near, key=lambda b: (int(line.depth[b]), abs(int(line.start[b]) - target), b))
-            expected.append((best, 0))
-        else:
-            leaf = max(b for b in range(count) if line.start[b] <= target)
-            into = max(0, target - int(line.start[leaf]) - kappa)
-            expected.append((leaf, into // itemsize * itemsize))
-    cuts = cut(line, load)
-    assert list(zip(cuts.leaf.tolist(), cuts.offset.tolist(), strict=True)) == expected
-    assert expected == sorted(expected)
-
-
-@EXAMPLES
-@given(st.integers(0, 2**32), st.sampled_from([0, 100, 65536]))
-def test_many_leaves_in_one_share_stay_within_the_bound(seed: int, kappa: int) -> None:
-    """Thousands of boundaries within reach of a cut, both ends of a share drawn outward: the bound without slack."""
-    random = np.random.default_rng(seed)
-    count, ranks = 5000, int(random.integers(2, 12))
-    nbytes = 4 * random.integers(1, 50, count)
-    depth = random.choice([0, 1, 1, 2, 2, 2, 3], count)
-    plan = partition(Leaves(nbytes, np.full(count, 4), depth), ranks, kappa)
-    mean = Fraction(int(nbytes.sum()) + kappa * count, ranks)
-    assert int(costs_of_spans(plan, kappa).max()) <= mean * Fraction(101, 100) + kappa
-
-
-@EXAMPLES
-@given(st.integers(0, 2**32), st.integers(1, 500), st.integers(0, 2**61))
-def test_pouring_is_exact_and_level(seed: int, ranks: int, amount: int) -> None:
-    random = np.random.default_rng(seed)
-    most = int(random.choice([1, 10, 10**6, 2**61 // ranks]))
-    load = random.integers(0, most, ranks) if most > 1 else np.ones(ranks, dtype=np.int64)
-    room = fill(load, amount)
-    level, _ = water_level(load.tolist(), amount)
-    assert sum(room.tolist()) == amount and (room >= 0).all()
-    wet = room > 0
-    assert all(level - 1 < total < level + 1 for total in (load + room)[wet].tolist())
-    assert all(level - 1 < total for total in load[~wet].tolist())
 
 
 def test_exabytes_are_counted_exactly() -> None:

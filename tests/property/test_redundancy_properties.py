@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 
 import hypothesis.strategies as st
-import pytest
 from hypothesis import given
 
 from deeppart.plan.redundancy import Nodes, Stripes, parity_groups, parity_sets, partner_copies, partner_nodes
@@ -159,13 +158,6 @@ def test_blocks_cover_the_longest_part_and_parity_without_gap_or_overlap(stripes
     assert stripes.longest_bytes <= data_end < stripes.longest_bytes + 64 * k
 
 
-@given(layouts())
-def test_parity_costs_m_of_k_and_less_than_64_bytes_per_block_of_a_row(stripes: Stripes) -> None:
-    """In whole numbers: m / k of the longest part, rounded up by less than 64 bytes in each of the m blocks."""
-    k, m = stripes.data_blocks, stripes.tolerate
-    assert m * stripes.longest_bytes <= k * stripes.parity_bytes < m * stripes.longest_bytes + 64 * k * m
-
-
 @given(layouts(), st.data())
 def test_blocks_hold_all_bytes_of_shorter_parts_and_zeros_behind(stripes: Stripes, data: st.DataObject) -> None:
     part_bytes = data.draw(st.integers(0, stripes.longest_bytes))
@@ -186,11 +178,3 @@ def test_losses_that_are_promised_to_be_survived(stripes: Stripes, data: st.Data
     assert all(stripes.can_rebuild(lost, left, left) for lost in gone)
     fewer = left - {order[-1]}
     assert not any(stripes.can_rebuild(lost, fewer, fewer) for lost in (*gone, order[-1]))
-
-
-@pytest.mark.parametrize("members", [2, 5, 255])
-def test_the_work_of_encoding_is_equal(members: int) -> None:
-    """Stripe s is encoded by member s, which keeps its first block: so in every row each member encodes one."""
-    for tolerate in {1, members // 2, members - 1}:
-        stripes = Stripes(members, tolerate, 64, 64)
-        assert [stripes.keeper(stripe, 0) for stripe in range(members)] == list(range(members))

@@ -55,24 +55,6 @@ def test_ranks_know_their_virtual_node(slurm: Rig, tmp_path: Path, options: list
     assert len({rank["node"] for rank in ranks}) == len(nodes)
 
 
-def test_batch_job(slurm: Rig, tmp_path: Path) -> None:
-    script = tmp_path / "job.sbatch"
-    script.write_text("#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks=2\nsrun printenv SLURMD_NODENAME\necho $MINE\n")
-    job = slurm.sbatch(script, f"--output={tmp_path}/out", env={"MINE": "passed on"})
-    slurm.wait_for_state(job, "COMPLETED")
-    *nodes, last = (tmp_path / "out").read_text().splitlines()
-    assert sorted(nodes) == ["node1", "node2"]
-    assert last == "passed on"
-
-
-def test_failed_job_is_not_waited_for(slurm: Rig, tmp_path: Path) -> None:
-    script = tmp_path / "job.sbatch"
-    script.write_text("#!/bin/bash\nexit 3\n")
-    job = slurm.sbatch(script, f"--output={tmp_path}/out")
-    with pytest.raises(AssertionError, match="ended FAILED"):
-        slurm.wait_for_state(job, "COMPLETED")
-
-
 def test_nothing_outlives_the_rig() -> None:
     with Rig() as rig:
         running = daemons(rig)
@@ -95,14 +77,3 @@ def daemons(rig: Rig) -> dict[int, str]:
         if any(str(rig.directory) in word for word in words):
             found[int(process.name)] = Path(words[0]).name
     return found
-
-
-def test_jobs_that_a_test_has_left_are_ended(slurm: Rig, tmp_path: Path) -> None:
-    script = tmp_path / "job.sbatch"
-    script.write_text("#!/bin/bash\ntrap '' TERM\nsrun sleep 200\n")
-    job = slurm.sbatch(script, "--nodes=2", "--ntasks=2", f"--output={tmp_path / 'log'}")
-    slurm.wait_for_state(job, "RUNNING")
-    slurm.wait_for(lambda: len(slurm.left()) >= 4, "the script, srun, and a step on two nodes")
-    slurm.end_jobs()
-    slurm.wait_for(lambda: not slurm.left(), "the processes to end", 10.0)
-    assert not slurm.run("squeue", "--noheader")

@@ -55,16 +55,6 @@ def test_each_way_loses_less_than_the_one_before(found: dict[str, Comparison]) -
     assert 0.0 < rare < found["spares"].shares["imports"] / 5, "after everything has stopped, and then alone"
 
 
-def test_parts_are_as_large_as_failures_are_often(found: dict[str, Comparison]) -> None:
-    """To first order, where failures are rare: seconds of a failure, times its rate."""
-    each = found["in-process"]
-    for piece in ("detect", "communicator", RESTORE):
-        first = sum(back.failures_per_s * back.pieces[piece] for back in each.after.values())
-        assert each.shares[piece] == pytest.approx(first, rel=0.05)
-    first = sum(back.failures_per_s * back.replay_s for back in each.after.values())
-    assert each.shares[REPLAY] == pytest.approx(first, rel=0.1)
-
-
 def test_what_half_a_piece_saves_is_what_the_advice_would_lose_less(
     choice: Choice, found: dict[str, Comparison]
 ) -> None:

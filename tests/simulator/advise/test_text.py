@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 from deeppart_simulator.advise.choose import Advice, Wanted, advise
 from deeppart_simulator.advise.text import bill_of, config_toml, in_a_sentence, reasons
-from deeppart_simulator.machine.record import Failures, Group, Power, Price
+from deeppart_simulator.machine.record import Failures, Power, Price
 from deeppart_simulator.timing.stages import Job
 
 import deeppart
@@ -74,23 +73,6 @@ def test_a_script_that_calls_at_every_step_saves_as_often_as_advised(
     assert "at every training step" in config_toml(advice)
 
 
-def test_what_calls_take_at_which_nothing_is_due_is_lost() -> None:
-    """20 ms to look at the state at each step of half a second, nearly all of which save nothing: a twenty-fifth."""
-    memory = replace(MACHINE.memory, call=0.02)
-    job = Job(STATE, replace(MACHINE, memory=memory, failures=Failures(process=50 * DAY, system=500 * DAY)), 16, 4)
-    advice = advise(job, 0.5)
-    chosen, idle = advice.chosen, 0.02 / 0.52
-    assert chosen.idle == pytest.approx(idle, rel=0.05)
-    assert chosen.waste.total == pytest.approx(chosen.cadence.waste.total + idle, rel=0.05)
-    assert all(each.kept > idle / 1.05 for each in advice.sensitivity)
-    (line,) = [line for line in config_toml(advice).splitlines() if "nothing is due" in line]
-    share = float(re.search(r"20 ms each, ([\d.]+) %", line)[1])  # type: ignore[index]
-    assert share == pytest.approx(100 * chosen.idle, abs=0.1)
-    assert sum("nothing is due" in line for line in reasons(advice)) == 1
-    without = advise(job)
-    assert without.chosen.idle == 0 and "nothing is due" not in config_toml(without), "who calls only then"
-
-
 def test_the_sentence_has_the_figures_of_the_choice(advice: Advice) -> None:
     chosen = advice.chosen
     said = in_a_sentence(chosen)
@@ -102,63 +84,6 @@ def test_the_sentence_has_the_figures_of_the_choice(advice: Advice) -> None:
     rate = sum(cost.failures_per_s for cost in chosen.costs)
     lost = chosen.waste.cost + rate * (chosen.work_s + chosen.back_s)
     assert lost == pytest.approx(chosen.waste.total)
-
-
-def test_a_script_that_calls_at_every_step_is_told_which_calls_save(advice: Advice) -> None:
-    found = advise(advice.chosen.job, 3.0).chosen
-    steps = tomllib.loads(config_toml(advise(advice.chosen.job, 3.0)))["every"]["local"]
-    assert f"at every step: each {steps:,}th, every {show_seconds(found.cadence.period_s)}" in in_a_sentence(found)
-
-
-def test_a_share_of_the_file_system_that_keeps_checkpoints_apart_is_named(advice: Advice) -> None:
-    shared = replace(MACHINE.persistent, write=2e8, node_write=1e8)
-    job = Job(STATE, replace(MACHINE, persistent=shared, failures=Failures(system=DAY / 2)), 16, 4)
-    wanted = Wanted(local=False, compression="none")
-    bound = advise(job, wanted=wanted)
-    (line,) = [line for line in reasons(bound) if "--flush-share" in line]
-    assert bound.unshared is not None and show_seconds(bound.unshared.period_s) in line
-    free = advise(replace(job, flush_share=1.0), wanted=wanted)
-    assert free.unshared is None and not any("--flush-share" in line for line in reasons(free))
-    least = min(choice.waste.total for choice in free.choices)
-    assert bound.unshared.waste.total == pytest.approx(least) and least < bound.chosen.waste.total
-    assert not any("--flush-share" in line for line in reasons(advice)), "which is far from its share"
-
-
-@pytest.mark.parametrize("step_s", [0.0, 2.0])
-def test_what_no_failure_needs_is_written_about_every_hour(step_s: float) -> None:
-    chosen = advise(Job(STATE, replace(MACHINE, failures=Failures(process=5 * DAY, node=10 * DAY)), 16, 4), step_s)
-    persistent = next(cost for cost in chosen.chosen.costs if cost.name == "persistent")
-    assert persistent.failures_per_s < 1 / (1000 * DAY), "a copy or parity survives each failure alone"
-    cadence = chosen.chosen.cadence
-    every = tomllib.loads(config_toml(chosen))["every"]
-    counted = step_s or cadence.period_s
-    assert 3000 <= every["persistent"] * counted <= 2 * 3600
-    assert every["persistent"] % every["local"] == 0
-    assert every["persistent"] / every["local"] == cadence.every["persistent"] / cadence.every["local"]
-
-
-def test_failures_in_bursts_are_told() -> None:
-    failures = Failures(process=5 * DAY, shape=0.7)
-    job = Job(STATE, replace(MACHINE, failures=failures), 16, 4)
-    assert any("Weibull, shape 0.7" in line for line in reasons(advise(job)))
-
-
-def test_a_limit_is_told(advice: Advice) -> None:
-    limited = replace(advice, chosen=replace(advice.chosen, job=replace(advice.chosen.job, flush_bandwidth=1e9)))
-    assert tomllib.loads(config_toml(limited))["flush_bandwidth"] == 1e9
-
-
-def test_each_kind_of_groups_has_a_line_with_what_survives_it() -> None:
-    """Four nodes on two switches and one power supply: a partner is on another switch, and not on other power."""
-    groups = {"switch": Group(nodes=2, mtbf=20 * DAY), "power": Group(nodes=4, mtbf=50 * DAY)}
-    found = advise(
-        Job(STATE, replace(MACHINE, failures=Failures(node=10 * DAY, groups=groups)), 16, 4),
-        wanted=Wanted(partner=True),
-    )
-    lines = [line for line in reasons(found) if "a group of" in line and "another loss" not in line]
-    assert len(lines) == 2
-    assert lines[0].startswith("a group of 2 nodes (switch) is lost every 10 d") and "copy on another node" in lines[0]
-    assert lines[1].startswith("a group of 4 nodes (power) is lost every 50 d") and "file system" in lines[1]
 
 
 PRICED = replace(

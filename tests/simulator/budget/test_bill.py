@@ -10,23 +10,19 @@ from deeppart_simulator.budget import (
     SHARE_WORDS,
     SPARES,
     USEFUL,
-    Way,
     bill,
     bill_of_run,
-    costs_of_blocking,
     item,
     missing,
-    ways_of,
 )
 from deeppart_simulator.campaign.failures import Scheduling, Waits
 from deeppart_simulator.campaign.outcomes import summarize
 from deeppart_simulator.campaign.plan import Planned
 from deeppart_simulator.campaign.run import run
 from deeppart_simulator.machine.record import Power, Price
-from deeppart_simulator.timing.scale import study
 
 from tests.simulator.campaign.jobs import DAY, busy
-from tests.simulator.timing.jobs import MACHINE, job
+from tests.simulator.timing.jobs import MACHINE
 
 PRICED = replace(MACHINE, price=Price(currency="USD", node_hour=3.0), power=Power(busy=2000.0, waiting=500.0))
 SHARES = {USEFUL: 0.9, "blocked": 0.06, "lost": 0.04}
@@ -40,31 +36,6 @@ def test_a_day_of_ten_nodes() -> None:
     assert found.total.kwh == pytest.approx(225.6 * 2 + 14.4 * 0.5)
     assert found.lost.node_hours == pytest.approx(24) and found.lost.money == pytest.approx(72)
     assert found.lost.kwh == pytest.approx(9.6 * 2 + 14.4 * 0.5) and found.currency == "USD"
-
-
-def test_if_all_was_useful_nothing_was_lost_rather_than_something_unknown() -> None:
-    found = bill(PRICED, 10, 3600.0, {USEFUL: 1.0})
-    assert (found.lost.node_hours, found.lost.money, found.lost.kwh) == (0, 0, 0)
-    assert bill(MACHINE, 10, 3600.0, {USEFUL: 1.0}).lost.money is None
-
-
-def test_spare_nodes_are_paid_for_and_wait() -> None:
-    found = bill(PRICED, 10, 86400.0, SHARES, busy=["lost"], spares=2)
-    last = found.items[-1]
-    assert (last.what, last.node_hours, last.kwh) == (SPARES, pytest.approx(48), pytest.approx(24))
-    assert found.total.node_hours == pytest.approx(288) and found.lost.node_hours == pytest.approx(72)
-
-
-def test_energy_has_a_price_of_its_own_or_adds_to_that_of_the_hour() -> None:
-    owned = replace(PRICED, price=Price(currency="EUR", kwh=0.25))
-    assert item(owned, "x", 10.0, busy=True).money == pytest.approx(10 * 2 * 0.25)
-    both = replace(PRICED, price=Price(currency="EUR", node_hour=3.0, kwh=0.25))
-    assert item(both, "x", 10.0, busy=True).money == pytest.approx(10 * 3 + 10 * 2 * 0.25)
-
-
-def test_a_node_waits_as_busy_as_it_trains_if_nothing_else_is_said() -> None:
-    machine = replace(PRICED, power=Power(busy=2000.0))
-    assert item(machine, "x", 10.0, busy=False).kwh == item(machine, "x", 10.0, busy=True).kwh == pytest.approx(20)
 
 
 def test_what_is_not_known_is_left_out_and_its_key_said() -> None:
@@ -112,43 +83,3 @@ def test_a_job_in_a_queue_holds_no_nodes() -> None:
         found[SHARE_WORDS["leaving"]] == pytest.approx(8 * 40 * 24 * summary.shares["leaving"].mean)
         and found[SHARE_WORDS["leaving"]] > 0
     )
-
-
-def test_nodes_draw_what_trains_while_they_train() -> None:
-    found = {item.what: item for item in bill_of_run(PRICED_RUNS, CADENCES, SUMMARY).items}
-    for what, watts in (("useful training", 1.0), ("training lost", 1.0), ("slowed by the background", 1.0),
-                        ("blocked by checkpoints", 0.1), ("down", 0.1), ("restoring", 0.1), (SPARES, 0.1)):  # fmt: skip
-        assert found[what].kwh == pytest.approx(watts * found[what].node_hours), what
-
-
-PRICED_GOODPUT = replace(MACHINE, price=Price(currency="USD", node_hour=3.0), power=Power(busy=2000.0, waiting=500.0))
-
-
-def test_a_row_by_hand() -> None:
-    """A tenth of 30 days of 100 nodes: 7,200 node-hours, 21,600 USD, and 3.6 MWh at 0.5 kW."""
-    (row,) = costs_of_blocking(PRICED_GOODPUT, 100, [9.0], [1.0], [], days=30)
-    assert row.lost == pytest.approx(0.1)
-    assert (row.cost.node_hours, row.cost.money, row.cost.kwh) == pytest.approx((7200, 21600, 3600))
-    (half,) = costs_of_blocking(PRICED_GOODPUT, 100, [9.0], [1.0], [], days=15)
-    assert half.cost.money == pytest.approx(10800)
-
-
-def test_ways_stand_where_their_time_puts_them_and_nothing_is_said_twice() -> None:
-    rows = costs_of_blocking(
-        PRICED_GOODPUT, 1, [600.0, 60.0, 60.0], [1.0, 0.1, 1.0], [Way("this", 0.5), Way("that", 7.0)], days=1
-    )
-    assert [row.period_s for row in rows] == [60.0] * 4 + [600.0] * 4
-    assert [(row.blocked_s, row.way) for row in rows[:4]] == [(0.1, ""), (0.5, "this"), (1.0, ""), (7.0, "that")]
-    lost = [row.lost for row in rows[:4]]
-    assert lost == sorted(lost) and rows[4].lost < rows[0].lost
-
-
-def test_ways_are_as_scale_predicts_them() -> None:
-    """16 GB on 4 nodes: the copy at 20 GB/s of a node; whole tensors straight to 4 GB/s of four nodes, after it."""
-    ways = {way.name: way.blocked_s for way in ways_of(job())}
-    points = {point.strategy: point for point in study(job(), [16], ["deeppart", "rank0"])}
-    assert ways["deeppart"] == pytest.approx(points["deeppart"].blocked_s) == pytest.approx(0.2)
-    assert ways["DCP-like, in the background"] == pytest.approx(0.2)
-    assert ways["DCP-like, waited for"] == pytest.approx(0.2 + 4.0)
-    assert ways["torch.save on rank 0"] == pytest.approx(points["rank0"].blocked_s)
-    assert ways["torch.save on rank 0"] > 16 / 1.24

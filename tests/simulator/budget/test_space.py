@@ -8,20 +8,15 @@ from dataclasses import replace
 
 import pytest
 from deeppart_simulator.budget import (
-    bandwidth_share,
     drive_writes,
     drive_years,
-    space_lines,
     space_of,
     steps_kept,
 )
 from deeppart_simulator.campaign.background import retire
 from deeppart_simulator.campaign.plan import Planned
 from deeppart_simulator.campaign.survival import Stored
-from deeppart_simulator.timing.stages import Job, Protection
-from deeppart_simulator.workload.states import read_state
 
-from deeppart.plan.interval import MOST_EVERY
 from tests.simulator.timing.jobs import MACHINE, job
 
 EVERY = {"local": 1, "partner": 1, "persistent": 4}
@@ -51,13 +46,6 @@ def test_so_many_steps_are_kept_as_the_rule_of_keep_leaves() -> None:
             assert found == by_rule, every
 
 
-def test_a_level_that_is_off_keeps_nothing() -> None:
-    assert steps_kept({"local": 1, "partner": 0, "parity": MOST_EVERY, "persistent": 2}) == {
-        "local": 2,
-        "persistent": 4,
-    }
-
-
 def test_bytes_on_each_node_and_on_the_file_system_by_hand() -> None:
     """16 GB on 4 nodes: 4 GB on each, as much in copies, two steps of both; four steps on the file system."""
     world = Planned(job()).on(4)
@@ -69,12 +57,6 @@ def test_bytes_on_each_node_and_on_the_file_system_by_hand() -> None:
     assert rarer.node_bytes == {"local": pytest.approx(12e9), "partner": pytest.approx(8e9)}
     compressed = space_of(Planned(job(compression="tensor")).on(4), EVERY)
     assert compressed.on_node == pytest.approx(0.8 * 16e9)
-
-
-def test_the_node_with_most_counts() -> None:
-    """Five ranks of which four share a node: whole tensors of 1 GB, 4 of 5 on it."""
-    whole = Job(read_state("tensors-5x1GB"), MACHINE, 5, 4, "whole", protection=Protection(partner=False))
-    assert space_of(Planned(whole).on(2), {"local": 1}).on_node == pytest.approx(8e9)
 
 
 @pytest.mark.parametrize(
@@ -109,28 +91,3 @@ def test_drives_are_worn_by_the_day() -> None:
     assert drive_years(three, 2e12) == pytest.approx(3.0)
     assert math.isinf(drive_years(machine, 0.0)) and math.isinf(drive_years(MACHINE, 1e12))
     assert drive_writes(MACHINE, 1e12) is None
-
-
-def test_drives_that_are_worn_soon_are_said_to_last_days_not_thousandths_of_years() -> None:
-    machine = replace(MACHINE, local=replace(MACHINE.local, capacity=2e12, endurance=3e12))
-    space = space_of(Planned(Job(read_state("bert-base+adam"), machine, 16, 8)).on(2), {"local": 1, "persistent": 1})
-    (soon,) = (line for line in space_lines(machine, space, 1e12, 1e12) if "worn" in line)
-    assert "worn after 3 d of this" in soon
-    (late,) = (line for line in space_lines(machine, space, 1e8, 1e12) if "worn" in line)
-    assert "worn after 82.1 years of this" in late
-
-
-def test_the_share_of_what_the_file_system_can_write() -> None:
-    """8 GB/s for a day are 691.2 TB."""
-    assert bandwidth_share(MACHINE, 69.12e12) == pytest.approx(0.1)
-
-
-def test_the_sentences_name_the_keys_of_what_is_not_known() -> None:
-    space = space_of(Planned(job()).on(4), EVERY)
-    text = "\n".join(space_lines(MACHINE, space, 1e12, 2e12))
-    assert all(key in text for key in ("[local] capacity", "[local] endurance", "[persistent] capacity"))
-    local = replace(MACHINE.local, capacity=32e9, endurance=365.25e12)
-    known = replace(MACHINE, local=local, persistent=replace(MACHINE.persistent, quota=128e9))
-    text = "\n".join(space_lines(known, space_of(Planned(job(machine=known)).on(4), EVERY), 1e12, 2e12))
-    assert "16 GB (steps: 2 of local, 2 of partner), 50.0 % of its storage" in text and "after 1 years" in text
-    assert "50.0 % of the quota, 128 GB" in text and "31 times their capacity" in text and "does not say" not in text

@@ -14,8 +14,6 @@ from deeppart_simulator.campaign.costs import level_costs
 from deeppart_simulator.campaign.outcomes import RunResult
 from deeppart_simulator.campaign.plan import Cadences, Planned, SizedJob
 from deeppart_simulator.campaign.survival import Stored
-from deeppart_simulator.machine.record import Codec
-from deeppart_simulator.timing.stages import Protection
 
 from tests.simulator.campaign.jobs import busy
 
@@ -64,29 +62,6 @@ def test_a_failure_ends_what_is_under_way() -> None:
     assert background.stored[0].levels == {"local"}, "neither copied nor flushed afterwards"
 
 
-def test_a_step_that_was_restored_is_at_home_on_its_new_nodes() -> None:
-    env, background, world = _begun(("local", "partner"))
-    env.run()
-    stored = background.stored[0]
-    stored.lost = {3}
-    background.heal(world, stored, [0, 1, 2, 8, 4, 5, 6, 7])
-    assert not background.is_idle and not background.is_busy
-    env.run()
-    assert stored.nodes == (0, 1, 2, 8, 4, 5, 6, 7) and not stored.lost and "partner" in stored.levels
-
-
-def test_without_copies_and_parity_nothing_is_rebuilt() -> None:
-    """As in the library: what the nodes have lost stays lost until the next call, and is read from the file system."""
-    job, _ = busy()
-    cadences = replace(busy()[1], every={"local": 1, "persistent": 1})
-    env = simpy.Environment()
-    background = Background(env, cadences, RunResult(1, cadences.wall_s), 1e9)
-    stored = Stored(0, 0.0, tuple(range(8)), {"local", "persistent"}, {3})
-    background.heal(job.on(8), stored, [0, 1, 2, 8, 4, 5, 6, 7])
-    env.run()
-    assert background.is_idle and stored.lost == {3} and stored.nodes == tuple(range(8))
-
-
 def flushed_s(job: Planned, cadences: Cadences, levels: tuple[str, ...] = ("local", "persistent")) -> float:
     """Seconds from the end of a call until a campaign has flushed it."""
     env = simpy.Environment()
@@ -116,67 +91,6 @@ def test_a_flush_that_keeps_up_ends_with_its_commit() -> None:
     assert (flush.cost_s, flush.busy_s) == (flush_at_once.cost_s, flush_at_once.busy_s), "nothing is written meanwhile"
 
 
-@pytest.mark.parametrize("encode", [0.4e9, 5e9])
-@pytest.mark.parametrize("levels", [("persistent",), ("local", "persistent")])
-def test_a_compressed_flush_ends_when_the_model_says(levels: tuple[str, ...], encode: float) -> None:
-    """Chunks are encoded while others are written, without a local level, too; what ends the file follows the last."""
-    usual, cadences = busy()
-    persistent = replace(usual.job.machine.persistent, others=0.0, file=2.0)
-    machine = replace(
-        usual.job.machine, persistent=persistent, codecs={"float32": Codec(ratio=0.6, encode=encode, decode=1e9)}
-    )
-    protection = Protection(local="local" in levels, partner=False)
-    job = Planned(replace(usual.job, machine=machine, compression="tensor", protection=protection))
-    assert flushed_s(job, cadences, levels) == pytest.approx(model_s(job), rel=1e-6)
-
-
-def test_a_flush_that_waited_for_an_earlier_one_does_not_wait_for_a_file_that_is_there() -> None:
-    """Two calls at once: local files take 10 s and more, the copy of each to the file system 5 s."""
-    usual, cadences = busy()
-    machine = replace(
-        usual.job.machine,
-        local=replace(usual.job.machine.local, write=1e9),
-        persistent=replace(usual.job.machine.persistent, others=0.0, write=16e9, node_write=2e9),
-    )
-    job = Planned(replace(usual.job, machine=machine, protection=Protection(partner=False)))
-    env, world = simpy.Environment(), job.on(8)
-    background = Background(env, cadences, RunResult(1, cadences.wall_s), machine.persistent.write)
-    for number in range(2):
-        background.begin(world, Stored(number, 0.0, tuple(range(8))), ("local", "persistent"))
-    env.run(until=background.over())
-    assert env.now == pytest.approx(10.0 + 5.0, rel=1e-3)
-
-
-def test_copies_and_a_flush_share_the_limit_of_the_job() -> None:
-    """10 GB of each node go to another one and to the file system, at 0.1 GB/s in all."""
-    usual, cadences = busy()
-    job = Planned(replace(usual.job, flush_bandwidth=1e8))
-    env, world = simpy.Environment(), job.on(8)
-    background = Background(env, cadences, RunResult(1, cadences.wall_s), job.job.machine.persistent.write)
-    stored = Stored(0, 0.0, tuple(range(8)))
-    background.begin(world, stored, ("local", "partner", "persistent"))
-    env.run(until=199.0)
-    assert stored.levels == {"local"}
-    env.run(until=201.0)
-    assert stored.levels == {"local", "partner", "persistent"}
-    again = Stored(1, 0.0, tuple(range(8)))
-    background.begin(world, again, ("local", "partner"))
-    env.run(until=201.0 + 107.0)
-    assert "partner" in again.levels, "without a flush it takes half as long"
-
-
-def test_what_was_complete_meanwhile_is_counted_and_retired() -> None:
-    job, cadences = busy()
-    result = RunResult(1, cadences.wall_s)
-    background = Background(simpy.Environment(), cadences, result, 1e9)
-    background.add(job.on(8), [Stored(n, float(n), (0,), {"local"} if n % 2 else set()) for n in range(20)])
-    assert result.checkpoints == {"local": 10} and result.nbytes["local"] == 10 * job.on(8).level_bytes["local"]
-    kept = [each.sequence for each in background.stored]
-    assert kept == [19]
-    background.forget_after(kept[0])
-    assert [each.sequence for each in background.stored] == kept[:1]
-
-
 ALL = {"local": 2, "partner": 1, "parity": 1, "persistent": 1}
 
 
@@ -191,13 +105,6 @@ def left(found: list[Stored], keep: dict[str, int]) -> list[tuple[int, list[str]
 def test_each_level_keeps_its_newest() -> None:
     found = stored(["persistent"], ["local", "persistent"], ["local"], ["local"])
     assert left(found, ALL) == [(1, ["persistent"]), (2, ["local"]), (3, ["local"])]
-
-
-def test_what_a_redundant_level_keeps_stays_on_the_nodes_too() -> None:
-    found = stored(["local", "partner"], ["local"], ["local"], ["local"])
-    assert left(found, ALL) == [(0, ["local", "partner"]), (2, ["local"]), (3, ["local"])]
-    found = stored(["local", "partner"], ["local", "partner"], ["local"], ["local"])
-    assert left(found, ALL) == [(1, ["local", "partner"]), (2, ["local"]), (3, ["local"])]
 
 
 @pytest.mark.parametrize(
@@ -215,17 +122,6 @@ def test_a_transfer_is_as_fast_as_its_job_and_the_file_system(
         shared.set_capacity(2.5)
     env.run(until=done)
     assert env.now == pytest.approx(expected)
-
-
-def test_one_that_is_given_up_never_ends() -> None:
-    env = simpy.Environment()
-    shared = FileSystem(env, 10.0)
-    done = shared.begin(100, math.inf)
-    shared.give_up()
-    shared.give_up()  # a second time does nothing
-    shared.set_capacity(5.0)
-    env.run()
-    assert not done.triggered
 
 
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.7])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections import defaultdict
 from dataclasses import replace
 from functools import cache
@@ -11,7 +10,6 @@ from functools import cache
 import pytest
 from deeppart_simulator.campaign.costs import (
     Rows,
-    again,
     cadence_of,
     level_costs,
     share_beyond,
@@ -104,28 +102,6 @@ def test_the_share_is_that_of_all_rows_of_failures_that_the_planner_cannot_resto
         assert found == pytest.approx(beyond / counted, rel=1e-5 if exact else 0.2), follows
 
 
-def test_one_more_failure_comes_before_all_is_rebuilt() -> None:
-    assert again(0.0, 600.0) == 0.0
-    assert again(1e-9, 600.0) == pytest.approx(600e-9)
-    assert again(1 / 600, 600.0) == pytest.approx(1 - 1 / math.e)
-    assert again(1.0, 1e4) == 1.0
-
-
-def test_a_row_is_over_with_what_needs_the_file_system_anyway() -> None:
-    """And with what these levels do not survive: how it goes on then is nothing that they could have saved."""
-
-    def share(rows: Rows) -> float:
-        found: float = share_beyond("partner", (0,), 8, rows, Protection(), 0)
-        return found
-
-    assert share(Rows(0.0, 1 / 8)) == 0.0 and share(Rows(1.0, 1 / 8)) == 1.0
-    alone = share(Rows(0.9, 1 / 8))
-    assert 0 < share(Rows(0.9, 1 / 8, beyond=0.5, needing=0.5)) < alone
-    assert alone < share(Rows(0.9, 1 / 8, needing=0.5)) < 1  # the others take no storage, and let it go on
-    # The first of a row finds everything whole; of those after it two in eight strike a partner of the one that is out.
-    assert share(Rows(1e-3, 1 / 8)) == pytest.approx(1e-3 * 2 / 8, rel=0.1)
-
-
 def often_lost(protection: Protection, node_mtbf_s: float = 16 * DAY / 12) -> Planned:
     """A node of 16 is lost every two hours, or more often, and it takes half an hour to come back."""
     machine = replace(
@@ -151,20 +127,3 @@ def test_campaigns_come_back_from_the_file_system_as_often_as_is_expected(protec
     assert expected > 30
     assert course.recoveries["persistent"] == pytest.approx(expected, rel=0.35)
     assert 1 - course.useful_s / course.wall_s == pytest.approx(cadence.waste.total, rel=0.08)
-
-
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize("protection", [Protection(), Protection(partner=False, parity_group=8)])
-def test_where_most_of_the_time_is_lost_it_is_what_is_expected(protection: Protection) -> None:
-    """A failure every hour, and half an hour to come back from each: failures come in rows.
-
-    The first call after each goes to the file system, too: there is one more often than is expected, and less is lost.
-    """
-    planned = often_lost(protection, node_mtbf_s=16 * 3600.0)
-    costs = level_costs(planned)
-    redundant = "partner" if protection.partner else "parity"
-    cadence = cadence_of(costs, 1200.0, {"local": 1, redundant: 1, "persistent": 8})
-    cadences = Cadences(training_s(costs, cadence), dict(cadence.every), 120 * DAY, spares=16)
-    course = run(planned, cadences, 1)
-    assert 0.55 < cadence.waste.total < 0.7
-    assert 0.9 * cadence.waste.total < 1 - course.useful_s / course.wall_s < 1.02 * cadence.waste.total

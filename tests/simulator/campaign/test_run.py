@@ -9,19 +9,15 @@ from typing import Any
 
 import pytest
 from deeppart_simulator.campaign import run as run_module
-from deeppart_simulator.campaign.calm import Call, Calm, Pace, calm_call
 from deeppart_simulator.campaign.costs import level_costs
 from deeppart_simulator.campaign.failures import Failure, Scheduling, Waits
 from deeppart_simulator.campaign.outcomes import estimate
 from deeppart_simulator.campaign.plan import Cadences, Planned
 from deeppart_simulator.campaign.run import run
-from deeppart_simulator.machine.record import Failures, Group, Restart
+from deeppart_simulator.machine.record import Failures, Group
 from deeppart_simulator.timing.stages import Job, Protection
 from deeppart_simulator.workload.states import read_state
-from hypothesis import given
-from hypothesis import strategies as st
 
-from deeppart.model import LEVELS
 from deeppart.plan.interval import best, waste
 from tests.simulator.campaign.jobs import DAY, QUIET, busy, planned
 
@@ -47,21 +43,6 @@ def test_one_level_agrees_with_daly(cost_s: float, mtbf_s: float) -> None:
     assert 1 - waste(level_costs(this), period + cost_s, [1]).total == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.now_and_then(2)
-def test_the_best_period_is_where_the_model_says() -> None:
-    """Half and twice the period that the model finds best waste more, seed by seed on average."""
-    this = planned(Failures(system=0.2 * DAY), 60.0, protection=Protection(local=False, partner=False))
-    cadence = best(level_costs(this))
-
-    def efficiency(period: float) -> float:
-        runs = [run(this, Cadences(period, {"persistent": 1}, 30 * DAY), seed) for seed in range(2)]
-        return float(sum(each.efficiency for each in runs) / 2)
-
-    middle = efficiency(cadence.period_s - 60)
-    assert middle > efficiency(2.5 * cadence.period_s) and middle > efficiency(0.4 * cadence.period_s - 24)
-    assert 1 - cadence.waste.total == pytest.approx(middle, abs=0.01)
-
-
 # --- several levels ---------------------------------------------------------------------------------------------------
 
 
@@ -84,20 +65,6 @@ def test_two_levels_do_as_the_model_says() -> None:
     results = [run(this, Cadences(period, dict(cadence.every), 900 * DAY), seed) for seed in range(3)]
     found = estimate([result.efficiency for result in results])
     assert found.mean == pytest.approx(1 - cadence.waste.total, abs=0.004)
-
-
-@pytest.mark.now_and_then(2)
-def test_more_protection_never_does_worse_with_the_same_failures() -> None:
-    failures = Failures(node=4 * 2 * DAY)
-    efficiency = {}
-    for protection, levels in (
-        (Protection(), {"local": 1, "partner": 1, "persistent": 20}),
-        (Protection(partner=False), {"local": 1, "persistent": 20}),
-    ):
-        this = planned(failures, 10.0, protection=protection)
-        results = [run(this, Cadences(600.0, levels, 60 * DAY), seed) for seed in range(3)]
-        efficiency[protection.partner] = sum(result.efficiency for result in results)
-    assert efficiency[True] > efficiency[False]
 
 
 def test_elastic_jobs_go_on_with_fewer_nodes() -> None:
@@ -149,26 +116,6 @@ def test_what_was_read_from_the_file_system_is_not_on_the_nodes_afterwards() -> 
     assert run(busy()[0], copied, 1, trace).recoveries == {"partner": 1, "local": 1}
 
 
-def test_without_failures_only_checkpoints_cost() -> None:
-    this = planned(Failures(), 60.0)
-    result = run(this, Cadences(540.0, {"local": 1}, 10 * DAY), 1)
-    assert result.efficiency == pytest.approx(0.9, rel=1e-3)
-    assert result.lost_s == 0 and not result.recoveries
-
-
-def test_groups_stay_what_they_were_after_nodes_have_been_replaced() -> None:
-    """One node of each switch has been replaced. The spare ones stand where the lost ones stood, so that a partner is
-    still on another switch, and the loss of any switch is survived by partners' copies.
-    """
-    failures = Failures(group=1e12, group_nodes=2)
-    machine = replace(QUIET, failures=failures, restart=Restart(detect=0.0, relaunch=0.0, replace=0.0, repair=DAY))
-    this = Planned(Job(read_state("tensors-8x1KB"), machine, 8, 1, protection=Protection(partner=True)))
-    one_each = [Failure(DAY * (1 + n), "node", (2 * n + 1,)) for n in range(4)]
-    switches = [Failure(DAY * (10 + n), "group", (2 * (n % 4), 2 * (n % 4) + 1)) for n in range(16)]
-    result = run(this, Cadences(3600.0, {"local": 1, "partner": 1}, 30 * DAY, spares=4), 1, (*one_each, *switches))
-    assert result.recoveries == {"partner": 20}
-
-
 def test_a_loss_of_a_named_group_is_counted_under_its_name() -> None:
     failures = Failures(groups={"rack": Group(nodes=2, mtbf=4 * DAY), "power": Group(nodes=4, mtbf=20 * DAY)})
     machine = replace(QUIET, failures=failures)
@@ -212,69 +159,3 @@ def test_a_run_is_the_same_call_by_call(
     one_by_one = dict(_figures(asdict(run(job, cadences, seed))))
     assert in_rows == pytest.approx(one_by_one, rel=1e-9, abs=1e-5)
     assert one_by_one["failures.node"] > 5 or days < 5
-
-
-def _walk(pace: Pace, calls: list[Call], until_s: float) -> dict[str, float]:
-    """The same row in small steps of time."""
-    now = trained = blocked = work = slowed = 0.0
-    done = 0
-    for number, call in enumerate(calls):
-        blocked += min(call.blocked_s, max(0.0, until_s - now))
-        now += call.blocked_s
-        if now > until_s:
-            break
-        done += sum(now + at_s <= until_s for _, at_s in call.done_s)
-        slow = min(call.busy_s, until_s - now)
-        left = pace.work_s - call.busy_s * pace.rate * (1 - pace.interference)
-        fast = 0.0 if number == len(calls) - 1 else min(left / pace.rate, max(0.0, until_s - now - slow))
-        trained += slow + fast
-        slowed += slow * pace.rate * pace.interference
-        work += (slow * (1 - pace.interference) + fast) * pace.rate
-        now += call.busy_s + left / pace.rate
-        if now > until_s:
-            break
-    return {"trained": trained, "blocked": blocked, "work": work, "slowed": slowed, "done": done}
-
-
-_LENGTHS = st.floats(0.0, 5.0)
-_CALLS = st.builds(
-    lambda blocked_s, first_s, second_s: Call(blocked_s, (("local", first_s), ("partner", first_s + second_s))),
-    _LENGTHS, _LENGTHS, _LENGTHS,
-)  # fmt: skip
-
-
-@given(
-    st.builds(Pace, st.floats(15.0, 40.0), st.floats(0.3, 1.0), st.floats(0.0, 0.2)),
-    st.lists(_CALLS, min_size=1, max_size=6),
-    st.floats(0.0, 1.0),
-)
-def test_a_part_of_a_row_is_what_has_passed_until_then(pace: Pace, calls: list[Call], share: float) -> None:
-    calm = Calm(pace, calls)
-    until_s = share * calm.takes_s
-    passed = calm.after(until_s)
-    expected = _walk(pace, calls, until_s)
-    assert passed.trained_s + passed.blocked_s == pytest.approx(until_s)
-    assert passed.trained_s == pytest.approx(expected["trained"], abs=1e-9)
-    assert passed.blocked_s == pytest.approx(expected["blocked"], abs=1e-9)
-    assert passed.work_s == pytest.approx(expected["work"], abs=1e-9)
-    assert passed.slowed_s == pytest.approx(expected["slowed"], abs=1e-9)
-    if share not in (0.0, 1.0):
-        complete = sum(map(len, calm.complete(passed)))
-        near = any(  # the last digits decide
-            math.isclose(begin_s + call.blocked_s + at_s, until_s, rel_tol=1e-9, abs_tol=1e-9)
-            for begin_s, call in zip(calm._begins, calls, strict=True)
-            for at_s in (0.0, *(at_s for _, at_s in call.done_s))
-        )
-        assert near or complete == expected["done"]
-
-
-def test_flushes_and_what_is_not_hidden_are_no_part_of_a_row() -> None:
-    world = busy()[0].on(8)
-    assert calm_call(world, ("local", "persistent")) is None and calm_call(world, ("persistent",)) is None
-    assert calm_call(world, ()) == Call(0.0, ())
-    call = calm_call(world, LEVELS[:2])
-    assert call is not None
-    assert call.done_s[0] == ("local", world.local_s) and call.blocked_s == world.times.blocked_s
-    assert call.busy_s == pytest.approx(world.times.complete()["partner"] - world.times.blocked_s)
-    pace = Pace(call.busy_s * 0.9, 1.0, 0.0)
-    assert not pace.hides(call.busy_s) and Pace(call.busy_s * 1.1, 1.0, 0.0).hides(call.busy_s)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
-import simpy
 from deeppart_simulator.campaign.failures import Failure, Scheduling, Waits
 from deeppart_simulator.campaign.outcomes import RunResult, estimate
 from deeppart_simulator.campaign.plan import Cadences, Planned
-from deeppart_simulator.campaign.run import Turn, run
+from deeppart_simulator.campaign.run import run
 from deeppart_simulator.machine.record import Failures, Restart
 from deeppart_simulator.timing.stages import Protection
 
@@ -62,13 +60,6 @@ def test_not_told_it_loses_what_came_after_the_last_call() -> None:
     assert result.buckets["queued"] == pytest.approx(WAIT)
 
 
-def test_a_notice_too_short_for_a_checkpoint() -> None:
-    """Told at 9,970 it begins one, which would last until 10,030."""
-    result = _run(Scheduling(LIMIT, notice_s=30.0, waits=Waits(WAIT)), LIMIT + WAIT + RESTORE + 7)
-    assert result.lost_s == pytest.approx(9970 - 9 * CALL, abs=0.01) and result.in_time == 0
-    assert result.buckets["blocked"] == pytest.approx(9 * BLOCKED + 30.0, abs=0.01)
-
-
 def test_it_comes_back_after_the_queue_from_the_file_system_alone() -> None:
     restart = Restart(detect=11.0, relaunch=70.0, replace=13.0, repair=0.0)
     job = _job()
@@ -80,30 +71,6 @@ def test_it_comes_back_after_the_queue_from_the_file_system_alone() -> None:
     local = planned(Failures(), BLOCKED, protection=Protection(partner=False))
     cadences = Cadences(PERIOD, {"local": 1}, LIMIT + WAIT + 10, scheduling=Scheduling(LIMIT, waits=Waits(WAIT)))
     assert run(local, cadences, 1).recoveries == {"none": 1}  # what was on its nodes is gone
-
-
-def test_a_notice_during_a_call_waits_for_its_end() -> None:
-    """Told at 1,030, in the middle of the first call: it ends, and all is saved once more."""
-    result = _run(Scheduling(1200.0, notice_s=170.0, waits=Waits(WAIT)), 1200.0)
-    assert result.buckets["blocked"] == pytest.approx(2 * BLOCKED, abs=0.01)
-    assert result.useful_s == pytest.approx(PERIOD, abs=0.01) and result.in_time == 1
-
-
-def test_preemptions_of_a_trace_end_when_it_says() -> None:
-    preempted = Failure(5000.0, "preemption", (0, 1, 2, 3))
-    told = _run(Scheduling(notice_s=100.0, waits=Waits(WAIT)), 5000.0, preempted)
-    # Told at 4,900: after 4 calls, 4,240 s, it has trained 660 s more.
-    assert told.useful_s == pytest.approx(4660.0, abs=0.01) and told.ends == {"preemption": 1} == {
-        "preemption": told.in_time
-    }
-    untold = _run(Scheduling(waits=Waits(WAIT)), 5000.0 + WAIT + RESTORE + 1, preempted)
-    assert untold.lost_s == pytest.approx(760.0, abs=0.01) and untold.in_time == 0
-
-
-def test_what_happens_while_it_waits_does_not_concern_it() -> None:
-    others = (Failure(10_000.0, "node", (1,)), Failure(10_100.0, "preemption", (0, 1, 2, 3)))
-    result = _run(Scheduling(LIMIT, notice_s=100.0, waits=Waits(WAIT)), 9960 + WAIT, *others)
-    assert result.failures == {} and result.ends == {"time limit": 1}
 
 
 def test_a_failure_between_notice_and_end() -> None:
@@ -128,61 +95,3 @@ def test_preemptions_are_drawn_at_their_rate() -> None:
     queued = estimate([each.buckets["queued"] / each.ends["preemption"] for each in runs])
     assert queued.low * 0.97 <= WAIT <= queued.high * 1.03
     assert all(each.lost_s == pytest.approx(0.0, abs=1e-3) for each in runs)
-
-
-def test_the_next_turn_has_all_nodes_whatever_the_one_before_had_lost() -> None:
-    """A node is lost, there is no spare one, and its repair takes longer than the turn: the scheduler gives others."""
-    restart = Restart(detect=0.0, relaunch=0.0, replace=0.0, repair=5 * LIMIT)
-    job = Planned(replace(_job().job, machine=replace(QUIET, restart=restart)))
-    result = _run(Scheduling(LIMIT, waits=Waits(WAIT)), 3 * LIMIT, Failure(LIMIT / 2, "node", (1,)), job=job)
-    assert result.buckets["short of nodes"] == pytest.approx(LIMIT / 2)
-    assert result.buckets["training"] > 2 * LIMIT and result.ends == {"time limit": 2}
-
-
-def test_a_repair_from_the_turn_before_is_no_spare_node_of_this_one() -> None:
-    restart = Restart(detect=0.0, relaunch=0.0, replace=0.0, repair=LIMIT)
-    job = Planned(replace(_job().job, machine=replace(QUIET, restart=restart)))
-    lost = (Failure(0.9 * LIMIT, "node", (1,)), Failure(2 * LIMIT, "node", (2,)))
-    result = _run(Scheduling(1.5 * LIMIT, waits=Waits(WAIT)), 2.9 * LIMIT, *lost, job=job)
-    # Until the end of the first turn; and from the second loss until the end of the run, though a node was repaired.
-    assert result.buckets["short of nodes"] == pytest.approx(0.6 * LIMIT + 0.9 * LIMIT)
-
-
-def _turn(scheduling: Scheduling) -> tuple[simpy.Environment, Turn, list[float], list[Failure]]:
-    env, told, ended = simpy.Environment(), list[float](), list[Failure]()
-    turn = Turn(env, scheduling, np.random.default_rng(1), (0, 1), lambda: told.append(env.now), ended.append)
-    return env, turn, told, ended
-
-
-def test_a_preemption_within_the_notice_of_the_limit_ends_first() -> None:
-    env, turn, told, ended = _turn(Scheduling(100.0, notice_s=30.0))
-    turn.begin()
-    env.run(until=60.0)
-    turn.preempt(90.0)
-    env.run(until=95.0)
-    assert told == [60.0, 70.0] and turn.told == "preemption"
-    assert [(end.at_s, end.kind) for end in ended] == [(90.0, "preemption")]
-
-
-def test_a_notice_longer_than_the_turn_is_all_of_it() -> None:
-    env, turn, told, _ = _turn(Scheduling(10.0, notice_s=30.0))
-    turn.begin()
-    env.run(until=1.0)
-    assert told == [0.0]
-
-
-def test_a_preemption_that_is_drawn_leaves_the_time_of_its_notice() -> None:
-    env, turn, told, ended = _turn(Scheduling(preemption_s=5.0, notice_s=30.0))
-    turn.begin()
-    env.run()
-    assert ended[0].at_s == pytest.approx(told[0] + 30.0) and told[0] > 0
-
-
-def test_told_late_by_a_trace_it_has_what_is_left_of_the_notice() -> None:
-    """Another failure came before the notice was due in the order of the trace; the end stays where it was."""
-    env, turn, told, ended = _turn(Scheduling(notice_s=30.0))
-    turn.begin()
-    env.run(until=80.0)
-    turn.preempt(90.0)
-    env.run()
-    assert told == [80.0] and [end.at_s for end in ended] == [90.0]

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -36,7 +35,8 @@ def test_results_are_those_of_one_process_in_the_order_of_the_seeds() -> None:
 
 def test_a_process_that_dies_is_told_and_an_interrupt_ends_all_of_them() -> None:
     job, cadences = busy()
-    cadences = replace(cadences, wall_s=2000 * DAY)  # minutes, if nothing ended it
+    cadences = replace(cadences, wall_s=100 * DAY)
+    seeds = range(400)  # minutes, if nothing ended it
 
     def kill(runs: float) -> None:
         for child in multiprocessing.active_children() if runs else ():
@@ -44,17 +44,16 @@ def test_a_process_that_dies_is_told_and_an_interrupt_ends_all_of_them() -> None
             os.kill(child.pid, signal.SIGKILL)
 
     with pytest.raises(DeeppartError, match="a process that simulated died") as told:
-        run_seeds(job, cadences, range(4), progress=kill, processes=2)
+        run_seeds(job, cadences, seeds, progress=kill, processes=2)
     assert "taskset" in str(told.value)
 
     def interrupt(runs: float) -> None:
         if runs:
             raise KeyboardInterrupt
 
-    began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        run_seeds(job, cadences, range(4), progress=interrupt, processes=2)
-    assert not multiprocessing.active_children() and time.monotonic() - began < 60
+        run_seeds(job, cadences, seeds, progress=interrupt, processes=2)
+    assert not multiprocessing.active_children()
 
 
 #: Two processes simulate for minutes; this one says so as soon as they have begun to be.
@@ -65,7 +64,7 @@ from dataclasses import replace
 from deeppart_simulator.campaign.seeds import run_seeds
 from tests.simulator.campaign.jobs import DAY, busy
 def tell():
-    while len(multiprocessing.active_children()) < 2 or {waits} and not progressed:
+    while len(multiprocessing.active_children()) < 2 or not progressed:
         time.sleep(0.01)
     print(*(child.pid for child in multiprocessing.active_children()), flush=True)
 progressed = []
@@ -73,8 +72,8 @@ if __name__ == "__main__":
     job, cadences = busy()
     threading.Thread(target=tell, daemon=True).start()
     try:
-        cadences = replace(cadences, wall_s=2000 * DAY)
-        run_seeds(job, cadences, range(4), None, lambda runs: runs and progressed.append(runs), processes=2)
+        cadences = replace(cadences, wall_s=100 * DAY)
+        run_seeds(job, cadences, range(400), None, lambda runs: runs and progressed.append(runs), processes=2)
     except KeyboardInterrupt:
         print("interrupted", flush=True)
 """
@@ -82,24 +81,16 @@ if __name__ == "__main__":
 
 def test_processes_end_with_the_one_that_began_them(tmp_path: Path) -> None:
     """Else they would wait for work for ever, and whoever reads their output for its end."""
-    with _begun(tmp_path, waits=True) as job:
+    with _begun(tmp_path) as job:
         job.kill()
         job.communicate(timeout=60)  # returns at the end of the output, which all of them hold open
     assert job.returncode == -signal.SIGKILL
 
 
-def test_an_interrupt_right_at_the_beginning_is_told_once(tmp_path: Path) -> None:
-    """A terminal sends it to all processes, of which some have hardly begun."""
-    with _begun(tmp_path, waits=False) as job:
-        os.killpg(job.pid, signal.SIGINT)
-        out, err = job.communicate(timeout=60)
-    assert out.strip() == "interrupted" and "Traceback" not in err
-
-
 @contextmanager
-def _begun(folder: Path, *, waits: bool) -> Iterator[subprocess.Popen[str]]:
+def _begun(folder: Path) -> Iterator[subprocess.Popen[str]]:
     script = folder / "long.py"
-    script.write_text(_LONG.format(waits=waits))
+    script.write_text(_LONG)
     with subprocess.Popen(
         [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         start_new_session=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},

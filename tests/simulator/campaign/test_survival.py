@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from deeppart_simulator.campaign.survival import JobNodes, Stored, place_of, placement, recover
+from deeppart_simulator.campaign.survival import JobNodes, Stored, place_of, recover
 from deeppart_simulator.timing.stages import Protection
 
 # --- what survives ----------------------------------------------------------------------------------------------------
@@ -51,14 +51,6 @@ def test_nodes_that_are_no_longer_in_the_job_cannot_be_read() -> None:
     assert recover([stored], EIGHT[:6], Protection()) is None  # node 6's copy was on node 7
 
 
-def test_copies_are_kept_on_other_switches() -> None:
-    assert placement(EIGHT, Protection(), 0).partner == (1, 2, 3, 4, 5, 6, 7, 0)
-    assert placement(EIGHT, Protection(), 4).partner == (4, 5, 6, 7, 0, 1, 2, 3)
-    stored = Stored(1, 10.0, EIGHT, {"local", "partner"}, {0, 1, 2, 3})
-    assert recover([stored], EIGHT, Protection(), 4).parts == {"local": 4, "partner": 4}
-    assert recover([stored], EIGHT, Protection(), 0) is None
-
-
 def test_a_spare_takes_the_place_of_the_lost_one_and_is_another_node() -> None:
     nodes = JobNodes(4, 2)
     assert nodes.lose([2]) == [2] and nodes.missing == 1
@@ -72,22 +64,6 @@ def test_a_spare_takes_the_place_of_the_lost_one_and_is_another_node() -> None:
     nodes.repaired()
     nodes.take()
     assert len(set(nodes.used)) == 4 and not set(nodes.used) & {2, 3, *again}
-
-
-def test_what_strikes_an_empty_place_strikes_nobody() -> None:
-    nodes = JobNodes(3, 0)
-    nodes.lose([1])
-    assert nodes.lose([1]) == [] == nodes.at([1]) and nodes.used == [0, 2]
-
-
-def test_nodes_that_the_layout_cannot_use_come_back_as_they_were() -> None:
-    nodes = JobNodes(4, 0)
-    nodes.lose([0])
-    nodes.keep(2)
-    assert (nodes.used, nodes.waiting, nodes.missing) == ([1, 2], 1, 2)
-    nodes.repaired()
-    nodes.take()
-    assert nodes.used[1:] == [1, 2, 3] and place_of(nodes.used[0]) == 0 and nodes.used[0] != 0
 
 
 def test_a_new_turn_has_other_nodes_and_all_of_them() -> None:

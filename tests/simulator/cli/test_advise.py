@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -30,78 +29,12 @@ def test_advice_is_a_configuration_that_the_library_loads(
     assert min(filter(None, config.every.values())) == pytest.approx(period / 0.5, abs=1)
 
 
-def test_advice_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    document = sim_json(capsys, "advise", *SMALL, "--ranks", "1024")
-    wastes = [choice["waste"] for choice in document["choices"]]
-    assert wastes == sorted(wastes)
-    assert document["advised"] in document["front"]
-    assert document["advised"]["waste"] <= 1.05 * wastes[0] + 5e-4
-    worse = sim_json(capsys, "advise", *SMALL, "--ranks", "1024", "--mtbf-factor", "0.1")
-    assert worse["advised"]["waste"] > document["advised"]["waste"]
-    factors = {each["factor"]: each for each in document["sensitivity"]}
-    assert factors[0.5]["kept"] >= factors[0.5]["adapted"]
-
-
-def test_what_is_given_is_advised(capsys: pytest.CaptureFixture[str]) -> None:
-    def levels(*options: str) -> set[str]:
-        document = sim_json(capsys, "advise", *SMALL, "--ranks", "128", *options)
-        return {choice["levels"] for choice in document["choices"]}
-
-    assert levels("--parity", "8/2", "--compression", "none") == {"local + parity 8/2 + persistent"}
-    assert levels("--no-local", "--compression", "auto") == {"persistent, compressed"}
-    assert all("partner" in each for each in levels("--partner"))
-    plain = levels("--no-partner", "--compression", "none")
-    assert plain and not any("partner" in each or "compressed" in each for each in plain)
-
-
-def test_a_machine_with_fewer_nodes_is_a_what_if(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("deeppart_simulator.report.sections._WALL_S", 86400.0)
-    file, page = tmp_path / "small.toml", tmp_path / "page.html"
-    file.write_text('base = "frontier"\nnodes = 2\n[failures]\nnode = "30 days"\nshape = 0.7\n')
-    some = ("advise", "--state", "tensors-8x4MB", "--machine", str(file), "--ranks", "32", "--compression", "none")
-    code, out, err = sim(capsys, *some, "--report", str(page))
-    assert code == 0, err
-    for text in (out, page.read_text()):
-        assert "a what-if: 4 nodes, and frontier has 2;" in text and "Weibull, shape 0.7" in text
-    assert "what-if: 4 nodes" in sim_json(capsys, *some)["notes"][0]
-
-
 def test_advice_for_a_machine_without_failures_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "safe.toml"
     file.write_text('base = "frontier"\n[failures]\nnode = "never"\ngroup = "never"\nsystem = "never"\n')
     code, _, err = sim(capsys, "advise", *SMALL[:2], "--machine", str(file), "--ranks", "8")
     assert code == 2 and "without failures" in err
     assert "never fails" in err and "deeppart.plan" not in err  # in the words of who asks, not of the library
-
-
-def test_a_job_that_leaves_the_nodes_storage_out_is_told_so(capsys: pytest.CaptureFixture[str]) -> None:
-    out = sim(capsys, "advise", *SMALL, "--ranks", "64", "--no-local")[1]
-    assert "# nothing on the nodes' own storage; " in out and "# 0 B" not in out
-    assert "# nothing" not in sim(capsys, "advise", *SMALL, "--ranks", "64", "--local")[1]
-
-
-def test_advice_begins_with_a_sentence_and_the_choice(capsys: pytest.CaptureFixture[str]) -> None:
-    some = ("advise", *SMALL, "--ranks", "1024")
-    out, document = sim(capsys, *some)[1], sim_json(capsys, *some)
-    assert document["sentence"] in out.splitlines() and document["sentence"].startswith("Call checkpoint() every ")
-    rows = [line.strip("\u2502 ") for line in out.splitlines() if line.startswith("\u2502")]
-    assert [cell.strip() for cell in rows[0].split("\u2502")[:2]] == ["1", document["advised"]["levels"]]
-    assert document["advised"]["work_per_failure_s"] > document["advised"]["period_s"] / 3
-
-
-def test_preemptions_without_notice_are_failures(capsys: pytest.CaptureFixture[str]) -> None:
-    some = ("advise", *SMALL, "--ranks", "64")
-    often, told, never = (
-        sim_json(capsys, *some, *more)["advised"]
-        for more in (("--preemption", "1h"), ("--preemption", "1h", "--notice", "10min"), ())
-    )
-    assert often["every_persistent"] * often["period_s"] < never["every_persistent"] * never["period_s"] / 3
-    assert told["period_s"] == never["period_s"] and told["waste_rework"] < often["waste_rework"]
-    assert told["waste"] > never["waste"]
-    code, _, err = sim(capsys, *some, "--notice", "10min")
-    assert code == 2 and "--preemption" in err
 
 
 JOB = (*SMALL, "--ranks", "32")
@@ -194,28 +127,6 @@ def test_advise_says_what_a_month_takes(capsys: pytest.CaptureFixture[str], pric
     )
 
 
-def test_advise_names_what_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = sim(capsys, "advise", *SOME, "--machine", "frontier")
-    assert code == 0 and "no money: [price] node_hour" in out and "MWh" in out and "USD" not in out
-    document = sim_json(capsys, "advise", *SOME, "--machine", "cte-power")
-    assert document["bill"]["total"]["money"] is None and document["bill"]["total"]["kwh"] is None
-    assert document["space"]["drive_years"] is None and document["space"]["file_system_capacity"] is None
-
-
-def test_a_plan_over_capacity_is_left_out_and_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """16 GB on 4 nodes: two steps take 8 GB on a node, with copies 16."""
-    file = tmp_path / "small.toml"
-    file.write_text(MONEY.replace("8 TB", "12 GB"))
-    document = sim_json(capsys, "advise", *SOME, "--machine", str(file))
-    assert "local + partner + persistent" in document["too_large"]
-    assert not any("partner" in row["levels"] for row in [*document["front"], *document["choices"]])
-    assert all(row["node_bytes"] <= 12e9 for row in [*document["front"], *document["choices"], document["advised"]])
-    code, out, _ = sim(capsys, "advise", *SOME, "--machine", str(file))
-    assert code == 0 and "no room for local + partner + persistent: 16 GB are kept on a node" in out
-    code, out, err = sim(capsys, "advise", *SOME, "--machine", str(file), "--partner")
-    assert code == 2 and out == "" and "no room" in err and "[local] capacity" in err
-
-
 def test_a_campaign_has_its_bill(capsys: pytest.CaptureFixture[str], priced: str, tmp_path: Path) -> None:
     table = tmp_path / "runs.csv"
     some = ("campaign", *SOME, "--machine", priced, "--days", "5", "--seeds", "2", "--spares", "1")
@@ -234,17 +145,6 @@ def test_a_campaign_has_its_bill(capsys: pytest.CaptureFixture[str], priced: str
     assert document["space"]["steps"]["persistent"] == 4 and document["space"]["too_large"] == []
     code, out, _ = sim(capsys, *some)
     assert code == 0 and "what the run takes" in out and "USD" in out and "spare nodes" in out
-
-
-def test_a_campaign_that_has_no_room_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    file = tmp_path / "small.toml"
-    file.write_text(MONEY.replace("8 TB", "12 GB"))
-    some = ("campaign", *SOME, "--machine", str(file), "--days", "0.2", "--seeds", "1")
-    code, out, _ = sim(capsys, *some)
-    assert code == 0 and "no room: 16 GB are kept on a node" in out and "[local] capacity" in out
-    (line,) = json.loads(sim(capsys, *some, "--json")[1])["space"]["too_large"]
-    assert "16 GB" in line
-    assert "no room" not in sim(capsys, *some, "--no-partner")[1]
 
 
 JOB_RESTART = ("restart", "--state", "tensors-64x4MB", "--machine", "byterobust", "--ranks", "64", "--no-partner")

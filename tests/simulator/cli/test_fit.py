@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from deeppart.cadence import History
 from tests.simulator.commands import sim, sim_json
 from tests.simulator.traces.logs import SACCT, written
 
@@ -39,14 +38,3 @@ def test_a_machine_begins_with_it(capsys: pytest.CaptureFixture[str], tmp_path: 
     rates = sim_json(capsys, "fit", str(trace))["rates"]
     assert found["failures"]["node"] == pytest.approx(rates["node"]["mtbf_s"], rel=1e-5)
     assert found["failures"]["system"] is None
-
-
-def test_the_runs_of_a_job(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    History(tmp_path, "aa" * 16, 3).end(failed=False)
-    found = sim_json(capsys, "fit", str(tmp_path))
-    assert found["trace"] == "runs" and found["rates"]["node"]["events"] == 0
-
-
-def test_a_table_without_what_was_watched(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    code, _, err = sim(capsys, "fit", str(written(tmp_path, "at_s,kind,nodes\n1,node,0\n")))
-    assert code == 2 and "# seconds = N" in err and "# nodes = N" in err

@@ -236,58 +236,25 @@ def test_every_option_changes_something_or_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("campaign", "--days", "nan"), "finite"),
-        (("campaign", "--days", "inf"), "finite"),
-        (("advise", "--mtbf-factor", "nan"), "finite"),
-        (("advise", "--flush-share", "nan"), "finite"),
-        (("scale", "--compression", "tensr"), "Did you mean 'tensor'?"),
-        (("scale", "--capture", "zzz"), "'eager', 'lazy'"),
-        (("scale", "--csv", "nowhere/a.csv"), "there is no directory 'nowhere'"),
-        (("campaign", "--report", "nowhere/a.html"), "there is no directory 'nowhere'"),
-        (("campaign", "--png", "/"), "is a directory"),
-        (("restart", "--csv", "nowhere/a.csv"), "there is no directory 'nowhere'"),
-        (("cluster", "--csv", "nowhere/a.csv"), "there is no directory 'nowhere'"),
-        (("advise", "--config", "nowhere/a.toml"), "there is no directory 'nowhere'"),
-        (("calibrate", "--out", "nowhere/a.toml"), "there is no directory 'nowhere'"),
-        (("fit", "any", "--toml", "nowhere/a.toml"), "there is no directory 'nowhere'"),
-    ],
-)
-def test_values_that_no_option_has(capsys: pytest.CaptureFixture[str], arguments: Way, said: str) -> None:
-    code, _, err = sim(capsys, *arguments)
-    assert code == 2 and said in err
-
-
-@pytest.mark.parametrize(
     ("arguments", "option"),
     [
         (("scale", "--no-local", "--partner"), "--partner"),
-        (("scale", "--no-local", "--parity", "2/1"), "--parity"),
         (("scale", "--ranks", "4", "--partner"), "--partner"),
         (("scale", "--flush-bandwidth", "1 GB/s", "--flush-share", "0.2"), "--flush-share"),
         (("scale", "--machine", "plain.toml", "--compression", "tensor"), "--compression"),
         (("campaign", "--trace", "trace.csv", "--seeds", "3"), "--seeds"),
-        (("campaign", "--trace", "trace.csv", "--seed", "3"), "--seed"),
         (("campaign", "--every", "9min", "--levels", "local=1", "--flush-share", "0.2"), "--flush-share"),
         (("scale", "--days", "3"), "--days"),
         (("advise", "--with", "--ranks 8", "--config", "x.toml"), "--config"),
         (("campaign", "--notice", "1min"), "--notice"),
-        (("campaign", "--queue", "1h"), "--queue"),
         (("campaign", "--time-limit", "1h", "--notice", "1h"), "--notice"),
         (("campaign", "--partner", "--levels", "local=1,persistent=2"), "--partner"),
-        (("campaign", "--parity", "2/1", "--levels", "local=1"), "--parity"),
         (("advise", "--with", "--no-local --parity 2/1"), "--parity"),
-        (("advise", "--parity", "2/1", "--with", "--no-local"), "--parity"),
         (("advise", "--state", "llama3-8b:fp16", "--compression", "tensor"), "--compression"),
-        (("advise", "--flush-share", "0.2", "--with", "--flush-bandwidth 1GB/s"), "--flush-share"),
         (("advise", "--with", "--seed 2"), "--seed"),
-        (("calibrate", "--state", "gpt2"), "--state"),
-        (("calibrate", "--machine", "frontier"), "--machine"),
         (("calibrate", "--seed", "2"), "--seed"),
         (("validate", "--from", "model.py"), "--from"),
         (("validate", "--only", "parity", "--ranks", "2"), "--only"),
-        (("validate", "--only", "nonsense"), "--only"),
     ],
 )
 def test_what_another_option_leaves_no_use_for_is_refused(

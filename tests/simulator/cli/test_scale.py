@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -10,13 +9,6 @@ import pytest
 from tests.simulator.commands import SMALL, rows_of, sim, sim_json
 
 # --- scale ------------------------------------------------------------------------------------------------------------
-
-
-def test_scale(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = sim(capsys, "scale", *SMALL, "--ranks", "1,8,64", "--strategy", "deeppart,whole,flat,rank0")
-    assert code == 0
-    assert "1.31 GB, 109,482,240 parameters, 796 leaves" in out
-    assert len(re.findall(r"whole", out)) == 3
 
 
 def test_scale_as_json_and_csv(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -74,30 +66,3 @@ def test_the_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         capsys, "scale", "--goodput", "--state", "mlperf-8b", "--machine", "azure-lustre", "--ranks", "64"
     )
     assert code == 0 and "no energy: [power] busy" in out and "no money: [price]" in out
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("--every", "1min,"),
-        ("--every", "0s"),
-        ("--blocked", "never"),
-        ("--blocked", "-1s"),
-        ("--days", "0"),
-        ("--days", "1e300"),
-        ("--every", "1e-300s"),
-        ("--blocked", "1e308s"),
-        ("--every", "1000 years"),
-    ],
-)
-def test_impossible_times_are_refused(capsys: pytest.CaptureFixture[str], option: str, value: str) -> None:
-    code, out, err = sim(capsys, *SOME, f"{option}={value}")
-    assert code == 2 and out == "" and option in err
-
-
-def test_published(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = sim(capsys, "published")
-    assert code == 0 and "within 25%" in out
-    row = next(line for line in out.splitlines() if "torch.save, local" in line)
-    assert re.search(r"32 s .* 30\.4 s .* -5% .* yes", row)
-    assert out.count("(given)") == 4 and len(re.findall(r"UPC 2023.* no ", out)) == 3

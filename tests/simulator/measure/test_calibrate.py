@@ -12,7 +12,7 @@ from unittest.mock import patch
 import pytest
 from deeppart_simulator.machine.record import Codec, Local, Machine, Memory, Network, Persistent, Serialize
 from deeppart_simulator.measure import calibrate as module
-from deeppart_simulator.measure.calibrate import Measured, _interference, calibrate, machine_from
+from deeppart_simulator.measure.calibrate import Measured, calibrate, machine_from
 from deeppart_simulator.measure.fitting import Sample
 from deeppart_simulator.measure.start import Directories
 from deeppart_simulator.measure.validate import CASES, as_nodes, predict
@@ -23,13 +23,6 @@ from deeppart_simulator.workload.states import read_state
 from deeppart.cli.calibrate.tasks import RESTORE, SaveTask
 from deeppart.model import LEVELS, Level
 from tests.simulator.measure.samples import PIECES, samples_of
-
-
-def test_interference_is_a_share_of_what_the_background_takes_where_nothing_trains() -> None:
-    """Beside training, on cores that all ranks share, the same background lasts three times as long."""
-    trained = {"trained": [2.4, 2.5], "blocked": [0.1, 0.1], "alone": [2.0, 2.0], "persistent": [3.1, 3.1]}
-    saved = {"persistent": [1.1, 1.1], "blocked": [0.1, 0.1]}
-    assert _interference(trained, saved) == pytest.approx(0.35)
 
 
 def test_parity_work_and_guards_are_found_again() -> None:
@@ -63,24 +56,6 @@ def test_parity_work_and_guards_are_found_again() -> None:
     assert machine.memory.defer_call == pytest.approx(0.5e-3 / crowding) and machine.interference == 0.3
 
 
-def test_one_rank_alone_cannot_tell_what_parity_takes() -> None:
-    """It encodes at 29 GB/s; with digests and messages some ranks have parity at 0.7 GB/s."""
-    alone = Measured(samples_of(1), {**PIECES, "parity": 29e9, "network": None})
-    assert machine_from("alone", 1, alone, alone).network.parity == Network(bandwidth=1.0).parity
-    slow = Measured(samples_of(1), {**PIECES, "parity": 1e8, "network": None})
-    assert machine_from("slow", 1, slow, slow).network.parity == 1e8
-
-
-def test_a_rebuild_that_took_no_time_was_not_measured() -> None:
-    """On a busy machine a restore without a node may seem to be as fast as one with it."""
-    kept = [
-        Sample(4, nbytes, 16, {"partner": 0.1, "parity": 0.05 + nbytes / 0.5e9, "rebuild": 0.0})
-        for nbytes in (64 << 20, 128 << 20)
-    ]
-    machine = machine_from("busy", 4, Measured(samples_of(1), PIECES), Measured(samples_of(4), PIECES, (), kept))
-    assert machine.network.rebuild == Network(bandwidth=1.0).rebuild
-
-
 def test_the_file_system_is_read_as_fast_as_restores_from_it_tell() -> None:
     """40 MB/s, where the node reads a hundred times as fast: a slow directory is slow for who comes back, too.
 
@@ -99,72 +74,6 @@ def test_the_file_system_is_read_as_fast_as_restores_from_it_tell() -> None:
     assert back_s == pytest.approx(later[0].seconds["restore"], rel=0.03)
     usual = machine_from("usual", 1, Measured(samples_of(1), PIECES), Measured(samples_of(1), PIECES))
     assert usual.persistent.rank_read == usual.local.rank_read, "as the node's, where nobody has looked"
-
-
-def test_of_one_rank_alone_only_its_own_leaves_are_taken_off() -> None:
-    """The ranks of a node restore the leaves of all of them, 25 us each: one rank alone, a quarter of these."""
-    crowding, shares = max(1.0, 4 / len(os.sched_getaffinity(0))), ((64 << 20, 16), (128 << 20, 512))
-    file_s, begin_s, leaf_s = 5e-3, 1e-3, 25e-6  # with a core for each
-    alone = [
-        Sample(1, nbytes, tensors, {"restore": file_s + begin_s + leaf_s * tensors + nbytes * (1e-9 + 1 / 10e9)})
-        for nbytes, tensors in shares
-    ]
-    together = [
-        replace(
-            each,
-            seconds={
-                **each.seconds,
-                "restore": (begin_s + leaf_s * 4 * each.share_tensors) * crowding + each.share_bytes / 0.5e9,
-            },
-        )
-        for each in samples_of(4)
-    ]
-    fetched = [
-        Sample(4, nbytes, tensors, {"restore": file_s + (begin_s + leaf_s * 4 * tensors) * crowding + nbytes / 0.25e9})
-        for nbytes, tensors in shares
-    ]
-    machine = machine_from(
-        "four", 4, Measured(samples_of(1), PIECES, fetched=alone), Measured(together, PIECES, fetched=fetched)
-    )
-    assert machine.memory.restored_leaf == pytest.approx(leaf_s, rel=1e-3)
-    assert machine.persistent.rank_read == pytest.approx(1e9, rel=1e-3)
-
-
-@pytest.mark.parametrize("faster", [1.0, 10.0])
-def test_a_restore_is_put_together_again_also_where_ranks_seem_to_copy_faster_together(faster: float) -> None:
-    """Copies that are fitted too fast, as on a machine with other programs: the model takes one rank's rate then."""
-    alone, together = samples_of(1), samples_of(4)
-    quick = [
-        replace(
-            each,
-            seconds={
-                **each.seconds,
-                "capture": each.seconds["capture"] / faster,
-                "restore": 0.5 + each.share_bytes / 0.1e9,
-            },
-        )
-        for each in together
-    ]
-    machine = machine_from("round", 4, Measured(alone, PIECES), Measured(quick, PIECES))
-    for sample in quick:
-        save = SaveTask(sample.share_bytes * 4, sample.share_tensors * 4, persistent=True, after=RESTORE)
-        assert predict(machine, 4, save)["restore"] == pytest.approx(sample.seconds["restore"], rel=0.01)
-
-
-@pytest.mark.parametrize("ranks", [3, 5, 6, 7])
-def test_no_number_is_below_zero(ranks: int) -> None:
-    """A machine file with one would be refused, by rounding: here all of a tensor's time is rank 0's."""
-    alone = [replace(each, seconds={**each.seconds, "persistent": 1e-3}) for each in samples_of(1)]
-    for per_tensor in (1e-6, 3e-6, 7e-6, 1.1e-5):
-        together = [
-            replace(
-                each,
-                seconds={**each.seconds, "persistent": 1e-3 + each.share_bytes / 1e9 + per_tensor * each.share_tensors},
-            )
-            for each in samples_of(ranks)
-        ]
-        machine = machine_from("round", ranks, Measured(alone, PIECES), Measured(together, PIECES))
-        assert machine.persistent.tensor >= 0.0
 
 
 CODEC = {"ratio": 0.83, "encode": 0.5e9, "decode": 1.6e9}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -73,20 +72,6 @@ measure(2, [SaveTask(1 << 20, 8, rounds=100_000)], Directories(Path({str(tmp_pat
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-
-
-@pytest.mark.parametrize("sessions", [1, 2])
-def test_each_session_has_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sessions: int) -> None:
-    """A slow file system takes twice as long for two of them."""
-    allowed = []
-
-    def run(_command: list[str], timeout_s: float) -> str:
-        allowed.append(timeout_s)
-        return json.dumps({"saves": [{"local": [1.0]}] * sessions})
-
-    monkeypatch.setattr(start, "_run", run)
-    found = measure(1, [SaveTask(1 << 16, 2)], Directories(tmp_path, tmp_path), sessions=sessions)
-    assert found["saves"] == [{"local": [1.0] * sessions}] and allowed == [sessions * start.TIMEOUT_S]
 
 
 def test_a_job_that_takes_too_long_is_ended() -> None:

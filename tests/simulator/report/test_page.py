@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import html.parser
-import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from deeppart_simulator.budget import Row, Way, costs_of_blocking
-from deeppart_simulator.cli.output import job_result
 from deeppart_simulator.machine.files import read_machine
 from deeppart_simulator.report.blocks import Code, Items, Result, Section, Table
-from deeppart_simulator.report.chart import COLOURS, INKS, Chart, Mark
-from deeppart_simulator.report.page import STYLE, render, table
-from deeppart_simulator.report.sections import after_table, comeback_sections, goodput_section, shares_table
+from deeppart_simulator.report.chart import Chart, Mark
+from deeppart_simulator.report.page import render
 from deeppart_simulator.timing.stages import Job
 from deeppart_simulator.workload.states import read_state
 
 from tests.simulator.commands import SMALL, sim
-from tests.simulator.report.test_charts import some
 
 # --- pictures and pages -----------------------------------------------------------------------------------------------
 
@@ -83,33 +78,6 @@ def rows(machine: str = "p4d") -> list[Row]:
     return [*costs_of_blocking(read_machine(machine), JOB.nodes, (60.0, 600.0), (1.0, 10.0), WAYS, 30.0)]
 
 
-def test_names_are_no_markup_and_the_same_rows_give_the_same_bytes() -> None:
-    job = replace(JOB, machine=replace(P4D, name='"><script>x', source="<i>"))
-    result = job_result("scale", job, {}, [goodput_section(job, rows(), 30.0)])
-    text, again = (render(result, "a <b>") for _ in range(2))
-    assert "<script" not in text and "&lt;script&gt;x" in text and "<pre>a &lt;b&gt;</pre>" in text
-    assert text == again and "http" not in text.replace("http://www.w3.org", "")
-
-
-def test_rows_are_all_ways_and_classes() -> None:
-    found = some()[1]
-    after, shares = after_table(found, "job"), shares_table(found, "job")
-    assert len(after.rows) == 5 * 5 and list(after.head[:3]) == ["way", "failure", "one in"]
-    assert list(after.head[-2:]) == ["back in", "replay"] and all(len(row) == len(after.head) for row in after.rows)
-    assert [row[1] for row in shares.rows] == ["of the time", "saved by half"] * 5 and shares.head[-1] == "lost"
-
-
-def test_the_machines_own_way_is_marked_and_names_are_no_markup() -> None:
-    chosen, found = some()
-    machine = chosen.job.machine
-    own = replace(machine, name="<img src=x>", restart=replace(machine.restart, mode="spares"))
-    chosen = replace(chosen, job=replace(chosen.job, machine=own))
-    text = render(job_result("restart", chosen.job, {}, comeback_sections(chosen, found)), "made")
-    assert "<img" not in text and "&lt;img src=x&gt;" in text and "<pre>made</pre>" in text
-    assert text.count("<tr class=marked>") == 5 + 2
-    assert text.count('<tr class=marked><td class="text" data-name="way">spares</td>') == 5 + 1
-
-
 EVIL = '<script>alert("1&2")</script>'
 SAFE = "&lt;script&gt;alert(&quot;1&amp;2&quot;)&lt;/script&gt;"
 
@@ -125,22 +93,3 @@ def test_no_text_is_markup() -> None:
     result = Result(EVIL, {}, [Section(EVIL, blocks)], facts=[(EVIL, EVIL)], notes=[EVIL])
     text = render(result, EVIL)
     assert EVIL not in text and text.count(SAFE) >= 12
-
-
-def test_words_are_on_the_left_and_numbers_on_the_right() -> None:
-    rows = [["local", "1 %", ""], ["a text of more than twenty letters", "-2 %", ""]]
-    found = table(Table("", ["levels", "lost", "nothing"], rows, marked={1}, stacked=True))
-    assert "<th scope=col class=text>levels</th><th scope=col>lost</th>" in found
-    assert '<td class="text" data-name="levels">local</td><td data-name="lost">1 %</td><td></td>' in found
-    assert '<tr class=marked><td class="text long"' in found and '"wide stacked"' in found
-    assert "<tbody></tbody>" in table(Table("", ["only", "a head"], []))
-
-
-def test_every_rule_is_closed_and_every_colour_known() -> None:
-    assert STYLE.count("{") == STYLE.count("}")
-    assert {*re.findall(r"var\(--(\w+)\)", STYLE)} <= {*COLOURS, *INKS}
-
-
-def test_nothing_is_fetched_and_no_text_is_small() -> None:
-    assert "url(" not in STYLE and "@import" not in STYLE
-    assert all(float(size) >= 11 for size in re.findall(r"font(?:-size)?:[\d ]*?([\d.]+)px", STYLE))

@@ -6,9 +6,6 @@ from dataclasses import replace
 
 import pytest
 from deeppart_simulator.timing.restores import (
-    ALONE_BYTES,
-    LEAST_THREADS,
-    MOST_THREADS,
     _most_fetched,
     distribute_s,
     restore_s,
@@ -18,9 +15,6 @@ from deeppart_simulator.workload.states import State, read_state
 
 from deeppart.model import Attempt
 from deeppart.plan.restart import Candidate, Portion, Source, assign, reading
-from deeppart.recovery import parts
-from deeppart.session.topology import MOST_WAITING_THREADS
-from deeppart.state.capture import layout
 from tests.simulator.timing.jobs import MACHINE, STATE, job
 
 # --- coming back ------------------------------------------------------------------------------------------------------
@@ -34,19 +28,6 @@ def test_restores_by_hand() -> None:
     assert restore_s(this, shares, {"local": 3, "partner": 1}) == pytest.approx(2 + 16 / 5)
     assert restore_s(this, shares, {"persistent": 4}) == pytest.approx(4 + 16 / 5)
     assert restore_s(this, shares, {"local": 3, "persistent": 1}) == pytest.approx(4 + 16 / 5)
-
-
-def test_where_fewer_nodes_come_back_all_of_them_read_what_is_lost() -> None:
-    """Of five nodes four are left: each reads its own 3.2 GB and 0.8 GB of the fifth one's. Where six come back to what
-    five have saved, two have no part of their own, and share the 3.2 GB.
-    """
-    this, shares = job(machine=replace(MACHINE, local=replace(MACHINE.local, read=1e12, rank_read=1e12))), 16 / 5
-    four, six = STATE.shares(16, kappa=0), STATE.shares(24, kappa=0)
-    found_s = restore_s(this, four, {"local": 4, "persistent": 1}, 5) - distribute_s(this)
-    assert found_s == pytest.approx(shares / 4, abs=0.01)
-    more = replace(this, ranks=24)
-    found_s = restore_s(more, six, {"local": 4, "persistent": 1}, 5) - distribute_s(more)
-    assert found_s == pytest.approx(shares / 2, abs=0.01)
 
 
 @pytest.mark.parametrize(
@@ -77,32 +58,6 @@ def test_a_lost_node_is_rebuilt_after_the_others_have_loaded_their_parts() -> No
     assert restore_s(slow, shares, parts) - distribute_s(slow) == pytest.approx(1 + 4 + 0.3)
 
 
-def test_what_was_encoded_is_decoded_and_digested_on_all_cores_that_a_rank_has() -> None:
-    """0.8 GB of a rank's 1 GB are read at 1 GB/s; then a core decodes 1 GB/s, and digests 16 GB/s of what comes out."""
-    shares = STATE.shares(16, kappa=0)
-    for cores, threads in ((4, 1), (16, 4), (256, 8), (2, 0.5), (6, 1.5), (10, 2), (13, 3)):
-        this = job(compression="tensor", machine=replace(MACHINE, cores=cores))
-        decoding_s = (1 + 1 / 16) / threads
-        found_s = restore_s(this, shares, {"local": 4}) - distribute_s(this, encoded=True)
-        assert found_s == pytest.approx(0.8 + decoding_s), cores
-    assert (MOST_THREADS, LEAST_THREADS) == (MOST_WAITING_THREADS, parts.LEAST_THREADS)  # as the library does it
-
-
-def test_what_was_encoded_is_sent_from_rank_to_rank_where_raw_parts_are_found_in_memory() -> None:
-    """Of 16 GB each rank gets what it has not read itself: over what a host was measured with, or as two copies."""
-    host = replace(MACHINE, nodes=1, network=replace(MACHINE.network, bandwidth=3e9))
-    raw, encoded = (distribute_s(job(ranks=4, machine=host), encoded=each) for each in (False, True))
-    assert encoded - raw == pytest.approx(12 / 3 - 12 / 5)  # straight to where it belongs, instead of a copy
-    raw, encoded = (distribute_s(job(ranks=4), encoded=each) for each in (False, True))
-    assert encoded - raw == pytest.approx(12 / (20 / 4 / 2) - 12 / 5)
-    small = job(ranks=4, state=read_state("tensors-32000x500KB"))
-    raw, encoded = (distribute_s(small, encoded=each) for each in (False, True))
-    assert encoded - raw == pytest.approx(12 / (20 / 4 / 2))  # several to a chunk
-    assert ALONE_BYTES == layout.ALONE_BYTES  # as the library does it
-    alone = job(ranks=1)
-    assert distribute_s(alone, encoded=True) == distribute_s(alone)
-
-
 def test_over_the_network_goes_what_no_rank_of_the_node_has_read() -> None:
     """Of what all hold, three quarters are on other nodes, and come once. With tensor parallelism the four ranks of a
     node hold four different parts, or two of which two hold the same: then that comes once.
@@ -119,17 +74,3 @@ def test_over_the_network_goes_what_no_rank_of_the_node_has_read() -> None:
 def _held_by_one(state: State) -> float:
     """Bytes of what a rank of 16 holds, where it is divided; what all hold is next to nothing here."""
     return max(float(groups.leaves.nbytes.sum()) for groups in state.on(16))
-
-
-def test_sharded_states_have_nothing_to_hand_round() -> None:
-    state = read_state("tensors-64x250MB@fsdp")
-    assert distribute_s(job(state=state)) == pytest.approx(1 / 5)
-
-
-def test_what_a_restore_takes_beside_its_bytes_is_paid_by_ranks_that_share_cores() -> None:
-    """64 leaves of 1 ms and half a second, for 4 ranks on 2 cores."""
-    this, shares = job(), STATE.shares(16, kappa=0)
-    memory = replace(MACHINE.memory, restore=0.5, restored_leaf=1e-3)
-    slower = job(machine=replace(MACHINE, cores=2, memory=memory))
-    usual_s, found_s = (restore_s(each, shares, {"local": 4}) for each in (this, slower))
-    assert found_s - usual_s == pytest.approx(2 * (0.5 + 64e-3))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 from deeppart_simulator.timing.scale import study
-from deeppart_simulator.workload.states import read_state
 
 from tests.simulator.timing.jobs import job
 
@@ -21,8 +20,3 @@ def test_a_study_has_all_combinations() -> None:
     many = points[-2]
     assert many.blocked_speedup == pytest.approx(16 / 0.2, rel=1e-3)  # all of torch.save's 16 GB at 1 GB/s, and a copy
     assert 1 <= many.imbalance < 1.02
-
-
-def test_efficiency_is_told_only_where_one_rank_can_hold_it() -> None:
-    points = study(job(state=read_state("tensors-64x250MB@tp=4")), [4, 8], ["deeppart"])
-    assert [point.serial_efficiency for point in points] == [None, None]

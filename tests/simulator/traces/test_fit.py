@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,6 @@ from deeppart_simulator.traces.read import read_trace
 from deeppart_simulator.traces.record import Event, Observation, Trace
 from scipy import stats
 
-from deeppart.errors import ConfigError
 from tests.simulator.traces.logs import SACCT, written
 
 DAY = 86400.0
@@ -54,18 +52,6 @@ def test_a_real_log_of_jobs(tmp_path: Path) -> None:
     assert any("--ranks-per-node" in note for note in found.notes) and not known.notes
 
 
-def test_nothing_happened(tmp_path: Path) -> None:
-    found = fit(read_trace(written(tmp_path, "# seconds = 864000\n# nodes = 10\nat_s,kind,nodes\n")))
-    assert found.rates["node"].low_s == pytest.approx(100 * DAY / -math.log(0.025))
-    table = tomllib.loads(failures_toml(found, "x"))["failures"]
-    assert table == {"process": "never", "node": "never", "system": "never"}
-
-
-def test_what_was_watched_has_to_be_known(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="# seconds = N"):
-        fit(read_trace(written(tmp_path, "at_s,kind,nodes\n86400,node,3\n")))
-
-
 def _trace(*events: Event, nodes: int = 100, seconds: float = 1e6) -> Trace:
     names = tuple(f"n{number}" for number in range(nodes))
     return Trace("csv", events, Observation(seconds, nodes, seconds * nodes), names)
@@ -93,23 +79,6 @@ def test_jobs_that_share_a_node_lost_that_one() -> None:
     assert again.events == (_node(5, "n1"),)
 
 
-def test_more_than_half_are_the_system() -> None:
-    events = [_node(0.0, f"n{number}") for number in range(6)]
-    assert merged(_trace(*events, nodes=11), 0).events[0].kind == "system"
-    assert merged(_trace(*events, nodes=12), 0).events[0].kind == "group"
-
-
-def test_other_kinds_stay_as_they_are() -> None:
-    others = (Event(0, "process", ("n1",)), Event(1, "preemption", ("n2",)), Event(2, "group", ("n1", "n2")))
-    assert merged(_trace(*others), 60).events == others
-
-
-def test_jobs_of_a_chain_that_share_nodes_are_told_apart_as_they_come() -> None:
-    """The first two share b; the third shares a with the first one alone, which was left out: it is another loss."""
-    chain = merged(_trace(_node(5, "a", "b"), _node(5, "b", "c"), _node(5, "c", "a")), 0)
-    assert chain.events == (Event(5, "group", ("b", "c")),)
-
-
 @pytest.mark.parametrize("mean", [0.5, 3.0, 10.0, 40.0, 150.0])
 def test_bounds_hold_as_often_as_they_say(mean: float) -> None:
     """Added up over all counts: 95 % at least, and not much more where counts are not small."""
@@ -119,17 +88,3 @@ def test_bounds_hold_as_often_as_they_say(mean: float) -> None:
         found = rate(count, 1000.0)
         covered += float(stats.poisson.pmf(count, mean)) * (found.low_s <= true_s <= found.high_s)
     assert 0.95 <= covered <= (1.0 if mean < 10 else 0.98 if mean < 40 else 0.97)
-
-
-def test_they_are_those_of_the_chi_square_distribution() -> None:
-    found = rate(7, 350.0)
-    assert found.mtbf_s == 50.0
-    assert found.high_s == pytest.approx(2 * 350 / stats.chi2.ppf(0.025, 14), rel=1e-9)
-    assert found.low_s == pytest.approx(2 * 350 / stats.chi2.ppf(0.975, 16), rel=1e-9)
-
-
-def test_no_failure_is_a_bound_and_one_is_a_wide_one() -> None:
-    none, one = rate(0, 100.0), rate(1, 100.0)
-    assert math.isinf(none.mtbf_s) and math.isinf(none.high_s)
-    assert none.low_s == pytest.approx(100 / -math.log(0.025))  # exp(-T / m) = 2.5 %
-    assert one.mtbf_s == 100 and one.low_s < 25 and one.high_s > 3000

@@ -13,7 +13,7 @@ from deeppart_simulator.traces.read import (
     read_plain,
     read_trace,
 )
-from deeppart_simulator.traces.record import Event, shown
+from deeppart_simulator.traces.record import Event
 
 from deeppart.cadence import HISTORY_NAME, History
 from deeppart.errors import ConfigError
@@ -35,12 +35,6 @@ def test_what_is_in_no_format(tmp_path: Path) -> None:
     for text in ("hello\n", "", "a|b|c\n", "{}", "System,nodes\n"):
         with pytest.raises(ConfigError, match=r"sacct --parsable2.*at_s"):
             read_trace(written(tmp_path, text))
-
-
-def test_a_trace_that_is_not_there_is_not_to_be_corrected(tmp_path: Path) -> None:
-    for path in (tmp_path / "nowhere.csv", tmp_path):
-        with pytest.raises(ConfigError, match="give the path of a trace"):
-            read_trace(path)
 
 
 WATCHED = "# of our cluster\n# seconds = 1000\n# nodes = 4\n# processes = 32\n"
@@ -85,22 +79,6 @@ def test_impossible_tables_are_refused(tmp_path: Path, text: str, line: str, wha
     assert line in str(caught.value) and what in str(caught.value)
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot read the trace"):
-        read_plain(tmp_path / "none.csv")
-
-
-def test_a_table_as_a_spreadsheet_writes_it(tmp_path: Path) -> None:
-    """With a mark of the order of bytes, blanks after commas, quotes, and lines that end as on Windows."""
-    plain = "# seconds = 99\n# nodes = 9\nat_s,kind,nodes\n1,group,3 4\n2,system,\n"
-    other = '\ufeff# seconds = 99\r\n# nodes = 9\r\n"at_s", kind, "nodes"\r\n1, group, "3 4"\r\n2, system,\r\n'
-    expected = read_plain(written(tmp_path, plain))
-    file = tmp_path / "other.csv"
-    file.write_bytes(other.encode())
-    found = read_plain(file)
-    assert (found.events, found.observation) == (expected.events, expected.observation) and format_of(file) == "csv"
-
-
 def _run(
     began: str, *, seen: str | None = None, ended: str | None = None, restored: str | None = None
 ) -> dict[str, Any]:
@@ -129,32 +107,3 @@ def test_what_failed_is_what_the_next_run_came_back_from(tmp_path: Path) -> None
     ]  # fmt: skip
     assert trace.observation.seconds == 22 * 3600 and trace.observation.node_s == 4 * 22 * 3600
     assert read_own_runs(folder / HISTORY_NAME).events == trace.events
-
-
-def test_what_the_library_writes_is_read(tmp_path: Path) -> None:
-    History(tmp_path, "aa" * 16, 3).end(failed=False)
-    trace = read_own_runs(tmp_path)
-    assert trace.observation.nodes == 3 and trace.observation.seconds > 0 and not trace.events
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": "deeppart-runs", "version": 2, "runs": []}', '{"a": NaN}'])
-def test_what_is_no_history(tmp_path: Path, text: str) -> None:
-    (tmp_path / HISTORY_NAME).write_text(text)
-    with pytest.raises(ConfigError, match="cannot read the trace"):
-        read_own_runs(tmp_path)
-
-
-def test_a_directory_that_says_nothing_yet(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot read the trace"):
-        read_own_runs(tmp_path)
-    with pytest.raises(ConfigError, match="1 runs, of which none"):
-        read_own_runs(_written(tmp_path, _run("01T00")))
-
-
-def test_long_cells_are_cut() -> None:
-    assert (
-        shown("ab") == "'ab'"
-        and shown(None) == "None"
-        and shown([[1]] * 3) == "a list of 3"
-        and len(shown("x" * 1000)) < 80
-    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from deeppart_simulator.workload.external import read_external
 
 import deeppart
 from tests.simulator.commands import sim, sim_json
@@ -68,13 +67,3 @@ def test_a_state_from_a_checkpoint(capsys: pytest.CaptureFixture[str], tmp_path:
     assert (found["bytes"], found["leaves"]) == (40_020, 2)
     code, _, err = sim(capsys, "scale", "--from", str(tmp_path / "nowhere"), "--ranks", "2")
     assert code == 2 and "nowhere" in err
-
-
-def test_buffers_of_a_module_are_not_divided(tmp_path: Path) -> None:
-    file = tmp_path / "model.py"
-    file.write_text("import torch\n\ndef build():\n    return torch.nn.BatchNorm1d(6, device='meta')\n")
-    spans = read_external(file, "+adam@fsdp").spans(2, kappa=0)
-    whole = {path for of_rank in spans for path, box, _, _ in of_rank if box.sizes in ((6,), ())}
-    halves = {path for of_rank in spans for path, box, _, _ in of_rank if box.sizes == (3,)}
-    assert {"model/running_mean", "model/num_batches_tracked", "optimizer/state/0/step"} <= whole
-    assert {"model/weight", "model/bias", "optimizer/state/1/exp_avg"} <= halves and not whole & halves

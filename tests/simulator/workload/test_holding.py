@@ -6,10 +6,9 @@ from collections import defaultdict
 from itertools import product
 
 import numpy as np
-from deeppart_simulator.workload.holding import Form, Kind, aspect_of, boxes_at, classes, form_of, kind_of
-from deeppart_simulator.workload.layout import read_layout
-from deeppart_simulator.workload.shapes import ITEM_BYTES, Parameter, Tensor, model_named
-from deeppart_simulator.workload.states import State, read_state
+from deeppart_simulator.workload.holding import Form, Kind, boxes_at
+from deeppart_simulator.workload.shapes import ITEM_BYTES
+from deeppart_simulator.workload.states import State
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -39,42 +38,6 @@ def test_every_element_is_on_one_place_of_the_layout(division: tuple[Kind, list[
             boxes += here
         whole = Form((Box.whole(form.shape).elements,), 0) if kind.in_a_row else form
         assert Box.fault_of_cover(boxes, whole.shape) == ""
-
-
-@settings(deadline=None)
-@given(divisions())
-def test_ranks_of_a_class_hold_boxes_of_equal_sizes(division: tuple[Kind, list[Form]]) -> None:
-    kind, forms = division
-    found = {}
-    for sizes, places in classes(kind, forms).items():
-        for shard, place in places.tolist():
-            assert (shard, place) not in found
-            found[shard, place] = sizes
-    for shard, place in product(range(kind.shards), range(kind.tensor)):
-        sizes = tuple(tuple(box.sizes for box in boxes_at(form, kind, shard, place)) for form in forms)
-        assert found.get((shard, place), ((),) * len(forms)) == sizes
-
-
-def test_what_has_no_dimensions_and_buffers_are_on_all_ranks() -> None:
-    grid = read_layout("fsdp").at(8)
-    step = Tensor(Parameter("w", (12, 5), 0, 0), "step", "float32", (), True)
-    buffer = Tensor(Parameter("seen", (12,), 0, 0), "seen", "int64", (12,), plain=True)
-    assert kind_of(aspect_of(step), 0, grid, 0) == kind_of(aspect_of(buffer), 0, grid, 0) == Kind(0)
-    weight = Tensor(Parameter("w", (12, 5), 0, 1), "w", "float32", (12, 5))
-    assert kind_of(aspect_of(weight), 0, grid, 0) == Kind(0, None, 1, 8)
-    assert form_of(weight) == Form((12, 5), 1)
-
-
-def test_matrices_are_divided_by_outputs_then_by_inputs() -> None:
-    """As Megatron-LM does; a matrix of GPT-2 has a row for each input."""
-    for model, outputs, inputs in (
-        ("llama3-8b", ("mlp.up_proj", (14336, 4096), 0), ("mlp.down_proj", (4096, 14336), 1)),
-        ("gpt2", ("mlp.c_fc", (768, 3072), 1), ("mlp.c_proj", (3072, 768), 0)),
-        ("bert-base", ("intermediate.dense", (3072, 768), 0), ("1.output.dense", (768, 3072), 1)),
-    ):
-        for name, shape, divided in (outputs, inputs):
-            found = next(p for p in model_named(model).parameters if p.path.endswith(f"{name}.weight"))
-            assert (found.shape, found.divided) == (shape, divided)
 
 
 @settings(deadline=None, max_examples=examples(60))
@@ -121,13 +84,6 @@ def test_shares_are_as_even_as_sets_of_holders_allow(made: tuple[State, int], ka
     allowed = sum(by_size.values())
     shares = state.shares(ranks, kappa=kappa)
     assert (shares.nbytes + kappa * shares.spans).max() <= level.max() + allowed + len(by_size)
-
-
-def test_the_usual_cost_of_a_span_is_that_of_the_smallest_leaves() -> None:
-    """All ranks have the same leaves here, so it is that of their mean; of few bytes per leaf it is less."""
-    assert read_state("tensors-100x64KiB@fsdp").shares(4).nbytes.tolist() == [100 * (16 << 10)] * 4
-    state = read_state("tensors-4x4KiB")
-    assert state.spans(2) == state.spans(2, kappa=int(0.08 * 4096))
 
 
 def _held(state: State, ranks: int) -> list[set[tuple[str, Box]]]:

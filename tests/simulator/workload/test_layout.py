@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from deeppart_simulator.workload.layout import Layout, read_layout
+from deeppart_simulator.workload.layout import read_layout
 from deeppart_simulator.workload.shapes import Parameter, Tensor
 from deeppart_simulator.workload.states import read_state, state_of
 
@@ -34,18 +34,6 @@ def test_every_leaf_is_whole_among_the_groups(layout: str, ranks: int) -> None:
         assert len(np.unique(groups.ranks)) == groups.ranks.size
 
 
-def test_ranks_are_numbered_as_megatron_does() -> None:
-    world = Layout(tensor=2, pipeline=2).at(8)
-    assert world.ranks_of(0, None, 1, divided=True).tolist() == [[[0, 2], [1, 3]]]
-    assert world.ranks_of(1, None, 1, divided=True).tolist() == [[[4, 6], [5, 7]]]
-    assert world.ranks_of(1, None, 1, divided=False).tolist() == [[[4, 5, 6, 7]]]
-
-
-def test_hybrid_sharding_divides_among_neighbours() -> None:
-    world = Layout(sharded=2).at(6)
-    assert world.ranks_of(0, None, 2, divided=False).tolist() == [[[0, 2, 4]], [[1, 3, 5]]]
-
-
 @pytest.mark.parametrize(("rows", "columns", "shards"), [(1024, 3, 8), (10, 4, 4), (3, 5, 8), (1, 7, 4), (9, 1, 4)])
 def test_fsdp_divides_by_rows_as_torch_does(rows: int, columns: int, shards: int) -> None:
     """``fully_shard`` gives rank r the r-th of ``torch.chunk(tensor, ranks)``, and nothing where there are fewer."""
@@ -59,27 +47,8 @@ def test_fsdp_divides_by_rows_as_torch_does(rows: int, columns: int, shards: int
     assert state.shares(shards).nbytes.tolist() == held.tolist()
 
 
-def test_more_shards_than_rows_leave_ranks_without_work() -> None:
-    """A matrix of 1,024 rows on 4,096 ranks: three of four have nothing of it, as with fully_shard."""
-    state = read_state("bert-large+adam@fsdp")
-    shares = state.shares(4096)
-    assert int(shares.nbytes.sum()) == state.nbytes
-    # Feed-forward matrices of 4,096 rows are on all ranks, embeddings of 30,522 on 3,816: 8 rows each, and 2 on one.
-    assert (shares.nbytes[:1024] > 1.5 * shares.nbytes[1024]).all() and shares.nbytes[-1] > 0
-
-
 def test_what_every_rank_has_for_itself_is_saved_by_itself() -> None:
     rng = Tensor(Parameter("rng", (1250,), -1), "rng", "int32", (1250,))
     state = replace(read_state("tensors-4x4KiB"), own=(rng,))
     shares = state.shares(4)
     assert shares.nbytes.tolist() == [4096 + 5000] * 4 and shares.spans.tolist() == [2] * 4
-
-
-def test_experts_are_dealt_out() -> None:
-    state = read_state("mixtral-8x7b:bf16@ep=8")
-    assert state.nbytes == 2 * 46_702_792_704
-    shares = state.shares(16)
-    assert int(shares.nbytes.sum()) == state.nbytes
-    experts = [groups for groups in state.on(16) if groups.ranks.shape == (1, 2)]
-    assert len(experts) == 8
-    assert {tuple(groups.ranks[0]) for groups in experts} == {(e, e + 8) for e in range(8)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from deeppart_simulator.timing.published import RESULTS
-from deeppart_simulator.workload.shapes import FAMILIES, PRESETS, WORKLOAD_NAMES, WORKLOADS, model_named
+from deeppart_simulator.workload.shapes import FAMILIES, WORKLOADS, model_named
 from deeppart_simulator.workload.states import read_state
 
 from deeppart.errors import ConfigError
@@ -32,29 +32,6 @@ def test_parameter_counts_are_the_published_ones(name: str, elements: int, leave
 
 
 @pytest.mark.parametrize(
-    ("name", "billions"), [("gpt3-6.7b", 6.7), ("gpt3-13b", 13.0), ("gpt3-175b", 175.0), ("gpt-1t", 1008.0)]
-)
-def test_larger_models_come_near_the_size_in_their_names(name: str, billions: float) -> None:
-    assert model_named(name).elements == pytest.approx(billions * 1e9, rel=0.02)
-
-
-@pytest.mark.parametrize("name", sorted(PRESETS))
-def test_paths_are_different_and_layers_in_order(name: str) -> None:
-    model = model_named(name)
-    paths = [parameter.path for parameter in model.parameters]
-    assert len(set(paths)) == len(paths)
-    layers = [parameter.layer for parameter in model.parameters]
-    assert layers == sorted(layers)
-    assert set(layers) <= set(range(-1, model.layers + 1))
-
-
-def test_families() -> None:
-    assert model_named("bert-24x1024x30522").elements == model_named("bert-large").elements
-    assert model_named("gpt-12x768x50257").elements == model_named("gpt2").elements
-    assert [p.elements for p in model_named("tensors-3x4KiB").parameters] == [1024] * 3
-
-
-@pytest.mark.parametrize(
     "name", ["bert", "bert-0x10x10", "gpt-1x2", "tensors-3x5", "tensors-0x4", "tensors-1xmany", ""]
 )
 def test_unknown_models_are_refused_with_what_there_is(name: str) -> None:
@@ -64,8 +41,6 @@ def test_unknown_models_are_refused_with_what_there_is(name: str) -> None:
 
 
 GIB = 2**30
-#: MLPerf Storage v2.0, Submission_guidelines.md, table 2: processes, and checkpoint size in GB of 2^30 bytes.
-TABLE = {"mlperf-8b": (8, 105), "mlperf-70b": (64, 912), "mlperf-405b": (512, 5290), "mlperf-1t": (1024, 18000)}
 #: Of the same table, tensor x pipeline x data parallel ranks and ZeRO's stage.
 LAYOUTS = {
     "mlperf-8b": "fsdp", "mlperf-70b": "tp=8,fsdp", "mlperf-405b": "tp=8,pp=32,zero1", "mlperf-1t": "tp=8,pp=64,zero1",
@@ -80,17 +55,6 @@ def test_sizes_are_those_of_the_published_results_to_the_byte(name: str) -> None
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_sizes_beside_those_of_the_table(name: str) -> None:
-    """For 1T the table has 18 TB. That is 15,426 and, once more, the 2,571 that are a sixth of it: mlpstorage/config.py
-    has the size of everything as that of the optimizer. What was published as measured is 15,427.
-    """
-    workload, (processes, size) = WORKLOADS[name], TABLE[name]
-    assert workload.processes == processes == len(workload.rank_bytes()) and workload.published == size
-    nbytes = workload.rank_bytes().sum() / GIB
-    assert size == pytest.approx(nbytes * (7 / 6 if name == "mlperf-1t" else 1), rel=0.003)
-
-
-@pytest.mark.parametrize("name", WORKLOADS)
 def test_the_state_is_what_the_benchmark_writes_but_for_what_it_writes_twice(name: str) -> None:
     state, workload = read_state(name), WORKLOADS[name]
     written = int(workload.rank_bytes().sum())
@@ -101,24 +65,3 @@ def test_the_state_is_what_the_benchmark_writes_but_for_what_it_writes_twice(nam
     shares = state.shares(workload.processes)
     assert shares.nbytes.sum() == state.nbytes
     assert shares.nbytes.max() <= workload.rank_bytes().max() * 1.001
-
-
-def test_with_zero_1_the_first_of_the_data_parallel_ranks_write_the_model() -> None:
-    workload = WORKLOADS["mlperf-405b"]
-    first, second = workload.rank_bytes().reshape(2, 256)
-    assert (first > second).all() and len(set(second.tolist())) == 1
-    # 126 layers on 32 stages: 30 have four of them, two have three; the first and last have an embedding besides.
-    model = (first - second).reshape(32, 8)[:, 0]
-    layer = int(model[1]) // 4
-    assert model[30] == 3 * layer and model[29] == 4 * layer
-    assert model[0] - 4 * layer == 128256 * 16384 // 8 * 2 and model[31] - 3 * layer == model[0] - 4 * layer + 2 * 16384
-
-
-def test_a_workload_is_a_whole_state() -> None:
-    assert tuple(WORKLOADS) == WORKLOAD_NAMES
-    for text in ("mlperf-8b+adam", "mlperf-8b:bf16", "mlperf-8b@tp=2"):
-        with pytest.raises(ConfigError, match="workload is not possible"):
-            read_state(text)
-    with pytest.raises(ConfigError) as caught:
-        read_state("mlperf-80b")
-    assert "mlperf-8b" in str(caught.value)

@@ -7,19 +7,11 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from deeppart_simulator.workload.holding import Kind
-from deeppart_simulator.workload.layout import read_layout
-from deeppart_simulator.workload.shapes import Parameter, Tensor
-from deeppart_simulator.workload.states import State, read_state, state_of
+from deeppart_simulator.workload.states import State, read_state
 
 from deeppart.errors import ConfigError
 from deeppart.model import LeafSpec
 from deeppart.partition import partition
-
-
-def test_bert_large_with_adam_is_the_state_of_the_benchmarks() -> None:
-    state = read_state("bert-large+adam")
-    assert (len(state.tensors), state.nbytes) == (1564, 4_021_704_220)
 
 
 @pytest.mark.parametrize(
@@ -95,21 +87,3 @@ def test_a_trillion_parameters_fit_on_a_laptop() -> None:
     assert shares.nbytes.sum() == pytest.approx(state.nbytes, rel=0.001)
     assert peak < 1 << 30
     assert time.process_time() - began < 60  # a backstop; benchmarks measure
-
-
-def test_what_was_held_on_one_rank_is_not_taken_for_what_is_held_on_eight() -> None:
-    """On one rank nothing is divided, so buffers are of one kind with parameters of the same shape, and sizes."""
-    weight = Tensor(Parameter("w", (8,), 0), "model/w", "float32", (8,))
-    seen = Tensor(Parameter("seen", (8,), 0), "model/seen", "float32", (8,), plain=True)
-    state = state_of("normalized", (weight, seen), "", read_layout("fsdp"))
-    assert [int(state.shares(ranks).nbytes.sum()) for ranks in (1, 8)] == [64, 64]
-    held = {kind: {tensor.path for tensor in group.held.tensors} for group in state.on(8) if (kind := group.kind)}
-    assert held == {Kind(0): {"model/seen"}, Kind(0, None, 1, 8): {"model/w"}}
-
-
-def test_leaves_of_stages_stay_where_they_are_whatever_was_asked_before() -> None:
-    """Every number of ranks has the shares that it has in a state of its own."""
-    text = "gpt2+adam@tp=2,pp=4,zero1"
-    state = read_state(text)
-    for ranks in (8, 16, 64):
-        assert (state.shares(ranks).nbytes == read_state(text).shares(ranks).nbytes).all()

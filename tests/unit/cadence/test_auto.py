@@ -13,7 +13,7 @@ import torch
 
 import deeppart
 from deeppart.cadence import HISTORY_NAME, History, Run, failure_rates, history
-from deeppart.cadence.auto import GUESSED_SLOWDOWN, CostMeter, Decider
+from deeppart.cadence.auto import Decider
 from deeppart.errors import DeeppartWarning
 from deeppart.pending import DONE, FAILED, RUNNING, Pending
 from deeppart.plan.interval import LevelCost, best, waste
@@ -67,7 +67,7 @@ def train(
 def test_checkpoints_come_as_often_as_the_model_says() -> None:
     runs = [Run(1800.0, 8, failed=True, needed=ALL[number % 3]) for number in range(100)]  # a failure each half hour
     decider = Decider(ALL, 8, runs)
-    made, looks = train(decider, 4 * 3600)
+    made, looks = train(decider, 2 * 3600)
     assert decider.report is not None
     settled = [time for time, _ in made if time > 600]
     found = (settled[-1] - settled[0]) / (len(settled) - 1)
@@ -93,10 +93,10 @@ def test_a_level_that_failed_is_tried_again_with_the_next() -> None:
 def test_the_file_system_is_left_to_others_most_of_the_time() -> None:
     """Failures every minute would have it written to all the time: it takes 8 s."""
     runs = [Run(60.0, 8, failed=True, needed="persistent") for _ in range(1500)]
-    made, _ = train(Decider(("persistent",), 8, runs, flush_share=0.1), 3600)
-    assert 79 < 3600 / len(made) < 90
-    made, _ = train(Decider(("persistent",), 8, runs), 3600)
-    assert 3600 / len(made) < 20
+    made, _ = train(Decider(("persistent",), 8, runs, flush_share=0.1), 1800)
+    assert 79 < made[-1][0] / (len(made) - 1) < 90
+    made, _ = train(Decider(("persistent",), 8, runs), 600)
+    assert 600 / len(made) < 20
 
 
 def test_nothing_is_begun_while_there_is_no_room() -> None:
@@ -216,45 +216,3 @@ def test_force_goes_to_all_levels_with_counted_ones_too(tmp_path: Path) -> None:
         levels = [checkpointer.checkpoint({"x": 1}, step, force=step == 3).levels for step in range(4)]
     assert levels == [{"local", "persistent"}, frozenset(), {"local"}, {"local", "persistent"}]
     assert not (tmp_path / "p" / HISTORY_NAME).exists()
-
-
-def test_settings_or_a_config(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="every"):
-        deeppart.Checkpointer(deeppart.Config(persistent_dir=str(tmp_path)), every="auto")
-
-
-def test_steps_tell_what_the_background_costs() -> None:
-    meter, now = CostMeter(), 0.0
-    for number in range(400):
-        working = number % 10 < 4
-        meter.entered(now, working=working)
-        meter.left(now + 0.01, working=working)
-        now += 0.01 + (1.05 if working else 1.0)
-        if number == 150:
-            assert meter.slowdown == GUESSED_SLOWDOWN, "too few steps"
-    assert meter.slowdown == pytest.approx(0.05, rel=0.01)
-    assert meter.step_s == pytest.approx(1.0, rel=0.06)
-
-
-def test_the_first_checkpoint_is_no_measure_for_the_others() -> None:
-    meter = CostMeter()
-    assert meter.waiting
-    meter.made(checkpoint(("persistent",), 9.0, {"persistent": 90.0}))
-    assert meter.waiting
-    assert meter.take_failures() == frozenset() and not meter.waiting
-    assert meter.costs(("persistent",), {})[0].busy_s == 90.0
-    for _ in range(2):
-        meter.made(checkpoint(("persistent",), 1.0, {"persistent": 10.0}))
-    meter.take_failures()
-    (cost,) = meter.costs(("persistent",), {"persistent": 0.5})
-    assert cost.cost_s == pytest.approx(1.0 + GUESSED_SLOWDOWN * 10.0)
-    assert (cost.busy_s, cost.failures_per_s) == (10.0, 0.5)
-
-
-def test_the_block_is_paid_once_however_many_levels() -> None:
-    meter = CostMeter()
-    meter.made(checkpoint(("local", "persistent"), 1.0, {"local": 2.0, "persistent": 10.0}))
-    meter.take_failures()
-    local, persistent = meter.costs(("local", "persistent"), {})
-    assert local.cost_s == pytest.approx(1.0 + GUESSED_SLOWDOWN * 2)
-    assert persistent.cost_s == pytest.approx(GUESSED_SLOWDOWN * 10)

@@ -5,20 +5,12 @@ from __future__ import annotations
 import pytest
 
 from deeppart.cadence import Run, failure_rates
-from deeppart.cadence.failures import JOB_MTBF_S, NODE_MTBF_S
 
 ALL = ("local", "partner", "persistent")
 DAY_S = 86_400.0
 
 
 # --- failures ---------------------------------------------------------------------------------------------------------
-
-
-def test_the_guess_before_anything_is_known() -> None:
-    rates = failure_rates(100, ALL)
-    assert sum(rates.values()) == pytest.approx(100 / NODE_MTBF_S + 1 / JOB_MTBF_S)
-    assert rates["partner"] == pytest.approx(2 * rates["local"])
-    assert NODE_MTBF_S == pytest.approx(264 * DAY_S, rel=0.01)  # 54 days of 2,048 nodes, 419 interruptions
 
 
 def test_what_a_level_that_is_off_would_meet_the_next_one_has_to() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deeppart.elastic.profile import PROFILE_NAME, write_profile
+from deeppart.elastic.profile import write_profile
 from deeppart.plan.goodput import Bounds, GradientNoise
 from tests.unit.cli_support import call, call_json
 from tests.unit.elastic.test_profile import profile_of_true
@@ -53,20 +53,3 @@ def test_it_says_which_size_pays(job: Path) -> None:
 def test_what_was_not_measured_nearly_is_refused(job: Path, options: tuple[str, ...], said: str) -> None:
     assert said in call("advise", job, *options, code=2)
     assert call_json("advise", job, *options, code=2)["error"]["exit_code"] == 2
-
-
-def test_one_batch_for_all_sizes(job: Path) -> None:
-    found = call_json("advise", job, "--batch", "256", "--ranks", "2,16")
-    assert [(size["ranks"], size["batch"]) for size in found["sizes"]] == [(2, 256), (16, 256)]
-
-
-def test_a_job_without_noise_keeps_its_batch(job: Path) -> None:
-    write_profile(job, profile_of_true())
-    assert {size["batch"] for size in call_json("advise", job)["sizes"]} == {512}
-    assert "the batch stays as it is" in call("advise", job)
-
-
-def test_a_directory_without_a_profile(tmp_path: Path) -> None:
-    assert PROFILE_NAME in call("advise", tmp_path, code=2)
-    (tmp_path / PROFILE_NAME).write_text("{")
-    assert "cannot be used" in call("advise", tmp_path, code=1)

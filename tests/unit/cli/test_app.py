@@ -35,23 +35,6 @@ def test_nothing_there(command: tuple[str, ...], tmp_path: Path) -> None:
     assert not (tmp_path / "missing").exists()
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
-def test_a_file_instead_of_a_directory(command: tuple[str, ...], tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.write_text("text")
-    name, *options = command
-    assert "found: a file" in call(name, file, *options, code=2)
-    assert call_json(name, file, *options, code=2)["error"]["kind"] == "StorageError"
-
-
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
-def test_the_directory_of_one_step(command: tuple[str, ...], tmp_path: Path) -> None:
-    save(tmp_path, 7)
-    name, *options = command
-    text = call(name, manifest_path(tmp_path, 7).parent, *options, code=1)
-    assert f"give the directory above it, {tmp_path}" in text
-
-
 @pytest.mark.parametrize("arguments", [("ls",), ("ls", "x", "--bad"), ("show", "x", "--step", "-1"), ("dance",)])
 def test_bad_usage(arguments: tuple[str, ...]) -> None:
     assert "Usage:" in call(*arguments, code=2)
@@ -93,15 +76,3 @@ def test_ls_and_prune_do_not_wait_for_torch(tmp_path: Path) -> None:
             cwd=Path(__file__).parents[3],
         )
         assert done.returncode == 0, done.stderr
-
-
-def test_as_a_module_of_python() -> None:
-    """Where the script is not on the PATH."""
-    for module in ("deeppart", "deeppart.cli"):
-        command = [sys.executable, "-m", module, "ls", "missing"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-        assert done.returncode == 1 and "no such checkpoint directory" in done.stderr
-    help_text = subprocess.run(
-        [sys.executable, "-m", "deeppart", "--help"], capture_output=True, text=True, check=True, timeout=60
-    ).stdout
-    assert help_text.startswith("Usage: deeppart [OPTIONS]")

@@ -38,11 +38,6 @@ def test_what_is_not_there(tmp_path: Path) -> None:
     assert call_json("cat", tmp_path, "model/*", code=1)["error"]["found"] == "model/weight, model/head, model/bias"
 
 
-@pytest.mark.parametrize("forms", [("--npy", "--raw"), ("--npy", "--json"), ("--full", "--raw")])
-def test_one_form_at_a_time(tmp_path: Path, forms: tuple[str, str]) -> None:
-    assert "exclude each other" in call("cat", tmp_path, "x", *forms, code=2)
-
-
 @pytest.mark.parametrize("form", [(), ("--npy",), ("--raw",), ("--json",), ("--full",)])
 def test_no_byte_of_what_is_damaged_is_shown(tmp_path: Path, form: tuple[str, ...]) -> None:
     save_states(tmp_path, {"x": torch.arange(5000)}, compression="none")
@@ -112,44 +107,10 @@ def test_npy_of_what_numpy_has(root: Path, key: str) -> None:
     assert (found.dtype, found.shape) == (expected.dtype, expected.shape) and found.tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize("key", ["text", "time", "big-endian"])
-def test_npy_of_numpys_own(root: Path, key: str) -> None:
-    found = loaded(root, key)
-    assert found.dtype == STATE[key].dtype and found.tobytes() == STATE[key].tobytes()
-
-
 @pytest.mark.parametrize("key", ["bf16", "f8"])
 def test_npy_of_what_numpy_lacks_is_float32(root: Path, key: str) -> None:
     found = loaded(root, key)
     assert found.dtype == np.float32 and found.tobytes() == STATE[key].float().numpy().tobytes()
-
-
-def test_raw_is_what_lies_in_memory(root: Path) -> None:
-    for key, data in STATE.items():
-        if isinstance(data, torch.Tensor):
-            expected = data.contiguous().view(torch.uint8).numpy().tobytes() if data.ndim else data.numpy().tobytes()
-            assert invoke("cat", root, key, "--raw").stdout_bytes == expected, key
-
-
-def test_two_numbers_to_a_byte_have_only_bytes(root: Path) -> None:
-    if "f4" not in STATE:
-        pytest.skip("this torch has no float4")
-    for form in ((), ("--npy",), ("--json",), ("--full",)):
-        result = invoke("cat", root, "f4", *form)
-        assert result.exit_code == 2 and "take the bytes (--raw)" in result.output
-
-
-def test_bytes_are_of_one_array(root: Path) -> None:
-    for form in ("--npy", "--raw"):
-        assert "KEY is a small value" in call("cat", root, "small/n", form, code=2)
-        assert "KEY is 3 leaves and values" in call("cat", root, "small", form, code=2)
-
-
-def test_a_real_pipe(root: Path) -> None:
-    """numpy itself cannot write to one."""
-    command = [sys.executable, "-m", "deeppart.cli", "cat", str(root), "f32", "--npy"]
-    done = subprocess.run(command, capture_output=True, check=True, timeout=60)
-    assert np.load(io.BytesIO(done.stdout)).tobytes() == STATE["f32"].numpy().tobytes() and done.stderr == b""
 
 
 def test_as_numpy_prints(root: Path) -> None:
@@ -160,15 +121,6 @@ def test_as_numpy_prints(root: Path) -> None:
     full = call("cat", root, "long", "--full")
     assert "..." not in full and full.replace("[", "").replace("]", "").split() == list(map(str, range(5000)))
     assert "0.6666667" in call("cat", root, "f32", "--full")
-
-
-def test_values(root: Path) -> None:
-    assert call("cat", root, "small/n") == "0x400000000000000000\n"
-    assert call("cat", root, "small/s") == "'a\\x1b\\nb'\n"
-    assert call("cat", root, "small/run") == f"{', '.join(map(str, range(100)))} (100 in a list)\n"
-    assert call("cat", root, "small/run", "--full") == f"{list(range(100))}\n"
-    assert call("cat", root, "small/run/42") == "42\n"
-    assert call("cat", root, "small").splitlines()[0] == "small/n  = 0x400000000000000000"
 
 
 def test_nothing_steers_the_terminal(root: Path) -> None:
@@ -199,8 +151,3 @@ def test_json(root: Path) -> None:
         "kind": "value", "path": "small/n", "own": False, "form": None, "type": "int", "value": hex(1 << 70)
     }  # fmt: skip
     assert small["small/run"]["value"] == list(range(100))
-
-
-def test_json_of_too_many_elements_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deeppart.cli.cat._MOST_JSON_ELEMENTS", 4999)
-    assert call_json("cat", root, "long", code=2)["error"]["kind"] == "StateError"

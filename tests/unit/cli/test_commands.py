@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import click
 import pytest
 
-from deeppart.cli.commands import GOOD, INTERRUPTED, NOT_GOOD, REFUSED, Commands, print_json
+from deeppart.cli.commands import GOOD, INTERRUPTED, NOT_GOOD, REFUSED, Commands
 from deeppart.errors import ConfigError, CorruptFileError, DeeppartError
 
 RAISED: dict[str, BaseException | int | None] = {
@@ -81,42 +81,6 @@ def test_an_error_is_one_json_document(capsys: pytest.CaptureFixture[str]) -> No
         assert json.loads(capsys.readouterr().out)["error"]["kind"] == kind
 
 
-@pytest.mark.parametrize(
-    ("arguments", "as_json"),
-    [
-        (("--json",), True),
-        (("--out", "--json"), False),
-        (("-o", "--json"), False),
-        (("--out=--json",), False),
-        (("--out", "--json", "--json"), True),
-        (("--out=a", "--json"), True),
-        (("--pair", "a", "--json"), False),
-        (("--pair", "a", "b", "--json"), True),
-        (("--quiet", "--json"), True),
-        (("--", "--json"), False),
-        (("name", "--json"), True),
-    ],
-)
-def test_a_value_or_a_name_of_json_is_no_wish_for_json(
-    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], as_json: bool
-) -> None:
-    assert run("config", *arguments) == REFUSED
-    printed = capsys.readouterr()
-    assert printed.out.startswith("{") is as_json and printed.err.startswith("error:") is not as_json
-
-
-def test_unknown_commands_and_options_are_told_as_json_too(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in (
-        ("nothing", "--json"),
-        ("--json",),
-        ("--json", "good"),
-        ("good", "--unknown", "--json"),
-        ("good", "--json", "--out"),
-    ):
-        assert run(*arguments) == REFUSED
-        assert json.loads(capsys.readouterr().out)["error"]["kind"] == "UsageError"
-
-
 def test_what_installs_a_missing_package_is_told_and_other_modules_are_a_bug(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -124,14 +88,6 @@ def test_what_installs_a_missing_package_is_told_and_other_modules_are_a_bug(
     assert "pip install extra" in capsys.readouterr().err
     with pytest.raises(ModuleNotFoundError, match="mistyped"):
         run("other")
-
-
-def test_json_has_no_numbers_that_json_does_not_have(capsys: pytest.CaptureFixture[str]) -> None:
-    print_json({"b": 1, "a": [2]}, sort_keys=True)
-    assert capsys.readouterr().out == '{\n  "a": [\n    2\n  ],\n  "b": 1\n}\n'
-    bad: Any = float("inf")
-    with pytest.raises(ValueError, match="JSON"):
-        print_json(bad)
 
 
 @pytest.mark.parametrize(("name", "said"), [("moduel", " Did you mean 'module'?"), ("zzz", "")])

@@ -82,14 +82,6 @@ def test_commands_options_directories_and_steps_in_a_process_of_their_own(root: 
     assert completed(f"deeppart diff {root}@1") == [f"plain,{root}@100", f"plain,{root}@120"]
 
 
-@pytest.mark.parametrize("command", [name for name in NAMES if name != "elastic-run"])
-def test_directories(command: str) -> None:
-    first = "file:ck" if command == "import" else "dir:ck"  # of SOURCE, which may be either
-    assert offered(command, "ck") == [first] and "--json" in offered(command, "--")
-    if "--local" in offered(command, "--l"):
-        assert offered(command, "x", "--local", "n") == ["dir:n"]
-
-
 def test_steps(root: Path) -> None:
     for command in ("show", "cat", "verify", "explain", "export"):
         assert offered(command, root, "--step", "") == ["100", "120", "2000"]
@@ -98,22 +90,6 @@ def test_steps(root: Path) -> None:
     assert offered("show", "--step", "") == [] and offered("show", root / "nowhere", "--step", "") == []
     assert offered("diff", f"{root}@100", f"{root}@2") == [f"{root}@2000"]
     assert offered("diff", f"{root}@7") == [f"dir:{root}@7"] and offered("diff", "@") == ["dir:@"]
-
-
-def test_only_steps_are_offered(root: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("no directory")
-    assert offered("show", tmp_path / "file", "--step", "") == []
-    attempt = f"{'a' * 32}-000000"
-    (tmp_path / f"step-0000000000zz-{attempt}").mkdir()
-    (tmp_path / f"step-000000000007-{attempt}\x1b").mkdir()
-    (tmp_path / f"step-000000000007-{attempt}").mkdir()
-    assert offered("show", tmp_path, "--step", "") == ["7"]
-
-
-def test_a_completion_reads_no_key(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[object] = []
-    monkeypatch.setattr("deeppart.cli.options.read_key_files", read.append)
-    assert offered("show", root, "--sign-key-file", "key", "--step", "2") == ["2000"] and read == []
 
 
 def test_in_a_real_bash(root: Path, tmp_path: Path) -> None:

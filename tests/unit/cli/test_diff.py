@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from tests.unit.cli_support import (
     call,
     call_json,
     flip,
-    forge,
     invoke,
     make_state,
     manifest_path,
@@ -58,14 +56,6 @@ def test_damage_has_another_exit_code_than_a_difference(tmp_path: Path) -> None:
     assert "step 2 is newer, and cannot be used" in call("diff", a, b, code=2)
 
 
-@pytest.mark.parametrize("name", ["x@1", "@", "x@1@2"])
-def test_a_directory_of_just_that_name_is_meant(tmp_path: Path, name: str) -> None:
-    root = tmp_path / name
-    save(root, 1, 3)
-    for argument, step in ((root, 3), (f"{root}@1", 1), (f"{root}/@1", 1)):
-        assert call_json("diff", argument, root, code=0 if step == 3 else 1)["a"]["step"] == step
-
-
 def test_signatures(tmp_path: Path) -> None:
     key, other = key_file(tmp_path / "key", KEY), key_file(tmp_path / "other", OTHER)
     save(tmp_path / "a", 1, sign_key_file=str(key))
@@ -78,15 +68,6 @@ def test_signatures(tmp_path: Path) -> None:
 
 
 NAN, INF = float("nan"), float("inf")
-
-
-def test_equal(tmp_path: Path) -> None:
-    save(tmp_path, 1)
-    text = call("diff", tmp_path, tmp_path)
-    assert text.endswith("equal, bit for bit: 8 leaves and 7 values, 7.36 MB\n")
-    assert text.startswith(f"A  {tmp_path} step 1, 1 rank\nB  {tmp_path} step 1, 1 rank\n")
-    document = call_json("diff", tmp_path, tmp_path)
-    assert document["equal"] is True and [document[name] for name in ("leaves", "values", "nbytes")] == [8, 7, 7360948]
 
 
 @pytest.fixture(scope="module")
@@ -135,45 +116,6 @@ def test_json_has_all_of_it(root: Path) -> None:
     nan = found["moments/1"]["detail"]
     assert (nan["nans_only_a"], nan["nans_only_b"], nan["b"], nan["largest_absolute"]) == (0, 1, "nan", None)
     assert (found["zero"]["detail"]["unlike"], found["zero"]["detail"]["equal_numbers"]) == (1, 1)
-
-
-def test_tolerances(root: Path) -> None:
-    document = call_json("diff", f"{root}@1", f"{root}@2", "noise", "zero", "large", "--rtol", "1e-6", code=1)
-    assert [each["path"] for each in document["differences"]] == ["large"]
-    assert (document["within"], document["tolerance"]) == (2, {"rtol": 1e-6, "atol": 0.0})
-    text = call("diff", f"{root}@1", f"{root}@2", "noise", "zero", "large", "--atol", "1")
-    assert text.endswith(
-        "equal, within the tolerance: 3 leaves and 0 values, 132 B; 3 leaves only within the tolerance\n"
-    )
-
-
-def test_values_within_the_tolerance_are_not_the_same_bit_for_bit(tmp_path: Path) -> None:
-    save_states(
-        tmp_path, {"x": 0.0, "n": 10**400, "run": [1.0] * 20}, {"x": -0.0, "n": 10**400 + 1, "run": [1.0] * 19 + [1.5]}
-    )
-    places = f"{tmp_path}@1", f"{tmp_path}@2"
-    document = call_json("diff", *places, "--atol", "1")
-    assert (document["equal"], document["within"], document["values_within"]) == (True, 0, 3)
-    text = call("diff", *places, "--atol", "1")
-    assert text.endswith(
-        "equal, within the tolerance: 0 leaves and 3 values, 0 B; 3 values only within the tolerance\n"
-    )
-    assert "equal, bit for bit" in call("diff", places[0], places[0], "--atol", "1")
-
-
-def test_many_lines_are_cut_and_the_others_counted(tmp_path: Path) -> None:
-    states: list[Any] = [{f"k{i:02}": torch.tensor([i + step]) for i in range(50)} for step in (0, 1)]
-    save_states(tmp_path, *states)
-    text = call("diff", f"{tmp_path}@1", f"{tmp_path}@2", code=1)
-    assert text.count(" differ, by 1 at most") == 20 and "  and 30 more; --json lists all\n" in text
-    assert len(call_json("diff", f"{tmp_path}@1", f"{tmp_path}@2", code=1)["differences"]) == 50
-
-
-def test_ranks_are_named(tmp_path: Path) -> None:
-    forge(tmp_path / "a", 5)
-    forge(tmp_path / "b", 5, ranks=2)
-    text = call("diff", tmp_path / "a", tmp_path / "b", code=1)
-    assert "  rng (rank 2)  uint8[16]  16 B\n  position (rank 2)  int 1002\n" in text
 
 
 def test_keys_and_values_cannot_steer_the_terminal(tmp_path: Path) -> None:

@@ -42,12 +42,6 @@ def test_a_job_is_run_with_its_own_options(tmp_path: Path) -> None:
     assert "start ranks 1" in done.stderr and "end exit code 0" in done.stderr and not done.stdout
 
 
-def test_a_command_needs_no_separator(tmp_path: Path) -> None:
-    """And its own --json is not ours."""
-    done = call("--max", "1", "--failures", "0", "touch", "--json", tmp_path / "a")
-    assert done.exit_code == 2 and "rank 0 of 1: exit code 1" in done.stderr and not done.stdout
-
-
 def test_ranks_are_told_where_checkpoints_are(tmp_path: Path) -> None:
     """Else a script that names no directory saves nothing, or elsewhere, and begins anew at each change."""
     script = "import os, sys; open(sys.argv[1], 'w').write(os.environ['DEEPPART_PERSISTENT_DIR'])"
@@ -62,12 +56,6 @@ def test_a_command_that_is_none_is_named_as_the_last_event(capfd: pytest.Capture
     start, end = map(json.loads, capfd.readouterr().out.splitlines())
     assert done.exit_code == 2 and (start["event"], end["event"]) == ("start", "end")
     assert end["error"]["kind"] == "LaunchError" and "/nowhere/train" in end["error"]["found"]
-
-
-def test_a_job_that_fails_is_named() -> None:
-    done = call("--max", "1", "--failures", "0", "--", sys.executable, "-I", "-S", "-c", "raise SystemExit(9)")
-    assert done.exit_code == 2
-    assert "rank 0 of 1: exit code 9" in done.stderr and "--checkpoints DIR" in done.stderr
 
 
 def test_progress_is_looked_for_where_the_job_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,8 +111,7 @@ def test_what_cannot_be_is_refused(options: list[str], said: str) -> None:
     assert json.loads(call(*options, "--json", "--", "true").stdout)["error"]["exit_code"] == 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_signal_while_torch_is_imported_is_told(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_while_torch_is_imported_is_told(tmp_path: Path) -> None:
     """Nothing is started, and a batch system sees the exit code that it knows."""
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("""
@@ -142,20 +129,14 @@ import torch
         env=env, cwd=tmp_path, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
-        until = time.monotonic() + 40
+        until = time.monotonic() + 200
         while not (tmp_path / "importing").exists() and time.monotonic() < until:
             time.sleep(0.02)
-        job.send_signal(number)
+        job.send_signal(signal.SIGUSR1)
         (tmp_path / "go on").touch()
-        said = [json.loads(line) for line in job.communicate(timeout=50)[0].splitlines()]
+        said = [json.loads(line) for line in job.communicate(timeout=200)[0].splitlines()]
     finally:
         job.kill()
         job.communicate()
     assert job.returncode == 143 and not (tmp_path / "started").exists()
-    assert [event["event"] for event in said] == ["told", "end"] and said[0]["signal"] == number.name
-
-
-def test_handlers_are_put_back() -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    assert call("--max", "1", "--", "true").exit_code == 0
-    assert signal.getsignal(signal.SIGTERM) is before
+    assert [event["event"] for event in said] == ["told", "end"] and said[0]["signal"] == "SIGUSR1"

@@ -59,11 +59,3 @@ def test_a_part_that_a_restore_could_not_use(tmp_path: Path, what: str, signed: 
         with pytest.warns(deeppart.DeeppartWarning, match="step 2 is in the directory too"):
             assert ck.restore({"w": torch.zeros(50_000)}) == 1
     call("explain", tmp_path / "a", "--step", 2, *options, code=1)
-
-
-def test_a_part_that_is_on_a_node_too(tmp_path: Path) -> None:
-    """What is not read need not be there, and is not looked at."""
-    saved(tmp_path, "a", None, local_dir=str(tmp_path / "local"))
-    part_of(tmp_path, "a").unlink()
-    plan = call_json("explain", tmp_path / "a", "--local", tmp_path / "local")
-    assert plan["step"] == 2 and plan["parts"][0]["sources"][0]["level"] == "local"

@@ -76,7 +76,7 @@ def test_storage_that_fills_up_leaves_nothing(tmp_path: Path) -> None:
             print(error)
     """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=200, check=False
     )
     assert done.returncode == 0 and "cannot write the archive" in done.stdout, done.stdout + done.stderr
     assert os.listdir(tmp_path) == ["ckpt"]

@@ -68,15 +68,6 @@ def test_usage(options: tuple[str, ...], message: str, root: Path) -> None:
     assert steps_on_disk(root) == [10, 20, 30, 40]
 
 
-def test_text(root: Path) -> None:
-    text = call("prune", root, "--keep", "2", "--dry-run")
-    assert str(step_dir(root, 10)) in text and str(step_dir(root, 30)) not in text
-    assert "would remove 2 steps (" in text and "steps 30, 40 stay" in text
-    assert call("prune", root, "--keep", "2", "--yes").startswith("removed 2 steps (")
-    assert call("prune", root, "--keep", "2", "--yes") == "nothing to remove; steps 30, 40 stay\n"
-    assert call("prune", root, "--keep", "1", "--yes").endswith("step 40 stays\n")
-
-
 # --- asking -----------------------------------------------------------------------------------------------------------
 
 
@@ -84,12 +75,6 @@ def test_nobody_to_ask(root: Path) -> None:
     assert "use --yes or --dry-run" in call("prune", root, "--keep", "1", code=2)
     assert "use --yes or --dry-run" in call_json("prune", root, "--keep", "1", code=2)["error"]["summary"]
     assert steps_on_disk(root) == [10, 20, 30, 40]
-
-
-def test_nobody_is_asked_where_there_is_nothing_to_remove(root: Path) -> None:
-    assert call("prune", root, "--before", "1") == "nothing to remove; steps 10, 20, 30, 40 stay\n"
-    assert call_json("prune", root, "--keep", "4")["remove"] == []
-    assert "say what to remove" in call("prune", root, code=2)
 
 
 def answer(monkeypatch: pytest.MonkeyPatch, root: Path, text: str) -> Any:

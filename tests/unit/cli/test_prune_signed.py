@@ -46,14 +46,6 @@ def test_what_is_not_signed_does_not_count_for_keep_and_stays(with_key: bool, ro
     assert steps_in(root) == [2, 3]
 
 
-def test_people_are_told(root: Path, key: Path) -> None:
-    lines = call("prune", root, "--keep", "2", "--dry-run")
-    assert "would remove 0 steps" in lines and "step 3 does not count as complete: not signed, as others are\n" in lines
-    assert "steps 1-2 are signed; their signatures were not checked, for lack of a key (--sign-key-file)\n" in lines
-    lines = call("prune", root, "--keep", "2", "--yes", "--sign-key-file", key)
-    assert "nothing to remove" in lines and "step 3 does not count" in lines and "lack of a key" not in lines
-
-
 @pytest.mark.parametrize("with_key", [False, True])
 def test_the_last_signed_checkpoint_stays(with_key: bool, root: Path, key: Path) -> None:
     options = ["--sign-key-file", key] if with_key else []
@@ -83,12 +75,6 @@ def test_the_last_complete_one_is_not_removed_for_a_damaged_signed_one(root: Pat
         flip(part_path(root, step), 5)
     call("prune", root, "--after", "2", "--yes", code=2)
     assert steps_in(root) == [1, 2, 3]
-
-
-def test_where_nothing_is_signed_all_count(tmp_path: Path) -> None:
-    save(tmp_path, 1, 2, 3)
-    document = call_json("prune", tmp_path, "--keep", "1", "--yes")
-    assert (_steps(document["removed"]), document["problems"]) == ([1, 2], [])
 
 
 def test_parts_on_a_node_stay_with_what_does_not_count(tmp_path: Path, key: Path) -> None:

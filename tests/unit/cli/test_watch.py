@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import threading
 import time
@@ -10,11 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 import deeppart
-from deeppart.cli import watch as watch_module
-from deeppart.cli.watch import watch
 from deeppart.storage.owner import DirectoryOwner
 from deeppart.telemetry import ErrorStatus, StatusFile
 from deeppart.telemetry.status import status_folder
@@ -72,21 +68,6 @@ def test_all_that_a_job_may_say_is_shown(tmp_path: Path) -> None:
     assert document["checkpoints"][0]["levels"][1]["late"] == [2]
     owner.close()
     assert "did not end as it should" in call("watch", tmp_path, "--once", code=1)
-
-
-def test_nothing_there(tmp_path: Path) -> None:
-    assert "no job has taken this directory" in invoke("watch", tmp_path, "--once").stderr
-    assert call_json("watch", tmp_path / "nowhere", code=1)["error"]["kind"] == "RestoreError"
-    assert invoke("watch", tmp_path, "--json", "--prometheus").exit_code == 2
-    assert invoke("watch", tmp_path, "--interval", "0").exit_code == 2
-
-
-def test_a_job_without_status(tmp_path: Path) -> None:
-    with deeppart.Checkpointer(persistent_dir=str(tmp_path), status="none"):
-        assert call_json("watch", tmp_path, code=1)["state"] == "silent"
-        assert call("watch", tmp_path, "--prometheus", code=1) == ""
-    assert call_json("watch", tmp_path, code=1)["state"] == "died"
-    assert not [name for name in os.listdir(tmp_path) if name.startswith("status-")]
 
 
 def test_escape_sequences_never_reach_the_terminal(tmp_path: Path) -> None:
@@ -147,25 +128,3 @@ def test_a_line_for_each_change_and_an_end_by_ctrl_c(tmp_path: Path, monkeypatch
     states = [line.split(" ", 2)[2] for line in result.stdout.splitlines()]
     assert [state.split(";")[0] for state in states] == ["running", "running", "died"]
     assert "in flight: step 9 (persistent running)" in states[1]
-
-
-def test_a_directory_that_goes_away_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = tmp_path / "ckpt"
-    write(root, 0).close()
-    interrupted_after(5, monkeypatch, lambda number: root.rename(tmp_path / "moved"))
-    assert invoke("watch", root).exit_code == 1
-
-
-def test_a_picture_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    owner = write(tmp_path, 0)
-    screen = io.StringIO()
-    terminal = Console(file=screen, force_terminal=True, width=100, height=40)
-    monkeypatch.setattr(watch_module, "console", lambda: terminal)
-    interrupted_after(2, monkeypatch, lambda number: owner.close())
-    assert invoke("watch", tmp_path).exit_code == 130
-    assert "running: job 4711" in screen.getvalue() and "died: job 4711" in screen.getvalue()
-    assert screen.getvalue().rstrip().endswith("\x1b[?25h"), "the cursor is shown again"
-
-
-def test_it_is_a_command() -> None:
-    assert watch.name == "watch" and "watch" in call("--help")

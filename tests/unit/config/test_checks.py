@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from deeppart.codec import Chooser
 from deeppart.config import Config
 from deeppart.errors import ConfigError
 
@@ -44,11 +43,6 @@ def test_impossible_values_are_named(key: str, value: Any) -> None:
     with pytest.raises(ConfigError) as caught:
         Config(**{key: value})
     assert key in str(caught.value) and "expected" in str(caught.value)
-
-
-@pytest.mark.parametrize("text", ["none", "tensor", "zstd", "zstd:1", "zstd:22", "zstd:-7"])
-def test_what_the_configuration_lets_through_the_codec_takes(text: str) -> None:
-    assert Chooser(Config(compression=text).compression).compression == text
 
 
 def test_paths_may_be_path_objects(tmp_path: Path) -> None:

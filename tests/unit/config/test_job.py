@@ -57,12 +57,6 @@ def test_a_url_is_no_directory(url: str, monkeypatch: pytest.MonkeyPatch) -> Non
         assert Config(persistent_dir=sound).persistent_dir == sound
 
 
-def test_a_variable_may_hold_braces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a variable expands to is a directory, not a template."""
-    monkeypatch.setenv("ODD", "/a{rank}b")
-    assert expand_directory("$ODD/{rank}", node="n", rank=3, job="j") == Path("/a{rank}b/3")
-
-
 SCHEDULERS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID", "TORCHELASTIC_RUN_ID")
 
 

@@ -89,24 +89,6 @@ def test_argument_over_environment_over_file_over_default(key: str, monkeypatch:
     assert getattr(Config(), key) == file[1], "an empty variable is none"
 
 
-def test_auto_from_every_source(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Config(every="auto").every == "auto" == Config(every="auto", local_dir="x").every
-    write_toml('every = "auto"\n')
-    assert Config().every == "auto"
-    assert Config(every={"persistent": 2}).every == {**DEFAULT_EVERY, "local": 0, "persistent": 2}
-    write_toml("[every]\npersistent = 3\n")
-    monkeypatch.setenv("DEEPPART_EVERY", "auto")
-    assert Config().every == "auto"
-
-
-def test_sources_are_combined_key_by_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    write_toml('persistent_dir = "from file"\ntimeout = 11\nnode_size = 4\n')
-    monkeypatch.setenv("DEEPPART_TIMEOUT", "22")
-    monkeypatch.setenv("DEEPPART_ON_BUSY", "skip")
-    config = Config(node_size=1)
-    assert (config.persistent_dir, config.timeout, config.on_busy, config.node_size) == ("from file", 22.0, "skip", 1)
-
-
 def test_a_config_is_a_frozen_dataclass_like_any_other() -> None:
     config = Config(persistent_dir="here", local_dir="x", every={"persistent": 4}, sign_key_file="key")
     assert pickle.loads(pickle.dumps(config)) == config == copy.deepcopy(config)
@@ -206,19 +188,6 @@ def test_the_nearest_key_is_named_wherever_it_is_misspelt(monkeypatch: pytest.Mo
     assert found(Config) == "write persistent_dir=..."
 
 
-def test_unknown_keys_are_errors_wherever_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="'tiemout'"):
-        Config(tiemout=3)  # type: ignore[call-arg]
-    monkeypatch.setenv("DEEPPART_TIEMOUT", "3")
-    with pytest.raises(ConfigError, match="'tiemout'") as caught:
-        Config(timeout=3)
-    assert "timeout" in str(caught.value), "the known ones are listed"
-    monkeypatch.delenv("DEEPPART_TIEMOUT")
-    write_toml("tiemout = 3")
-    with pytest.raises(ConfigError, match="'tiemout'"):
-        Config(timeout=3)
-
-
 def test_settings_that_are_not_as_by_default() -> None:
     assert str(Config()) == (
         "persistent_dir: ckpt\n"
@@ -249,47 +218,3 @@ def test_settings_that_are_not_as_by_default() -> None:
         "parity_group: 8 nodes\n"
         "all others as by default"
     )
-
-
-@pytest.mark.parametrize(
-    ("settings", "kept"),
-    [
-        ({"every": "auto"}, "keep: persistent 3 (in steps)"),
-        ({"every": "auto", "local_dir": "/local"}, "keep: local 1, partner 1, parity 1, persistent 3 (in steps)"),
-        ({"local_dir": "/local", "every": {"partner": 0}}, "keep: local 1, persistent 3 (in steps)"),
-    ],
-)
-def test_levels_that_are_off_are_left_out_of_what_is_kept(settings: dict[str, Any], kept: str) -> None:
-    assert kept in str(Config(**settings)).splitlines()
-
-
-def test_settings_from_the_environment_are_shown_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DEEPPART_TIMEOUT", "7")
-    assert "timeout: 7 s" in str(Config()).splitlines()
-
-
-@pytest.mark.parametrize(
-    ("setting", "value", "line"),
-    [
-        ("flush_bandwidth", 2.5e9, "flush_bandwidth: 2.5 GB/s per node"),
-        ("scrub_bandwidth", 1e6, "scrub_bandwidth: 1 MB/s per node"),
-        ("timeout", 0.5, "timeout: 500 ms"),
-        ("kappa", 4096, "kappa: 4.1 kB"),
-        ("node_size", 4, "node_size: 4 ranks"),
-        ("parity_group", 3, "parity_group: 3 nodes"),
-        ("parity_tolerate", 1, "parity_tolerate: 1 of a group's nodes may be lost"),
-        ("on_busy", "skip", "on_busy: skip"),
-        ("incremental", False, "incremental: False"),
-        ("sign_key_file", ["one"], "sign_key_file: one"),
-        ("replicated", {"a/*": "none", "b": "all"}, "replicated: a/* none, b all"),
-        ("compression", "zstd:3", "compression: zstd:3"),
-    ],
-)
-def test_each_setting_has_its_unit(setting: str, value: Any, line: str) -> None:
-    lines = str(Config(**{setting: value})).splitlines()
-    assert line in lines and lines[-1] == "all others as by default" and len(lines) == 5
-
-
-def test_what_is_as_by_default_is_not_a_line_even_where_it_was_said() -> None:
-    plain = Config()
-    assert str(Config(timeout=plain.timeout, on_busy=plain.on_busy)) == str(plain)

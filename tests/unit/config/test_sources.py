@@ -70,11 +70,6 @@ def test_a_file_that_a_stranger_has_put_into_a_shared_directory(tmp_path: Path) 
         Config()
 
 
-def test_a_directory_in_place_of_the_file_is_no_file(tmp_path: Path) -> None:
-    (tmp_path / "deeppart.toml").mkdir()
-    assert Config().timeout == 600.0
-
-
 def test_kappa_of_a_machine_file() -> None:
     assert Config(machine="one.toml").kappa == pytest.approx(2e-6 * 5e9)
     assert Config(machine="one.toml", kappa=7).kappa == 7
@@ -106,16 +101,3 @@ def test_rules_that_cannot_be_read_from_the_environment(monkeypatch: pytest.Monk
     monkeypatch.setenv("DEEPPART_REPLICATED", "x=none,y")
     with pytest.raises(ConfigError, match="GLOB=MODE"):
         Config()
-
-
-def test_the_file_and_the_environment_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Settings are of one moment: none of them is from before a change, and another from after it."""
-    from deeppart.config import sources
-
-    read = sources._read_environment
-    calls = []
-    monkeypatch.setattr(sources, "_read_environment", lambda found: calls.append(1) or read(found))
-    monkeypatch.setenv("DEEPPART_TIMEOUT", "7")
-    assert Config(persistent_dir=str(tmp_path)).timeout == 7 and len(calls) == 1
-    monkeypatch.setenv("DEEPPART_TIMEOUT", "8")
-    assert Config(persistent_dir=str(tmp_path)).timeout == 8 and len(calls) == 2

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from deeppart.elastic import ElasticDataLoader, NoiseScale, Norms, Progress
-from deeppart.elastic.autoscale import StepTimes, bounds_of
-from deeppart.elastic.profile import Profile, read_profile
-from deeppart.elastic.steps import Batch, Share
+from deeppart.elastic.autoscale import bounds_of
+from deeppart.elastic.profile import read_profile
+from deeppart.elastic.steps import Batch
 from deeppart.errors import ConfigError
 from deeppart.plan.goodput import Bounds, Goodput, GradientNoise, Throughput, best_step
 from tests.unit.elastic.jobs import Alone, numbers
@@ -84,23 +84,6 @@ def test_what_was_measured_is_gone_on_with() -> None:
     assert later.loader.batch == training.loader.batch and later.progress.state_dict() == saved
 
 
-def test_times_leave_out_what_is_no_measure() -> None:
-    """The first of a kind, the last step of an epoch, and fillers."""
-    times = StepTimes(1, 2)
-    whole, accumulating = Share(0, 4, 1.0, True, 8, 8, 8), Share(0, 2, 0.5, False, 8, 8, 8)
-    short, filler = Share(0, 2, 1.0, True, 8, 4, 8), Share(0, 1, 0.0, True, 8, 8, 8)
-    for share, seconds in [(whole, 9.0), (whole, 1.0), (filler, 7.0), (accumulating, 0.5), (whole, 3.0), (short, 9.0)]:
-        times.note(share, seconds)
-    assert times.added_to(Profile()) == Profile()  # too few
-    for share, seconds in [(whole, 9.0), (whole, 2.0), (accumulating, 0.5), (accumulating, 0.5)]:
-        times.note(share, seconds)
-    found = times.added_to(Profile())
-    assert [(each.local_batch, each.accumulating, each.count, each.mean_s) for each in found.times] == [
-        (2, True, 3, 0.5), (4, False, 3, 2.0),
-    ]  # fmt: skip
-    assert found.largest_batch == 8 and times.added_to(Profile()) == Profile()
-
-
 @pytest.mark.parametrize(
     ("most", "local", "accumulate"),
     [(8, None, False), (64, (20, 10), False), (64, (None, 3), False), (16, (8, 16), False), (64, (0, 4), True)],
@@ -110,13 +93,6 @@ def test_bounds_that_no_batch_fits_are_named(most: int, local: Any, accumulate: 
     with pytest.raises(ConfigError, match="no batch fits these bounds") as caught:
         bounds_of(Batch(16), 4, most, local, accumulate=accumulate)
     assert "16 samples" in str(caught.value) and "4 ranks" in str(caught.value)
-
-
-@pytest.mark.parametrize("every", [0, -1, 1.5, True])
-def test_an_impossible_number_of_steps_is_named(every: Any) -> None:
-    loader = ElasticDataLoader(numbers(64), 16, progress=Progress(), ranks=Alone())
-    with pytest.raises(ConfigError, match="every"):
-        loader.autoscale_batch_size(64, every=every)
 
 
 def test_what_does_not_fit_a_rank_at_once_is_accumulated() -> None:

@@ -11,10 +11,9 @@ import pytest
 from torch.utils.data import IterableDataset
 
 from deeppart.elastic import Batch, ElasticSampler, Place, ShardedDataset, permuted
-from deeppart.elastic.data import Data, Sharded, ShardSampler, data_of
-from deeppart.elastic.shards import Wanted
+from deeppart.elastic.data import Data, data_of
 from deeppart.errors import ConfigError, RestoreError
-from tests.unit.elastic.jobs import Alike, Alone, Opened, numbers
+from tests.unit.elastic.jobs import Alone, numbers
 
 
 @pytest.mark.parametrize("length", [30, 70_000])
@@ -38,21 +37,6 @@ def test_what_is_decided_while_it_runs_holds_from_its_step_on() -> None:
     assert [len(next(going)), len(next(going))] == [4, 4]
     sampler.decide(Place(0, 0, 4, Batch(4), ((12, Batch(6)),)))
     assert [len(each) for each in going] == [4, 6, 2]
-
-
-def test_of_shards_it_says_which_sample_of_which_is_meant() -> None:
-    data = ShardedDataset(["a", "b"], lambda shard: [shard], [3, 5], lanes=2)
-    sampler = ShardSampler(data, seed=0, rank=1, ranks=2, shuffle=False)
-    sampler.length = 8
-    sampler.begin(Place(epoch=0, passes=0, seen=4, batch=Batch(4)))
-    assert list(sampler) == [[Wanted(1, 1, "b", 3, 5), Wanted(1, 1, "b", 4, 5)]]
-    orders = []
-    shuffled = ShardSampler(data, seed=0, rank=0, ranks=1)
-    shuffled.length = 8
-    for epoch in range(8):
-        shuffled.begin(Place(epoch=epoch, passes=0, seen=0, batch=Batch(1)))
-        orders.append(next(iter(shuffled))[0].shard)
-    assert set(orders) == {"a", "b"}
 
 
 def of(data: Any) -> Data:
@@ -84,30 +68,6 @@ def test_an_iterable_data_set_is_named() -> None:
     assert "ShardedDataset" in str(caught.value)
 
 
-def test_a_state_knows_no_ranks_and_is_small() -> None:
-    data = [
-        data_of(shards([50] * 2000), seed=0, ranks=Alike(0, ranks), shuffle=True, drop_last=False) for ranks in (1, 5)
-    ]
-    states = [saved(each) for each in data]
-    assert states[0] == states[1] and len(json.dumps(states[0])) < 300
-
-
-@pytest.mark.parametrize("given", [True, False], ids=["lengths given", "lengths counted"])
-@pytest.mark.parametrize("then", [True, False], ids=["given then", "counted then"])
-def test_lengths_that_were_counted_are_counted_once(given: bool, then: bool) -> None:
-    first = of(shards([3, 4, 5], given=then))
-    assert first.settle(Alone(), "a") == 12 == first.sampler.length
-    state = saved(first)
-    opened = Opened([3, 4, 5])
-    dataset = ShardedDataset(opened.shards(), opened.samples, opened.lengths if given else None)
-    state["shards"]["names"] = dataset.names
-    other = of(dataset)
-    other.take(state, "a")
-    assert other.settle(Alone(), "a") == 12
-    assert opened.opened == (3 if then and not given else 0)
-    assert saved(other)["shards"]["lengths"] == state["shards"]["lengths"]
-
-
 @pytest.mark.parametrize(
     ("other", "summary"),
     [
@@ -125,14 +85,6 @@ def test_other_shards_than_then_are_named(other: Any, summary: str) -> None:
     assert "loader loader-3" in str(caught.value) and "start_over" in str(caught.value)
 
 
-def test_other_lengths_than_then_are_named_when_they_are_counted() -> None:
-    state = saved(of(shards([3, 4, 5])))
-    other = of(shards([3, 4, 6], given=False))
-    other.take(state, "a")
-    with pytest.raises(RestoreError, match="other lengths"):
-        other.settle(Alone(), "a")
-
-
 def test_shards_do_not_go_on_from_a_place_in_another_kind() -> None:
     with pytest.raises(RestoreError, match="another kind"):
         of(shards([3, 4])).take(saved(of(numbers(7))), "a")
@@ -140,22 +92,3 @@ def test_shards_do_not_go_on_from_a_place_in_another_kind() -> None:
     state["shards"]["version"] += 1
     with pytest.raises(RestoreError, match="another way"):
         of(shards([3, 4])).take(state, "a")
-
-
-def test_other_lanes_hold_from_the_next_pass_on() -> None:
-    state = saved(of(shards([9] * 20)))
-    other = of(shards([9] * 20, lanes=16))
-    assert isinstance(other, Sharded)
-    other.take(state, "a")
-    other.sampler.begin(Place(0, 0, 40, Batch(4)))
-    assert saved(other)["shards"]["lanes"] == 8
-    other.sampler.begin(Place(1, 0, 0, Batch(4)))
-    assert saved(other)["shards"]["lanes"] == 16
-
-
-def test_a_state_before_anybody_has_counted_says_so() -> None:
-    data = of(shards([3, 4], given=False))
-    assert data.length is None and saved(data)["shards"]["lengths"] is None
-    of(shards([3, 4])).take(saved(data), "a")
-    with pytest.raises(ConfigError, match="fewer lanes"):
-        data_of(shards([3, 4]), seed=0, ranks=Alone(0, 9), shuffle=True, drop_last=False)

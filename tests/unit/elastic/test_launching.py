@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import gc
 import os
 import signal
@@ -13,24 +12,20 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
 
 import pytest
-from torch.distributed import DistNetworkError, TCPStore
-from torch.distributed.elastic.multiprocessing.api import PContext, SignalException
+from torch.distributed.elastic.multiprocessing.api import PContext
 
-from deeppart.elastic import launching
 from deeppart.elastic.launching import (
     Ended,
     OnThisHost,
     end_those_left,
     ended_by_signals,
-    name_code,
     ranks_of,
     run_agent,
 )
 from deeppart.errors import LaunchError
-from tests.unit.elastic.handlers import NUMBERS, handlers_kept
+from tests.unit.elastic.handlers import handlers_kept
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.xdist_group("torchrun")]
 
@@ -106,52 +101,6 @@ def test_ranks_are_those_of_the_run() -> None:
             each.communicate(b"\n", timeout=20)
 
 
-#: What setproctitle does to the environment, as others see it.
-TITLED = """
-import ctypes
-fields = open("/proc/self/stat").read().rpartition(")")[2].split()
-start, end = int(fields[47]), int(fields[48])
-ctypes.memset(start, 0, end - start)
-print(flush=True)
-input()
-"""
-
-
-def test_ranks_that_give_themselves_a_title_are_told() -> None:
-    """It is written over their environment. They would never be told of a change."""
-    rank = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", TITLED],
-        env={"TORCHELASTIC_RUN_ID": "titled"}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    )  # fmt: skip
-    try:
-        assert rank.stdout is not None and rank.stdout.readline()
-        assert ranks_of("titled") == [rank.pid]
-    finally:
-        rank.communicate(b"\n", timeout=20)
-    assert ranks_of("titled") == []
-
-
-def refused_by(monkeypatch: pytest.MonkeyPatch, error: OSError) -> type[Exception]:
-    """What is raised when the operating system refuses so."""
-
-    def refuse(*_: object) -> NoReturn:
-        raise error
-
-    monkeypatch.setattr(launching, "elastic_launch", lambda *_: refuse)
-    with pytest.raises((LaunchError, OSError)) as caught:
-        run_agent(1, ("train",), 5.0, min_nodes=1, max_nodes=1)
-    return caught.type
-
-
-def test_a_command_that_is_none_is_told_from_a_node_that_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    for number in (errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.E2BIG):
-        assert refused_by(monkeypatch, OSError(number, "no", "train")) is LaunchError
-    for other in (OSError(errno.ENOSPC, "no", "/tmp/torchelastic"), OSError(errno.EIO, "no", "train")):
-        assert refused_by(monkeypatch, other) is OSError
-    assert refused_by(monkeypatch, OSError(errno.EAGAIN, "no")) is BlockingIOError
-    assert refused_by(monkeypatch, OSError(errno.ENOENT, "No usable temporary directory")) is FileNotFoundError
-
-
 def test_a_command_that_cannot_be_started_is_named(tmp_path: Path) -> None:
     (tmp_path / "train").touch()
     for command in ("/nowhere/train", str(tmp_path), str(tmp_path / "train"), str(tmp_path / "train" / "a")):
@@ -173,12 +122,6 @@ def test_ranks_that_are_left_are_told_and_killed_in_the_end(script: str) -> None
     finally:
         rank.kill()
         rank.communicate()
-
-
-def test_codes_have_names() -> None:
-    assert name_code(-9) == "killed by SIGKILL" and name_code(3) == "exit code 3"
-    assert name_code(-40) == "killed by signal 40"
-    assert name_code(143) == "exit code 143 (told to end)"
 
 
 def test_ranks_are_told_and_not_the_agent() -> None:
@@ -221,18 +164,6 @@ while true; do sleep 0.05; done
     gc.collect()  # those processes are warned of here, and not in another test
 
 
-def test_signals_that_are_ignored_stay_so() -> None:
-    """SIGHUP, under nohup."""
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    before = [signal.getsignal(number) for number in NUMBERS]
-    with ended_by_signals():
-        signal.raise_signal(signal.SIGHUP)
-        with pytest.raises(SignalException):
-            signal.raise_signal(signal.SIGTERM)
-        done = OnThisHost(("/bin/sh", "-c", "kill -HUP $PPID $$; exit 7"), 5.0).run(1)
-    assert done == Ended(7, rank=0) and [signal.getsignal(number) for number in NUMBERS] == before
-
-
 #: Ranks tell each other where they are.
 MEETING = """
 import os, sys, torch.distributed as dist
@@ -242,38 +173,3 @@ dist.all_gather_object(found, os.environ["RANK"])
 print(*found, os.environ["MASTER_PORT"], file=open(sys.argv[1] + os.environ["RANK"], "a"))
 dist.destroy_process_group()
 """
-
-
-def test_runs_one_after_the_other_do_not_meet_each_other(tmp_path: Path) -> None:
-    here = OnThisHost((sys.executable, "-c", MEETING, str(tmp_path / "met-")), 5.0)
-    assert [here.run(2), here.run(3)] == [Ended(0), Ended(0)]
-    first, second = (tmp_path / "met-0").read_text().splitlines()
-    assert first.split()[:-1] == ["0", "1"] and second.split()[:-1] == ["0", "1", "2"]
-    assert first.split()[-1] != second.split()[-1]
-
-
-def test_a_port_that_torch_would_not_share_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that an earlier store of this process had; here, the first one that the operating system gives."""
-    given, refused = list[int](), list[int]()
-
-    def store(host: str, port: int, **options: Any) -> TCPStore:
-        if port and port == given[0]:
-            refused.append(port)
-            raise DistNetworkError("address already in use")
-        made = TCPStore(host, port, **options)
-        given.append(made.port)
-        return made
-
-    monkeypatch.setattr(launching, "TCPStore", store)
-    found = launching._store()
-    assert refused == given[:1] and found.port == given[1] != given[0]
-
-
-def test_a_host_that_has_no_room_is_not_a_command_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> NoReturn:
-        raise OSError(errno.ENOSPC, "No space left on device", "/tmp/torchelastic")
-
-    monkeypatch.setattr(launching, "run_agent", refuse)
-    with pytest.raises(LaunchError, match="on this host") as caught:
-        OnThisHost(("true",), 5.0).run(1)
-    assert "No space left" in str(caught.value.found) and "program" not in str(caught.value)

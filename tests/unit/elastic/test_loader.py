@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import signal
-from collections import Counter
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -18,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from benchmarks.elastic_shards import read_per_sample
-from deeppart.elastic import Accumulator, ElasticDataLoader, Progress
+from deeppart.elastic import ElasticDataLoader, Progress
 from deeppart.errors import ConfigError, RestoreError
 from tests.unit.elastic.jobs import Alone, Job, Opened, numbers, same_steps, uneven
 
@@ -72,20 +67,6 @@ def test_workers_that_are_ahead_change_nothing(kind: Any) -> None:
     assert job.weights == pytest.approx([1.0] * len(job.weights))
 
 
-def test_a_batch_that_is_changed_again_before_it_holds() -> None:
-    """Workers of the second rank, which has one micro-batch a step, have taken a step by the first change already."""
-    job = Job(120, 3, epochs=1, options={"num_workers": 1, "accumulation": 1})
-
-    def change(loader: ElasticDataLoader, step: int) -> None:
-        if step in (1, 3):
-            loader.set_batch(4 + step, 1)
-
-    job.run(2, 4, change)
-    job.run(1)
-    assert job.whole()
-    assert [len(samples) for _, samples in job.steps][:8] == [3, 3, 3, 3, 5, 5, 7, 7]
-
-
 def test_loops_that_were_over_are_skipped_and_others_are_gone_on_with() -> None:
     """Training and validation in each epoch; a checkpoint in each place, and a job that goes on from it."""
 
@@ -112,37 +93,6 @@ def test_loops_that_were_over_are_skipped_and_others_are_gone_on_with() -> None:
         assert first + rest == whole, place
 
 
-def test_loops_within_a_batch_of_another_loader_are_not_skipped() -> None:
-    """Validation every second step: a job that goes on after the fourth has not been through those before."""
-
-    def train(progress: Progress, most: int) -> tuple[list[tuple[int, int, int]], dict[str, Any]]:
-        training = ElasticDataLoader(numbers(20), 2, progress=progress, ranks=Alone())
-        checking = ElasticDataLoader(numbers(3), 1, progress=progress, ranks=Alone())
-        sums = Accumulator(progress=progress, ranks=Alone())
-        done: list[tuple[int, int, int]] = []
-        for _ in progress.remaining_epochs_until(1):
-            for _ in training:
-                if training.seen % 4 == 0:
-                    for _ in checking:
-                        sums["steps"] += training.seen
-                        assert progress.loader is checking
-                    assert progress.loader is training
-                    with sums.synchronized():
-                        done.append((training.seen, checking.seen, sums["steps"]))
-                        sums.clear()
-                if training.seen == most:
-                    return done, progress.state_dict()
-            done.append((-1, sum(1 for _ in checking), 0))  # a loop that is not within another
-        return done, progress.state_dict()
-
-    whole, _ = train(Progress(), -1)
-    assert whole == [(seen, 0, 3 * seen) for seen in (4, 8, 12, 16, 20)] + [(-1, 3, 0)]
-    first, state = train(Progress(), 8)
-    going_on = Progress()
-    going_on.load_state_dict(json.loads(json.dumps(state)))
-    assert first + train(going_on, -1)[0] == whole
-
-
 def test_a_place_that_is_changed_within_a_loop_holds_in_the_next_one() -> None:
     progress = Progress()
     loader = ElasticDataLoader(numbers(8), 2, progress=progress, ranks=Alone(), shuffle=False)
@@ -158,16 +108,6 @@ def test_a_place_that_is_changed_within_a_loop_holds_in_the_next_one() -> None:
             if len(found) == 8:
                 loader.start_over(1)
     assert found == [0, 1, 2, 3] * 2 and (loader.epoch, loader.seen) == (1, 0)
-
-
-def test_batches_for_later_are_compared_with_the_ranks_too() -> None:
-    options: dict[str, Any] = {"num_workers": 1, "ranks": Alone(0, 2)}
-    loader = ElasticDataLoader(numbers(60), 8, progress=Progress(), **options)
-    for _ in loader:
-        loader.set_batch(2)
-        break
-    with pytest.raises(ConfigError, match="fewer samples than there are ranks"):
-        ElasticDataLoader(numbers(60), 8, progress=Progress(), ranks=Alone(0, 4)).load_state_dict(loader.state_dict())
 
 
 def test_a_loop_that_was_left_is_gone_on_with_after_a_restart_and_over_in_the_same_process() -> None:
@@ -186,14 +126,6 @@ def test_a_loop_that_was_left_is_gone_on_with_after_a_restart_and_over_in_the_sa
         assert [batch.tolist() for (batch,) in loader] == [[2, 3], [4, 5]]
 
 
-def test_without_epochs_each_loop_is_one() -> None:
-    loader = ElasticDataLoader(numbers(50), 50, progress=Progress(), ranks=Alone())
-    orders = [tuple(batch.tolist()) for _ in range(3) for (batch,) in loader]
-    assert len(set(orders)) == 3 and loader.epoch == 3
-    loader.set_epoch(1)
-    assert [tuple(batch.tolist()) for (batch,) in loader] == [orders[1]]
-
-
 def test_a_restored_loader_goes_on_in_a_loop_that_counts_epochs_itself() -> None:
     """As scripts with DistributedSampler do: ``for epoch in range(first, 3): loader.set_epoch(epoch)``."""
     loader = ElasticDataLoader(numbers(6), 2, progress=Progress(), ranks=Alone(), shuffle=False)
@@ -207,23 +139,6 @@ def test_a_restored_loader_goes_on_in_a_loop_that_counts_epochs_itself() -> None
         other.set_epoch(epoch)
         found[epoch] = [batch.tolist() for (batch,) in other]
     assert found == {1: [[2, 3], [4, 5]], 2: [[0, 1], [2, 3], [4, 5]]}
-
-
-def test_a_batch_that_the_script_asks_for_anew_holds() -> None:
-    first = ElasticDataLoader(numbers(60), 10, progress=Progress(), ranks=Alone())
-    first.set_batch(20)
-    saved = first.state_dict()
-    for asked, then in ((10, 20), (6, 6)):
-        other = ElasticDataLoader(numbers(60), asked, progress=Progress(), ranks=Alone())
-        other.load_state_dict(saved)
-        assert other.batch.size == then
-
-
-def test_incomplete_steps_are_left_out() -> None:
-    job = Job(23, 5, options={"drop_last": True})
-    job.run(2)
-    assert len(job.steps) == 2 * 4 and len(job.seen) == 2 * 20
-    assert len(ElasticDataLoader(numbers(23), 5, drop_last=True, progress=Progress(), ranks=Alone())) == 4
 
 
 def test_a_batch_smaller_than_the_ranks_is_named() -> None:
@@ -288,122 +203,11 @@ def test_loops_over_one_loader_do_not_overlap() -> None:
     assert len(loader) == 3 and torch.is_tensor(next(iter(loader))[0])
 
 
-@pytest.mark.parametrize("seed", [1.5, None, "1"])
-def test_a_seed_that_is_no_integer_is_named(seed: Any) -> None:
-    with pytest.raises(ConfigError, match="seed") as caught:
-        ElasticDataLoader(numbers(6), 2, seed=seed, progress=Progress(), ranks=Alone())
-    assert repr(seed) in str(caught.value)
-
-
-def test_seeds_of_numpy_are_those_of_python() -> None:
-    loader = ElasticDataLoader(numbers(9), 3, seed=cast(int, np.int64(7)), progress=Progress(), ranks=Alone())
-    same = ElasticDataLoader(numbers(9), 3, seed=7, progress=Progress(), ranks=Alone())
-    assert type(loader.state_dict()["seed"]) is int
-    assert [batch[0].tolist() for batch in loader] == [batch[0].tolist() for batch in same]
-
-
 @pytest.mark.parametrize("seen", [-1, 61])
 def test_a_place_beyond_the_data_is_named(seen: int) -> None:
     loader = ElasticDataLoader(numbers(60), 4, progress=Progress(), ranks=Alone())
     with pytest.raises(RestoreError, match="beyond"):
         loader.load_state_dict(loader.state_dict() | {"seen": seen})
-
-
-class _Fails(torch.utils.data.Dataset[int]):
-    """Its fifth sample cannot be read, the first time."""
-
-    def __init__(self) -> None:
-        self.failed = False
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> int:
-        if index == 4 and not self.failed:
-            self.failed = True
-            raise OSError("of the file system")
-        return index
-
-
-@pytest.mark.parametrize("in_epoch", [False, True])
-def test_a_loop_that_the_data_set_has_failed_is_gone_on_with(in_epoch: bool) -> None:
-    progress, seen = Progress(), list[int]()
-    loader = ElasticDataLoader(_Fails(), 2, shuffle=False, progress=progress, ranks=Alone())
-
-    def one_pass() -> None:
-        with pytest.raises(OSError, match="of the file system"):
-            for batch in loader:
-                seen.extend(batch.tolist())
-        for batch in loader:
-            seen.extend(batch.tolist())
-
-    for _ in progress.remaining_epochs_until(1) if in_epoch else range(1):
-        one_pass()
-    assert seen == list(range(8))
-
-
-def test_a_validation_that_fails_begins_anew() -> None:
-    """The next one, with a later batch of the training, has all samples."""
-    progress = Progress()
-    training = ElasticDataLoader(numbers(2), 1, shuffle=False, progress=progress, ranks=Alone())
-    validation = ElasticDataLoader(_Fails(), 2, shuffle=False, progress=progress, ranks=Alone())
-    seen = list[int]()
-    for _ in training:
-        with contextlib.suppress(OSError):
-            for batch in validation:
-                seen.extend(batch.tolist())
-    assert seen == [0, 1, 2, 3, *range(8)]
-
-
-def test_the_second_pass_of_an_epoch_is_gone_back_in_and_begun_again() -> None:
-    """Two passes an epoch; in the second one the training goes back to its beginning, in the same turn."""
-    progress, seen, saved, went_back = Progress(), list[tuple[int, int, int]](), dict[str, Any](), False
-    loader: ElasticDataLoader = ElasticDataLoader(numbers(3), 1, progress=progress, ranks=Alone(), shuffle=False)
-    for epoch in progress.remaining_epochs_until(2):
-        for number in range(2):
-            done = False
-            while not done:
-                done = True
-                for (batch,) in loader:
-                    seen.append((epoch, number, int(batch)))
-                    if number == 1 and not saved:
-                        saved = progress.state_dict()
-                    if len(seen) == 5 and not went_back:
-                        went_back = True
-                        progress.load_state_dict(saved)
-                        done = False
-                        break
-    whole = [(epoch, number, sample) for epoch in range(2) for number in range(2) for sample in range(3)]
-    assert seen == [*whole[:5], *whole[4:]]
-
-
-# --- options and workers ----------------------------------------------------------------------------------------------
-
-
-class Signalled(Dataset[torch.Tensor]):
-    """Whoever loads the fourth sample gets SIGUSR1, as from a batch system. In workers samples are larger by 10."""
-
-    more = 0
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        if index == 3:
-            os.kill(os.getpid(), signal.SIGUSR1)
-        return torch.tensor(index + self.more)
-
-
-def test_they_live_through_sigusr1() -> None:
-    """By default it would end them: RuntimeError, DataLoader worker is killed by signal."""
-
-    def begin(worker: int) -> None:
-        Signalled.more = 10
-
-    loader = ElasticDataLoader(
-        Signalled(), 2, shuffle=False, num_workers=1, worker_init_fn=begin, progress=Progress(), ranks=Alone()
-    )
-    assert [batch.tolist() for batch in loader] == [[10, 11], [12, 13], [14, 15], [16, 17]]
 
 
 # --- shards -----------------------------------------------------------------------------------------------------------
@@ -443,17 +247,6 @@ def test_workers_that_are_ahead_in_shards_change_nothing(kind: Any, workers: int
     assert found.whole() and found.steps == straight.steps
 
 
-def test_two_loaders_over_one_list_do_not_disturb_each_other() -> None:
-    opened = Opened([20] * 8)
-    data = opened.data()
-    first, second = (ElasticDataLoader(data, 8, progress=Progress(), ranks=Alone()) for _ in range(2))
-    seen = Counter[int]()
-    for (a,), (b,) in zip(first, second, strict=True):
-        assert a.tolist() == b.tolist()
-        seen.update(a.tolist())
-    assert seen == Counter(range(160)) and opened.read == 2 * 160 and opened.opened == opened.closed == 2 * 8
-
-
 def test_what_is_left_in_the_middle_is_closed_and_gone_on_with() -> None:
     opened = Opened([20] * 8)
     progress = Progress()
@@ -487,29 +280,3 @@ def test_what_is_left_in_the_middle_is_closed_and_gone_on_with() -> None:
 def test_ranks_read_the_shards_of_their_own_samples(ranks: int, batch: int, most: float) -> None:
     """Where each rank read all, it would be as many times as much as there are ranks."""
     assert read_per_sample([20] * 320, 32, ranks, batch) <= most + 0.005  # the last step may have fillers
-
-
-def test_a_shard_that_is_shorter_than_was_said_is_named_by_a_worker() -> None:
-    opened = Opened([20] * 8)
-    data = opened.data()
-    whole = data.open_shard
-    data.open_shard = lambda shard: whole((shard[0], min(shard[1], 159)))
-    loader = ElasticDataLoader(data, 8, progress=Progress(), ranks=Alone(), num_workers=1)
-    steps = 0
-    with pytest.raises(ConfigError, match="another length") as caught:
-        for _ in loader:
-            steps += 1
-    text = str(caught.value)
-    assert "shard (140, 160)" in text and "20 samples" in text and "19" in text and steps == 19
-
-
-def test_a_length_of_the_loader_is_counted_when_it_is_asked_for() -> None:
-    opened = Opened([20] * 8)
-    data = opened.data()
-    counted = type(data)(data.shards, data.open_shard)
-    loader = ElasticDataLoader(counted, 50, progress=Progress(), ranks=Alone())
-    assert loader.state_dict()["length"] is None and not opened.opened
-    assert len(loader) == 4 and opened.read == 160
-    assert loader.state_dict()["length"] == 160
-    opened.read = 0
-    assert sum(len(batch) for (batch,) in loader) == 160 == opened.read

@@ -89,71 +89,6 @@ sys.exit(143)
     assert told == "xxx"
 
 
-@contextmanager
-def single(*command: str, grace_s: float = 60.0, ranks: int = 1) -> Iterator[subprocess.Popen[str]]:
-    """The agent of one node of one; it ends with the block."""
-    text = Assignment("run", ranks, 0, 1, f"localhost:{free_port()}", grace_s).as_text()
-    node = subprocess.Popen(
-        [sys.executable, "-m", "deeppart.elastic.node_agent", text, *command],
-        cwd=ROOT, env=environment({}, 100.0), stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    try:
-        yield node
-    finally:
-        if node.poll() is None:
-            node.terminate()
-        node.communicate(timeout=30)
-
-
-def wait_for(*files: Path) -> None:
-    until = time.monotonic() + 110
-    while not all(file.exists() for file in files) and time.monotonic() < until:
-        time.sleep(0.01)
-
-
-def test_ranks_that_fail_as_they_are_told_have_failed(tmp_path: Path) -> None:
-    """Also when the agent is told once more just then, as it has none that run and has not yet said how they ended."""
-    script = f"trap 'exit 9' TERM; : > {tmp_path}/began; while true; do sleep 0.02; done"
-    with single("/bin/sh", "-c", script) as node:
-        wait_for(tmp_path / "began")
-        until = time.monotonic() + 60
-        while node.poll() is None and time.monotonic() < until:
-            node.send_signal(TELL)
-            time.sleep(0.002)
-        said = node.communicate(timeout=60)[1]
-    assert node.returncode == FAILED and "exit code 9" in said
-
-
-def test_ranks_that_slurm_has_told_are_not_told_again(tmp_path: Path) -> None:
-    """SIGTERM to the job's steps; once one node has left, the others are told by elastic-run, too."""
-    script = (
-        f"trap 'echo >> {tmp_path}/told' TERM; : > {tmp_path}/began; until [ -e {tmp_path}/over ]; do sleep 0.02; done"
-    )
-    with single("/bin/sh", "-c", script) as node:
-        wait_for(tmp_path / "began")
-        for number in (signal.SIGTERM, TELL, TELL):
-            node.send_signal(number)
-            time.sleep(0.3)
-        (tmp_path / "over").touch()
-        node.communicate(timeout=60)
-    assert (tmp_path / "told").read_text() == "\n"
-
-
-def test_ranks_that_the_agent_has_lost_do_not_outlive_it(tmp_path: Path) -> None:
-    """A signal ends it while it starts them: it knows none of them."""
-    script = f"""
-trap ': > {tmp_path}/began-$RANK; : > {tmp_path}/left-$RANK; exit 143' INT
-: > {tmp_path}/began-$RANK
-if [ $RANK = 0 ]; then kill -INT $PPID; fi
-while true; do sleep 0.05; done
-"""
-    with single("/bin/sh", "-c", script, ranks=16) as node:
-        node.communicate(timeout=100)
-    assert node.returncode == 128 + signal.SIGINT
-    left, began = tmp_path.glob("left-*"), tmp_path.glob("began-*")
-    assert {path.name[5:] for path in left} == {path.name[6:] for path in began} != set()
-
-
 @pytest.mark.parametrize("node", [0, 1])
 def test_an_agent_that_has_waited_for_the_others_has_not_failed(node: int) -> None:
     """Neither the one that they meet at, nor one that comes there."""
@@ -164,26 +99,6 @@ def test_an_agent_that_has_waited_for_the_others_has_not_failed(node: int) -> No
     )  # fmt: skip
     assert done.returncode == NOT_MET, done.stderr
     assert "elastic-run: " in done.stderr and "has waited at localhost:" in done.stderr
-
-
-def test_a_node_that_has_no_room_for_ranks_is_said_in_a_line() -> None:
-    """And its code is none that is of the command, or of all nodes."""
-    text = Assignment("run", 1, 0, 1, "localhost:1", 5.0).as_text()
-    script = f"""
-import sys
-from deeppart.elastic import node_agent
-def refuse(*_, **__):
-    raise OSError(28, "No space left on device", "/tmp/torchelastic")
-node_agent.run_agent = refuse
-sys.exit(node_agent.main([{text!r}, "true"]))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=ROOT, env=environment({}, 100.0), capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert "elastic-run: the ranks cannot be started on " in done.stderr and "No space left" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def alone(endpoint: str, *command: str) -> subprocess.CompletedProcess[str]:

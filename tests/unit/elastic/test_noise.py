@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from deeppart.elastic.noise import NoiseScale, Norms, of_two_steps
+from deeppart.elastic.noise import NoiseScale, Norms
 from deeppart.plan.goodput import gain
 
 SQUARED, VARIANCE = 4.0, 50.0  # of the gradient; of one sample's noise, all elements together
@@ -37,15 +37,6 @@ def test_less_than_two_percent_of_bias_on_gaussians(counts: list[int], base: int
     norms = Norms((float(of_parts.mean()),), (float(of_mean.mean()),), len(counts), sum(counts) / base)
     assert norms.squared_gradient()[0] == pytest.approx(SQUARED, rel=0.02)
     assert norms.variance()[0] == pytest.approx(VARIANCE / base, rel=0.02)
-
-
-def test_of_two_steps_of_one_rank() -> None:
-    gradients = drawn([8], 40_000)[:, 0]
-    before, now = gradients[:-1], gradients[1:]
-    of_mean = float(squared((before + now) / 2).mean())
-    norms = of_two_steps([float(squared(before).mean())], [float(squared(now).mean())], [of_mean], 8 / 4)
-    assert norms.squared_gradient()[0] == pytest.approx(SQUARED, rel=0.02)
-    assert norms.variance()[0] == pytest.approx(VARIANCE / 4, rel=0.02)
 
 
 def test_averages_have_no_bias_of_their_beginning_and_count_steps_by_their_scale() -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import time
-import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -13,8 +10,8 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from deeppart.elastic import AdamScale, AdaScale, ElasticDataParallel, LEGWScale, LinearScale, Progress
-from deeppart.errors import ConfigError, RestoreError
+from deeppart.elastic import ElasticDataParallel, LEGWScale, LinearScale
+from deeppart.errors import ConfigError
 from tests.unit.elastic.settings import Setting, one_rank, setting
 
 
@@ -22,15 +19,6 @@ from tests.unit.elastic.settings import Setting, one_rank, setting
 def _one_rank() -> Iterator[None]:
     with one_rank():
         yield
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "kind"),
-    [(torch.optim.SGD, AdaScale), (torch.optim.Adam, AdamScale), (torch.optim.AdamW, AdamScale)],
-)
-def test_the_rule_that_suits_the_optimizer(optimizer: Any, kind: type) -> None:
-    assert type(setting(optimizer).parallel.rule) is kind
-    assert type(setting(optimizer, rule=LinearScale()).parallel.rule) is LinearScale
 
 
 def test_parameters_that_are_trained_later_are_refused() -> None:
@@ -50,14 +38,6 @@ def test_parameters_that_are_trained_later_are_refused() -> None:
         with pytest.raises(ConfigError, match="frozen when the model was wrapped"):
             optimizer.step()
         break
-
-
-def test_frozen_parameters_are_no_reason_to_look_at_less_of_the_others() -> None:
-    """Adapters of a very large model: so much as is enough is looked at of what is trained."""
-    model = torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.Linear(300, 2))
-    model[0].requires_grad_(False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    assert ElasticDataParallel(model, optimizer, progress=Progress())._norms._elements == 602
 
 
 def test_groups_of_parameters_that_come_later_are_refused() -> None:
@@ -109,47 +89,6 @@ def test_gradients_are_means_over_samples_however_they_are_cut(training: bool) -
     assert torch.allclose(cut.model.weight.grad, whole.model.weight.grad, rtol=1e-5)  # type: ignore[arg-type]
 
 
-def test_outside_of_a_loop_it_is_distributed_data_parallel() -> None:
-    this = setting(rule=LinearScale())
-    this.parallel(torch.ones(2, 3)).sum().backward()
-    this.optimizer.step()
-    assert this.parallel.worth == 0.0 and not this.parallel.noise.known
-
-
-@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
-def test_a_model_that_nobody_has_is_freed(optimizer: Any) -> None:
-    """As with DistributedDataParallel: what is in C++, out of the garbage collector's sight, must not lead to it."""
-    it = setting(optimizer)
-    for batch in it.loader:
-        it.step(batch)
-    weight = weakref.ref(it.model.weight)
-    del it, batch
-    until = time.monotonic() + 10  # the thread of the last exchange may have to end its part
-    while weight() is not None and time.monotonic() < until:
-        time.sleep(0.01)
-        gc.collect()
-    assert weight() is None
-
-
-def test_outputs_that_hold_no_tensors_are_named() -> None:
-    class Odd(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = torch.nn.Linear(3, 2)
-
-        def forward(self, batch: torch.Tensor) -> Any:
-            return _Box(self.inner(batch))
-
-    this = setting(accumulation=1)
-    odd = Odd()
-    parallel = ElasticDataParallel(odd, torch.optim.SGD(odd.parameters(), lr=0.1), progress=this.progress, name="odd")
-    for (batch,) in this.loader:
-        with pytest.raises(ConfigError, match="cannot be weighted") as caught:
-            parallel(batch)
-        assert "_Box" in str(caught.value)
-        break
-
-
 def test_the_estimate_and_the_progress_are_saved() -> None:
     this = setting()
     for batch in this.loader:
@@ -162,20 +101,6 @@ def test_the_estimate_and_the_progress_are_saved() -> None:
     assert set(this.parallel.state()) == {"model", "optimizer", "elastic"}
     # Sessions of a few steps each would look at the same few parts of gradients again and again.
     assert later.parallel._norms.turn == this.parallel._norms.turn > 0
-
-
-class _Box:
-    def __init__(self, inside: torch.Tensor) -> None:
-        self.inside = inside
-
-
-def test_what_a_model_gives_without_gradients_needs_none_in_evaluation() -> None:
-    this = setting(accumulation=1)
-    this.parallel.eval()
-    this.model.forward = lambda batch: batch.argmax(1)  # type: ignore[method-assign, assignment]
-    for (batch,) in this.loader:
-        assert this.parallel(batch).shape == (2,)
-        break
 
 
 def test_gradients_are_exchanged_again_after_a_loop_that_was_left_between_two_micro_batches() -> None:
@@ -201,17 +126,6 @@ def test_without_an_exchange_nothing_is_exchanged_and_no_noise_is_measured() -> 
         this.optimizer.step()
         this.optimizer.zero_grad()
     assert this.parallel.worth == 2.0 and not this.parallel.noise.known
-
-
-def test_gradients_that_are_added_to_exchanged_ones_are_not_measured() -> None:
-    this = setting()
-    for place, (batch,) in enumerate(this.loader):
-        this.parallel(batch).square().mean().backward()
-        if place % 2:
-            this.optimizer.step()
-            this.optimizer.zero_grad()
-    this.parallel._take_in()
-    assert this.parallel.worth > 0.0 and not this.parallel.noise.known
 
 
 @pytest.mark.parametrize("saves", [True, False])
@@ -247,58 +161,6 @@ def test_a_step_that_failed_leaves_no_rate_to_checkpoints(optimizer_first: bool,
         break
 
 
-def test_steps_with_a_closure_have_the_rate_of_their_batch() -> None:
-    plain, closed = setting(rule=LinearScale()), setting(rule=LinearScale())
-    rates = list[float]()
-    for this in (plain, closed):
-        for place, (batch,) in enumerate(this.loader):
-
-            def loss(this: Any = this, batch: Any = batch) -> Any:
-                this.optimizer.zero_grad()
-                found = this.parallel(batch).square().mean()
-                found.backward()
-                if this is closed:
-                    rates.append(this.optimizer.param_groups[0]["lr"])
-                return found
-
-            if this is closed:
-                this.optimizer.step(loss)
-            else:
-                loss()
-                this.optimizer.step()
-            if place == 0:
-                this.loader.set_batch(8)
-    assert rates == pytest.approx([0.1, 0.2, 0.2])
-    assert torch.equal(closed.model.weight, plain.model.weight)
-    assert closed.progress.state_dict()["members"] == plain.progress.state_dict()["members"]
-
-
-def test_what_is_known_of_steps_of_four_holds_for_steps_of_eight() -> None:
-    """A job that goes on with another batch: half the variance, and the steps so far are worth fewer of these."""
-    four, eight = setting(), setting(batch=8)
-    for batch in four.loader:
-        four.step(batch)
-    eight.progress.load_state_dict(four.progress.state_dict())
-    gain = four.parallel.noise.gain(2.0)
-    for batch in eight.loader:
-        eight.step(batch)
-        break
-    eight.progress.state_dict()
-    assert eight.parallel.noise.variance() == pytest.approx(four.parallel.noise.variance() / 2)
-    assert eight.parallel.noise.squared_gradient() == pytest.approx(four.parallel.noise.squared_gradient())
-    assert eight.parallel.worth == pytest.approx(four.parallel.worth / gain + 1)
-    assert gain > 1
-
-
-def test_the_estimate_of_other_groups_of_parameters_is_named() -> None:
-    this = setting()
-    saved = this.progress.state_dict()
-    two = setting(lambda parameters, lr: torch.optim.SGD([{"params": [each]} for each in parameters], lr=lr))
-    with pytest.raises(RestoreError, match="other groups of parameters") as caught:
-        two.progress.load_state_dict(saved)
-    assert "1 groups" in str(caught.value)
-
-
 # --- with a GradScaler ------------------------------------------------------------------------------------------------
 
 
@@ -313,19 +175,6 @@ def train(this: Setting, scaler: Any, epochs: int = 3, factor: Callable[[int], f
             scaler.update()
             this.optimizer.zero_grad()
             step += 1
-
-
-def test_the_noise_is_that_without_it_when_the_scale_grows_at_each_step() -> None:
-    growing = torch.amp.GradScaler("cpu", init_scale=2.0, growth_interval=1)
-    with_scale, without = setting(scaler=growing), setting()
-    train(with_scale, growing)
-    train(without, torch.amp.GradScaler("cpu", enabled=False))
-    assert growing.get_scale() == 2.0**13
-    assert torch.allclose(with_scale.model.weight, without.model.weight)
-    found = [each.progress.state_dict()["members"]["parallel-0"] for each in (with_scale, without)]
-    assert found[0]["worth"] == pytest.approx(found[1]["worth"]) and found[1]["noise"]["weight"] > 0
-    for name in ("squared", "variance"):
-        assert found[0]["noise"][name] == pytest.approx(found[1]["noise"][name], rel=1e-4), name
 
 
 @pytest.mark.parametrize(

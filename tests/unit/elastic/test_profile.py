@@ -11,7 +11,6 @@ import pytest
 from deeppart.elastic.profile import (
     PROFILE_NAME,
     Profile,
-    Timed,
     fit_throughput,
     goodput_of,
     read_profile,
@@ -19,7 +18,6 @@ from deeppart.elastic.profile import (
 )
 from deeppart.errors import ConfigError, CorruptFileError
 from deeppart.plan.goodput import Bounds, GradientNoise
-from tests.unit.cli_support import call, call_json, save
 from tests.unit.plan.goodput.models import SIZES, TRUE
 
 
@@ -46,25 +44,6 @@ def test_a_mean_for_each_kind_of_step() -> None:
     assert (eight.step_s, eight.accumulated_s) == pytest.approx((0.08, 0.04))
 
 
-def test_means_weigh_by_how_many_steps() -> None:
-    first, second = Timed(1, 1, 8, False, 9, 1.0), Timed(1, 1, 8, False, 1, 2.0)
-    joined = Profile((first,)).merged(Profile((second,))).times
-    assert len(joined) == 1 and joined[0].count == 10 and joined[0].mean_s == pytest.approx(1.1)
-
-
-def test_what_is_newer_holds() -> None:
-    newer = Profile(noise=GradientNoise(2.0, 1.0, 32))
-    merged = profiled(1).merged(newer)
-    assert merged.noise == newer.noise and merged.bounds == Bounds(32, 4096, 64)
-
-
-def test_how_far_it_carries() -> None:
-    limits = profiled(1, 4, 8).limits
-    assert (limits.profiled_ranks, limits.profiled_batch, limits.node_ranks) == (8, 512, 4)
-    with pytest.raises(ConfigError, match="empty"):
-        _ = Profile().limits
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -85,20 +64,6 @@ def test_other_documents_are_refused(change: dict[str, Any]) -> None:
         Profile.from_document(profiled(1).document() | change)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"mean_s": -1.0}, {"mean_s": float("nan")}, {"count": 0}, {"nodes": 9}, {"ranks": 1.5}, {"accumulating": 1}],
-)
-def test_impossible_times_are_refused(change: dict[str, Any]) -> None:
-    document = profiled(1).document()
-    document["times"][0] |= change
-    with pytest.raises((ValueError, TypeError, ConfigError)):
-        Profile.from_document(document)
-    document["times"][0] = document["times"][1]
-    with pytest.raises(ValueError, match="two times"):
-        Profile.from_document(document)
-
-
 def test_written_over_and_read(tmp_path: Path) -> None:
     assert read_profile(tmp_path) is None
     for profile in (profiled(1), Profile(), profiled(1, 4, 8)):
@@ -113,16 +78,6 @@ def test_a_damaged_file_is_told_by_name(tmp_path: Path, text: str) -> None:
     with pytest.raises(CorruptFileError, match="profile") as caught:
         read_profile(tmp_path)
     assert PROFILE_NAME in str(caught.value)
-
-
-def test_checkpoints_beside_it_are_as_without(tmp_path: Path) -> None:
-    save(tmp_path, 1, 2)
-    before = call_json("ls", tmp_path)
-    write_profile(tmp_path, profiled(1))
-    assert call_json("ls", tmp_path) == before
-    call("verify", tmp_path, "--all")
-    call("prune", tmp_path, "--before", "2", "--yes")
-    assert read_profile(tmp_path) == profiled(1)
 
 
 def profile_of_true() -> Profile:
@@ -147,8 +102,3 @@ def test_a_job_that_measured_no_noise_keeps_its_batch() -> None:
     assert (bounds.batch, bounds.most_batch) == (512, 512) and float(goodput.noise.efficiency(512)) == 1.0
     goodput, bounds = goodput_of(replace(profile_of_true(), bounds=Bounds(128, 4096, 64)))
     assert bounds == Bounds(128, 128, 64)
-
-
-def test_an_empty_profile_says_nothing() -> None:
-    with pytest.raises(ConfigError, match="nothing was measured"):
-        goodput_of(Profile())

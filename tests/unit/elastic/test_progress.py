@@ -30,13 +30,6 @@ def test_an_epoch_that_is_left_is_the_current_one_for_a_checkpoint_and_over_in_t
     assert list(progress.remaining_epochs_until(5)) == [3, 4]
 
 
-def test_loops_over_epochs_do_not_overlap() -> None:
-    progress = Progress()
-    for _ in progress.remaining_epochs_until(1):
-        with pytest.raises(ConfigError, match="in another one"):
-            next(progress.remaining_epochs_until(3))
-
-
 def test_members_take_their_places_whenever_they_are_made() -> None:
     progress = Progress()
     first: ElasticDataLoader = ElasticDataLoader(numbers(6), 2, progress=progress, ranks=Alone())
@@ -51,18 +44,6 @@ def test_members_take_their_places_whenever_they_are_made() -> None:
     mine: ElasticDataLoader = ElasticDataLoader(numbers(9), 3, progress=later, ranks=Alone(), name="mine")
     assert mine.seen == 3
     assert later.state_dict() == saved
-
-
-def test_members_without_a_name_are_not_made_within_an_epoch() -> None:
-    """A job that goes on in epoch 1 would make its first loader there, and call it as the one of epoch 0."""
-    progress = Progress()
-    for epoch in progress.remaining_epochs_until(1):
-        with pytest.raises(ConfigError, match="loader without a name") as caught:
-            ElasticDataLoader(numbers(6), 2, progress=progress, ranks=Alone())
-        assert "epoch 0" in str(caught.value) and "before the loop" in str(caught.value)
-        with pytest.raises(ConfigError, match="accumulator without a name"):
-            Accumulator(progress=progress, ranks=Alone())
-        ElasticDataLoader(numbers(6), 2, progress=progress, ranks=Alone(), name=f"train-{epoch}")
 
 
 @pytest.mark.parametrize("way", ["break", "continue", "same turn"])
@@ -125,18 +106,6 @@ def loader_of(progress: Progress, now: ElasticDataLoader) -> ElasticDataLoader:
     old: ElasticDataLoader = ElasticDataLoader(numbers(4), 2, progress=Progress(), ranks=Alone(), name=now.name)
     old._progress = progress
     return old
-
-
-def test_a_member_that_cannot_take_its_place_is_none() -> None:
-    progress = Progress()
-    loader: ElasticDataLoader = ElasticDataLoader(numbers(6), 2, progress=progress, ranks=Alone())
-    next(iter(loader))
-    later = Progress()
-    later.load_state_dict(progress.state_dict())
-    with pytest.raises(RestoreError, match="another length"):
-        ElasticDataLoader(numbers(7), 2, progress=later, ranks=Alone())
-    right: ElasticDataLoader = ElasticDataLoader(numbers(6), 2, progress=later, ranks=Alone())
-    assert (right.name, right.seen) == ("loader-0", 2)
 
 
 def test_two_members_of_one_name_are_refused() -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from datetime import datetime
@@ -139,30 +138,6 @@ time.sleep(50)
     assert code == 143 and events[-1]["signal"] == "SIGUSR1" and (tmp_path / "left").exists()
 
 
-class Interrupted:
-    """Somebody ends the job before its ranks are started."""
-
-    def nodes(self) -> tuple[str, ...]:
-        return ()
-
-    def room(self) -> int | None:
-        signal.raise_signal(signal.SIGUSR1)
-        return None
-
-    def run(self, ranks: int) -> Ended:
-        raise AssertionError(ranks)
-
-    def send(self, number: signal.Signals) -> bool:
-        return False
-
-
-def test_a_signal_while_no_ranks_run_ends_it(tmp_path: Path) -> None:
-    said, before = list[str](), signal.getsignal(signal.SIGUSR1)
-    job = ElasticRun(Options(tmp_path), Wanted(Range(1, 1), (), None), 1, Interrupted(), Events(said.append))
-    assert job.run() == 143 and said[0].endswith("told signal SIGUSR1")
-    assert signal.getsignal(signal.SIGUSR1) is before
-
-
 class Nodes:
     """Two, one of which fails at the first start."""
 
@@ -192,50 +167,10 @@ def test_nodes_that_are_left_have_room_for_so_many(tmp_path: Path) -> None:
     assert caught.value.found == "room for 2, on node1"
 
 
-class Deaf:
-    """Ranks that have to be killed, of which the second attempt is heard."""
-
-    def __init__(self) -> None:
-        self.killed = threading.Event()
-        self.sent: list[signal.Signals] = []
-
-    def nodes(self) -> tuple[str, ...]:
-        return ()
-
-    def room(self) -> int | None:
-        return None
-
-    def run(self, ranks: int) -> Ended:
-        if ranks == 1:
-            return Ended(0)
-        return Ended(-9 if self.killed.wait(20) else 1)
-
-    def send(self, number: signal.Signals) -> bool:
-        self.sent.append(number)
-        if self.sent.count(signal.SIGKILL) == 2:
-            self.killed.set()
-        return number == signal.SIGTERM or self.killed.is_set()
-
-
-def test_a_kill_that_nobody_has_heard_is_tried_again(tmp_path: Path) -> None:
-    """Slurm does not answer, say. It is said once."""
-    said, ranks = list[str](), Deaf()
-    wanted = Wanted(Range(1, 2), ((0.0, 2), (0.1, 1)), None)
-    assert ElasticRun(Options(tmp_path, grace_s=0.1), wanted, 1, ranks, Events(said.append)).run() == 0
-    assert ranks.sent == [signal.SIGTERM, signal.SIGKILL, signal.SIGKILL]
-    assert sum("they are killed" in line for line in said) == 1
-
-
 # --- how many ranks are wanted ----------------------------------------------------------------------------------------
 
 
 ALLOWED = Range(1, 4)
-
-
-@pytest.mark.parametrize(("least", "most"), [(0, 4), (3, 2), (-1, -1)])
-def test_ranges_are_checked(least: int, most: int) -> None:
-    with pytest.raises(ConfigError, match=f"--min {least} --max {most}"):
-        Range(least, most)
 
 
 def test_schedules_are_read() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import pickle
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -42,32 +40,6 @@ def test_impossible_lengths_are_named(lengths: Any, found: str) -> None:
     with pytest.raises(ConfigError, match="impossible lengths") as caught:
         made(["a", "b"], lengths)
     assert found in str(caught.value)
-
-
-def test_no_shards_and_impossible_lanes_are_named() -> None:
-    with pytest.raises(ConfigError, match="no shards"):
-        made([])
-    for lanes in (0, True, 1.5):
-        with pytest.raises(ConfigError, match="lanes"):
-            made(["a"], lanes=lanes)
-
-
-@pytest.mark.parametrize("shards", [iter(["a"]), {"a"}, {"a": 1}, "data/a"])
-def test_what_is_no_list_of_shards_is_named(shards: Any) -> None:
-    with pytest.raises(ConfigError, match="not a list"):
-        made(shards)
-
-
-def test_names_tell_lists_apart() -> None:
-    names = {made(each).names for each in (["a", "b"], ["b", "a"], ["ab"], ["a", "b", "c"], ["a", "b\udcff"])}
-    assert len(names) == 5
-    moved = [Path("/old/x/a.tar"), Path("/new/a.tar")]
-    assert len({made([path]).names for path in moved}) == 2
-    assert len({made([path], name_of=lambda path: path.name).names for path in moved}) == 1
-
-
-def test_names_are_texts() -> None:
-    assert made([3, 4], name_of=lambda shard: shard).names == made(["3", "4"]).names
 
 
 # --- ranks that count together: threads here, processes in tests/elastic/test_changing_sizes.py -----------------------
@@ -121,13 +93,6 @@ def test_each_shard_is_counted_by_one_rank() -> None:
         assert error is None and data.lengths is not None and data.lengths.tolist() == [4, 0, 2, 9, 1]
         assert data.counted and data.agreed
     assert opened == {0: [4, 9], 1: [0, 1], 2: [2]}
-
-
-def test_lengths_that_were_given_are_not_counted() -> None:
-    def make(rank: int) -> ShardedDataset[int]:
-        return ShardedDataset([4, 0], lambda shard: 1 // 0, [4, 0])  # type: ignore[arg-type, return-value]
-
-    assert all(error is None and not data.counted for data, error in on_each(make))
 
 
 @pytest.mark.parametrize(
@@ -202,21 +167,6 @@ def test_every_sample_has_one_place_and_lanes_are_read_in_order(
     assert max(of_lanes) - min(of_lanes) <= 1 and lanes.count == min(count, len(lengths))
 
 
-@pytest.mark.parametrize("cut", [1, 2, 5, 11])
-def test_a_step_is_handed_out_lane_by_lane(cut: int) -> None:
-    lanes = lanes_of([5, 0, 20, 8, 3], 4)
-    whole = lanes.spots(9, 20)
-    assert [spot.lane for spot in whole] == sorted(spot.lane for spot in whole)
-    assert lanes.spots(9, 20, 0, cut) + lanes.spots(9, 20, cut) == whole
-
-
-def test_very_many_shards() -> None:
-    lengths = np.full(1_000_000, 1000)
-    lanes = laid(lengths, 64, np.arange(len(lengths))[::-1])
-    assert lanes.spots(999_999_999, 1_000_000_000) == [Spot(63, 0, 999)]
-    assert lanes.spots(0, 1) == [Spot(0, 999_999, 0)]
-
-
 # --- reading on in shards ---------------------------------------------------------------------------------------------
 
 
@@ -244,20 +194,6 @@ def test_a_lane_reads_on_and_opens_each_shard_once() -> None:
     assert opened.closed == 3
 
 
-def test_lanes_are_apart() -> None:
-    opened = Opened([6])
-    reading = reader(opened)
-    assert numbers(reading, [wanted(opened, 0, 0), wanted(opened, 0, 3, 1), wanted(opened, 0, 1)]) == [0, 3, 1]
-    assert opened.opened == 2
-
-
-@pytest.mark.parametrize("at", [True, False])
-def test_a_shard_is_begun_in_its_middle(at: bool) -> None:
-    opened = Opened([3, 100])
-    assert numbers(reader(opened, at=at), [wanted(opened, 1, 90), wanted(opened, 1, 91)]) == [93, 94]
-    assert opened.read == (2 if at else 92)
-
-
 @pytest.mark.parametrize(("said", "found"), [(7, "5"), (4, "more than 4")])
 def test_a_shard_of_another_length_is_named(said: int, found: str) -> None:
     opened = Opened([5])
@@ -267,41 +203,6 @@ def test_a_shard_of_another_length_is_named(said: int, found: str) -> None:
     assert caught.value.where == "shard (0, 5)" and opened.closed == opened.opened
 
 
-def test_what_a_reader_raises_names_the_shard_and_is_not_taken_for_its_end() -> None:
-    def broken(shard: str) -> Iterator[int]:
-        yield 1
-        raise OSError("no more")
-
-    reading = ShardReader(broken, None, str.upper)
-    for _ in range(2):
-        with pytest.raises(OSError, match="no more") as caught:
-            reading.__getitems__([Wanted(0, 0, "a.tar", offset, 9) for offset in (0, 1)])
-        assert caught.value.__notes__ == ["while shard A.TAR was read, for its sample 1"]
-
-
 def lines(path: Path) -> Iterator[str]:
     with path.open() as file:
         yield from file
-
-
-def test_a_child_that_is_forked_reads_by_itself(tmp_path: Path) -> None:
-    """A file that both had open would give each of them a part of it."""
-    path = tmp_path / "lines"
-    path.write_text("".join(f"{number:06}\n" for number in range(5000)))  # more than a file reads at a time
-    expected = [f"{number:06}\n" for number in range(1, 5000)]
-    rest = [Wanted(0, 0, path, offset, 5000) for offset in range(1, 5000)]
-    reading = ShardReader(lines, None, str)
-    assert reading[Wanted(0, 0, path, 0, 5000)] == "000000\n"
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0 if reading.__getitems__(rest) == expected else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert reading.__getitems__(rest) == expected
-
-
-def test_a_copy_has_nothing_open() -> None:
-    path = Path(__file__)
-    reading = ShardReader(lines, None, str)
-    first: Any = reading[Wanted(0, 0, path, 0, 10**6)]
-    copy: ShardReader = pickle.loads(pickle.dumps(reading))  # a generator could not be copied
-    assert copy[Wanted(0, 0, path, 0, 10**6)] == first

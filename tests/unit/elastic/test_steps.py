@@ -44,13 +44,6 @@ def test_the_mean_over_ranks_of_weighted_means_is_the_mean(size: int, accumulati
     assert total == pytest.approx(sum(range(100 - left, 100 - left + had)) / had, rel=1e-12)
 
 
-def test_a_rank_without_a_sample_fills_in() -> None:
-    found = [shares(8, 10, Batch(4), rank, 4)[0] for rank in range(4)]
-    assert [(share.start, share.count, share.counted, share.weight) for share in found] == [
-        (8, 1, 1, 2.0), (9, 1, 1, 2.0), (8, 1, 0, 0.0), (8, 1, 0, 0.0),
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize(("size", "accumulation"), [(0, 0), (-1, 0), (4, -1), (True, 0), (4.0, 0), (1 << 63, 0)])
 def test_an_impossible_batch_is_refused(size: int, accumulation: int) -> None:
     with pytest.raises(ConfigError, match="a batch is impossible"):
@@ -66,14 +59,6 @@ def test_a_batch_that_was_decided_holds_from_its_step_on() -> None:
     assert place.at(30).later == ((40, NEW),) and place.at(30).batch == OLD
     assert place.at(40) == Place(1, 2, 40, NEW)
     assert place.next_pass(3, 0) == Place(3, 0, 0, NEW)
-
-
-def test_what_was_decided_for_an_earlier_step_stays() -> None:
-    place = Place(0, 0, 20, OLD).decided(40, NEW).decided(65, Batch(7))
-    assert [place.batch_at(seen) for seen in (30, 40, 65)] == [OLD, NEW, Batch(7)]
-    assert place.at(40).later == ((65, Batch(7)),) and place.at(70) == Place(0, 0, 70, Batch(7))
-    assert place.decided(40, Batch(8)).later == ((40, Batch(8)),)  # the later one had been decided from there on
-    assert place.next_pass(1, 0).batch == Batch(7)
 
 
 def test_states_are_small_values_and_come_back() -> None:

@@ -23,15 +23,6 @@ def test_a_signal_before_listening_is_nobodys() -> None:
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_once_told_it_stays_so() -> None:
-    told = Told()
-    assert not told.should_stop()
-    signal.raise_signal(signal.SIGUSR1)
-    assert told.should_stop() and told.reason == "SIGUSR1"
-    told.end()
-    assert told.should_stop()
-
-
 @pytest.mark.parametrize("by_variable", [True, False])
 def test_a_file_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_variable: bool) -> None:
     monkeypatch.setattr("deeppart.stopping.notices.WatchedFile.__init__.__defaults__", (0.0,))
@@ -43,12 +34,6 @@ def test_a_file_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_variab
     path.touch()
     assert told.should_stop() and told.reason == "file"
     told.end()
-
-
-def test_the_variable_is_no_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(STOP_FILE_VARIABLE, "STOP")
-    assert STOP_FILE_VARIABLE == "DEEPPART_STOP_FILE"
-    deeppart.Checkpointer(persistent_dir=tmp_path).close()
 
 
 @pytest.mark.parametrize("code", [None, 0, 75])

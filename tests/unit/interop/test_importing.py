@@ -203,32 +203,6 @@ def test_memory_does_not_grow_with_the_checkpoint(tmp_path: Path) -> None:
     )
 
 
-def test_conjugated_tensors(tmp_path: Path) -> None:
-    """Of these a save takes copies, which must not be of memory that nothing was read into."""
-    state = {
-        "c": torch.randn(5, 3, dtype=torch.complex64).conj().T,
-        "n": torch.randn(4, dtype=torch.complex64).conj().imag,
-    }
-    torch.save(state, tmp_path / "x.pt")
-    import_checkpoint(tmp_path / "x.pt", tmp_path / "ckpt")
-    found = deeppart.load(tmp_path / "ckpt")
-    assert all(torch.equal(found[name], state[name]) for name in state)
-
-
-@pytest.mark.parametrize("keys", [None, ["rows"]])
-def test_damage_in_what_is_a_part_of_a_storage(tmp_path: Path, keys: Any) -> None:
-    """The checksum is that of the storage, of which an import reads what the tensor has."""
-    whole = torch.arange(10_000.0)
-    torch.save({"rows": whole[3000:4000], "others": whole[5000:].view(50, 100).T}, tmp_path / "x.pt")
-    import_checkpoint(tmp_path / "x.pt", tmp_path / "sound", keys=keys)
-    data = bytearray((tmp_path / "x.pt").read_bytes())
-    data[data.index(whole[3500:3510].numpy().tobytes())] ^= 1
-    (tmp_path / "x.pt").write_bytes(data)
-    with pytest.raises(CorruptFileError, match="is damaged"):
-        import_checkpoint(tmp_path / "x.pt", tmp_path / "ckpt", keys=keys)
-    assert not list((tmp_path / "ckpt").glob("step-*"))
-
-
 def test_what_would_be_far_more_than_the_file_is_refused(tmp_path: Path) -> None:
     torch.save({"x": torch.ones(1).expand(1 << 40)}, tmp_path / "x.pt")
     with pytest.raises(StateError, match="repeats its few bytes"):

@@ -86,17 +86,6 @@ def test_of_replicas_that_differ_the_main_one_counts(tmp_path: Path) -> None:
     check_loaded(tmp_path, 1)
 
 
-def test_no_checkpoint_is_none(tmp_path: Path) -> None:
-    pytest.importorskip("megatron.core.dist_checkpointing")
-    from deeppart.interop.megatron import load
-
-    def loaded(comm: Comm) -> Any:
-        with checkpointer(tmp_path, comm) as ck:
-            return load(ck, state(0, 1, 0))
-
-    assert on_ranks(1, loaded) == [None]
-
-
 def test_a_part_is_loaded_and_what_the_checkpoint_lacks_is_refused(tmp_path: Path) -> None:
     """An optimizer, say, that is not asked for is not read; what is common is returned."""
     pytest.importorskip("megatron.core.dist_checkpointing")

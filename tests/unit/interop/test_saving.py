@@ -5,11 +5,8 @@ Ranks that agree on SIGTERM: tests/elastic/test_stop_request.py.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -112,37 +109,3 @@ def test_whoever_had_the_signal_hears_nothing_meanwhile() -> None:
         assert heard == [signal.SIGTERM]
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def test_in_another_thread_it_is_not_noticed() -> None:
-    found = list[bool]()
-
-    def listen() -> None:
-        stop = StopSignal()
-        stop.listen()
-        found.append(stop.told())
-        stop.end()
-
-    before = signal.getsignal(signal.SIGTERM)
-    thread = threading.Thread(target=listen)
-    thread.start()
-    thread.join(10)
-    assert found == [False] and signal.getsignal(signal.SIGTERM) == before
-
-
-@pytest.mark.usefixtures("stop")
-def test_children_that_are_forked_end_by_it() -> None:
-    """As ``Process.terminate()`` and pools expect it. (Workers of a DataLoader get a handler of torch's own.)"""
-    child = multiprocessing.get_context("fork").Process(target=wait_long)
-    child.start()
-    child.terminate()
-    child.join(10)
-    ended = child.exitcode
-    child.kill()
-    child.join(10)
-    assert ended == -signal.SIGTERM
-
-
-def wait_long() -> None:
-    for _ in range(3000):  # a handler runs between two of them, and comes back
-        time.sleep(0.01)

@@ -151,7 +151,9 @@ for module in {sorted(VERSIONS)!r}:
         print(module, "/", str(error).replace(chr(10), " "))
 """
     command = [sys.executable, "-c", script]
-    modules, *told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.splitlines()
+    modules, *told = subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=200
+    ).stdout.splitlines()
     assert not {"transformers", "accelerate", "lightning", "torchdata"}.intersection(modules.split())
     assert [line.split(" / ")[0] for line in told] == sorted(VERSIONS)
     for line in told:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from deeppart.errors import UnsupportedLeafError
-from deeppart.offline.elements import PIECE_ELEMENTS, as_numpy, bits, count_of, in_numpy, numbers, octets_of, pieces
+from deeppart.offline.elements import as_numpy, bits, count_of, numbers, octets_of
 from deeppart.state.tensors.leaves import TORCH_DTYPES, leaf_type
 
 FLOATS = [name for name, dtype in TORCH_DTYPES.items() if dtype.is_floating_point and dtype.itemsize <= 2]
@@ -62,26 +62,7 @@ def test_no_value_is_rounded(data: Any) -> None:
     assert found(data).tolist() == data.tolist()
 
 
-def test_complex_halves() -> None:
-    data = torch.tensor([1.5, -2.0], dtype=torch.float16).view(torch.complex32)
-    assert found(data).tolist() == [1.5 - 2j] and as_numpy(data, leaf_type(data)).dtype == np.complex64
-
-
-def test_texts_and_times_are_no_numbers() -> None:
-    for data in (np.array(["a", "bc"]), np.array([b"a"]), np.array(["2026-01-01"], dtype="M8[s]")):
-        assert found(data) is None
-        assert in_numpy(octets_of(data), leaf_type(data)).tolist() == data.tolist()
-        assert bits(octets_of(data), leaf_type(data)).shape[0] == len(data)
-
-
 def test_what_does_not_lie_in_order_is_taken_in_order() -> None:
     whole = torch.arange(12.0).reshape(3, 4)
     for data in (whole.T, whole[:, ::2], whole.numpy().T, whole.to(torch.complex64).conj()):
         np.testing.assert_array_equal(as_numpy(data, leaf_type(data)), np.asarray(data.tolist()))
-
-
-def test_pieces_are_all_of_a_leaf() -> None:
-    kind = leaf_type(torch.empty(2 * PIECE_ELEMENTS + 1, dtype=torch.float16))
-    found_pieces = list(pieces(kind))
-    assert [piece.stop - piece.start for piece in found_pieces] == [2 * PIECE_ELEMENTS, 2 * PIECE_ELEMENTS, 2]
-    assert list(pieces(leaf_type(torch.empty(0, 3)))) == []

@@ -23,7 +23,6 @@ from deeppart.offline.find import Chosen, find_step, with_checkpoint
 from deeppart.part import FileSource, Signing
 from deeppart.storage.records import write_suspicion
 from deeppart.storage.steps import MOST_LOOKS, list_steps, remove_step
-from deeppart.testing.faults import StorageFaults
 from tests.golden import forge
 from tests.unit.cli_support import flip
 from tests.unit.commits import FIRST, SECOND, begun, commit, manifest_file, manifest_of
@@ -49,14 +48,6 @@ def test_the_newest_with_what_is_newer_and_of_no_use(tmp_path: Path) -> None:
     found, passed_over = find_step(tmp_path, None, None)
     (line,) = passed_over
     assert found.key == key and line.startswith("step 11 is newer, and cannot be used: ")
-
-
-def test_the_newest_of_the_keys(tmp_path: Path) -> None:
-    mine = commit(tmp_path, 1, signing=KEY)
-    commit(tmp_path, 2, signing=OTHER_KEY)
-    found, (line,) = find_step(tmp_path, None, KEY)
-    assert found.key == mine and line.startswith("step 2 is newer")
-    assert find_step(tmp_path, None, None)[0].key.step == 2
 
 
 def test_of_several_commits_of_one_step_the_last(tmp_path: Path) -> None:
@@ -101,34 +92,6 @@ def test_nothing_is_committed(tmp_path: Path) -> None:
     with pytest.raises(RestoreError) as caught:
         find_step(tmp_path / "other", 5, None)
     assert caught.value.found == "committed steps: none"
-
-
-def test_a_directory_with_no_step_in_it(tmp_path: Path) -> None:
-    (tmp_path / "deeppart.json").write_text("{}")
-    with pytest.raises(RestoreError) as caught:
-        find_step(tmp_path, None, None)
-    assert caught.value.found == "no step directory"
-    with pytest.raises(RestoreError, match="no such checkpoint directory"):
-        find_step(tmp_path / "nowhere", None, None)
-
-
-def test_a_path_that_is_something_else_is_named(tmp_path: Path) -> None:
-    key = commit(tmp_path, 1)
-    for step in (None, 1):
-        with pytest.raises(RestoreError, match="file of one step"):
-            find_step(manifest_file(tmp_path, key), step, None)
-        with pytest.raises(RestoreError, match="directory of one step") as caught:
-            find_step(manifest_file(tmp_path, key).parent, step, None)
-        assert "step=1" in str(caught.value.todo)
-
-
-def test_a_directory_that_cannot_be_listed(tmp_path: Path) -> None:
-    commit(tmp_path, 1)
-    with StorageFaults(tmp_path.parent) as faults:
-        faults.refuse(0, errno.EIO, only=("listdir",), count=None)
-        for step in (None, 1):
-            with pytest.raises(StorageError):
-                find_step(tmp_path, step, None)
 
 
 # --- while a job is running -------------------------------------------------------------------------------------------

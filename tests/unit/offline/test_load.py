@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, namedtuple
+from collections import namedtuple
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,6 @@ from deeppart.offline.find import find_step
 from deeppart.offline.reading import OpenCheckpoint
 from deeppart.part import FileSource
 from deeppart.state.restore.scatter import LiveBox
-from deeppart.testing.states import Box, difference
-from tests.unit.round_trip import save
 
 MIB = 1 << 20
 
@@ -93,19 +91,6 @@ Point = namedtuple("Point", "x y")
 
 
 # --- load with keys ---------------------------------------------------------------------------------------------------
-
-
-def test_objects_load_as_what_their_state_dict_gave(tmp_path: Path) -> None:
-    state = {"box": Box({"a": Box([torch.ones(2), 3])}), "linear": torch.nn.Linear(2, 3)}
-    loaded = both_ways_of_objects(tmp_path, state)
-    assert loaded["linear"]._metadata[""] == {"version": 1} and type(loaded["linear"]) is OrderedDict
-
-
-def both_ways_of_objects(directory: Path, state: Any) -> Any:
-    save(directory, state)
-    loaded = deeppart.load(directory / "ckpt")
-    assert difference(state, loaded) is None
-    return loaded
 
 
 def opened(files: ExitStack, directory: Path) -> OpenCheckpoint:

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from collections import OrderedDict, namedtuple
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-import deeppart
 from deeppart.errors import StructureMismatchError
 from deeppart.offline.reading import select
-from deeppart.state.document.structure import RankLocalMark, SavedBranch, SavedNode, Structure, walk_tree
+from deeppart.state.document.structure import SavedBranch, SavedNode, Structure, walk_tree
 from deeppart.state.document.structure_json import decode_structure, encode_structure, encode_tree
 from deeppart.state.paths.keys import readable
 from deeppart.state.tensors.leaves import leaf_type
 from deeppart.state.tree.flattening import flatten
 from deeppart.state.tree.value_containers import LEAST_ENTRIES, LEAST_ROWS
 from deeppart.state.values import encode_value
-from deeppart.testing.states import Box, difference
 
 Point = namedtuple("Point", "x y")
 
@@ -76,14 +73,6 @@ def test_what_globs_cover(patterns: list[str] | None, arrays: list[str], values:
     assert leaves == arrays and sorted(left) == sorted(arrays + values)
 
 
-def test_all_of_it_is_the_same_tree() -> None:
-    structure, values = saved(STATE)
-    tree, leaves = select(structure, values, None)
-    assert tree is structure.tree and leaves == set(range(6))
-    again, _ = select(structure, values, ["*"])
-    assert again == structure.tree
-
-
 #: What somebody may have meant, where anything is near.
 NEAREST = {"model/x": "model/b, model/deep", "a/b": "model/b"}
 
@@ -124,31 +113,6 @@ def test_a_list_loses_places_and_a_namedtuple_its_name() -> None:
     assert kinds(selected(state, "point"))["point"] == ("namedtuple", ("x", "y"))
 
 
-def test_an_object_has_no_path_of_its_own() -> None:
-    state = {"box": Box({"a": torch.ones(1), "b": torch.ones(2)})}
-    assert chosen(state, ["box/b"]) == (["box/b"], ["box/b"])
-    assert chosen(state, ["box"])[1] == ["box/a", "box/b"]
-
-
-def test_a_state_that_is_one_leaf() -> None:
-    assert chosen(torch.ones(3), ["(root)"])[1] == chosen(torch.ones(3), ["*"])[1] == ["(root)"]
-    with pytest.raises(StructureMismatchError):
-        chosen(torch.ones(3), ["x"])
-
-
-def test_what_stands_apart_is_chosen_as_a_container() -> None:
-    """It has no leaves of the shared structure."""
-    structure, values = saved({"a": torch.ones(1), "b": torch.ones(2)})
-    assert isinstance(structure.tree, SavedBranch)
-    tree = SavedBranch("dict", ("a", "own"), (structure.tree.children[0], RankLocalMark()))
-    apart = Structure(tree, structure.types, structure.per_rank)
-    found, leaves = select(apart, values, ["own/*"])
-    assert kinds(found)[""] == ("dict", ("own",)) and leaves == set()
-    assert kinds(select(apart, values, ["a"])[0])[""] == ("dict", ("a",))
-    with pytest.raises(StructureMismatchError):
-        select(apart, values, ["own/x"])
-
-
 # --- runs: many small values in one -----------------------------------------------------------------------------------
 
 
@@ -185,35 +149,3 @@ def test_runs_are_cut_to_the_items_that_are_covered(patterns: list[str], left: d
     assert found == left and {name: type(each) for name, each in found.items()} == {
         name: type(each) for name, each in left.items()
     }
-
-
-def test_nothing_of_a_run() -> None:
-    for pattern in ("list/50", "table/w/7", "rows/7/other", "rows/*/tags/2"):
-        with pytest.raises(StructureMismatchError):
-            values_left(RUNS, pattern)
-    assert values_left({"one": 1, **RUNS}, "one") == {"one": 1}
-
-
-def test_cutting_does_not_change_the_state() -> None:
-    values_left(RUNS, "rows/7/tags/1", "list/1")
-    assert len(RUNS["list"]) == 50 and ROWS[7] == {"id": 7, "tags": ["a", "b"]}
-
-
-# --- by way of load ---------------------------------------------------------------------------------------------------
-
-
-def save(directory: Path, state: Any) -> None:
-    with deeppart.Checkpointer(persistent_dir=str(directory / "ckpt"), timeout=20.0) as ck:
-        ck.checkpoint(state, step=1).wait(timeout=200)
-
-
-def test_load_reads_what_keys_name(tmp_path: Path) -> None:
-    state = {"model": {"a.w": torch.ones(2), "b": torch.zeros(3)}, "opt": [1, {"m": torch.ones(4)}], "a/b": Point(1, 2)}
-    save(tmp_path, state)
-    path = tmp_path / "ckpt"
-    assert difference({"model": state["model"]}, deeppart.load(path, keys="model/*")) is None
-    assert difference({"a/b": Point(1, 2)}, deeppart.load(path, keys=["a~1b/*"])) is None
-    assert deeppart.load(path, keys="a~1b/x") == {"a/b": {"x": 1}}, "a namedtuple needs all its fields"
-    assert difference({"opt": [{"m": torch.ones(4)}]}, deeppart.load(path, keys=["opt/*/m"])) is None
-    with pytest.raises(deeppart.StructureMismatchError, match=r"model/a\.w"):
-        deeppart.load(path, keys="nothing*")

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from deeppart.errors import CorruptFileError, RestoreError, StateError, StructureMismatchError
-from deeppart.offline import single
+from deeppart.errors import CorruptFileError, RestoreError, StructureMismatchError
 from deeppart.offline.single import Found, read_single
 from tests.unit.cli_support import flip, forge, make_state, part_path, save, save_states
 
@@ -65,18 +64,6 @@ def test_values_and_items_of_runs(root: Path, key: str, content: Any) -> None:
     assert contents(read_single(root, key)) == [(key, content)]
 
 
-def test_a_glob_is_over_leaves_and_values_alone(root: Path) -> None:
-    assert contents(read_single(root, "a~1*")) == [("a~1b/", None)]
-    with pytest.raises(StructureMismatchError, match="nothing at this path"):
-        read_single(root, "?")  # there is a container of such a name
-
-
-def test_a_container_is_all_that_is_in_it(root: Path) -> None:
-    found = read_single(root, "m")
-    assert found.is_container and [path for path, _ in contents(found)] == ["m/weight", "m/bias"]
-    assert [item.path for item in read_single(root, "(root)").items][:3] == ["m/weight", "m/bias", "x[0]"]
-
-
 @pytest.mark.parametrize(
     ("key", "summary", "text"),
     [
@@ -121,11 +108,3 @@ def test_damage_elsewhere_does_no_harm_and_here_nothing_is_returned(tmp_path: Pa
             live = live[int(part) if part.isdigit() else part]
         np.testing.assert_array_equal(np.asarray(array), np.asarray(live))
     assert refused == 1
-
-
-def test_too_much_below_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save(tmp_path, 1)
-    monkeypatch.setattr(single, "BATCH_BYTES", 1000)
-    with pytest.raises(StateError, match="too much below"):
-        read_single(tmp_path, "model")
-    assert read_single(tmp_path, "model/weight").items[0].content.shape == (400, 800)

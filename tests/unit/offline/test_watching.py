@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from deeppart.errors import RestoreError, StorageError
 from deeppart.offline.inspect.ownership import Owner
 from deeppart.offline.watching import (
     DIED,
@@ -20,12 +18,11 @@ from deeppart.offline.watching import (
     UNKNOWN,
     JobView,
     blocked_of,
-    look_at_job,
     put_together,
 )
 from deeppart.storage.timestamps import seconds_of, timestamp
-from deeppart.telemetry import ErrorStatus, RankStatus, Statuses
-from tests.unit.telemetry.samples import METRICS, SESSION, WRITTEN, in_flight, status
+from deeppart.telemetry import RankStatus, Statuses
+from tests.unit.telemetry.samples import SESSION, WRITTEN, in_flight, status
 
 NOW_S = seconds_of(WRITTEN) + 2.0
 ENDED_AT = WRITTEN
@@ -52,23 +49,6 @@ def view(*ranks: RankStatus, running: bool | None = True, now_s: float = NOW_S) 
 def test_states(running: bool | None, changes: dict[str, Any] | None, state: str, good: bool) -> None:
     found = view(*([] if changes is None else [status(**changes)]), running=running)
     assert found.state == state and (found.reasons == ()) == good
-
-
-def test_levels_of_all_ranks_together() -> None:
-    local, persistent = view(status(0), status(2)).levels
-    assert (local.step, local.every, local.done, local.nbytes, local.bytes_per_s) == (3, 1, 3, 1000, 2000.0)
-    assert local.age_s == NOW_S - seconds_of("2026-11-27T00:21:23.000000Z")
-    assert (persistent.step, persistent.age_s, persistent.bytes_per_s) == (None, None, None)
-
-
-def test_a_rank_that_lags_behind_does_not_hide_the_newest_step() -> None:
-    newer = {"level_last_step": {"local": 4.0}, "level_last_time_seconds": {"local": seconds_of(WRITTEN)}}
-    local = view(status(0), status(2, metrics={**METRICS, **newer})).levels[0]
-    assert (local.step, local.nbytes) == (4, 500), "the bytes of that step alone"
-
-
-def test_a_clock_that_is_ahead_makes_no_negative_age() -> None:
-    assert all(level.age_s in (None, 0.0) for level in view(status(), now_s=0.0).levels)
 
 
 def test_who_has_not_done_its_part_is_late() -> None:
@@ -106,18 +86,6 @@ def test_the_last_that_is_over_and_all_in_flight_are_shown() -> None:
     assert [(each.number, each.over) for each in found.checkpoints] == [(4, True), (5, False)]
 
 
-def test_a_failure_is_a_reason_until_the_next_checkpoint() -> None:
-    failed, later = in_flight(3, 3, over=True, persistent="failed"), in_flight(4, 4, over=True, persistent="done")
-    assert view(status(0, checkpoints=(failed,))).reasons == ("step 3 failed at level persistent",)
-    assert view(status(0, checkpoints=(later,))).reasons == ()
-
-
-def test_an_error_that_all_ranks_tell_is_one() -> None:
-    one, other = ErrorStatus(WRITTEN, 5, "persistent", "no space"), ErrorStatus(WRITTEN, 6, "", "read-only")
-    found = view(status(0, errors=(one,)), status(2, errors=(one, other)))
-    assert found.errors == ((0, one), (2, other))
-
-
 def test_blocked_is_that_of_the_slowest_rank() -> None:
     slow = {"checkpoints_total": 4, "checkpoint_blocked_seconds_total": 2.0, "checkpoint_blocked_seconds_max": 1.5}
     metrics = {name: {"": value} for name, value in slow.items()}
@@ -125,18 +93,3 @@ def test_blocked_is_that_of_the_slowest_rank() -> None:
     assert blocked is not None
     assert (blocked.checkpoints, blocked.total_s, blocked.most_s, blocked.mean_s) == (4, 2.0, 1.5, 0.5)
     assert blocked_of(view(status(0, checkpoints=()))) is None
-
-
-def test_operations_that_hang_are_told() -> None:
-    hanging = replace(in_flight(4, 9, persistent="running").report, hanging=("write of /x has not returned for 60 s",))
-    going = replace(in_flight(4, 9), report=hanging)
-    assert view(status(2, checkpoints=(going,))).reasons == ("step 9: rank 2: write of /x has not returned for 60 s",)
-
-
-def test_directories_that_are_none(tmp_path: Path) -> None:
-    for path in (tmp_path / "nowhere", tmp_path):
-        with pytest.raises(RestoreError):
-            look_at_job(path, NOW_S)
-    (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(StorageError):
-        look_at_job(tmp_path / "file", NOW_S)

@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from deeppart.errors import ConfigError
-from deeppart.plan.interval import LEAST_PERIOD_S, MOST_EVERY, LevelCost, best, cost_per_call_s, late_s, waste
+from deeppart.plan.interval import LEAST_PERIOD_S, LevelCost, best, cost_per_call_s, waste
 from tests.sampling import examples
 from tests.unit.plan.played import played_efficiency
 
@@ -56,16 +56,6 @@ def test_one_level_is_the_best_of_dalys_complete_model(cost: float, mtbf: float,
     assert 1 - found.waste.total == pytest.approx(1 / min(walls), rel=1e-4)
 
 
-@pytest.mark.parametrize("late", [0.2, 1.0, 7.0])
-def test_one_level_takes_exp_of_the_failures_while_it_is_late(late: float) -> None:
-    """Also where calls begin before the last one is complete, and where failures come as often as calls."""
-    found = level("only", 1.0, 1 / 30, latency_s=1.0 + late * 11.0)
-    at_once = replace(found, latency_s=0.0)
-    useful, others = (1 - waste([each], 11.0, [1]).total for each in (found, at_once))
-    assert useful == pytest.approx(others * math.exp(-late * 11 / 30))
-    assert useful == pytest.approx(played_efficiency([found], 10.0, [1], 30_000, 1), rel=0.05)
-
-
 # --- several levels ---------------------------------------------------------------------------------------------------
 
 
@@ -80,13 +70,6 @@ def test_several_levels_come_near_the_optimum_of_benoit(levels: tuple[LevelCost,
     plain = [replace(each, restart_s=0.0) for each in levels]
     found = best(plain)
     assert found.waste.total == pytest.approx(_optimum_of_benoit(plain), rel=0.03)
-
-
-def test_failures_that_come_nearly_as_often_as_checkpoints() -> None:
-    """A checkpoint costs 1800 s, a restart takes 600 s, failures come every hour: as much gets done as can be."""
-    for latency_s in (0.0, 900.0, 1800.0):  # complete with the end of the call, in each case
-        found = best([level("only", 1800.0, 1 / 3600, restart=600.0, latency_s=latency_s)])
-        assert 1 - found.waste.total == pytest.approx(0.2554, rel=1e-3)
 
 
 #: (cost, latency, busy, restart, failures per second) of each level; the useful share with the best cadence of all, by
@@ -139,54 +122,6 @@ def test_the_cadence_is_nearly_as_useful_as_the_best_there_is(name: str) -> None
     assert 1 - found.waste.total == pytest.approx(played, rel=0.02 if reached == 0.995 else 0.15)
 
 
-@pytest.mark.parametrize(
-    ("levels", "every", "late"),
-    [
-        # a call to both lasts 11 s; the slow level is complete 1010 s after its beginning
-        ([(1.0, 11.0), (10.0, 1010.0)], (1, 4), [10.0, 999.0]),
-        # what goes to the quick one goes to the slow one, too
-        ([(1.0, 0.5), (10.0, 1010.0)], (1, 1), [0.0, 999.0]),
-        # calls to the level below are so rare that all is with the higher one
-        ([(1.0, 11.0), (10.0, 1010.0)], (MOST_EVERY, 4), [999.9996, 999.9996]),
-        # a quick higher level is as good as a slow lower one
-        ([(1.0, 100.0), (2.0, 30.0)], (1, 1), [27.0, 27.0]),
-        # complete with the end of the call: nothing is late
-        ([(5.0, 5.0)], (1,), [0.0]),
-    ],
-)
-def test_how_late_levels_are(levels: list[tuple[float, float]], every: Sequence[int], late: list[float]) -> None:
-    known = [LevelCost(str(place), cost, latency) for place, (cost, latency) in enumerate(levels)]
-    assert late_s(known, every) == pytest.approx(late)
-
-
-def test_a_call_that_costs_next_to_nothing_does_not_put_the_others_out_of_reach() -> None:
-    """Calls every few milliseconds would let the file system have one at every 10,000th at most: every half minute."""
-    levels = [
-        level("local", 1e-6, 1 / 3600, restart=30.0),
-        level("persistent", 600.0, 1 / (30 * 86400), restart=600.0),
-    ]
-    found = best(levels)
-    assert found.interval_s("persistent") == pytest.approx(young(600.0, 30 * 86400), rel=0.2)
-    assert found.every["persistent"] < MOST_EVERY
-
-
-def test_a_level_that_is_not_needed_is_hardly_ever_written() -> None:
-    found = best([level("local", 1.0, 1e-4), level("persistent", 50.0, 0.0)])
-    assert found.every == {"local": 1, "persistent": MOST_EVERY}
-    assert found.period_s == pytest.approx(young(1.0, 1e4), rel=0.05)
-
-
-def test_a_cheaper_level_that_no_failure_needs_goes_with_the_next() -> None:
-    found = best([level("local", 0.0, 0.0), level("partner", 1.0, 1e-4)])
-    assert found.every == {"local": 1, "partner": 1}
-
-
-def test_calls_are_no_closer_than_a_step_and_than_the_background_allows() -> None:
-    assert best([level("only", 0.01, 1e-3)], least_period_s=30.0).period_s == pytest.approx(30.0)
-    assert best([level("only", 0.01, 1e-3, busy_s=20.0)]).period_s == pytest.approx(20.0)
-    assert best([level("free", 0.0, 1e-3)]).period_s == pytest.approx(LEAST_PERIOD_S)
-
-
 _RATES = st.floats(1e-9, 1e-4)
 _COSTS = st.floats(1e-3, 2000.0)
 
@@ -205,24 +140,6 @@ def test_no_other_cadence_on_a_grid_wastes_less(raw: list[tuple[float, float]], 
         for period in periods:
             other = waste(levels, float(period), every).total
             assert found.waste.total <= other * 1.01 + 1e-9, (every, period)
-
-
-@given(st.lists(st.tuples(_COSTS, _RATES), min_size=1, max_size=4))
-def test_shares_of_waste_add_up(raw: list[tuple[float, float]]) -> None:
-    levels = [level(str(place), cost, rate, restart=cost, latency_s=cost) for place, (cost, rate) in enumerate(raw)]
-    found = best(levels)
-    assert found.waste.cost >= 0 and found.waste.rework >= 0 and found.waste.restart >= 0
-    assert found.waste.total == pytest.approx(
-        min(1.0, found.waste.cost + found.waste.rework + found.waste.restart), abs=1e-12
-    )
-    assert found.interval_s("0") == found.period_s
-
-
-def test_a_cadence_that_gets_nothing_done_wastes_everything() -> None:
-    assert waste([level("only", 10.0, 1e-3)], 5.0, [1]).total == 1.0
-    assert waste([level("only", 0.1, 1.0, restart=600.0)], 5.0, [1]).total == 1.0
-    assert waste([level("only", 0.1, 1.0)], 900.0, [1]).total == 1.0
-    assert waste([level("only", 0.1, 0.1, latency_s=1e4)], 5.0, [1]).total == 1.0  # never complete in time
 
 
 @pytest.mark.parametrize("levels", [[], [level("local", 1.0, 0.0)]])

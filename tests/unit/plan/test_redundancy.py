@@ -7,16 +7,11 @@ import itertools
 import pytest
 
 from deeppart.plan.redundancy import (
-    ALIGNMENT,
-    MEMORY_BYTES,
-    MOST_BLOCK_BYTES,
-    MOST_MEMBERS,
     Copy,
     Member,
     Nodes,
     ParitySet,
     Stripes,
-    block_bytes_for,
     parity_groups,
     parity_sets,
     partner_copies,
@@ -24,13 +19,6 @@ from deeppart.plan.redundancy import (
 )
 
 # --- topology ---------------------------------------------------------------------------------------------------------
-
-
-def test_nodes_from_ranks() -> None:
-    nodes = Nodes.of([0, 1, 0, 2, 1], ["a", "b", "a"])
-    assert nodes == Nodes(((0, 2), (1, 4), (3,)), ("a", "b", "a"))
-    assert len(nodes) == 3 and nodes.by_domain() == [0, 2, 1]
-    assert Nodes.of([0, 0, 1]) == Nodes(((0, 1), (2,)), ("", ""))
 
 
 @pytest.mark.parametrize(
@@ -48,11 +36,6 @@ def test_nodes_from_ranks() -> None:
 )
 def test_partners_of_four_nodes(domains: str, partners: tuple[int, ...]) -> None:
     assert partner_nodes(Nodes.of(range(4), domains)) == partners
-
-
-def test_two_nodes_are_each_others_partners() -> None:
-    for domains in ("", "aa", "ab"):
-        assert partner_nodes(Nodes.of(range(2), domains)) == (1, 0)
 
 
 def test_a_node_alone_has_no_partner() -> None:
@@ -81,27 +64,12 @@ def test_too_few_nodes_for_a_group() -> None:
 # --- placement --------------------------------------------------------------------------------------------------------
 
 
-def test_copies_with_other_numbers_of_ranks_per_node() -> None:
-    """Node 1 has two ranks that receive three parts in turn."""
-    nodes = Nodes.of([0, 0, 0, 1, 1])
-    assert partner_copies(nodes) == (Copy(0, 0, 3), Copy(1, 1, 4), Copy(2, 2, 3), Copy(3, 3, 0), Copy(4, 4, 1))
-
-
 def test_copies_of_parts_that_lie_elsewhere_than_at_a_save() -> None:
     """After a restore of five parts on two ranks."""
     nodes = Nodes.of([0, 1])
     held = [[(4, 0), (1, 0)], [(0, 1), (2, 1), (3, 1)]]
     copies = partner_copies(nodes, held)
     assert copies == (Copy(0, 1, 0), Copy(1, 0, 1), Copy(2, 1, 0), Copy(3, 1, 0), Copy(4, 0, 1))
-
-
-def test_a_node_with_fewer_parts_takes_part_in_every_set() -> None:
-    nodes = Nodes.of([0, 0, 0, 1, 2, 2])
-    assert parity_sets(nodes, 3, 1) == (
-        ParitySet((Member(0, 0), Member(3, 3), Member(4, 4)), 1),
-        ParitySet((Member(1, 1), Member(3, None), Member(5, 5)), 1),
-        ParitySet((Member(2, 2), Member(3, None), Member(4, None)), 1),
-    )
 
 
 def test_sets_of_parts_that_lie_elsewhere_than_at_a_save() -> None:
@@ -114,13 +82,6 @@ def test_sets_of_parts_that_lie_elsewhere_than_at_a_save() -> None:
     assert parity_sets(nodes, 2, 1, [[], []]) == ()
 
 
-def test_a_rank_knows_its_place() -> None:
-    (only,) = parity_sets(Nodes.of([0, 1, 2]), 3, 2)
-    assert [only.place_of(rank) for rank in range(3)] == [0, 1, 2] and only.tolerate == 2
-    with pytest.raises(ValueError, match="rank 3"):
-        only.place_of(3)
-
-
 @pytest.mark.parametrize("tolerate", [-1, 0, 3, 4])
 def test_impossible_tolerance(tolerate: int) -> None:
     with pytest.raises(ValueError, match="1 to 2 can be lost"):
@@ -128,40 +89,6 @@ def test_impossible_tolerance(tolerate: int) -> None:
 
 
 # --- stripes ----------------------------------------------------------------------------------------------------------
-
-
-def test_stripes_of_four_members_by_hand() -> None:
-    """G = 4, m = 2: stripe s has parity on members s and s + 1, data from s + 2 and s + 3."""
-    stripes = Stripes(4, 2, 128, 1000)
-    assert stripes.data_blocks == 2 and stripes.rows == 4
-    assert [[stripes.source(s, i) for i in range(2)] for s in range(4)] == [[2, 3], [3, 0], [0, 1], [1, 2]]
-    assert [[stripes.keeper(s, j) for j in range(2)] for s in range(4)] == [[0, 1], [1, 2], [2, 3], [3, 0]]
-    assert [stripes.length(row) for row in range(4)] == [128, 128, 128, 128]  # 232 bytes are left for two blocks
-    assert [stripes.start(row, block) for row in range(4) for block in range(2)] == list(range(0, 1024, 128))
-    assert stripes.parity_bytes == 1024
-    assert [stripes.filled(3, block, 1000) for block in range(2)] == [128, 104]
-    assert [stripes.filled(3, block, 900) for block in range(2)] == [128, 4]
-    assert [stripes.filled(3, block, 100) for block in range(2)] == [0, 0]
-
-
-def test_the_last_row_is_only_as_long_as_needed() -> None:
-    stripes = Stripes(3, 1, 4096, 8192 + 130)
-    assert [stripes.length(row) for row in range(stripes.rows)] == [4096, 128]
-    assert (stripes.start(1, 0), stripes.start(1, 1), stripes.parity_bytes) == (8192, 8320, 4096 + 128)
-
-
-def test_nothing_to_protect_is_no_row() -> None:
-    stripes = Stripes(3, 1, 4096, 0)
-    assert (stripes.rows, stripes.parity_bytes) == (0, 0)
-
-
-def test_blocks_fit_into_the_memory_set_aside_for_encoding() -> None:
-    """Two rows under way, each with k blocks out, k in, m computed and m received."""
-    for members in range(2, MOST_MEMBERS + 1):
-        block = block_bytes_for(members)
-        assert 0 < block <= MOST_BLOCK_BYTES and block % ALIGNMENT == 0, members
-        assert 2 * 2 * members * block <= MEMORY_BYTES, members
-    assert block_bytes_for(2) == MOST_BLOCK_BYTES
 
 
 def can_be_rebuilt(members: int, tolerate: int, lost: int, data: set[int], parity: set[int]) -> bool:

@@ -81,10 +81,6 @@ def test_labels_do_not_steer_a_terminal() -> None:
     assert dict(labels)["node"] == r"\x1b[2J\x9b1m\u202e\r\x85" + "\n"
 
 
-def test_nothing_is_nothing() -> None:
-    assert prometheus_text([]) == ""
-
-
 def test_the_parser_of_prometheus_reads_it() -> None:
     parser = pytest.importorskip("prometheus_client.parser")
     text = prometheus_text([status(0), status(2, node=STRANGE)])
@@ -177,11 +173,3 @@ def test_levels_that_are_over_and_no_others() -> None:
         "partner/unchanged_bytes": 0,
     }
     assert (values["blocked_s"], values["stages/capture_s"], values["encoded_bytes"]) == (0.25, 0.5, 800)
-
-
-def test_the_step_of_the_axis_may_be_another() -> None:
-    writer = Writer()
-    to_tensorboard(writer, report(9), step=3)
-    assert {at for _, at in writer.scalars.values()} == {3} and all(
-        tag.startswith("deeppart/") for tag in writer.scalars
-    )

@@ -135,19 +135,6 @@ def test_one_that_takes_long_is_written_before_it_is_over(place: Place, monkeypa
     assert status.metric("level_failed_total", "persistent") == 1 and "no space" in status.errors[0].text
 
 
-def test_a_level_counts_when_it_is_over_and_once(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorder, "LONG_S", 0.0)
-    monkeypatch.setattr(recorder, "AGAIN_S", 0.0)
-    recording = place.start("status")
-    pending = Pending(1, frozenset({"local", "persistent"}))
-    recording.begun(pending)
-    pending.note_level("local", DONE)
-    place.wait_for(lambda status: status.metric("level_complete_total", "local") == 1)
-    pending.note_level("persistent", DONE)
-    status = place.wait_for(lambda status: not status.in_flight and status.metric("checkpoints_total") == 1)
-    assert [status.metric("level_complete_total", level) for level in ("local", "persistent")] == [1, 1]
-
-
 def test_calls_that_are_not_due_are_no_checkpoints(place: Place) -> None:
     recording = place.start("status", "events")
     recording.begun(Pending(1, frozenset()))
@@ -157,16 +144,6 @@ def test_calls_that_are_not_due_are_no_checkpoints(place: Place) -> None:
     status = place.wait_for(lambda status: status.metric("checkpoints_skipped_total") == 1)
     assert status.metric("checkpoints_total") == 0
     assert place.events() == ["started", "checkpoint"]
-
-
-def test_the_next_is_due_a_period_after_the_last(place: Place) -> None:
-    place.job.period_s = 100.0
-    recording = place.start("status")
-    pending = checkpoint(1)
-    pending.note_level("persistent", DONE)
-    recording.begun(pending)
-    status = place.wait_for(lambda status: status.metric("checkpoints_total") == 1)
-    assert status.next_due is not None and status.next_due > status.written and status.period_s == 100.0
 
 
 def test_writes_are_a_second_apart_however_many_checkpoints_there_are(
@@ -207,16 +184,6 @@ def test_what_is_refused_is_told_once_and_tried_again(place: Place) -> None:
     (place.root / "nowhere").mkdir()
     recording.close(failed=False)
     assert sorted(os.listdir(place.root / "nowhere")) == ["file"], "the last event, or the last metrics"
-
-
-def test_a_repair_is_seen_to_begin_and_to_end(place: Place) -> None:
-    recording = place.start("status")
-    place.wait_for(lambda status: not status.repairing)
-    place.job.repairing = True
-    recording.restored(5, 0.5)
-    place.wait_for(lambda status: status.repairing)
-    place.job.repairing = False
-    place.wait_for(lambda status: not status.repairing)
 
 
 def test_where_no_thread_can_be_started_there_is_none(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

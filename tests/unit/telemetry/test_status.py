@@ -13,12 +13,11 @@ import pytest
 
 import deeppart
 from deeppart.errors import CorruptFileError, NewerFormatError, StorageError
-from deeppart.model import LevelReport
 from deeppart.storage.owner import DirectoryOwner
 from deeppart.telemetry import StatusFile, read_statuses, sessions_with_status
-from deeppart.telemetry.status import bounded, decode_status, encode_status, remove_earlier, status_folder
+from deeppart.telemetry.status import decode_status, encode_status, remove_earlier, status_folder
 from deeppart.testing.faults import StorageFaults
-from tests.unit.telemetry.samples import SESSION, report, status
+from tests.unit.telemetry.samples import SESSION, status
 from tests.users import STRANGER, needs_root
 
 
@@ -97,18 +96,6 @@ def test_what_is_no_status_at_all_is_refused(data: bytes) -> None:
         decode_status(data, "file")
 
 
-def test_texts_are_bounded() -> None:
-    lines = tuple("x" * 10_000 for _ in range(1000))
-    found = bounded(lines)
-    assert len(found) == 11 and sum(map(len, found)) < 6000 and found[-1] == "and 990 more"
-    assert bounded(("a", "b")) == ("a", "b")
-    levels = {"local": LevelReport("failed", error="é" * 10_000)}
-    long = replace(report(1), levels=levels, diverged=lines, compression={"local": lines}, retire_error="y" * 10_000)
-    one = status(checkpoints=tuple(replace(status().checkpoints[0], report=bounded(long)) for _ in range(3)))
-    assert len(encode_status(one)) < 1 << 20, "what is written can be read"
-    assert decode_status(encode_status(one), "file") == one
-
-
 # --- files ---
 
 OTHER = "f" * 32
@@ -170,19 +157,6 @@ def test_a_refusal_leaves_the_status_before_and_nothing_beside_it(root: Path, op
     assert read_statuses(root, SESSION).found[0].restored == 8
 
 
-@pytest.mark.parametrize("operation", ["mkdir", "open"])
-def test_where_it_may_not_write_it_says_so_and_writes_as_soon_as_it_may(root: Path, operation: str) -> None:
-    file = StatusFile(root, SESSION, 0)
-    with StorageFaults(root) as faults:
-        faults.refuse(0, errno.EACCES, only=(operation,), count=None)
-        for _ in range(2):
-            with pytest.raises(StorageError) as refused:
-                file.write(status())
-            assert refused.value.errno == errno.EACCES
-    file.write(status())
-    assert read_statuses(root, SESSION).found == (status(),)
-
-
 def test_the_owner_removes_those_of_earlier_sessions_and_what_is_not_theirs_stays(root: Path) -> None:
     write(root, 0, 2)
     write(root, 0, session=OTHER)
@@ -215,17 +189,6 @@ def test_a_session_that_was_overtaken_removes_nothing_and_replaces_nothing(root:
     late.write(status(session=first.session))  # it does not make its folder anew, and that is no error of its own
     assert sessions_with_status(root) == (second.session,)
     second.close()
-
-
-def test_a_removal_that_is_refused_stops_nothing(root: Path) -> None:
-    write(root, 0)
-    owner = DirectoryOwner(root, "the next job")
-    with StorageFaults(root) as faults:
-        faults.refuse(0, errno.EROFS, only=("unlink", "rmdir"), count=None)
-        remove_earlier(root, owner)
-        assert faults.refused
-    owner.close()
-    assert read_statuses(root, SESSION).found == (status(),)
 
 
 def spoil(path: Path, how: str) -> None:

@@ -6,7 +6,6 @@ import errno
 import gc
 import os
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -42,16 +41,6 @@ def test_one_operation_is_refused_and_the_others_are_not(tmp_path: Path, first: 
         assert faults.refused == 1
         write(tmp_path / "file")
         assert faults.refused == 1
-
-
-def test_only_the_kind_that_was_named_is_refused_and_counted(tmp_path: Path) -> None:
-    with StorageFaults(tmp_path) as faults:
-        faults.refuse(1, errno.EIO, count=None, only=("write",))
-        write(tmp_path / "first")
-        for name in ("second", "third"):
-            with pytest.raises(OSError, match=os.strerror(errno.EIO)):
-                write(tmp_path / name)
-        assert faults.refused == 2
 
 
 def test_a_close_that_is_refused_has_given_the_descriptor_back(tmp_path: Path) -> None:
@@ -95,15 +84,6 @@ def test_descriptors_that_are_let_go_of_while_it_is_told_what_to_refuse(tmp_path
         assert not telling.is_alive()
         with pytest.raises(OSError, match=os.strerror(errno.EIO)):
             write(tmp_path / "other")
-
-
-def test_what_hangs_is_done_late(tmp_path: Path) -> None:
-    with StorageFaults(tmp_path) as faults:
-        faults.hang(0, 0.2, only=("write",))
-        began = time.monotonic()
-        write(tmp_path / "file")
-        assert time.monotonic() - began >= 0.2 and faults.refused == 1
-    assert (tmp_path / "file").read_bytes() == b"bytes"
 
 
 def test_when_it_is_over_the_functions_are_the_systems_again(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from deeppart.testing.states import Box, array_bytes, arrays, blank, difference
+from deeppart.testing.states import Box, difference
 
 Point = namedtuple("Point", "x y")
 Other = namedtuple("Other", "x z")
@@ -63,25 +63,3 @@ def test_the_order_of_dicts_may_be_left_out() -> None:
 def test_a_parameter_is_a_tensor_and_an_object_is_its_state() -> None:
     assert difference(torch.ones(2), torch.nn.Parameter(torch.ones(2))) is None
     assert difference({"w": 1}, Box({"w": 1})) is None and difference(Box(Box([1])), [1]) is None
-
-
-def test_bytes_are_those_of_the_elements_as_they_read() -> None:
-    matrix = torch.arange(6, dtype=torch.int16).reshape(2, 3)
-    assert array_bytes(matrix.T) == matrix.T.contiguous().numpy().tobytes() == array_bytes(matrix.numpy().T)
-    conjugate = torch.tensor([1 + 2j]).conj()
-    assert array_bytes(conjugate) == np.array([1 - 2j], dtype=np.complex64).tobytes()
-
-
-def test_a_blank_has_the_structure_and_nothing_of_the_contents() -> None:
-    shared = torch.ones(3)
-    state = {"a": [shared, shared], "b": (np.ones(2), Point(1, "x")), "c": Box(OrderedDict(d=5)), "e": Counter(f=2)}
-    empty = blank(state)
-    assert empty["a"][0] is not empty["a"][1] and not empty["a"][0].any() and not empty["b"][0].any()
-    assert (empty["b"][1], empty["c"].content, empty["e"]) == (Point(0, 0), OrderedDict(d=0), Counter(f=0))
-    assert shared.all() and type(empty["c"].content) is OrderedDict
-
-
-def test_arrays_are_found_in_everything_as_often_as_they_occur() -> None:
-    shared = torch.ones(3)
-    state = {"a": [shared, (shared,)], "b": Box({"c": np.zeros(2)}), "d": "text", "e": 5}
-    assert [len(each) for each in arrays(state)] == [3, 3, 2]

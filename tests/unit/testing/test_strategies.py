@@ -7,7 +7,6 @@ from typing import Any
 
 import hypothesis
 import hypothesis.strategies as st
-import numpy as np
 import pytest
 import torch
 
@@ -60,13 +59,3 @@ def test_every_dtype_of_torch_is_drawn() -> None:
 def test_what_is_rare_and_hard_is_drawn(strategy: st.SearchStrategy[Any], wanted: Any) -> None:
     settings = hypothesis.settings(max_examples=5000, database=None, derandomize=True)
     assert wanted(hypothesis.find(strategy, wanted, settings=settings))
-
-
-@QUICK
-@hypothesis.given(strategies.tensors(), strategies.numpy_arrays())
-def test_truth_values_have_one_of_two_bytes(tensor: torch.Tensor, array: np.ndarray) -> None:
-    """Others are no values of the type, and what reads them is undefined."""
-    if tensor.dtype is torch.bool:
-        assert set(tensor.contiguous().view(torch.uint8).flatten().tolist()) <= {0, 1}
-    if array.dtype == np.bool_:
-        assert set(np.ascontiguousarray(array).view(np.uint8).flatten().tolist()) <= {0, 1}

@@ -29,19 +29,3 @@ def test_every_operation_has_a_number(monkeypatch: pytest.MonkeyPatch, tmp_path:
         *(numbers["encode"] for numbers in found["codec"].values()),
     ]
     assert all(rate > 0 and math.isfinite(rate) for rate in rates)
-
-
-def test_torch_save_is_a_rate_and_a_time_for_each_tensor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A storage that takes 1 s for a GB and 50 us for a tensor."""
-    monkeypatch.setattr(pieces, "_timed", lambda work: work())
-    monkeypatch.setattr(
-        "torch.save", lambda state, file: sum(tensor.nbytes * 1e-9 + 50e-6 for tensor in state.values())
-    )
-    found = pieces._serialize(tmp_path / "file")
-    assert found["stream"] == pytest.approx(1e9, rel=0.01)
-    assert found["tensor"] == pytest.approx(50e-6, rel=0.01)
-
-
-def test_an_unknown_dtype_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(AttributeError):
-        measure_pieces(SingleComm(), ["float33"], tmp_path)

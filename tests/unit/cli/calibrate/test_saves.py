@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from deeppart.cli.calibrate import __main__ as main
 from deeppart.cli.calibrate import saves
 from deeppart.cli.calibrate.saves import MEASURED, measure_save
-from deeppart.cli.calibrate.tasks import RESTORE, SaveTask, Tasks, read_tasks, tasks_json
+from deeppart.cli.calibrate.tasks import RESTORE, SaveTask, Tasks, tasks_json
 from deeppart.comm import SingleComm
 from deeppart.errors import LazyCaptureNotice
-from deeppart.state.tensors.sharded import read_shards
 
 
 @pytest.mark.parametrize("local", [True, False])
@@ -52,16 +50,6 @@ def test_a_lazy_checkpoint_copies_nothing_before_it_returns(tmp_path: Path, monk
     assert all(0 < blocked < local for blocked, local in zip(found["blocked"], found["local"], strict=True))
 
 
-def test_ranks_have_different_parts_of_a_tensor_that_they_divide() -> None:
-    task = SaveTask(nbytes=40, tensors=2, shards=3)
-    whole = saves._state(SaveTask(nbytes=40, tensors=2), 0)
-    for name, tensor in whole.items():
-        found = [read_shards(saves._state(task, rank)[name], name) for rank in range(6)]
-        assert [[box.offset[0] for box in each.boxes] for each in found] == [[0], [2], [4]] * 2
-        assert torch.equal(torch.cat([each.tensors[0] for each in found[:3]]), tensor)
-        assert {each.shape for each in found} == {(5,)}
-
-
 def test_a_task_finds_nothing_of_those_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node's storage may be memory: all that a calibration of 4 ranks writes there is more than 24 GB."""
     before: list[set[str]] = []
@@ -93,24 +81,3 @@ def test_a_rank_that_hangs_says_where(tmp_path: Path, monkeypatch: pytest.Monkey
     measure_save(SingleComm(), SaveTask(1 << 16, 2, rounds=1), tmp_path / "local", tmp_path / "file-system")
     told = capfd.readouterr().err
     assert "Timeout (0:00:00" in told and "in hangs" in told
-
-
-def test_tasks_travel_as_json() -> None:
-    lazy = SaveTask(
-        1 << 10,
-        2,
-        local=False,
-        persistent=True,
-        flush_bandwidth=1e6,
-        capture="lazy",
-        after="lose",
-        shards=2,
-        nodes=True,
-    )
-    tasks = Tasks(
-        (SaveTask(1 << 20, 8), lazy, SaveTask(9, 1, nodes=True, partner=True, parity_group=4, compression="tensor")),
-        "/a",
-        "/b",
-        ("float32",),
-    )
-    assert read_tasks(tasks_json(tasks)) == tasks

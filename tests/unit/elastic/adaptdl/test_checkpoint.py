@@ -64,18 +64,6 @@ def test_without_a_checkpoint_and_without_a_directory(directory: Path, monkeypat
     assert save_all_states() is None and not load_state(Text("b"))
 
 
-def test_empty_and_large(directory: Path) -> None:
-    Text("empty"), Text("large", "x" * 3_000_000)
-    save_all_states()
-    assert again("empty", "large") == {"empty": "", "large": "x" * 3_000_000}
-
-
-def test_two_of_a_name() -> None:
-    State("a")
-    with pytest.raises(ConfigError, match="same name\n  found: 'a'"):
-        State("a")
-
-
 def test_checkpoints_of_adaptdl_are_not_taken_for_none(directory: Path) -> None:
     (directory / "checkpoint-0").mkdir(parents=True)
     with pytest.raises(ConfigError, match="AdaptDL's own"):

@@ -72,32 +72,6 @@ def test_loops_that_were_over_are_skipped_and_places_are_kept() -> None:
     job()
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_every_sample_once_whatever_the_replicas(workers: int) -> None:
-    """98 samples, batches of 12 on 1, 4, 2 and 3 replicas."""
-
-    @elastic_multiprocessing
-    def job() -> int:
-        adl.init_process_group("gloo")
-        loader = loader_of(98, 12, shuffle=True, num_workers=workers)
-        seen = Seen()
-        checkpoint.load_state(seen)
-        sizes = [4, 2, 3]
-        for epoch in adl.remaining_epochs_until(2):
-            for number, (batch,) in enumerate(loader):
-                assert loader.current_batch_size == 12 and len(batch) <= (loader.current_local_bsz or 0)
-                if loader.counted:
-                    seen.new.update((epoch, sample) for sample in batch.tolist())
-                if number == 3 and env.num_restarts() < len(sizes):
-                    checkpoint.save_all_states()
-                    return sizes[env.num_restarts()]
-        seen.sync()
-        assert seen.counts == Counter({(epoch, sample): 1 for epoch in range(2) for sample in range(98)})
-        return 0
-
-    job()
-
-
 class Seen(checkpoint.State):
     """What all replicas have trained on."""
 
@@ -130,6 +104,32 @@ def test_which_loader_is_the_current_one() -> None:
     assert adl.current_dataloader() is None
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_every_sample_once_whatever_the_replicas(workers: int) -> None:
+    """98 samples, batches of 12 on 1, 4, 2 and 3 replicas."""
+
+    @elastic_multiprocessing
+    def job() -> int:
+        adl.init_process_group("gloo")
+        loader = loader_of(98, 12, shuffle=True, num_workers=workers)
+        seen = Seen()
+        checkpoint.load_state(seen)
+        sizes = [4, 2, 3]
+        for epoch in adl.remaining_epochs_until(2):
+            for number, (batch,) in enumerate(loader):
+                assert loader.current_batch_size == 12 and len(batch) <= (loader.current_local_bsz or 0)
+                if loader.counted:
+                    seen.new.update((epoch, sample) for sample in batch.tolist())
+                if number == 3 and env.num_restarts() < len(sizes):
+                    checkpoint.save_all_states()
+                    return sizes[env.num_restarts()]
+        seen.sync()
+        assert seen.counts == Counter({(epoch, sample): 1 for epoch in range(2) for sample in range(98)})
+        return 0
+
+    job()
+
+
 def test_replicas_that_are_not_connected_do_not_train_each_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ADAPTDL_NUM_REPLICAS", "2")
     loader = loader_of(4, 2)
@@ -145,18 +145,6 @@ class Model:
         self.noise = Model
 
     known = False
-
-
-def test_a_loop_with_larger_batches_lasts_until_it_is_worth_an_epoch() -> None:
-    loader, model = loader_of(20, 4), Model()
-    progress.trained = model
-    loader.autoscale_batch_size(8)
-    samples = []
-    for _ in adl.remaining_epochs_until(1):
-        for (batch,) in loader:
-            samples += batch.tolist()
-            model.worth += 0.5  # each step is worth half of one: two passes
-    assert samples == [*range(20)] * 2
 
 
 def test_a_job_goes_on_in_a_further_pass_of_a_loop(directory: Path) -> None:
@@ -177,49 +165,6 @@ def test_a_job_goes_on_in_a_further_pass_of_a_loop(directory: Path) -> None:
                 break
         forget_all()
     assert samples == [*range(20)] * 2
-
-
-def test_a_loop_that_trains_nothing_ends() -> None:
-    progress.trained = Model()
-    for length, options in ((20, {}), (3, {"drop_last": True})):
-        loader = loader_of(length, 4, **options)
-        loader.autoscale_batch_size(8)
-        for _ in adl.remaining_epochs_until(progress.finished_epochs + 1):
-            assert len(list(loader)) == length // 4
-
-
-def test_workers_of_replicas_draw_different_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = []
-    for rank in ("0", "1", "1"):
-        monkeypatch.setenv("ADAPTDL_REPLICA_RANK", rank)
-        torch.manual_seed(7)
-        loader = adl.AdaptiveDataLoader(Random(), 1, num_workers=1)
-        found.append(float(next(iter(loader))))
-    assert found[0] != found[1] == found[2]
-
-
-class Random(torch.utils.data.Dataset[float]):
-    def __len__(self) -> int:
-        return 1
-
-    def __getitem__(self, index: int) -> float:
-        return float(torch.rand(()))
-
-
-def test_to_tensorboard() -> None:
-    written: dict[str, float] = {}
-
-    class Writer:
-        def add_scalar(self, name: str, value: float, step: int) -> None:
-            written[name] = value
-
-    for tag in ("a", "b/"):
-        loader_of(8, 8).to_tensorboard(Writer(), 3, tag)
-    assert written == {
-        f"{tag}/{name}": value
-        for tag in "ab"
-        for name, value in (("Total_Batch_Size", 8), ("Local_Batch_Size", 8), ("Accumulation_Steps", 0))
-    }
 
 
 # --- the end ----------------------------------------------------------------------------------------------------------
@@ -261,30 +206,6 @@ def test_an_end_without_a_directory_says_that_nothing_is_saved(monkeypatch: pyte
 
 
 # --- sums -------------------------------------------------------------------------------------------------------------
-
-
-def test_a_block_that_was_over_finds_the_same_again_and_sums_of_past_epochs_are_forgotten() -> None:
-    @elastic_multiprocessing
-    def job() -> int:
-        adl.init_process_group("gloo")
-        sums = adl.Accumulator()
-        ends = {0: (1, 3), 1: (2, 2)}.get(env.num_restarts())  # epoch, and on how many replicas it goes on
-        for number in adl.remaining_epochs_until(4):
-            own = adl.Accumulator()  # of this epoch
-            own["x"] += env.replica_rank() + 1
-            with own.synchronized():
-                first = own["x"]
-            sums["total"] += 1
-            if ends is not None and number == ends[0]:
-                checkpoint.save_all_states()
-                assert sorted(progress.state_dict()["members"]) == ["sums-0", f"sums-epoch{number}-0"]
-                return ends[1]
-            # An epoch that had been left after the block has what the replicas then have added.
-            expected = {0: {0: 1}, 1: {1: 1}, 2: {2: 6, 3: 3}}[env.num_restarts()]
-            assert first == expected[number], (env.num_restarts(), number, first)
-        return 0
-
-    job()
 
 
 def test_sums_of_a_job_that_changes_its_size() -> None:

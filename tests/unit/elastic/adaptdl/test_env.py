@@ -7,12 +7,6 @@ import pytest
 from deeppart.elastic.adaptdl import env
 
 
-def test_alone() -> None:
-    assert (env.replica_rank(), env.num_replicas(), env.num_nodes(), env.num_restarts()) == (0, 1, 1, 0)
-    assert (env.checkpoint_path(), env.share_path(), env.job_id()) == (None, None, None)
-    assert (env.master_addr(), env.master_port()) == ("0.0.0.0", 0)
-
-
 def test_adaptdl(monkeypatch: pytest.MonkeyPatch) -> None:
     variables = {
         "CHECKPOINT_PATH": "/c", "SHARE_PATH": "/s", "JOB_ID": "j", "MASTER_ADDR": "h", "MASTER_PORT": "7",

@@ -12,8 +12,7 @@ from torch.utils.data import TensorDataset
 import deeppart
 from deeppart.elastic.adaptdl import checkpoint, env
 from deeppart.elastic.adaptdl import torch as adl
-from deeppart.elastic.adaptdl.torch.scaling_rules import AdamScale, AdaScale, LEGWScale, LinearScale, ScalingRuleBase
-from deeppart.errors import ConfigError
+from deeppart.elastic.adaptdl.torch.scaling_rules import AdamScale, LEGWScale, LinearScale, ScalingRuleBase
 from tests.unit.elastic.adaptdl.replicas import elastic_multiprocessing
 
 
@@ -83,20 +82,6 @@ def test_the_result_of_a_job_that_changes_its_size_is_that_of_one_that_does_not(
         changing()
 
 
-def test_defaults_by_the_optimizer() -> None:
-    @elastic_multiprocessing
-    def job() -> None:
-        adl.init_process_group("gloo")
-        kinds = []
-        for number, kind in enumerate((torch.optim.SGD, torch.optim.AdamW)):
-            model = torch.nn.Linear(1, 1)
-            parallel = adl.AdaptiveDataParallel(model, kind(model.parameters(), lr=0.1), name=str(number))
-            kinds.append(type(parallel.rule))
-        assert kinds == [AdaScale, AdamScale]
-
-    job()
-
-
 def test_outside_of_loops_it_trains_as_it_would_without() -> None:
     """As scripts do that have not come to AdaptDL's data loaders yet; on three replicas, too."""
 
@@ -142,42 +127,6 @@ def test_accumulated_gradients_are_those_of_a_whole_batch() -> None:
         expected = whole.weight.detach() - 0.01 * whole.weight.grad
         assert torch.allclose(model.weight.detach(), expected, atol=1e-12)
         assert parallel.gns.get_progress() == 1.0
-
-    job()
-
-
-def test_to_tensorboard() -> None:
-    @elastic_multiprocessing
-    def job() -> None:
-        adl.init_process_group("gloo")
-        written: dict[str, float] = {}
-
-        class Writer:
-            def add_scalar(self, name: str, value: float, step: int) -> None:
-                written[name] = value
-
-        model = torch.nn.Linear(1, 1)
-        parallel = adl.AdaptiveDataParallel(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        parallel.to_tensorboard(Writer(), 1, "Model")
-        assert len(written) == 5 and written["Model/Gain"] == parallel.gain == 1.0
-
-    job()
-
-
-def test_a_scaler_is_not_asked_for_a_step_while_gradients_are_accumulated() -> None:
-    @elastic_multiprocessing
-    def job() -> None:
-        adl.init_process_group("gloo")
-        model = torch.nn.Linear(4, 1, dtype=torch.float64)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        parallel = adl.AdaptiveDataParallel(model, optimizer, mp_scaler=torch.amp.GradScaler("cpu"))
-        loader = adl.AdaptiveDataLoader(data(), batch_size=32)
-        loader.set_batch(32, 1)
-        for inputs, targets in loader:
-            (parallel(inputs) - targets).square().mean().backward()
-            with pytest.raises(ConfigError, match="is_optim_step"):
-                optimizer.step()
-            break
 
     job()
 

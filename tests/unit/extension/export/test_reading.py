@@ -7,12 +7,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from deeppart.errors import StateError, StructureMismatchError
-from deeppart.extension.export import content as reading_module
 from deeppart.extension.export.content import Content
 from deeppart.offline.find import with_checkpoint
 from deeppart.offline.reading import OpenCheckpoint
@@ -27,25 +25,6 @@ def looked_at(root: Path, look: Callable[[Content], Any], **options: Any) -> Any
             return look(Content(checkpoint, **options))
 
     return with_checkpoint(root, None, use, None)
-
-
-def streamed(content: Content) -> dict[str, bytes]:
-    """The bytes of each leaf by its name, in the opposite order of their numbers."""
-    names = content.checkpoint.structure.array_paths()
-    order = sorted(content.leaves, reverse=True)
-    return {names[leaf][-1]: b"".join(map(bytes, pieces)) for leaf, pieces in content.stream(order)}
-
-
-def test_bytes_of_leaves_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    large = torch.randn(3_000_000)
-    state = {"large": large, "part": large[5:9], "big": np.arange(200_000, dtype=">i8"), "small": torch.arange(3)}
-    root = saved(tmp_path / "ckpt", state)
-    for most in (1, 1 << 28):
-        monkeypatch.setattr(reading_module, "BATCH_BYTES", most)
-        found = looked_at(root, streamed)
-        assert found["large"] == large.numpy().tobytes() and found["part"] == large[5:9].numpy().tobytes()
-        assert found["big"] == np.arange(200_000, dtype="<i8").tobytes()
-        assert found["small"] == torch.arange(3).numpy().tobytes()
 
 
 def test_containers_by_their_paths(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections import defaultdict
 from collections.abc import Sequence
@@ -68,17 +67,6 @@ def check(plans: Sequence[Sequence[WriteItem]], division: Division) -> None:
     assert {index.fqn for index in written} == {item.index.fqn for plan in plans for item in plan}
 
 
-def test_replica_sets_are_filled_up_evenly() -> None:
-    """Two copies of two shards, a tensor of all, and one rank that has much for itself."""
-    halves = [Box((0, 0), (500, 100)), Box((500, 0), (500, 100))]
-    plans = [[tensor("hybrid", (1000, 100), halves[rank % 2]), tensor("all", (3000, 100))] for rank in range(4)]
-    plans[3].append(tensor("own", (900, 100)))
-    division = divide(plans, [notes(plan) for plan in plans])
-    check(plans, division)
-    written = [nbytes(items) for items in division.items]
-    assert max(written) * 4 / sum(written) < 1.02
-
-
 @pytest.mark.parametrize("seed", range(25))
 def test_random_plans(seed: int) -> None:
     draw = random.Random(seed)
@@ -114,16 +102,6 @@ def test_random_plans(seed: int) -> None:
     assert division == divide(plans, told, by_node=by_node)
 
 
-def test_boulders_are_placed_before_the_rest() -> None:
-    """What must stay whole is not put together with what lies beside it in the order of names."""
-    plan = [tensor("a", (10_000,)), tensor("b", (90_000,)), tensor("c", (80_000,)), tensor("d", (40_000, 3))]
-    plans = [plan] * 3
-    division = divide(plans, [notes(plan, whole="bc") for plan in plans])
-    check(plans, division)
-    written = [nbytes(items) for items in division.items]
-    assert max(written) * 3 / sum(written) < 1.02
-
-
 def test_one_rank_of_a_node_writes_what_all_of_its_ranks_have() -> None:
     plans = [[tensor("w", (1000, 100))] for _ in range(6)]
     plans[5].append(tensor("own", (100, 100)))
@@ -132,23 +110,3 @@ def test_one_rank_of_a_node_writes_what_all_of_its_ranks_have() -> None:
     written = [nbytes(items) for items in division.items]
     assert written[1] == written[2] == written[4] == 0 and written[5] == 40_000
     assert abs(written[0] - written[3] - 40_000) < 5000
-
-
-def test_empty_shards_stand_in_nobodys_way() -> None:
-    """They may be said to begin where another one does."""
-    whole = tensor("w", (2, 3), Box((0, 0), (2, 3)))
-    empty = tensor("w", (2, 3), Box((0, 0), (0, 3)))
-    plans = [[empty], [whole], [empty], [tensor("nothing", (0, 3))]]
-    division = divide(plans, [notes(plan) for plan in plans])
-    assert division.items == ([], [whole], [], plans[3]) and not division.differing
-
-
-def test_rows_are_whole_unless_they_are_large() -> None:
-    plan = [tensor("w", (10_000, 6, 5))]
-    for items in divide([plan] * 3, [notes(plan)] * 3).items:
-        assert [box_of(item).sizes[1:] for item in items] == [(6, 5)]
-    plan = [tensor("w", (3, 100, 100))]
-    division = divide([plan] * 2, [notes(plan)] * 2)
-    check([plan] * 2, division)
-    written = [nbytes(items) for items in division.items]
-    assert math.isclose(*written, rel_tol=0.1) and all(len(items) <= 3 for items in division.items)

@@ -18,7 +18,7 @@ import xxhash
 import zstandard
 from torch.distributed.checkpoint import CheckpointException, FileSystemReader, FileSystemWriter
 
-from deeppart.errors import CorruptFileError, DeeppartError, FormatError, NewerFormatError
+from deeppart.errors import DeeppartError, FormatError, NewerFormatError
 from deeppart.interop.dcp import BalancedSavePlanner, TensorCodecExtension, extension_registry, load
 from deeppart.interop.dcp.codec_stream import DecodingStream, EncodingStream, decoded
 from deeppart.state.tensors.leaves import TORCH_DTYPES
@@ -77,84 +77,8 @@ def test_every_dtype_comes_back_however_it_was_written(name: str) -> None:
             assert DecodingStream(io.BytesIO(stream)).read() == data
 
 
-def test_frames_of_their_own_length() -> None:
-    data = saved(tensor_of(torch.bfloat16, 9 << 20))
-    stream = encoded([data])
-    assert decoded(stream, _MOST, "here") == data and len(stream) < 0.7 * len(data)
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        b"x",
-        b"PK\x03\x04",
-        bytes(200_000),
-        random.Random(1).randbytes(100_000),
-        saved(tensor_of(torch.float32, 50_000))[:30_000],
-        saved(tensor_of(torch.float32, 4000)) + b"tail" * 50_000,
-        saved([torch.ones(9000), {"x": torch.ones(9000)}]),
-        saved("text" * 100_000),
-        b"junk" + saved(tensor_of(torch.float32, 50_000)),
-    ],
-    ids=lambda data: f"{len(data)} {data[:4]!r}",
-)
-def test_other_streams_come_back(data: bytes) -> None:
-    for pieces in ([data], cut(data, random.Random(2)), [data[:700], data[700:]]):
-        assert decoded(encoded(pieces), _MOST, "here") == data
-
-
-def test_reading_in_small_pieces() -> None:
-    data = saved(tensor_of(torch.float32, 50_000))
-    stream = DecodingStream(io.BytesIO(encoded([data])))
-    found = b"".join(iter(lambda: stream.read(777), b""))
-    assert found == data and stream.read(1) == b"" and stream.readable() and not stream.seekable()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(
-    ("nbytes", "most", "more_bytes"), [(4, 1, 20), (400, 1, 20), (4000, 0.98, 0), (400_000, 0.93, 0)]
-)
-def test_smaller_than_zstd_alone(dtype: torch.dtype, nbytes: int, most: float, more_bytes: int) -> None:
-    data = saved(tensor_of(dtype, nbytes))
-    alone = len(zstandard.ZstdCompressor().compress(data))
-    assert len(encoded([data])) < most * alone + more_bytes
-
-
-def test_an_error_in_the_middle_leaves_no_end() -> None:
-    """What is thrown away is not finished by the garbage collection."""
-    output = Output()
-    stream = EncodingStream(output)
-    stream.write(saved(tensor_of(torch.float32, 50_000))[:20_000])
-    del stream
-    assert not output.ended
-    with pytest.raises(CorruptFileError):
-        decoded(output.getvalue(), _MOST, "here")
-
-
 def readers(data: bytes) -> list[Any]:
     return [lambda: decoded(data, _MOST, "here"), lambda: DecodingStream(io.BytesIO(data)).read()]
-
-
-def test_every_bit_counts() -> None:
-    stream = encoded([saved(tensor_of(torch.bfloat16, 3000))])
-    for place in range(0, 8 * len(stream), 37):
-        damaged = bytearray(stream)
-        damaged[place // 8] ^= 1 << place % 8
-        for read in readers(bytes(damaged)):
-            with pytest.raises(FormatError):
-                read()
-
-
-def test_every_length_counts() -> None:
-    stream = encoded([saved(tensor_of(torch.float32, 3000))])
-    for length in [*range(60), *range(60, len(stream), 41), len(stream) - 1]:
-        for read in readers(stream[:length]):
-            with pytest.raises(CorruptFileError):
-                read()
-    for read in readers(stream + b"\0"):
-        with pytest.raises(CorruptFileError, match="damaged"):
-            read()
 
 
 def frame(codec: int, raw_bytes: int, stored: bytes, stored_bytes: int | None = None, zeros: bytes = bytes(3)) -> bytes:
@@ -200,17 +124,6 @@ def test_claims_are_not_believed(data: bytes) -> None:
         assert tracemalloc.get_traced_memory()[1] < 64 << 20
     finally:
         tracemalloc.stop()
-
-
-def test_no_more_than_what_was_asked_for() -> None:
-    stream = frame(1, 1 << 20, ZEROS) * 50 + end(50 << 20)
-    with pytest.raises(CorruptFileError, match="damaged") as caught:
-        decoded(stream, 3 << 20, "file, name")
-    assert "at most 3145728 bytes" in str(caught.value) and "file, name" in str(caught.value)
-    assert decoded(stream, 50 << 20, "here") == bytes(50 << 20)
-
-
-# --- the tensor in what torch.save writes ---
 
 
 # --- under DCP's own writer and reader ---

@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import FileSystemReader
-from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from deeppart.errors import ConfigError, ReplicaDivergenceWarning
 from deeppart.interop.dcp import BalancedSavePlanner, load
@@ -17,10 +16,6 @@ from tests.unit.interop.dcp.stepping import save_as_ranks
 from tests.unit.sharded_states import same
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is:UserWarning")
-
-
-class Own(torch.Tensor):
-    """A subclass that says nothing of how it is saved."""
 
 
 class Anything:
@@ -110,25 +105,6 @@ def test_hard_states_come_back_by_dcp_alone(tmp_path: Path, ranks: int, files: A
     check(load(tmp_path, [str(key) for key in state]), state)
 
 
-@pytest.mark.parametrize(
-    ("shape", "ranks"), [((3, 100_000), 2), ((2, 100_000), 5), ((1, 1, 90_000), 4), ((7, 3, 9000), 4), ((100_003,), 6)]
-)
-def test_one_tensor_alone_is_even_whatever_its_rows_are(tmp_path: Path, shape: tuple[int, ...], ranks: int) -> None:
-    state = {"w": torch.randn(shape)}
-    assert evenness(save_as_ranks([state] * ranks, tmp_path, lambda rank: BalancedSavePlanner())) < 1.03
-    check(load(tmp_path), state)
-
-
-def test_without_flattening(tmp_path: Path) -> None:
-    state: dict[str, Any] = {"w": torch.randn(1000, 10), "inner": {"x": 5, "t": torch.ones(3)}}
-    sizes = save_as_ranks([state] * 2, tmp_path, lambda rank: BalancedSavePlanner(flatten_state_dict=False))
-    assert evenness(sizes) < 1.1
-    found: dict[str, Any] = {"w": torch.zeros(1000, 10), "inner": None}
-    load_planner = dcp.DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    dcp.load(found, checkpoint_id=tmp_path, planner=load_planner)
-    assert torch.equal(found["w"], state["w"]) and same(found["inner"], state["inner"])
-
-
 def test_ranks_with_different_keys_or_none_at_all(tmp_path: Path) -> None:
     shared = {"both": torch.randn(3000, 9)}
     states: list[dict[str, Any]] = [
@@ -143,24 +119,6 @@ def test_ranks_with_different_keys_or_none_at_all(tmp_path: Path) -> None:
     assert same(found, {**states[0], "last": states[3]["last"], "value": "x" * 100})
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_nothing_to_save(tmp_path: Path, ranks: int) -> None:
-    save_as_ranks([{}] * ranks, tmp_path, lambda rank: BalancedSavePlanner())
-    assert load(tmp_path) == {}
-
-
-def test_values_alone_are_shared_out_by_their_bytes(tmp_path: Path) -> None:
-    state = {"long": "x" * 300_000, **{f"short {n}": "y" * 30_000 for n in range(10)}}
-    sizes = save_as_ranks([state] * 2, tmp_path, lambda rank: BalancedSavePlanner())
-    assert evenness(sizes) < 1.1
-    assert load(tmp_path) == state
-
-
-def test_saved_whole_by_the_lowest_rank_if_asked_for(tmp_path: Path) -> None:
-    sizes = save_as_ranks([hard()] * 3, tmp_path, lambda rank: BalancedSavePlanner(dedup_save_to_lowest_rank=True))
-    assert sizes[0] > 0 and sizes[1:] == [0, 0]
-
-
 def test_tensors_that_differ_are_not_mixed(tmp_path: Path) -> None:
     states = [
         {"same": torch.ones(5000), "rng": torch.full((5056,), rank, dtype=torch.uint8), "z": torch.ones(2000 + rank)}
@@ -172,41 +130,6 @@ def test_tensors_that_differ_are_not_mixed(tmp_path: Path) -> None:
     assert same(found, states[0])
 
 
-def test_subclasses_are_not_cut(tmp_path: Path) -> None:
-    state = {"own": torch.randn(15_000).as_subclass(Own), "w": torch.randn(4000)}
-    save_as_ranks([state] * 2, tmp_path, lambda rank: BalancedSavePlanner())
-    metadata = FileSystemReader(tmp_path).read_metadata().state_dict_metadata
-    chunks = {name: len(found.chunks) for name, found in metadata.items()}  # type: ignore[union-attr]
-    assert chunks == {"own": 1, "w": 1}
-
-
-def test_pieces_are_written_from_where_they_lie(tmp_path: Path) -> None:
-    """DCP's writer copies what is a view of something larger."""
-    state = {"w": torch.randn(4000, 50), "t": torch.randn(50, 4000).T}
-    found: dict[str, list[torch.Tensor]] = {"w": [], "t": []}
-
-    class Watched(BalancedSavePlanner):
-        def lookup_object(self, index: MetadataIndex) -> Any:
-            found[index.fqn].append(super().lookup_object(index))
-            return found[index.fqn][-1]
-
-    save_as_ranks([state] * 3, tmp_path, lambda rank: Watched())
-    check(load(tmp_path), state)
-    pieces = [piece for piece in found["w"] if piece.shape != (4000, 50)]
-    assert pieces and all(piece.untyped_storage().nbytes() == piece.nbytes for piece in pieces)
-    begin = state["w"].data_ptr()
-    assert all(begin <= piece.data_ptr() < begin + state["w"].nbytes for piece in pieces)
-
-
 def test_impossible_settings() -> None:
     with pytest.raises(ConfigError, match="files"):
         BalancedSavePlanner(files="host")  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("no_dist", [False, True])
-def test_in_one_process(tmp_path: Path, no_dist: bool) -> None:
-    state = hard()
-    dcp.save(state, checkpoint_id=tmp_path, planner=BalancedSavePlanner(), no_dist=no_dist)
-    found = target_of(state)
-    dcp.load(found, checkpoint_id=tmp_path)
-    check(found, state)

@@ -9,24 +9,17 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import CheckpointException, DefaultLoadPlanner, state_dict_loader
-from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
-from torch.distributed.checkpoint.metadata import MetadataIndex
-from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
-from torch.testing._internal.two_tensor import TwoTensor
+from torch.distributed.checkpoint import CheckpointException, DefaultLoadPlanner
 
 import deeppart
 from deeppart.errors import (
     ConfigError,
     CorruptFileError,
-    DeeppartError,
     FormatError,
-    FreedMemoryError,
     LeafMismatchError,
     RestoreError,
 )
 from deeppart.interop.dcp import StorageReader
-from deeppart.interop.dcp.storage_reader import Destination, destinations, hand_over
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is:UserWarning")
 KINDS = ["session", "directory"]
@@ -140,17 +133,6 @@ def test_a_planner_that_gives_a_wrong_tensor(tmp_path: Path, reader: Any) -> Non
     assert live["epoch"] == 3
 
 
-def test_without_a_state_to_load_into(tmp_path: Path, reader: Any) -> None:
-    state, source = saved(tmp_path), reader()
-    found: dict[str, Any] = {}
-    state_dict_loader._load_state_dict(found, source, planner=_EmptyStateDictLoadPlanner(), no_dist=True)
-    assert torch.equal(found["model"]["0.weight"], state["model"][0].weight)
-    assert found["epoch"] == 3 and found["optimizer"]["param_groups"][0]["lr"] == 0.001
-    if hasattr(state_dict_loader, "_load_state_dict_from_keys"):
-        some = state_dict_loader._load_state_dict_from_keys({"words", "model.2.bias"}, storage_reader=source)
-        assert some.keys() == {"words", "model"} and some["model"].keys() == {"2.bias"}
-
-
 def test_before_the_first_commit_there_is_no_newest(tmp_path: Path) -> None:
     for path in (tmp_path / "not" / "there", tmp_path):
         assert StorageReader(path).newest() is None
@@ -219,12 +201,6 @@ def test_files_that_are_no_longer_what_they_were(tmp_path: Path, name: str) -> N
     assert isinstance(failure_of(caught.value), (FormatError, RestoreError)) and live["epoch"] == 0
 
 
-def test_impossible_sources() -> None:
-    with pytest.raises(ConfigError, match="impossible source"):
-        StorageReader(5)  # type: ignore[arg-type]
-    assert StorageReader.validate_checkpoint_id("step_5") and not StorageReader.validate_checkpoint_id("five")
-
-
 # --- loads that fail, or that planners make otherwise: what is not loaded is as it was ---
 
 
@@ -272,48 +248,6 @@ def test_damage_in_what_is_no_tensor_changes_no_tensor(tmp_path: Path, load: Any
     assert bool((live["w"] == 1).all()) and live["n"] == 5
 
 
-class Unloved:
-    """Cannot be pickled."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def __reduce__(self) -> Any:
-        raise TypeError("not by pickle")
-
-
-deeppart.register(Unloved, lambda made: made.number, Unloved, name="tests.Unloved")
-
-
-def test_what_cannot_be_pickled_changes_no_tensor(tmp_path: Path, load: Any) -> None:
-    save(tmp_path, {"w": torch.ones(3), "of": (Unloved(3), torch.ones(1))})
-    live: dict[str, Any] = {"w": torch.zeros(3), "of": None}
-    with pytest.raises((CheckpointException, AssertionError)) as caught:
-        load(live)
-    assert "not by pickle" in str(failure_in(caught))
-    assert live["w"].tolist() == [0, 0, 0] and live["of"] is None
-
-
-class OneBuffer(DefaultLoadPlanner):
-    """Gives the same memory for every item, and copies on what it gets."""
-
-    def resolve_tensor(self, item: Any) -> torch.Tensor:
-        found = super().resolve_tensor(item)
-        self.buffer = getattr(self, "buffer", torch.empty(100))
-        return self.buffer[: found.numel()].view(found.shape)
-
-    def commit_tensor(self, item: Any, tensor: torch.Tensor) -> None:
-        super().resolve_tensor(item).copy_(tensor)
-
-
-def test_a_planner_with_one_buffer(tmp_path: Path, load: Any) -> None:
-    state = {"a": torch.ones(10), "b": torch.full((4, 5), 2.0), "c": torch.full((5,), 3.0)}
-    save(tmp_path, state)
-    live = {name: torch.zeros_like(each) for name, each in state.items()}
-    load(live, planner=OneBuffer())
-    assert all(torch.equal(live[name], each) for name, each in state.items())
-
-
 def test_what_cannot_take_a_tensor_changes_no_other(tmp_path: Path, load: Any) -> None:
     save(tmp_path, {"a": torch.ones(4), "b": torch.ones(4)})
     for bad in (torch.zeros(1).expand(4), torch.zeros(4).to_sparse(), torch.zeros(1, dtype=torch.half).expand(4)):
@@ -321,103 +255,3 @@ def test_what_cannot_take_a_tensor_changes_no_other(tmp_path: Path, load: Any) -
         with pytest.raises((CheckpointException, AssertionError), match="cannot be filled: b"):
             load(live)
         assert not live["a"].any()
-
-
-def test_tensors_of_subclasses(tmp_path: Path, load: Any) -> None:
-    save(
-        tmp_path,
-        {"w": torch.ones(4), "two": TwoTensor(torch.ones(4), torch.ones(4)), "sparse": torch.eye(2).to_sparse()},
-    )
-    live: dict[str, Any] = {"w": TwoTensor(torch.zeros(4), torch.zeros(4))}
-    load(live)  # from a plain one, as DCP does it
-    assert live["w"].a.tolist() == live["w"].b.tolist() == [1] * 4
-    live = {"w": torch.zeros(4), "two": TwoTensor(torch.zeros(4), torch.zeros(4))}
-    with pytest.raises((CheckpointException, AssertionError), match="only its class could make it"):
-        load(live)
-    assert not live["w"].any() and not live["two"].a.any()
-    load(live := {"sparse": None})  # and nothing else
-    assert torch.equal(live["sparse"].to_dense(), torch.eye(2))
-
-
-# --- where a planner puts tensors, looked at before anything is changed ---
-
-
-class Planner(DefaultLoadPlanner):
-    """Has a tensor for each item, by place."""
-
-    def __init__(self, tensors: list[Any]) -> None:
-        super().__init__()
-        self.tensors = tensors
-
-    def resolve_tensor(self, item: Any) -> Any:
-        return self.tensors[int(item.storage_index.fqn)]
-
-
-class Commits(Planner):
-    """Copies on what it is given back."""
-
-    def commit_tensor(self, item: Any, tensor: torch.Tensor) -> None:
-        self.copies = [*getattr(self, "copies", []), tensor.clone()]
-
-
-def asked(planner: Planner, *, may_refuse: bool = False, sizes: tuple[int, ...] = (4,)) -> list[Destination]:
-    items = [
-        ReadItem(
-            LoadItemType.TENSOR,
-            MetadataIndex(str(place)),
-            torch.Size([0] * len(sizes)),
-            MetadataIndex(str(place), torch.Size([0] * len(sizes))),
-            torch.Size([1] * len(sizes)),
-            torch.Size(sizes),
-        )
-        for place in range(len(planner.tensors))
-    ]
-    return destinations(planner, items, lambda name: torch.float32, may_refuse=may_refuse)
-
-
-@pytest.mark.parametrize("columns", [False, True])
-def test_one_buffer_for_all_items(columns: bool) -> None:
-    buffer = torch.zeros(4, 2)
-    tensors = [buffer[:, 0], buffer[:, 1], buffer[:, 0]] if columns else [buffer.view(-1)[at : at + 4] for at in (0, 3)]
-    planner = Commits([*tensors, torch.zeros(4)])
-    found = asked(planner, may_refuse=True)
-    assert [each.is_beside for each in found] == [True] * len(tensors) + [False]
-    for number, each in enumerate(found):
-        each.memory.fill_(number)
-    hand_over(planner, found)
-    assert [each.tolist() for each in planner.copies] == [[float(number)] * 4 for number in range(len(found))]
-    # What is the state itself is left to whoever compares what its names get.
-    assert [each.is_beside for each in asked(Planner(tensors), may_refuse=True)] == [False] * len(tensors)
-    assert any(each.is_beside for each in asked(Planner(tensors)))
-
-
-def test_a_range_within_another_after_one_that_ends_before() -> None:
-    memory = torch.zeros(100)
-    planner = Commits([memory[20:24], memory.as_strided((4,), (30,)), memory[5:9], memory[95:99]])
-    assert [each.is_beside for each in asked(planner)] == [True, True, True, False]
-
-
-def freed() -> torch.Tensor:
-    tensor = torch.zeros(4)
-    tensor.untyped_storage().resize_(0)
-    return tensor
-
-
-def of_inference() -> torch.Tensor:
-    with torch.inference_mode():
-        return torch.zeros(4, dtype=torch.float64)
-
-
-@pytest.mark.parametrize(
-    ("tensor", "kind"),
-    [
-        (lambda: torch.zeros(5), LeafMismatchError),
-        (lambda: torch.zeros(1).expand(4), LeafMismatchError),
-        (lambda: torch.zeros(4).to_sparse(), LeafMismatchError),
-        (of_inference, LeafMismatchError),
-        (freed, FreedMemoryError),
-    ],
-)
-def test_what_cannot_be_filled(tensor: Any, kind: type[DeeppartError]) -> None:
-    with pytest.raises(kind, match="1"):
-        asked(Planner([torch.zeros(4), tensor()]))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import inspect
-import io
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import CheckpointException, DefaultSavePlanner, FileSystemWriter, SavePlanner
+from torch.distributed.checkpoint import CheckpointException, DefaultSavePlanner, FileSystemWriter
 
 import deeppart
 from deeppart.errors import (
@@ -25,18 +23,8 @@ from deeppart.errors import (
     StateError,
     StepExistsError,
     StructureMismatchError,
-    UnsupportedLeafError,
 )
 from deeppart.interop.dcp import BalancedSavePlanner, StorageReader, StorageWriter
-from deeppart.interop.dcp.names import Item
-from deeppart.interop.dcp.storage_writer import (
-    MOST_STAGED,
-    Staged,
-    StagedSaves,
-    part_of,
-    planned_part,
-)
-from deeppart.pending import Pending
 from deeppart.testing import StorageFaults
 
 pytestmark = [
@@ -231,20 +219,6 @@ def test_a_failure_in_the_background_is_noticed_even_if_nobody_looks_at_the_futu
     check(deeppart.load(tmp_path / "ckpt"), 3)
 
 
-def test_a_save_that_is_told_of_its_failure_warns_no_more(tmp_path: Path) -> None:
-    with StorageFaults(tmp_path / "ckpt") as faults, StorageWriter(tmp_path / "ckpt") as writer:
-        faults.refuse(
-            0, errno.ENOSPC, count=None, only=("pwrite", "pwritev", "write", "fsync", "mkdir", "link", "rename")
-        )
-        with pytest.raises(CheckpointException) as caught:
-            dcp.save(state(2), checkpoint_id=2, storage_writer=writer)
-        faults.clear()
-        assert isinstance(failure_of(caught.value), CheckpointError)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", BackgroundFailureWarning)
-            dcp.save(state(2), checkpoint_id=2, storage_writer=writer)
-
-
 class LeavesOut(DefaultSavePlanner):
     """Leaves the optimizer out."""
 
@@ -280,36 +254,6 @@ def test_planners_of_the_caller(writer: StorageWriter, tmp_path: Path, save: Any
     save(state(3), checkpoint_id=2, storage_writer=writer)
 
 
-class KeepsTheModel(DefaultSavePlanner):
-    """Knows what it wants of a state, and of whatever else it may be given."""
-
-    def set_up_planner(self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False) -> None:
-        kept = {key: each for key, each in state_dict.items() if key == "model"}
-        super().set_up_planner(kept, storage_meta, is_coordinator)
-
-
-class Renames(DefaultSavePlanner):
-    """Puts everything into a dict."""
-
-    def set_up_planner(self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False) -> None:
-        super().set_up_planner({"app": dict(state_dict)}, storage_meta, is_coordinator)
-
-
-@pytest.mark.parametrize("planner", [KeepsTheModel, Renames])
-@pytest.mark.parametrize("save", [dcp.save, dcp.async_save])
-def test_planners_that_lose_what_stands_for_a_staged_state(
-    writer: StorageWriter, tmp_path: Path, save: Any, planner: Any
-) -> None:
-    for step in (1, 2):
-        saved = save(state(step), checkpoint_id=step, storage_writer=writer, planner=planner())
-        saved = saved.result(60) if save is dcp.async_save else saved
-        found = deeppart.load(tmp_path / "ckpt")
-        assert set(found) == ({"model"} if planner is KeepsTheModel else {"app"})
-        model = found["model"] if planner is KeepsTheModel else found["app"]["model"]
-        assert torch.equal(model["w"], state(step)["model"]["w"])
-        assert "model.w" in {name.removeprefix("app.") for name in saved.state_dict_metadata}
-
-
 def test_a_staged_state_is_saved_once_and_for_its_step(writer: StorageWriter) -> None:
     staged = writer.stage(state(1))  # by whoever calls it beside async_save
     with pytest.raises(CheckpointException) as caught:
@@ -339,50 +283,3 @@ def test_until_a_level(tmp_path: Path) -> None:
         (pending,) = writer.checkpointer._recent
         assert pending.done("local") and not pending.done("persistent")
     assert pending.done("persistent")
-
-
-# --- planners that decide what is saved ---
-
-
-class OnlyBytes(DefaultSavePlanner):
-    """Has values as bytes alone."""
-
-    lookup_object = None  # type: ignore[assignment]
-
-    def resolve_data(self, write_item: Any) -> Any:
-        found = self.state_dict[write_item.index.fqn]
-        return DefaultSavePlanner.transform_object(self, write_item, found)
-
-
-def test_a_planner_that_cuts_tensors() -> None:
-    planner: SavePlanner = BalancedSavePlanner()
-    whole = torch.arange(100_000.0).view(1000, 100)
-    planner.set_up_planner({"w": whole}, None, True)
-    plan, _ = planner.create_global_plan([planner.create_local_plan()])
-    assert torch.equal(part_of(planner.finish_plan(plan[0]), planner).tree["w"], whole)
-
-
-def test_values_as_bytes() -> None:
-    assert planned_part(OnlyBytes(), {"n": {"k": [1, "x", None]}}, None, alone=True).tree == {
-        "n": {"k": [1, "x", None]}
-    }
-    with pytest.raises(UnsupportedLeafError, match="only as a pickle"):
-        planned_part(OnlyBytes(), {"n": io.StringIO}, None, alone=True)
-
-
-def staged(*names: str) -> Staged:
-    return Staged(Pending(1, frozenset()), tuple(Item((name,), torch.float32, (1,)) for name in names))
-
-
-def test_those_that_nobody_takes_are_forgotten() -> None:
-    saves = StagedSaves()
-    states = [staged(str(number)) for number in range(2 * MOST_STAGED)]
-    marks = [next(iter(saves.put(each))) for each in states]
-    assert [saves.take(mark) for mark in marks] == [None] * MOST_STAGED + states[MOST_STAGED:]
-
-
-def test_impossible_settings(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="until"):
-        StorageWriter(tmp_path, until="disk")
-    with pytest.raises(ConfigError, match="auto"):
-        StorageWriter(tmp_path, every="auto")

@@ -67,13 +67,3 @@ def test_what_it_cannot_hold_is_named(tmp_path: Path, state: Any, says: str) -> 
     with pytest.raises(StateError, match=says):
         export(root, tmp_path / "out", DcpWriter())
     assert [path.name for path in tmp_path.iterdir()] == ["ckpt"]
-
-
-def test_dicts_with_nothing_in_them_are_told(tmp_path: Path) -> None:
-    root = saved(
-        tmp_path / "ckpt", {"x": torch.ones(2), "hooks": {}, "deep": [torch.ones(1), {}], "list": [], "pair": ({},)}
-    )
-    done = export(root, tmp_path / "x", DcpWriter())
-    (line,) = [line for line in done.remarks if "nothing in them" in line]
-    assert line.endswith(": hooks, deep/1")
-    assert load(tmp_path / "x").keys() == {"x", "deep", "list", "pair"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, namedtuple
+from collections import namedtuple
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,8 @@ import torch
 
 import deeppart
 from deeppart.testing.states import difference
-from tests.unit.cli_support import call, call_json, flip, forge, make_state, part_path, save
+from tests.unit.cli_support import call, call_json, forge, make_state, part_path, save
 
-Pair = namedtuple("Pair", "left right")
 Point = namedtuple("Point", "x y")
 
 
@@ -56,44 +55,6 @@ def test_every_leaf_with_type_and_place(tmp_path: Path) -> None:
         "file_bytes": part_path(tmp_path, 1).stat().st_size,
         "referenced_bytes": 0,
     }
-
-
-def test_containers(tmp_path: Path) -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(2, 3))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    state = {
-        "model": model,
-        "optimizer": optimizer,
-        "pair": Pair(1, OrderedDict(x=2)),
-        5: {(1, "k"): [], "[bold]": "\x1b[31m" + "x" * 99, "": {}},
-    }
-    with deeppart.Checkpointer(deeppart.Config(persistent_dir=str(tmp_path))) as checkpointer:
-        checkpointer.checkpoint(state, step=3).wait("persistent", timeout=200)
-    text = call("show", tmp_path)
-    assert "├── model  torch.nn.modules.container.Sequential of 2\n│   ├── 0.weight  float32[3, 2]" in text
-    assert "├── optimizer  torch.optim.sgd.SGD of 2\n" in text
-    assert "├── pair  namedtuple Pair of 2\n" in text and "OrderedDict of 1\n" in text
-    assert "└── 5  dict of 3\n" in text and "(1, 'k')  list of 0\n" in text
-    assert "[bold]  = '\\x1b[31mxxx" in text and "xxx...\n    └── ''  dict of 0\n" in text and "\x1b" not in text
-    found = leaves(tmp_path, "5/*")
-    assert found["5/[bold]"]["value"] == "\x1b[31m" + "x" * 99
-
-
-def test_counter_if_it_can_be_saved(tmp_path: Path) -> None:
-    with deeppart.Checkpointer(deeppart.Config(persistent_dir=str(tmp_path))) as checkpointer:
-        try:
-            checkpointer.checkpoint({"c": Counter(a=1)}, step=1).wait("persistent", timeout=200)
-        except deeppart.UnsupportedLeafError:
-            pytest.skip("this version does not store Counters")
-    assert "c  Counter of 1\n" in call("show", tmp_path)
-
-
-@pytest.mark.parametrize("root", [torch.arange(3), 17])
-def test_a_state_that_is_one_leaf(root: Any, tmp_path: Path) -> None:
-    with deeppart.Checkpointer(deeppart.Config(persistent_dir=str(tmp_path))) as checkpointer:
-        checkpointer.checkpoint(root, step=1).wait("persistent", timeout=200)
-    assert "(root)  " in call("show", tmp_path)
-    assert list(leaves(tmp_path)) == ["(root)"]
 
 
 NESTED: dict[str, Any] = {
@@ -148,16 +109,3 @@ def test_spans_and_per_rank_leaves(tmp_path: Path) -> None:
     assert "rng  uint8[16]  16 B  per rank (0-4)\n" in text
     assert "position  = 0: 1000, 1: 1001, 2: 1002, 3: 1003, ...  per rank\n" in text
     assert "4.4 kB replicated, 80 B per rank; in all 5 part files" in text
-
-
-def test_a_part_that_cannot_be_read_is_noted(tmp_path: Path) -> None:
-    forge(tmp_path, 1)
-    part_path(tmp_path, 1, 1, 3).unlink()
-    flip(part_path(tmp_path, 1, 2, 3), -40 + part_path(tmp_path, 1, 2, 3).stat().st_size)
-    document = call_json("show", tmp_path, code=1)
-    assert len(document["problems"]) == 2
-    found = {leaf["path"]: leaf for leaf in document["leaves"]}
-    assert [part["rank"] for part in found["a"]["holdings"]] == [0]
-    assert [rank for rank, _ in found["rng"]["per_rank"]] == [0]
-    text = call("show", tmp_path, code=1)
-    assert "cannot be read: " in text and "a  float32[900]  3.6 kB  part 0\n" in text

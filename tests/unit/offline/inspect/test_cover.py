@@ -12,14 +12,13 @@ import torch
 
 import deeppart
 from deeppart.errors import CorruptFileError, DeeppartError
-from deeppart.model import Box
-from deeppart.offline.inspect.cover import Fault, find_faults
-from deeppart.part import RANK_TABLE, SPAN_DTYPE, FileSource, PartReader
+from deeppart.offline.inspect.cover import find_faults
+from deeppart.part import RANK_TABLE, SPAN_DTYPE
 from tests.fuzz.images import PartImage
 from tests.unit.cli_support import Spans, call, call_json, flip, forge, make_state, part_path, save
 from tests.unit.one_damage import names, one_damage
 from tests.unit.recovery.opened import edit_parts
-from tests.unit.sharded_states import piece, restore, rows
+from tests.unit.sharded_states import restore, rows
 from tests.unit.sharded_states import save as save_ranks
 
 
@@ -62,14 +61,6 @@ def test_find_faults_against_counting() -> None:
         assert np.array_equal(found["extra"] > 0, counts > inside)
 
 
-def test_find_faults_examples() -> None:
-    sizes = np.array([10, 0], dtype=np.uint64)
-    spans = np.array([(0, 0, 0, 4, 0), (0, 0, 6, 4, 4)], dtype=SPAN_DTYPE)
-    assert find_faults(sizes, [spans]) == [Fault(0, 4, 6, "gap")]
-    assert find_faults(sizes, [spans[:1], spans]) == [Fault(0, 0, 4, "extra"), Fault(0, 4, 6, "gap")]
-    assert find_faults(np.zeros(0, dtype=np.uint64), []) == []
-
-
 @pytest.mark.parametrize("path", ["model/weight", "model/bias", "moments/0", "moments/1", "ids", "noise"])
 def test_flipped_byte_names_its_leaf(path: str, tmp_path: Path) -> None:
     """The bytes of every leaf are looked up in the file: whoever lies between start and stop must be named."""
@@ -103,16 +94,6 @@ def test_flipped_byte_names_its_leaf(path: str, tmp_path: Path) -> None:
     assert f"    {path}" in text or tied
 
 
-def test_damage_in_compressed_chunks(tmp_path: Path) -> None:
-    save(tmp_path, 1, compression="zstd")
-    with FileSource(part_path(tmp_path, 1)) as source:
-        reader = PartReader(source, where="")
-        (first, *_) = np.flatnonzero(reader.chunks["codec"] != 0).tolist()
-        offset = int(reader.chunks["offset"][first])
-    flip(part_path(tmp_path, 1), offset + 9)
-    assert one_damage(tmp_path)["start"] == offset
-
-
 WHOLE = torch.arange(70.0).view(7, 10)
 
 
@@ -132,11 +113,6 @@ def faults(root: Path) -> list[tuple[str, str]]:
     """Kind and message of all damage that verify finds; and nothing else accepts such a step."""
     (step,) = call_json("verify", root, "--all", code=1)["steps"]
     return [(each["kind"], each["message"]) for each in step["damage"]]
-
-
-def test_a_sound_step_has_no_faults(root: Path) -> None:
-    (step,) = call_json("verify", root, "--all")["steps"]
-    assert (step["state"], step["damage"]) == ("sound", [])
 
 
 def test_shards_are_shown_with_their_boxes_and_bytes(root: Path) -> None:
@@ -219,22 +195,3 @@ def test_a_part_that_cannot_be_read_is_told_with_the_tensors_that_lack_it(root: 
     part_path(root, 1, 2, 4).unlink()
     found = faults(root)
     assert any(kind == "cover" and "sharded tensor" in message for kind, message in found), found
-
-
-@pytest.mark.parametrize("lost", [(1,), (0,), (0, 1, 2, 3)])
-def test_show_goes_on_without_parts(root: Path, lost: tuple[int, ...]) -> None:
-    for rank in lost:
-        path = part_path(root, 1, rank, 4)
-        flip(path, path.stat().st_size - 20)
-    document = call_json("show", root, code=1)
-    assert len(document["problems"]) == len(lost)
-    assert {leaf["path"] for leaf in document["leaves"]} == {"w", "head", "x", "plain"}
-
-
-def test_only_one_rank_has_it(tmp_path: Path) -> None:
-    states: list[dict[str, Any]] = [{"a": torch.ones(2)} for _ in range(2)]
-    states[1]["stage"] = {"q": piece(WHOLE, Box.whole((7, 10)))}
-    save_ranks(tmp_path, states)
-    (leaf,) = [leaf for leaf in call_json("show", tmp_path)["leaves"] if leaf["path"] == "stage/q"]
-    assert leaf["shards"] == [{"offset": [0, 0], "sizes": [7, 10]}] and not leaf["per_rank"]
-    assert call_json("verify", tmp_path, "--all")["steps"][0]["state"] == "sound"

@@ -7,10 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
-import pytest
-
 import deeppart
-from deeppart.offline.inspect.listing import list_directory, name_ranks
 from tests.golden import forge as by_hand
 from tests.unit.cli_support import call, call_json, flip, forge, make_state, manifest_path, part_path, save, step_dir
 
@@ -95,20 +92,6 @@ def test_damaged_local_part_is_passed_over(tmp_path: Path) -> None:
     assert "digest of the header" in document["problems"][0]
 
 
-def test_listing_reads_no_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    forge(tmp_path, 1)
-    flip(part_path(tmp_path, 1, 0, 3), 4096)
-    monkeypatch.setattr("deeppart.part.reader.PartReader.read_chunk", None)
-    (step,) = list_directory(tmp_path).steps
-    assert step.state == "complete"
-
-
-def test_name_ranks() -> None:
-    assert name_ranks([3, 0, 1, 2, 7]) == "0-3, 7"
-    assert name_ranks([]) == ""
-    assert name_ranks(range(0, 40, 2), most=2) == "0, 2, ..."
-
-
 def test_why_not_complete(tmp_path: Path) -> None:
     for step in range(1, 6):
         forge(tmp_path, step)
@@ -144,17 +127,3 @@ def test_parts_that_were_swapped(tmp_path: Path) -> None:
     assert [steps[step]["state"] for step in (1, 2, 3)] == ["complete", "damaged", "damaged"]
     assert [step["is_restorable"] for step in steps.values()] == [True, False, False]
     assert "part 1" in steps[2]["reasons"][0] and "part 1" in steps[3]["reasons"][0]
-
-
-def test_strange_things_in_the_directory(tmp_path: Path) -> None:
-    save(tmp_path, 1)
-    (tmp_path / "notes.txt").write_text("mine")
-    (tmp_path / "step-7").mkdir()  # not a name this library gives
-    (tmp_path / f"step-000000000002-{'a' * 32}-000000").write_text("a file named like a step")
-    forge(tmp_path, 3, 1)
-    part = part_path(tmp_path, 3)
-    part.rename(tmp_path / "elsewhere")
-    part.symlink_to(tmp_path / "elsewhere")
-    steps = call_json("ls", tmp_path)["steps"]
-    assert [(step["step"], step["state"]) for step in steps] == [(1, "complete"), (2, "damaged"), (3, "damaged")]
-    assert steps[2]["reasons"] == ["part 0 is not a regular file"]

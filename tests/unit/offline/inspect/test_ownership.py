@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 from pathlib import Path
 
@@ -31,34 +30,6 @@ def test_owner(tmp_path: Path) -> None:
     assert "in use" not in call("ls", tmp_path)
     with deeppart.Checkpointer(config):
         pass  # nor does it keep the next one out
-
-
-def test_owner_where_nothing_can_be_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save(tmp_path, 1)
-
-    def no_locks(*_: object) -> None:
-        raise OSError(37, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", no_locks)
-    assert call_json("ls", tmp_path)["owner"]["running"] is None
-    assert "perhaps in use" in call("ls", tmp_path)
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'{"who": 7}', b"[" * 60_000])
-def test_owner_record_of_any_kind(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / ".deeppart.lock").write_bytes(content)
-    owner = read_owner(tmp_path)
-    assert owner is not None and owner.running is False and owner.who
-
-
-def test_terminal_codes_in_the_record_are_spelled_out(tmp_path: Path) -> None:
-    save(tmp_path, 1)
-    with (tmp_path / ".deeppart.lock").open("w") as file:
-        json.dump({"who": "\x1b[31mevil\x07 [bold]"}, file)
-        file.flush()
-        fcntl.flock(file, fcntl.LOCK_EX)
-        text = call("ls", tmp_path)
-    assert "\\x1b[31mevil\\x07 [bold]" in text and "\x1b" not in text
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from deeppart.offline.inspect.verifying import choose_steps, verify
 from deeppart.part import FileSource, PartReader
 from deeppart.state.document.part_document import PartDocument
 from tests.golden import forge as by_hand
-from tests.unit.cli_support import call, call_json, flip, forge, make_state, manifest_path, part_path, save
+from tests.unit.cli_support import call, call_json, flip, forge, manifest_path, part_path, save
 from tests.unit.one_damage import names, one_damage
 
 
@@ -38,18 +38,6 @@ def test_every_region_of_a_part(tmp_path: Path) -> None:
         found = {leaf.path for leaf in damage.leaves}
         assert found < by_elimination if inside else found == by_elimination, offset
     assert verify(choose_steps(tmp_path)[0]).state == "sound"
-
-
-def test_all_damage_is_listed(tmp_path: Path) -> None:
-    save(tmp_path, 1)
-    part, state = part_path(tmp_path, 1), make_state()
-    contents = part.read_bytes()
-    for array in (state["model"]["weight"], state["moments"][0], state["ids"]):
-        flip(part, contents.index(array.numpy().tobytes()))
-    (step,) = call_json("verify", tmp_path, code=1)["steps"]
-    assert [damage["kind"] for damage in step["damage"]] == ["chunk"] * 3
-    assert {"model/weight", "moments/0", "ids"} <= set(step["damaged_leaves"])
-    assert step["nbytes"] == len(contents)
 
 
 @pytest.mark.parametrize("length", [0, 100, 4096, 5000, -1, +1])
@@ -127,15 +115,6 @@ def test_manifests(tmp_path: Path) -> None:
     assert [step["step"] for step in call_json("verify", tmp_path, code=1)["steps"]] == [3]
 
 
-def test_removed_meanwhile_is_no_damage(tmp_path: Path) -> None:
-    forge(tmp_path, 1)
-    (subject,) = choose_steps(tmp_path)
-    part_path(tmp_path, 1, 2, 3).unlink()
-    manifest_path(tmp_path, 1).unlink()
-    verdict = verify(subject)
-    assert (verdict.state, verdict.damage) == ("removed", ())
-
-
 def test_documents_must_agree(tmp_path: Path) -> None:
     forge(tmp_path, 1, document=lambda structure: structure["leaves"][0].__setitem__(1, "int32"))
     assert "describes another state" in one_damage(tmp_path)["message"]
@@ -174,11 +153,6 @@ def root(tmp_path: Path) -> Path:
 
 def chosen(root: Path, step: int | None = None, *, every: bool = False) -> list[tuple[int, bool]]:
     return [(each.key.step, each.manifest is not None) for each in choose_steps(root, step, every=every)]
-
-
-def test_the_newest_one_step_or_all(root: Path) -> None:
-    assert chosen(root) == [(3, True)] and chosen(root, 2) == [(2, True)]
-    assert chosen(root, every=True) == [(1, True), (2, True), (3, True)]
 
 
 def test_the_newest_commit_is_chosen_sound_or_not(root: Path) -> None:

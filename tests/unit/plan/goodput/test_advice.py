@@ -33,23 +33,6 @@ def test_the_largest_size_whose_ranks_do_their_share_pays() -> None:
     assert max(size.per_rank for size in advise(JOB, BOUNDS, LIMITS).sizes) == 1.0
 
 
-def test_no_more_than_twice_the_ranks() -> None:
-    assert advise(JOB, BOUNDS, LIMITS, ranks=[16]).sizes[0].ranks == 16
-    with pytest.raises(ConfigError, match="17 ranks are too far") as caught:
-        advise(JOB, BOUNDS, LIMITS, ranks=[4, 17])
-    assert "9 ranks or more" in str(caught.value)
-
-
-def test_no_more_than_four_times_the_batch() -> None:
-    assert advise(JOB, BOUNDS, LIMITS, batch=1024).sizes[-1].batch == 1024
-    with pytest.raises(ConfigError, match="a batch of 1025 is too far"):
-        advise(JOB, replace(BOUNDS, most_batch=4096), LIMITS, batch=1025)
-    noisy = replace(JOB, noise=GradientNoise(1.0, 1e6, 32))
-    capped = advise(noisy, replace(BOUNDS, most_batch=4096), LIMITS)
-    assert capped.capped and max(size.batch for size in capped.sizes) == 1024
-    assert not advise(noisy, BOUNDS, LIMITS).capped
-
-
 def test_sizes_that_no_batch_suits_are_left_out() -> None:
     few = replace(BOUNDS, most_batch=64, least_local=16)
     assert [size.ranks for size in advise(JOB, few, LIMITS).sizes] == [1, 2, 3, 4]

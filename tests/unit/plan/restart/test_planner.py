@@ -103,22 +103,6 @@ def test_of_two_attempts_of_one_session_the_last_one_comes_first() -> None:
     assert [candidate.attempt for candidate in outlook.candidates] == [forced, first, other]
 
 
-def test_the_order_of_attempts_is_one_whatever_they_have_in_common() -> None:
-    small, large = (attempt(10, ranks=ranks, session="1", sequence=2) for ranks in (2, 4))
-    outlooks = [
-        survey(inventory(commits=[committed(each) for each in order])) for order in ((small, large), (large, small))
-    ]
-    assert [[each.attempt for each in outlook.candidates] for outlook in outlooks] == [[large, small]] * 2
-
-
-def test_other_world_sizes_are_other_attempts() -> None:
-    small, large = attempt(10, ranks=2, session="1"), attempt(10, ranks=4, session="2")
-    parts = [[stored(small, part % 2)] for part in range(4)]
-    outlook = survey(inventory(*parts, commits=[committed(large)]))
-    assert {candidate.attempt.world_size for candidate in outlook.candidates} == {2, 4}
-    assert all(len(candidate.sources) == candidate.attempt.world_size for candidate in outlook.candidates)
-
-
 def test_a_local_part_with_another_index_than_the_manifest_says_is_no_source() -> None:
     of = attempt(10)
     parts = [[stored(of, part, index_digest="f" * 32 if part == 1 else "")] for part in range(4)]

@@ -26,16 +26,13 @@ from deeppart.plan.restart import (
     reading,
     survey,
 )
-from deeppart.plan.restart.reading import FANOUT
 from tests.unit.plan.restart.records import (
     PARITY_NAME,
     attempt,
     committed,
     copied,
     inventory,
-    parts_left,
     protected,
-    share,
     shares,
     stored,
 )
@@ -49,13 +46,6 @@ def candidate_of(sizes: list[int], readers: tuple[int, ...]) -> Candidate:
     return Candidate(of, tuple(sources))
 
 
-def loads(candidate: Candidate, ranks: int) -> list[int]:
-    load = [0] * ranks
-    for read in assign(candidate, ranks):
-        load[read.reader] += read.source.nbytes
-    return load
-
-
 def test_every_part_has_one_reader_that_can_read_it() -> None:
     of = attempt(10, ranks=6)
     parts = [[stored(of, part) for part in (0, 1, 2)], [], [stored(of, part) for part in (3, 4, 5)], []]
@@ -64,24 +54,6 @@ def test_every_part_has_one_reader_that_can_read_it() -> None:
     assert [read.part for read in reads] == list(range(6))
     assert all(read.reader in read.source.readers for read in reads)
     assert {read.reader for read in reads} == {0, 1, 2, 3}, "all share the work"
-
-
-def test_own_parts_are_read_by_their_rank_where_that_costs_nothing() -> None:
-    assert [read.reader for read in assign(candidate_of([10] * 8, tuple(range(8))), 8)] == list(range(8))
-
-
-def test_more_parts_than_ranks_are_balanced() -> None:
-    assert loads(candidate_of([10] * 12, (0, 1, 2)), 3) == [40, 40, 40]
-    assert sorted(loads(candidate_of([70, 30, 30, 40, 30], (0, 1)), 2)) == [100, 100]
-
-
-def test_fewer_parts_than_ranks_leave_ranks_idle() -> None:
-    assert sorted(loads(candidate_of([10, 20], tuple(range(5))), 5)) == [0, 0, 0, 10, 20]
-
-
-def test_a_rank_that_does_not_restore_is_no_reader() -> None:
-    """Saved by more ranks than restore: part numbers beyond the world are read by those that are there."""
-    assert all(read.reader < 2 for read in assign(candidate_of([10] * 7, (0, 1)), 2))
 
 
 @given(
@@ -126,22 +98,6 @@ def portions(sizes: list[int], ranks: int) -> list[list[tuple[int, int]]]:
     """Of each part, who reads how much of it."""
     reads = assign(candidate_of(sizes, tuple(range(ranks))), ranks)
     return [[(each.reader, each.stop - each.first) for each in read.portions] for read in reads]
-
-
-def test_parts_that_are_as_many_as_ranks_are_read_whole() -> None:
-    assert portions([1000 * MIB, 1010 * MIB, 990 * MIB, 1000 * MIB], 4) == [[], [], [], []]
-
-
-def test_what_one_rank_has_saved_is_read_by_all() -> None:
-    assert portions([400 * MIB], 4) == [[(rank, 100 * MIB) for rank in range(4)]]
-
-
-def test_fewer_ranks_share_the_parts_of_those_that_are_gone() -> None:
-    assert portions([300 * MIB] * 4, 3) == [[], [], [], [(0, 100 * MIB), (1, 100 * MIB), (2, 100 * MIB)]]
-
-
-def test_more_ranks_take_the_ends_of_parts() -> None:
-    assert portions([500 * MIB] * 4, 5) == [[(rank, 400 * MIB), (4, 100 * MIB)] for rank in range(4)]
 
 
 def test_no_file_is_opened_for_little() -> None:
@@ -270,31 +226,6 @@ def test_wherever_the_ranks_are(drawn: list[int], data: st.DataObject) -> None:
     check(nodes, reader, number, seen=data.draw(st.booleans()))
 
 
-def test_a_rank_alone_sends_nothing() -> None:
-    assert Routes([0], 0).hop(0, 3, seen=False) is None
-
-
-def test_where_all_find_it_in_the_memory_of_their_node_nothing_is_sent() -> None:
-    assert hops(node_of([64]), 5, 3, seen=True) == {}
-
-
-@pytest.mark.parametrize(("sizes", "steps"), [([1] * (FANOUT + 1), 1), ([1] * 273, 2), ([8] * 512, 4)])
-def test_the_steps_grow_with_the_logarithm_of_the_nodes(sizes: list[int], steps: int) -> None:
-    assert check(node_of(sizes), 0, 3, seen=True) == steps
-
-
-def test_over_many_chunks_all_ranks_carry_alike() -> None:
-    """From one reader alone, which is the worst: all but it and its node send as much as any other."""
-    nodes = node_of([4] * 40)
-    carried: Counter[int] = Counter()
-    chunks = 4 * 39  # every node in every place of the tree, every rank as its head
-    for number in range(chunks):
-        for rank, hop in hops(nodes, 0, number, seen=True).items():
-            carried[rank] += len(hop.targets)
-    others = [carried[rank] for rank in range(4, len(nodes))]
-    assert max(others) <= 1.5 * sum(others) / len(others)
-
-
 @pytest.mark.parametrize(
     ("lost", "line"),
     [
@@ -308,20 +239,6 @@ def test_the_choice_is_explained_in_one_line(lost: list[int], line: str) -> None
     parts = [[] if part in lost else [stored(of, part)] for part in range(4)]
     (candidate,) = survey(inventory(*parts, commits=[committed(of)])).candidates
     assert explain(candidate, assign(candidate, 4)) == line
-
-
-def test_one_rank_is_not_ranks() -> None:
-    (candidate,) = survey(inventory([stored(attempt(3, ranks=1), 0)])).candidates
-    assert explain(candidate, assign(candidate, 1)) == "step 3: 1 of 1 parts local; saved by 1 rank"
-
-
-def test_a_rebuild_is_explained_in_one_line() -> None:
-    of = attempt(10)
-    found = [[stored(of, 0), copied(of, 1)], [], [], [stored(of, 3)]]
-    (candidate,) = survey(protected(found, shares(of, [1, 2], tolerate=2))).candidates
-    assert explain(candidate, assign(candidate, 4)) == (
-        "step 10: 2 of 4 parts local, 1 of 4 parts partner, 1 of 4 parts rebuilt from parity; saved by 4 ranks"
-    )
 
 
 def test_every_part_is_explained_with_what_comes_next() -> None:
@@ -343,31 +260,3 @@ def test_every_part_is_explained_with_what_comes_next() -> None:
         f"part 1 (1000 bytes): rank 0 takes it from partner /partner/1/10/1; otherwise {rebuild}, "
         "then persistent /ckpt/10/part-1"
     )
-
-
-def test_the_explanation_counts_parts_and_not_their_copies() -> None:
-    of = attempt(10)
-    found = [[stored(of, part), copied(of, (part + 1) % 4)] for part in range(4)]
-    (candidate,) = survey(protected(found, shares(of))).candidates
-    (line,) = explain_parts(candidate, assign(candidate, 4))[1:2]
-    assert "(3 other parts and 4 shares of parity are there; 1 of 4 nodes may be lost)" in line
-
-
-def test_the_explanation_does_not_count_parts_that_do_not_exist() -> None:
-    of = attempt(10, ranks=3)
-    parity = [[share(of, place, parts=(0, 1, 2, None))] for place in range(4)]
-    (candidate,) = survey(protected([*parts_left(of), []], parity)).candidates
-    (line,) = explain_parts(candidate, assign(candidate, 4))[1:2]
-    assert "parity set of parts 0, 1, 2 (2 other parts and 4 shares of parity are there;" in line
-
-
-def test_ranks_that_share_a_part_are_named() -> None:
-    few, many = (
-        Candidate(attempt(1, ranks=1), ((Source("persistent", "/p/0", tuple(range(ranks)), 1 << 30, ""),),))
-        for ranks in (3, 20)
-    )
-    assert explain_parts(few, assign(few, 3)) == [
-        "part 0 (1073741824 bytes): 3 ranks (0, 1, 2) take a stretch of it each from persistent /p/0; "
-        "there is no other source"
-    ]
-    assert "20 ranks (0, 1, 2, 3, 4, 5, 6, 7, ...) take" in explain_parts(many, assign(many, 20))[0]

@@ -153,22 +153,6 @@ def test_cheaper_sources_come_first() -> None:
         assert isinstance(rest, Candidate) and rest.without([(2, Location(0, "/ckpt/10/part-2"))]) == 2
 
 
-def test_all_copies_of_other_parts_serve_a_rebuild() -> None:
-    """Of part 0 only parity is left; part 1 is there as a copy only, part 2 twice."""
-    of = attempt(10)
-    found = [[], [], [copied(of, 1), stored(of, 2)], [copied(of, 2), stored(of, 3)]]
-    (candidate,) = survey(protected(found, shares(of, [0]))).candidates
-    assert levels(candidate) == [["parity"], ["partner"], ["local", "partner"], ["local"]]
-    rebuild = candidate.sources[0][0].rebuild
-    assert rebuild is not None
-    assert rebuild.data == (
-        BlockFile(1, "/partner/1/10/1", (2,)),
-        BlockFile(2, "/local/1/10/2", (2,)),
-        BlockFile(2, "/partner/1/10/2", (3,)),
-        BlockFile(3, "/local/1/10/3", (3,)),
-    )
-
-
 def test_a_part_and_its_copy_both_lost() -> None:
     """Partners are next to each other here: nodes 1 and 2 are gone, and with them both files of part 1."""
     of = attempt(10)
@@ -178,18 +162,6 @@ def test_a_part_and_its_copy_both_lost() -> None:
     assert outlook.rejected == ((10, "part 1 of 4: found on no node; not committed to the persistent level"),)
     one_less = [found[0], found[1], [stored(of, 2), copied(of, 1)], found[3]]
     assert levels(survey(protected(one_less)).candidates[0])[1] == ["partner"]
-
-
-def test_parts_with_other_stories_are_told_apart() -> None:
-    """A set that was hit too hard, and a part that nobody has encoded."""
-    of = attempt(10, ranks=5)
-    outlook = survey(protected([[stored(of, 0)], []], [[share(of, 0, parts=(1, 2, 3))]], node_of=(0, 1)))
-    ((_, reason),) = outlook.rejected
-    assert reason.split("\n    ") == [
-        "parts 1, 2, 3 of 5: found on no node; parity: of the 3 nodes of the set, 3 lack their part or parity; "
-        "1 may be lost; not committed to the persistent level",
-        "part 4 of 5: found on no node; not committed to the persistent level",
-    ]
 
 
 def test_parity_of_another_attempt_is_never_used() -> None:
@@ -224,15 +196,6 @@ def test_a_set_that_turns_out_bad_does_not_take_another_of_the_same_parts_with_i
     assert levels(candidate)[1] == ["parity", "parity"]
     rest = candidate.without([(1, candidate.sources[1][0].location)])
     assert isinstance(rest, Candidate) and rest.sources[1] == candidate.sources[1][1:]
-
-
-def test_every_rank_of_a_node_reads_its_parity_and_each_share_counts_once() -> None:
-    of = attempt(10, ranks=2)
-    one, other = share(of, 0, parts=(0, 1)), share(of, 1, parts=(0, 1))
-    found = protected([[stored(of, 0)], [], []], [[one], [one], [other]], node_of=(0, 0, 1))
-    rebuild = survey(found).candidates[0].sources[1][0].rebuild
-    assert rebuild is not None
-    assert rebuild.parity == (BlockFile(0, one.path, (0, 1)), BlockFile(1, other.path, (2,)))
 
 
 # --- files that contradict each other ---------------------------------------------------------------------------------
@@ -344,19 +307,6 @@ def _of_digest(identity: ParityIdentity, place: int, digest: str) -> ParityIdent
     members = list(identity.members)
     members[place] = replace(members[place], index_digest=digest)
     return replace(identity, members=tuple(members))
-
-
-def test_files_that_were_found_are_not_called_found_on_no_node() -> None:
-    of = attempt(10)
-    found = [[stored(of, 0)], [stored(of, 1), copied(of, 1, index_digest=WRONG)], [stored(of, 2)], [stored(of, 3)]]
-    assert "found on no node" not in survey(protected(found)).rejected[0][1]
-
-
-def test_two_copies_of_one_file_do_not_contradict_each_other() -> None:
-    of = attempt(10)
-    found = [[stored(of, part), copied(of, (part + 1) % 4)] for part in range(4)]
-    outlook = survey(protected(found))
-    assert levels(outlook.candidates[0]) == [["local", "partner"]] * 4 and outlook.notes == ()
 
 
 def test_parity_sets_that_contradict_each_other() -> None:
