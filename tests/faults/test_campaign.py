@@ -6,21 +6,16 @@ import dataclasses
 import itertools
 import json
 import os
-import re
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from deeppart.model.compression import COMPRESSIONS
 from tests.faults.campaign import __main__ as campaign
-from tests.faults.campaign import judge, oracle, plan, records, runner, special, stages, sweep
-from tests.faults.campaign.files import Stored
+from tests.faults.campaign import judge, records, runner, special, sweep
 from tests.faults.campaign.jobs import Jobs
 from tests.faults.campaign.order import Order
 from tests.faults.campaign.report import Tally
@@ -65,18 +60,6 @@ def test_a_short_campaign(play: Callable[..., Played], monkeypatch: pytest.Monke
     assert result["wrong_bytes"] == result["hangs"] == 0 and not result["problems"]
     assert result["faults"] > 20
     assert any(kind.startswith("kill: ") for kind in result["kinds"]) and "file: base" in result["kinds"]
-
-
-@pytest.mark.timeout(120)
-def test_a_restore_is_counted_for_the_level_it_came_from(
-    play: Callable[..., Played], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(campaign, "_chosen", lambda options: [*map(served_by, records.LEVELS)])
-    code, result = play(*SMALL)
-    assert code == 0, result["failed"]
-    copy, node = result["kinds"]["file: partner copy"], result["kinds"]["node directory removed"]
-    assert copy["count"] == 1 and copy["levels"] == {"local": 1}
-    assert node["count"] == 3 and {**node["levels"], "local": 1} == dict.fromkeys(records.LEVELS, 1)
 
 
 @pytest.mark.timeout(300)
@@ -140,17 +123,6 @@ def test_a_broken_library_is_noticed(
     assert result["failed"][0]["repeat"].endswith(f"--break {broken}")
 
 
-def test_a_seed_decides_everything() -> None:
-    scenarios = [plan.scenario(3, number) for number in range(50)]
-    assert scenarios == [plan.scenario(3, number) for number in range(50)]
-    assert len(set(map(records.describe, scenarios))) == 50
-    assert plan.scenario(4, 0) != scenarios[0]
-    stages_met = {life.kill.stage for each in range(3000) for life in plan.scenario(0, each).lives if life.kill}
-    assert stages_met == {*stages.STAGES, ""}
-    assert {special.kind_of(3, number) for number in range(1000)} == {*special.KINDS}
-    assert {life.compression for each in scenarios for life in each.lives} == {*COMPRESSIONS}
-
-
 def test_a_seed_decides_everything_in_every_process(capsys: pytest.CaptureFixture[str]) -> None:
     """Sets of names come in another order in every interpreter: nothing that is drawn may depend on that."""
     arguments = ["--seed", "77123456", "--runs", "40", "--list"]
@@ -191,22 +163,6 @@ def test_the_same_seed_does_the_same_harm(tmp_path: Path) -> None:
     assert Trace.from_json(json.loads(json.dumps(traces[0].to_json()))) == traces[0]
 
 
-def test_parity_is_of_no_use_beside_a_part_that_was_mended_in_another_encoding(tmp_path: Path) -> None:
-    """As a restore from the persistent level writes it; what counts is the file that the parity was computed of."""
-
-    def found(mended: str) -> dict[int, set[str]]:
-        digests = ("0", mended, "2")
-        parts = [
-            Stored(tmp_path, "local", part, "", 1, (part, 0, 0), 0, "s", part, 3, index_digest=digests[part])
-            for part in (1, 2)
-        ]
-        one = Stored(tmp_path, "parity", 1, "", 1, (8, 0, 0), 0, "s", -1, 3, (), "", (0, 1, 2), ("0", "1", "2"), 1, 1)
-        return oracle.parts_of([*parts, one, dataclasses.replace(one, node=2, place=2)])
-
-    assert found("1")[0] == {"parity"}
-    assert found("another")[0] == set()
-
-
 @pytest.mark.timeout(300)
 def test_the_sweep_reaches_the_last_operation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fault that comes too late meets nothing, and shows how many operations there are."""
@@ -235,43 +191,3 @@ def test_the_sweep_reaches_the_last_operation(tmp_path: Path, monkeypatch: pytes
     assert seen.keys() == records.OPERATIONS.keys()
     assert {place: count for place, count in seen.items() if count > records.OPERATIONS[place]} == {}
     assert all(seen.values()), seen
-
-
-def test_orders_reach_the_ranks_unchanged(tmp_path: Path) -> None:
-    for number in range(50):
-        scenario = plan.scenario(1, number)
-        for place in range(len(scenario.lives)):
-            order = Order(scenario, place, tmp_path, 7, (2, 0, 1), "")
-            order.save(tmp_path / "order.json")
-            assert Order.load(tmp_path / "order.json") == order
-
-
-def test_a_name_that_has_moved_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    target = "deeppart.state.capture.copying.CapturePlan.duplicate"
-    moved = dataclasses.replace(stages.STAGES["capturing"], target=target)
-    monkeypatch.setitem(stages.STAGES, "capturing", moved)
-    with pytest.raises(stages.MovedError, match=re.escape(f"no {target} any more")):
-        stages.check()
-
-
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_campaign_that_is_interrupted_says_what_it_has_done(number: signal.Signals, tmp_path: Path) -> None:
-    if reason := launchers.unavailable():
-        pytest.skip(reason)
-    trace = tmp_path / "trace"
-    command = [sys.executable, "-m", "tests.faults.campaign", *SMALL, "--runs", "500", "--json", "--trace", str(trace)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as campaign:
-        try:
-            for _ in range(900):
-                if trace.exists() or campaign.poll() is not None:
-                    break
-                time.sleep(0.1)
-            campaign.send_signal(number)
-            output, errors = campaign.communicate(timeout=60)
-        finally:
-            campaign.kill()
-    result = json.loads(output)
-    assert campaign.returncode == 130 and result["interrupted"] and not result["failed"], errors
-    assert result["scenarios"] >= 1 and result["faults"] >= 1
-    assert re.search(rf"interrupted while it played {SEED}:\d+", errors)

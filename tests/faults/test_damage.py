@@ -257,14 +257,6 @@ def test_something_else_in_place_of_a_file(directory: Path, kind: str) -> None:
         restored(directory, local_dir=None)
 
 
-def test_a_link_to_a_sound_part_is_not_followed(directory: Path) -> None:
-    for level in ("local", "persistent"):
-        path = part(directory, level)
-        path.rename(directory / level / "elsewhere")
-        path.symlink_to(directory / level / "elsewhere")
-    assert restored(directory)[0] == 1
-
-
 # --- manifests --------------------------------------------------------------------------------------------------------
 
 
@@ -284,15 +276,6 @@ def test_flipped_manifests(directory: Path) -> None:
     assert loaded(directory) == 2
 
 
-def test_truncated_manifests(directory: Path) -> None:
-    path = manifest(directory)
-    data = path.read_bytes()
-    for version in (b"", data[:10], data[:60], data[: len(data) // 2], data[:-1], data + b"\n", data * 2):
-        path.write_bytes(version)
-        assert restored(directory, local_dir=None)[0] == 1 and loaded(directory) == 1
-    path.write_bytes(data)
-
-
 @pytest.mark.parametrize("left", ["flipped", "emptied"])
 def test_a_damaged_manifest_is_not_taken_for_no_checkpoint(directory: Path, left: str) -> None:
     """Training from scratch over a damaged checkpoint would be silent loss: restore must not return None."""
@@ -303,23 +286,6 @@ def test_a_damaged_manifest_is_not_taken_for_no_checkpoint(directory: Path, left
         restored(directory, local_dir=None)
     with pytest.raises(RestoreError):
         loaded(directory)
-
-
-def test_a_manifest_of_another_step(directory: Path) -> None:
-    manifest(directory).write_bytes(manifest(directory, 1).read_bytes())
-    assert loaded(directory) == 1
-    assert restored(directory, local_dir=None)[0] == 1
-
-
-@pytest.mark.parametrize(("version", "kind"), [(5, deeppart.FormatError), (7, deeppart.NewerFormatError)])
-def test_a_manifest_of_another_version(directory: Path, version: int, kind: type[deeppart.FormatError]) -> None:
-    data = manifest(directory).read_bytes()
-    manifest(directory).write_bytes(data.replace(b"deeppart-manifest 6 ", b"deeppart-manifest %d " % version, 1))
-    with pytest.raises(deeppart.FormatError, match=f"version {version}; .* version 6") as caught:
-        loaded(directory, 2)
-    assert type(caught.value) is kind
-    step, lines = restored(directory, local_dir=None)
-    assert step == 1 and any(f"version {version}" in line for line in lines), lines
 
 
 # --- the directory's own files ----------------------------------------------------------------------------------------
@@ -372,39 +338,12 @@ def test_a_damaged_lock_file_keeps_nobody_out(directory: Path, content: bytes) -
     assert restored(directory)[0] == 2
 
 
-def test_damage_while_the_job_runs_is_noticed_at_the_next_restore(directory: Path) -> None:
-    with deeppart.Checkpointer(config(directory)) as ck:
-        pending = ck.checkpoint(state(3), 3)
-        pending.wait("local", timeout=200)
-        pending.wait("persistent", timeout=200)
-        assert ck._pipeline.wait_until_idle(30)  # nothing is being removed any more
-        for level in ("local", "persistent"):
-            flip(part(directory, level, 3), 5000)
-        live = blank()
-        with pytest.warns(deeppart.DeeppartWarning, match="step 3 is in the directory too"):
-            assert ck.restore(live) == 2
-        assert difference(state(2), live) is None
-
-
 def test_local_copies_survive_the_loss_of_the_persistent_directory(directory: Path) -> None:
     """All steps are gone but the lineage record: the local level alone brings the job back."""
     for step in STEPS:
         shutil.rmtree(manifest(directory, step).parent)
     came, lines = restored(directory)
     assert came == 2 and lines == ("step 2: 1 of 1 parts local; saved by 1 rank",)
-
-
-def test_other_files_do_no_harm(directory: Path) -> None:
-    for where in (directory / "persistent", next((directory / "local").iterdir())):
-        (where / "notes.txt").write_text("x")
-        (where / "step-1").mkdir()
-        (where / f"step-000000000099-{'a' * 32}-000000").write_text("a file named like a step")
-        (where / f"step-0000000000000000000000001-{'a' * 32}-000000").mkdir()
-        (second,) = where.glob("step-000000000002-*")
-        (second / "part-00000-of-00002.dpp").write_bytes(b"x")
-        (second / "part-00007-of-00001.dpp").write_bytes(b"x")
-        (second / "\udcff\udcfe").write_bytes(b"x")
-    assert restored(directory)[0] == 2 and loaded(directory) == 2
 
 
 @pytest.mark.parametrize("place", [0, 40, -1, None])

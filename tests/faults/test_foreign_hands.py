@@ -96,16 +96,6 @@ def test_a_directory_that_is_a_strangers(shared: Path, precious: Path, depth: st
 
 
 @needs_root
-def test_a_directory_that_a_stranger_can_move_away(shared: Path) -> None:
-    shared.chmod(0o777)
-    for settings in (config(shared), config(shared / "x", local_dir=str(shared / "scratch"))):
-        with pytest.raises(StorageError, match="0777") as caught:
-            run(settings, 1)
-        assert "chmod +t" in str(caught.value) or "chmod o-w" in str(caught.value)
-    assert not (shared / "scratch").exists() and not (shared / "persistent").exists()
-
-
-@needs_root
 def test_users_share_a_directory_with_a_sticky_bit(shared: Path) -> None:
     """As /local/scratch: each has a directory in it that nobody else can look into."""
     run(config(shared, local_dir=str(shared)), 1, 2)
@@ -131,34 +121,6 @@ def test_nobody_else_can_read_weights_on_a_node(shared: Path) -> None:
     for path in everything(shared / "persistent"):
         private = path.name == LOCK_NAME  # who could read it could lock it
         assert mode_of(path) == (0o755 if path.is_dir() else 0o600 if private else 0o644), path
-
-
-@pytest.mark.parametrize(
-    ("permissions", "umask", "directories", "files"),
-    [
-        ("umask", 0o022, 0o755, 0o644),
-        ("umask", 0o077, 0o700, 0o600),
-        ("umask", 0o002, 0o775, 0o664),
-        ("group", 0o077, 0o2770, 0o660),
-        ("group", 0o022, 0o2775, 0o664),
-    ],
-)
-def test_permissions_say_otherwise(shared: Path, permissions: str, umask: int, directories: int, files: int) -> None:
-    mask = os.umask(umask)
-    try:
-        run(config(shared, local_dir=str(shared / "scratch"), permissions=permissions), 1, 2, 3)
-    finally:
-        os.umask(mask)
-    for path in (*everything(shared / "scratch"), *everything(shared / "persistent")):
-        assert mode_of(path) == (directories if path.is_dir() else files), path
-
-
-def test_what_an_earlier_version_left_open_to_all_is_closed(shared: Path) -> None:
-    run(config(shared, local_dir=str(shared / "scratch")), 1)
-    own = shared / "scratch" / lineage(shared)
-    own.chmod(0o755)
-    run(config(shared, local_dir=str(shared / "scratch")), 2)
-    assert mode_of(own) == 0o700
 
 
 # --- the persistent directory -----------------------------------------------------------------------------------------

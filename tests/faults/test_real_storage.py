@@ -18,13 +18,12 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.errors import BackgroundFailureWarning, CheckpointError, DeeppartError, DirectoryInUseError, StorageError
+from deeppart.errors import BackgroundFailureWarning, CheckpointError, DirectoryInUseError, StorageError
 from deeppart.model import Attempt
 from deeppart.part import base_file_name, part_file_name
 from deeppart.save import write
 from deeppart.storage.node import NodeLevel
 from deeppart.testing.states import difference
-from tests.unit.cli_support import block
 
 
 def run(*command: str) -> None:
@@ -158,15 +157,6 @@ def test_space_that_is_short_for_the_manifest_alone(mount_tmpfs: Callable[..., P
         assert outcome(checkpoint(ck, 99, warned=failed)) == ("off", "done")
 
 
-def test_both_full(mount_tmpfs: Callable[..., Path]) -> None:
-    local, persistent = mount_tmpfs("local", 8), mount_tmpfs("persistent", 8)
-    with deeppart.Checkpointer(config(persistent, local)) as ck:
-        assert outcome(checkpoint(ck, 1)) == ("done", "done")
-        assert outcome(checkpoint(ck, 2, mebibytes=9)) == ("failed", "failed")
-        assert outcome(checkpoint(ck, 3, warned=2)) == ("done", "done")
-        assert ck.failures == 2
-
-
 # --- read-only --------------------------------------------------------------------------------------------------------
 
 
@@ -238,46 +228,6 @@ def test_a_file_system_that_is_unmounted(mount_tmpfs: Callable[..., Path], level
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             ck.close()
-
-
-def test_a_local_directory_that_is_deleted_and_comes_back(tmp_path: Path) -> None:
-    with deeppart.Checkpointer(config(tmp_path / "p", tmp_path / "l")) as ck:
-        assert outcome(checkpoint(ck, 1)) == ("done", "done")
-        (tmp_path / "l").rename(tmp_path / "moved")
-        assert outcome(checkpoint(ck, 2)) == ("done", "done")
-        (tmp_path / "l").rename(tmp_path / "moved too")
-        (tmp_path / "moved").rename(tmp_path / "l")
-        assert outcome(checkpoint(ck, 3)) == ("done", "done")
-
-
-# --- in the way -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("level", ["local", "persistent"])
-@pytest.mark.parametrize("depth", [0, 1, 3])
-def test_a_file_in_place_of_a_directory(tmp_path: Path, level: str, depth: int) -> None:
-    (tmp_path / "file").write_text("x")
-    bad = (tmp_path / "file").joinpath(*"abc"[:depth])
-    settings = (bad, tmp_path / "l") if level == "persistent" else (tmp_path / "p", bad)
-    with pytest.raises(StorageError) as caught:
-        deeppart.Checkpointer(config(*settings))
-    assert "file" in str(caught.value)
-    assert (tmp_path / "file").read_text() == "x"
-
-
-def test_a_lineage_record_or_lock_that_is_a_directory(tmp_path: Path) -> None:
-    for name in ("deeppart.json", ".deeppart.lock"):
-        (tmp_path / name / name).mkdir(parents=True)
-        with pytest.raises(DeeppartError, match="not a regular file"):
-            deeppart.Checkpointer(config(tmp_path / name, None))
-
-
-def test_a_file_in_place_of_a_step_directory(tmp_path: Path) -> None:
-    with deeppart.Checkpointer(config(tmp_path, None)) as ck:
-        in_the_way = block(ck, tmp_path, 1)
-        assert outcome(checkpoint(ck, 1)) == ("off", "failed")
-        assert outcome(checkpoint(ck, 2, warned=1)) == ("off", "done")
-    assert in_the_way.read_text() == "in the way"
 
 
 # --- killed -----------------------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ import inspect
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -93,16 +92,3 @@ def test_an_example_that_is_wrong_and_a_class_without_one_are_noticed() -> None:
     (test,) = examples_of("Wrong", Wrong)
     assert "Got:\n    2" in failures_of(test)
     assert not examples_of("Without", Without)
-
-
-def test_only_errors_that_add_nothing_need_no_example_of_their_own() -> None:
-    exempt = {name for name, thing in CLASSES.items() if name not in BY_ITSELF and not is_protocol(thing)}
-    assert all(issubclass(CLASSES[name], deeppart.DeeppartError | deeppart.DeeppartWarning) for name in exempt)
-    assert "deeppart.StorageError" in BY_ITSELF, "it has errno"
-    assert {"deeppart.Checkpointer", "deeppart.Config", "deeppart.Report"} <= BY_ITSELF
-
-
-@pytest.mark.parametrize("module", PUBLIC, ids=lambda module: module.__name__)
-def test_public_names_are_there(module: ModuleType) -> None:
-    assert all(getattr(module, name) is not None for name in module.__all__)
-    assert set(module.__all__) <= set(dir(module))

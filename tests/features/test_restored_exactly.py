@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import collections
-import copy
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -167,15 +165,6 @@ def test_one_live_container_whose_contents_were_one_is_filled(tmp_path: Path) ->
 # --- keys and devices -------------------------------------------------------------------------------------------------
 
 
-def test_keys_that_do_not_compare_are_other_keys(tmp_path: Path) -> None:
-    """numpy's numbers against tuples: the comparison gives an array."""
-    states: list[State] = [{"visits": {np.int64(3): 1}}, {"visits": {(0, 1): 1}}, {"visits": {(np.int64(0), 1): 2}}]
-    with deeppart.Checkpointer(config(tmp_path)) as ck:
-        for step, state in enumerate([*states, *states], start=1):
-            ck.checkpoint(state, step).wait(timeout=200)
-            assert deeppart.load(tmp_path / "ckpt", step=step) == state
-
-
 def test_the_default_device_is_the_callers_business(tmp_path: Path) -> None:
     save(tmp_path, {"w": torch.arange(5.0)})
     live: State = {}
@@ -186,16 +175,3 @@ def test_the_default_device_is_the_callers_business(tmp_path: Path) -> None:
             ck.checkpoint(live, 2).wait(timeout=200)
     for found in (loaded["w"], live["w"], deeppart.load(tmp_path / "ckpt")["w"]):
         assert found.device.type == "cpu" and torch.equal(found, torch.arange(5.0))
-
-
-def test_namedtuples_of_one_kind_are_of_one_class(tmp_path: Path) -> None:
-    row = collections.namedtuple("row", "a b")
-    save(tmp_path, {"rows": [row(torch.zeros(1), number) for number in range(5)]})
-    rows = deeppart.load(tmp_path / "ckpt")["rows"]
-    assert len(set(map(type, rows))) == 1 and [each.b for each in rows] == list(range(5))
-    for again in (pickle.loads(pickle.dumps(rows)), copy.deepcopy(rows)):
-        assert type(again[0]) is type(rows[0]) and alike(again, rows)
-    save(tmp_path / "again", {"rows": rows})
-    assert type(deeppart.load(tmp_path / "again" / "ckpt")["rows"][0]) is type(rows[0])
-    torch.save(rows, tmp_path / "model.pt")  # as docs/commands.md says
-    assert alike(torch.load(tmp_path / "model.pt", weights_only=False), rows)

@@ -16,9 +16,8 @@ import deeppart
 from deeppart.config import Config
 from deeppart.errors import CorruptFileError, RestoreError, SignatureError
 from deeppart.extension.export import export
-from deeppart.model import Attempt
 from deeppart.part import FileSource, PartReader, Signing
-from deeppart.storage.manifests import committed_steps, read_manifest
+from deeppart.storage.manifests import committed_steps
 from tests.copying import copy_as_original
 from tests.fuzz.images import ManifestImage, PartImage
 from tests.golden import forge
@@ -110,12 +109,6 @@ def test_signed_saved_and_restored(compression: str, local: bool, tmp_path: Path
     assert torch.equal(loaded["frozen"], state(3)["frozen"])
     exported = export(tmp_path / "ckpt", tmp_path / "out.h5", sign_key_file=tmp_path / "key")
     assert exported.step == 3
-
-
-def test_without_a_key_files_are_as_ever(tmp_path: Path) -> None:
-    save(tmp_path, 1, 2, sign_key_file=None)
-    assert b"blake2b" not in only(tmp_path, 1, "manifest").read_bytes()[:200]
-    assert [only(tmp_path, step).read_bytes()[72] for step in (1, 2)] == [0, 0]
 
 
 def test_local_parts_alone(tmp_path: Path) -> None:
@@ -274,13 +267,6 @@ def test_nothing_of_the_key_is_left_behind(tmp_path: Path) -> None:
     assert SECRET.hex() not in repr(settings(tmp_path))
 
 
-def test_identities_of_a_signed_manifest(tmp_path: Path) -> None:
-    save(tmp_path, 1)
-    (key,) = committed_steps(tmp_path / "ckpt")
-    manifest = read_manifest(tmp_path / "ckpt", key, SIGNING)
-    assert manifest.signed and isinstance(manifest.attempt, Attempt)
-
-
 # --- commands ---------------------------------------------------------------------------------------------------------
 
 
@@ -309,19 +295,3 @@ def test_commands(tmp_path: Path) -> None:
     assert "not used" in cli_support.call(
         "verify", root, "--sign-key-file", key_file(tmp_path, name="k", mode=0o644), code=2
     )
-
-
-def test_verify_of_a_forged_part(tmp_path: Path) -> None:
-    save(tmp_path, 1, local_dir=str(tmp_path / "local"), compression="none")
-    root, key = tmp_path / "ckpt", ("--sign-key-file", tmp_path / "key")
-    local = ("--local", tmp_path / "local")
-    assert cli_support.call_json("verify", root, *local, *key)["good"]
-    (path,) = tmp_path.glob("local/*/step-*/part-*")
-    part = PartImage.parse(path.read_bytes())
-    _zeros(part)
-    path.write_bytes(part.encode())
-    assert cli_support.call_json("verify", root, *local)["good"]
-    found = cli_support.call_json("verify", root, *local, *key, code=1)
-    assert "signature of part 0 of step 1 does not hold" in found["nodes"]["damage"][0]["message"]
-    assert cli_support.call_json("verify", root, *local, *key, "--repair")["repairs"][0]["problem"] is None
-    assert cli_support.call_json("verify", root, *local, *key)["good"]

@@ -12,7 +12,7 @@ import torch
 from torch.optim import lr_scheduler
 
 import deeppart
-from deeppart.testing.states import Box, difference
+from deeppart.testing.states import difference
 from tests.unit.trained import network, save_and_restore, train
 
 # --- modules ----------------------------------------------------------------------------------------------------------
@@ -202,13 +202,6 @@ def test_optimizers_go_on_as_if_nothing_had_happened(tmp_path: Path, name: str, 
     assert difference(model, live) is None, "the same steps from here on"
 
 
-def test_an_optimizer_that_had_not_stepped_restores_into_one_like_it(tmp_path: Path) -> None:
-    model, live = network(1), network(2)
-    optimizer, other = torch.optim.Adam(model.parameters(), lr=0.5), torch.optim.Adam(live.parameters())
-    save_and_restore(tmp_path, {"m": model, "o": optimizer}, {"m": live, "o": other})
-    assert other.state_dict()["state"] == {} and other.param_groups[0]["lr"] == 0.5
-
-
 def test_some_parameters_without_state(tmp_path: Path) -> None:
     """Frozen parameters never get state: the keys of ``state`` have holes."""
     models = [network(1), network(2)]
@@ -295,14 +288,6 @@ def test_objects_that_give_fresh_tensors(tmp_path: Path) -> None:
             ck.checkpoint({"s": saved, "again": [saved]}, step=step).wait(timeout=200)
         ck.restore({"s": live, "again": [Sampler(9)]})
     assert live.position == 4 and torch.equal(live.order, saved.order)
-
-
-def test_objects_in_objects(tmp_path: Path) -> None:
-    saved = Box({"inner": Box([Box(torch.arange(3)), Box(5)]), "model": network(1)})
-    live = Box({"inner": Box([Box(torch.zeros(3, dtype=torch.int64)), Box(0)]), "model": network(2)})
-    loaded = save_and_restore(tmp_path, saved, live)
-    assert difference(saved, live) is None and difference(saved, loaded) is None
-    assert live.loads == 1
 
 
 def test_grad_scaler(tmp_path: Path) -> None:

@@ -5,15 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import h5py
 import pytest
 import torch
 
 import deeppart
 from deeppart.errors import CorruptFileError, StructureMismatchError
-from deeppart.extension.export import export
-from deeppart.testing.states import blank, difference
-from tests.tensor_kinds import KINDS, NAN, bits, coo, csr, jagged, quantized, two
+from deeppart.testing.states import difference
+from tests.tensor_kinds import KINDS, bits, coo, csr, jagged, quantized, two
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning", "ignore:.*:DeprecationWarning")
 
@@ -41,17 +39,6 @@ def test_every_kind_is_loaded_and_restored(tmp_path: Path, name: str, compressio
     with deeppart.Checkpointer(config(tmp_path)) as ck:
         assert ck.restore(live) == 1
     assert bits(live) == bits(state)
-
-
-def test_a_blank_state_takes_all_of_it(tmp_path: Path) -> None:
-    names = [name for name in KINDS if name != "subclass, with context"]  # which cannot be cloned
-    state = {name: KINDS[name](1) for name in names}
-    save(tmp_path, state)
-    live = blank(state)
-    assert difference(state, live) is not None
-    with deeppart.Checkpointer(config(tmp_path)) as ck:
-        assert ck.restore(live) == 1
-    assert difference(state, live) is None
 
 
 def test_what_changes_from_one_checkpoint_to_the_next_is_noticed(tmp_path: Path) -> None:
@@ -98,12 +85,6 @@ def test_a_part_of_a_tensor_is_all_of_it(tmp_path: Path) -> None:
         deeppart.load(tmp_path, keys="x/nothing")
 
 
-def test_the_bits_of_a_nan_stay(tmp_path: Path) -> None:
-    save(tmp_path, {"x": coo(1)})
-    found = deeppart.load(tmp_path)["x"]._values()[:1].view(torch.int32)
-    assert int(found) == int(NAN.view(torch.int32))
-
-
 @pytest.mark.parametrize("indices", [[[9, 0], [0, 0]], [[-1, 0], [0, 0]]])
 def test_what_was_not_sound_is_not_made_again(tmp_path: Path, indices: Any) -> None:
     bad = torch.sparse_coo_tensor(torch.tensor(indices), torch.ones(2), (5, 6), check_invariants=False)
@@ -118,16 +99,6 @@ def test_what_was_not_sound_is_not_made_again(tmp_path: Path, indices: Any) -> N
             with pytest.raises(CorruptFileError, match="do not make one"):
                 ck.restore(live)
         assert bits(live) == before
-
-
-def test_an_archive_has_the_components(tmp_path: Path) -> None:
-    save(tmp_path / "ckpt", {"x": coo(1), "q": quantized(1), "s": two(1)})
-    export(tmp_path / "ckpt", tmp_path / "x.h5")
-    with h5py.File(tmp_path / "x.h5") as file:
-        state = file["state"]
-        assert state["x"].attrs["type"] == "sparse_coo" and state["x/indices"].shape == (2, 4)
-        assert state["q/scale"][()] == quantized(1).q_scale()
-        assert state["s"].attrs["name"].endswith("TwoTensor") and state["s/a"].shape == (3,)
 
 
 @pytest.mark.skipif(len(torch.backends.quantized.supported_engines) < 2, reason="torch has no kernels for it here")

@@ -8,10 +8,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
-import torch
 
 from tests.mpi.launch import Job, JobResult
 from tests.mpi.launchers import ROOT
@@ -100,31 +98,3 @@ def test_killed_and_resumed(
     assert resumed_from(result) == STEPS + EVERY
     assert list(losses(moved))[-1] == STEPS + 2 * EVERY
     assert "per rank from now on: rng, data/position" in result.logs[0], "the second rank repeats the first one's"
-
-
-@pytest.mark.parametrize("new", [1, 2, 3, 5])
-def test_no_window_is_left_out_or_read_twice(train_lm: ModuleType, new: int) -> None:
-    def read(readers: list[Any]) -> torch.Tensor:
-        return torch.cat([reader.batch(4)[0] for reader in readers])
-
-    old = [train_lm.Reader(16, 0, rank, 2) for rank in range(2)]
-    read(old)
-    positions = [reader.position for reader in old]
-    readers = [train_lm.Reader(16, 0, rank, new) for rank in range(new)]
-    for rank, reader in enumerate(readers):
-        reader.position = train_lm.remap("data/position", positions, rank, new)
-    windows = read(readers)
-    all_of_them = train_lm.Reader(16, 0, 0, 1)
-    all_of_them.batch(8)
-    following = all_of_them.batch(4 * new)[0]
-    assert sorted(windows.tolist()) == sorted(following.tolist())
-
-
-def test_every_rank_draws_its_own_random_numbers(train_lm: ModuleType) -> None:
-    streams = [train_lm.own_rng(seed, rank) for seed in range(3) for rank in range(4)]
-    assert len({bytes(stream.numpy()) for stream in streams}) == len(streams)
-    torch.set_rng_state(train_lm.own_rng(0, 2))
-    assert torch.equal(train_lm.remap("rng", streams[:2], 1, 3), streams[1])
-    assert torch.equal(train_lm.remap("rng", streams[:2], 2, 3), streams[2])
-    with pytest.raises(ValueError, match="nobody has said"):
-        train_lm.remap("model/bias", [1, 2], 0, 3)

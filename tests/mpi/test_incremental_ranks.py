@@ -145,35 +145,3 @@ def test_one_damaged_base_does_not_keep_the_other_parts_unprotected(run_on: Any,
     texts = [text for text in told[0][0] if "redundancy" in text]
     assert len(texts) == 2
     assert all("no sound files of parts 0" in text and "/base-00000-of-00004-" in text for text in texts)
-
-
-def from_a_damaged_base(comm: Any, directory: Path) -> tuple[tuple[int | None, bool, str], list[str], set[str]]:
-    """All nodes are lost, and a base of part 0 in persistent_dir is damaged where nothing refers to it."""
-    settings = {"every": {"persistent": 1}}
-    with deeppart.Checkpointer(config(directory, **settings), comm) as checkpointer:
-        save(checkpointer, 1, 2, 3)
-
-    def damage() -> None:
-        lose(directory, *range(comm.size))
-        (base,) = directory.glob("ckpt/step-000000000003-*/base-00000-*")
-        data = bytearray(base.read_bytes())
-        data[31] ^= 1
-        base.write_bytes(data)
-
-    at_once(comm, damage)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        found = restored(comm, directory, **settings)
-    comm.Barrier()
-    copies = {path.name for path in directory.glob("local/*/*/partner/step-000000000003-*/part-*")}
-    return found, [str(each.message) for each in caught], copies
-
-
-@pytest.mark.timeout(110)
-def test_one_damaged_base_in_persistent_dir_likewise(run_on: Any, shared_path: Path) -> None:
-    told = run_on(4, from_a_damaged_base, shared_path)
-    for found, _, copies in told:
-        assert found[:2] == (3, True)
-        assert copies == {f"part-0000{part}-of-00004.dpp" for part in (1, 2, 3)}
-    (text,) = (text for text in told[0][1] if "redundancy" in text)
-    assert "no sound files of parts 0" in text and "/base-00000-of-00004-" in text

@@ -11,13 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import deeppart
 import deeppart.repair.heal
-from deeppart.comm import connect
 from deeppart.errors import CheckpointError, RestoreError
-from deeppart.offline.inspect.planning import plan_together
 from tests.mpi.lost_nodes import PARITY, PARTNER, config, exchange, lose, one_after_another, restore, save, state
 
 pytestmark = pytest.mark.mpi(min_size=4)
@@ -161,40 +158,3 @@ def test_a_file_under_the_name_of_another_one_is_not_used_and_named(run_on: Any,
         assert step == 1 and good
         assert any(told in line for line in explanation), explanation
         assert told in refusal
-
-
-def only_one_has_leaves_of_its_own(comm: Any, directory: Path, owner: int) -> list[bool]:
-    """Its node is lost: what it alone has comes from a rank that has nothing of its own."""
-    settings = {"replicated": {"own": "none"}, "timeout": 60.0, **PARTNER}
-    own = {"leaf": torch.full((500,), 7.0)} if comm.rank == owner else {}
-    with deeppart.Checkpointer(config(directory, **settings), comm) as ck:
-        ck.checkpoint({"w": torch.arange(1000.0), "own": own}, 1).wait("partner", timeout=200)
-    lose(comm, directory, owner)
-    found = []
-    for live in ({"leaf": torch.zeros(500)} if comm.rank == owner else {}, {}):
-        with deeppart.Checkpointer(config(directory, **settings), comm) as ck:
-            state: dict[str, Any] = {"w": torch.zeros(1000), "own": live}
-            found.append(ck.restore(state) == 1 and torch.equal(state["w"], torch.arange(1000.0)))
-            right = torch.full((500,), 7.0)
-            found.append(torch.equal(live["leaf"], right) if comm.rank == owner else not live)
-    return found
-
-
-@pytest.mark.parametrize("owner", [0, 1])
-def test_a_rank_without_leaves_of_its_own_has_those_of_another_one(run_on: Any, shared_path: Path, owner: int) -> None:
-    assert run_on(2, only_one_has_leaves_of_its_own, shared_path, owner) == [[True] * 4] * 2
-
-
-def planned(comm: Any, directory: Path) -> tuple[bool, int]:
-    """``deeppart explain`` on the nodes."""
-    save(comm, directory, PARTNER, (1,))
-    local = directory / "local" / f"node{comm.rank}"
-    before = sorted(str(path) for path in local.glob("*/*/**/*"))
-    plan = plan_together(connect(comm, 60.0), directory / "ckpt", local, (0, 1, 2, 3), 200.0, None)
-    assert plan.step is not None
-    return sorted(str(path) for path in local.glob("*/*/**/*")) == before, plan.step
-
-
-@pytest.mark.timeout(110)
-def test_planning_a_restore_changes_nothing(run_on: Any, shared_path: Path) -> None:
-    assert run_on(4, planned, shared_path) == [(True, 1)] * 4

@@ -135,21 +135,3 @@ def ended_at_once(comm: Any, directory: Path) -> list[str]:
 @pytest.mark.mpi(min_size=2)
 def test_nothing_is_left_whoever_closes_last(run_on: Any, shared_path: Path) -> None:
     assert run_on(3, ended_at_once, shared_path) == [[]] * 3
-
-
-def warnings_of(comm: Any, directory: Path, prepares: bool) -> list[str]:
-    settings: dict[str, Any] = {"replicated": {"foo*": "none", "*": "auto"}}
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        with deeppart.Checkpointer(config(directory, **settings), comm) as ck:
-            if prepares:
-                ck.prepare({"foo": torch.zeros(5), "x": torch.zeros(5) + comm.rank})
-            ck.checkpoint({"bar": torch.zeros(5), "x": torch.zeros(5)}, 1 + prepares).wait(timeout=LONG_S)
-    return [str(each.message) for each in told]
-
-
-@pytest.mark.mpi(min_size=2)
-def test_it_tells_nothing_and_hides_nothing(run_on: Any, shared_path: Path) -> None:
-    """Of what is not saved, nothing is told: neither that patterns match nothing nor that leaves differ."""
-    without = run_on(2, warnings_of, shared_path, False)
-    assert without[0] != [] and run_on(2, warnings_of, shared_path, True) == without

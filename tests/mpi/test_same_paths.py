@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +17,6 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.repair import scrub
 from tests.mpi.repair.test_scrub import flip, is_sound
 
 pytestmark = pytest.mark.mpi(min_size=4)
@@ -103,34 +101,6 @@ def test_another_nodes_file_of_the_same_path_is_read(run_on: Any, shared_path: P
         assert any("(node of rank 0)" in line for line in results[0][2]), "which of the files it was"
         assert results[1] == ("c", True), "and it is whole again"
         assert results[2][:2] == (2, True)
-
-
-def scrubbed(comm: Any, directory: Path) -> tuple[bool, list[str]]:
-    moved(comm, directory)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        with job(comm, directory, "cdea", scrub_bandwidth=1e9) as ck:
-            ck.restore(state(0, comm.rank))
-            deadline = time.monotonic() + 60
-            while ck.repairing and time.monotonic() < deadline:  # a file that is still to come is missing to a scrubber
-                time.sleep(0.02)
-            comm.Barrier()
-            path, before = part(directory, "c", 0), ck.scrubbed.repaired
-            on_rank_0(comm, flip, path)
-            while ck.scrubbed.repaired <= before and time.monotonic() < deadline:
-                time.sleep(0.02)
-            comm.Barrier()
-            sound = is_sound(path)
-            ck.checkpoint(state(3, comm.rank), 3)
-    return sound, [str(each.message) for each in caught if issubclass(each.category, deeppart.ScrubNotice)]
-
-
-@pytest.mark.timeout(110)
-def test_scrubbing_repairs_from_it(run_on: Any, shared_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scrub, "SLICE_S", 0.05)
-    results = run_on(4, scrubbed, shared_path)
-    assert all(sound for sound, _ in results)
-    assert any("(node of rank 0): repaired from the other copies" in text for text in results[0][1]), results[0][1]
 
 
 def read_elsewhere(comm: Any, directory: Path) -> tuple[Any, bool]:

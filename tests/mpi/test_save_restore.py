@@ -6,7 +6,6 @@ Run inside one mpirun of 4 ranks (``make test-mpi``); ``run_on(n, ...)`` makes a
 from __future__ import annotations
 
 import warnings
-from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 import torch
 
 import deeppart
-from tests.mpi.training_states import PER_RANK, config, restore, same, save
+from tests.mpi.training_states import PER_RANK, config, restore, same
 
 pytestmark = pytest.mark.mpi(min_size=4)
 
@@ -29,33 +28,6 @@ def test_every_rank_gets_its_own_back(run_on: Any, two_ranks: tuple[Path, list[A
         assert same(saved[rank][0], found) == []
         assert explanation == ("step 3: 2 of 2 parts local; saved by 2 ranks",)
     assert set(same(saved[0][0], saved[1][0])) == PER_RANK
-
-
-def save_by_bytes(comm: Any, directory: Path) -> Any:
-    return save(comm, directory, kappa=0.0)
-
-
-def test_shares_balance_what_ranks_carry_already(run_on: Any, shared_path: Path) -> None:
-    saved = run_on(3, save_by_bytes, shared_path)
-    sizes = [raw for _, (raw, _, _) in saved]
-    assert max(sizes) <= 1.05 * sum(sizes) / 3
-    assert all(own >= 2000 * 4 for _, (_, own, _) in saved)
-
-
-def grouped(comm: Any, directory: Path, action: str, node_size: int) -> Any:
-    return (
-        save(comm, directory, node_size=node_size)
-        if action == "save"
-        else restore(comm, directory, node_size=node_size)
-    )
-
-
-def test_another_node_layout(run_on: Any, shared_path: Path) -> None:
-    saved = run_on(4, grouped, shared_path, "save", 2)
-    found = run_on(4, grouped, shared_path, "restore", 1)
-    for rank in range(4):
-        assert same(saved[rank][0], found[rank][1]) == []
-    assert "local" in found[0][2][0]
 
 
 def key_order(comm: Any, directory: Path) -> bool:
@@ -129,36 +101,3 @@ def test_tables_are_compared_as_wholes_and_small_containers_item_by_item(run_on:
         assert live["other"] == mine["other"], "each rank's own, and dropped"
         assert live["config"]["stages"][0]["lr"] == 0.1 and live["config"]["rank"] == 7
         assert [row["id"] for row in live["split"]] == list(range(300))
-
-
-def recent(rank: int) -> dict[str, Any]:
-    """As a cache that forgets what was used least recently: each rank has used others last."""
-    used = OrderedDict((f"k{item}", item) for item in range(300))
-    rows = [OrderedDict(a=row, b=1) for row in range(300)]
-    for item in range(rank, 300, 7):
-        used.move_to_end(f"k{item}")
-        rows[item].move_to_end("a", last=rank > 0)
-    return {"used": used, "rows": rows, "plain": {f"k{(item + rank) % 300}": 1 for item in range(300)}}
-
-
-def test_the_order_of_ordered_tables_is_each_ranks_own(run_on: Any, shared_path: Path) -> None:
-    """Of plain dicts in another order nothing differs for Python, and so they are one leaf for all."""
-
-    def save(comm: Any) -> list[str]:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            with deeppart.Checkpointer(config(shared_path), comm) as ck:
-                ck.checkpoint(recent(comm.rank), 1).wait()
-        return [str(each.message).partition("now on: ")[2].partition("\n")[0] for each in caught]
-
-    def restore(comm: Any) -> Any:
-        live = recent(5)
-        with deeppart.Checkpointer(config(shared_path), comm) as ck:
-            ck.restore(live)
-        return live
-
-    (told,), _ = run_on(2, save)
-    assert set(told.split(", ")) == {"used", "rows"}
-    for rank, live in enumerate(run_on(2, restore)):
-        assert live == recent(rank)
-        assert list(live["used"]) == list(recent(rank)["used"])

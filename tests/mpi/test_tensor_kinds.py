@@ -61,19 +61,6 @@ def dropped(comm: Any, directory: Path) -> Any:
     return bits(live)
 
 
-def rank0s(comm: Any, directory: Path) -> Any:
-    live = state(comm.rank, 5) | {"kinds": coo(5)}
-    with deeppart.Checkpointer(config(directory), comm=comm) as ck:
-        assert ck.restore(live, per_rank="rank0") == 2
-    return bits(live)
-
-
-def test_on_another_world_size_rank_0s_can_be_had(run_on: Any, shared_path: Path) -> None:
-    run_on(2, save, shared_path)
-    (found,) = run_on(1, rank0s, shared_path)
-    assert found == bits(state(0, 2))
-
-
 def test_on_another_world_size_a_tensor_is_left_alone_as_a_whole(run_on: Any, shared_path: Path) -> None:
     run_on(2, save, shared_path)
     (found,) = run_on(1, dropped, shared_path)

@@ -5,7 +5,6 @@ No memory is the likely one. Each place is one after which the other ranks wait.
 
 from __future__ import annotations
 
-import shutil
 import threading
 import time
 from contextlib import AbstractContextManager
@@ -16,11 +15,9 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.nodes import Arena
 from deeppart.part import PartSummary
 from deeppart.recovery import apply, inventory, matching, saved
 from deeppart.recovery.parts import OpenedPart
-from deeppart.repair import scrub
 from deeppart.save import Incremental, StagingLease, complete, pipeline, protect, share_planning, write
 from deeppart.save.job import Opened
 from deeppart.session import open as starting
@@ -214,58 +211,6 @@ def test_a_restore_goes_another_way_or_fails_on_all_ranks(
     found = run_on(2, opening, shared_path, owner, name, on_rank)
     assert [outcome for outcome, _ in found] == outcomes
     assert all(took_s < TIMEOUT_S for _, took_s in found)
-
-
-def without_memory_for_parity(comm: Any, directory: Path) -> tuple[int | None, list[str]]:
-    """A node is lost, and one rank has no memory for the exchange that would rebuild its part."""
-    settings = {"every": {"partner": 0, "parity": 1, "persistent": 1}, "parity_group": 4, "parity_tolerate": 2}
-    with on_nodes(comm, directory, **settings) as ck:
-        ck.checkpoint(state(1), 1).wait(timeout=200)
-    comm.Barrier()
-    if comm.rank == 0:
-        shutil.rmtree(directory / "local" / "node2")
-    comm.Barrier()
-    live = state(0)
-    with pytest.MonkeyPatch.context() as patch, on_nodes(comm, directory, **settings) as ck:
-        # A rebuild is tried twice.
-        left = let_fail(patch, Arena, "reserve", comm.rank == 1, OSError(12, "Cannot allocate memory"), times=2)
-        step = ck.restore(live)
-        assert not left[0], "it was not called as often"
-        explanation = ck.explanation
-    assert torch.equal(live["w"], state(1)["w"])
-    return step, [line for line in explanation if "no memory" in line]
-
-
-@pytest.mark.mpi(min_size=4)
-def test_a_restore_does_without_parity_where_a_rank_has_no_memory_for_it(run_on: Any, shared_path: Path) -> None:
-    for step, lines in run_on(4, without_memory_for_parity, shared_path):
-        assert step == 1 and lines
-
-
-def scrubbing_without_memory(comm: Any, directory: Path) -> tuple[bool, bool]:
-    """A part is gone; at the first try to rebuild it, one rank has no memory for the exchange."""
-    settings = {"every": {"partner": 0, "parity": 1, "persistent": 0}, "parity_group": 4, "parity_tolerate": 2}
-    with pytest.MonkeyPatch.context() as patch, on_nodes(comm, directory, scrub_bandwidth=1e9, **settings) as ck:
-        patch.setattr(scrub, "SLICE_S", 0.05)
-        left = let_fail(patch, Arena, "reserve", False, OSError(12, "Cannot allocate memory"))
-        ck.checkpoint(state(1), 1).wait("parity", timeout=200)
-        comm.Barrier()
-        path = next((directory / "local" / "node2").rglob("part-*"), None)
-        assert path is not None
-        comm.Barrier()
-        left[0] = int(comm.rank == 1)
-        if comm.rank == 0:
-            path.unlink()
-        deadline = time.monotonic() + 200
-        while not path.exists() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        comm.Barrier()
-        return path.exists(), not left[0]
-
-
-@pytest.mark.mpi(min_size=4)
-def test_scrubbing_tries_again_where_a_rank_had_no_memory(run_on: Any, shared_path: Path) -> None:
-    assert run_on(4, scrubbing_without_memory, shared_path) == [(True, True)] * 4
 
 
 def unread_once(comm: Any, directory: Path, name: str, error: Exception) -> tuple[str, int | None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
 import warnings
@@ -106,23 +105,6 @@ def test_a_job_is_watched_while_it_runs_after_it_was_killed_and_when_the_next_be
     assert (seen["state"], seen["reasons"], seen["ranks"][0]["restored"]) == ("ended", [], 2)
     assert seen["owner"]["session"] != first and [level["step"] for level in seen["levels"]] == [4, 4, 4]
     assert len(list((tmp_path / "ckpt").glob("status-*"))) == 1, "those of the earlier session are gone"
-
-
-def two_on_a_node(directory: Path, status: str) -> list[str]:
-    events = str(directory / "events-{node}.jsonl")
-    with deeppart.Checkpointer(config(directory, status=status, node_size=2, events_file=events)) as checkpointer:
-        checkpointer.checkpoint({"x": 1}, 1).wait()
-    return sorted(os.listdir(directory))
-
-
-@pytest.mark.parametrize(("status", "ranks"), [("node", [0]), ("rank", [0, 1])])
-def test_who_writes(run_ranks: Any, tmp_path: Path, status: str, ranks: list[int]) -> None:
-    run_ranks(2, two_on_a_node, tmp_path, status)
-    seen = watched(tmp_path)
-    assert seen["state"] == "ended" and [each["rank"] for each in seen["ranks"]] == ranks
-    lines = [json.loads(line) for line in (tmp_path / "events-node0.jsonl").read_text().splitlines()]
-    assert [line["event"] for line in lines] == ["started", "level", "level", "checkpoint", "ended"]
-    assert all(line["rank"] == 0 for line in lines)
 
 
 def left_by_an_exception(directory: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,7 @@ from deeppart.errors import (
 )
 from deeppart.offline import step_files
 from deeppart.part import FileSource
-from deeppart.session import process_sessions
-from deeppart.state.capture.staging import Staging
-from deeppart.storage import manifests, persistent
-from deeppart.storage.files import DurableFile
+from deeppart.storage import manifests
 from deeppart.testing.states import difference
 from tests.unit.cli_support import block, step_dir
 from tests.unit.one_rank import config, leave_behind, local_steps, persistent_steps, state, states_of
@@ -106,17 +102,6 @@ def test_impossible_steps(memory: Path, step: Any) -> None:
         assert persistent_steps(memory) == []
 
 
-def test_the_largest_step_and_numpy_steps(memory: Path) -> None:
-    import numpy as np
-
-    with deeppart.Checkpointer(config(memory)) as ck:
-        ck.checkpoint(state(1), step=np.int64(7)).wait(timeout=200)  # type: ignore[arg-type]
-        ck.checkpoint(state(2), step=10**18 - 1).wait(timeout=200)
-        live = state(0)
-        assert ck.restore(live) == 10**18 - 1 and live["step"] == 2
-    assert deeppart.load(memory / "p", 7)["step"] == 1
-
-
 # --- levels, every, keep ----------------------------------------------------------------------------------------------
 
 
@@ -131,30 +116,6 @@ def test_keep_counts_per_level(memory: Path, keep: int) -> None:
             assert found == list(range(1, 7))[-levels[level] :] if levels[level] else [1, 2, 3, 4, 5, 6]
         for step in persistent_steps(directory):
             assert difference(state(step), deeppart.load(directory / "p", step)) is None
-
-
-def test_what_counts_as_complete_on_nodes_has_its_files_there(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At once, however slowly it is flushed; and not when it has been replaced, even if it is flushed after that."""
-    go_on, open_part = threading.Event(), persistent.PersistentLevel.open_part
-
-    def late(self: persistent.PersistentLevel, *which: Any) -> DurableFile:
-        assert go_on.wait(60)
-        return open_part(self, *which)
-
-    monkeypatch.setattr(persistent.PersistentLevel, "open_part", late)
-    with deeppart.Checkpointer(config(memory, keep={"local": 1, "persistent": 1})) as ck:
-
-        def complete() -> list[int]:
-            return [attempt.step for attempt in ck._pipeline.call_notes.complete().values()]
-
-        for step in (1, 2):
-            ck.checkpoint(state(step), step).wait("local", timeout=200)
-            deadline = time.monotonic() + 200
-            while step not in complete() and time.monotonic() < deadline:
-                time.sleep(0.01)
-            assert step in complete()
-        go_on.set()
-    assert complete() == local_steps(memory) == [2]
 
 
 def test_nothing_is_removed_before_its_successor_is_committed(memory: Path) -> None:
@@ -251,21 +212,6 @@ def test_a_step_number_may_go_backwards(memory: Path) -> None:
     assert persistent_steps(memory) == [10, 20] and local_steps(memory) == [20]
 
 
-def test_the_newest_commit_stays_whatever_the_clock_says(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Restarted on a node whose clock is a year behind."""
-    from deeppart.storage import timestamps
-
-    with deeppart.Checkpointer(config(memory, keep={"persistent": 2})) as ck:
-        for step in (1, 2):
-            ck.checkpoint(state(step), step).wait(timeout=200)
-    monkeypatch.setattr(timestamps, "now", lambda: "2001-01-01T00:00:00.000000Z")
-    with deeppart.Checkpointer(config(memory, keep={"persistent": 2})) as ck:
-        for step in (3, 4):
-            ck.checkpoint(state(step), step).wait(timeout=200)
-            ck._pipeline.wait_until_idle(30)
-            assert step in persistent_steps(memory) and len(persistent_steps(memory)) == 2
-
-
 # --- steps that exist -------------------------------------------------------------------------------------------------
 
 
@@ -299,32 +245,6 @@ def test_close_finishes_what_is_under_way(memory: Path) -> None:
         ck.restore(state(9))
     begun = set(threading.enumerate()) - before
     assert not [thread for thread in begun if thread.name.startswith("deeppart")]
-
-
-def test_leaving_the_with_block_closes(memory: Path) -> None:
-    with deeppart.Checkpointer(config(memory)) as ck:
-        pending = ck.checkpoint(state(1), 1)
-    assert pending.done()
-    deeppart.Checkpointer(config(memory)).close()
-
-
-def test_the_end_of_the_process_waits_for_a_session_that_is_being_released(
-    memory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else the interpreter ends while a thread is in torch's code, and the process with a signal."""
-    over = threading.Event()
-
-    def release(self: Staging) -> None:
-        time.sleep(0.5)
-        over.set()
-
-    monkeypatch.setattr(Staging, "release", release)
-    with pytest.raises(ZeroDivisionError):
-        with deeppart.Checkpointer(config(memory)):
-            1 / 0  # noqa: B018
-    assert not over.is_set()
-    process_sessions.settle(0.0)
-    assert over.is_set()
 
 
 def test_leftovers_are_never_restored_and_go_with_the_next_commit(memory: Path) -> None:

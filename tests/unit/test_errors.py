@@ -13,18 +13,12 @@ import pytest
 from torch.utils._pytree import tree_map
 
 from deeppart import errors
-from deeppart._gc import collection_paused
 from deeppart.errors import (
-    CheckpointError,
-    CommError,
     ConfigError,
     DeeppartError,
     DeeppartWarning,
     KeepNotice,
     ScrubNotice,
-    StorageError,
-    as_error,
-    on_ranks,
     raised_later,
     warn_caller,
     warn_now,
@@ -43,18 +37,6 @@ def test_every_error_and_warning_can_be_caught_as_one_of_the_librarys() -> None:
     assert len(raised) > 30
     for kind in raised:
         assert issubclass(kind, DeeppartWarning if issubclass(kind, Warning) else DeeppartError), kind
-
-
-def test_a_storage_error_keeps_the_number_of_the_system() -> None:
-    assert StorageError("cannot write", errno=28).errno == 28 and StorageError("cannot write").errno is None
-
-
-def test_an_error_of_another_kind_becomes_what_was_found() -> None:
-    mine = CommError("lost")
-    assert as_error(mine, "cannot copy") is mine
-    other = as_error(ZeroDivisionError("by 0"), "cannot copy")
-    assert type(other) is CheckpointError and other.summary == "cannot copy"
-    assert other.found == "ZeroDivisionError: by 0"
 
 
 def test_a_warning_that_is_an_error_does_not_break_a_call_off() -> None:
@@ -82,20 +64,6 @@ def test_what_is_said_at_once_is_printed_where_it_would_be_an_error(capsys: pyte
         warnings.simplefilter("error")
         warn_now("still waiting", DeeppartWarning)
     assert capsys.readouterr().err == "DeeppartWarning: still waiting\n"
-
-
-def test_the_place_of_a_warning_is_the_line_that_called_the_library() -> None:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        warn_caller("here", DeeppartWarning)
-    assert caught[0].filename == __file__
-
-
-def test_the_place_of_a_warning_is_not_a_decorator_of_the_standard_library() -> None:
-    """``Checkpointer.restore`` has one of its own."""
-    with pytest.warns(DeeppartWarning) as caught:
-        collection_paused()(warn_caller)("here", DeeppartWarning)
-    assert caught[0].filename == __file__
 
 
 def test_a_warning_has_the_line_that_called_torch_where_torch_called_the_library() -> None:
@@ -155,11 +123,3 @@ def test_other_errors_and_hooks_of_others_stay_as_they_are() -> None:
     assert "ZeroDivisionError" in uncaught("import deeppart; 1 / 0")
     mine = "import sys; sys.excepthook = lambda *error: print('mine', file=sys.stderr)\n"
     assert uncaught(mine + REFUSED) == "mine\n"
-
-
-def test_the_rank_that_another_one_speaks_for() -> None:
-    error = CommError("gone", found="much")
-    assert on_ranks(error, 0) is error and error.shown_by is None
-    assert on_ranks(error, 3, 1).shown_by == (3, 1) and str(error) == "gone\n  found: much", (
-        "as it was, if it is caught"
-    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 
@@ -27,12 +26,6 @@ def test_done_never_blocks_and_never_raises_for_a_failure() -> None:
     assert handle.done("local") and not handle.done("persistent") and not handle.done("parity")
     with pytest.raises(LevelNotRunError, match="'disk'"):
         handle.done("disk")
-
-
-def test_a_call_that_saved_nothing_names_no_levels_to_wait_for() -> None:
-    with pytest.raises(LevelNotRunError, match="this one did not") as caught:
-        Pending(7, frozenset()).wait("persistent")
-    assert "[]" not in str(caught.value)
 
 
 def test_it_shows_how_far_it_is_without_waiting_or_taking_note() -> None:
@@ -62,25 +55,6 @@ def test_it_shows_how_far_it_is_without_waiting_or_taking_note() -> None:
     skipped = Pending(9, frozenset({"local"}))
     skipped.note_skipped()
     assert repr(skipped) == "<Pending step 9: local skipped>"
-
-
-def test_wait_returns_when_the_level_is_complete() -> None:
-    handle = pending()
-    threading.Timer(0.1, handle.note_level, ("local", DONE)).start()
-    assert not handle.settled("local")
-    handle.wait("local", timeout=200)
-    assert handle.settled("local")
-    handle.wait("local", timeout=0)
-
-
-def test_wait_raises_what_went_wrong_every_time() -> None:
-    handle, error = pending(), CheckpointError("disk full", found="ENOSPC")
-    threading.Timer(0.05, lambda: handle.note_level("persistent", FAILED, error=error)).start()
-    for _ in range(2):
-        with pytest.raises(CheckpointError) as caught:
-            handle.wait("persistent", timeout=200)
-        assert caught.value is error
-    assert handle.report.levels["persistent"].error == str(error)
 
 
 @pytest.mark.parametrize("timeout", [0, 0.05])
@@ -131,37 +105,3 @@ def test_what_all_ranks_know_is_told_by_rank_0() -> None:
     handle.note_level("persistent", FAILED, error=CheckpointError("a rank is gone"))
     failures = handle.failures()
     assert [[each.is_news(rank) for each in failures] for rank in (0, 1)] == [[True, True], [False, True]]
-
-
-def test_the_report_is_a_snapshot() -> None:
-    handle = pending()
-    handle.note(raw_bytes=10, encoded_bytes=5, blocked_s=0.5, waited_s=0.25)
-    handle.note_stage("local", 1.0)
-    handle.note_stage("local", 0.5)
-    handle.note_level("local", RUNNING, nbytes=123)
-    before = handle.report
-    handle.note_returned()
-    handle.note_level("local", DONE)
-    handle.note(raw_bytes=11, retire_error="no")
-    handle.add(retries=1)
-    after = handle.report
-    assert (before.step, before.raw_bytes, before.encoded_bytes, before.blocked_s, before.waited_s) == (
-        7,
-        10,
-        5,
-        0.5,
-        0.25,
-    )
-    assert before.stages_s == {"local": 1.5} and before.retire_error is None and before.retries == 0
-    assert before.levels["local"].state == RUNNING and before.levels["local"].seconds is None
-    assert after.levels["local"].nbytes == 123 and after.levels["local"].seconds is not None
-    assert (after.raw_bytes, after.retire_error, after.retries) == (11, "no", 1)
-
-
-def test_seconds_are_never_negative() -> None:
-    """A small checkpoint may be complete before checkpoint() has returned."""
-    handle = pending()
-    handle.note_level("local", DONE)
-    time.sleep(0.01)
-    handle.note_returned()
-    assert handle.report.levels["local"].seconds == 0.0

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from deeppart.comm import Comm, agree, raise_together, together
-from deeppart.errors import CheckpointError, RemoteRankError, StateError
+from deeppart.errors import RemoteRankError, StateError
 from tests.mpi.comm.limits import LIMIT_S
 
 pytestmark = pytest.mark.mpi(min_size=2)
@@ -35,11 +35,6 @@ def fails_on(rank: int, failing: int, error: Exception) -> Callable[[], int]:
     return do
 
 
-def test_what_is_done_together_returns_on_each_rank_what_was_done_there(comm: Comm) -> None:
-    assert together(comm, lambda: 10 * comm.rank, "it failed", ("test", LIMIT_S)) == 10 * comm.rank
-    assert together(comm, lambda: None, "it failed", ("test", LIMIT_S), "nothing") is None
-
-
 @pytest.mark.parametrize("last", [False, True])
 def test_an_error_of_the_library_ends_it_on_all_ranks(comm: Comm, last: bool) -> None:
     failing = comm.size - 1 if last else 0
@@ -52,21 +47,3 @@ def test_an_error_of_the_library_ends_it_on_all_ranks(comm: Comm, last: bool) ->
         assert caught.value.summary == f"the test: refused by rank {failing}"
         assert "what is wrong" in str(caught.value.found) and "it failed" not in str(caught.value)
         assert "no rank has saved or changed anything" in str(caught.value.todo)
-
-
-def test_any_other_error_gets_the_summary_and_is_what_was_found(comm: Comm) -> None:
-    foreign = KeyError("the key")
-    with pytest.raises(CheckpointError if comm.rank == 1 else RemoteRankError) as caught:
-        together(comm, fails_on(comm.rank, 1, foreign), "it failed", ("the test", LIMIT_S), "start over")
-    assert "it failed" in str(caught.value) and "KeyError: 'the key'" in str(caught.value)
-    if comm.rank == 1:
-        assert (caught.value.summary, caught.value.todo) == ("it failed", None)
-    else:
-        assert caught.value.todo == "start over"
-
-
-def test_ranks_that_fail_each_have_their_own_error_and_the_next_call_is_not_harmed(comm: Comm) -> None:
-    with pytest.raises(CheckpointError, match="it failed") as caught:
-        together(comm, fails_on(comm.rank, comm.rank, ValueError(f"of {comm.rank}")), "it failed", ("test", LIMIT_S))
-    assert f"of {comm.rank}" in str(caught.value.found)
-    assert together(comm, lambda: comm.rank, "it failed", ("test", LIMIT_S)) == comm.rank

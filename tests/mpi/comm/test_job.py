@@ -3,37 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import pytest
 
-from deeppart.comm import Comm, job
-from deeppart.elastic import Accumulator, ElasticDataLoader, Progress
 from deeppart.elastic.ranks import ranks_of_job
 from deeppart.stopping import agreement_of_job
 from deeppart.stopping.agreement import OfJob
-from tests.unit.elastic.jobs import numbers
 
 pytestmark = pytest.mark.mpi(min_size=2)
-
-
-def test_ten_loaders_cost_one_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = list[Comm]()
-
-    def connect(comm: Any, timeout: float) -> Comm:
-        made.append(before(comm, timeout))
-        return made[-1]
-
-    before = vars(job)["connect"]
-    monkeypatch.setattr(job, "connect", connect)
-    monkeypatch.setattr(job, "_process", job._Process())
-    progress = Progress()
-    for _ in range(10):
-        ElasticDataLoader(numbers(40), 8, progress=progress)
-        sums = Accumulator(progress=progress)
-    sums["ranks"] += 1
-    with sums.synchronized():
-        assert sums["ranks"] == made[0].size and len(made) == 1
 
 
 def test_what_is_under_way_is_not_disturbed_by_what_others_exchange() -> None:

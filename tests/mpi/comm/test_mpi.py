@@ -78,20 +78,6 @@ def test_a_message_above_two_gib(comm: Comm, run_on: Any) -> None:
     assert received == sent and sent[1] == 9
 
 
-@pytest.mark.of_mpi
-def test_mpi_is_finalized_though_what_comes_before_it_fails() -> None:
-    from deeppart.comm.mpi import _calling_before
-
-    finalized: list[bool] = []
-
-    def fail() -> None:
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        _calling_before(fail, lambda: finalized.append(True))()
-    assert finalized == [True]
-
-
 def reused(comm: Any) -> list[int]:
     """How many of the communicators of a start's two channels the next start has."""
     first = connect(comm, LIMIT_S)

@@ -63,11 +63,3 @@ def test_ranks_that_wait_hear_of_one_that_has_abandoned_the_channel(comm: Comm, 
             finish(own_channel, own_channel.allgather(b""), "save(step=4)", 10 * LIMIT_S)
         assert time.monotonic() - began < LIMIT_S
     assert do(comm, comm.allgather(b"the other channel works")) == [b"the other channel works"] * comm.size
-
-
-def test_a_slow_rank_is_waited_for(comm: Comm, own_channel: Comm, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deeppart.comm.waiting.PATIENCE_MOST_S", 0.1)  # after that they say that they wait
-    for _ in range(2):
-        if comm.rank == 0:
-            time.sleep(0.6)
-        assert finish(own_channel, own_channel.allgather(b"."), "test", LIMIT_S) == [b"."] * comm.size

@@ -56,11 +56,6 @@ def overlapping(rank: int) -> State:
     return live(rank) | {"a": buffer[:20_000], "b": buffer[10_000:]}
 
 
-class Refusing(Box):
-    def load_state_dict(self, state: Any) -> None:
-        raise KeyError("not today")
-
-
 class Failing(Box):
     @property
     def state_dict(self) -> Any:
@@ -119,38 +114,3 @@ def test_an_error_on_one_rank_leaves_all_states_as_they_were(
         assert found == (kind if rank == spoiler else "RemoteRankError"), told
         assert text in told
         assert rank == spoiler or "no rank has saved or changed anything" in told
-
-
-def refused_object(comm: Any, directory: Path) -> tuple[str, str]:
-    state = live(comm.rank)
-    if comm.rank == 1:
-        state["box"] = Refusing({"x": torch.zeros(5)})
-    with checkpointer(comm, directory) as ck, pytest.raises(deeppart.DeeppartError) as caught:
-        ck.restore(state)
-    return type(caught.value).__name__, str(caught.value.todo)
-
-
-def test_what_fails_once_states_are_being_changed_is_told_so(run_on: Any, shared_path: Path) -> None:
-    run_on(2, save, shared_path)
-    (other, todo), (own, _) = run_on(2, refused_object, shared_path)
-    assert (other, own) == ("RemoteRankError", "StateError")
-    assert "it may hold bytes of the checkpoint already" in todo
-
-
-def into_overlapping(comm: Any, directory: Path, where: str) -> tuple[bool, list[float]]:
-    """Leaves that share memory on one rank, or on all, and were saved with the same bytes."""
-    with checkpointer(comm, directory) as ck:
-        ck.checkpoint({"a": torch.full((20_000,), 4.0), "b": torch.full((20_000,), 4.0), "c": torch.ones(3)}, 1).wait()
-    state = {"a": torch.zeros(20_000), "b": torch.zeros(20_000), "c": torch.zeros(3)}
-    if where == "all" or comm.rank == 1:
-        buffer = torch.zeros(30_000)
-        state |= {"a": buffer[:20_000], "b": buffer[10_000:]}
-    addresses = [item.data_ptr() for item in state.values()]
-    with checkpointer(comm, directory) as ck:
-        ck.restore(state)
-    return addresses == [item.data_ptr() for item in state.values()], [float(item.mean()) for item in state.values()]
-
-
-@pytest.mark.parametrize("where", ["one", "all"])
-def test_leaves_that_overlap_somewhere_are_brought_to_all_ranks(run_on: Any, shared_path: Path, where: str) -> None:
-    assert run_on(3, into_overlapping, shared_path, where) == [(True, [4.0, 4.0, 1.0])] * 3

@@ -38,22 +38,6 @@ def documents(comm: Any, directory: Path) -> tuple[list[Any], int, list[tuple[li
     return found.structure.array_paths(), len(opened.recovered.led_by(comm.rank)), own
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_every_rank_knows_what_each_old_rank_had(run_on: Any, shared_path: Path, ranks: int) -> None:
-    run_on(2, save, shared_path, True)
-    results = run_on(ranks, documents, shared_path)
-    assert sum(count for _, count, _ in results) == 2, "one rank tells of each part"
-    for paths, _, own in results:
-        assert paths == [("mine",), ("w",)]
-        assert own == [([(1,)], [0]), ([(2,)], [1])]
-
-
-def test_where_nothing_is_a_ranks_own_no_other_document_is_sent(run_on: Any, shared_path: Path) -> None:
-    run_on(2, save, shared_path, False)
-    for paths, _, own in run_on(3, documents, shared_path):
-        assert paths == [("w",)] and own == [([], [])]
-
-
 def harmed(comm: Any, directory: Path, part: int) -> str:
     if comm.rank == 0:
 

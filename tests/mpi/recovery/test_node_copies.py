@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import deeppart
 from deeppart.comm import waiting
 from deeppart.errors import DeeppartError, PeerTimeoutError, StorageError
-from deeppart.part import FLAG_PER_RANK, FileSource
+from deeppart.part import FLAG_PER_RANK
 from deeppart.plan.restart import reading
 from deeppart.recovery import distribute, tables
 from deeppart.state.restore import scatter
@@ -80,43 +79,6 @@ def test_on_one_node_no_part_is_sent(run_on: Any, in_memory: Path, ranks: int) -
     for rank, (found, messages) in enumerate(run_on(ranks, restored, in_memory, undisturbed, 4)):
         assert messages == (0, 0)
         assert same(saved[rank % 3], found) == []
-
-
-def large_leaves(comm: Any, directory: Path) -> tuple[bool, int, list[str]]:
-    """Whether leaves of several chunks come back, bytes read straight from files of mates, and files still open."""
-
-    def state(seed: int) -> dict[str, torch.Tensor]:
-        drawn = torch.Generator().manual_seed(seed)
-        return {name: torch.randn(1 << 20, generator=drawn) for name in ("one", "two", "three")}
-
-    saved, live, straight = state(1), state(2 + comm.rank), [0]
-    addresses = [leaf.data_ptr() for leaf in live.values()]
-    read_into = tables.NodeCopy.read_into
-
-    def counting(self: Any, start: int, target: Any) -> None:
-        straight[0] += len(target)
-        read_into(self, start, target)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tables.NodeCopy, "read_into", counting)
-        with deeppart.Checkpointer(config(directory, node_size=4), comm) as ck:
-            ck.checkpoint(saved, 1).wait("local", 20)
-            ck.restore(live)
-            comm.Barrier()
-            names = [os.readlink(f"/proc/self/fd/{each}") for each in os.listdir("/proc/self/fd") if _is_open(each)]
-    good = all(torch.equal(saved[name], live[name]) for name in saved)
-    good = good and addresses == [leaf.data_ptr() for leaf in live.values()]
-    return good, straight[0], [name for name in names if name.startswith(str(directory)) and name.endswith(".dpp")]
-
-
-def _is_open(descriptor: str) -> bool:
-    return os.path.islink(f"/proc/self/fd/{descriptor}")  # not the one that has listed them
-
-
-def test_large_leaves_are_read_straight_from_the_files_of_mates(run_on: Any, in_memory: Path) -> None:
-    for good, straight, still_open in run_on(3, large_leaves, in_memory):
-        assert good and still_open == []
-        assert straight >= 0.5 * 3 * (4 << 20) * 2 / 3, "of two thirds that mates have read"
 
 
 def two_nodes(comm: Any, directory: Path) -> tuple[dict[str, Any], tuple[int, int], int]:
@@ -298,21 +260,6 @@ def test_what_fails_when_it_is_used_gives_way_to_the_next_source(
         assert same(saved[rank % 3], found) == []
         (taken,) = [line for line in lines if "saved by" in line]
         assert any(why in line for line in lines) and ("partner" in taken or "persistent" in taken), lines
-
-
-def names_cannot_be_asked_for(rank: int, patch: pytest.MonkeyPatch) -> None:
-    """A file system that gives an error for a moment: the campaign lost a restore to it."""
-
-    def no_answer(self: Any) -> bool:
-        raise StorageError("cannot look at a part file", errno=5)
-
-    patch.setattr(FileSource, "has_its_name", no_answer)
-
-
-def test_where_a_file_system_does_not_say_the_digests_do(run_on: Any, in_memory: Path) -> None:
-    saved = run_on(3, save_on, in_memory, 4)
-    for rank, (found, messages) in enumerate(run_on(3, restored, in_memory, names_cannot_be_asked_for, 4)):
-        assert messages == (0, 0) and same(saved[rank], found) == []
 
 
 def write_fails(rank: int, patch: pytest.MonkeyPatch) -> None:

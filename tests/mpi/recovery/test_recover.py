@@ -33,29 +33,6 @@ def test_lost_nodes_fall_back_to_copies_and_then_to_the_persistent_level(run_on:
         assert "rebuilding redundancy" in found[0][2][1]
 
 
-def reads_of(comm: Any, directory: Path) -> list[tuple[int, str]]:
-    """Part and path of every part file that this rank reads chunks of."""
-    from deeppart.recovery import candidates
-    from deeppart.recovery.parts import OpenedPart
-
-    read: list[tuple[int, str]] = []
-
-    def recording(source: Any, what: Any, *rest: Any) -> Any:
-        read.append((what.part, what.source.path))
-        return OpenedPart(source, what, *rest)
-
-    module: Any = candidates
-    module.OpenedPart = recording
-    assert restore(comm, directory)[0] == 3
-    return read
-
-
-def test_each_part_is_read_once_per_job(run_on: Any, two_ranks: tuple[Path, list[Any]]) -> None:
-    directory, _ = two_ranks
-    results = run_on(2, reads_of, directory)
-    assert [[part for part, _ in parts] for parts in results] == [[0], [1]]
-
-
 def used_in_place(comm: Any, directory: Path) -> tuple[bool, list[str]]:
     """Restore with the local level on tmpfs: its parts are mapped, not read."""
     state = training_state(comm.rank, 2)

@@ -16,6 +16,7 @@ import torch
 import deeppart
 from deeppart.plan.restart import reading
 from deeppart.recovery.parts import OpenedPart
+from tests.unit.cli_support import flip
 from tests.unit.sharded_states import rows
 
 pytestmark = pytest.mark.mpi(min_size=4)
@@ -134,35 +135,6 @@ def test_every_chunk_is_read_by_one_rank(
     assert max(shares) <= 1.5 * sum(shares) / after
 
 
-@pytest.mark.parametrize("way", ["raw", "local"])
-def test_stretches_of_files_in_memory_are_used_where_they_lie(run_on: Any, in_memory: Path, way: str) -> None:
-    run_on(4, save, in_memory, way)
-    for wrong, _, staging_bytes in run_on(3, restore_in_place, in_memory, way):
-        assert wrong == [] and staging_bytes == 0
-
-
-def restore_in_place(comm: Any, directory: Path, way: str) -> Any:
-    found: list[int] = []
-    load = OpenedPart.load
-
-    def recording(self: Any, room: Any, *what: Any) -> Any:
-        found.append(len(room))
-        return load(self, room, *what)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(OpenedPart, "load", recording)
-        return *restore(comm, directory, way)[:2], sum(found)
-
-
-def flip(path: Path, place: float) -> None:
-    """Change one byte of a file, so far into it."""
-    with path.open("r+b") as file:
-        file.seek(int(path.stat().st_size * place))
-        byte = file.read(1)
-        file.seek(-1, 1)
-        file.write(bytes([byte[0] ^ 1]))
-
-
 def keeps_two(comm: Any, directory: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", deeppart.PerRankNotice)
@@ -172,7 +144,7 @@ def keeps_two(comm: Any, directory: Path) -> None:
     comm.barrier()
     if comm.rank == 0:
         (path,) = (directory / "ckpt").glob("step-000000000002-*/part-00003-of-*")
-        flip(path, 0.6)
+        flip(path, int(0.6 * path.stat().st_size))
     comm.barrier()
 
 

@@ -19,32 +19,6 @@ from tests.mpi.lost_nodes import PARITY, PARTNER, lose, restore, save, short
 pytestmark = pytest.mark.mpi(min_size=4)
 
 
-def without_its_lineage(comm: Any, directory: Path) -> tuple[Any, set[str]]:
-    """The lineage is lost: what is restored then, and what the nodes gain."""
-    settings = {"every": {"persistent": 1}}
-    save(comm, directory, settings)
-    before = {str(path) for path in directory.glob("local/*/*/**/*.dpp")}
-    comm.Barrier()
-    if comm.rank == 0:
-        (directory / "ckpt" / "deeppart.json").unlink()
-        (directory / "ckpt" / ".deeppart.lock").unlink()
-    comm.Barrier()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", deeppart.DeeppartWarning)
-        restored = restore(comm, directory, settings)
-    comm.Barrier()
-    return restored, {str(path) for path in directory.glob("local/*/*/**/*.dpp")} - before
-
-
-def test_no_redundancy_that_would_not_count_is_made_of_a_step_of_another_lineage(
-    run_on: Any, shared_path: Path
-) -> None:
-    for (step, good, explanation), gained in run_on(4, without_its_lineage, shared_path):
-        assert step == 2 and good
-        assert any("its redundancy is not rebuilt: it was saved under another lineage" in line for line in explanation)
-        assert not gained
-
-
 def without_memory(comm: Any, directory: Path) -> list[Any]:
     """All nodes are lost, and one rank has not the memory to write its part back."""
     settings = {"every": {"persistent": 1, "partner": 1}}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -112,52 +110,6 @@ def test_damage_is_found_and_repaired(run_on: Any, shared_path: Path, monkeypatc
     assert all("repaired from the other copies" in text for text in results[0][1])
     lineage = next((shared_path / "local" / "node0").iterdir()).name
     assert not any(take_stock(shared_path / "local" / f"node{node}", lineage, None).problems for node in range(4))
-
-
-def retired_meanwhile(comm: Any, directory: Path) -> tuple[int, list[str], bool]:
-    """On one node, a newer checkpoint's copies are complete just before repairing begins: the step is retired there."""
-    settings = config(directory, incremental=False)  # or the second checkpoint would need what is removed below
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        with deeppart.Checkpointer(settings, comm) as ck:
-            call_notes, held = ck._pipeline.call_notes, threading.Event()
-            hold = call_notes.hold
-
-            def hold_too_late(step: Any) -> None:
-                if comm.rank == 1 and not held.is_set():
-                    assert call_notes.retire({step.key}) == {step.key}
-                    for path in (directory / "local" / "node1").rglob("step-*"):
-                        shutil.rmtree(path)
-                hold(step)
-                held.set()
-
-            call_notes.hold = hold_too_late  # type: ignore[method-assign, assignment]
-            pending = ck.checkpoint(state(comm.rank), 1)
-            for level in ("local", "partner"):
-                pending.wait(level, timeout=200)
-            assert held.wait(20)
-            comm.Barrier()
-            cycles = ck.scrubbed.cycles
-            time.sleep(0.5)
-            comm.Barrier()
-            stayed_away = not list((directory / "local" / "node1").rglob("step-*"))
-            comm.Barrier()
-            ck.checkpoint(state(comm.rank), 2)
-            deadline = time.monotonic() + 20
-            while ck.scrubbed.cycles == cycles and time.monotonic() < deadline:
-                time.sleep(0.02)
-            assert ck.scrubbed.cycles > cycles
-            comm.Barrier()
-            repaired = ck.scrubbed.repaired
-    told = [str(each.message) for each in caught if issubclass(each.category, deeppart.ScrubNotice)]
-    return repaired, told, stayed_away
-
-
-def test_what_is_retired_meanwhile_is_not_taken_for_lost(
-    run_on: Any, shared_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scrub, "SLICE_S", 0.05)
-    assert run_on(4, retired_meanwhile, shared_path) == [(0, [], True)] * 4
 
 
 def one_thread_dies(comm: Any, directory: Path) -> tuple[int | None, list[str]]:

@@ -68,16 +68,3 @@ def linked(comm: Any, directory: Path) -> tuple[Any, list[str]]:
 
 def test_by_another_name_it_is_the_same(run_on: Any, shared_path: Path) -> None:
     assert run_on(4, linked, shared_path) == [(((1, 2),), [])] * 4
-
-
-def blocked(comm: Any, directory: Path) -> tuple[Any, list[str]]:
-    if comm.rank == 0:
-        (directory / "node3").write_text("a file")
-    comm.Barrier()
-    return looked_for(comm, directory, "{node}", 1)
-
-
-def test_one_that_cannot_be_made_is_an_error_on_every_rank(run_on: Any, shared_path: Path) -> None:
-    results = [found for found, _ in run_on(4, blocked, shared_path)]
-    assert [name for name, _ in results] == ["RemoteRankError"] * 3 + ["StorageError"]
-    assert all("Not a directory" in text and "node3" in text for _, text in results), results

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import deeppart
 from tests.mpi.lost_nodes import PARITY, PARTNER, config, lose, state
@@ -75,29 +74,3 @@ def test_a_step_of_another_lineage_is_not_rebuilt_and_that_is_said(run_on: Any, 
     for lines, complete, files in run_on(4, branched, shared_path):
         assert len(lines) == 1 and "was saved under another lineage" in lines[0]
         assert complete == [] and files == 0
-
-
-def with_older_files(comm: Any, directory: Path) -> tuple[list[str], int]:
-    """Saved with copies, restored with parity, which cannot be of parts that refer to older files."""
-    frozen = torch.arange(300_000, dtype=torch.float32)
-    with deeppart.Checkpointer(config(directory, **PARTNER, compression="none"), comm) as ck:
-        for step in (1, 2):
-            pending = ck.checkpoint({"frozen": frozen, "x": torch.full((10,), float(step))}, step)
-            for level in pending.levels:
-                pending.wait(level, timeout=200)
-    older = len(list(directory.glob("local/*/*/step-000000000002-*/base-*")))
-    comm.Barrier()
-    with deeppart.Checkpointer(config(directory, **PARITY), comm) as ck:
-        live = {"frozen": torch.zeros_like(frozen), "x": torch.zeros(10)}
-        assert ck.restore(live) == 2 and live["x"][0] == 2
-        return [line for line in ck.explanation if "redundancy" in line or "parity is not" in line], older
-
-
-@pytest.mark.timeout(110)
-def test_parity_of_parts_that_refer_to_older_files(run_on: Any, shared_path: Path) -> None:
-    for lines, older in run_on(4, with_older_files, shared_path):
-        assert older > 0
-        assert lines == [
-            "step 2: its parity is not rebuilt: its parts refer to older files; "
-            "the next checkpoint of that level is protected again"
-        ]

@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 import warnings
 from pathlib import Path
@@ -115,29 +114,6 @@ def test_an_exception_on_one_rank_ends_the_session_of_all(run_ranks: Any, tmp_pa
     assert [went_on for _, went_on in found] == [(1, 1.0)] * 3, "what was begun together is complete"
     for rank, (said, _) in enumerate(found):
         assert "rank 1" in said or rank == 1, found
-
-
-def opened_and_closed(directory: Path) -> list[tuple[int, int]]:
-    """Threads and open files of this process, after the second and the last session."""
-    usage = []
-    for session in range(20):
-        with deeppart.Checkpointer(config(directory)) as ck:
-            ck.checkpoint(state(session), session).wait(timeout=TIMEOUT_S)
-        if session in (1, 19):
-            threads = sum(thread.name.startswith("deeppart-") for thread in threading.enumerate())
-            end = time.monotonic() + TIMEOUT_S
-            while any(thread.name == "deeppart-term" for thread in threading.enumerate()):
-                assert time.monotonic() < end
-                time.sleep(0.01)
-            usage.append((threads, len(os.listdir("/proc/self/fd"))))
-    return usage
-
-
-@pytest.mark.parametrize("level", LEVELS)
-def test_any_number_of_sessions(run_ranks: Any, tmp_path: Path, level: str) -> None:
-    for early, last in run_ranks(2, opened_and_closed, tmp_path, env={"MPI4PY_RC_THREAD_LEVEL": level}).values:
-        assert last[1] <= early[1] and last[0] <= early[0] + 2
-    assert deeppart.load(tmp_path / "p")["step"] == 19
 
 
 def without_the_dead(directory: Path, how: str, ports: list[int]) -> None:

@@ -31,16 +31,6 @@ def compared(comm: Any, settings: dict[str, Any], keys: list[bytes] | None = Non
         main.release()
 
 
-def on_nodes_of_two(comm: Any) -> Topology | str:
-    return compared(comm, {"node_size": 2, "local_dir": "/l/{node}"})
-
-
-def test_every_rank_knows_the_same(run_on: Any) -> None:
-    names = ("node0", "node0", "node1", "node1")
-    expected = Topology(names, (0, 0, 1, 1), tuple(f"/l/{name}" for name in names), ("", ""))
-    assert run_on(4, on_nodes_of_two) == [expected] * 4
-
-
 def with_switches(comm: Any) -> Topology | str:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLURM_TOPOLOGY_ADDR", f"root.s{comm.rank // 2}.n{comm.rank}")
@@ -71,37 +61,6 @@ def test_a_local_level_on_some_ranks_alone_is_refused(run_on: Any, shared_path: 
     """Where ``every`` is "auto", nothing else tells that they would take part in different rounds."""
     for text in run_on(3, one_has_a_local_level, shared_path):
         assert "different values for local_dir" in text and "None" in text and "one of its own on rank 1" in text
-
-
-def one_uses_it_more_often(comm: Any, directory: Path) -> Topology | str:
-    return compared(comm, {"local_dir": str(directory), "every": {"local": comm.rank, "persistent": 1}})
-
-
-def test_how_often_the_local_level_is_used_is_a_matter_of_every(run_on: Any, shared_path: Path) -> None:
-    for text in run_on(2, one_uses_it_more_often, shared_path):
-        assert "different values for every" in text and "'local': 0" in text and "'local': 1" in text
-
-
-def own_directories(comm: Any, directory: Path) -> Topology | str:
-    return compared(comm, {"local_dir": str(directory / f"own-{comm.rank}"), "encode_threads": 1 + comm.rank % 2})
-
-
-def test_directories_and_threads_may_differ(run_on: Any, shared_path: Path) -> None:
-    own = tuple(str(shared_path / f"own-{rank}") for rank in range(4))
-    for topology in run_on(4, own_directories, shared_path):
-        assert topology.directories == own and topology.node_of == (0, 0, 0, 0)
-
-
-def one_key_differs(comm: Any, which: str) -> Topology | str:
-    mine = {"other": [b"o" * 64], "more": [b"k" * 64, b"o" * 64], "none": None}[which]
-    return compared(comm, {}, mine if comm.rank == 3 else [b"k" * 64])
-
-
-@pytest.mark.parametrize("which", ["other", "more", "none"])
-def test_keys_that_differ_are_told_and_nothing_of_them(run_on: Any, which: str) -> None:
-    for text in run_on(4, one_key_differs, which):
-        assert "different keys in sign_key_file" in text and "on rank 3" in text
-        assert "kkkk" not in text and "oooo" not in text
 
 
 def one_is_of_another_version(comm: Any, longer: bool) -> Topology | str:

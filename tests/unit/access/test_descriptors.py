@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 import resource
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +13,6 @@ import pytest
 
 from deeppart import access
 from deeppart.access import ReadFile, answers, descriptors
-from deeppart.access.descriptors import most_open
 from deeppart.errors import StorageError, lacks_descriptors
 from deeppart.part import FileSource
 
@@ -68,57 +66,11 @@ def test_another_file_of_that_name_is_not_read(tmp_path: Path) -> None:
         read(second)
 
 
-@pytest.mark.usefixtures("few")
-def test_what_is_being_read_is_not_closed(tmp_path: Path) -> None:
-    before = open_now()
-    first, *others = files(tmp_path, 10)
-    with first.descriptor() as descriptor:
-        for file in others:
-            read(file)
-        first.close()
-        assert os.pread(descriptor, 1, 0) == b"\0"
-        for file in others:
-            file.close()
-    assert open_now() == before
-
-
-@pytest.mark.usefixtures("few")
-def test_threads_share_them(tmp_path: Path) -> None:
-    opened, wrong = files(tmp_path, 12), list[object]()
-
-    def work() -> None:
-        try:
-            for turn in range(200):
-                number = turn * 7 % 12
-                if read(opened[number]) != bytes([number]):
-                    wrong.append(number)
-        except OSError as error:
-            wrong.append(error)
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(200)
-    assert not wrong
-    for file in opened:
-        file.close()
-
-
 @pytest.fixture
 def limit() -> Iterator[None]:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
-@pytest.mark.usefixtures("limit")
-def test_fewer_where_the_limit_is_low() -> None:
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    for soft, most in ((1024, 256), (400, 100), (100_000, 256), (20, 8)):
-        if hard == resource.RLIM_INFINITY or soft <= hard:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-            assert most_open() == most
 
 
 # --- none left --------------------------------------------------------------------------------------------------------
@@ -153,19 +105,6 @@ def test_the_soft_limit_is_raised_to_the_hard_one(tmp_path: Path) -> None:
         os.close(access.open_file(path))
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
         assert access.names_in(tmp_path) == ["file"]
-
-
-@pytest.mark.usefixtures("limit")
-def test_what_is_not_being_read_gives_way_first(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"there")
-    sources = [FileSource(tmp_path / "file") for _ in range(8)]
-    low = (open_now(), resource.getrlimit(resource.RLIMIT_NOFILE)[1])
-    resource.setrlimit(resource.RLIMIT_NOFILE, low)
-    assert access.lstat(tmp_path / "file").st_size == 5
-    assert resource.getrlimit(resource.RLIMIT_NOFILE) == low
-    for source in sources:
-        assert bytes(source.read_at(0, 5)) == b"there"
-        source.close()
 
 
 def test_an_error_names_the_limit_and_what_to_do(tmp_path: Path) -> None:

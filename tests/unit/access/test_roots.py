@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import socket
@@ -16,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from deeppart import access
-from deeppart.access import READING, ForeignAccessError, NotRegularError, Root, Roots, Rules
+from deeppart.access import READING, ForeignAccessError, NotRegularError, Root, Rules
 from deeppart.testing.faults import StorageFaults
 from tests.users import STRANGER, TEAM, USER, as_user, needs_root, told_by
 
@@ -53,22 +52,6 @@ def operations(path: Path) -> dict[str, Callable[[], object]]:
 
 
 # --- the way to a root ------------------------------------------------------------------------------------------------
-
-
-def test_links_above_are_followed_and_dots_are_understood(tmp_path: Path) -> None:
-    (tmp_path / "real" / "deep").mkdir(parents=True)
-    (tmp_path / "absolute").symlink_to(tmp_path / "real")
-    (tmp_path / "relative").symlink_to("absolute/deep/..")
-    for name in ("absolute", "relative", "relative/deep/..", "./real/./"):
-        path = Root(tmp_path / name / "ckpt", PERSISTENT).make()
-        if not access.exists(path / "file"):
-            os.close(access.create(path / "file"))
-    assert os.listdir(tmp_path / "real" / "ckpt") == ["file"]
-    for number in range(1, 42):
-        (tmp_path / str(number)).symlink_to(str(number - 1) if number > 1 else "real")
-    assert sorted(access.names_in(Root(tmp_path / "40").path)) == ["ckpt", "deep"]
-    with pytest.raises(OSError, match=os.strerror(errno.ELOOP)):
-        access.names_in(Root(tmp_path / "41").path)
 
 
 def test_what_is_missing_is_named_and_nothing_is_made(tmp_path: Path) -> None:
@@ -111,20 +94,6 @@ def test_a_file_system_that_does_not_sync_directories_need_not(root: Path, code:
                 access.sync_directory(root / "step")
         assert faults.refused == 1
     assert open_now() <= before + 2, "the root, and the step"
-
-
-def test_a_directory_that_another_rank_has_made_meanwhile(tmp_path: Path) -> None:
-    """It was missed first, and is there when it is to be made."""
-    for refused, code in (("open", errno.ENOENT), ("mkdir", errno.EEXIST)):
-        (tmp_path / "a").mkdir(exist_ok=refused == "open")
-        with StorageFaults(tmp_path) as faults:
-            faults.refuse(0, code, only=(refused,))
-            if refused == "open":
-                Root(tmp_path / "a", PERSISTENT).make()
-            else:
-                access.make_folder(Root(tmp_path, PERSISTENT).path / "a" / "b")
-            assert faults.refused == 1
-        (tmp_path / "a").rmdir()
 
 
 @pytest.mark.parametrize(
@@ -180,39 +149,6 @@ def test_a_directory_below_is_never_a_link(tmp_path: Path, rules: Rules) -> None
             pytest.fail(name)
     assert access.exists(root / "step") and not access.exists(root / "step" / "part")
     assert os.listdir(precious) == ["part"] and (precious / "part").read_bytes() == b"precious"
-
-
-def test_paths_know_their_root_until_they_leave_it(tmp_path: Path) -> None:
-    root = Root(tmp_path / "root")
-    below = root.path / "step" / "part"
-    for path in (below, below.parent, below.with_name("x"), root.at(str(below)), root.at(tmp_path / "root")):
-        assert access.root_of(path) is root and root.names(path) is not None
-    assert below == tmp_path / "root" / "step" / "part" and str(below) == f"{tmp_path}/root/step/part"
-    for path in (tmp_path / "roots", tmp_path, root.path / ".." / "x", root.path.parent):
-        assert root.names(path) is None
-        with pytest.raises(ValueError, match="not below"):
-            root.at(path)
-    assert access.below_root(below) is below and access.root_of(access.below_root(tmp_path)) is not None
-
-
-def test_texts_become_paths_below_the_roots_of_a_session(tmp_path: Path) -> None:
-    persistent, local = Root(tmp_path / "p", PERSISTENT), Root(tmp_path / "l", NODE)
-    roots = Roots(persistent, local)
-    assert access.root_of(roots.at(f"{tmp_path}/p/x")) is persistent
-    assert access.root_of(roots.at(f"{tmp_path}/l/x")) is local
-    elsewhere = access.root_of(roots.at(f"{tmp_path}/other/name"))
-    assert elsewhere is not None and elsewhere.rules == PERSISTENT, "checked, too"
-
-
-def test_names_and_kinds_of_what_is_there(root: Path) -> None:
-    (root / "dangling").symlink_to("nothing")
-    (root / "to step").symlink_to("step")
-    there = {"step": True, "step/part": True, "dangling": True, "to step": True, "x": False, "x/y": False}
-    assert {name: access.exists(root / name) for name in there} == there
-    assert not access.exists(root / "step" / "part" / "below a file")
-    assert access.directories_in(root) == ["step"]
-    assert sorted(access.names_in(root)) == ["dangling", "step", "to step"]
-    assert access.lstat(root / "step" / "part").st_size == 4
 
 
 @pytest.mark.parametrize("ask", [access.exists, access.lstat])
@@ -271,28 +207,6 @@ def test_a_file_with_a_second_name_is_not_written_over(root: Path) -> None:
         access.open_file(root / "step" / "planted", os.O_RDWR)
     assert read(root / "step" / "planted") == b"precious", "reading it is no harm"
     os.close(access.open_file(root / "step" / "planted", os.O_RDWR, over=False))  # as of what is mapped, to be read
-
-
-def test_descriptors_are_given_back(root: Path) -> None:
-    def use() -> None:
-        read(root / "step" / "part")
-        for operation in operations(root / "step" / "missing").values():
-            with contextlib.suppress(OSError):
-                operation()
-        with contextlib.suppress(OSError):
-            access.remove(root / "step" / "other")
-
-    use()
-    before = open_now()
-    for number in range(20):
-        use()
-        access.make_folder(root / str(number))
-        os.close(access.create(root / str(number) / "file"))
-    assert open_now() <= before + 5, "few of the directories below stay open"
-    within = access.root_of(root)
-    assert within is not None
-    within.close()
-    assert open_now() <= before
 
 
 # --- a directory that is exchanged ------------------------------------------------------------------------------------
@@ -467,15 +381,6 @@ def test_a_file_that_only_lies_there_is_obeyed_where_others_could_not_write_it(t
     if refused is not None:
         culprit = found if refused == "file" else found.parent
         assert "ForeignAccessError" in text and f"'{culprit}'" in text
-
-
-def test_a_link_that_only_lies_there_is_not_followed(tmp_path: Path) -> None:
-    (tmp_path / "deeppart.toml").symlink_to(tmp_path / "elsewhere")
-    (tmp_path / "elsewhere").touch()
-    with pytest.raises(NotRegularError):
-        access.open_beside_user(tmp_path / "deeppart.toml")
-    with pytest.raises(FileNotFoundError):
-        access.open_beside_user(tmp_path / "gone")
 
 
 def test_foreign_files_are_read_whoever_they_belong_to_by_way_of_links_too(tmp_path: Path) -> None:

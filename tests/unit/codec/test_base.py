@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from deeppart.codec import CODECS, ROOM_BYTES, Chooser, Codec, RawCodec, codec_by_id
+from deeppart.codec import CODECS, ROOM_BYTES, Codec, codec_by_id
 from deeppart.errors import CorruptFileError, NewerFormatError
 
 RANDOM = np.random.default_rng(0)
@@ -24,17 +24,6 @@ def test_room_is_enough_and_what_is_encoded_does_not_depend_on_it(codec: Codec, 
     room = memoryview(bytearray(b"\xaa" * (len(raw) + ROOM_BYTES)))
     encoded = bytes(codec.encode(memoryview(raw), room))
     assert encoded == bytes(codec.encode(memoryview(raw))) and bytes(codec.decode(memoryview(encoded), len(raw))) == raw
-
-
-@pytest.mark.parametrize("codec", CODECS.values(), ids=lambda codec: codec.name)
-def test_one_chunk_leaves_nothing_behind_for_the_next(codec: Codec) -> None:
-    alone = {name: bytes(codec.encode(memoryview(raw))) for name, raw in CHUNKS.items()}
-    for first, whole in CHUNKS.items():
-        for name, raw in CHUNKS.items():
-            codec.encode(memoryview(whole))
-            assert bytes(codec.encode(memoryview(raw))) == alone[name]
-            codec.decode(memoryview(alone[first]), len(whole))
-            assert bytes(codec.decode(memoryview(alone[name]), len(raw))) == raw
 
 
 NOISE = np.random.default_rng(1).integers(0, 256, 200_000, dtype=np.uint8).tobytes()
@@ -64,12 +53,3 @@ def test_ids_are_part_of_the_format() -> None:
 def test_unknown_id_is_from_a_newer_version() -> None:
     with pytest.raises(NewerFormatError, match=r"codec 3[\s\S]*chunk 5"):
         codec_by_id(3, where="chunk 5")
-
-
-def test_raw_copies_nothing() -> None:
-    raw = memoryview(bytearray(b"abc"))
-    assert RawCodec().encode(raw) is raw
-    assert RawCodec().decode(raw, 3) is raw
-    assert Chooser("none").encode_chunk(raw).data is raw
-    into = memoryview(bytearray(3))
-    assert RawCodec().decode(raw, 3, into) is into and into == raw

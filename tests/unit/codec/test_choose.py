@@ -53,12 +53,6 @@ def test_choice(compression: str, raw: bytes, dtype: str, codec_id: int) -> None
     assert Chooser(compression).encode_chunk(memoryview(raw), dtype).codec_id == codec_id
 
 
-def test_only_some_dtypes() -> None:
-    chooser = Chooser("tensor", only={"float32"})
-    assert chooser.encode_chunk(memoryview(FLOATS), "float32").codec_id == 2
-    assert chooser.encode_chunk(memoryview(FLOATS), "float64").codec_id == 0
-
-
 def test_level_reaches_zstd() -> None:
     text = b"".join(b"%d %d," % (i, i * i) for i in range(8_000))
     sizes = [len(Chooser(f"zstd:{level}").encode_chunk(memoryview(text)).data) for level in (-7, 1, 19)]
@@ -137,48 +131,6 @@ def test_nothing_is_encoded_at_a_level_or_of_a_dtype_that_is_not_known() -> None
     assert not encodes(auto, "local")
     auto.note_stored("local", LEAST_BYTES, 1.0)
     assert encodes(auto, "local")
-
-
-def test_levels_and_dtypes_are_judged_one_by_one() -> None:
-    auto = known(0.5 * GB)
-    for _ in range(LEAST_MEASUREMENTS):
-        auto.note_stored("local", 10**9, 1 / 3)
-    auto.note_encoded("uint8", 10**9, 10**9, 0.5)
-    chooser, lines = auto.chooser("persistent", ["uint8", "float32", "float32"])
-    assert chooser.codec_for("float32") is not None and chooser.codec_for("uint8") is None
-    assert [line.split(":")[0] for line in lines] == ["float32", "uint8"]
-    assert "2.00 GB/s to 0.83 of the size, the level takes 0.50 GB/s: encoded, 17 % sooner" in lines[0]
-    assert not encodes(auto, "local")
-
-
-def test_the_best_that_a_level_has_taken_lately_counts() -> None:
-    auto = known(3 * GB)
-    for _ in range(3):
-        auto.note_stored("persistent", 10**9, 2.0)
-        assert not encodes(auto)
-    auto.note_stored("persistent", 10**9, 2.0)
-    assert encodes(auto)
-
-
-def test_a_speed_that_is_not_proven_is_believed_in_part() -> None:
-    auto = AutoCompression(1)
-    for _ in range(LEAST_MEASUREMENTS):
-        auto.note_stored("persistent", 10**9, 1 / 1.7)
-    auto.note_tried("float32", 10**9, 830_000_000, 0.5)  # 2 GB/s, nothing beside
-    assert not encodes(auto)
-    auto.note_encoded("float32", 10**9, 830_000_000, 0.5)
-    assert encodes(auto)
-    for _ in range(2):
-        auto.note_encoded("float32", 10**9, 830_000_000, 0.9)
-    assert not encodes(auto)
-
-
-def test_newer_measurements_win() -> None:
-    auto = known(0.5 * GB)
-    assert encodes(auto)
-    for _ in range(6):
-        auto.note_encoded("float32", 10**9, 830_000_000, 10.0)
-    assert not encodes(auto)
 
 
 def test_a_level_that_became_slower_is_left_raw_for_a_while() -> None:

@@ -20,14 +20,7 @@ from deeppart.codec.tensor import (
     FOLDED_PLANE,
     LAYOUTS,
     RAW_PLANE,
-    STRAY_PLANE,
     ZSTD_PLANE,
-    fold,
-    folded_bytes,
-    join,
-    split,
-    unfold,
-    word_type,
 )
 from deeppart.errors import CorruptFileError
 from deeppart.part import FileSource, PartReader
@@ -91,13 +84,6 @@ def test_every_value_of_two_bytes(dtype: str) -> None:
     round_trip(RANDOM.permutation(values).tobytes(), dtype)
 
 
-@pytest.mark.parametrize("dtype", [name for name in TORCH_DTYPES if name.startswith("float8")])
-def test_every_value_of_one_byte(dtype: str) -> None:
-    raw = memoryview(np.arange(256, dtype=np.uint8).repeat(3).tobytes())
-    chunk = Chooser("tensor").encode_chunk(raw, dtype)
-    assert codec_by_id(chunk.codec_id).decode(memoryview(chunk.data), len(raw)) == raw
-
-
 def special_values(nbytes: int, exponent_bits: int) -> Iterator[int]:
     """Bit patterns: every exponent with mantissas of all zeros, all ones, one bit; both signs."""
     mantissa_bits = 8 * nbytes - 1 - exponent_bits
@@ -113,14 +99,6 @@ def test_every_exponent_with_special_mantissas(dtype: str, nbytes: int, exponent
     values = np.fromiter(special_values(nbytes, exponent_bits), UNSIGNED[nbytes])
     round_trip(values.tobytes(), dtype)
     round_trip(RANDOM.permutation(values).tobytes(), dtype)
-
-
-@pytest.mark.parametrize("dtype", sorted(PLANE_DTYPES))
-@pytest.mark.parametrize("nbytes", [1, 2, 3, 8, 63, 64, 65, 511, 4099])
-def test_lengths_that_are_no_multiple(dtype: str, nbytes: int) -> None:
-    round_trip(RANDOM.integers(0, 256, nbytes, dtype=np.uint8).tobytes(), dtype)
-    round_trip(bytes(nbytes), dtype)
-    round_trip(b"\xff" * nbytes, dtype)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64", "int64"])
@@ -155,21 +133,6 @@ def test_each_plane_is_stored_as_it_suits() -> None:
     assert methods(round_trip(np.abs(normals).tobytes(), "float32")) == [RAW_PLANE, FOLDED_PLANE, ZSTD_PLANE]
     few_bits = (normals.view(np.uint32) & np.uint32(0xFFFF0000)).tobytes()
     assert methods(round_trip(few_bits, "float32")) == [ZSTD_PLANE, ZSTD_PLANE, RAW_PLANE, ZSTD_PLANE]
-
-
-def test_one_negative_number_is_not_folded_away() -> None:
-    values = np.abs(RANDOM.standard_normal(200_000).astype(np.float32))
-    values[123_457] *= -1  # no sample sees it
-    encoded = round_trip(values.tobytes(), "float32")
-    assert methods(encoded) == [RAW_PLANE, STRAY_PLANE, ZSTD_PLANE]
-
-
-def test_rows_of_little_precision_are_seen_from_anywhere_in_the_chunk() -> None:
-    values = RANDOM.standard_normal(1 << 20).astype(np.float32)
-    values[700_000:900_000] = values[700_000:900_000].astype(np.float16)
-    encoded = round_trip(values.tobytes(), "float32")
-    assert methods(encoded)[:2] == [ZSTD_PLANE, ZSTD_PLANE]
-    assert len(encoded) < 0.83 * values.nbytes - 0.9 * 200_000
 
 
 def test_many_threads() -> None:
@@ -237,38 +200,3 @@ def test_golden_chunks_decode() -> None:
 
 
 RANDOM = np.random.default_rng(7)
-
-
-@settings(max_examples=examples(100), deadline=None)
-@given(st.sampled_from(sorted(LAYOUTS)), st.binary(min_size=8, max_size=400))
-def test_planes_hold_every_bit(layout_id: int, data: bytes) -> None:
-    layout = LAYOUTS[layout_id]
-    elements = np.frombuffer(data, word_type(layout.item_bytes), len(data) // layout.item_bytes)
-    planes = [np.empty(len(elements), word_type(word)) for word in layout.plane_words]
-    split(elements, layout, planes)
-    assert sum(plane.nbytes for plane in planes) == elements.nbytes
-    back = np.empty_like(elements)
-    join(planes, layout, back)
-    assert back.tobytes() == elements.tobytes()
-
-
-def test_what_the_planes_of_a_float_are() -> None:
-    bits = np.array([0xBF9D_70A4], dtype=np.uint32)  # -1.23: sign 1, exponent 0x7f, mantissa 0x1d70a4
-    planes = [np.empty(1, word_type(word)) for word in LAYOUTS[5].plane_words]
-    split(bits, LAYOUTS[5], planes)
-    assert [int(plane[0]) for plane in planes] == [0x70A4, 0x9D, 0x7F]
-    bits = np.array([0xC002_3456_789A_BCDE], dtype=np.uint64)  # sign 1, exponent 0x400, mantissa 0x23456789abcde
-    planes = [np.empty(1, word_type(word)) for word in LAYOUTS[7].plane_words]
-    split(bits, LAYOUTS[7], planes)
-    assert [int(plane[0]) for plane in planes] == [0x789ABCDE, 0x3456, 0xC2, 0x00]
-
-
-@pytest.mark.parametrize("length", [0, 1, 7, 63, 64, 65, 127, 128, 1000, 4096])
-def test_folding(length: int) -> None:
-    plane = RANDOM.integers(0, 128, length, dtype=np.uint8)
-    folded = np.full(folded_bytes(length), 0xEE, dtype=np.uint8)
-    fold(plane, folded)
-    back = np.full(length, 0xEE, dtype=np.uint8)
-    unfold(folded, back)
-    assert back.tobytes() == plane.tobytes()
-    assert len(folded) == length - length // 64 * 8

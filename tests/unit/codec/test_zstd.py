@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import tracemalloc
 
-import numpy as np
 import pytest
 import zstandard
 
-from deeppart.codec import ZstdCodec, zstd
-from deeppart.codec.zstd import literal_coder, match_coder
+from deeppart.codec import ZstdCodec
 from deeppart.errors import CorruptFileError
 
 ZEROS = bytes(200_000)
@@ -62,19 +60,3 @@ def test_not_exactly_one_frame_is_refused(encoded: bytes, raw_length: int) -> No
     for into in (None, memoryview(bytearray(raw_length))):
         with pytest.raises(CorruptFileError):
             ZstdCodec().decode(memoryview(encoded), raw_length, into)
-
-
-RANDOM = np.random.default_rng(7)
-
-
-def test_without_the_parameter_of_libzstd_it_still_compresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    exponents = memoryview(
-        ((RANDOM.standard_normal(300_000).astype(np.float32).view(np.uint32) >> 23) & 0xFF).astype(np.uint8).data
-    )
-    sizes = [len(literal_coder()(exponents))]
-    monkeypatch.setattr(zstd, "_passes_mode_through", lambda: False)
-    fallback = zstd._literal_coder()
-    sizes.append(len(fallback(exponents)))
-    for coder in (literal_coder(), match_coder(), fallback):
-        assert zstandard.ZstdDecompressor().decompress(coder(exponents)) == bytes(exponents)
-    assert sizes[0] <= sizes[1] < 1.02 * sizes[0] < 0.35 * len(exponents)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deeppart.comm import Operation, RunningOperation, SingleComm, interleaved, rank_names
-from deeppart.comm.base import immediately
+from deeppart.comm import Operation, RunningOperation, SingleComm, rank_names
 from deeppart.errors import CommError, PeerTimeoutError
 
 
@@ -27,12 +26,6 @@ class Counting(SingleComm):
 
     def abandoned_by(self) -> set[int]:
         return self.abandoned
-
-
-def test_a_drive_tells_whether_it_got_further_and_what_came_of_it() -> None:
-    drive = RunningOperation(SingleComm(), steps(True, False), "a test", 10.0)
-    assert [(drive.advance(0.0), drive.moved) for _ in range(2)] == [(False, True), (False, False)]
-    assert drive.advance(0.0) and drive.result == "result"
 
 
 def test_after_its_timeout_the_ranks_that_are_missing_are_named_and_the_channel_is_broken() -> None:
@@ -64,24 +57,6 @@ def test_a_rank_that_has_abandoned_the_channel_is_not_waited_for() -> None:
     with pytest.raises(CommError, match="commit of step 3: rank 1 cannot take part any more"):
         drive.advance(999.0)
     assert comm.broken is not None
-
-
-def test_operations_side_by_side_end_with_the_last_and_move_while_any_does() -> None:
-    ended: list[str] = []
-
-    def noting(name: str, *moved: bool) -> Operation[None]:
-        yield from moved
-        ended.append(name)
-
-    operation = interleaved([noting("slow", False, False, True), noting("fast", False)])
-    assert list(operation) == [False, True, True] and ended == ["fast", "slow"]
-    assert list(interleaved([])) == []
-
-
-def test_an_operation_that_is_over_needs_no_step() -> None:
-    with pytest.raises(StopIteration) as stop:
-        next(immediately(7))
-    assert stop.value.value == 7
 
 
 @pytest.mark.parametrize(

@@ -26,11 +26,3 @@ def test_each_gets_what_is_for_it(size: int) -> None:
         found = on_all(size, lambda rank: [exchanged(comms[rank]) for _ in range(2)])
     for rank in range(size):
         assert found[rank] == [[message(source, rank) for source in range(size)]] * 2
-
-
-def test_more_than_are_under_way_at_once() -> None:
-    """With 16 others they take turns."""
-    size = 19
-    with world(size) as comms:
-        found = on_all(size, lambda rank: exchanged(comms[rank]))
-    assert found == [[message(source, rank) for source in range(size)] for rank in range(size)]

@@ -24,13 +24,6 @@ def connected(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return made
 
 
-def test_a_channel_is_made_once(connected: list[float]) -> None:
-    first = job.channel_of_job(7.0)
-    assert job.channel_of_job() is first and connected == [7.0]
-    own = job.own_channel_of_job()
-    assert own is not first and job.own_channel_of_job() is not own and connected == [7.0]
-
-
 def test_another_launchers_data_make_another_one(connected: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     first = job.channel_of_job()
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "here", "MASTER_PORT": "1"}.items():

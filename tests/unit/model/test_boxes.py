@@ -74,7 +74,3 @@ def test_the_whole_of_a_tensor() -> None:
 def test_what_lies_in_no_tensor_of_three_by_four(box: Box) -> None:
     assert not box.fits((3, 4))
     assert Box((2, 3), (1, 1)).fits((3, 4)) and Box((3, 4), (0, 0)).fits((3, 4))
-
-
-def test_people_read_ranges() -> None:
-    assert str(Box((4, 0), (2, 3))) == "[4:6, 0:3]" and str(Box((), ())) == "[]"

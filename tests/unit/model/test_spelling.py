@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deeppart.model import meant, meant_todo
+from deeppart.model import meant
 
 KNOWN = ("frontier", "summit", "Llama3")
 
@@ -15,8 +15,3 @@ KNOWN = ("frontier", "summit", "Llama3")
 )
 def test_the_nearest_word(word: str, nearest: str | None) -> None:
     assert meant(word, KNOWN) == nearest
-
-
-def test_an_advice_begins_with_it() -> None:
-    assert meant_todo("fronteer", KNOWN, "take another") == "did you mean frontier? Or take another"
-    assert meant_todo("moon", KNOWN, "take another") == "take another"

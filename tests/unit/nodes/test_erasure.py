@@ -127,61 +127,6 @@ def block(length: int = 64, dtype: Any = np.uint8) -> Any:
     return np.zeros(length, dtype=dtype)
 
 
-@pytest.mark.parametrize(
-    ("data", "parity"),
-    [
-        ([block()] * 2, [block()] * 2),
-        ([block()] * 4, [block()] * 2),
-        ([block()] * 3, [block()]),
-        ([block()] * 3, [block()] * 3),
-        ([], []),
-        ([block(), block(), block(63)], [block()] * 2),
-        ([block()] * 3, [block(), block(65)]),
-        ([block()] * 3, [block(), block(dtype=np.uint16)]),
-        ([block(), block(), block(dtype=np.int8)], [block()] * 2),
-        ([block(), block(), block(128)[::2]], [block()] * 2),
-        ([block()] * 3, [block(), block(128)[::2]]),
-    ],
-)
-def test_encode_refuses(data: list[Bytes], parity: list[Bytes]) -> None:
-    with pytest.raises(ValueError, match="3 \\+ 2 contiguous blocks"):
-        ReedSolomon(3, 2).encode(data, parity)
-
-
-@pytest.mark.parametrize(
-    ("blocks", "rows", "wanted", "out"),
-    [
-        ([block()] * 2, [0, 1], [2], [block()]),
-        ([block()] * 4, [0, 1, 2, 3], [4], [block()]),
-        ([block()] * 3, [0, 1], [2], [block()]),
-        ([block()] * 2, [0, 1, 3], [2], [block()]),
-        ([block()] * 3, [0, 1, 1], [2], [block()]),
-        ([block()] * 3, [0, 1, 5], [2], [block()]),
-        ([block()] * 3, [0, 1, -1], [2], [block()]),
-        ([block()] * 3, [0, 1, 3], [5], [block()]),
-        ([block()] * 3, [0, 1, 3], [-1], [block()]),
-        ([block()] * 3, [0, 1, 3], [2, 4], [block()]),
-        ([block()] * 3, [0, 1, 3], [2], [block()] * 2),
-        ([block()] * 3, [0, 1, 3], [2], [block(63)]),
-        ([block(), block(), block(65)], [0, 1, 3], [2], [block()]),
-        ([block()] * 3, [0, 1, 3], [2], [block(dtype=np.float32)]),
-        ([block()] * 3, [0, 1, 3], [2], [block(128)[::2]]),
-    ],
-)
-def test_rebuild_refuses(blocks: list[Bytes], rows: list[int], wanted: list[int], out: list[Bytes]) -> None:
-    with pytest.raises(ValueError, match="3 \\+ 2 contiguous blocks"):
-        ReedSolomon(3, 2).rebuild(blocks, rows, wanted, out)
-
-
-def test_blocks_longer_than_the_library_can_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lengths are C ints there: a longer one would be taken for a negative number."""
-    monkeypatch.setattr("deeppart.nodes.erasure._MOST_BLOCK_BYTES", 64)
-    code = ReedSolomon(3, 2)
-    code.encode([block()] * 3, [block(), block()])
-    with pytest.raises(ValueError, match="65"):
-        code.encode([block(65)] * 3, [block(65), block(65)])
-
-
 # --- the library is not there -----------------------------------------------------------------------------------------
 
 
@@ -199,26 +144,3 @@ def test_a_missing_library_is_named_with_what_to_install(monkeypatch: pytest.Mon
     text = refusal(monkeypatch, [])
     assert "ISA-L" in text and "pip install pyeclib" in text and "libisal2" in text
     assert "neither" in text and "switch the parity level off" in text
-
-
-def test_a_library_that_does_not_load_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = refusal(monkeypatch, ["/nowhere/libisal.so.2"])
-    assert "/nowhere/libisal.so.2: " in text and "pip install pyeclib" in text
-
-
-def test_a_library_without_the_functions_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some other file of this name, or a version from before they were there."""
-    other = ctypes.util.find_library("c")
-    assert other is not None
-    text = refusal(monkeypatch, [other])
-    assert f"{other}: " in text and "gf_gen_cauchy1_matrix" in text
-
-
-def test_a_bundled_library_is_taken_without_a_look_at_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which would start processes, a compiler among them, from within every rank."""
-
-    def looked(name: str) -> str:
-        raise AssertionError(f"find_library({name!r})")
-
-    monkeypatch.setattr(ctypes.util, "find_library", looked)
-    assert erasure.library.__wrapped__()._name == erasure._bundled()[0]

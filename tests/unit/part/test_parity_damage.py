@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from deeppart.errors import CorruptFileError
-from deeppart.part import (
-    FileSource,
-    ParityReader,
-)
 from tests.unit.part.parity_files import GOLDEN, INDEX_OFFSET, blocks_of, forged, opened, refused
 
 
@@ -62,16 +55,3 @@ def test_mixed_files_are_found() -> None:
     mixed = GOLDEN[:INDEX_OFFSET] + other[INDEX_OFFSET:]
     assert len(mixed) == len(other) == len(GOLDEN)
     assert "not this one's" in str(refused(mixed))
-
-
-def test_a_file_that_becomes_shorter_while_it_is_open(tmp_path: Path) -> None:
-    path = tmp_path / "share"
-    path.write_bytes(GOLDEN)
-    with FileSource(path) as source:
-        reader = ParityReader(source, where=str(path))
-        os.truncate(path, 5000)
-        block = np.empty(1024, dtype=np.uint8)
-        with pytest.raises(CorruptFileError, match="ends before"):
-            reader.read_block(0, 1, block)
-        with pytest.raises(CorruptFileError, match="ends before"):
-            reader.verify()

@@ -9,13 +9,12 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import xxhash
-from hypothesis import given, settings
+from hypothesis import given
 
 from deeppart.errors import CorruptFileError, FormatError, NewerFormatError
 from deeppart.model import ParityIdentity
 from tests.golden import make
 from tests.property.damage import damaged
-from tests.sampling import examples
 from tests.unit.part.parity_files import (
     GOLDEN,
     INDEX_OFFSET,
@@ -42,20 +41,14 @@ from tests.unit.part.parity_files import (
         ({"world_size": 1}, "part 1"),
         ({"world_size": 2**24 + 1}, "world_size"),
         ({"members": 3}, "different sets"),
-        ({"members": 2**32 - 1}, "different sets"),
         ({"longest": 4800}, "different sets"),
-        ({"longest": 2**64 - 1}, "different sets"),
         ({"tolerate": 0}, "of which 0 may be lost"),
         ({"tolerate": 4}, "of which 4 may be lost"),
-        ({"tolerate": 2**32 - 1}, "may be lost"),
         ({"tolerate": 1}, "different sets"),
         ({"place": 4}, "member 4 of 4"),
-        ({"place": 2**32 - 1}, "of 4"),
         ({"block_bytes": 0}, "blocks of 0 bytes"),
-        ({"block_bytes": 1}, "blocks of 1 bytes"),
         ({"block_bytes": 2**64 - 64}, "blocks of"),
         ({"block_bytes": 64}, "different sets"),
-        ({"block_bytes": 2048}, "different sets"),
     ],
 )
 def test_impossible_header(wrong: dict[str, Any], text: str) -> None:
@@ -144,58 +137,32 @@ WITHOUT_PART = {"part": None, "nbytes": 0, "index_digest": ""}
 @pytest.mark.parametrize(
     ("members", "text"),
     [
-        (b"", "cannot be read"),
         (b"[", "cannot be read"),
-        (b"\xff\xfe", "cannot be read"),
         (b"null", "cannot be read"),
-        (b"7", "cannot be read"),
-        (b'"part"', "cannot be read"),
         (b"[1, 2, 3, 4]", "cannot be read"),
-        (b"[[]]", "cannot be read"),
-        (b"[null]", "cannot be read"),
-        (b'[["part", "nbytes", "index_digest"]]', "cannot be read"),
         (b"[" * 100_000, "cannot be read"),
         (b'[{"part": ' + b"9" * 5000 + b"}]", "cannot be read"),
         (b"[]", "of 0"),
-        (b"{}", "of 0"),
         (make.MEMBERS[:3], "different sets"),
         ([*make.MEMBERS, WITHOUT_PART], "different sets"),
-        (make.MEMBERS[1:], "different sets"),
         (members_with(more=1), "cannot be read"),
         ([{"part": 0, "nbytes": 4801}], "cannot be read"),
-        (members_with(part=None), "part None"),
         (members_with(part=-1), "part -1"),
         (members_with(part=1), "a part twice"),
         (members_with(part=2), "part 2"),
-        (members_with(part=0.0), "part 0.0"),
         (members_with(part=False), "part False"),
-        (members_with(part="0"), "part '0'"),
-        (members_with(part=[0] * 1000), "a list of 1000"),
         (members_with(part="\ud800" * 1000), "part"),
         (members_with(part=10**4000), "part 1"),
         (members_with(nbytes=4800), "different sets"),
         (members_with(nbytes=4223), "4223 bytes"),
-        (members_with(nbytes=2**60), "bytes"),
         (members_with(nbytes=-1), "-1 bytes"),
-        (members_with(nbytes=4801.0), "4801.0 bytes"),
         (members_with(nbytes=float("inf")), "Infinity"),
-        (members_with(nbytes=float("nan")), "NaN"),
         (members_with(nbytes=None), "None bytes"),
-        (members_with(nbytes={}), "a dict of 0"),
         (members_with(index_digest="AB" * 16), "part 0"),
-        (members_with(index_digest=5), "part 0"),
         (members_with(index_digest=""), "part 0"),
         ([WITHOUT_PART] * 4, "no part"),
         ([*make.MEMBERS[:3], {**WITHOUT_PART, "nbytes": 1}], "part None of 1 bytes"),
         ([*make.MEMBERS[:3], {**WITHOUT_PART, "index_digest": "ab" * 16}], "part None"),
-        pytest.param(
-            [*make.MEMBERS[:3], {**WITHOUT_PART, "nbytes": 0.0}],
-            "part None of 0.0 bytes",
-        ),
-        pytest.param(
-            [*make.MEMBERS[:3], {**WITHOUT_PART, "nbytes": False}],
-            "part None of False bytes",
-        ),
     ],
 )
 def test_impossible_members(members: Any, text: str) -> None:
@@ -248,13 +215,6 @@ def never_other_bytes(data: bytes | bytearray) -> bool:
     return True
 
 
-@given(st.binary(max_size=300), st.sampled_from([0, 8, 4096, INDEX_OFFSET]), st.booleans())
-def test_noise_is_no_parity(noise: bytes, start: int, whole: bool) -> None:
-    data = GOLDEN[:start] + noise * (1 if whole else 40)
-    assert not never_other_bytes(data)
-    assert not never_other_bytes(data + GOLDEN[-64:])
-
-
 @given(identities(), st.data())
 def test_damage_never_comes_back_as_parity(identity: ParityIdentity, data: st.DataObject) -> None:
     sound = written(identity)
@@ -264,84 +224,3 @@ def test_damage_never_comes_back_as_parity(identity: ParityIdentity, data: st.Da
         assert reader.identity == identity and reader.digests.tolist() == whole.digests.tolist()
         assert all(one in (None, other) for one, other in zip(blocks_of(reader), blocks_of(whole), strict=True))
         assert (None in blocks_of(reader)) is (bad != sound)
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
-    max_leaves=5,
-)
-
-
-def near(right: int, most: int) -> st.SearchStrategy[int]:
-    """Numbers around the right one, round ones, and any."""
-    around = [right + by for by in (-64, -16, -1, 1, 16, 64)]
-    fixed = [number for number in (*around, 0, 1, 2, 3, 64, 128, 4224, 2**31, most) if 0 <= number <= most]
-    return st.sampled_from(fixed) | st.integers(0, most)
-
-
-TABLE, TEXT = len(make.DIGESTS), len(json.dumps(make.MEMBERS))
-HEAD = {
-    "world_size": near(2, 2**32 - 1),
-    "members": near(4, 2**32 - 1),
-    "tolerate": near(2, 2**32 - 1),
-    "place": near(2, 2**32 - 1),
-    "block_bytes": near(1024, 2**64 - 1),
-    "longest": near(4801, 2**64 - 1),
-}
-FILE = {
-    "digests": near(TABLE, 2**12).map(bytes),
-    "payload": near(len(make.PAYLOAD), 2**13).map(bytes),
-    "members_length": near(TEXT, 2**64 - 1),
-    "table_length": near(TABLE, 2**64 - 1),
-    "index_offset": near(INDEX_OFFSET, 2**64 - 1),
-    "index_length": near(64 + TEXT + TABLE, 2**64 - 1),
-}
-
-
-@st.composite
-def nonsense(draw: st.DrawFn) -> dict[str, Any]:
-    """One field or two that are not what they should be."""
-    head: dict[str, Any] = {}
-    wrong: dict[str, Any] = {"head": head}
-    for name in draw(st.sets(st.sampled_from([*HEAD, *FILE]), min_size=1, max_size=2)):
-        (head if name in HEAD else wrong)[name] = draw({**HEAD, **FILE}[name])
-    return wrong
-
-
-@given(nonsense())
-@settings(max_examples=examples(200))
-def test_sealed_nonsense_raises_documented_errors_only(wrong: dict[str, Any]) -> None:
-    """Whatever stands in the fields, with digests that hold: beyond what storage ever does by itself."""
-    never_other_bytes(forged(**wrong))
-
-
-MEMBER_FIELDS = {
-    "part": JSON | near(1, 2**64),
-    "nbytes": JSON | near(4801, 2**64),
-    "index_digest": JSON | st.just("ab" * 16),
-}
-
-
-@st.composite
-def odd_members(draw: st.DrawFn) -> Any:
-    """Anything, or members with something wrong in one of them, or without one of its fields."""
-    what = draw(st.sampled_from(["one field", "two fields", "a field less", "anything"]))
-    if what == "anything":
-        return draw(JSON)
-    first, *others = draw(st.permutations(make.MEMBERS))
-    names = draw(st.permutations(["part", "nbytes", "index_digest"]))
-    if what == "a field less":
-        return [{name: first[name] for name in names[1:]}, *others]
-    wrong = {name: draw(MEMBER_FIELDS[name]) for name in names[: 1 + (what == "two fields")]}
-    return [{**first, **wrong}, *others]
-
-
-@given(odd_members(), st.booleans())
-@settings(max_examples=examples(200))
-def test_sealed_nonsense_about_members_raises_documented_errors_only(members: Any, longest_fits: bool) -> None:
-    lengths = [member["nbytes"] for member in make.MEMBERS]
-    if longest_fits and isinstance(members, list):
-        given_lengths = [member.get("nbytes") for member in members if isinstance(member, dict)]
-        lengths = [each for each in given_lengths if type(each) is int and 0 <= each < 2**64] or lengths
-    never_other_bytes(forged(members=members, head={"longest": max(lengths)}))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -110,29 +109,6 @@ def test_a_base_must_be_the_file_that_was_meant(tmp_path: Path) -> None:
 # --- reader ----------------------------------------------------------------------------------------------------------
 
 
-def golden_reader(rank: int = 1) -> PartReader:
-    return PartReader(MemorySource((make.PARTS / part_file_name(rank, 2)).read_bytes()), where="golden")
-
-
-def test_chunks_for() -> None:
-    reader = golden_reader()  # chunks of 100 and 2500 bytes
-    assert reader.raw_starts.tolist() == [0, 100, 2600]
-    for start, stop, chunks in [
-        (0, 1, [0]),
-        (0, 100, [0]),
-        (99, 101, [0, 1]),
-        (100, 101, [1]),
-        (2599, 2600, [1]),
-        (0, 2600, [0, 1]),
-        (100, 100, []),
-        (2600, 2600, []),
-    ]:
-        assert list(reader.chunks_for(start, stop)) == chunks, (start, stop)
-    for start, stop in [(-1, 5), (5, 4), (0, 2601)]:
-        with pytest.raises(FormatError, match="2600 bytes"):
-            reader.chunks_for(start, stop)
-
-
 def test_expectations_name_what_differs() -> None:
     source = MemorySource((make.PARTS / part_file_name(0, 2)).read_bytes())
     with pytest.raises(CorruptFileError, match=r"another attempt[\s\S]*step=1201"):
@@ -143,21 +119,6 @@ def test_expectations_name_what_differs() -> None:
         PartReader(source, where="golden", expected_index_digest="0" * 32)
     with pytest.raises(CorruptFileError, match="another digest of the whole file"):
         PartReader(source, where="golden").verify(expected_digest="0" * 32)
-
-
-def test_encoded_chunks_read_by_the_caller() -> None:
-    reader = golden_reader()
-    data = (make.PARTS / part_file_name(1, 2)).read_bytes()
-    encoded = memoryview(data)[4196 : 4196 + 23]
-    reader.check_chunk(1, encoded)
-    assert bytes(reader.decode_chunk(1, encoded)) == make.RAW[1][100:]
-    flipped = bytearray(encoded)
-    flipped[13] ^= 1
-    for wrong in (encoded[:-1], memoryview(flipped), encoded[:0]):
-        with pytest.raises(CorruptFileError, match=r"chunk 1 of 2 \(bytes 4196 to 4219\)"):
-            reader.check_chunk(1, wrong)
-        with pytest.raises(CorruptFileError, match="chunk 1 of 2"):
-            reader.decode_chunk(1, wrong)
 
 
 PARTS = [make.make_part(rank)[0] for rank in range(2)]
@@ -196,18 +157,6 @@ def test_mixed_files_are_found() -> None:
     mixed = forge.simple_part(RAW)[:4296] + other[4296:]
     assert len(mixed) == len(other)
     assert "mixed" in str(refused(mixed))
-
-
-class Liar(MemorySource):
-    """Gives fewer bytes than it was asked for."""
-
-    def read_at(self, offset: int, length: int) -> memoryview:
-        return super().read_at(offset, length)[: length - 1]
-
-
-def test_short_answers_of_a_source_are_found() -> None:
-    with pytest.raises(CorruptFileError, match="completely"):
-        PartReader(Liar(PARTS[0]), where="part under test")
 
 
 # --- with new digests: what an evil or mad writer does ---------------------------------------------------------------
@@ -400,15 +349,6 @@ def test_impossible_spans(rows: list[tuple[int, int, int, int]]) -> None:
     error = refused(forge.simple_part(RAW, span_rows=span_rows))
     assert "span" in str(error)
     assert type(error) is CorruptFileError
-
-
-def test_tables_as_documented() -> None:
-    """Offsets in docs/format.md, spelled out once more."""
-    data = forge.simple_part(RAW, meta=b"[]")
-    assert struct.unpack_from("<QQQQ", data, 4296 + 8) == (1, 1, 2, 200)
-    assert struct.unpack_from("<QQQ", data, 4296 + 64) == (4096, 200, 200)
-    assert struct.unpack_from("<IIQQQ", data, 4296 + 64 + 80) == (0, 0, 0, 200, 0)
-    assert struct.unpack_from("<QQQ", data, len(data) - 56) == (4296, 178, len(data))
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import gc
 import mmap
 import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from deeppart.errors import CorruptFileError, StorageError
@@ -35,15 +33,6 @@ def source(request: pytest.FixtureRequest, path: Path) -> Iterator[ByteSource]:
         return
     with contextlib.closing(FileSource(path)) as file:
         yield file
-
-
-@pytest.mark.parametrize(("offset", "length"), [(0, 0), (0, 1), (0, 2560), (2559, 1), (2560, 0), (300, 700)])
-def test_reads_exactly(source: ByteSource, offset: int, length: int) -> None:
-    assert source.size == 2560
-    assert bytes(source.read_at(offset, length)) == DATA[offset : offset + length]
-    buffer = bytearray(length)
-    source.read_into(offset, memoryview(buffer))
-    assert buffer == DATA[offset : offset + length]
 
 
 @pytest.mark.parametrize(("offset", "length"), [(0, 2561), (2560, 1), (3000, 1), (-1, 1), (5, -1), (0, 2**62)])
@@ -98,45 +87,11 @@ def test_short_reads_are_continued_and_errors_named(path: Path, monkeypatch: pyt
     assert caught.value.errno == errno.EIO
 
 
-def test_close_twice_and_no_descriptor_is_left(path: Path, tmp_path: Path) -> None:
-    before = len(os.listdir("/proc/self/fd"))
-    source = FileSource(path)
-    source.close()
-    source.close()
-    with pytest.raises(StorageError) as caught:
-        source.read_at(0, 1)
-    assert caught.value.errno == errno.EBADF
-    with pytest.raises(CorruptFileError):
-        FileSource(tmp_path)
-    assert len(os.listdir("/proc/self/fd")) == before
-
-
 MAPPED = bytes(range(256)) * 64
 
 
 def mappings_of(path: Path) -> int:
     return Path("/proc/self/maps").read_text(encoding="utf-8").count(str(path))
-
-
-@pytest.mark.parametrize(
-    ("flags", "protection"),
-    [(mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE), (mmap.MAP_SHARED, mmap.PROT_READ)],
-)
-def test_memory_outlives_the_file_and_goes_with_its_last_user(tmp_path: Path, flags: int, protection: int) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(MAPPED)
-    descriptor = os.open(path, os.O_RDONLY)
-    before = len(os.listdir("/proc/self/fd"))
-    memory = map_file(descriptor, 4096, 5000, flags, protection)
-    assert len(os.listdir("/proc/self/fd")) == before, "no descriptor of its own"
-    os.close(descriptor)
-    assert memory.readonly and memory == MAPPED[4096:9096]
-    array = np.frombuffer(memory, dtype=np.uint8)[100:]
-    del memory
-    gc.collect()
-    assert array.tobytes() == MAPPED[4196:9096] and mappings_of(path) == 1
-    del array
-    assert mappings_of(path) == 0
 
 
 @pytest.mark.parametrize(("offset", "nbytes"), [(0, len(MAPPED) + 1), (4096, len(MAPPED)), (0, 0), (100, 10)])

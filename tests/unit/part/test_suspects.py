@@ -64,10 +64,3 @@ def test_impossible_fields(name: str, value: object) -> None:
     assert decode_suspicion(sealed(document), where="record") == RECORD
     with pytest.raises(CorruptFileError):
         decode_suspicion(sealed({**document, name: value}), where="record")
-
-
-@pytest.mark.parametrize("path", ["größe/重み", "\u202e", "a\nb", ""])
-def test_leaves_of_any_name_are_put_on_record(path: str) -> None:
-    record = replace(RECORD, leaves=(*RECORD.leaves, replace(RECORD.leaves[0], path=path)))
-    data = encode_suspicion(record)
-    assert data.isascii() and decode_suspicion(data, where="record") == record

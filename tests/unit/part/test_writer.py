@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,8 +14,6 @@ from deeppart.part import (
     BASE_DTYPE,
     CHUNK_DTYPE,
     SPAN_DTYPE,
-    MemorySource,
-    PartReader,
     PartWriter,
     part_file_name,
 )
@@ -69,39 +66,6 @@ def test_library_writes_a_base_as_the_document_says() -> None:
 # --- writer ----------------------------------------------------------------------------------------------------------
 
 
-def test_part_without_bytes() -> None:
-    sink = io.BytesIO()
-    summary = PartWriter(sink, make.ATTEMPT, 1).finish(spans_of([]), b"{}")
-    reader = PartReader(MemorySource(sink.getvalue()), where="empty")
-    assert (reader.raw_bytes, len(reader.chunks), len(reader.spans), reader.meta) == (0, 0, 0, b"{}")
-    assert reader.verify() == summary.digest
-    assert reader.chunks_for(0, 0) == range(0)
-
-
-@pytest.mark.parametrize(
-    ("raw", "encoded", "options"),
-    [
-        (RAW[:0], EncodedChunk(0, b""), {}),
-        (RAW, EncodedChunk(0, RAW[:199]), {}),
-        (RAW[:10], EncodedChunk(1, RAW), {}),
-        (RAW, EncodedChunk(1, b""), {}),
-        (RAW, EncodedChunk(3, RAW), {}),
-        (RAW, EncodedChunk(0, RAW), {"flags": 2}),
-        (RAW, EncodedChunk(0, RAW), {"flags": -1}),
-        (RAW, EncodedChunk(0, RAW), {"dtype": "a" * 17}),
-        (RAW, EncodedChunk(0, RAW), {"dtype": "é"}),
-        (RAW, EncodedChunk(0, RAW), {"dtype": "a\0"}),
-        (memoryview(bytes(64 * 1024**2 + 1)), EncodedChunk(1, b"x"), {}),
-    ],
-)
-def test_writer_refuses_chunk(raw: memoryview, encoded: EncodedChunk, options: dict[str, object]) -> None:
-    sink = io.BytesIO()
-    writer = PartWriter(sink, make.ATTEMPT, 0)
-    with pytest.raises(FormatError, match="step 1200, part of rank 0"):
-        writer.add_chunk(raw, encoded, **options)  # type: ignore[arg-type]
-    assert len(sink.getvalue()) == 4096
-
-
 @pytest.mark.parametrize(
     "rows",
     [
@@ -125,15 +89,6 @@ def test_same_bytes_of_leaves_in_different_tables_do_not_overlap() -> None:
     started().finish(spans_of([(0, 0, 0, 100, 0), (0, 1, 0, 100, 100)]), b"")  # no error
     with pytest.raises(FormatError, match="span"):  # as there is for the same table
         started().finish(spans_of([(0, 0, 0, 100, 0), (0, 0, 0, 100, 100)]), b"")
-
-
-@pytest.mark.parametrize("wrong", [{"step": -1}, {"sequence": 2**63}, {"lineage": "AB" * 16}, {"session": "ab"}])
-def test_writer_refuses_impossible_attempt(wrong: dict[str, object]) -> None:
-    with pytest.raises(FormatError, match=next(iter(wrong))):
-        PartWriter(io.BytesIO(), replace(make.ATTEMPT, **wrong), 0)  # type: ignore[arg-type]
-    for rank in (-1, 2):
-        with pytest.raises(FormatError, match="rank"):
-            PartWriter(io.BytesIO(), make.ATTEMPT, rank)
 
 
 @pytest.mark.parametrize("fails_at", range(4))

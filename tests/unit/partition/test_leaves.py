@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from deeppart.errors import StateError
 from deeppart.model import LeafSpec
-from deeppart.partition import Leaves, Plan, ReplicaSet, partition
+from deeppart.partition import Leaves, Plan, partition
 
 
 def spans(plan: Plan) -> list[list[tuple[int, int, int]]]:
@@ -32,21 +31,6 @@ def test_layer_2_comes_before_layer_10_whatever_the_callers_order() -> None:
     assert numbers is not None and numbers.tolist() == [3, 4, 1, 0, 2]
 
 
-def test_paths_that_compare_equal_by_component_are_ordered_by_path_and_equal_paths_by_index() -> None:
-    leaves = [LeafSpec("a/b", 10), LeafSpec("a.b", 20), LeafSpec("a/07", 30), LeafSpec("a/7", 40)]
-    names = [leaves[i].path for i in np.asarray(Leaves.of(leaves, 1).index)]
-    backwards = leaves[::-1]
-    assert [backwards[i].path for i in np.asarray(Leaves.of(backwards, 1).index)] == names
-    twins = [LeafSpec("t", 10), LeafSpec("t", 20)]
-    assert spans(partition(twins, 2, kappa=0)) == [[(0, 0, 10), (1, 0, 5)], [(1, 5, 15)]]
-
-
-def test_equal_replica_sets_are_one_set_even_as_different_objects() -> None:
-    leaves = [LeafSpec(f"s{i}", 100, replicas=tuple(range(1, 3))) for i in range(4)]
-    plan = partition(leaves, ranks=3, kappa=0)
-    assert spans(plan) == [[], [(0, 0, 100), (1, 0, 100)], [(2, 0, 100), (3, 0, 100)]]
-
-
 @pytest.mark.parametrize(
     "leaf",
     [
@@ -66,16 +50,3 @@ def test_impossible_leaves_are_refused_by_name(leaf: LeafSpec) -> None:
         partition([LeafSpec("fine", 8), leaf], ranks=2)
     error = caught.value
     assert error.expected and error.found and error.where == "model/w" and error.todo
-
-
-def test_impossible_arrays_are_refused() -> None:
-    with pytest.raises(StateError, match="itemsize is not an integer array"):
-        Leaves(np.array([8, 8]), np.array([4]))
-    with pytest.raises(StateError, match="nbytes is not an integer array"):
-        Leaves(np.array([8.0, 8.0]), np.array([4, 4]))
-    with pytest.raises(StateError, match="leaf 1"):
-        Leaves(np.array([8, 9]), np.array([4, 4]))
-    with pytest.raises(StateError, match="do not cover the leaves"):
-        Leaves(np.array([8, 8]), np.array([4, 4]), sets=(ReplicaSet(None, 1),))
-    with pytest.raises(StateError, match="replica set is impossible"):
-        partition(Leaves(np.array([8]), np.array([4]), sets=(ReplicaSet((0, 5), 1),)), ranks=4)

@@ -41,17 +41,6 @@ def test_the_part_of_another_step_in_the_place_of_one_that_lacks_its_base(tmp_pa
     assert call_json("verify", root, "--all", "--local", local)["good"]
 
 
-def test_a_base_on_a_node_that_is_another_sound_file(tmp_path: Path) -> None:
-    root, local = tmp_path / "p", tmp_path / "l"
-    node = save_incrementally(root, local)
-    base = base_of(step_dir(node, 3))
-    sound = base.read_bytes()
-    base.unlink()
-    shutil.copy(step_dir(node, 2) / PART, base)
-    repairs(root, "--local", local)
-    assert base.read_bytes() == sound and call_json("verify", root, "--local", local)["good"]
-
-
 @pytest.mark.parametrize(
     ("level", "damage"),
     [
@@ -144,15 +133,6 @@ def test_two_files_of_a_step_exchanged_are_named_and_left(tmp_path: Path) -> Non
     assert call_json("verify", tmp_path)["good"]
 
 
-def test_one_whose_own_place_is_free(tmp_path: Path) -> None:
-    forge(tmp_path, 1, ranks=2)
-    zero, one = part_path(tmp_path, 1, 0, 2), part_path(tmp_path, 1, 1, 2)
-    one.rename(zero)
-    assert f"by its contents it is part 1 of step 1: `mv {zero} {one}`" in repairs(tmp_path, code=1)[zero.name]
-    zero.rename(one)
-    assert list(repairs(tmp_path, code=1)) == [zero.name]
-
-
 def test_a_copy_of_what_is_sound_in_its_own_place_is_written_over(tmp_path: Path) -> None:
     root, local = tmp_path / "p", tmp_path / "l"
     save(root, 1, 2, local_dir=local, incremental=False)
@@ -164,16 +144,6 @@ def test_a_copy_of_what_is_sound_in_its_own_place_is_written_over(tmp_path: Path
     shutil.copy(part_path(root, 1), part_path(root, 2))
     found = repairs(root, "--local", local)[PART]
     assert "local" in found, "the other copy is on the node"
-
-
-def test_a_sound_one_stays_where_its_own_place_is_damaged(tmp_path: Path) -> None:
-    forge(tmp_path, 1, ranks=2)
-    zero, one = part_path(tmp_path, 1, 0, 2), part_path(tmp_path, 1, 1, 2)
-    sound = one.read_bytes()
-    shutil.copy(one, zero)
-    flip(one, 5000)
-    assert f"`mv {zero} {one}`, after moving away what lies there" in repairs(tmp_path, code=1)[zero.name]
-    assert zero.read_bytes() == sound
 
 
 def test_the_only_file_of_another_step_stays_though_there_is_a_copy_of_what_belongs_there(tmp_path: Path) -> None:
@@ -198,16 +168,3 @@ def test_what_no_manifest_names_stays(tmp_path: Path) -> None:
     assert "part 0 of step 7, which does not belong in this directory: move it out" in found
     part_path(root, 1).unlink()
     assert call_json("verify", root, "--local", local, "--repair")["good"]
-
-
-def test_a_base_in_the_place_of_which_there_is_the_only_file_of_another_step(tmp_path: Path) -> None:
-    """On a node: what would be written over is the only one of step 2."""
-    root, local = tmp_path / "p", tmp_path / "l"
-    node = save_incrementally(root, local)
-    base = base_of(step_dir(node, 3))
-    base.unlink()
-    os.replace(part_path(node, 2), base)
-    sound = base.read_bytes()
-    shutil.rmtree(step_dir(root, 2))
-    repairs(root, "--step", 3, "--local", local, code=1)
-    assert base.read_bytes() == sound

@@ -14,7 +14,6 @@ import torch
 import deeppart
 from deeppart.codec import AutoCompression, Chooser, EncodedChunk, codec_by_id
 from deeppart.save import Chunk, Compressing, Encoders, Processors
-from deeppart.save.encoding import adds_to
 from tests.unit.save.parts import RANDOM, staged
 
 pytestmark = pytest.mark.usefixtures("no_thread_is_left")
@@ -44,22 +43,6 @@ def test_in_order_and_with_digests(threads: int) -> None:
     assert len(seen) == 13 and all(dtype == "float32" and encoded < raw for dtype, raw, encoded, _ in seen)
 
 
-def test_raw_chunks_behind_a_slow_one_do_not_pile_up() -> None:
-    taken = 0
-
-    def source() -> Any:
-        nonlocal taken
-        for chunk in [*chunks_of(1), *(Chunk(each.raw, "uint8") for each in chunks_of(40, 100))]:
-            taken += 1
-            yield chunk
-
-    encoders = Encoders(2)
-    run = encoders.run(source(), Chooser("tensor", only={"float32"}))
-    next(run)
-    assert taken <= encoders.most_ahead
-    run.close()
-
-
 def test_when_given_up_no_thread_reads_the_memory_any_more() -> None:
     started, go_on = threading.Semaphore(0), threading.Event()
 
@@ -85,24 +68,6 @@ def test_when_given_up_no_thread_reads_the_memory_any_more() -> None:
     assert started.acquire(timeout=20)
     thread.join(20)
     assert ended.is_set()
-
-
-def test_an_error_in_a_thread_comes_out() -> None:
-    class Broken(Chooser):
-        def encode_chunk(self, raw: memoryview, dtype: str = "", room: memoryview | None = None) -> EncodedChunk:
-            raise MemoryError("no more")
-
-    encoders = Encoders(2)
-    with pytest.raises(MemoryError, match="no more"):
-        list(encoders.run(chunks_of(5), Broken("tensor")))
-
-
-def test_adds_to() -> None:
-    layout = staged(("float32", 10), ("bfloat16", 10)).layout
-    none, both = Chooser("none"), Chooser("tensor")
-    some = Chooser("tensor", {"bfloat16"})
-    assert adds_to(both, none, layout) and adds_to(both, some, layout) and adds_to(some, none, layout)
-    assert not any(adds_to(*pair, layout) for pair in ((none, both), (both, both), (some, both), (none, some)))
 
 
 def test_a_few_chunks_are_tried_before_the_first_checkpoint() -> None:

@@ -6,11 +6,9 @@ import errno
 import json
 import os
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import xxhash
@@ -22,22 +20,19 @@ from deeppart.codec import EncodedChunk
 from deeppart.model import BaseRecord
 from deeppart.offline.inspect.verifying import choose_steps, verify
 from deeppart.part import ChunkPlace, parse_base_file_name
-from deeppart.save import Incremental
 from deeppart.save.incremental import (
     LEAST_LIVE,
     MOST_BASES,
-    SAMPLED_CHUNKS,
     SPACE_FACTOR,
     Holdings,
     choose,
-    raw_digests,
 )
 from deeppart.state.capture.layout import ChunkPlan
 from deeppart.storage.node import take_stock
 from deeppart.storage.steps import parse_step_directory_name, remove_step
 from deeppart.testing.faults import StorageFaults
 from deeppart.testing.states import difference
-from tests.unit.cli_support import invoke, step_dir
+from tests.unit.cli_support import flip, invoke, step_dir
 
 FROZEN, CHANGING = 6_000_000, 300_000
 
@@ -70,20 +65,6 @@ def restored(settings: deeppart.Config) -> tuple[int | None, str | None, str]:
     with deeppart.Checkpointer(settings) as checkpointer:
         step = checkpointer.restore(live)
         return step, difference(state(step or 0), live), "\n".join(checkpointer.explanation)
-
-
-def test_who_has_waited_for_a_level_can_refer_to_it_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long a busy processor takes to remember what was written."""
-    completed = Incremental.completed
-
-    def late(self: Incremental, *arguments: Any) -> None:
-        time.sleep(0.2)
-        completed(self, *arguments)
-
-    monkeypatch.setattr(Incremental, "completed", late)
-    with deeppart.Checkpointer(config(tmp_path, local_dir=None)) as checkpointer:
-        report = save(checkpointer, 1, 2)
-    assert report.levels["persistent"].referenced_bytes > FROZEN
 
 
 def files(directory: Path) -> dict[int, list[Path]]:
@@ -165,14 +146,6 @@ def test_the_local_copy_is_not_written_over_while_it_is_needed(memory: Path, tmp
     assert difference(state(7), live) is None
 
 
-def test_all_new_chunks_refer_to_nothing(tmp_path: Path) -> None:
-    settings = config(tmp_path)
-    with deeppart.Checkpointer(settings) as checkpointer:
-        for step in (1, 2, 3):
-            checkpointer.checkpoint({"w": torch.rand(2_000_000)}, step).wait("persistent")
-    assert not bases(tmp_path)
-
-
 def test_off(tmp_path: Path) -> None:
     with deeppart.Checkpointer(config(tmp_path, incremental=False)) as checkpointer:
         report = save(checkpointer, 1, 2)
@@ -189,17 +162,6 @@ def test_file_systems_without_hard_links(tmp_path: Path, monkeypatch: pytest.Mon
         report = save(checkpointer, 1, 2)
         assert checkpointer.failures == 0
     assert report.levels["persistent"].nbytes > 3 * FROZEN and not bases(tmp_path)
-    assert restored(settings)[:2] == (2, None)
-
-
-def test_only_one_level_lost_its_base(tmp_path: Path) -> None:
-    """Somebody has removed the older step: this level is written whole, the other one is not."""
-    settings = config(tmp_path)
-    with deeppart.Checkpointer(settings) as checkpointer:
-        save(checkpointer, 1)
-        shutil.rmtree(step_dir(tmp_path / "ckpt", 1))
-        report = save(checkpointer, 2)
-    assert report.levels["local"].nbytes < 2 * FROZEN < report.levels["persistent"].nbytes
     assert restored(settings)[:2] == (2, None)
 
 
@@ -223,11 +185,7 @@ def test_a_damaged_base_is_named_with_its_leaves_and_passed_over(tmp_path: Path)
     with deeppart.Checkpointer(settings) as checkpointer:
         save(checkpointer, 1, 2)
     (base,) = bases(tmp_path / "ckpt")
-    with base.open("r+b") as file:
-        file.seek(9_000_000)
-        byte = file.read(1)[0]
-        file.seek(9_000_000)
-        file.write(bytes([byte ^ 1]))
+    flip(base, 9_000_000)
     found = verdict(tmp_path, 2)
     assert found.state == "damaged" and found.damaged_leaves == ("frozen",)
     assert {damage.file for damage in found.damage} == {base.name}
@@ -316,14 +274,6 @@ def test_small_leaves_that_are_trained_lie_in_chunks_of_their_own(tmp_path: Path
     assert difference(model, state["model"]) is None
 
 
-def flip(path: Path, at: int = 9_000_000) -> None:
-    with path.open("r+b") as file:
-        file.seek(at)
-        byte = file.read(1)[0]
-        file.seek(at)
-        file.write(bytes([byte ^ 1]))
-
-
 def test_ls_show_and_verify_tell_of_references(tmp_path: Path) -> None:
     with deeppart.Checkpointer(config(tmp_path, keep={"persistent": 0})) as checkpointer:
         save(checkpointer, 1, 2)
@@ -342,30 +292,6 @@ def test_ls_show_and_verify_tell_of_references(tmp_path: Path) -> None:
     (damage,) = json.loads(invoke("verify", root, "--json").output)["steps"][0]["damage"]
     assert damage["file"].startswith("base-00000-of-00001-") and damage["leaves"][0]["path"] == "frozen"
     assert "older file" in damage["message"]
-
-
-def test_repair_finds_bases_elsewhere(tmp_path: Path) -> None:
-    """Under another name, on another file system, or whole on the other level: wherever the same file is."""
-    settings = config(tmp_path, compression="none", keep={"persistent": 0, "local": 0})
-    with deeppart.Checkpointer(settings) as checkpointer:
-        save(checkpointer, 1, 2)
-    root, local = str(tmp_path / "ckpt"), str(tmp_path / "local")
-    flip(bases(tmp_path / "ckpt")[0])  # and with it step 1, which is the same file
-    found = json.loads(invoke("verify", root, "--all", "--local", local, "--repair", "--json").output)
-    assert found["good"] and len(found["repairs"]) == 2, found["repairs"]
-    assert all(json.loads(invoke("verify", root, "--all", "--json").output)["good"] for _ in range(1))
-    bases(tmp_path / "local")[0].unlink()
-    found = json.loads(invoke("verify", root, "--local", local, "--repair", "--json").output)
-    assert found["good"], found
-    assert restored(settings)[:2] == (2, None)
-
-
-def test_repair_says_when_there_is_no_other(tmp_path: Path) -> None:
-    with deeppart.Checkpointer(config(tmp_path, local_dir=None)) as checkpointer:
-        save(checkpointer, 1, 2)
-    flip(bases(tmp_path / "ckpt")[0])
-    result = invoke("verify", str(tmp_path / "ckpt"), "--repair")
-    assert result.exit_code == 1 and "no other sound file with these chunks" in " ".join(result.output.split())
 
 
 def holdings_of(chunks: list[tuple[bytes, int, BaseRecord]]) -> Holdings:
@@ -406,21 +332,3 @@ def test_the_files_are_never_much_longer_than_what_is_needed(data: st.DataObject
     if live:
         anew = start - sum(live.values())
         assert anew + sum(base.nbytes for base in live) <= SPACE_FACTOR * start
-
-
-def test_a_length_that_differs_is_another_chunk() -> None:
-    base = BaseRecord("1" * 32, 6000, 1)
-    found = choose([b"d" * 16], [ChunkPlan(0, 1001, "", False)], holdings_of([(b"d" * 16, 1000, base)]))
-    assert not found
-
-
-@pytest.mark.parametrize("count", [0, 1, 5, SAMPLED_CHUNKS, 1000])
-def test_a_few_chunks_tell_whether_to_look_at_all(count: int) -> None:
-    data = np.random.default_rng(count).integers(0, 256, 64 * count, dtype=np.uint8)
-    chunks = [ChunkPlan(64 * number, 64, "", False) for number in range(count)]
-    right = [xxhash.xxh3_128_digest(data[chunk.start : chunk.start + 64].data) for chunk in chunks]
-    base = BaseRecord("1" * 32, 6000, 1)
-    some = holdings_of([(digest, 64, base) for digest in right])
-    assert raw_digests(data.data, chunks, []) is None
-    assert raw_digests(data.data, chunks, [holdings_of([])]) is None
-    assert raw_digests(data.data, chunks, [holdings_of([]), some]) == (right if count else None)

@@ -60,27 +60,6 @@ def test_the_step_waits_until_the_state_is_captured(
     assert difference(expected, saved(tmp_path, 1)) is None
 
 
-def test_who_needs_the_copies_takes_part_in_making_them() -> None:
-    """One thread is stuck in its first piece; the other makes all the rest."""
-    stuck, go, made = threading.Event(), threading.Event(), []
-
-    def first() -> None:
-        stuck.set()
-        assert go.wait(20)
-
-    rest = [lambda number=number: made.append((number, threading.current_thread())) for number in range(50)]
-    calls = [CallCopy(None, call) for call in (first, *rest)]
-    copies = deferred.DeferredCopy(calls, {}, lambda: 0, 1, "here", 20.0)
-    background = threading.Thread(target=copies.work, daemon=True)
-    background.start()
-    assert stuck.wait(20)
-    threading.Timer(0.2, go.set).start()
-    copies.hold()
-    assert copies.done and copies.held_s >= 0.1
-    assert made == [(number, threading.current_thread()) for number in range(50)]
-    background.join(20)
-
-
 # --- the rest of its life ---------------------------------------------------------------------------------------------
 
 

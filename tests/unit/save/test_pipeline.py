@@ -151,33 +151,6 @@ def test_no_room_in_time_is_an_error_and_no_loss(memory: Path) -> None:
 # --- failures in the background ---------------------------------------------------------------------------------------
 
 
-def test_a_bug_in_the_background_ends_that_checkpoint_alone(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from deeppart.save import complete as completing
-    from deeppart.save import write
-
-    def broken(*arguments: Any) -> Any:
-        raise ZeroDivisionError("a bug")
-
-    with deeppart.Checkpointer(config(memory)) as ck:
-        for number, name in enumerate(("write_part", "copy_part", "commit_round", "Manifest")):
-            with monkeypatch.context() as patch:
-                patch.setattr(write if hasattr(write, name) else completing, name, broken)
-                pending = ck.checkpoint(state(number), 10 * number)
-                deadline = time.monotonic() + 200
-                while not pending.finished:
-                    assert time.monotonic() < deadline
-                    time.sleep(0.005)
-                ck._pipeline.wait_until_idle(30)
-            failed = [level for level in ("local", "persistent") if pending.report.levels[level].state == "failed"]
-            assert failed, name
-            with pytest.warns(BackgroundFailureWarning, match="ZeroDivisionError|a bug"):
-                again = ck.checkpoint(state(number), 10 * number + 1)
-            again.wait("local", timeout=200)
-            again.wait("persistent", timeout=200)
-        live = state(99)
-        assert ck.restore(live) == 31
-
-
 KINDS = [ZeroDivisionError, MemoryError, SystemExit, KeyboardInterrupt]
 STAGES = {"_capture": "local", "_store": "local", "_flush": "persistent", "_remove": ""}
 GIVES_UP = {
@@ -249,35 +222,6 @@ def test_an_error_that_ends_a_thread_ends_every_wait(
     assert not [each.name for each in set(threading.enumerate()) - before if each.name.startswith("deeppart-")]
     with deeppart.Checkpointer(settings) as ck:
         ck.checkpoint(state(3), 3).wait(timeout=200)
-
-
-def test_what_waits_in_other_threads_fails_with_the_thread_that_ends(
-    memory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The flush of the first checkpoint hangs when the store of the second ends."""
-    with deeppart.Checkpointer(config(memory, compression="none", incremental=False)) as ck:
-        release, open_part, stages = threading.Event(), ck._session.persistent.open_part, ck._pipeline._stages
-        held = threading.Event()
-
-        def hangs(*arguments: Any) -> Any:
-            held.set()
-            release.wait(200)
-            return open_part(*arguments)
-
-        monkeypatch.setattr(ck._session.persistent, "open_part", hangs)
-        first = ck.checkpoint(state(1), 1)
-        first.wait("local", timeout=200)
-        assert held.wait(200)
-        stages.put("store", "no checkpoint")  # the error comes out of giving up, too
-        with pytest.raises(CheckpointError, match="thread deeppart-store"):
-            first.wait("persistent")
-        with pytest.raises(CheckpointError, match="thread deeppart-store"):
-            ck.checkpoint(state(2), 2)
-        release.set()
-        began = time.monotonic()
-        ck.close()
-        assert time.monotonic() - began < 30
-    assert not list((memory / "p").glob("*/manifest"))
 
 
 def test_a_long_run_does_not_grow(memory: Path) -> None:

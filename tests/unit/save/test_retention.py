@@ -18,8 +18,8 @@ import torch
 import deeppart
 from deeppart.comm import Comm, finish
 from deeppart.errors import BackgroundFailureWarning, CheckpointError, StorageError
-from deeppart.model import Attempt, StepKey
-from deeppart.save import CallNotes, Retention
+from deeppart.model import StepKey
+from deeppart.save import Retention
 from deeppart.storage.node import NodeLevel
 from deeppart.storage.persistent import PersistentLevel
 from deeppart.storage.steps import list_steps, step_directory
@@ -73,17 +73,6 @@ def test_the_next_checkpoint_is_committed_while_an_old_step_is_being_removed(tmp
     assert steps_in(tmp_path) == [3]
 
 
-def test_no_more_steps_wait_to_be_removed_than_checkpoints_may_be_in_flight(tmp_path: Path, slow: SlowRemoval) -> None:
-    with opened(tmp_path) as ck:
-        for step in (1, 2, 3):
-            assert ck._pipeline.wait_for_room(PATIENCE_S)
-            ck.checkpoint(STATE, step).wait("persistent", PATIENCE_S)
-        assert not ck._pipeline.has_room(), "2 waits until 1 has gone, 3 until 2 has"
-        slow.go_on.set()
-        assert ck._pipeline.wait_for_room(PATIENCE_S)
-    assert steps_in(tmp_path) == [3]
-
-
 def test_nodes_keep_no_more_because_of_it(tmp_path: Path, slow: SlowRemoval) -> None:
     """A step whose removal is under way needs none of its files on nodes any more."""
     with deeppart.Checkpointer(
@@ -112,25 +101,6 @@ def refuse_once(monkeypatch: pytest.MonkeyPatch, name: str, happens: Callable[[]
 
     monkeypatch.setattr(PersistentLevel, name, full)
     return refused
-
-
-def test_what_has_gone_while_the_space_was_asked_for_counts(
-    tmp_path: Path, slow: SlowRemoval, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It takes time to give a long part up; the removal may end meanwhile."""
-    with opened(tmp_path) as ck:
-        for step in (1, 2):
-            ck.checkpoint(STATE, step).wait("persistent", PATIENCE_S)
-
-        def end() -> None:
-            slow.go_on.set()
-            while ck._pipeline.removing:
-                time.sleep(0.001)
-
-        refused = refuse_once(monkeypatch, "open_part", end)
-        pending = ck.checkpoint(STATE, 3)
-        pending.wait("persistent", PATIENCE_S)
-    assert refused == [1] and pending.report.retries == 1 and steps_in(tmp_path) == [3]
 
 
 @pytest.mark.parametrize("operation", ["open_part", "commit"])
@@ -219,19 +189,6 @@ def test_where_there_is_no_space_and_nothing_goes_the_level_fails_at_once(
     assert calls == [1] and steps_in(tmp_path) == [1]
 
 
-def test_a_removal_that_is_refused_is_told_and_the_commit_stands(tmp_path: Path, slow: SlowRemoval) -> None:
-    slow.failure = StorageError("cannot remove an old checkpoint", errno=errno.EACCES)
-    slow.go_on.set()
-    text = "step 2 is complete at level 'persistent', but steps that"
-    with pytest.warns(BackgroundFailureWarning, match=text), opened(tmp_path) as ck:
-        for step in (1, 2):
-            pending = ck.checkpoint(STATE, step)
-            pending.wait("persistent", PATIENCE_S)
-        ck._pipeline.wait_until_idle(PATIENCE_S)
-        assert "cannot remove" in str(pending.report.retire_error)
-    assert steps_in(tmp_path) == [1, 2]
-
-
 SESSION = "b" * 32
 
 
@@ -304,16 +261,6 @@ def test_where_copies_fail_every_time_local_parts_do_not_pile_up(tmp_path: Path,
     assert numbers(levels[level]) == ({good, 8} if good else {8}), "of those before, not even an empty directory"
 
 
-def test_copies_of_an_earlier_run_keep_their_local_parts_while_copies_fail(tmp_path: Path) -> None:
-    old = StepKey(1, "a" * 32, 0)
-    retention, levels = on_a_node(tmp_path, "partner", earlier=old)
-    for step in (2, 3, 4):
-        save(retention, levels, "partner", step, fails=True)
-        assert numbers(levels["local"]) == numbers(levels["partner"]) == {1, step}
-    save(retention, levels, "partner", 5, fails=False)
-    assert numbers(levels["local"]) == numbers(levels["partner"]) == {5}
-
-
 def test_a_step_in_doubt_at_a_level_keeps_its_local_parts(tmp_path: Path) -> None:
     """Other ranks may have heard that it is complete, and have removed what it replaces."""
     retention, levels = on_a_node(tmp_path, "partner")
@@ -353,17 +300,3 @@ def numbers(level: NodeLevel) -> set[int]:
 
 def newest_key(root: Path) -> StepKey:
     return list(list_steps(root))[-1]
-
-
-def test_a_step_is_held_or_retired_never_both() -> None:
-    call_notes = CallNotes()
-    attempts = [Attempt("0" * 32, "1" * 32, sequence, step, 1) for sequence, step in enumerate((10, 20))]
-    for attempt in attempts:
-        call_notes.completed(attempt)
-    ten, twenty = (attempt.key for attempt in attempts)
-    others = {StepKey(30, "1" * 32, 2), StepKey(20, "2" * 32, 1)}
-    call_notes.hold(attempts[1])
-    assert call_notes.retire({ten, twenty, *others}) == {ten, *others}, "of another session"
-    assert list(call_notes.complete().values()) == [attempts[1]]
-    call_notes.release(attempts[1])
-    assert call_notes.retire({twenty}) == {twenty} and not call_notes.complete()

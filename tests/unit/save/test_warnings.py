@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from deeppart.comm import Comm, SingleComm
-from deeppart.errors import DeeppartWarning, PerRankNotice, ReplicaDivergenceWarning
+from deeppart.comm import Comm
+from deeppart.errors import ReplicaDivergenceWarning
 from deeppart.interop.training_state import rng_state
 from deeppart.save.warnings import Warnings
-from deeppart.state.compare import Differences, Divergence, Interval
-from deeppart.state.paths.globs import Replication
+from deeppart.state.compare import Differences, Divergence
 from deeppart.state.paths.keys import readable
 from deeppart.state.tree.flattening import flatten
 from tests.unit.sharded_states import checkpointer, on_ranks
@@ -31,26 +30,6 @@ def said(
         warnings.simplefilter("always")
         rank0.differences(found, noticed, flatten(state or {}).root, WHAT)
     return caught
-
-
-def test_leaves_that_are_each_ranks_own_are_told_once() -> None:
-    rank0 = Warnings()
-    (told,) = said(rank0, Differences(("rng", "seen/0"), ()), ("lists",))
-    assert told.category is PerRankNotice
-    assert "saved per rank from now on: lists, rng, seen/0\n" in str(told.message)
-    assert "nothing is to be done" in str(told.message) and "asks for per_rank=" in str(told.message)
-    assert "replicated={'lists': 'none', 'rng': 'none', 'seen/0': 'none'}" in str(told.message)
-    assert said(rank0, Differences(("rng",), ())) == []
-    (told,) = said(rank0, Differences(("rng", "other"), ()))
-    assert "from now on: other\n" in str(told.message)
-
-
-def test_what_was_told_when_a_restored_step_was_saved_is_not_told_again() -> None:
-    rank0 = Warnings()
-    rank0.told(["rng", *(f"seen/{n}" for n in range(5))])
-    assert said(rank0, Differences(("rng", "seen/4", "seen/7"), ()), ("rng",)) == []
-    (told,) = said(rank0, Differences(("rng", "other"), ()))
-    assert "from now on: other\n" in str(told.message)
 
 
 def test_a_directory_is_told_once_whatever_restarts_in_it(tmp_path: Path) -> None:
@@ -97,21 +76,3 @@ def test_leaves_that_have_come_to_differ_name_the_setting_that_would_allow_it() 
     assert "replicated={'replay/3/rows': 'none', 'model/emb.weight': 'none'}. Those" in text
     assert "replay/3/rows: rank 1 differs from ranks 0 and 2" in text
     assert "suspect" not in text, "no checkpoint was made since they were compared"
-
-
-def test_earlier_steps_are_called_suspect_where_there_are_any() -> None:
-    interval = Interval(3, 8, 3, 9, (4, 5, 6, 7, 8))
-    (told,) = said(Warnings(), Differences((), (Divergence("w", ((0,), (1,)), interval),)))
-    assert "Earlier steps are suspect" in str(told.message)
-
-
-def test_patterns_that_match_nothing_are_told_once() -> None:
-    rules, rank0 = Replication({"replay/*": "none", "w": "all", "*": "auto"}), Warnings()
-    rules.mode(("w",))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for _ in range(2):
-            rank0.patterns(SingleComm(), "replicated", rules.patterns, rules.used, WHAT, 20.0)
-    (told,) = caught
-    assert told.category is DeeppartWarning and "'replay/*'" in str(told.message)
-    assert "'w'" not in str(told.message)

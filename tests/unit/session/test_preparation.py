@@ -40,15 +40,6 @@ def test_memory_and_a_file_for_each_step_in_use(in_memory: Any, memory: Path) ->
     assert files(memory) == [] and staging.nbytes == 0
 
 
-@pytest.mark.parametrize("settings", [{"compression": "zstd"}, {"keep": {"local": 0}}, {"local_dir": None}])
-def test_no_files_where_none_would_be_written_over(in_memory: Any, memory: Path, settings: dict[str, Any]) -> None:
-    staging = Staging()
-    preparation = Preparation(in_memory(**settings), staging)
-    preparation.begin(SIZE)
-    assert preparation.wait(200) and staging.nbytes == SIZE.nbytes and files(memory) == []
-    preparation.close()
-
-
 def test_a_checkpoint_ends_the_making_of_files(in_memory: Any, memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     session, staging = in_memory(keep={"local": 5}), Staging()
     level, begun, goes_on = session.node_levels["local"], threading.Event(), threading.Event()
@@ -83,72 +74,3 @@ def test_storage_that_hangs_holds_nobody_up(in_memory: Any, monkeypatch: pytest.
     assert staging.nbytes == 0
     release.set()
     assert preparation.wait(200)
-
-
-def folders(root: Path) -> list[str]:
-    return [name for _, names, _ in os.walk(root) for name in names if name.startswith(".spare")]
-
-
-def test_a_rank_that_ends_last_leaves_nothing_either(in_memory: Any, memory: Path) -> None:
-    """Whoever removes all recycled files of the directory may have done so before this rank made its own."""
-    session = in_memory(keep={"local": 3})
-    preparation = Preparation(session, Staging())
-    preparation.begin(SIZE)
-    session.drop_spares()
-    assert preparation.wait(200)
-    preparation.close()
-    assert files(memory) == [] and folders(memory) == []
-
-
-def test_files_that_are_too_short_make_room_for_the_share(in_memory: Any, memory: Path) -> None:
-    preparation = Preparation(in_memory(), Staging())
-    preparation.begin(SIZE)
-    assert preparation.wait(200)
-    made = files(memory)
-    preparation.a_share_comes(SIZE.nbytes)
-    assert made and files(memory) == made
-    preparation.a_share_comes(2 * SIZE.nbytes)
-    assert files(memory) == []
-    preparation.begin(ShareSize(1_000_000, pinned=False, leaves=1))
-    assert preparation.wait(200)
-    preparation.begin(ShareSize(2_000_000, pinned=False, leaves=1))
-    assert preparation.wait(200)
-    sizes = {path.stat().st_size for path in memory.rglob("*.dpp")}
-    assert len(sizes) == 1 and sizes.pop() > 2_000_000
-    preparation.close()
-
-
-def test_where_no_thread_can_be_started_nothing_is_prepared(
-    in_memory: Any, memory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    staging = Staging()
-    preparation = Preparation(in_memory(), staging)
-    with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", refuse)
-        preparation.begin(SIZE)
-        preparation.begin(SIZE)
-    assert preparation.wait(0.0) and files(memory) == []
-    preparation.begin(SIZE)
-    assert preparation.wait(200) and files(memory)
-    preparation.close()
-    assert files(memory) == [] and staging.nbytes == 0
-
-
-def test_an_error_in_the_background_is_told_once_and_hinders_nothing(
-    in_memory: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    session, staging = in_memory(), Staging()
-
-    def broken(*arguments: Any) -> bool:
-        raise SystemExit("a bug")
-
-    monkeypatch.setattr(session.node_levels["local"], "prepare_file", broken)
-    preparation = Preparation(session, staging)
-    preparation.begin(SIZE)
-    assert preparation.wait(200)
-    assert capsys.readouterr().err.count("prepare() was broken off") == 1  # printed: warnings are errors here
-    preparation.a_share_comes(SIZE.nbytes)
-    preparation.close()

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import deeppart
 from deeppart.errors import (
     BackgroundFailureWarning,
-    CheckpointError,
     DeeppartWarning,
     KeepNotice,
     LazyCaptureNotice,
@@ -24,14 +21,10 @@ from deeppart.errors import (
     SuspectStepWarning,
 )
 from deeppart.model import SuspectLeaf, Suspicion
-from deeppart.pending import DONE, FAILED, RUNNING, Pending
-from deeppart.session import StepHistory
-from deeppart.session.saves import StepRows
 from deeppart.state.capture import lazy
 from deeppart.storage.records import write_suspicion
 from deeppart.testing.states import difference
 from tests.unit.cli_support import block
-from tests.unit.commits import commit
 from tests.unit.one_rank import config, local_steps, persistent_steps, state, states_of
 
 
@@ -164,113 +157,6 @@ def test_a_warning_that_is_an_error_is_raised_by_close_once_all_is_given_back(me
     assert "step 5 is not complete at level 'persistent'" in "".join(raised.value.__notes__)
     with deeppart.Checkpointer(config(memory)) as ck:
         ck.checkpoint(state(6), 6).wait(timeout=200)
-
-
-@given(st.lists(st.integers(0, 60), max_size=60))
-def test_rows_of_steps_are_a_set(steps: list[int]) -> None:
-    rows, expected = StepRows(), set[int]()
-    for step in steps:
-        assert (step in rows) == (step in expected)
-        rows.add(step)
-        expected.add(step)
-    assert [step for step in range(-1, 62) if step in rows] == sorted(expected) and len(rows) == len(expected)
-
-
-@pytest.mark.parametrize("distance", [1, 100])
-def test_a_job_that_saves_at_regular_steps_has_one_row(distance: int) -> None:
-    rows = StepRows()
-    for number in range(10_000):
-        rows.add(7 + number * distance)
-    assert len(rows._rows) == 1 and len(rows) == 10_000
-
-
-def made(step: int, local: str = DONE, persistent: str = DONE) -> Pending:
-    """A checkpoint to two levels, each in this state."""
-    pending = Pending(step, frozenset({"local", "persistent"}))
-    for level, progress in (("local", local), ("persistent", persistent)):
-        error = CheckpointError("refused") if progress == FAILED else None
-        pending.note_level(level, progress, error=error)
-    return pending
-
-
-@pytest.fixture
-def recent() -> list[Pending]:
-    return []
-
-
-@pytest.fixture
-def beside(opened: Any, tmp_path: Path, recent: list[Pending]) -> Any:
-    """``beside(5, 10)``: the history of a job in a directory with these committed steps."""
-
-    def begin(*steps: int) -> StepHistory:
-        root = tmp_path / f"ckpt {steps}"
-        opened(persistent_dir=str(root)).close()
-        for step in steps:
-            commit(root, step)
-        return StepHistory(opened(persistent_dir=str(root)), recent)
-
-    return begin
-
-
-def taken(history: StepHistory, steps: Sequence[int]) -> list[int]:
-    return [step for step in steps if history.refusal_of(step) is not None]
-
-
-def test_steps_of_earlier_runs_are_taken_and_none_of_them_is_the_last(beside: Any, tmp_path: Path) -> None:
-    history = beside(5, 10)
-    assert taken(history, range(12)) == [5, 10] and history.last() == -1
-    refusal = history.refusal_of(10)
-    assert isinstance(refusal, StepExistsError) and refusal.summary == "step 10 is already in the directory"
-    assert refusal.where == f"step 10, {tmp_path / 'ckpt (5, 10)'}"
-    assert str(refusal.todo).startswith("call restore(state) before the loop, and continue with step")
-
-
-def test_a_restored_step_is_taken_even_where_only_nodes_have_it(beside: Any) -> None:
-    history = beside()
-    history.went_on_from(7)
-    assert taken(history, range(12)) == [7] and history.last() == 7
-    other = beside(9)
-    other.went_on_from(None)
-    assert taken(other, range(12)) == [9] and other.last() == -1
-
-
-@pytest.mark.parametrize(
-    ("local", "persistent", "is_taken"),
-    [
-        (RUNNING, RUNNING, True),
-        (DONE, RUNNING, True),
-        (FAILED, RUNNING, True),
-        (DONE, DONE, True),
-        (DONE, FAILED, True),
-        (FAILED, DONE, True),
-        (FAILED, FAILED, False),
-    ],
-)
-def test_a_checkpoint_under_way_or_complete_anywhere_takes_its_step(
-    beside: Any, recent: list[Pending], local: str, persistent: str, is_taken: bool
-) -> None:
-    history = beside()
-    recent.append(made(3, local, persistent))
-    assert taken(history, range(5)) == [3] * is_taken and history.last() == (3 if is_taken else -1)
-    if is_taken:
-        assert history.refusal_of(3).summary == "step 3 was already saved in this run"
-    if recent[0].finished:
-        history.settle(list(recent))
-        assert recent == [], "it is forgotten, and its step is not"
-        assert taken(history, range(5)) == [3] * is_taken and history.last() == (3 if is_taken else -1)
-
-
-def test_the_last_is_the_largest(beside: Any, recent: list[Pending]) -> None:
-    history = beside()
-    history.went_on_from(5)
-    recent.append(made(3))
-    assert history.last() == 5
-    recent.append(made(9, FAILED, FAILED))
-    assert history.last() == 5
-    recent.append(made(8, RUNNING, RUNNING))
-    assert history.last() == 8
-    history.settle(recent[:2])
-    assert history.last() == 8
 
 
 def test_a_step_that_exists_is_refused_and_kept(memory: Path) -> None:

@@ -177,22 +177,6 @@ def test_a_checkpoint_that_fails_after_the_checkpointer_was_dropped_is_told(run_
     assert "BackgroundFailureWarning" in done.stderr and "step 7" in done.stderr and "refused" in done.stderr
 
 
-def test_a_failure_at_the_very_end_is_still_told(run_python: Run) -> None:
-    done = run_python(
-        """
-        import torch, deeppart
-        from deeppart.storage.persistent import PersistentLevel
-
-        def refuse(*arguments):
-            raise deeppart.StorageError("refused")
-
-        PersistentLevel.commit = refuse
-        deeppart.checkpoint({"n": 7}, step=7)
-        """
-    )
-    assert "BackgroundFailureWarning" in done.stderr and "step 7" in done.stderr
-
-
 def test_nothing_but_the_default_is_closed(workplace: Path) -> None:
     with deeppart.Checkpointer(deeppart.Config(persistent_dir="other")) as ck:
         deeppart.checkpoint({"n": 1}, 1).wait(timeout=200)

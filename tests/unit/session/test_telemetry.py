@@ -9,18 +9,7 @@ from typing import Any
 import pytest
 
 import deeppart
-from deeppart.save import CallNotes
-from deeppart.session import cadence_for, pipeline_for, retention_for
-from deeppart.session.telemetry import recorder_for, telemetry_files
-
-
-def test_files_are_named_as_directories_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLURM_JOB_ID", "4711")
-    config = deeppart.Config(metrics_file=f"{tmp_path}/{{node}}-{{rank}}-{{job}}.prom")
-    assert telemetry_files(config, "n1", 3) == {"metrics_file": tmp_path / "n1-3-4711.prom"}
-    with pytest.raises(deeppart.ConfigError, match="not set"):
-        telemetry_files(deeppart.Config(events_file="$NOT_SET_ANYWHERE/e"), "n1", 3)
-
+from deeppart.session import cadence_for
 
 FILES = ("metrics_file", "events_file")
 
@@ -53,14 +42,6 @@ def test_a_file_that_holds_something_else_is_not_touched(tmp_path: Path, name: s
     (tmp_path / "empty").touch()
     for path in (ours[name], tmp_path / "empty", tmp_path / "none"):
         session(**{name: path})
-
-
-def test_without_anything_to_write_there_is_no_file(opened: Any, tmp_path: Path) -> None:
-    session = opened(status="none")
-    pipeline = pipeline_for(session, retention_for(session), CallNotes())
-    recorder_for(session, pipeline, None, None).close(failed=False)
-    assert not list((tmp_path / "ckpt").glob("status-*"))
-    pipeline.close(timeout=10.0)
 
 
 def test_a_variable_that_is_not_set_is_an_error_at_the_start(tmp_path: Path) -> None:

@@ -13,11 +13,6 @@ from deeppart.comm import SingleComm
 from deeppart.save import Processors
 from deeppart.session.topology import MOST_ENCODE_THREADS, MOST_WAITING_THREADS, Topology, compare_settings
 
-#: Three nodes, whose ranks are not next to each other; the ranks of the last have directories of their own.
-MIXED = Topology(
-    ("a", "b", "a", "c", "c", "b"), (0, 1, 0, 2, 2, 1), ("/l", "/l", "/l", "/l/3", "/l/4", "/l"), ("s1", "", "s1")
-)
-
 
 def compared(**settings: Any) -> tuple[Topology, Processors]:
     return compare_settings(SingleComm(), deeppart.Config(**settings), None, "starting")
@@ -30,29 +25,11 @@ def no_scheduler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_only_ranks_of_one_node_share_a_directory() -> None:
-    """It may have the same path on all of them."""
-    assert [MIXED.sharing_directory(rank) for rank in range(6)] == [(0, 2), (1, 5), (0, 2), (3,), (4,), (1, 5)]
-    assert [MIXED.first_in_directory(rank) for rank in range(6)] == [0, 1, 0, 3, 4, 1]
-
-
-def test_one_process_is_one_node() -> None:
-    topology, _ = compared()
-    assert topology == Topology((os.uname().nodename,), (0,), ("",), ("",))
-    assert compared(node_size=1)[0].names == ("node0",)
-
-
 def test_the_scheduler_names_nodes_and_switches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURMD_NODENAME", "n17")
     monkeypatch.setenv("SLURM_TOPOLOGY_ADDR", "root.s3.n17")
     topology, _ = compared(local_dir="/scratch/{node}/{rank}")
     assert topology == Topology(("n17",), (0,), ("/scratch/n17/0",), ("root.s3",))
-
-
-def test_a_directory_that_cannot_be_told_is_none_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error comes later, from who makes it."""
-    monkeypatch.delenv("NOT_SET_ANYWHERE", raising=False)
-    assert compared(local_dir="$NOT_SET_ANYWHERE/x")[0].directories == ("",)
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from pathlib import Path
 
 import pytest
 
 from deeppart.errors import ConfigError
-from deeppart.stopping import Signals, WatchedFile, notices
+from deeppart.stopping import Signals, WatchedFile
 
 BOTH = (signal.SIGTERM, signal.SIGUSR1)
 
@@ -72,35 +71,6 @@ def test_two_that_listen_may_end_in_any_order(order: tuple[int, int]) -> None:
         signal.signal(signal.SIGUSR1, before)
 
 
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["first in, first out", "first in, last out"])
-def test_when_both_are_over_the_handler_is_the_one_before(order: tuple[int, int]) -> None:
-    """Not one that passes signals on: workers of loaders, and commands that are started, look at what is there."""
-    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    try:
-        both = [Signals([signal.SIGUSR1]), Signals([signal.SIGUSR1])]
-        for each in both:
-            each.listen()
-        for number in order:
-            both[number].put_back()
-        assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-
-
-def test_objects_that_take_turns_leave_nothing_behind() -> None:
-    """Each begins before the other one ends: signals are not to go through all that there have been."""
-    last = Signals([signal.SIGUSR1])
-    last.listen()
-    for _ in range(2000):
-        new = Signals([signal.SIGUSR1])
-        new.listen()
-        last.put_back()
-        last = new
-    signal.raise_signal(signal.SIGUSR1)
-    assert last.received is signal.SIGUSR1
-    last.put_back()
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, 0, 9999])
 def test_signals_that_nobody_can_note_are_named(number: signal.Signals) -> None:
     with pytest.raises(ConfigError, match="cannot note this signal"):
@@ -120,22 +90,6 @@ def test_who_ends_in_another_thread_leaves_signals_to_whoever_is_there_then() ->
         assert signals.received is None and calls == [signal.SIGUSR1]
     finally:
         signal.signal(signal.SIGUSR1, before)
-
-
-def test_a_handler_that_puts_another_back_meanwhile_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
-    both = [Signals([signal.SIGUSR1]), Signals([signal.SIGUSR1])]
-    for each in both:
-        each.listen()
-    take_out = notices._Watch.take_out
-
-    def then_another(watch: notices._Watch) -> None:
-        take_out(watch)
-        monkeypatch.undo()
-        both[1].put_back()
-
-    monkeypatch.setattr(notices._Watch, "take_out", then_another)
-    both[0].put_back()
-    assert not [watch for watch in notices._forks.watches if watch.owner in both]
 
 
 def test_other_threads_are_refused() -> None:
@@ -172,11 +126,3 @@ def test_a_file_that_cannot_be_looked_at_says_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert not WatchedFile(tmp_path / "file" / "STOP", every_s=0.0).changed()
     assert not WatchedFile(None).changed()
-
-
-def test_a_file_is_looked_at_once_in_a_while(tmp_path: Path) -> None:
-    watch = WatchedFile(tmp_path / "STOP", every_s=0.3)
-    (tmp_path / "STOP").touch()
-    assert not watch.changed()
-    time.sleep(0.31)
-    assert watch.changed()

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from deeppart.stopping import Signals, notices
-
-BOTH = (signal.SIGTERM, signal.SIGUSR1)
+from deeppart.stopping import Signals
 
 
 def end_of(pid: int) -> int:
@@ -54,18 +50,6 @@ def test_a_process_ends_by_a_signal_when_both_are_over(again: bool) -> None:
     assert end_of(pid) == -signal.SIGTERM
 
 
-def test_a_child_of_one_in_which_two_listen_has_the_handlers_before(signals: Signals) -> None:
-    second = Signals(BOTH)
-    second.listen()
-    pid = os.fork()
-    if pid == 0:
-        os._exit([signal.getsignal(number) for number in BOTH] != [signal.SIG_DFL] * 2)
-    assert end_of(pid) == 0
-    signal.raise_signal(signal.SIGUSR1)
-    assert signals.received is second.received is signal.SIGUSR1
-    second.put_back()
-
-
 def end_of_a_told_child() -> int:
     """How a child ends that is forked, and told to at once."""
     pid = os.fork()
@@ -74,32 +58,6 @@ def end_of_a_told_child() -> int:
         os._exit(0)
     os.kill(pid, signal.SIGTERM)
     return end_of(pid)
-
-
-@pytest.mark.parametrize("at", [0, 1], ids=["before signals are blocked", "when they are"])
-def test_a_handler_that_raises_during_a_fork_leaves_no_signal_blocked(
-    signals: Signals, monkeypatch: pytest.MonkeyPatch, at: int
-) -> None:
-    """Python calls handlers at the end of pthread_sigmask: here, of the one that raises. It would never hear again."""
-    calls, mask = list[int](), signal.pthread_sigmask
-
-    def then_raises(how: int, numbers: Any) -> Any:
-        found = mask(how, numbers)
-        calls.append(how)
-        if how == signal.SIG_BLOCK and len(calls) == at + 1:
-            raise KeyboardInterrupt
-        return found
-
-    before = mask(signal.SIG_BLOCK, ())
-    with monkeypatch.context() as patched:
-        patched.setattr(signal, "pthread_sigmask", then_raises)
-        patched.setattr(notices._forks, "_masks", threading.local())
-        with contextlib.suppress(KeyboardInterrupt):
-            notices._forks._hold()
-        notices._forks._let_through()
-    assert mask(signal.SIG_SETMASK, before) == before
-    signal.raise_signal(signal.SIGUSR1)
-    assert signals.received is signal.SIGUSR1 and calls
 
 
 #: A signal comes just after the fork, before the interpreter calls anything in Python; its handler raises.
@@ -131,24 +89,6 @@ def test_a_handler_that_raises_just_after_a_fork_leaves_no_signal_blocked(where:
     subprocess.run([sys.executable, "-c", DURING_A_FORK, where], check=True, timeout=60)
 
 
-def test_a_handler_that_forks_as_another_fork_begins_leaves_no_signal_blocked(
-    signals: Signals, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mask, ends = signal.pthread_sigmask, list[int]()
-    before = mask(signal.SIG_BLOCK, ())
-
-    def then_forks(how: int, numbers: Any) -> Any:
-        found = mask(how, numbers)
-        if how == signal.SIG_BLOCK and numbers:
-            monkeypatch.undo()
-            ends.append(end_of_a_told_child())
-        return found
-
-    monkeypatch.setattr(signal, "pthread_sigmask", then_forks)
-    assert end_of_a_told_child() == -signal.SIGTERM and ends == [-signal.SIGTERM]
-    assert mask(signal.SIG_SETMASK, before) == before
-
-
 def test_a_forked_child_ends_by_a_signal(signals: Signals) -> None:
     assert end_of_a_told_child() == -signal.SIGTERM
     assert signals.received is None
@@ -167,41 +107,6 @@ def test_a_child_ends_by_a_signal_that_comes_at_once_after_another_thread_has_pu
     later.listen()
     later.put_back()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-
-
-def test_a_child_ends_by_a_signal_that_comes_at_once_where_a_later_handler_has_put_one_back_that_is_over() -> None:
-    made = Signals([signal.SIGTERM])
-    before = signal.getsignal(signal.SIGTERM)
-    made.listen()
-    later = signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    made.put_back()
-    signal.signal(signal.SIGTERM, later)
-    try:
-        for _ in range(20):
-            assert end_of_a_told_child() == -signal.SIGTERM
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-#: In an interpreter of its own: a child of one with several threads may wait forever for one that it does not have.
-UNKNOWN_FORK = """
-import ctypes, os, signal, sys, time
-from deeppart.stopping.notices import Signals
-for _ in range(1 + int(sys.argv[1])):
-    Signals([signal.SIGTERM, signal.SIGUSR1]).listen()
-pid = ctypes.PyDLL(None).fork()  # as a library would, with the interpreter's lock
-if pid == 0:
-    for _ in range(2000):
-        time.sleep(0.01)
-    os._exit(0)
-os.kill(pid, signal.SIGTERM)
-sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != -signal.SIGTERM)
-"""
-
-
-@pytest.mark.parametrize("more", ["0", "1"])
-def test_a_child_that_the_interpreter_does_not_know_of_ends_by_a_signal(more: str) -> None:
-    subprocess.run([sys.executable, "-c", UNKNOWN_FORK, more], check=True, timeout=60)
 
 
 class Handlers(Dataset[torch.Tensor]):

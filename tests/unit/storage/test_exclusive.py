@@ -47,19 +47,6 @@ def root(request: pytest.FixtureRequest, memory: Path, tmp_path: Path) -> Path:
     return memory if request.param == "memory" else tmp_path
 
 
-def test_the_first_has_the_name_and_the_second_learns_of_it(way: str, root: Path) -> None:
-    for content in (b"first", b"second"):
-        (root / "temporary").write_bytes(content)
-        if content == b"first":
-            rename_new(root / "temporary", root / "name")
-            assert not (root / "temporary").exists()
-        else:
-            with pytest.raises(FileExistsError):
-                rename_new(root / "temporary", root / "name")
-            assert (root / "temporary").read_bytes() == b"second"
-    assert (root / "name").read_bytes() == b"first" and (root / "name").stat().st_nlink == 1
-
-
 def test_whatever_has_the_name_stays(way: str, root: Path) -> None:
     (root / "directory").mkdir()
     (root / "dangling").symlink_to(root / "nothing")
@@ -151,13 +138,6 @@ def test_what_took_another_ones_place_is_not_taken_back(root: Path, monkeypatch:
     assert over == "nothing" or path.read_bytes() == b"new"
 
 
-def test_a_file_is_not_put_into_a_directory_that_has_gone(way: str, root: Path) -> None:
-    """A manifest that is written late must not make its directory again."""
-    with pytest.raises(StorageError):
-        create_file(root / "gone" / "manifest", b"x")
-    assert not (root / "gone").exists()
-
-
 def _start(way: str, root: Path, go: Any, found: Any) -> None:
     use(way)
 
@@ -189,13 +169,6 @@ def test_jobs_that_start_at_once_without_locks_have_one_lineage_and_one_owner(na
         owner = DirectoryOwner.__new__(DirectoryOwner)
         owner.directory, owner._path = directory, directory / ".deeppart.lock"
         assert owner._read()[0]["session"] in {session for _, session in known}
-
-
-def test_a_file_gets_a_second_name_once(tmp_path: Path) -> None:
-    (tmp_path / "part").write_bytes(b"bytes")
-    assert link(tmp_path / "part", tmp_path / "base")
-    assert os.path.samefile(tmp_path / "part", tmp_path / "base")
-    assert link(tmp_path / "part", tmp_path / "base"), "it has that name already"
 
 
 def test_a_name_that_another_file_has_is_left_to_it(tmp_path: Path) -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
 import os
 import re
 import shutil
 import subprocess
-import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -19,11 +16,9 @@ import pytest
 import torch
 
 import deeppart
-from deeppart import access
 from deeppart.errors import DeeppartWarning, StorageError
-from deeppart.storage import exclusive, lineage
-from deeppart.storage.lineage import LINEAGE_NAME, LOCK_NAME
-from deeppart.storage.owner import DirectoryOwner
+from deeppart.storage import lineage
+from deeppart.storage.lineage import LOCK_NAME
 from tests.unit import cli_support
 
 
@@ -117,24 +112,6 @@ def test_what_is_no_copy(change: Callable[[Path], None], tmp_path: Path) -> None
     assert ["the digest does not hold" in str(each.message) for each in caught] == [True] * damaged
 
 
-@pytest.mark.parametrize("moved_to", ["elsewhere", "another file system"])
-def test_a_directory_that_was_moved(moved_to: str, tmp_path: Path, memory: Path) -> None:
-    """By renaming, its parts on nodes are found. By copying and removing, it may as well be a copy: it is told."""
-    local = str(tmp_path / "local")
-    settings = {"local_dir": local, "every": {"persistent": 2}, "keep": {"local": 3}}
-    with deeppart.Checkpointer(config(tmp_path / "a", **settings)) as ck:
-        for step in (1, 2):
-            ck.checkpoint({"x": torch.full((10,), step)}, step).wait("local", timeout=200)
-    target = tmp_path / "b" if moved_to == "elsewhere" else memory / "b"
-    shutil.move(tmp_path / "a", target)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        with deeppart.Checkpointer(config(target, **settings)) as ck:
-            restored = ck.restore({"x": torch.zeros(10, dtype=torch.int64)})
-    told = [str(each.message) for each in caught if "is a copy of" in str(each.message)]
-    assert (restored, len(told)) == ((2, 0) if moved_to == "elsewhere" else (1, 1))
-
-
 def on_another_node(patched: pytest.MonkeyPatch) -> None:
     """File systems whose identity is another one on each node; or another volume, whose root has the same number."""
     here = os.fstatvfs
@@ -191,6 +168,8 @@ EXCHANGES = {
     "cp -al a b; rm a/.deeppart.lock b/.deeppart.lock": (("a", ORIGINAL), ("b", COPY)),
     "cp -al a b; rm a/.deeppart.lock b/.deeppart.lock; true": (("b", COPY), ("a", ORIGINAL)),
     "ln -s a b; chmod -R g-w,o-rwx a": (("b", ORIGINAL), ("a", ORIGINAL)),
+    "mv a c; mkdir b; cp -r c/* b": (("b", COPY), ("c", ORIGINAL)),
+    "mv a c; mkdir a; cp -r c/* a": (("a", COPY), ("c", ORIGINAL)),
 }
 
 
@@ -200,61 +179,6 @@ def test_the_original_keeps_its_nodes_and_the_copy_does_not_get_them(commands: s
     subprocess.run(["sh", "-ec", commands], cwd=tmp_path, check=True)
     for name, expected in EXCHANGES[commands]:
         assert start(name) == expected, name
-
-
-@pytest.mark.parametrize("moment", ["fsync", "pwrite", "ftruncate"])
-@pytest.mark.parametrize("first", [True, False], ids=["of the first start", "of a later start"])
-def test_a_copy_made_in_the_middle_of_a_start(
-    moment: str, first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever is in the lock file by then."""
-    start = newer_on_nodes(tmp_path)
-    if first:
-        shutil.rmtree(tmp_path / "a")
-        shutil.rmtree(tmp_path / "local")
-    real = getattr(os, moment)
-
-    def copying(descriptor: int, *arguments: Any) -> Any:
-        if Path(os.readlink(f"/proc/self/fd/{descriptor}")).name == LOCK_NAME and not (tmp_path / "b").exists():
-            shutil.copytree(tmp_path / "a", tmp_path / "b")
-        return real(descriptor, *arguments)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, moment, copying)
-        assert start("a") == ((None, 0) if first else ORIGINAL)
-    assert (tmp_path / "b").exists()
-    assert start("b") == ((None, 1) if first else COPY)
-    names = [json.loads((tmp_path / each / "deeppart.json").read_bytes())["lineage"] for each in "ab"]
-    assert names[0] != names[1]
-    assert start("a") == ((None, 0) if first else ORIGINAL)
-
-
-def test_two_starts_at_once_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the record is being made it may have two names."""
-
-    def refused(*arguments: Any) -> None:
-        raise OSError(errno.EINVAL, "not here")
-
-    def slow(path: Path) -> None:
-        if LINEAGE_NAME in path.name and not (gone := linked.is_set()):
-            linked.set()
-            assert gone or second.wait(20)
-        remove(path)
-
-    linked, second, remove = threading.Event(), threading.Event(), access.remove
-    monkeypatch.setattr(fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOLCK, "no locks")))
-    monkeypatch.setattr(exclusive, "rename_noreplace", refused)
-    monkeypatch.setattr(access, "remove", slow)
-    owners: list[DirectoryOwner] = []
-    thread = threading.Thread(target=lambda: owners.append(DirectoryOwner(tmp_path / "a", "one")))
-    thread.start()
-    assert linked.wait(20)
-    owners.append(DirectoryOwner(tmp_path / "a", "two"))
-    second.set()
-    thread.join(20)
-    assert [owner.copy_of for owner in owners] == ["", ""] and len({owner.lineage for owner in owners}) == 1
-    for owner in owners:
-        owner.close()
 
 
 def test_commands_leave_the_nodes_of_the_original_alone(tmp_path: Path) -> None:
@@ -304,15 +228,6 @@ def test_a_branch_that_is_refreshed(with_lock: bool, tmp_path: Path) -> None:
         life(tmp_path, "b", 30.0)
     assert (lineage.read_lineage(tmp_path / "b") == names[1]) == (not with_lock), "the lock file was its own"
     assert life(tmp_path, "a") == (2, 2.0)
-
-
-@pytest.mark.parametrize("place", ["elsewhere", "where it was"])
-def test_a_copy_without_the_lock_file_of_an_original_that_was_moved(place: str, tmp_path: Path) -> None:
-    start = newer_on_nodes(tmp_path)
-    copy = "b" if place == "elsewhere" else "a"
-    subprocess.run(f"mv a c; mkdir {copy}; cp -r c/* {copy}", shell=True, cwd=tmp_path, check=True)
-    assert lineage.is_copy(tmp_path / copy) and not lineage.is_copy(tmp_path / "c")
-    assert (start(copy), start("c")) == (COPY, ORIGINAL)
 
 
 def test_a_directory_that_takes_the_place_of_the_original(tmp_path: Path) -> None:

@@ -9,20 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from deeppart.errors import CorruptFileError, SignatureError, StorageError
+from deeppart.errors import CorruptFileError, StorageError
 from deeppart.model import Manifest
 from deeppart.part import Signing, encode_manifest
 from deeppart.storage.manifests import (
     UNFINISHED,
-    committed_among,
     committed_steps,
-    file_length,
     first_problem,
-    part_problem,
     read_manifest,
     read_manifests,
 )
-from deeppart.storage.steps import list_steps, parse_step_directory_name, step_directory
+from deeppart.storage.steps import parse_step_directory_name, step_directory
 from deeppart.testing.faults import StorageFaults
 from tests.unit.cli_support import flip, forge, part_path, step_dir
 from tests.unit.commits import FIRST, SECOND, begun, commit, manifest_file, manifest_of
@@ -31,30 +28,6 @@ KEY, OTHER_KEY = Signing([b"k" * 64]), Signing([b"o" * 64])
 
 
 # --- one of them ------------------------------------------------------------------------------------------------------
-
-
-def test_damage_is_told_with_the_file(tmp_path: Path) -> None:
-    key = commit(tmp_path, 1)
-    flip(manifest_file(tmp_path, key), 60)
-    with pytest.raises(CorruptFileError) as caught:
-        read_manifest(tmp_path, key, None)
-    assert caught.value.where == str(manifest_file(tmp_path, key))
-
-
-def test_what_is_no_file_is_damage_and_is_not_followed(tmp_path: Path) -> None:
-    key, other = begun(tmp_path, 1), commit(tmp_path, 1, SECOND)
-    manifest_file(tmp_path, key).symlink_to(manifest_file(tmp_path, other))
-    with pytest.raises(CorruptFileError, match="not a regular file"):
-        read_manifest(tmp_path, key, None)
-
-
-def test_storage_that_fails_is_no_damage(tmp_path: Path) -> None:
-    key = commit(tmp_path, 1)
-    with StorageFaults(tmp_path) as faults:
-        faults.refuse(0, errno.EIO, only=("open",), count=None)
-        with pytest.raises(StorageError) as caught:
-            read_manifest(tmp_path, key, None)
-    assert caught.value.errno == errno.EIO
 
 
 @pytest.mark.parametrize(
@@ -68,15 +41,6 @@ def test_a_manifest_of_another_step_is_none(tmp_path: Path, step: int, session: 
         read_manifest(tmp_path, key, None)
     assert caught.value.expected == f"step {step} of session {session}, sequence {sequence}"
     assert caught.value.found == f"step 1 of session {FIRST}, sequence 0"
-
-
-def test_with_keys_it_must_be_signed_with_one_of_them(tmp_path: Path) -> None:
-    signed, plain = commit(tmp_path, 1, signing=KEY), commit(tmp_path, 2)
-    assert read_manifest(tmp_path, signed, KEY).signed and read_manifest(tmp_path, signed, None).signed
-    assert not read_manifest(tmp_path, plain, None).signed
-    for key, signing in ((plain, KEY), (signed, OTHER_KEY)):
-        with pytest.raises(SignatureError):
-            read_manifest(tmp_path, key, signing)
 
 
 # --- all of them ------------------------------------------------------------------------------------------------------
@@ -117,24 +81,7 @@ def test_the_newest_is_the_last(tmp_path: Path) -> None:
     ]
 
 
-def test_a_root_that_cannot_be_listed_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    for ask in (lambda root: read_manifests(root, None), committed_steps):
-        with pytest.raises(StorageError, match="cannot list"):
-            ask(tmp_path / "file")
-
-
 # --- without reading them ---------------------------------------------------------------------------------------------
-
-
-def test_committed_steps_are_those_with_a_manifest_whatever_is_in_it(tmp_path: Path) -> None:
-    third, first, damaged = commit(tmp_path, 3), commit(tmp_path, 1), begun(tmp_path, 4)
-    begun(tmp_path, 2)
-    manifest_file(tmp_path, damaged).write_bytes(b"")
-    assert committed_steps(tmp_path) == [first, third, damaged]
-    listed = list_steps(tmp_path)
-    assert committed_among({key: listed[key] for key in (damaged, first)}, tmp_path) == [damaged, first]
-    assert committed_among({}, tmp_path) == []
 
 
 def test_a_manifest_that_cannot_be_looked_for_is_an_error(tmp_path: Path) -> None:
@@ -195,13 +142,3 @@ def test_a_part_that_is_not_there_is_named_with_the_reason(
     damage(part_path(directory.parent, 1, 1, 3))
     found = problem(directory)
     assert found is not None and found.startswith("part 1 ") and text in found, found
-
-
-def test_the_length_is_told_with_the_problem(directory: Path) -> None:
-    manifest = manifest_in(directory)
-    path = part_path(directory.parent, 1, 0, 3)
-    assert part_problem(directory, manifest, manifest.parts[0], None) == (None, path.stat().st_size)
-    cut(path)
-    assert part_problem(directory, manifest, manifest.parts[0], None)[1] == path.stat().st_size
-    assert file_length(path.with_name("none")) == ("is missing", 0)
-    assert file_length(path / "below a file") == ("cannot be looked at: Not a directory", 0)

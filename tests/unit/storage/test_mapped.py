@@ -26,7 +26,6 @@ from deeppart.storage.mapped import (
     file_memory,
     file_system_of,
     forget_all,
-    forget_removed,
     lies_in_memory,
     pin,
 )
@@ -52,40 +51,6 @@ def path(memory: Path) -> Path:
 
 def opened(path: Path) -> int:
     return os.open(path, os.O_RDWR)
-
-
-def test_what_is_written_to_the_memory_is_in_the_file(path: Path) -> None:
-    descriptor = opened(path)
-    there = file_memory(descriptor, NBYTES - 1000, 1000)
-    assert there is not None and there.size == 1000
-    there[:] = 7
-    os.close(descriptor)
-    assert path.read_bytes() == bytes(NBYTES - 1000) + b"\7" * 1000
-
-
-def test_memory_stays_valid_when_its_mapping_is_given_up(path: Path) -> None:
-    descriptor = opened(path)
-    there = file_memory(descriptor, 0, NBYTES)
-    assert there is not None
-    there[:] = 3
-    path.unlink()
-    forget_removed()
-    assert not mapped._kept.mappings and int(there.sum()) == 3 * NBYTES
-    os.close(descriptor)
-
-
-def test_a_longer_file_is_mapped_anew_and_a_shorter_one_not_beyond_its_end(path: Path) -> None:
-    descriptor = opened(path)
-    assert file_memory(descriptor, 0, NBYTES) is not None
-    os.pwrite(descriptor, b"x" * 5000, NBYTES)
-    longer = file_memory(descriptor, NBYTES, 5000)
-    assert longer is not None and longer.tobytes() == b"x" * 5000
-    os.ftruncate(descriptor, 1000)
-    assert file_memory(descriptor, 0, 1001) is None and file_memory(descriptor, 0, 0) is None
-    os.pwrite(descriptor, bytes(NBYTES), 0)
-    grown = file_memory(descriptor, 0, NBYTES)
-    assert grown is not None and not grown.any()
-    os.close(descriptor)
 
 
 def test_a_file_with_holes_is_not_mapped(path: Path) -> None:

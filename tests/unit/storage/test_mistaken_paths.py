@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +21,6 @@ pytestmark = pytest.mark.usefixtures("working_directory")
 
 def config(directory: Path, **settings: Any) -> deeppart.Config:
     return deeppart.Config(persistent_dir=str(directory / "ckpt"), **{"timeout": 30.0, **settings})
-
-
-# --- the calls --------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def ck(tmp_path: Path) -> Iterator[deeppart.Checkpointer]:
-    with deeppart.Checkpointer(config(tmp_path)) as checkpointer:
-        yield checkpointer
 
 
 # --- places -----------------------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import shutil
 import warnings
 from pathlib import Path
 
@@ -14,7 +13,6 @@ import deeppart
 from deeppart import access
 from deeppart.errors import StorageError
 from deeppart.model import Attempt
-from deeppart.storage.files import fill
 from deeppart.storage.node import NodeLevel
 
 
@@ -29,14 +27,6 @@ def test_an_error_of_the_system_is_a_storage_error(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(access, "exists", refused)
     with pytest.raises(StorageError, match="cannot look for a file that a part refers to"):
         level.adopt_bases(Attempt(lineage, "1" * 32, 0, 5, 2), ["base-0"])
-
-
-def test_a_directory_that_was_removed_is_made_again_for_its_owner_alone(tmp_path: Path) -> None:
-    lineage = "0" * 32
-    level = NodeLevel(tmp_path / "local", lineage, "partner", "1" * 32)
-    shutil.rmtree(tmp_path / "local")
-    fill(level.open_part(Attempt(lineage, "1" * 32, 0, 5, 1), 0), [b"part"])
-    assert level.root.stat().st_mode & 0o777 == 0o700 and len(level.steps()) == 1
 
 
 def test_nothing_is_made_in_the_place_of_a_file_system_that_is_gone(tmp_path: Path, memory: Path) -> None:

@@ -93,14 +93,3 @@ def test_a_lock_that_is_refused_is_a_storage_error(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(fcntl, "flock", refuse)
     with pytest.raises(deeppart.StorageError, match="not writable"):
         DirectoryOwner(tmp_path, "me")
-
-
-def test_the_lineage_stays_and_sessions_change(tmp_path: Path) -> None:
-    seen = set()
-    for _ in range(2):
-        owner = DirectoryOwner(tmp_path, "me")
-        seen.add((owner.lineage, owner.session))
-        owner.check()
-        owner.close()
-        owner.close()
-    assert len({lineage for lineage, _ in seen}) == 1 and len({session for _, session in seen}) == 2

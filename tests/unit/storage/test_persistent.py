@@ -18,7 +18,6 @@ from deeppart.storage import owner as owner_module
 from deeppart.storage.lineage import LINEAGE_NAME
 from deeppart.storage.owner import DirectoryOwner
 from deeppart.storage.persistent import PersistentLevel
-from deeppart.storage.rate import RateLimit
 from deeppart.storage.steps import list_steps, step_directory
 from deeppart.testing.faults import StorageFaults
 from deeppart.testing.levels import attempt
@@ -35,16 +34,6 @@ KEY = StepKey(1, "1" * 32, 0)
 
 
 # --- parts ------------------------------------------------------------------------------------------------------------
-
-
-def test_parts_keep_the_limit(level: PersistentLevel, tmp_path: Path) -> None:
-    clock = [100.0]
-    limit = RateLimit(1e6, clock=lambda: clock[0], sleep=lambda seconds: clock.__setitem__(0, clock[0] + seconds))
-    file = PersistentLevel(tmp_path, limit).open_part(attempt(1, ranks=1), 0)
-    for _ in range(10):
-        file.write(bytes(1_000_000))
-    file.commit()
-    assert 5.0 < clock[0] - 100.0 <= 10.0
 
 
 def test_nothing_is_written_into_an_empty_mount_point(level: PersistentLevel, tmp_path: Path) -> None:
@@ -75,18 +64,6 @@ def test_a_step_that_has_no_directory_any_more_is_not_committed(level: Persisten
     with pytest.raises(StorageError) as caught:
         level.commit(KEY, b"manifest")
     assert caught.value.errno == errno.ENOENT and list_steps(tmp_path) == {}
-
-
-def test_a_commit_that_cannot_be_taken_back_is_an_error(level: PersistentLevel, tmp_path: Path) -> None:
-    begun(tmp_path, 1)
-    with pytest.raises(StorageError, match="cannot withdraw a commit"):
-        level.withdraw(KEY)
-    level.commit(KEY, b"manifest")
-    with StorageFaults(tmp_path) as faults:
-        faults.refuse(0, errno.EIO, only=("fsync",))  # it might be back after a power failure
-        with pytest.raises(StorageError, match="cannot withdraw a commit") as caught:
-            level.withdraw(KEY)
-    assert caught.value.errno == errno.EIO
 
 
 def test_what_cannot_be_told_may_be_committed(level: PersistentLevel, tmp_path: Path) -> None:
@@ -148,16 +125,3 @@ def test_a_takeover_between_the_check_and_the_manifest(
     committed = ["step-000000000001", "step-000000000002"] if stands or refused else ["step-000000000001"]
     assert left == committed
     assert deeppart.load(tmp_path)["a"] == len(committed)
-
-
-# --- removing ---------------------------------------------------------------------------------------------------------
-
-
-def test_one_that_cannot_be_removed_does_not_keep_the_others(level: PersistentLevel, tmp_path: Path) -> None:
-    keys = [commit(tmp_path, step) for step in (1, 2, 3)]
-    with StorageFaults(tmp_path) as faults:
-        faults.refuse(0, errno.EACCES, only=("unlink",))
-        with pytest.raises(StorageError, match="cannot remove an old checkpoint") as caught:
-            level.remove(set(keys))
-    assert caught.value.where == str(step_directory(tmp_path, keys[0]))
-    assert list(list_steps(tmp_path)) == [keys[0]]

@@ -44,11 +44,3 @@ def test_an_idle_time_is_kept_as_a_burst_and_no_more_than_that() -> None:
     assert clock.now == 3700.0
     limit.take(1)
     assert clock.now == pytest.approx(3700.5)
-
-
-def test_who_waits_by_himself_is_told_how_long() -> None:
-    limit, clock = limited(1000.0)
-    assert limit.reserve(2000) == 0.0
-    assert limit.reserve(1000) == pytest.approx(2.0) and limit.reserve(0) == pytest.approx(3.0)
-    clock.now += 10
-    assert limit.reserve(1) == 0.0

@@ -86,13 +86,6 @@ def test_the_first_run_that_has_all_again_is_told_and_no_other(tmp_path: Path) -
     assert sessions(tmp_path) == [(FIRST, LESS), (SECOND, ())]
 
 
-def test_only_so_many_runs_are_kept(tmp_path: Path) -> None:
-    run = {"session": FIRST, "since": "2024-01-01T00:00:00.000000Z", "lines": list(LESS)}
-    (tmp_path / PROTECTION_NAME).write_text(json.dumps(HEAD | {"runs": [run] * 500}))
-    note_protection(tmp_path, SECOND, LESS)
-    assert len(reduced_runs(tmp_path)) == 500 and reduced_runs(tmp_path)[-1].session == SECOND
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -112,16 +105,3 @@ def test_a_file_that_says_nothing_stops_nobody_and_is_begun_anew(tmp_path: Path,
     (tmp_path / PROTECTION_NAME).write_text(text)
     assert reduced_runs(tmp_path) == [] and not note_protection(tmp_path, SECOND, LESS)
     assert sessions(tmp_path) == [(SECOND, LESS)]
-
-
-@pytest.mark.parametrize("kind", ["a directory", "a link", "too long"])
-def test_what_is_no_file_of_ours_stops_nobody(tmp_path: Path, kind: str) -> None:
-    path = tmp_path / PROTECTION_NAME
-    if kind == "a directory":
-        path.mkdir()
-    elif kind == "a link":
-        path.symlink_to("/etc/hostname")
-    else:
-        path.write_bytes(b" " * ((1 << 20) + 1))
-    assert reduced_runs(tmp_path) == []
-    deeppart.Checkpointer(deeppart.Config(persistent_dir=str(tmp_path))).close()

@@ -70,18 +70,6 @@ def test_ls_looks_for_newer_steps_where_it_found_some_retired(root: Path, monkey
     assert [(step["step"], step["state"]) for step in call_json("ls", root)["steps"]] == [(3, "complete")]
 
 
-def test_ls_beside_a_removal_that_is_under_way(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "deeppart.offline.inspect.listing.part_problem",
-        lambda directory, *_: (
-            (manifest_path(root, 1).unlink(missing_ok=True), ("is missing", 0))[1]
-            if directory == step_dir(root, 1)
-            else (None, 1)
-        ),
-    )
-    assert [(step["step"], step["state"]) for step in call_json("ls", root)["steps"]] == [(2, "complete")]
-
-
 def test_show_looks_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before(monkeypatch, "deeppart.offline.inspect.contents.StepFiles", step_dir(root, 2))
     document = call_json("show", root)

@@ -16,9 +16,9 @@ from deeppart.part import PartSummary
 from deeppart.save.growing_file import GrowingFile
 from deeppart.storage import mapped
 from deeppart.storage.files import BLOCK_BYTES, DurableFile
-from deeppart.storage.mapped import forget_all, lies_in_memory
+from deeppart.storage.mapped import lies_in_memory
 from deeppart.storage.node import NodeLevel
-from deeppart.storage.spares import make_spare, spares_directory, unfinished_directory
+from deeppart.storage.spares import spares_directory, unfinished_directory
 from deeppart.storage.steps import step_directory
 from deeppart.testing.faults import StorageFaults
 
@@ -55,29 +55,6 @@ def test_only_what_is_written_now_is_in_the_file(root: Path, size: int, piece: i
         file.write(data[at : at + piece])
     file.commit()
     assert path.read_bytes() == data and os.listdir(path.parent) == [path.name]
-
-
-def test_what_is_filled_in_by_way_of_memory(root: Path) -> None:
-    spares, data, path = add_spare(root), fresh(3_000_000), root / "step" / "part-00000-of-00001.dpp"
-    file = DurableFile(path, spares=spares)
-    file.write(data[:5000])
-    at = 5000
-    while at < len(data):
-        length = min(777_777, len(data) - at)
-        there = file.memory(at, length)
-        assert (there is not None) == lies_in_memory(root)
-        if there is None:
-            file.write(data[at : at + length])
-        else:
-            there[:] = np.frombuffer(data[at : at + length], dtype=np.uint8)
-            file.skip(length)
-        at += length
-        if at < len(data):
-            file.write(data[at : at + 1])  # the two ways may alternate
-            at += 1
-    assert file.memory(len(OLD) - 10, 11) is None, "not behind the end of the spare"
-    file.commit()
-    assert path.read_bytes() == data
 
 
 def test_a_follower_sees_nothing_of_what_was_there_before(root: Path) -> None:
@@ -145,7 +122,6 @@ def test_a_refusal_leaves_no_old_bytes_under_a_parts_name(root: Path) -> None:
 
 
 NAME, BASE = "part-00001-of-00002.dpp", f"base-00001-of-00002-{7:032x}.dpp"
-LENGTH = 20_000_001
 
 
 @pytest.fixture
@@ -153,59 +129,6 @@ def spares(memory: Path) -> Path:
     if not lies_in_memory(memory):
         pytest.skip("no file system in memory here")
     return memory / ".spare-me"
-
-
-def test_it_is_whole_mapped_and_written_over(spares: Path) -> None:
-    forget_all()
-    assert make_spare(spares, NAME, LENGTH, lambda: True)
-    status = (spares / NAME).stat()
-    assert status.st_size == LENGTH and status.st_blocks * 512 >= LENGTH
-    assert (status.st_dev, status.st_ino) in mapped._kept.mappings
-    path = spares.parent / "step" / NAME
-    file = DurableFile(path, spares=spares)
-    assert os.listdir(spares) == []
-    file.write(b"x" * 1000)
-    file.commit()
-    assert path.read_bytes() == b"x" * 1000 and path.stat().st_ino == status.st_ino
-
-
-def test_one_that_is_not_finished_is_seen_by_nobody_and_goes(spares: Path) -> None:
-    seen = []
-
-    def is_wanted() -> bool:
-        seen.append((spares.exists() and os.listdir(spares), os.listdir(unfinished_directory(spares))))
-        return len(seen) < 3
-
-    assert not make_spare(spares, NAME, LENGTH, is_wanted)
-    assert seen == [(False, [NAME])] * 3
-    assert os.listdir(unfinished_directory(spares)) == [] and not spares.exists()
-
-
-def test_where_there_is_no_room_nothing_is_left(spares: Path) -> None:
-    with StorageFaults(spares.parent) as faults:
-        faults.refuse(1, errno.ENOSPC, only=("write",))
-        assert not make_spare(spares, NAME, LENGTH, lambda: True)
-        assert faults.refused == 1
-    assert os.listdir(unfinished_directory(spares)) == [] and not spares.exists()
-
-
-def test_a_later_session_removes_what_a_crash_has_left(memory: Path) -> None:
-    lineage, crashed, next_one = "1" * 32, "2" * 32, "3" * 32
-    level = NodeLevel(memory, lineage, "local", crashed)
-    for folder in (spares_directory(level.root, crashed), unfinished_directory(spares_directory(level.root, crashed))):
-        folder.mkdir()
-        (folder / NAME).write_bytes(b"zeros")
-    NodeLevel(memory, lineage, "local", next_one).drop_foreign_spares()
-    assert os.listdir(level.root) == []
-
-
-def test_the_session_itself_removes_both(memory: Path) -> None:
-    level = NodeLevel(memory, "1" * 32, "local", "2" * 32)
-    if not level.prepare_file(NAME, 1000, lambda: True):
-        pytest.skip("no file system in memory here")
-    (unfinished_directory(spares_directory(level.root, "2" * 32)) / BASE).write_bytes(b"zeros")
-    level.drop_spares()
-    assert os.listdir(level.root) == []
 
 
 @pytest.mark.parametrize("level", ["local", "partner", "parity"])
@@ -229,14 +152,3 @@ def test_it_gives_way_where_any_level_of_the_node_has_no_space(memory: Path, lev
         assert faults.refused == 1
     assert path.read_bytes() == b"now" and not mapped._kept.mappings
     assert not unfinished.exists() and not spares_directory(levels["local"].root, "2" * 32).exists()
-
-
-def test_where_nothing_can_give_way_the_write_fails(memory: Path) -> None:
-    level = NodeLevel(memory, "1" * 32, "local", "2" * 32)
-    with StorageFaults(memory) as faults:
-        faults.refuse(0, errno.ENOSPC, only=("write",), count=None)
-        file = level._open(memory / NAME, mend=False)
-        with pytest.raises(StorageError, match="cannot write"):
-            file.write(b"now")
-        file.abort()
-        assert faults.refused == 1

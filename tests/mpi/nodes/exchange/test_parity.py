@@ -5,8 +5,6 @@ Run inside one mpirun of 4 ranks, each a node.
 
 from __future__ import annotations
 
-import itertools
-import shutil
 import time
 import warnings
 from pathlib import Path
@@ -16,11 +14,9 @@ import pytest
 
 import deeppart
 from deeppart.nodes.exchange import parity
-from deeppart.repair import Healer, scrub
-from deeppart.storage.node import NodeLevel
+from deeppart.repair import scrub
 from tests.mpi.lost_nodes import PARITY, config, lose, restore, save, state
 from tests.mpi.repair.test_scrub import flip
-from tests.sampling import sampled
 
 pytestmark = pytest.mark.mpi(min_size=4)
 
@@ -119,33 +115,6 @@ def test_a_part_that_changes_while_its_parity_is_rebuilt(
         assert step == 2 and good, explanation
 
 
-def exchanged(comm: Any, directory: Path) -> list[tuple[Any, Any]]:
-    """Nodes 0 and 1 are exchanged, and the copy of part 0 that now lies on its node is damaged; then any two go."""
-    local, kept = directory / "local", directory / "kept"
-    save(comm, directory, BOTH)
-
-    def exchange() -> None:
-        for old, new in (("node0", "x"), ("node1", "node0"), ("x", "node1")):
-            (local / old).rename(local / new)
-        flip(only(directory, "node0/*/partner/step-000000000002-*/part-00000-*"))
-
-    on_rank_0(comm, exchange)
-    results: list[tuple[Any, Any]] = [((), restore(comm, directory, BOTH))]
-    on_rank_0(comm, lambda: shutil.copytree(local, kept))
-    for lost in sampled(itertools.combinations(range(4), 2), 2):
-        on_rank_0(comm, lambda: (shutil.rmtree(local), shutil.copytree(kept, local)))
-        lose(comm, directory, *lost)
-        results.append((lost, restore(comm, directory, BOTH)))
-    return results
-
-
-@pytest.mark.timeout(110)
-def test_a_damaged_copy_that_the_restore_did_not_read(run_on: Any, shared_path: Path) -> None:
-    for rank_results in run_on(4, exchanged, shared_path):
-        for lost, (step, good, explanation) in rank_results:
-            assert step == 2 and good, (lost, explanation)
-
-
 def lost_and_repaired(comm: Any, directory: Path, ck: deeppart.Checkpointer) -> bool:
     """Part 0 is lost when a checkpoint is complete; whether it comes back."""
     pending = ck.checkpoint(state(1, comm.rank), 1)
@@ -187,35 +156,3 @@ def test_scrubbing_goes_on_after_a_copy_that_changed_while_it_was_read(run_on: A
     results = run_on(4, scrubbed, shared_path)
     assert [(there, alive) for there, alive, _ in results] == [(True, True)] * 4 and results[0][2] == 1
     assert all(good and step == 1 for step, good, _ in run_on(4, restore, shared_path, BOTH))
-
-
-def refused(comm: Any, directory: Path) -> tuple[bool, list[str]]:
-    """A repair fails where files are written; the next one does it."""
-    settings = {**BOTH, "scrub_bandwidth": 1e9}
-    failures: list[Any] = []
-    heal = Healer.heal
-
-    def failing(self: Any, *what: Any) -> None:
-        with pytest.MonkeyPatch.context() as once:
-            if not failures:
-                failures.append(True)
-                once.setattr(NodeLevel, "open_part", full)
-                once.setattr(NodeLevel, "open_parity", full)
-            heal(self, *what)
-
-    def full(*args: Any, **options: Any) -> None:
-        raise deeppart.StorageError("no space left on device")
-
-    with warnings.catch_warnings(record=True) as caught, pytest.MonkeyPatch.context() as patched:
-        warnings.simplefilter("always")
-        patched.setattr(scrub, "SLICE_S", 0.05)
-        patched.setattr(Healer, "heal", failing)
-        with deeppart.Checkpointer(config(directory, **settings), comm) as ck:
-            there = lost_and_repaired(comm, directory, ck)
-    return there, [str(each.message) for each in caught if issubclass(each.category, deeppart.errors.ScrubNotice)]
-
-
-def test_scrubbing_goes_on_after_a_repair_that_failed(run_on: Any, shared_path: Path) -> None:
-    results = run_on(4, refused, shared_path)
-    assert [there for there, _ in results] == [True] * 4
-    assert any("not repaired" in text and "no space left" in text for text in results[0][1]), results[0]

@@ -17,6 +17,7 @@ from deeppart.nodes.exchange import set_files
 from deeppart.nodes.exchange.memory import Blocks
 from tests.mpi.lost_nodes import PARITY, lose, one_after_another, restore, save
 from tests.sampling import sampled
+from tests.unit.cli_support import flip
 
 pytestmark = pytest.mark.mpi(min_size=4)
 
@@ -29,14 +30,6 @@ def test_any_nodes_that_parity_tolerates(run_on: Any, shared_path: Path) -> None
             assert step == 2 and good, nodes
             assert f"{len(nodes)} of 4 parts rebuilt from parity" in explanation[0]
             assert "rebuilding redundancy in the background" in explanation[1]
-
-
-def flip(path: Path, offset: int) -> None:
-    with open(path, "r+b") as file:
-        file.seek(offset)
-        byte = file.read(1)
-        file.seek(offset)
-        file.write(bytes([byte[0] ^ 0xFF]))
 
 
 def damaged_pieces(comm: Any, directory: Path) -> list[Any]:
@@ -95,9 +88,3 @@ def test_no_older_step_where_input_cannot_be_opened(
         assert "may not open more than 7" in refusal and "ulimit -n" in refusal, refusal
         assert all(f"rank {rank}: " in refusal for rank in ranks) and "nothing is known to be wrong" in refusal
         assert step == 2 and good  # the files were sound
-
-
-@pytest.mark.timeout(110)
-def test_what_others_can_open_is_enough(run_on: Any, shared_path: Path) -> None:
-    for first, second in run_on(4, without_descriptors, shared_path, (0,), None):
-        assert first[:2] == second[:2] == (2, True), first

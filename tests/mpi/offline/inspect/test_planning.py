@@ -41,12 +41,6 @@ def test_a_restore_explained(job: Path) -> None:
     assert "step 2 cannot be recovered" in text and "no step can be recovered" in text
 
 
-def test_a_restore_is_only_explained(job: Path) -> None:
-    assert call_json("explain", job / "ckpt", "--step", 1)["step"] == 1
-    assert call_json("explain", job / "ckpt", "--ranks", 5)["parts"][2]["reader"] == 2
-    assert call_json("explain", job / "ckpt", "--step", 7, code=1)["step"] is None
-
-
 @pytest.mark.timeout(90)
 def test_on_the_nodes_themselves(job: Path) -> None:
     """One process per node, each looking at its own directory; the first of them at the persistent level, for all."""

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.repair import files
 from tests.mpi import launch, launchers
 from tests.mpi.offline.redundant import find, nodes
 from tests.unit.cli_support import call, call_json, flip
@@ -50,37 +49,6 @@ def test_each_damage_is_found_and_repaired(job: Path, name: str) -> None:
     assert [(each["path"], each["problem"] is None) for each in document["repairs"]] == [(str(path), True)]
     assert path.read_bytes() == sound
     assert call_json("verify", job / "ckpt", *nodes(job))["good"]
-
-
-def test_a_part_that_changes_while_parity_of_it_is_repaired(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    share, part = (
-        find(job, f"node1/*/{name}")
-        for name in ("parity/step-000000000002-*/parity-*", "step-000000000002-*/part-00001-*")
-    )
-    flip(share, 5000)
-    before, encode = share.read_bytes(), files.encode_share
-
-    def encoded(*arguments: Any) -> None:
-        flip(part, 5000)
-        encode(*arguments)
-
-    monkeypatch.setattr(files, "encode_share", encoded)
-    document = call_json("verify", job / "ckpt", *nodes(job), "--repair", code=1)
-    assert [each["problem"] is None for each in document["repairs"]] == [False] and share.read_bytes() == before
-    flip(part, 5000)
-    monkeypatch.undo()
-    assert call_json("verify", job / "ckpt", *nodes(job), "--repair")["good"]
-
-
-def test_everything_that_two_of_three_nodes_hold(job: Path) -> None:
-    """All damage at once; what was repaired helps with the rest."""
-    paths = [find(job, pattern) for pattern, _ in DAMAGE.values()]
-    sound = [path.read_bytes() for path in paths]
-    for path in paths[:3]:
-        flip(path, 5000)
-    text = call("verify", job / "ckpt", *nodes(job), "--repair")
-    assert text.count(": repaired from ") == 3 and "in use by" not in text
-    assert [path.read_bytes() for path in paths] == sound
 
 
 def test_the_persistent_level_is_repaired_from_nodes_and_the_other_way_round(job: Path) -> None:

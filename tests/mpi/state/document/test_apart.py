@@ -5,8 +5,6 @@ Run inside one mpirun of 4 ranks (``make test-mpi``); ``run_on(n, ...)`` makes a
 
 from __future__ import annotations
 
-import json
-import warnings
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -16,9 +14,8 @@ import torch
 
 import deeppart
 from deeppart.errors import PerRankError
-from deeppart.offline.find import find_step
 from deeppart.testing.states import difference
-from tests.mpi.state.apart_states import config, restore, save
+from tests.mpi.state.apart_states import restore, save
 
 pytestmark = pytest.mark.mpi(min_size=4)
 
@@ -97,31 +94,6 @@ def test_what_rules_allow(run_on: Any, shared_path: Path, ranks: int) -> None:
             assert own["tail"].data_ptr() == own["rows"][5:].data_ptr(), "tied again"
 
 
-def check(comm: Any, directory: Path) -> Any:
-    from tests.unit.cli_support import call
-
-    verified = json.loads(call("verify", directory / "ckpt", "--json"))
-    shown = json.loads(call("show", directory / "ckpt", "--json"))
-    call("show", directory / "ckpt")
-    call("export", directory / "ckpt", directory / "out.h5", "--rank", "1")
-    kept = {
-        leaf["path"]
-        for key in ("replay", "best")
-        for leaf in json.loads(call("show", directory / "ckpt", key, "--json"))["leaves"]
-    }
-    assert kept == {leaf["path"] for leaf in shown["leaves"] if leaf["path"].startswith(("replay", "best"))}
-    call("show", directory / "ckpt", "replay/nothing", code=1)
-    return verified, shown
-
-
-def test_commands_know_what_stands_apart(run_on: Any, shared_path: Path) -> None:
-    run_on(3, save, shared_path, ruled_state, RULES)
-    ((verified, shown),) = run_on(1, check, shared_path)
-    assert [step["state"] for step in verified["steps"]] == ["sound"] * len(verified["steps"])
-    paths = [leaf["path"] for leaf in shown["leaves"]]
-    assert {"replay/only 0/rows", "replay/only 2/rows", "best/weights"} <= set(paths)
-
-
 def first(path: str, old: list[Any], rank: int, size: int) -> Any:
     """What the first rank that had anything had there."""
     return next(item for item in old if item is not None)
@@ -152,33 +124,6 @@ def test_another_number_of_ranks(run_on: Any, new_shared_path: Any, ranks: int) 
         assert step == 2, found
         assert found["cache"]["x"].tolist() == [1.0] * 3
         assert [len(item) for item in found["buffers"]] == [4, 4]
-
-
-def growing(comm: Any, directory: Path) -> Any:
-    """One structure after another: the ranks cut anew each time, and go back to sharing when they are alike again."""
-    states = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with deeppart.Checkpointer(config(directory), comm) as ck:
-            for step in range(1, 7):
-                count = 3 if step == 6 else 2 + (comm.rank * step) % 4
-                state = {"list": [torch.full((step,), float(comm.rank)) for _ in range(count)], "w": torch.ones(9)}
-                if step == 6:
-                    state["list"] = [torch.ones(2)] * 3
-                ck.checkpoint(state, step=step).wait(timeout=200)
-                states.append(state)
-            live: dict[str, Any] = {"list": [torch.zeros(2) for _ in range(3)], "w": torch.zeros(9)}
-            live["list"] = [live["list"][0]] * 3
-            assert ck.restore(live) == 6
-            assert difference(states[-1], live) is None
-    return states
-
-
-def test_structures_that_change(run_on: Any, shared_path: Path) -> None:
-    saved = run_on(2, growing, shared_path)
-    loaded = deeppart.load(shared_path / "ckpt", step=6)
-    assert difference(saved[0][5], loaded) is None
-    assert not find_step(shared_path / "ckpt", 6, None)[0].manifest.structure["apart"]
 
 
 def test_patterns_that_match_nothing_are_told_once(run_on: Any, shared_path: Path) -> None:

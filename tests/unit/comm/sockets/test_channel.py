@@ -5,10 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 
-from deeppart.comm.sockets.channel import SocketComm
-from deeppart.errors import CommError
 from tests.unit.comm.worlds import do, on_all, world
 
 
@@ -30,15 +27,3 @@ def test_channels_do_not_mix() -> None:
             other.release()
             other.release()  # once more does nothing
         assert on_all(2, lambda rank: do(comms[rank], comms[rank].allgather(b""))) == [[b"", b""]] * 2
-
-
-def test_the_last_channel_closes_the_sockets() -> None:
-    with world(2) as comms:
-        others: list[SocketComm] = on_all(2, lambda rank: do(comms[rank], comms[rank].channel()))
-        for comm in comms:
-            comm.release()
-        assert on_all(2, lambda rank: do(others[rank], others[rank].allgather(b""))) == [[b"", b""]] * 2
-        for comm in others:
-            comm.release()
-        with pytest.raises(CommError, match="has ended"):
-            do(others[0], others[0].allgather(b""))

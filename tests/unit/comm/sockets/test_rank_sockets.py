@@ -16,7 +16,7 @@ import zmq
 
 from deeppart.comm.sockets.channel import SocketComm
 from deeppart.comm.sockets.long_messages import Kind, Outgoing, packed
-from deeppart.comm.sockets.rank_sockets import MESSAGES, PIECES, Authenticator, RankSockets
+from deeppart.comm.sockets.rank_sockets import RankSockets
 from deeppart.errors import CommError
 from tests.unit.comm.worlds import do, on_all, world
 
@@ -39,17 +39,6 @@ def test_only_the_interface_that_is_named_is_bound(interface: str) -> None:
         host, _, port = address.removeprefix("tcp://").rpartition(":")
         assert host == "127.0.0.1"
         assert listening(int(port)) == {"0100007F"}
-    rank_sockets.close(0)
-
-
-def test_ip_version_6() -> None:
-    try:
-        with socket.socket(socket.AF_INET6) as probe:
-            probe.bind(("::1", 0))
-    except OSError:
-        pytest.skip("no IPv6 here")
-    rank_sockets = RankSockets("::1", 5.0)
-    assert rank_sockets.address.messages.startswith("tcp://[::1]:")
     rank_sockets.close(0)
 
 
@@ -208,27 +197,3 @@ def test_who_takes_the_port_of_a_dead_rank_gets_nothing(
     pieces.close(0)
     again._peers._peers[1].pieces = None
     context.destroy(linger=0)
-
-
-def test_nobody_comes_in_before_the_ranks_are_known_nor_after_the_end() -> None:
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    keeper = Authenticator(context, b"secret")
-    assert keeper.password(0) != keeper.password(1)
-    keeper.allow([b"a" * 32, b"b" * 32])
-
-    def asks(domain: bytes, mechanism: bytes, *credentials: bytes) -> int | None:
-        return keeper._rank([b"1.0", b"1", domain, b"127.0.0.1", b"", mechanism, *credentials])
-
-    assert asks(MESSAGES, b"CURVE", b"b" * 32) == 1
-    assert asks(MESSAGES, b"CURVE", b"c" * 32) is None
-    assert asks(PIECES, b"CURVE", b"b" * 32) is None
-    assert asks(PIECES, b"PLAIN", b"1", keeper.password(1)) == 1
-    for credentials in ((b"1", keeper.password(0)), (b"2", keeper.password(2)), (b"-1", keeper.password(0)), (b"1",)):
-        assert asks(PIECES, b"PLAIN", *credentials) is None
-    assert asks(MESSAGES, b"PLAIN", b"1", keeper.password(1)) is None
-    assert asks(MESSAGES, b"NULL") is None
-    assert keeper._rank([b"1.0"]) is None
-    keeper.allow(())
-    assert asks(MESSAGES, b"CURVE", b"b" * 32) is None
-    assert asks(PIECES, b"PLAIN", b"1", keeper.password(1)) is None
-    context.term()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import threading
 import time
@@ -12,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from deeppart.comm.sockets import rendezvous as module
-from deeppart.comm.sockets.address import Address, host_name, ip_address_towards
 from deeppart.comm.sockets.channel import SocketComm
 from deeppart.comm.sockets.rank_sockets import RankSockets
 from deeppart.comm.sockets.rendezvous import Entry, Rendezvous, Search, meet
@@ -84,60 +81,6 @@ def test_all_meet_again_and_again(shelf: Shelf, n: int) -> None:
     for _ in range(3):
         assert on_all(n, lambda rank: use(start(shelf, rank, n))) == everyone(n)
     assert not [key for key in shelf.values if key.startswith("rank/")], "what was used is taken away"
-
-
-def test_two_sessions_at_a_time(shelf: Shelf) -> None:
-    def run(rank: int) -> list[Any]:
-        comms = [start(shelf, rank, 3) for _ in range(2)]
-        return [use(comm) for comm in reversed(comms)]
-
-    assert on_all(3, run) == [everyone(3)[:2]] * 3
-
-
-def test_starts_of_two_threads_take_turns(shelf: Shelf) -> None:
-    def run(place: int) -> Any:
-        return use(start(shelf, place % 2, 2))
-
-    assert on_all(4, run) == [everyone(2)[0]] * 4
-
-
-def test_a_rank_that_gave_up_late_does_not_take_its_next_entry_away(shelf: Shelf) -> None:
-    """Its first call of the store takes longer than the start has, and the thread that made it goes on."""
-    slow = threading.Event()
-
-    class Slow(Shelf):
-        def set(self, key: str, value: str) -> None:
-            if key == "rank/1" and not slow.is_set():
-                slow.set()
-                time.sleep(1.6)
-            shelf.set(key, value)
-
-        def __getattribute__(self, name: str) -> Any:
-            return (
-                getattr(shelf, name)
-                if name in ("get", "add", "check", "delete_key", "lock", "places")
-                else super().__getattribute__(name)
-            )
-
-    shelf_of_1 = Slow()
-
-    def run(rank: int) -> Any:
-        mine = shelf_of_1 if rank else shelf
-        with pytest.raises(PeerTimeoutError):
-            start(mine, rank, 2, timeout=0.7)
-        return use(start(mine, rank, 2, timeout=10.0))
-
-    assert on_all(2, run) == everyone(2)
-
-
-def test_a_late_rank_is_waited_for(shelf: Shelf) -> None:
-    for late in (0, 2):
-
-        def run(rank: int, late: int = late) -> Any:
-            time.sleep(0.6 * (rank == late))
-            return use(start(shelf, rank, 3))
-
-        assert on_all(3, run) == everyone(3)
 
 
 @pytest.mark.parametrize("late", [0, 1])
@@ -211,14 +154,6 @@ def test_no_store(shelf: Shelf) -> None:
         with pytest.raises(CommError, match="the ranks cannot meet") as caught:
             start(shelf, rank, 2, open_store=failing(ConnectionRefusedError("nobody there")))
         assert "nobody there" in str(caught.value) and "MASTER_ADDR" in str(caught.value)
-
-
-def test_a_store_that_goes_away(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
-    def gone(*_: Any) -> Any:
-        raise ConnectionResetError("gone")
-
-    monkeypatch.setattr(shelf, "check", gone)
-    assert all(isinstance(each, CommError) for each in on_all(2, lambda rank: use(start(shelf, rank, 2))))
 
 
 SECRET, OTHER = b"s" * 32, b"o" * 32
@@ -307,48 +242,3 @@ def test_addresses_that_other_hosts_cannot_reach(shelf: Shelf, monkeypatch: pyte
     for each in on_all(2, lambda rank: use(start(shelf, rank, 2, timeout=5.0))):
         assert isinstance(each, CommError) and "only their own host can reach them" in str(each)
         assert "GLOO_SOCKET_IFNAME" in str(each)
-
-
-def test_the_thread_ends_with_the_start(shelf: Shelf) -> None:
-    before = set(threading.enumerate())
-    on_all(3, lambda rank: use(start(shelf, rank, 3)))
-    with pytest.raises(PeerTimeoutError):
-        start(shelf, 0, 2, timeout=0.3)
-    end = time.monotonic() + 10.0
-    while any(thread.name.startswith("deeppart-") for thread in set(threading.enumerate()) - before):
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
-def test_many_ranks_look_less_often() -> None:
-    for size, most in ((2, 0.1), (4096, 4096 / 20_000)):
-        pauses = list(itertools.islice(module._pauses_s(size), 50))
-        assert pauses == sorted(pauses) and pauses[0] == 2e-3 and pauses[-1] == most
-
-
-CHANGES = (
-    ("tcp://", "foo://"), (":1", ""), (":1", ":0"), (":1", ":65536"), ("k" * 40, "short"), ("k" * 40, "#" * 40),
-    ("77", '"x"'),
-)  # fmt: skip
-
-
-def replace_text(address: Address, old: str, new: str) -> bytes:
-    text = address.encode().decode()
-    assert old in text
-    return text.replace(old, new, 1).encode()
-
-
-def test_an_address_comes_back() -> None:
-    address = Address("tcp://10.0.0.1:1", "tcp://10.0.0.1:2", "k" * 40, host_name(), 77)
-    assert Address.decode(address.encode()) == address
-    assert Entry.decode(Entry(3, address).encode()) == Entry(3, address)
-    changed = [replace_text(address, *pair) for pair in CHANGES]
-    for bad in (b"", b"[]", b'{"messages": 1}', b"\xff", *changed):
-        with pytest.raises((ValueError, TypeError)):
-            Address.decode(bad)
-
-
-def test_the_address_that_reaches_another_one() -> None:
-    assert ip_address_towards("127.0.0.1", 9) == "127.0.0.1"
-    with pytest.raises(OSError, match=r"\w"):
-        ip_address_towards("no-such-host.invalid", 9)

@@ -73,25 +73,3 @@ def test_groups_that_this_process_is_not_in(group: Any) -> None:
     assert stores.is_group(outside)
     with pytest.raises(LaunchError, match="not in the process group"):
         stores.at_group(outside)
-
-
-def test_an_older_torch(group: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Old:
-        """A group of torch before 2.9 that is not registered."""
-
-    assert stores._store_of(dist, group) is not None
-    with pytest.raises(LaunchError, match="no store at which"):
-        stores._store_of(dist, Old())
-
-
-def test_what_is_no_group() -> None:
-    for each in (None, 3, "gloo", object()):
-        assert not stores.is_group(each)
-    assert not stores.initialized()
-
-
-def test_a_build_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dist, "is_available", lambda: False)
-    assert not stores.is_group(object()) and not stores.initialized()
-    with pytest.raises(LaunchError, match=r"without torch\.distributed"):
-        stores.at_group(None)

@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeppart.comm import finish, interleaved
+from deeppart.comm import finish
 from deeppart.comm.sockets import peer_memory as module
-from deeppart.comm.sockets import transport as transport_module
 from deeppart.comm.sockets.channel import SocketComm
 from deeppart.comm.sockets.presence import Presence
 from deeppart.comm.sockets.transport import SHORT_BYTES, Transport
@@ -76,22 +75,6 @@ def test_messages_of_one_tag_come_in_order_and_tags_do_not_mix(pair: list[Socket
 
     assert on_all(2, run) == [None, None]
     assert all((a == b).all() for a, b in zip(there, here, strict=True))
-
-
-def test_both_ways_between_many(way: str) -> None:
-    n = 5
-    with world(n) as comms:
-
-        def run(rank: int) -> bool:
-            comm = comms[rank]
-            here = {other: np.zeros(1_500_000, dtype=np.uint8) for other in range(n)}
-            moves = [comm.receive_into(here[other], other, 0) for other in range(n)]
-            moves += [comm.send(numbers(1_500_000, 10 * rank + other), other, 0) for other in range(n)]
-            for each in moves:
-                do(comm, each)
-            return all((here[other] == numbers(1_500_000, 10 * other + rank)).all() for other in range(n))
-
-        assert on_all(n, run) == [True] * n
 
 
 @pytest.mark.parametrize("nbytes", [10, 100_000])
@@ -158,47 +141,6 @@ def test_what_a_sender_has_given_up_is_never_received(pair: list[SocketComm], wa
     assert isinstance(found[1], CommError), found
 
 
-def test_what_is_given_up_while_it_is_read_is_not_received(
-    pair: list[SocketComm], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All of it has been read, and the sender uses its memory for something else before the receiver knows."""
-    memory, here = np.full(100_000, 7, dtype=np.uint8), np.zeros(100_000, dtype=np.uint8)
-    sending = [pair[0].send(memory, 1, 3)]
-    read = module.read_memory
-
-    def giving_up(pid: int, address: int, target: Any) -> None:
-        read(pid, address, target)
-        if sending:
-            sending.clear()
-            memory[:] = 99
-
-    monkeypatch.setattr(module, "read_memory", giving_up)
-    with pytest.raises(PeerTimeoutError):
-        do(pair[1], pair[1].receive_into(here, 0, 3), 0.5)
-    assert not sending
-
-
-def test_what_was_read_is_there_whatever_its_sender_does(pair: list[SocketComm]) -> None:
-    """Only the sender waits for an answer."""
-    there, here = numbers(3_000_000), np.zeros(3_000_000, dtype=np.uint8)
-    sending = pair[0].send(there, 1, 3)
-    do(pair[1], pair[1].receive_into(here, 0, 3))
-    assert (here == there).all()
-    do(pair[0], sending)
-
-
-def test_whoever_waits_in_a_channel_goes_on_with_all_that_it_waits_for_there(pair: list[SocketComm], way: str) -> None:
-    """As an MPI library does: so that what was asked for in advance is there when its turn comes."""
-    there, here = [numbers(3_000_000, i) for i in range(4)], [np.zeros(3_000_000, dtype=np.uint8) for _ in range(4)]
-    sending = [pair[0].send(each, 1, 0) for each in there]
-    receiving = [pair[1].receive_into(each, 0, 0) for each in here]
-    on_all(2, lambda rank: do(pair[rank], receiving[-1] if rank else sending[-1]))
-    for rank, operation in enumerate([sending[0], receiving[0]]):
-        with pytest.raises(StopIteration):
-            next(operation)
-        assert (here[rank] == there[rank]).all()
-
-
 def test_what_was_sent_before_the_end_of_a_session_arrives() -> None:
     """However long the receiver has something else to do."""
     with world(2) as comms:
@@ -211,11 +153,6 @@ def test_what_was_sent_before_the_end_of_a_session_arrives() -> None:
             here = np.zeros(nbytes, dtype=np.uint8)
             do(comms[1], comms[1].receive_into(here, 0, 0))
             assert (here == numbers(nbytes, number)).all()
-
-
-def test_memory_in_several_stretches_is_refused(pair: list[SocketComm]) -> None:
-    with pytest.raises(ValueError, match="one stretch"):
-        pair[0].send(np.zeros(200_000, dtype=np.uint8)[::2], 1, 0)
 
 
 def test_a_forked_child_leaves_everything_alone(pair: list[SocketComm]) -> None:
@@ -282,20 +219,6 @@ def test_a_rank_that_has_ended_the_session_is_not_waited_for() -> None:
         assert here.tolist() == [0, 1, 2]
 
 
-def test_that_it_has_ended_is_noticed_beside_a_wait_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the first operation always looks for the second one, too."""
-    monkeypatch.setattr(transport_module, "_STILL_S", 0.1)
-    with world(3) as comms:
-        on_all(3, lambda rank: do(comms[rank], comms[rank].allgather(b"")))
-        comms[2].release()
-        here = np.zeros(3, dtype=np.uint8)
-        waiting = interleaved([comms[0].receive_into(here, 1, 0), comms[0].receive_into(here, 2, 0)])
-        with pytest.raises(RanksDisagreeError, match="rank 2 has ended its session"):
-            for _ in range(20):
-                next(waiting)
-                time.sleep(0.15)
-
-
 def test_a_wait_ends_and_names_who_did_not_come() -> None:
     with world(4) as comms:
 
@@ -342,14 +265,6 @@ def test_nothing_is_left_when_it_is_closed_or_dropped() -> None:
         assert files() == before, way
 
 
-def test_it_is_closed_quickly() -> None:
-    with world(4) as comms:
-        on_all(4, lambda rank: do(comms[rank], comms[rank].allgather(b"")))
-        began = time.monotonic()
-        on_all(4, lambda rank: comms[rank].release())
-        assert time.monotonic() - began < 10.0
-
-
 @given(st.integers(1, 40), st.sets(st.integers(0, 39)), st.randoms())
 def test_all_that_wait_hear_of_all_that_wait(size: int, waiting: set[int], chance: object) -> None:
     """Though each tells neighbours only, as long as all pass it on."""
@@ -367,16 +282,3 @@ def test_all_that_wait_hear_of_all_that_wait(size: int, waiting: set[int], chanc
     assert all(not call.news() for call in calls), "nobody talks on for ever"
     for call in calls:
         assert set(np.flatnonzero(call.row(7)).tolist()) == here
-
-
-def test_rows_of_another_length_and_old_numbers_change_nothing() -> None:
-    call = Presence(3)
-    call.merge(1, np.array([4, 0, 0]))
-    assert [channel for channel, _ in call.news()] == [1]
-    call.merge(1, np.array([3, 0, 0]))
-    call.merge(1, np.array([9, 9]))
-    assert call.news() == [] and call.row(1).tolist() == [4, 0, 0]
-    assert call.row(2).tolist() == [0, 0, 0]
-    call.merge(1, np.array([4, 1, 0]))
-    call.forget(1)
-    assert call.news() == [] and call.row(1).tolist() == [0, 0, 0]

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from deeppart.comm import Operation
 from deeppart.comm.base import immediately
 from deeppart.comm.sockets import trees
-from deeppart.errors import CommError
 
 
 class Network:
@@ -88,19 +87,3 @@ def test_few_connections(size: int) -> None:
         near = trees.neighbours(rank, size)
         assert len(near) <= most and rank not in near and all(0 <= each < size for each in near)
         assert all(rank in trees.neighbours(each, size) for each in near)
-
-
-def test_the_values_of_the_caller_stay_as_they_are() -> None:
-    network, values = Network(3), [np.array([rank, 5]) for rank in range(3)]
-    assert [each.tolist() for each in results(network, lambda m: trees.maximum(m, values[m.rank]), 1)] == [[2, 5]] * 3
-    assert [each.tolist() for each in values] == [[0, 5], [1, 5], [2, 5]]
-
-
-def test_another_number_of_values_is_an_error() -> None:
-    network = Network(2)
-    operation = trees.maximum(network.of(0), np.zeros(3, dtype=np.int64))
-    next(operation, None)
-    other = trees.maximum(network.of(1), np.zeros(2, dtype=np.int64))
-    with pytest.raises(CommError, match="different numbers of values") as caught:
-        next(other)
-    assert "rank 0" in str(caught.value)

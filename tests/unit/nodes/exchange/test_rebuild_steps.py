@@ -129,15 +129,6 @@ def test_who_wants_a_part_receives_it_once(members: int, tolerate: int) -> None:
     assert max(sent[rank] for rank in survivors) <= 1.1 * rows * k * k / (members - 1) + 1
 
 
-def test_parts_lost_together_are_computed_from_one_input() -> None:
-    entry, wanted = a_set([64 * BLOCK] * 4, 2, [1, 2])
-    steps, _ = plan_steps(entry, wanted)
-    per_row = Counter(len(step.results) for step in steps if step.row == 0)
-    assert per_row == {1: 2, 2: 1}, "four lost blocks of a row in three stripes"
-    assert sum(len(step.inputs) for step in steps) == 3 * 2 * entry.stripes.rows
-    assert {step.computer for step in steps} == {0, 3}
-
-
 def test_a_rank_that_has_a_good_copy_of_a_block_sends_it() -> None:
     entry, wanted = a_set([8 * BLOCK] * 4, 2, [0])
     entry.data[0] = [BlockFile(0, "damaged", (2,))]
@@ -162,13 +153,3 @@ def test_a_part_that_cannot_be_computed_does_not_keep_the_others() -> None:
     assert failures == {1: "rebuild from parity: of the 3 blocks needed for row 0, 2 are sound"}
     assert {result.wanted.part for step in steps for result in step.results} == {2}
     assert len(steps) == rows * k and all(step.is_copy for step in steps)
-
-
-def test_zeros_are_not_sent() -> None:
-    """Members without a part, and what lies behind the end of a short one."""
-    entry, wanted = a_set([8 * BLOCK, 0, BLOCK, 8 * BLOCK], 2, [0])
-    steps, _ = plan_steps(entry, wanted)
-    holders = [each.holder for step in steps for each in step.inputs if each.kind == "data"]
-    assert None in holders and 1 not in holders
-    entry, wanted = a_set([BLOCK, 8 * BLOCK, 8 * BLOCK, 8 * BLOCK], 2, [0])
-    assert [(step.row, step.results[0].block) for step in plan_steps(entry, wanted)[0]] == [(0, 0)]

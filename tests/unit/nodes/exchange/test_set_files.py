@@ -11,9 +11,8 @@ import pytest
 
 from deeppart.comm import SingleComm, finish
 from deeppart.nodes.exchange.set_files import ParitySetFiles, SetFiles, find_good_blocks
-from deeppart.plan.restart import BlockFile, Rebuild
+from deeppart.plan.restart import Rebuild
 from tests.golden.make import PROTECTED as PARTS
-from tests.unit.cli_support import flip
 from tests.unit.nodes.exchange.parity_files import NAME, STRIPES, write_all, write_parity
 
 K = STRIPES.data_blocks
@@ -47,43 +46,7 @@ def bad_blocks(entry: ParitySetFiles) -> set[tuple[str, int, int, int, int]]:
     return {(*file, int(row), int(index)) for file, bits in entry.good.items() for row, index in np.argwhere(~bits)}
 
 
-# --- what there is ----------------------------------------------------------------------------------------------------
-
-
-def test_blocks_behind_the_end_are_nobodys(rebuild: Rebuild) -> None:
-    entry = entry_of(rebuild)
-    for place, part in enumerate(PARTS):
-        for row in range(STRIPES.rows):
-            for index in range(K):
-                is_behind = STRIPES.start(row, index) >= len(part)
-                assert entry.is_empty("data", place, row, index) is is_behind
-                assert not entry.is_empty("parity", place, row, index)
-    assert entry.is_empty("data", 2, 0, 0) and not entry.is_empty("data", 0, 0, 0)
-
-
 # --- looking ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("place", [0, 1])
-def test_damage_in_a_part_costs_one_block(rebuild: Rebuild, tmp_path: Path, place: int) -> None:
-    for offset in (0, 1023, 1024, 3000, len(PARTS[place]) - 1):
-        flip(tmp_path / f"part-{place}", offset)
-        (where,) = [
-            (row, index)
-            for row in range(STRIPES.rows)
-            for index in range(K)
-            if STRIPES.start(row, index) <= offset < STRIPES.start(row, index) + STRIPES.length(row)
-        ]
-        assert bad_blocks(looked_at(rebuild)) == {("data", place, 0, *where)}
-        flip(tmp_path / f"part-{place}", offset)
-
-
-def test_damage_in_parity_costs_one_block(rebuild: Rebuild, tmp_path: Path) -> None:
-    for row in range(STRIPES.rows):
-        for index in range(STRIPES.tolerate):
-            flip(tmp_path / "parity-3", 4096 + STRIPES.parity_start(row, index) + 5)
-            assert bad_blocks(looked_at(rebuild)) == {("parity", 3, 0, row, index)}
-            flip(tmp_path / "parity-3", 4096 + STRIPES.parity_start(row, index) + 5)
 
 
 def bits_of(entry: ParitySetFiles, kind: str, place: int, which: int = 0) -> npt.NDArray[np.bool_]:
@@ -129,31 +92,3 @@ def test_a_part_that_is_missing_or_shorter(rebuild: Rebuild, tmp_path: Path) -> 
     left = [[STRIPES.start(row, index) + STRIPES.length(row) <= 2048 for index in range(K)] for row in range(3)]
     beyond = [[entry.is_empty("data", 1, row, index) for index in range(K)] for row in range(STRIPES.rows)]
     assert (bits_of(entry, "data", 1) == (np.array(left) | np.array(beyond))).all()
-
-
-def test_a_stripe_whose_parity_nobody_has_takes_no_part(rebuild: Rebuild) -> None:
-    only = Rebuild(rebuild.identity, rebuild.data, rebuild.parity[2:3])
-    entry = looked_at(only)
-    kept = {STRIPES.kept_stripe(2, index) for index in range(STRIPES.tolerate)}
-    assert entry.digests.keys() == kept and bits_of(entry, "parity", 2).all()
-    for place in (0, 1):
-        known = [STRIPES.stripe_of(place, index) in kept for index in range(K)]
-        assert (bits_of(entry, "data", place) == known).all()
-
-
-# --- choosing ---------------------------------------------------------------------------------------------------------
-
-
-def test_of_several_copies_one_that_is_good_there(rebuild: Rebuild, tmp_path: Path) -> None:
-    (tmp_path / "copy").write_bytes(PARTS[0])
-    copies = Rebuild(rebuild.identity, (BlockFile(0, str(tmp_path / "copy"), (0,)),), ())
-    flip(tmp_path / "part-0", 10)
-    flip(tmp_path / "copy", 1024)
-    flip(tmp_path / "part-0", STRIPES.start(1, 0))
-    flip(tmp_path / "copy", STRIPES.start(1, 0))
-    entry = looked_at(rebuild, copies)
-    entry.doubtful.add(("data", 0))
-    assert entry.which_is_good("data", 0, 0, 0) == 1 and entry.which_is_good("data", 0, 0, 1) == 0
-    assert entry.which_is_good("data", 0, 1, 0) is None, "both are damaged there"
-    assert entry.which_is_good("data", 0, 1, 1) == 0, "a doubtful file has been looked at"
-    assert entry.which_is_good("data", 3, 0, 0) is None and entry.which_is_good("parity", 1, 0, 0) == 0
