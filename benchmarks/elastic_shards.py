@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from deeppart.elastic import Batch, ElasticDataLoader, Place, Progress, ShardedDataset
+from deeppart.elastic import Batch, DataPosition, ElasticDataLoader, Progress, ShardedDataset
 from deeppart.elastic.data import ShardSampler
 
 #: (ranks, samples of a step), in 32 lanes.
@@ -65,7 +65,7 @@ def begins_s(shards: int) -> tuple[float, float]:
     data = ShardedDataset(range(shards), lambda shard: range(1000), lengths)
     sampler = ShardSampler(data, seed=0, rank=0, ranks=1)
     sampler.length = sum(lengths)
-    sampler.begin(Place(0, 0, 0, Batch(256)))
+    sampler.begin(DataPosition(0, 0, 0, Batch(256)))
     steps = iter(sampler)
     taken = []
     for _ in range(2):

@@ -7,7 +7,8 @@
     state = deeppart.load("ckpt")               # one process, no MPI
 
 The module-level functions use one Checkpointer, configured by ``DEEPPART_*`` variables and ``deeppart.toml``; make a
-:class:`Checkpointer` of your own for anything else.
+:class:`Checkpointer` of your own for anything else. All errors and warnings are in :mod:`deeppart.errors`, the types of
+other arguments and results in :mod:`deeppart.types`.
 """
 
 from __future__ import annotations
@@ -17,115 +18,33 @@ import os
 import sys
 import time
 import traceback
-from importlib import import_module
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack
 
+from deeppart import errors, types
+from deeppart._lazy import lazy_names
 from deeppart.config import Config, shows_all_frames
-from deeppart.errors import (
-    BackgroundFailureWarning,
-    CheckpointError,
-    CommError,
-    ConfigError,
-    CorruptFileError,
-    DeeppartError,
-    DeeppartWarning,
-    DirectoryInUseError,
-    FormatError,
-    FreedMemoryError,
-    KeepNotice,
-    LaunchError,
-    LazyCaptureNotice,
-    LeafMismatchError,
-    LevelNotRunError,
-    NewerFormatError,
-    PeerTimeoutError,
-    PerRankError,
-    PerRankNotice,
-    RanksDisagreeError,
-    ReducedProtectionWarning,
-    RemoteRankError,
-    ReplicaDivergenceWarning,
-    RestoreError,
-    ScrubNotice,
-    SignatureError,
-    StateError,
-    StepExistsError,
-    StorageError,
-    StructureMismatchError,
-    SuspectStepWarning,
-    UnsupportedLeafError,
-    WaitingNotice,
-    cut_traceback,
-    say,
-)
+from deeppart.errors import ConfigError, DeeppartError, DeeppartWarning, RestoreError, StateError
 from deeppart.model import VERSION as __version__  # noqa: N811
-from deeppart.model import LevelReport, Report, RestoreReport
+from deeppart.model import Report, RestoreReport
 from deeppart.pending import Pending
-from deeppart.plan.interval import Cadence, LevelCost, Waste
 
 if TYPE_CHECKING:
-    from deeppart.cadence import CadenceReport
     from deeppart.checkpointer import Checkpointer
     from deeppart.offline import load
-    from deeppart.part import KeyFiles
-    from deeppart.repair import ScrubReport
-    from deeppart.state.objects import SavedRecord, register
-    from deeppart.state.paths import PerRank, PerRankFunction
-    from deeppart.state.restore import RestoreArguments
-    from deeppart.state.values import SavedMember
+    from deeppart.state.objects import register
 
 __all__ = [
-    "BackgroundFailureWarning",
-    "Cadence",
-    "CadenceReport",
-    "CheckpointError",
     "Checkpointer",
-    "CommError",
     "Config",
     "ConfigError",
-    "CorruptFileError",
     "DeeppartError",
     "DeeppartWarning",
-    "DirectoryInUseError",
-    "FormatError",
-    "FreedMemoryError",
-    "KeepNotice",
-    "KeyFiles",
-    "LaunchError",
-    "LazyCaptureNotice",
-    "LeafMismatchError",
-    "LevelCost",
-    "LevelNotRunError",
-    "LevelReport",
-    "NewerFormatError",
-    "PeerTimeoutError",
     "Pending",
-    "PerRank",
-    "PerRankError",
-    "PerRankFunction",
-    "PerRankNotice",
-    "RanksDisagreeError",
-    "ReducedProtectionWarning",
-    "RemoteRankError",
-    "ReplicaDivergenceWarning",
     "Report",
-    "RestoreArguments",
     "RestoreError",
     "RestoreReport",
-    "SavedMember",
-    "SavedRecord",
-    "ScrubNotice",
-    "ScrubReport",
-    "SignatureError",
     "StateError",
-    "StepExistsError",
-    "StorageError",
-    "StructureMismatchError",
-    "SuspectStepWarning",
-    "UnsupportedLeafError",
-    "WaitingNotice",
-    "Waste",
     "__version__",
     "checkpoint",
     "close",
@@ -135,36 +54,21 @@ __all__ = [
     "restore",
 ]
 
-#: Name -> module, imported at first use: with torch, which `deeppart ls` need not wait for.
-_LATER = {
-    "CadenceReport": "deeppart.cadence",
-    "Checkpointer": "deeppart.checkpointer",
-    "KeyFiles": "deeppart.part",
-    "PerRank": "deeppart.state.paths.globs",
-    "PerRankFunction": "deeppart.state.paths.globs",
-    "RestoreArguments": "deeppart.state.restore.request",
-    "SavedMember": "deeppart.state.values",
-    "SavedRecord": "deeppart.state.objects",
-    "ScrubReport": "deeppart.repair.scrub",
-    "load": "deeppart.offline",
-    "register": "deeppart.state.objects",
-}
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "Checkpointer": "deeppart.checkpointer",
+        "load": "deeppart.offline",
+        "register": "deeppart.state.objects",
+    },
+    __all__,
+)
 
 #: The rank that prints an error in full has so long to do it.
 _HEAD_START_S = 1.0
 
 _default: Checkpointer | None = None
 _inherited: Checkpointer | None = None  # of the parent, in a forked process
-
-
-def __getattr__(name: str) -> Any:
-    if name in _LATER:
-        return getattr(import_module(_LATER[name]), name)
-    raise AttributeError(f"module 'deeppart' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER})
 
 
 def checkpoint(state: Any, step: int, *, force: bool = False) -> Pending:
@@ -181,7 +85,7 @@ def checkpoint(state: Any, step: int, *, force: bool = False) -> Pending:
 
 
 def restore(
-    state: Any, step: int | None = None, per_rank: PerRank = "strict", **asked: Unpack[RestoreArguments]
+    state: Any, step: int | None = None, per_rank: types.PerRank = "strict", **asked: Unpack[types.RestoreArguments]
 ) -> int | None:
     """Restore a state with the default Checkpointer (collective). See :meth:`Checkpointer.restore`.
 
@@ -246,10 +150,10 @@ def _show_uncaught(kind: type[BaseException], error: BaseException, trace: Trace
     if isinstance(error, DeeppartError) and not shows_all_frames():
         if error.shown_by is not None:
             rank, first = error.shown_by
-            say(f"rank {rank}: {error.summary} (see rank {first})")
+            errors.say(f"rank {rank}: {error.summary} (see rank {first})")
             time.sleep(_HEAD_START_S)  # a launcher ends the others as soon as one rank ends
             return
-        cut_traceback(error)
+        errors.cut_traceback(error)
         sys.stderr.write("".join(traceback.format_exception(error)))  # at once, since other ranks print there, too
         return
     sys.__excepthook__(kind, error, trace)

@@ -3,6 +3,7 @@
 Invariants
 ----------
 * Everything raised on purpose derives from :class:`DeeppartError`, so ``except deeppart.DeeppartError`` is enough.
+  ``deeppart`` has the few that are caught by name; all of them are here.
 * A message answers five questions, in this order and as far as they apply: what was expected, what was found, where
   (step, level, rank, path), what was tried, and what the reader can do next. The answers are also attributes.
 
@@ -19,6 +20,42 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import TypeVar
+
+__all__ = [
+    "BackgroundFailureWarning",
+    "CheckpointError",
+    "CommError",
+    "ConfigError",
+    "CorruptFileError",
+    "DeeppartError",
+    "DeeppartWarning",
+    "DirectoryInUseError",
+    "FormatError",
+    "FreedMemoryError",
+    "KeepNotice",
+    "LaunchError",
+    "LazyCaptureNotice",
+    "LeafMismatchError",
+    "LevelNotRunError",
+    "NewerFormatError",
+    "PeerTimeoutError",
+    "PerRankError",
+    "PerRankNotice",
+    "RanksDisagreeError",
+    "ReducedProtectionWarning",
+    "RemoteRankError",
+    "ReplicaDivergenceWarning",
+    "RestoreError",
+    "ScrubNotice",
+    "SignatureError",
+    "StateError",
+    "StepExistsError",
+    "StorageError",
+    "StructureMismatchError",
+    "SuspectStepWarning",
+    "UnsupportedLeafError",
+    "WaitingNotice",
+]
 
 E = TypeVar("E", bound="DeeppartError")
 #: Packages of the frames between a warning and the line it is for; decorators are of contextlib.
@@ -155,7 +192,7 @@ class StorageError(DeeppartError):
         >>> _ = pathlib.Path("file").write_text("no directory")
         >>> try:
         ...     deeppart.Checkpointer(persistent_dir="file/ckpt")
-        ... except deeppart.StorageError as error:
+        ... except deeppart.errors.StorageError as error:
         ...     print(errno.errorcode[error.errno], error.where)
         ENOTDIR ...file/ckpt
     """
@@ -221,8 +258,8 @@ class DeeppartWarning(UserWarning):
     Example:
         >>> import deeppart, warnings
         >>> warnings.simplefilter("error", deeppart.DeeppartWarning)  # each becomes an exception,
-        >>> warnings.simplefilter("ignore", deeppart.PerRankNotice)  # but for those of this kind
-        >>> warnings.warn("these leaves differ between ranks", deeppart.PerRankNotice)
+        >>> warnings.simplefilter("ignore", deeppart.errors.PerRankNotice)  # but for those of this kind
+        >>> warnings.warn("these leaves differ between ranks", deeppart.errors.PerRankNotice)
     """
 
 

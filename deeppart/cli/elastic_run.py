@@ -92,12 +92,12 @@ def _with_events(
     least: int, most: int, schedule: str | None, size_file: Path | None, log: Path | None, as_json: bool, options: Any
 ) -> int:
     """The job, with a line for each event."""
-    from deeppart.elastic.running import Events, Range, Wanted
+    from deeppart.elastic.running import Events, RankRange, WantedRanks
 
-    allowed = Range(least, most)
+    allowed = RankRange(least, most)
     if size_file is not None and not size_file.parent.is_dir():
         raise ConfigError("there is no such directory", where=f"--size-file {size_file}", todo="make it first")
-    wanted = Wanted(allowed, read_schedule(schedule, allowed) if schedule else (), size_file)
+    wanted = WantedRanks(allowed, read_schedule(schedule, allowed) if schedule else (), size_file)
     if not as_json:
         events = Events(lambda line: click.echo(f"elastic-run: {line}", err=True), log)
         code = _run(wanted, allowed, events, options)
@@ -139,15 +139,15 @@ def read_schedule(text: str, allowed: Any) -> tuple[tuple[float, int], ...]:
 def _run(wanted: Any, allowed: Any, events: Any, options: dict[str, Any]) -> int:
     """The job, where it is to run."""
     from deeppart.config import allocation
-    from deeppart.elastic.by_srun import BySrun
-    from deeppart.elastic.launching import Launcher, OnThisHost
+    from deeppart.elastic.by_srun import SrunLauncher
+    from deeppart.elastic.launching import Launcher, LocalLauncher
     from deeppart.elastic.running import ElasticRun, Options
 
     command, grace_s = options["command"], options["grace"]
     given = allocation()
-    launcher: Launcher = OnThisHost(command, grace_s)
+    launcher: Launcher = LocalLauncher(command, grace_s)
     if given is not None:
-        launcher = BySrun(command, grace_s, given, allowed.most)
+        launcher = SrunLauncher(command, grace_s, given, allowed.most)
     checkpoints = options["checkpoints"]
     if checkpoints is None:
         checkpoints = _persistent_dir()

@@ -7,6 +7,8 @@ from deeppart.config.checks import (
     DEFAULT_PARITY_TOLERATE,
     LEAST_SECRET_BYTES,
     MOST_SECRET_BYTES,
+    check_choice,
+    check_count,
     refuse_url,
 )
 from deeppart.config.job import (
@@ -38,6 +40,8 @@ __all__ = [
     "Config",
     "Launch",
     "allocation",
+    "check_choice",
+    "check_count",
     "check_state",
     "check_step",
     "expand_directory",

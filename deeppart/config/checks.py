@@ -93,6 +93,14 @@ def check_positive(name: str, value: object, *, optional: bool = False, zero: bo
         raise refusal(name, value, "a finite number above 0" + (" (or 0)" if zero else ""))
 
 
+def check_count(name: str, value: object, what: str, *, optional: bool = False) -> None:
+    """A whole number of something, from 1 on."""
+    if value is None and optional:
+        return
+    if not is_int(value) or value < 1:  # type: ignore[operator]
+        raise refusal(name, value, f"a whole number of {what}, at least 1" + (", or None" if optional else ""))
+
+
 def check_compression(value: object) -> None:
     """The name of a codec, with a level where it has levels."""
     if Compression.parse(value) is None:

@@ -17,6 +17,7 @@ from deeppart import access
 from deeppart.config.checks import (
     check_choice,
     check_compression,
+    check_count,
     check_directory,
     check_every,
     check_file,
@@ -26,7 +27,6 @@ from deeppart.config.checks import (
     check_parity,
     check_positive,
     check_replicated,
-    is_int,
     plain,
     refusal,
 )
@@ -105,12 +105,10 @@ class Config(_Origin):
             earlier runs from ``persistent_dir``.
         compression: "none"; "tensor", the codec made for tensors; "zstd" or "zstd:LEVEL"; "auto", "tensor" for those
             dtypes and at those levels where it makes a checkpoint complete sooner.
-        encode_threads: chunks that a rank encodes at a time; None for its share of the processors of its node less
-            one, at most 4.
-        incremental: true if chunks that have not changed since the last checkpoint of a level are referred to there,
-            instead of being written again.
         capture: "eager": the state is copied before ``checkpoint()`` returns. "lazy": what only an optimizer changes is
             copied in the background meanwhile, and ``optimizer.step()`` is held back until that is done.
+        incremental: true if chunks that have not changed since the last checkpoint of a level are referred to there,
+            instead of being written again.
         replicated: "auto" compares leaves across ranks, "verify" all of them in full every time, "all" trusts that all
             are equal, "none" saves all per rank, "parts" is as "auto", but dicts may have other keys on other ranks, as
             pipeline stages have. Or a mapping from globs over paths, as ``load(keys=...)`` takes them, to one of these
@@ -120,30 +118,32 @@ class Config(_Origin):
         on_busy: what ``checkpoint()`` does while the pipeline is full: "wait" for it or "skip" this checkpoint.
         flush_bandwidth: most bytes per second that one node sends to ``persistent_dir`` and to other nodes; None for no
             limit.
-        node_size: treat that many consecutive ranks as one node; None: ranks are on one node if its name
-            is the same, as Slurm or the host says it.
         timeout: seconds that any wait for other ranks may take before it ends in an error naming them.
-        kappa: cost of one more tensor in a share, in bytes that could be copied meanwhile; None for that of
-            ``machine``, or the default.
-        machine: a file that ``deeppart-sim calibrate`` has written here; what it measured of tensors is used.
-        parity_group: nodes in a parity group, at least; None for 8, or all where there are fewer.
-        parity_tolerate: nodes of each group that may be lost; None for 1.
-        protection: what happens if the job has too few nodes for the partner and parity levels asked for: "best"
-            goes on with the best that these nodes can give, and says so; "strict" refuses to start.
-        scrub_bandwidth: bytes per second and node at which what lies on nodes is read again and checked in the
-            background; None for never.
         permissions: who else may read and write checkpoints, and whose directories are used. "private": on nodes nobody
             else; ``persistent_dir`` as the umask says. "umask": nodes too. "group": the directories' group may do what
             their owner may. "unchecked": as "umask", and nobody asks whose a directory is.
         sign_key_file: file with a key, 32 random bytes or more, that checkpoints are signed with, and that what is
             restored must be signed with; of the user's own and readable by nobody else. Or several: the first signs,
             all verify. None for no signatures. It may hold ``{node}``, ``{rank}``, ``{job}`` and ``$VARIABLES``.
-        status: who writes a small status file below ``persistent_dir``, for ``deeppart watch``: the first rank of each
-            "node", every "rank", or "none".
         metrics_file: file that gets the figures of this rank in the text format of Prometheus; None for none. With
             ``{rank}`` in it, every rank writes one, otherwise the first rank of each node. A file that holds something
             else is refused.
         events_file: likewise, file that gets a line of JSON for each event: checkpoints, restores, start and end.
+        parity_tolerate: nodes of each parity group that may be lost; None for 1.
+        protection: what happens if the job has too few nodes for the partner and parity levels asked for: "best"
+            goes on with the best that these nodes can give, and says so; "strict" refuses to start.
+        parity_group: nodes in a parity group, at least; None for 8, or all where there are fewer.
+        scrub_bandwidth: bytes per second and node at which what lies on nodes is read again and checked in the
+            background; None for never.
+        node_size: treat that many consecutive ranks as one node; None: ranks are on one node if its name
+            is the same, as Slurm or the host says it.
+        encode_threads: chunks that a rank encodes at a time; None for its share of the processors of its node less
+            one, at most 4.
+        machine: a file that ``deeppart-sim calibrate`` has written here; what it measured of tensors is used.
+        kappa: cost of one more tensor in a share, in bytes that could be copied meanwhile; None for that of
+            ``machine``, or the default.
+        status: who writes a small status file below ``persistent_dir``, for ``deeppart watch``: the first rank of each
+            "node", every "rank", or "none".
 
     Raises:
         ConfigError: a setting that does not exist, an impossible value, or one that needs a feature this version does
@@ -222,10 +222,8 @@ class Config(_Origin):
         if self.machine is not None and self.kappa is None:
             object.__setattr__(self, "kappa", kappa_of(self.machine))
         check_positive("kappa", self.kappa, optional=True, zero=True)
-        for name, what in (("node_size", "ranks"), ("encode_threads", "threads")):
-            number = getattr(self, name)
-            if number is not None and (not is_int(number) or number < 1):
-                raise refusal(name, number, f"a whole number of {what}, at least 1, or None")
+        check_count("node_size", self.node_size, "ranks", optional=True)
+        check_count("encode_threads", self.encode_threads, "threads", optional=True)
         check_positive("scrub_bandwidth", self.scrub_bandwidth, optional=True)
         check_parity(self.parity_group, self.parity_tolerate)
         object.__setattr__(self, "sign_key_file", check_key_files(self.sign_key_file))

@@ -8,42 +8,40 @@ from .loader import ElasticDataLoader
 from .noise import NoiseScale, Norms
 from .parallel import ElasticDataParallel
 from .permutation import permuted
-from .progress import Member, Progress, Working, progress
+from .progress import Progress, ProgressMember, progress
 from .ranks import Ranks
 from .rules import AdamScale, AdaScale, LEGWScale, LinearScale, ScalingRule, SqrtScale
 from .shards import ShardedDataset
-from .steps import Batch, Place, Share, shares
-from .stop_request import Told, leave, should_stop
+from .steps import Batch, DataPosition, MicroBatch, micro_batches
+from .stop_request import leave, should_stop
 
 __all__ = [
     "Accumulator",
     "AdaScale",
     "AdamScale",
     "Batch",
+    "DataPosition",
     "ElasticDataLoader",
     "ElasticDataParallel",
     "ElasticSampler",
     "LEGWScale",
     "LinearScale",
-    "Member",
+    "MicroBatch",
     "NoiseScale",
     "Norms",
-    "Place",
     "Progress",
+    "ProgressMember",
     "Ranks",
     "ScalingRule",
     "ShardedDataset",
-    "Share",
     "SqrtScale",
-    "Told",
-    "Working",
     "current_epoch",
     "finished_epochs",
     "leave",
+    "micro_batches",
     "permuted",
     "progress",
     "remaining_epochs_until",
-    "shares",
     "should_stop",
 ]
 

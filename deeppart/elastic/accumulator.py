@@ -138,8 +138,8 @@ class Accumulator(MutableMapping[str, Any]):
             )
         if not isinstance(key, str):  # ranks exchange them as JSON
             raise ConfigError("the name of a sum is a text", found=repr(key), where=f"accumulator {self.name}")
-        working = self._progress.loader
-        if working is None or working.counted:
+        loader = self._progress.loader
+        if loader is None or loader.counted:
             self._added[key] = _together(self._added[key], value.added) if key in self._added else value.added
 
     # --- reading: outside of a block, as of an empty dict -------------------------------------------------------------

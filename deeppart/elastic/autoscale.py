@@ -11,9 +11,9 @@ from typing import Any
 from deeppart.errors import ConfigError, StorageError
 from deeppart.plan.goodput import Bounds, GradientNoise, Throughput, better_step
 
-from .profile import Profile, Timed, goodput_of, write_profile
+from .profile import Profile, TimedSteps, goodput_of, write_profile
 from .ranks import Ranks
-from .steps import Batch, Share
+from .steps import Batch, MicroBatch
 
 #: A profile of fewer steps of a kind says little: the first ones are slower.
 _LEAST_STEPS = 3
@@ -27,11 +27,16 @@ class StepTimes:
         self._sums: dict[tuple[int, int, bool], tuple[int, float]] = {}
         self._before: tuple[int, int, bool] | None = None
 
-    def note(self, share: Share, seconds: float) -> None:
+    def note(self, micro_batch: MicroBatch, seconds: float) -> None:
         """One micro-batch. The first after another kind is left out: memory is reserved in it."""
-        kind = (share.count, share.size, not share.ends_step)
+        kind = (micro_batch.count, micro_batch.size, not micro_batch.ends_step)
         before, self._before = self._before, kind
-        if share.size != share.whole or not share.weight or before is None or before[1] != share.size:
+        if (
+            micro_batch.size != micro_batch.whole
+            or not micro_batch.weight
+            or before is None
+            or before[1] != micro_batch.size
+        ):
             return
         count, total_s = self._sums.get(kind, (0, 0.0))
         self._sums[kind] = count + 1, total_s + seconds
@@ -42,7 +47,7 @@ class StepTimes:
             if count < _LEAST_STEPS:
                 continue
             del self._sums[local, batch, accumulating]
-            timed = Timed(self._nodes, self._ranks, local, accumulating, count, total_s / count)
+            timed = TimedSteps(self._nodes, self._ranks, local, accumulating, count, total_s / count)
             profile = profile.merged(Profile((timed,), batch))
         return profile
 
@@ -102,12 +107,6 @@ class Autoscale:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with what was measured before, on other sizes, too."""
         self.profile = replace(Profile.from_document(state["profile"]), bounds=self.bounds)
-
-
-def check_every(steps: int) -> None:
-    """Refuse what is no number of steps."""
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise ConfigError("impossible value for every", expected="an integer >= 1", found=repr(steps))
 
 
 def bounds_of(

@@ -16,8 +16,8 @@ from types import FrameType
 from deeppart.config import Allocation
 from deeppart.errors import LaunchError
 
-from .launching import SIGNALS, Ended, handled_by, heard
-from .node_agent import FAILED, NO_COMMAND, NOT_MET, PORT_TAKEN, TELL, Assignment
+from .launching import SIGNALS, RunResult, handled_by, handled_signals
+from .node_agent import FAILED, NO_COMMAND, NOT_MET, PORT_TAKEN, STOP_RANKS, Assignment
 from .stop_request import EXIT_CODE
 
 #: Between signals to ranks that have not ended; and looks for steps that Slurm does not know, or not any more.
@@ -49,19 +49,19 @@ _SRUN = (
 _OF_ALL, _OF_TASKS = ("SLURM_GPUS", "SLURM_GPUS_PER_SOCKET"), ("SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU")
 
 
-def divided(ranks: int, nodes: int) -> list[int]:
+def divide_ranks(ranks: int, nodes: int) -> list[int]:
     """Ranks of each node, as even as can be, the first ones with more; nodes without any are left out.
 
     Example:
-        >>> from deeppart.elastic.by_srun import divided
-        >>> divided(7, 3), divided(2, 3)
+        >>> from deeppart.elastic.by_srun import divide_ranks
+        >>> divide_ranks(7, 3), divide_ranks(2, 3)
         ([3, 2, 2], [1, 1])
     """
     each, more = divmod(ranks, nodes)
     return [each + (node < more) for node in range(min(ranks, nodes))]
 
 
-class BySrun:
+class SrunLauncher:
     """The nodes of an allocation, of which there may be fewer from one run to the next.
 
     A node is lost once its agent has not ended by itself: it could not be started, was killed, or Slurm has given the
@@ -90,18 +90,18 @@ class BySrun:
         """As of :class:`.launching.Launcher`."""
         return self._per_node * len(self.nodes())
 
-    def run(self, ranks: int) -> Ended:
+    def run(self, ranks: int) -> RunResult:
         """As of :class:`.launching.Launcher` (in the main thread: signals to this process go to all agents)."""
         # First: another thread may send at once, and must not signal the ranks of the run before.
         self._run, self._tells, self._told = "", False, None
         for _ in range(_TRIES):
             ended = self._run_at_a_port(ranks)
             if self._told is not None:
-                return Ended(EXIT_CODE, told=self._told)
+                return RunResult(EXIT_CODE, by_signal=self._told)
             if ended.code not in (PORT_TAKEN, _NO_STEP):
                 break
             if self._tells:  # to end: there are no ranks that could
-                return Ended(EXIT_CODE, node=ended.node)
+                return RunResult(EXIT_CODE, node=ended.node)
         if ended.code == _NO_STEP:
             self._lost |= self._without_step
         if ended.code == NO_COMMAND:
@@ -114,15 +114,15 @@ class BySrun:
             )
         return ended
 
-    def _run_at_a_port(self, ranks: int) -> Ended:
+    def _run_at_a_port(self, ranks: int) -> RunResult:
         nodes = self.nodes()
         if not nodes:
             raise LaunchError("Slurm has taken all nodes of this job back", where=f"job {self._job}")
         self._run, self._killed = uuid.uuid4().hex, False
         steps: dict[str, subprocess.Popen[bytes]] = {}
-        with handled_by(self._hear, heard()):
+        with handled_by(self._hear, handled_signals()):
             try:
-                self._start(steps, nodes, divided(ranks, len(nodes)))
+                self._start(steps, nodes, divide_ranks(ranks, len(nodes)))
                 return self._wait(steps)
             finally:
                 if any(step.poll() is None for step in steps.values()):
@@ -134,7 +134,7 @@ class BySrun:
     def send(self, number: signal.Signals) -> bool:
         """As of :class:`.launching.Launcher`. By Slurm: srun takes SIGTERM for a wish to kill the ranks at once.
 
-        SIGTERM goes to the ranks alone, by :data:`.node_agent.TELL`, which is sent until they have ended.
+        SIGTERM goes to the ranks alone, by :data:`.node_agent.STOP_RANKS`, which is sent until they have ended.
         """
         return self._send(number, asked=True)
 
@@ -147,7 +147,7 @@ class BySrun:
         if steps:  # what follows is known before they can end by it
             self._killed = self._killed or number == signal.SIGKILL
             self._tells = self._tells or (asked and number == signal.SIGTERM)
-            sent = TELL if number == signal.SIGTERM else number
+            sent = STOP_RANKS if number == signal.SIGTERM else number
             with contextlib.suppress(LaunchError):  # it is sent again
                 _ask("scancel", f"--signal={sent.name.removeprefix('SIG')}", *steps, check=False)
         return bool(steps)
@@ -166,10 +166,10 @@ class BySrun:
                 env={**os.environ, "SLURM_EXIT_ERROR": str(_NO_STEP)},
             )  # fmt: skip
 
-    def _wait(self, steps: dict[str, subprocess.Popen[bytes]]) -> Ended:
+    def _wait(self, steps: dict[str, subprocess.Popen[bytes]]) -> RunResult:
         """Until all nodes have ended: once one has failed, or has left, or this process is told, all are told."""
         running = dict(steps)
-        first: Ended | None = None
+        first: RunResult | None = None
         failed, hanging = set[str](), set[str]()
         self._without_step = set()
         next_s, until_s, waits, unmet, kills = 0.0, float("inf"), False, False, False
@@ -185,7 +185,7 @@ class BySrun:
                     (self._without_step if code == _NO_STEP else failed).add(node)
                 unmet = unmet or code == NOT_MET
                 if code == PORT_TAKEN or (code != 0 and first is None):
-                    first = Ended(code, node=node)
+                    first = RunResult(code, node=node)
                     # Ranks that leave may not be the ones that make the checkpoint.
                     others_s = max(_OTHERS_S, self._grace_s + _LATER_S) if code == EXIT_CODE else _OTHERS_S
                     until_s = time.monotonic() + others_s
@@ -199,14 +199,14 @@ class BySrun:
                 until_s = min(until_s, time.monotonic() + _OTHERS_S)
             if time.monotonic() > until_s:
                 if kills:  # Slurm does not know how these ended
-                    first = first or Ended(-signal.SIGKILL, node=next(iter(running)))
+                    first = first or RunResult(-signal.SIGKILL, node=next(iter(running)))
                     break
                 kills, until_s = True, time.monotonic() + _OTHERS_S
                 if not self._killed:
                     hanging = set(running)
                 self._send(signal.SIGKILL, asked=False)
         if first is None:
-            return Ended(0)
+            return RunResult(0)
         if unmet:  # those that the others have waited for, and not those that gave up; nor whom they left alone
             self._lost |= hanging
         elif first.code != PORT_TAKEN:  # others may have failed to meet there

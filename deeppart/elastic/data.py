@@ -14,16 +14,16 @@ from deeppart.errors import ConfigError, RestoreError
 
 from .permutation import permuted
 from .ranks import Ranks
-from .shards import VERSION, Lanes, ShardedDataset, ShardReader, Wanted, check_lanes, laid, settle
-from .steps import Place, Share, shares
+from .shards import VERSION, Lanes, SampleIndex, ShardedDataset, ShardReader, agree_on_lengths, check_lanes, lay_lanes
+from .steps import DataPosition, MicroBatch, micro_batches
 
 
 class ElasticSampler(Sampler[list[Any]]):
     """Micro-batches of indices for one rank: a ``batch_sampler`` for a DataLoader.
 
     A loader with workers takes micro-batches long before they are trained on. So the sampler has no place of its own
-    that could be saved: it goes on from the :class:`Place` that it is given, and notes what it has handed out, for
-    the loader, which knows when it arrives (:class:`deeppart.elastic.ElasticDataLoader`).
+    that could be saved: it goes on from the :class:`DataPosition` that it is given, and notes what it has handed out,
+    for the loader, which knows when it arrives (:class:`deeppart.elastic.ElasticDataLoader`).
 
     Args:
         length: samples of the data set.
@@ -33,9 +33,9 @@ class ElasticSampler(Sampler[list[Any]]):
         drop_last: leave out the samples that do not fill a step.
 
     Example:
-        >>> from deeppart.elastic import Batch, ElasticSampler, Place
+        >>> from deeppart.elastic import Batch, ElasticSampler, DataPosition
         >>> sampler = ElasticSampler(10, seed=0, rank=1, ranks=2, shuffle=False)
-        >>> sampler.begin(Place(epoch=0, passes=0, seen=0, batch=Batch(4)))
+        >>> sampler.begin(DataPosition(epoch=0, passes=0, seen=0, batch=Batch(4)))
         >>> list(sampler)
         [[2, 3], [6, 7], [9]]
     """
@@ -46,134 +46,63 @@ class ElasticSampler(Sampler[list[Any]]):
         self.length, self.seed = length, seed
         self._rank, self._ranks = rank, ranks
         self._shuffle, self._drop_last = shuffle, drop_last
-        self._place: Place | None = None
+        self._position: DataPosition | None = None
         #: What has been handed out and has not been taken, oldest first.
-        self.handed_out: deque[Share] = deque()
+        self.handed_out: deque[MicroBatch] = deque()
 
-    def begin(self, place: Place) -> None:
+    def begin(self, position: DataPosition) -> None:
         """The next iteration goes on from here."""
-        self._place = place
+        self._position = position
         self.handed_out.clear()
 
-    def decide(self, place: Place) -> None:
-        """Use the batch that a place has for later, if the sampler has not come so far; see :meth:`Place.batch_at`."""
-        self._place = place
+    def decide(self, position: DataPosition) -> None:
+        """Use the batches that a position has for later, where the sampler has not come so far."""
+        self._position = position
 
     def __iter__(self) -> Iterator[list[Any]]:
         """Indices of the micro-batches of this rank, up to the end of the pass."""
-        assert self._place is not None, "begin() says where"
-        seen = self._place.seen
+        assert self._position is not None, "begin() says where"
+        seen = self._position.seen
         while seen < self.length:
-            batch = self._place.batch_at(seen)
+            batch = self._position.batch_at(seen)
             if self._drop_last and self.length - seen < batch.size:
                 return
-            for share in shares(seen, self.length, batch, self._rank, self._ranks):
-                self.handed_out.append(share)
-                yield self._indices(share)
-                seen = share.seen
+            for micro_batch in micro_batches(seen, self.length, batch, self._rank, self._ranks):
+                self.handed_out.append(micro_batch)
+                yield self._indices(micro_batch)
+                seen = micro_batch.seen
 
-    def _indices(self, share: Share) -> list[Any]:
-        assert self._place is not None
-        places = np.arange(share.start, share.start + share.count)
+    def _indices(self, micro_batch: MicroBatch) -> list[Any]:
+        assert self._position is not None
+        places = np.arange(micro_batch.start, micro_batch.start + micro_batch.count)
         if self._shuffle:
-            places = permuted(places, self.length, self.seed, self._place.epoch, self._place.passes)
+            places = permuted(places, self.length, self.seed, self._position.epoch, self._position.passes)
         found: list[Any] = places.tolist()
         return found
 
 
-class ShardSampler(ElasticSampler):
-    """The same for a list of shards: what it hands out says which sample of which shard is meant.
-
-    Its length is that of :attr:`ElasticSampler.length`, which is set when all shards' lengths are known.
+class IndexedSampler(ElasticSampler):
+    """The samples of a data set with a length, as a loader uses it.
 
     Attributes:
-        lanes: of the pass under way.
+        reading: what a DataLoader reads by the indices that this hands out.
     """
 
-    def __init__(
-        self,
-        dataset: ShardedDataset[Any],
-        *,
-        seed: int,
-        rank: int,
-        ranks: int,
-        shuffle: bool = True,
-        drop_last: bool = False,
-    ) -> None:
-        super().__init__(0, seed=seed, rank=rank, ranks=ranks, shuffle=shuffle, drop_last=drop_last)
-        self._dataset = dataset
-        self.lanes = dataset.lanes
-        self._laid: tuple[tuple[int, int, int, int], Lanes] | None = None
-
-    def begin(self, place: Place) -> None:
-        """The next iteration goes on from here; a pass that begins has the lanes that the data set asks for."""
-        if not place.seen:
-            self.lanes = self._dataset.lanes
-        super().begin(place)
-
-    def _indices(self, share: Share) -> list[Any]:
-        lengths, shards = self._dataset.lengths, self._dataset.shards
-        assert lengths is not None
-        first = share.seen - share.size
-        spots = self._lanes().spots(first, share.seen, share.start - first, share.count)
-        return [
-            Wanted(spot.lane, spot.shard, shards[spot.shard], spot.offset, int(lengths[spot.shard])) for spot in spots
-        ]
-
-    def _lanes(self) -> Lanes:
-        """Of the pass; they are laid once in it."""
-        assert self._place is not None and self._dataset.lengths is not None
-        key = (self.seed, self._place.epoch, self._place.passes, self.lanes)
-        if self._laid is None or self._laid[0] != key:
-            order = np.arange(len(self._dataset.lengths))
-            if self._shuffle:
-                order = permuted(order, len(order), *key[:3])
-            self._laid = key, laid(self._dataset.lengths, self.lanes, order)
-        return self._laid[1]
-
-
-def data_of(
-    dataset: Dataset[Any] | ShardedDataset[Any], *, seed: int, ranks: Ranks, shuffle: bool, drop_last: bool
-) -> Data:
-    """What a loader needs of a data set."""
-    seed = _integer(seed)
-    if isinstance(dataset, ShardedDataset):
-        check_lanes(dataset, ranks.size)
-        sharded = ShardSampler(
-            dataset, seed=seed, rank=ranks.rank, ranks=ranks.size, shuffle=shuffle, drop_last=drop_last
-        )
-        return Sharded(dataset, sharded)
-    if isinstance(dataset, IterableDataset):
-        raise ConfigError(
-            "an iterable data set has no places that a job could go on at",
-            found=type(dataset).__name__,
-            todo="give deeppart.elastic.ShardedDataset a list of its shards, and a function that reads one",
-        )
-    length = len(dataset)  # type: ignore[arg-type]
-    sampler = ElasticSampler(length, seed=seed, rank=ranks.rank, ranks=ranks.size, shuffle=shuffle, drop_last=drop_last)
-    return Data(dataset, sampler)
-
-
-class Data:
-    """A data set with a length, and samples by their number, as a loader uses it.
-
-    ``reading`` is what a DataLoader reads by the sampler's indices; the sampler's length is right after :meth:`settle`.
-    """
-
-    def __init__(self, reading: Any, sampler: ElasticSampler) -> None:
-        self.reading, self.sampler = reading, sampler
+    def __init__(self, reading: Any, length: int, **order: Any) -> None:
+        super().__init__(length, **order)
+        self.reading = reading
 
     @property
-    def length(self) -> int | None:
+    def known_length(self) -> int | None:
         """Samples of an epoch; None until they are counted."""
-        return self.sampler.length
+        return self.length
 
-    def settle(self, ranks: Ranks, name: str) -> int:
+    def checked_length(self, ranks: Ranks, name: str) -> int:
         """Make sure of the length, before each pass and whenever it is needed (collective)."""
-        if (length := len(self.reading)) != self.sampler.length:
+        if (length := len(self.reading)) != self.length:
             raise ConfigError(
                 "the data set has changed its length",
-                expected=f"{self.sampler.length:,} samples, as when the loader was made",
+                expected=f"{self.length:,} samples, as when the loader was made",
                 found=f"{length:,}",
                 where=f"loader {name}",
                 todo="make a new loader for other data",
@@ -181,11 +110,11 @@ class Data:
         return length
 
     def state(self) -> dict[str, Any]:
-        """What checkpoints have of it beside the place."""
+        """What checkpoints have of the data set beside the position."""
         return {}
 
     def take(self, state: Mapping[str, Any], name: str) -> None:
-        """Compare with what a checkpoint has of it, and go on from it; the place has the rest."""
+        """Compare with what a checkpoint has of the data set, and go on from it; the position has the rest."""
         if "shards" in state:
             raise _other_kind(name, "shards", "samples by their number")
 
@@ -193,30 +122,62 @@ class Data:
         """A pass is over."""
 
 
-class Sharded(Data):
-    """A list of shards."""
+class ShardSampler(IndexedSampler):
+    """The same for a list of shards: what it hands out says which sample of which shard is meant.
 
-    def __init__(self, dataset: ShardedDataset[Any], sampler: ShardSampler) -> None:
-        super().__init__(ShardReader(dataset.open_shard, dataset.open_at, dataset.name), sampler)
-        self._shards = sampler
+    Attributes:
+        lanes: of the pass under way.
+    """
+
+    def __init__(self, dataset: ShardedDataset[Any], **order: Any) -> None:
+        super().__init__(ShardReader(dataset.open_shard, dataset.open_at, dataset.name), 0, **order)
         self._dataset = dataset
+        self.lanes = dataset.lanes
+        self._laid: tuple[tuple[int, int, int, int], Lanes] | None = None
         #: The digest of the lengths that a checkpoint has, where they are to be counted anew.
         self._expected: str | None = None
 
+    def begin(self, position: DataPosition) -> None:
+        """The next iteration goes on from here; a pass that begins has the lanes that the data set asks for."""
+        if not position.seen:
+            self.lanes = self._dataset.lanes
+        super().begin(position)
+
+    def _indices(self, micro_batch: MicroBatch) -> list[Any]:
+        lengths, shards = self._dataset.lengths, self._dataset.shards
+        assert lengths is not None
+        first = micro_batch.seen - micro_batch.size
+        spots = self._lanes().spots(first, micro_batch.seen, micro_batch.start - first, micro_batch.count)
+        return [
+            SampleIndex(spot.lane, spot.shard, shards[spot.shard], spot.offset, int(lengths[spot.shard]))
+            for spot in spots
+        ]
+
+    def _lanes(self) -> Lanes:
+        """Of the pass; they are laid once in it."""
+        assert self._position is not None and self._dataset.lengths is not None
+        key = (self.seed, self._position.epoch, self._position.passes, self.lanes)
+        if self._laid is None or self._laid[0] != key:
+            order = np.arange(len(self._dataset.lengths))
+            if self._shuffle:
+                order = permuted(order, len(order), *key[:3])
+            self._laid = key, lay_lanes(self._dataset.lengths, self.lanes, order)
+        return self._laid[1]
+
     @property
-    def length(self) -> int | None:
+    def known_length(self) -> int | None:
         """Of all shards together."""
         return self._dataset.samples
 
-    def settle(self, ranks: Ranks, name: str) -> int:
-        """As of :class:`Data`; samples are counted where lengths were not given."""
-        settle(self._dataset, ranks)
+    def checked_length(self, ranks: Ranks, name: str) -> int:
+        """As of :class:`IndexedSampler`; samples are counted where lengths were not given."""
+        agree_on_lengths(self._dataset, ranks)
         assert self._dataset.samples is not None
         if self._expected is not None:
             self._compare("lengths", self._expected, self._dataset.lengths_digest, name)
             self._expected = None
-        self.sampler.length = self._dataset.samples
-        return self.sampler.length
+        self.length = self._dataset.samples
+        return self.length
 
     def state(self) -> dict[str, Any]:
         """Their number, digests of their names and lengths, the lanes; and the lengths, if they had to be counted."""
@@ -227,12 +188,12 @@ class Sharded(Data):
                 "names": self._dataset.names,
                 "lengths": self._dataset.lengths_digest or self._expected,
                 "counted": self._dataset.counted,
-                "lanes": self._shards.lanes,
+                "lanes": self.lanes,
             }
         }
 
     def take(self, state: Mapping[str, Any], name: str) -> None:
-        """As of :class:`Data`."""
+        """As of :class:`IndexedSampler`."""
         if "shards" not in state:
             raise _other_kind(name, "samples by their number", "shards")
         saved = state["shards"]
@@ -245,7 +206,7 @@ class Sharded(Data):
             self._expected = saved["lengths"]
         elif saved["lengths"] is not None:
             self._compare("lengths", saved["lengths"], self._dataset.lengths_digest, name)
-        self._shards.lanes = saved["lanes"]
+        self.lanes = saved["lanes"]
 
     def close(self) -> None:
         """Close the shards that this process has open."""
@@ -267,6 +228,29 @@ class Sharded(Data):
                 todo="give the same list, sorted, with names that do not change (`name_of`); or restore the rest, and "
                 "begin anew with `loader.start_over(epoch)`",
             )
+
+
+def sampler_of(
+    dataset: Dataset[Any] | ShardedDataset[Any], *, seed: int, ranks: Ranks, shuffle: bool, drop_last: bool
+) -> IndexedSampler:
+    """The samples of a data set, for a loader."""
+    order = {
+        "seed": _integer(seed),
+        "rank": ranks.rank,
+        "ranks": ranks.size,
+        "shuffle": shuffle,
+        "drop_last": drop_last,
+    }
+    if isinstance(dataset, ShardedDataset):
+        check_lanes(dataset, ranks.size)
+        return ShardSampler(dataset, **order)
+    if isinstance(dataset, IterableDataset):
+        raise ConfigError(
+            "an iterable data set has no places that a job could go on at",
+            found=type(dataset).__name__,
+            todo="give deeppart.elastic.ShardedDataset a list of its shards, and a function that reads one",
+        )
+    return IndexedSampler(dataset, len(dataset), **order)  # type: ignore[arg-type]
 
 
 def _integer(seed: Any) -> int:

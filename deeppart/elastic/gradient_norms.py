@@ -6,14 +6,16 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from .noise import Norms, of_two_steps
-from .progress import Working
+
+if TYPE_CHECKING:
+    from .loader import ElasticDataLoader
 
 #: Of a model with so many elements each rank looks at some of them: to look at all is what costs then. Of fewer
 #: elements some say less, and all cost nothing.
@@ -36,13 +38,13 @@ _LEAST_ADAM_STEPS = 5
 #: many as keep it busy.
 _AT_A_TIME, _AT_A_TIME_ON_GPU = 1 << 17, 1 << 24
 #: Of a bucket, what is taken together: by the group, by how often it counts, and by the steps that Adam has made.
-Looked: TypeAlias = "dict[tuple[int, float, int | None], Alike]"
+NormGroups: TypeAlias = "dict[tuple[int, float, int | None], NormGroup]"
 #: A group, and a squared norm of some of its gradients.
 Norm = tuple[int, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ExchangedStep:
     """A step whose gradients are exchanged."""
 
     weight: float  # of this rank's batches
@@ -53,17 +55,17 @@ class Step:
     measured: bool = True  # false if its gradients are not those of its own batches alone
 
     @classmethod
-    def of(cls, working: Working, **more: Any) -> Step:
+    def of(cls, loader: ElasticDataLoader, **more: Any) -> ExchangedStep:
         """The one that the batch of a loader ends."""
-        base = working.base_size
-        return cls(working.step_weight, working.step_size, base, working.whole_size / base, **more)
+        base = loader.base_size
+        return cls(loader.step_weight, loader.step_size, base, loader.whole_size / base, **more)
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class PendingNorms:
     """The norms of a step, on their way."""
 
-    values: Later  # 2 or 3 for each group: as of Norms, or of two steps
+    values: DelayedNumbers  # 2 or 3 for each group: as of Norms, or of two steps
     work: Any  # the reduction, if the values are not copied after it; or None
     parts: int
     scale: float
@@ -81,7 +83,7 @@ class Measured:
         return Norms(tuple(values[:groups]), tuple(values[groups:]), self.parts, self.scale), False
 
 
-class Later:
+class DelayedNumbers:
     """Numbers of a tensor; from a GPU they are copied meanwhile, and nothing waits for it."""
 
     def __init__(self, values: torch.Tensor) -> None:
@@ -107,8 +109,9 @@ class GradientNorms:
     them. One reduction of a few numbers brings them together, and is looked at in the next step.
 
     Of a large model, where ranks have as many samples each, a rank takes the norms of a part of each gradient, of its
-    own and of the mean, another one in each step (:class:`Turn`). The sum over ranks is an estimate of the mean over
-    ranks of the norms of all, without bias: on average an element of one rank's gradient is as large as of another's.
+    own and of the mean, another one in each step (:class:`Rotation`). The sum over ranks is an estimate of the mean
+    over ranks of the norms of all, without bias: on average an element of one rank's gradient is as large as of
+    another's.
 
     Guarded by nothing: hooks run in the backward pass, their continuations before it ends, each with a bucket of its
     own.
@@ -136,8 +139,8 @@ class GradientNorms:
         self.turn = 0
         self._adam_steps: dict[torch.Tensor, int] = {}  # of those whose number is on a GPU
         #: The one whose gradients come next, and the one whose gradients have come.
-        self.coming: Step | None = None
-        self.step: Step | None = None
+        self.coming: ExchangedStep | None = None
+        self.step: ExchangedStep | None = None
 
     @property
     def groups(self) -> int:
@@ -156,29 +159,29 @@ class GradientNorms:
             return allreduce_hook(self._group, bucket)
         index, parameters = bucket.index(), bucket.parameters()
         gradients = _gradients(bucket.buffer(), parameters) or bucket.gradients()
-        turn = self._turn_of(self.step)
+        rotation = self._rotation_of(self.step)
         values = _values(gradients)
-        looked = self._looked_at(parameters, values, turn)
+        norm_groups = self._norm_groups(parameters, values, rotation)
         if self._size > 1 and self.step.weight:
-            self._own += _squared(looked, values)
+            self._own += _squared(norm_groups, values)
         exchanged = allreduce_hook(self._group, bucket)
-        if turn is None and index % self._size != self._rank:
+        if rotation is None and index % self._size != self._rank:
             return exchanged
 
         def after(future: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
             mean = future.value()
             if self._size == 1:
-                self._compare(looked, parameters, gradients)
+                self._compare(norm_groups, parameters, gradients)
             elif gradients[0].is_sparse:  # of all ranks' rows together
                 values = _values(gradients)
-                self._of_mean += _squared(self._looked_at(parameters, values, turn), values)
+                self._of_mean += _squared(self._norm_groups(parameters, values, rotation), values)
             else:
-                self._of_mean += _squared(looked, gradients)
+                self._of_mean += _squared(norm_groups, gradients)
             return mean
 
         return exchanged.then(after)
 
-    def finish(self, device: torch.device) -> Measured | None:
+    def finish(self, device: torch.device) -> PendingNorms | None:
         """The step's gradients are complete: bring their norms together (collective); None if there is nothing new."""
         step = self.step
         if step is None:
@@ -189,7 +192,7 @@ class GradientNorms:
         )
         if self._size > 1:
             # The mean over the ranks of what the weights made of the gradients is to be weighted by samples.
-            weight = step.weight if self._turn_of(step) else step.weight * self._size
+            weight = step.weight if self._rotation_of(step) else step.weight * self._size
             values = torch.cat([own / weight if weight else own, of_mean])
             if not step.measured:  # others may have measured theirs, and wait: a sum with this is no number
                 values.fill_(torch.nan)
@@ -208,7 +211,7 @@ class GradientNorms:
         if values.is_cuda and work is not None:
             work.wait()  # for the stream, not for this thread
             work = None
-        return Measured(Later(values), work, parts, step.size / step.base)
+        return PendingNorms(DelayedNumbers(values), work, parts, step.size / step.base)
 
     def forget(self) -> None:
         """What has come belongs to no step, and what comes next does not."""
@@ -233,7 +236,9 @@ class GradientNorms:
         for each in moved:
             self._adam_steps[each] += 1
 
-    def _compare(self, looked: Looked, parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
+    def _compare(
+        self, norm_groups: NormGroups, parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]
+    ) -> None:
         """One rank alone: with the step before, if that had the same number of samples."""
         assert self.step is not None
         gradients = [each.to_dense() for each in gradients]  # the step before had other rows
@@ -242,40 +247,40 @@ class GradientNorms:
             gradients = [each * factor for each in gradients]
         olds = [self._last[id(each)] for each in parameters if id(each) in self._last]
         if len(olds) == len(parameters) and self._last_size == self.step.size:
-            self._before += _squared(looked, olds)
-            self._now += _squared(looked, gradients)
+            self._before += _squared(norm_groups, olds)
+            self._now += _squared(norm_groups, gradients)
             means = [(old + new) / 2 for old, new in zip(olds, gradients, strict=True)]
-            self._of_mean += _squared(looked, means)
+            self._of_mean += _squared(norm_groups, means)
         self._last |= {id(each): new.detach().clone() for each, new in zip(parameters, gradients, strict=True)}
 
-    def _turn_of(self, step: Step) -> Turn | None:
+    def _rotation_of(self, step: ExchangedStep) -> Rotation | None:
         """What this rank looks at, if not at all."""
         if self._size == 1 or self._elements < LEAST_DIVIDED or step.size % self._size:
             return None
-        return Turn(self.turn, self._rank, self._size, self._elements)
+        return Rotation(self.turn, self._rank, self._size, self._elements)
 
-    def _looked_at(
-        self, parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], turn: Turn | None
-    ) -> Looked:
+    def _norm_groups(
+        self, parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], rotation: Rotation | None
+    ) -> NormGroups:
         """What this rank takes the norms of, preconditioned if they are to be."""
-        found: Looked = {}
+        found: NormGroups = {}
         for place, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
-            group, part, counts = self._group_of.get(id(parameter)), WHOLE, 1.0
+            group, part, counts = self._group_of.get(id(parameter)), WHOLE_TENSOR, 1.0
             if group is None:
                 continue
-            if turn is not None:
-                looked = turn.of(gradient.numel(), self._number_of[id(parameter)])
+            if rotation is not None:
+                looked = rotation.of(gradient.numel(), self._number_of[id(parameter)])
                 if looked is None:
                     continue
                 part, counts = looked
             state: Mapping[str, Any] = self._optimizer.state.get(parameter, {}) if self._preconditioned else {}
             moments = second_moments(state)
             steps = None if moments is None else self._steps_of(parameter, state)
-            if (alike := found.get((group, counts, steps))) is None:
+            if (norm_group := found.get((group, counts, steps))) is None:
                 scaling = None if steps is None else Scaling.of(self._optimizer.param_groups[group], steps)
                 # Of all of a model's gradients there is no room for what they are divided by; of parts there is.
-                alike = found[group, counts, steps] = Alike(scaling, counts, keeps=turn is not None)
-            alike.add(place, part, None if moments is None else _as_in_buckets(moments, parameter))
+                norm_group = found[group, counts, steps] = NormGroup(scaling, counts, keeps=rotation is not None)
+            norm_group.add(place, part, None if moments is None else _as_in_buckets(moments, parameter))
         return found
 
     def _summed(self, norms: Sequence[Norm], device: torch.device) -> torch.Tensor:
@@ -309,9 +314,9 @@ def _gradients(buffer: torch.Tensor, parameters: Sequence[torch.Tensor]) -> list
     return [each.view(parameter.shape) for each, parameter in zip(cut, parameters, strict=True)]
 
 
-def _squared(looked: Looked, gradients: Sequence[torch.Tensor]) -> list[Norm]:
+def _squared(norm_groups: NormGroups, gradients: Sequence[torch.Tensor]) -> list[Norm]:
     """Of what is looked at of a bucket's gradients."""
-    return [(group, alike.squared_norm(gradients)) for (group, _, _), alike in looked.items()]
+    return [(group, norm_group.squared_norm(gradients)) for (group, _, _), norm_group in norm_groups.items()]
 
 
 def _values(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -353,7 +358,7 @@ class Scaling:
         return cls(options["eps"] / correction, correction)
 
 
-class Alike:
+class NormGroup:
     """Gradients of a bucket whose squared norms are taken together, of a part of each.
 
     Most parts are so small that calling for each of them would be what costs.
@@ -362,11 +367,11 @@ class Alike:
     def __init__(self, scaling: Scaling | None, counts: float = 1.0, *, keeps: bool = False) -> None:
         self._scaling, self._keeps = scaling, keeps
         self._factor = counts if scaling is None else counts / scaling.correction**2
-        self._looked: list[tuple[int, Part]] = []
+        self._looked: list[tuple[int, TensorPart]] = []
         self._moments: list[torch.Tensor] = []
         self._kept: list[torch.Tensor] | None = None
 
-    def add(self, place: int, part: Part, moments: torch.Tensor | None = None) -> None:
+    def add(self, place: int, part: TensorPart, moments: torch.Tensor | None = None) -> None:
         """One more."""
         self._looked.append((place, part))
         if self._scaling is not None:
@@ -399,7 +404,7 @@ class Alike:
         return self._kept
 
 
-def _gathered(looked: Iterable[tuple[torch.Tensor, Part]]) -> Iterator[torch.Tensor]:
+def _gathered(looked: Iterable[tuple[torch.Tensor, TensorPart]]) -> Iterator[torch.Tensor]:
     """Parts of tensors, as few vectors of as many elements as are worked on at a time; only shapes decide which.
 
     Complex numbers are two real ones each, as Adam takes them.
@@ -447,7 +452,7 @@ def _summed(norms: list[torch.Tensor], device: torch.device) -> torch.Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TensorPart:
     """One of several parts of each tensor's elements: together they are all of them, and none is in two."""
 
     number: int = 0
@@ -470,11 +475,11 @@ class Part:
 
 
 #: All elements.
-WHOLE = Part()
+WHOLE_TENSOR = TensorPart()
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class Rotation:
     """What the ranks look at in a step: each at another part of every large tensor, and at others in the next step."""
 
     number: int  # of the step, from 0 on
@@ -482,14 +487,14 @@ class Turn:
     ranks: int
     elements: int  # of the whole model
 
-    def of(self, elements: int, number: int) -> tuple[Part, float] | None:
+    def of(self, elements: int, number: int) -> tuple[TensorPart, float] | None:
         """The part of a tensor, and how often what is found of it counts; None if it is another rank's turn.
 
         With that, the sum over ranks estimates what one rank would find of the whole tensor, without bias where all of
         them look at the same, or at what is alike on average.
         """
         if elements < LEAST_OF_TENSOR:
-            return (WHOLE, 1.0) if (self.number + number) % self.ranks == self.rank else None
+            return (WHOLE_TENSOR, 1.0) if (self.number + number) % self.ranks == self.rank else None
         times = max(1, min(self.elements // ENOUGH, elements // LEAST_OF_TENSOR))
         # Rows of matrices are often a power of two long, or a small multiple of one. Of an even number of parts a turn
         # would look at the same few columns of every row, and in most turns at none of those with large gradients.
@@ -497,7 +502,7 @@ class Turn:
         parts = times * self.ranks
         # Another part of each tensor: layers of a model have large gradients in the same places.
         turn = self.number + number
-        return Part((self.rank * times + turn * _stride(times, parts)) % parts, parts), float(times)
+        return TensorPart((self.rank * times + turn * _stride(times, parts)) % parts, parts), float(times)
 
 
 @cache

@@ -40,13 +40,13 @@ _OF_COMMAND = (
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class RunResult:
     """How the ranks of a job have ended."""
 
     code: int  # of the rank, or of the node, that ended first; below 0 if a signal has killed it
     rank: int | None = None  # which one it was, where that is known
     node: str | None = None  # where it was, in a job on several nodes
-    told: signal.Signals | None = None  # that this process got, which is why they ended
+    by_signal: signal.Signals | None = None  # that this process got, which is why they ended
 
     @property
     def where(self) -> str:
@@ -63,14 +63,14 @@ class Launcher(Protocol):
     def room(self) -> int | None:
         """The most ranks that these nodes can have; None for any number."""
 
-    def run(self, ranks: int) -> Ended:
+    def run(self, ranks: int) -> RunResult:
         """Start so many, and wait until they have ended."""
 
     def send(self, number: signal.Signals) -> bool:
         """From another thread: a signal to those that run; whether there are any."""
 
 
-class OnThisHost:
+class LocalLauncher:
     """All ranks on this host, started by torchrun's agent in this process."""
 
     def __init__(self, command: Sequence[str], grace_s: float) -> None:
@@ -85,7 +85,7 @@ class OnThisHost:
         """For any number."""
         return None
 
-    def run(self, ranks: int) -> Ended:
+    def run(self, ranks: int) -> RunResult:
         """As of :class:`Launcher`."""
         self._run_id = uuid.uuid4().hex
         store = _store()
@@ -101,15 +101,15 @@ class OnThisHost:
                 rdzv_backend="static",  # of one node: a meeting of several takes 0.3 s
                 rdzv_endpoint=f"localhost:{store.port}",  # which the agent shares: no other process can take it
                 rdzv_configs={"rank": 0},
-                signals_to_handle=",".join(number.name for number in heard()),
+                signals_to_handle=",".join(number.name for number in handled_signals()),
             )
-            told = ended.told or told
+            told = ended.by_signal or told
             return ended
         except OSError as error:
             raise LaunchError("the ranks cannot be started on this host", found=str(error)) from error
         finally:
             if ranks_of(self._run_id):
-                with deaf():
+                with signals_ignored():
                     end_those_left(self._run_id, told, self._grace_s)
 
     def send(self, number: signal.Signals) -> bool:
@@ -136,7 +136,7 @@ def _store() -> TCPStore:
 # --- the agent --------------------------------------------------------------------------------------------------------
 
 
-def run_agent(ranks: int, command: Sequence[str], grace_s: float, **options: Any) -> Ended:
+def run_agent(ranks: int, command: Sequence[str], grace_s: float, **options: Any) -> RunResult:
     """Run the ranks of this node until they end."""
     config = LaunchConfig(
         nproc_per_node=ranks,
@@ -151,7 +151,7 @@ def run_agent(ranks: int, command: Sequence[str], grace_s: float, **options: Any
             elastic_launch(config, first)(*more)
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
-        return Ended(failure.exitcode, rank)
+        return RunResult(failure.exitcode, rank)
     except OSError as error:
         if error.filename != first or error.errno not in _OF_COMMAND:
             raise
@@ -159,8 +159,8 @@ def run_agent(ranks: int, command: Sequence[str], grace_s: float, **options: Any
             "the command of the ranks cannot be started", found=str(error), todo="name a program, and its arguments"
         ) from error
     except SignalException as told:
-        return Ended(EXIT_CODE, told=signal.Signals(told.sigval))
-    return Ended(0)
+        return RunResult(EXIT_CODE, by_signal=signal.Signals(told.sigval))
+    return RunResult(0)
 
 
 @contextlib.contextmanager
@@ -258,7 +258,7 @@ def ended_by_signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    with handled_by(_end, heard()):
+    with handled_by(_end, handled_signals()):
         yield
 
 
@@ -267,9 +267,9 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 @contextlib.contextmanager
-def deaf() -> Iterator[None]:
+def signals_ignored() -> Iterator[None]:
     """Signals change nothing."""
-    with handled_by(signal.SIG_IGN, heard()):
+    with handled_by(signal.SIG_IGN, handled_signals()):
         yield
 
 
@@ -286,6 +286,6 @@ def handled_by(handler: Handler, numbers: Sequence[signal.Signals]) -> Iterator[
             signal.signal(number, signal.SIG_DFL if old is None else old)
 
 
-def heard() -> list[signal.Signals]:
+def handled_signals() -> list[signal.Signals]:
     """Of :data:`SIGNALS`, those that are not ignored."""
     return [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]

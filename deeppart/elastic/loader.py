@@ -12,14 +12,15 @@ from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
 
+from deeppart.config import check_count
 from deeppart.errors import ConfigError
 
-from .autoscale import Autoscale, bounds_of, check_every
-from .data import data_of
+from .autoscale import Autoscale, bounds_of
+from .data import sampler_of
 from .progress import Progress, progress
 from .ranks import Ranks, ranks_of_job
 from .shards import ShardedDataset
-from .steps import Batch, Place, Share, check_ranks, from_state, to_state
+from .steps import Batch, DataPosition, MicroBatch, check_ranks, from_state, to_state
 
 #: They say which samples there are, or in which order, which is for the elastic loader to say.
 _OWN = ("sampler", "batch_sampler", "shuffle", "batch_size", "drop_last")
@@ -85,16 +86,15 @@ class ElasticDataLoader:
         batch = Batch(batch_size, accumulation)
         check_ranks(batch, self._ranks.size)
         self._shuffle, self._drop_last = shuffle, drop_last
-        self._data = data_of(dataset, seed=seed, ranks=self._ranks, shuffle=shuffle, drop_last=drop_last)
-        self._sampler = self._data.sampler
-        self._inner = loader(self._data.reading, batch_sampler=self._sampler, **with_calm_workers(options))
+        self._sampler = sampler_of(dataset, seed=seed, ranks=self._ranks, shuffle=shuffle, drop_last=drop_last)
+        self._inner = loader(self._sampler.reading, batch_sampler=self._sampler, **with_calm_workers(options))
         self._ahead = steps_ahead(options)
         self._asked = batch
-        self._place = Place(0, 0, 0, batch)
+        self._position = DataPosition(0, 0, 0, batch)
         #: Of this epoch: loops that were begun, and passes that were over within a batch of another loader. Those are
         #: not gone through again by a job that goes on after that batch.
         self._begun = self._nested = self._turn = 0
-        self._share: Share | None = None
+        self._micro_batch: MicroBatch | None = None
         self._step_weight = 0.0
         self._left = False
         self._progress = progress
@@ -108,17 +108,17 @@ class ElasticDataLoader:
     @property
     def batch(self) -> Batch:
         """That of the next step."""
-        return self._place.batch
+        return self._position.batch
 
     @property
     def epoch(self) -> int:
         """The epoch that it is in, or that comes next."""
-        return self._place.epoch
+        return self._position.epoch
 
     @property
     def seen(self) -> int:
         """Samples that were handed out in this pass, to all ranks, in steps that are complete."""
-        return self._place.seen
+        return self._position.seen
 
     @property
     def ranks(self) -> Ranks:
@@ -172,7 +172,7 @@ class ElasticDataLoader:
 
     def set_epoch(self, epoch: int) -> None:
         """Go to an epoch, for loops that count epochs themselves; to the one that it is in, nothing changes."""
-        if epoch != self._place.epoch:
+        if epoch != self._position.epoch:
             self.start_over(epoch)
 
     def start_over(self, epoch: int | None = None) -> None:
@@ -181,8 +181,8 @@ class ElasticDataLoader:
         Args:
             epoch: to begin with; by default the one that it is in.
         """
-        self._place = self._place.next_pass(self._place.epoch if epoch is None else epoch, 0)
-        self._left, self._begun, self._nested, self._share = False, 0, 0, None
+        self._position = self._position.next_pass(self._position.epoch if epoch is None else epoch, 0)
+        self._left, self._begun, self._nested, self._micro_batch = False, 0, 0, None
 
     def set_batch(self, size: int, accumulation: int = 0) -> int:
         """Change the batch (every rank has to, after the same step).
@@ -198,11 +198,11 @@ class ElasticDataLoader:
         """
         batch = Batch(size, accumulation)
         check_ranks(batch, self._ranks.size)
-        place, at = self._place, self._place.seen
-        if self._share is not None:
-            at = self._share.seen
+        position, at = self._position, self._position.seen
+        if self._micro_batch is not None:
+            at = self._micro_batch.seen
             for _ in range(self._ahead):
-                at += place.batch_at(at).size
+                at += position.batch_at(at).size
             at = min(at, self._sampler.length)
             taken = self._sampler.handed_out[-1].seen if self._sampler.handed_out else 0
             if taken > at:
@@ -212,8 +212,8 @@ class ElasticDataLoader:
                     found=f"{taken:,} samples",
                     where=f"loader {self.name}, rank {self._ranks.rank}",
                 )
-        self._place = place.decided(at, batch)
-        self._sampler.decide(self._place)
+        self._position = position.decided(at, batch)
+        self._sampler.decide(self._position)
         return at
 
     def autoscale_batch_size(
@@ -242,14 +242,14 @@ class ElasticDataLoader:
         """
         if self._autoscale is not None:
             raise ConfigError("the batch of this loader follows the training already", where=f"loader {self.name}")
-        check_every(every)
+        check_count("every", every, "steps")
         bounds = bounds_of(self._asked, self._ranks.size, most, local_bounds, accumulate=gradient_accumulation)
         directory = None if profile_dir is None else Path(profile_dir)
         self._autoscale = Autoscale(bounds, self._ranks, every, directory)
         self._progress.join(self._progress.name_for("autoscale", f"{self.name}-autoscale"), self._autoscale)
-        pieces = math.ceil(self._place.batch.size / self._ranks.size / bounds.most_local)
-        if pieces > self._place.batch.accumulation + 1:
-            self.set_batch(self._place.batch.size, pieces - 1)
+        pieces = math.ceil(self._position.batch.size / self._ranks.size / bounds.most_local)
+        if pieces > self._position.batch.accumulation + 1:
+            self.set_batch(self._position.batch.size, pieces - 1)
 
     # --- iteration ----------------------------------------------------------------------------------------------------
 
@@ -258,10 +258,10 @@ class ElasticDataLoader:
 
         Collective where shards have to be counted.
         """
-        length = self._data.length
+        length = self._sampler.known_length
         if length is None:
-            length = self._data.settle(self._ranks, self.name)
-        steps = length / self._place.batch.size
+            length = self._sampler.checked_length(self._ranks, self.name)
+        steps = length / self._position.batch.size
         return math.floor(steps) if self._drop_last else math.ceil(steps)
 
     def __iter__(self) -> Iterator[Any]:
@@ -272,51 +272,51 @@ class ElasticDataLoader:
         validation, each loop is a pass of its own.)
         """
         in_loop = self._enter()
-        outer, share = self._progress.loader, None
-        of_outer = outer._share if isinstance(outer, ElasticDataLoader) else None
+        outer, micro_batch = self._progress.loader, None
+        of_outer = None if outer is None else outer._micro_batch
         if of_outer is None:
             self._begun += 1
-            if in_loop and self._begun <= self._place.passes - self._nested:
+            if in_loop and self._begun <= self._position.passes - self._nested:
                 return
-        self._sampler.begin(self._place)
+        self._sampler.begin(self._position)
         ended, loading, asked_at = False, True, None
         try:
             for batch in self._inner:
                 loading = False
-                share = self._sampler.handed_out.popleft()
-                begins = self._share is None or self._share.ends_step
-                self._share = share
-                self._step_weight = share.weight + (0.0 if begins else self._step_weight)
-                if share.ends_step:
-                    self._place = self._place.at(share.seen)
+                micro_batch = self._sampler.handed_out.popleft()
+                begins = self._micro_batch is None or self._micro_batch.ends_step
+                self._micro_batch = micro_batch
+                self._step_weight = micro_batch.weight + (0.0 if begins else self._step_weight)
+                if micro_batch.ends_step:
+                    self._position = self._position.at(micro_batch.seen)
                 self._progress.loader = self
                 yield batch
-                if self._share is not share:
+                if self._micro_batch is not micro_batch:
                     raise self._moved()
-                asked_at = self._after_batch(share, asked_at)
+                asked_at = self._after_batch(micro_batch, asked_at)
                 loading = True
             ended, loading = True, False
         finally:
             # Within a batch of another loader: that one is still under way. (Both in a zip() have had more since.)
-            nested = of_outer is not None and isinstance(outer, ElasticDataLoader) and outer._share is of_outer
+            nested = of_outer is not None and outer is not None and outer._micro_batch is of_outer
             self._progress.loader = outer if nested else None
-            if self._share is share:  # otherwise its place was changed within the loop, and holds
+            if self._micro_batch is micro_batch:  # otherwise its place was changed within the loop, and holds
                 over = ended or nested
-                self._share, self._left = None, not (over or loading)
+                self._micro_batch, self._left = None, not (over or loading)
                 if over:
                     self._end_pass(in_loop=in_loop, nested=nested)
-            self._data.close()
+            self._sampler.close()
 
-    def _after_batch(self, share: Share, asked_at: float | None) -> float | None:
+    def _after_batch(self, micro_batch: MicroBatch, asked_at: float | None) -> float | None:
         """The next batch is asked for: note how long the one before took, and decide about the next ones' size."""
         if self._autoscale is None:
             return None
         now = self._clock()
         if asked_at is not None:
-            self._autoscale.times.note(share, now - asked_at)
-        if not share.ends_step:
+            self._autoscale.times.note(micro_batch, now - asked_at)
+        if not micro_batch.ends_step:
             return now
-        changed = self._autoscale.after_step(self._place.batch_at(self._sampler.length), self._progress.trained)
+        changed = self._autoscale.after_step(self._position.batch_at(self._sampler.length), self._progress.trained)
         if changed is None:
             return now
         self.set_batch(changed.size, changed.accumulation)
@@ -324,17 +324,17 @@ class ElasticDataLoader:
 
     def _enter(self) -> bool:
         """Come to the epoch that the training is in; returns whether it counts them."""
-        if self._share is not None:
+        if self._micro_batch is not None:
             raise ConfigError(
                 "a loop over a loader begins in another one over the same loader",
                 where=f"loader {self.name}",
                 todo="use a loader for each",
             )
-        self._data.settle(self._ranks, self.name)
+        self._sampler.checked_length(self._ranks, self.name)
         epoch = self._progress.entered(self.name, self)
         if self._turn != self._progress.turn:
             self._turn, self._begun = self._progress.turn, 0
-        if epoch is not None and epoch != self._place.epoch:
+        if epoch is not None and epoch != self._position.epoch:
             self.start_over(epoch)
         elif self._left:
             self._end_pass(in_loop=epoch is not None, nested=False)
@@ -342,15 +342,15 @@ class ElasticDataLoader:
         return epoch is not None
 
     def _end_pass(self, *, in_loop: bool, nested: bool) -> None:
-        place = self._place
+        position = self._position
         if not in_loop:
-            self._place = place.next_pass(place.epoch + 1, 0)
+            self._position = position.next_pass(position.epoch + 1, 0)
             return
-        self._place = place.next_pass(place.epoch, place.passes + 1)
+        self._position = position.next_pass(position.epoch, position.passes + 1)
         if nested:
             self._nested += 1
         else:
-            self._begun = self._place.passes - self._nested
+            self._begun = self._position.passes - self._nested
 
     def _moved(self) -> ConfigError:
         return ConfigError(
@@ -359,19 +359,21 @@ class ElasticDataLoader:
             todo="leave the loop after load_state_dict() or start_over(): the next one begins there",
         )
 
-    def _current(self) -> Share:
-        if self._share is None:
+    def _current(self) -> MicroBatch:
+        if self._micro_batch is None:
             raise ConfigError(
                 "no batch is under way", where=f"loader {self.name}", todo="ask within the loop over the loader"
             )
-        return self._share
+        return self._micro_batch
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Its place: small values, the same on every rank."""
-        place = to_state(self._place, self._asked, self._sampler.seed, self._data.length, shuffle=self._shuffle)
-        return place | {"nested": self._nested} | self._data.state()
+        saved = to_state(
+            self._position, self._asked, self._sampler.seed, self._sampler.known_length, shuffle=self._shuffle
+        )
+        return saved | {"nested": self._nested} | self._sampler.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a place; the next loop does. If the loader was made with another batch than then, this one holds.
@@ -380,13 +382,15 @@ class ElasticDataLoader:
             RestoreError: the data set has another length or order than when the checkpoint was made, or other shards.
             ConfigError: its steps have fewer samples than there are ranks now.
         """
-        self._data.take(state, self.name)
-        place, seed = from_state(state, self._asked, self._data.length, shuffle=self._shuffle, name=self.name)
-        for each in (place.batch, *(batch for _, batch in place.later)):
+        self._sampler.take(state, self.name)
+        position, seed = from_state(
+            state, self._asked, self._sampler.known_length, shuffle=self._shuffle, name=self.name
+        )
+        for each in (position.batch, *(batch for _, batch in position.later)):
             check_ranks(each, self._ranks.size)
-        self._place, self._sampler.seed = place, seed
+        self._position, self._sampler.seed = position, seed
         self._begun = max(0, self._begun - 1) if self._turn == self._progress.turn else 0  # the one that is made again
-        self._left, self._nested, self._share = False, state.get("nested", 0), None
+        self._left, self._nested, self._micro_batch = False, state.get("nested", 0), None
 
 
 # --- options of the DataLoader ----------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from torch.distributed import DistError
 from deeppart.config import node_name
 from deeppart.errors import LaunchError
 
-from .launching import Ended, end_those_left, name_code, ranks_of, run_agent, send
+from .launching import RunResult, end_those_left, name_code, ranks_of, run_agent, send
 from .stop_request import EXIT_CODE
 
 #: Of this process: a rank has failed, there is no such command, the port of the rendezvous is taken, others have
@@ -34,7 +34,7 @@ _OF_THIS_NODE = 1
 #: Of the time for the meeting: who gives up after that has waited for others; who fails before, fails by itself.
 _LONG = 0.9
 #: That :mod:`.by_srun` sends.
-TELL = signal.SIGURG
+STOP_RANKS = signal.SIGURG
 #: What the agent itself ends by.
 _SIGNALS = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 #: Ranks that have ended are known to have, after that.
@@ -58,7 +58,7 @@ class Assignment:
         return json.dumps(asdict(self))
 
 
-class _Passing:
+class _SignalForwarder:
     """What this process hears, the ranks hear."""
 
     def __init__(self, run: str, grace_s: float) -> None:
@@ -69,13 +69,13 @@ class _Passing:
     def listen(self) -> None:
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, self._pass_on)
-        signal.signal(TELL, self._tell)
+        signal.signal(STOP_RANKS, self._tell)
         signal.signal(signal.SIGALRM, self._end)
 
     def end(self) -> None:
         """There are no ranks to tell; what comes late is not to change the exit code."""
         signal.setitimer(signal.ITIMER_REAL, 0.0)
-        for number in (signal.SIGTERM, signal.SIGUSR1, TELL, signal.SIGALRM, *_SIGNALS):
+        for number in (signal.SIGTERM, signal.SIGUSR1, STOP_RANKS, signal.SIGALRM, *_SIGNALS):
             signal.signal(number, signal.SIG_IGN)
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
@@ -109,10 +109,10 @@ class _Passing:
         send(ranks_of(self._run), signal.SIGKILL)
 
 
-def exit_code(ended: Ended) -> int:
+def exit_code(ended: RunResult) -> int:
     """What the process ends with."""
-    if ended.told is not None:
-        return 128 + int(ended.told)
+    if ended.by_signal is not None:
+        return 128 + int(ended.by_signal)
     if ended.code in (0, EXIT_CODE):
         return ended.code
     return EXIT_CODE if -ended.code in (signal.SIGTERM, signal.SIGUSR1) else FAILED
@@ -122,7 +122,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the ranks of this node."""
     os.environ.pop("SLURM_EXIT_ERROR", None)  # for the srun of this process, and not for those of ranks
     assignment = Assignment(**json.loads(arguments[0]))
-    passing = _Passing(assignment.run, assignment.grace_s)
+    passing = _SignalForwarder(assignment.run, assignment.grace_s)
     passing.listen()
     told, began_s = signal.SIGTERM, time.monotonic()
     try:
@@ -138,7 +138,7 @@ def main(arguments: Sequence[str]) -> int:
             rdzv_configs={"rank": assignment.node, "timeout": assignment.meet_s},
             signals_to_handle=",".join(number.name for number in _SIGNALS),
         )
-        told = ended.told or told
+        told = ended.by_signal or told
         code, said = exit_code(ended), f"{ended.where} on {node_name()}: {name_code(ended.code)}"
     except LaunchError as error:
         code, said = NO_COMMAND, f"{error.summary} on {node_name()}: {error.found}"

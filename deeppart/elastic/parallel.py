@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from deeppart.errors import ConfigError
 
-from .gradient_norms import GradientNorms, Later, Measured, Step
+from .gradient_norms import DelayedNumbers, ExchangedStep, GradientNorms, PendingNorms
 from .noise import NoiseScale
 from .progress import Progress, progress
 from .rules import AdamScale, AdaScale, ScalingRule
@@ -76,11 +76,11 @@ class ElasticDataParallel(DistributedDataParallel):
         self._frozen = [each for each in model.parameters() if not each.requires_grad]
         self._worth = 0.0
         self._base: int | None = None
-        self._measured: Measured | None = None
+        self._measured: PendingNorms | None = None
         #: Of the step before, until it is counted: its gain, and what it has moved. Fused optimizers find out on a GPU
         #: whether a loss scale was too large, and make no step then.
         self._made: tuple[float, list[torch.Tensor]] | None = None
-        self._skipped: Later | None = None
+        self._skipped: DelayedNumbers | None = None
         #: Within :meth:`no_sync`; and whether gradients were accumulated there since the last step.
         self._unsynced = self._by_hand = False
         #: Of each group the rate, and the one that the step under way has.
@@ -92,7 +92,7 @@ class ElasticDataParallel(DistributedDataParallel):
         optimizer.register_step_post_hook(self._after_step)
         optimizer.register_state_dict_pre_hook(self._put_back)  # after a step that failed, or was interrupted
         self.name = progress.name_for("parallel", name)
-        progress.join(self.name, self._Place(self))
+        progress.join(self.name, self._ScalingState(self))
         progress.trained = self
 
     @property
@@ -135,19 +135,19 @@ class ElasticDataParallel(DistributedDataParallel):
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """As of DistributedDataParallel; gradients of what it returns are weighted by the batch's samples."""
-        working = self._progress.loader
+        loader = self._progress.loader
         if not torch.is_grad_enabled():
             return super().forward(*inputs, **named)  # type: ignore[no-untyped-call]
-        self.require_backward_grad_sync = not self._unsynced and (working is None or working.ends_step)
-        if working is None:
+        self.require_backward_grad_sync = not self._unsynced and (loader is None or loader.ends_step)
+        if loader is None:
             self._norms.forget()
             return super().forward(*inputs, **named)  # type: ignore[no-untyped-call]
         if self._unsynced or self._adds_to_exchanged():
             self._by_hand = True
-        if working.ends_step and not self._unsynced:
-            self._norms.coming = Step.of(working, loss_scale=self._loss_scale(), measured=not self._by_hand)
+        if loader.ends_step and not self._unsynced:
+            self._norms.coming = ExchangedStep.of(loader, loss_scale=self._loss_scale(), measured=not self._by_hand)
         output = super().forward(*inputs, **named)  # type: ignore[no-untyped-call]
-        return _weighted(output, working.weight, needed=self.training)
+        return _weighted(output, loader.weight, needed=self.training)
 
     def _adds_to_exchanged(self) -> bool:
         """Gradients that come are added to such as were exchanged before, of which the optimizer has made no step."""
@@ -160,8 +160,8 @@ class ElasticDataParallel(DistributedDataParallel):
         return found
 
     def _before_step(self, optimizer: Any, arguments: Any, named: Any) -> None:
-        working = self._progress.loader
-        if working is not None and not working.ends_step:
+        loader = self._progress.loader
+        if loader is not None and not loader.ends_step:
             raise ConfigError(
                 "the optimizer makes a step while gradients are accumulated",
                 expected="optimizer.step() after the last batch of a step",
@@ -170,7 +170,7 @@ class ElasticDataParallel(DistributedDataParallel):
         self._put_back()  # if the step before failed
         self._take_in()
         has_closure = named.get("closure") is not None or any(callable(each) for each in arguments[1:])
-        step = Step.of(working) if has_closure and working is not None else self._norms.step
+        step = ExchangedStep.of(loader) if has_closure and loader is not None else self._norms.step
         if step is None:
             return
         self._refuse_changes()
@@ -182,7 +182,7 @@ class ElasticDataParallel(DistributedDataParallel):
         if not has_closure:
             self._measured = self._norms.finish(self._device)
         found_inf = getattr(optimizer, "found_inf", None)
-        self._skipped = None if found_inf is None else Later(found_inf)
+        self._skipped = None if found_inf is None else DelayedNumbers(found_inf)
         groups, factors = self._optimizer.param_groups, self.rule.factors(self._scale, self.noise, self._worth)
         self._rates = [(group["lr"], group["lr"] * factor) for group, factor in zip(groups, factors, strict=True)]
         for group, (_, rate) in zip(groups, self._rates, strict=True):
@@ -244,7 +244,7 @@ class ElasticDataParallel(DistributedDataParallel):
             self._measured = None
             self.noise.update(norms, of_two_steps=of_two_steps)
 
-    class _Place:
+    class _ScalingState:
         """What a checkpoint has of it, beside the module: that has a ``state_dict`` of its own."""
 
         def __init__(self, owner: ElasticDataParallel) -> None:

@@ -27,7 +27,7 @@ _MOST_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
+class TimedSteps:
     """Steps of one kind, and how long they took.
 
     Attributes:
@@ -41,8 +41,8 @@ class Timed:
         ConfigError: a number is impossible.
 
     Example:
-        >>> from deeppart.elastic.profile import Timed
-        >>> Timed(nodes=1, ranks=4, local_batch=32, accumulating=False, count=10, mean_s=0.061).kind
+        >>> from deeppart.elastic.profile import TimedSteps
+        >>> TimedSteps(nodes=1, ranks=4, local_batch=32, accumulating=False, count=10, mean_s=0.061).kind
         (1, 4, 32, False)
     """
 
@@ -68,7 +68,7 @@ class Timed:
         """What it is a mean over."""
         return self.nodes, self.ranks, self.local_batch, self.accumulating
 
-    def joined(self, other: Timed) -> Timed:
+    def joined(self, other: TimedSteps) -> TimedSteps:
         """The mean over both, of the same kind."""
         count = self.count + other.count
         return replace(self, count=count, mean_s=(self.mean_s * self.count + other.mean_s * other.count) / count)
@@ -85,26 +85,19 @@ class Profile:
         bounds: of batches; None if the job has one batch and keeps it.
 
     Example:
-        >>> from deeppart.elastic.profile import Profile
-        >>> first = Profile().with_step(nodes=1, ranks=4, local_batch=32, batch=128, seconds=0.06)
-        >>> later = first.with_step(nodes=1, ranks=4, local_batch=32, batch=128, seconds=0.08)
-        >>> [(timed.count, round(timed.mean_s, 3)) for timed in later.times]
+        >>> from deeppart.elastic.profile import Profile, TimedSteps
+        >>> first = Profile((TimedSteps(1, 4, 32, accumulating=False, count=1, mean_s=0.06),), largest_batch=128)
+        >>> both = first.merged(Profile((TimedSteps(1, 4, 32, accumulating=False, count=1, mean_s=0.08),), 128))
+        >>> [(timed.count, round(timed.mean_s, 3)) for timed in both.times]
         [(2, 0.07)]
-        >>> Profile.from_document(later.document()) == later
+        >>> Profile.from_document(both.document()) == both
         True
     """
 
-    times: tuple[Timed, ...] = ()
+    times: tuple[TimedSteps, ...] = ()
     largest_batch: int = 0
     noise: GradientNoise | None = None
     bounds: Bounds | None = None
-
-    def with_step(
-        self, *, nodes: int, ranks: int, local_batch: int, batch: int, seconds: float, accumulating: bool = False
-    ) -> Profile:
-        """The profile with one more step of ``batch`` samples, or with a micro-batch; as of :class:`Timed`."""
-        timed = Timed(nodes, ranks, local_batch, accumulating, 1, seconds)
-        return replace(self, times=_joined([*self.times, timed]), largest_batch=max(self.largest_batch, batch))
 
     def merged(self, newer: Profile) -> Profile:
         """What both have measured; noise and bounds are those of the newer one, if it has any."""
@@ -173,34 +166,19 @@ class Profile:
         )
 
 
-def fit_throughput(profile: Profile, near: Throughput | None = None) -> Throughput:
-    """The throughput model that is nearest to the times of a profile; quicker with an earlier one that is ``near``.
-
-    Raises:
-        ConfigError: nothing was measured, or scipy is missing.
-
-    Example:
-        >>> from deeppart.elastic.profile import fit_throughput
-        >>> from deeppart.elastic.profile import Profile
-        >>> profile = Profile()
-        >>> for ranks, local, seconds in [(1, 32, 0.042), (1, 64, 0.074), (2, 32, 0.062), (4, 64, 0.094)]:
-        ...     step = {"nodes": 1, "ranks": ranks, "local_batch": local, "batch": local * ranks}
-        ...     profile = profile.with_step(**step, seconds=seconds)
-        >>> round(float(fit_throughput(profile).step_s(1, 8, 32)), 2)
-        0.06
-    """
-    return fit(profile.measured(), near)
-
-
 def goodput_of(profile: Profile, near: Throughput | None = None) -> tuple[Goodput, Bounds]:
-    """Goodput, and what the batch may be.
+    """Goodput, by the throughput model nearest to the times, and what the batch may be.
 
     A job whose noise was not measured, or that has no bounds, keeps its batch: all its samples are worth the same.
 
+    Args:
+        profile: of the job.
+        near: the model of an earlier fit, from which this one is found sooner.
+
     Raises:
         ConfigError: nothing was measured, or scipy is missing.
     """
-    throughput = fit_throughput(profile, near)
+    throughput = fit(profile.measured(), near)
     if not profile.largest_batch:
         raise ConfigError("the profile of this job has no batch", todo="train for some steps first")
     if profile.noise is None or profile.bounds is None:
@@ -248,19 +226,19 @@ def read_profile(directory: Path) -> Profile | None:
         ) from error  # fmt: skip
 
 
-def _joined(times: Iterable[Timed]) -> tuple[Timed, ...]:
-    found: dict[tuple[int, int, int, bool], Timed] = {}
+def _joined(times: Iterable[TimedSteps]) -> tuple[TimedSteps, ...]:
+    found: dict[tuple[int, int, int, bool], TimedSteps] = {}
     for timed in times:
         before = found.get(timed.kind)
         found[timed.kind] = timed if before is None else before.joined(timed)
     return tuple(found[kind] for kind in sorted(found))
 
 
-def _timed(record: Mapping[str, Any]) -> Timed:
+def _timed(record: Mapping[str, Any]) -> TimedSteps:
     if type(record["accumulating"]) is not bool:
         raise TypeError("accumulating is no bool")
     nodes, ranks, local_batch = record["nodes"], record["ranks"], record["local_batch"]
-    return Timed(nodes, ranks, local_batch, record["accumulating"], record["count"], float(record["mean_s"]))
+    return TimedSteps(nodes, ranks, local_batch, record["accumulating"], record["count"], float(record["mean_s"]))
 
 
 def _bounds(record: Mapping[str, Any]) -> Bounds:

@@ -10,16 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import count
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from deeppart.errors import ConfigError, RestoreError
+
+if TYPE_CHECKING:
+    from .loader import ElasticDataLoader
 
 #: Of what ``state_dict`` gives.
 _VERSION = 1
 _KINDS = {"sums": "accumulator", "parallel": "model"}
 
 
-class Member(Protocol):
+class ProgressMember(Protocol):
     """What has a place of its own: a loader, or sums."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -27,38 +30,6 @@ class Member(Protocol):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from such values."""
-
-
-class Working(Protocol):
-    """A loader, and the batch that it has handed out last."""
-
-    @property
-    def weight(self) -> float:
-        """Of the batch's mean gradient in the mean over ranks."""
-
-    @property
-    def counted(self) -> int:
-        """Samples of the batch that count."""
-
-    @property
-    def ends_step(self) -> bool:
-        """True if the step is done after the batch."""
-
-    @property
-    def step_weight(self) -> float:
-        """The weights of this rank's batches in the step, up to this one."""
-
-    @property
-    def step_size(self) -> int:
-        """Samples of the step, all ranks together."""
-
-    @property
-    def whole_size(self) -> int:
-        """Samples of a step with this batch; the last one of an epoch may have fewer."""
-
-    @property
-    def base_size(self) -> int:
-        """Samples of a step as the loader was made."""
 
 
 class Progress:
@@ -84,7 +55,7 @@ class Progress:
         self._left = False
         #: A state was taken within an epoch, and no loop over data has begun since.
         self._taken = False
-        self._members: dict[str, Member] = {}
+        self._members: dict[str, ProgressMember] = {}
         self._waiting: dict[str, Mapping[str, Any]] = {}
         #: Members that were made within a loop over epochs. When a state is taken, they may be made once more, with
         #: what the state has of them: None for nothing.
@@ -93,7 +64,7 @@ class Progress:
         #: How often a loop over epochs has begun an epoch. Members count by it what comes in which order.
         self.turn = 0
         #: The loader whose batch is being worked on.
-        self.loader: Working | None = None
+        self.loader: ElasticDataLoader | None = None
         #: The model that is trained, where its gradients' noise is measured.
         self.trained: Any = None
 
@@ -112,7 +83,7 @@ class Progress:
         """True in the rest of an epoch in which a state was taken, up to the next loop over data."""
         return self._taken
 
-    def entered(self, name: str, member: Member) -> int | None:
+    def entered(self, name: str, member: ProgressMember) -> int | None:
         """The epoch, as :attr:`current_epoch`, for a loop over data that begins.
 
         Args:
@@ -194,7 +165,7 @@ class Progress:
             )
         return name
 
-    def join(self, name: str, member: Member) -> None:
+    def join(self, name: str, member: ProgressMember) -> None:
         """Register a member, which takes its place at once if a checkpoint has been restored before.
 
         One that cannot take it is none: the next one of this name may.

@@ -26,7 +26,7 @@ from deeppart._threads import start_thread
 from deeppart.errors import ConfigError, LaunchError
 from deeppart.extension import Step
 
-from .launching import Ended, Launcher, deaf, ended_by_signals, name_code
+from .launching import Launcher, RunResult, ended_by_signals, name_code, signals_ignored
 from .stop_request import EXIT_CODE
 
 _LOOK_EVERY_S = 0.1
@@ -49,7 +49,7 @@ class Options:
 class ElasticRun:
     """One job, to its end."""
 
-    def __init__(self, options: Options, wanted: Wanted, least: int, launcher: Launcher, events: Events) -> None:
+    def __init__(self, options: Options, wanted: WantedRanks, least: int, launcher: Launcher, events: Events) -> None:
         self._options, self._wanted, self._least = options, wanted, least
         self._launcher, self._events = launcher, events
         self._asked = False
@@ -68,7 +68,7 @@ class ElasticRun:
                 return self._told(signal.Signals(told.sigval))
 
     def _told(self, number: signal.Signals) -> int:
-        with deaf():  # others may follow
+        with signals_ignored():  # others may follow
             self._events.tell("told", signal=number.name)
         return EXIT_CODE if number in (signal.SIGTERM, signal.SIGUSR1) else 128 + int(number)
 
@@ -78,8 +78,8 @@ class ElasticRun:
         while True:
             ranks = self._ranks(wanted)
             ended = self._run_once(ranks, wanted)
-            if ended.told is not None:
-                return self._told(ended.told)
+            if ended.by_signal is not None:
+                return self._told(ended.by_signal)
             if ended.code == 0:
                 return 0
             newest = self._newest_step()
@@ -110,7 +110,7 @@ class ElasticRun:
             )
         return room
 
-    def _run_once(self, ranks: int, wanted: int) -> Ended:
+    def _run_once(self, ranks: int, wanted: int) -> RunResult:
         """Run so many ranks until they end."""
         self._asked = False
         self._events.tell("start", ranks=ranks, nodes=self._launcher.nodes()[:ranks] or None)
@@ -153,7 +153,7 @@ class ElasticRun:
                 if self._launcher.send(signal.SIGKILL):
                     until_s = float("inf")
 
-    def _count(self, ended: Ended, ranks: int, newest: int | None) -> None:
+    def _count(self, ended: RunResult, ranks: int, newest: int | None) -> None:
         """A failure: of how many in a row?"""
         there = self._options.checkpoints
         self._failures = 1 if newest != self._newest else self._failures + 1
@@ -182,7 +182,7 @@ class ElasticRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class RankRange:
     """Numbers of ranks that are allowed."""
 
     least: int
@@ -209,10 +209,10 @@ class Range:
         return ranks
 
 
-class Wanted:
+class WantedRanks:
     """The number of ranks that is wanted now: what was said last, by the schedule or in the file."""
 
-    def __init__(self, allowed: Range, schedule: Sequence[tuple[float, int]], file: Path | None) -> None:
+    def __init__(self, allowed: RankRange, schedule: Sequence[tuple[float, int]], file: Path | None) -> None:
         self._allowed, self._schedule, self._file = allowed, list(schedule), file
         self._text = ""
         if file is not None and self._is_ordinary(file) is False:

@@ -18,12 +18,14 @@ import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
+from deeppart.config import check_count
 from deeppart.errors import ConfigError, RanksDisagreeError, RemoteRankError
 
 from .permutation import MOST_PLACES, Int64s
@@ -91,51 +93,32 @@ class ShardedDataset(Generic[S]):
             )
         if not len(shards):
             raise ConfigError("a data set has no shards", todo="look at the pattern or the list that names them")
-        if isinstance(lanes, bool) or not isinstance(lanes, int) or lanes < 1:
-            raise ConfigError("impossible value for lanes", expected="an integer >= 1", found=repr(lanes))
+        check_count("lanes", lanes, "lanes")
         self.shards = shards
         self.open_shard = open_shard
         self.open_at = open_at
         self.lanes = lanes
         self._name_of = name_of
-        self._names: str | None = None
-        self._lengths: Int64s | None = None
-        self._digest: str | None = None
-        self._counted: str | None = None
+        #: Samples of each shard, int64[shards]; None until they are counted.
+        self.lengths: Int64s | None = None
+        #: Of the lengths; None until they are counted.
+        self.lengths_digest: str | None = None
+        #: The lengths, packed, if ranks have counted them: for checkpoints.
+        self.counted: str | None = None
         #: True if ranks are known to have the same shards.
         self.agreed = False
         if lengths is not None:
             self._take(np.asarray(lengths))
 
     @property
-    def lengths(self) -> Int64s | None:
-        """Samples of each shard, int64[shards]; None until they are counted."""
-        return self._lengths
-
-    @property
     def samples(self) -> int | None:
         """Of an epoch; None until they are counted."""
-        return None if self._lengths is None else int(self._lengths.sum())
+        return None if self.lengths is None else int(self.lengths.sum())
 
-    @property
+    @cached_property
     def names(self) -> str:
         """A digest of the names of all shards, in order."""
-        if self._names is None:
-            text = "\0".join(map(self.name, self.shards))
-            self._names = _digest(text.encode("utf-8", "surrogatepass"))
-        return self._names
-
-    @property
-    def lengths_digest(self) -> str | None:
-        """Of the lengths; None until they are counted."""
-        if self._digest is None and self._lengths is not None:
-            self._digest = _digest(_bytes(self._lengths))
-        return self._digest
-
-    @property
-    def counted(self) -> str | None:
-        """The lengths, packed, if ranks have counted them: for checkpoints."""
-        return self._counted
+        return _digest("\0".join(map(self.name, self.shards)).encode("utf-8", "surrogatepass"))
 
     def name(self, shard: S) -> str:
         """By what a shard is known."""
@@ -144,12 +127,12 @@ class ShardedDataset(Generic[S]):
     def take_counted(self, packed: str) -> None:
         """Take lengths that ranks have counted before."""
         self._take(np.frombuffer(zlib.decompress(base64.b64decode(packed)), "<i8"))
-        self._counted = packed
+        self.counted = packed
 
     def set_counted(self, lengths: Int64s) -> None:
         """Take lengths that ranks have counted now."""
         self._take(lengths)
-        self._counted = base64.b64encode(zlib.compress(_bytes(lengths))).decode("ascii")
+        self.counted = base64.b64encode(zlib.compress(_bytes(lengths))).decode("ascii")
 
     def _take(self, lengths: npt.NDArray[Any]) -> None:
         wrong = None
@@ -167,7 +150,8 @@ class ShardedDataset(Generic[S]):
                 expected=f"for each of {len(self.shards):,} shards the number of its samples",
                 found=wrong,
             )
-        self._lengths = lengths.astype(np.int64)
+        self.lengths = lengths.astype(np.int64)
+        self.lengths_digest = _digest(_bytes(self.lengths))
 
 
 def _bytes(lengths: Int64s) -> bytes:
@@ -182,7 +166,7 @@ def _digest(data: bytes) -> str:
 # --- the same shards on all ranks, and their lengths ------------------------------------------------------------------
 
 
-def settle(dataset: ShardedDataset[Any], ranks: Ranks) -> None:
+def agree_on_lengths(dataset: ShardedDataset[Any], ranks: Ranks) -> None:
     """Once for a data set (collective): afterwards its lengths are known, and the same on all ranks.
 
     Each of R ranks counts every R-th shard. All of them raise if one does.
@@ -267,7 +251,7 @@ def _compare(everybody: list[dict[str, Any]]) -> None:
 # --- which sample of which shard has a place in an epoch's order -----------------------------------------------------
 
 
-class Spot(NamedTuple):
+class SampleLocation(NamedTuple):
     """Where a sample is: the lane by which it is read, the number of its shard, its offset there."""
 
     lane: int
@@ -283,7 +267,7 @@ class Lanes:
     ends: Int64s  # int64[shards]: samples up to the end of each of these
     count: int  # of lanes
 
-    def spots(self, first: int, end: int, start: int = 0, count: int | None = None) -> list[Spot]:
+    def spots(self, first: int, end: int, start: int = 0, count: int | None = None) -> list[SampleLocation]:
         """Samples of a step that has the places from ``first`` to ``end``, exclusively."""
         places = np.arange(first, end)
         chosen = np.argsort(places % self.count, kind="stable")[start : None if count is None else start + count]
@@ -293,12 +277,12 @@ class Lanes:
         at = np.searchsorted(self.ends, on_line, side="right")
         starts = np.where(at > 0, self.ends[at - 1], 0)
         return [
-            Spot(*found)
+            SampleLocation(*found)
             for found in zip(lanes.tolist(), self.order[at].tolist(), (on_line - starts).tolist(), strict=True)
         ]
 
 
-def laid(lengths: Int64s, count: int, order: Int64s) -> Lanes:
+def lay_lanes(lengths: Int64s, count: int, order: Int64s) -> Lanes:
     """Lay shards into lanes."""
     return Lanes(order, np.cumsum(lengths[order]), min(count, len(lengths)))
 
@@ -306,7 +290,7 @@ def laid(lengths: Int64s, count: int, order: Int64s) -> Lanes:
 # --- samples out of shards --------------------------------------------------------------------------------------------
 
 
-class Wanted(NamedTuple):
+class SampleIndex(NamedTuple):
     """A sample that is to be read, of a shard with so many: the index that data loader workers are given."""
 
     lane: int
@@ -329,19 +313,19 @@ class ShardReader(Dataset[Any]):
         name: Callable[[Any], str],
     ) -> None:
         self._open_shard, self._open_at, self._name = open_shard, open_at, name
-        self._lanes: dict[int, _Open] = {}
-        self._of_parent: list[dict[int, _Open]] = []
+        self._lanes: dict[int, _OpenShard] = {}
+        self._of_parent: list[dict[int, _OpenShard]] = []
         self._process = os.getpid()
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what is open."""
         return vars(self) | {"_lanes": {}, "_of_parent": []}
 
-    def __getitems__(self, wanted: list[Wanted]) -> list[Any]:
+    def __getitems__(self, wanted: list[SampleIndex]) -> list[Any]:
         """As DataLoader asks for a batch."""
         return [self[each] for each in wanted]
 
-    def __getitem__(self, wanted: Wanted) -> Any:
+    def __getitem__(self, wanted: SampleIndex) -> Any:
         """A sample."""
         if os.getpid() != self._process:
             self._of_parent.append(self._lanes)  # what is done at their end is the parent's to do
@@ -363,7 +347,7 @@ class ShardReader(Dataset[Any]):
             for lane in list(self._lanes):
                 self._close(lane)
 
-    def _read(self, wanted: Wanted) -> Any:
+    def _read(self, wanted: SampleIndex) -> Any:
         at = self._lanes.get(wanted.lane)
         if at is None:
             at = self._lanes[wanted.lane] = self._opened(wanted)
@@ -380,17 +364,17 @@ class ShardReader(Dataset[Any]):
             self._close(wanted.lane)
         return sample
 
-    def _opened(self, wanted: Wanted) -> _Open:
+    def _opened(self, wanted: SampleIndex) -> _OpenShard:
         if wanted.offset and self._open_at is not None:
-            return _Open(wanted.number, wanted.offset, iter(self._open_at(wanted.shard, wanted.offset)))
-        return _Open(wanted.number, 0, iter(self._open_shard(wanted.shard)))
+            return _OpenShard(wanted.number, wanted.offset, iter(self._open_at(wanted.shard, wanted.offset)))
+        return _OpenShard(wanted.number, 0, iter(self._open_shard(wanted.shard)))
 
     def _close(self, lane: int) -> None:
         at = self._lanes.pop(lane, None)
         if at is not None and (close := getattr(at.samples, "close", None)) is not None:
             close()  # of a generator: what it has open is closed now
 
-    def _wrong(self, wanted: Wanted, found: str) -> ConfigError:
+    def _wrong(self, wanted: SampleIndex, found: str) -> ConfigError:
         return ConfigError(
             "a shard has another length than was said, or than was counted",
             expected=f"{wanted.length:,} samples",
@@ -401,7 +385,7 @@ class ShardReader(Dataset[Any]):
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenShard:
     """A shard that a lane is in, and the offset of the sample that comes next."""
 
     number: int

@@ -33,7 +33,7 @@ class Batch:
 
     Example:
         >>> from deeppart.elastic import Batch
-        >>> Batch(256, accumulation=1)  # each rank has its share of the 256 in two micro-batches
+        >>> Batch(256, accumulation=1)  # each rank has its part of the 256 in two micro-batches
         Batch(size=256, accumulation=1)
     """
 
@@ -50,7 +50,7 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class MicroBatch:
     """A micro-batch of one rank.
 
     Attributes:
@@ -62,8 +62,8 @@ class Share:
         whole: samples of a step that is not the last one of an epoch.
 
     Example:
-        >>> from deeppart.elastic import Batch, shares
-        >>> [(each.start, each.count) for rank in range(3) for each in shares(0, 100, Batch(10), rank, ranks=3)]
+        >>> from deeppart.elastic import Batch, micro_batches
+        >>> [(each.start, each.count) for rank in range(3) for each in micro_batches(0, 100, Batch(10), rank, ranks=3)]
         [(0, 4), (4, 3), (7, 3)]
     """
 
@@ -81,7 +81,7 @@ class Share:
         return self.count if self.weight else 0
 
 
-def shares(seen: int, length: int, batch: Batch, rank: int, ranks: int) -> list[Share]:
+def micro_batches(seen: int, length: int, batch: Batch, rank: int, ranks: int) -> list[MicroBatch]:
     """The micro-batches of a rank in the next step.
 
     Args:
@@ -91,20 +91,20 @@ def shares(seen: int, length: int, batch: Batch, rank: int, ranks: int) -> list[
         rank: of so many ``ranks``.
 
     Example:
-        >>> from deeppart.elastic.steps import Batch, shares
-        >>> [(share.start, share.count, share.weight) for share in shares(0, 100, Batch(10, accumulation=1), 0, 3)]
+        >>> from deeppart.elastic.steps import Batch, micro_batches
+        >>> [(each.start, each.count, each.weight) for each in micro_batches(0, 100, Batch(10, accumulation=1), 0, 3)]
         [(0, 2, 0.6), (2, 2, 0.6)]
-        >>> [(share.start, share.count, share.weight) for share in shares(98, 100, Batch(10), 2, 3)]
+        >>> [(each.start, each.count, each.weight) for each in micro_batches(98, 100, Batch(10), 2, 3)]
         [(98, 1, 0.0)]
     """
     size = min(batch.size, length - seen)
     start, count = _run(seen, size, rank, ranks)
     if not count:
-        return [Share(seen, 1, 0.0, True, seen + size, size, batch.size)]
+        return [MicroBatch(seen, 1, 0.0, True, seen + size, size, batch.size)]
     pieces = min(batch.accumulation + 1, count)
     runs = [_run(start, count, piece, pieces) for piece in range(pieces)]
     return [
-        Share(first, each, each * ranks / size, piece == pieces - 1, seen + size, size, batch.size)
+        MicroBatch(first, each, each * ranks / size, piece == pieces - 1, seen + size, size, batch.size)
         for piece, (first, each) in enumerate(runs)
     ]
 
@@ -127,8 +127,8 @@ def check_ranks(batch: Batch, ranks: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A place in the passes over a data set.
+class DataPosition:
+    """A position in the passes over a data set.
 
     Attributes:
         epoch: from 0 on.
@@ -139,9 +139,9 @@ class Place:
             seen.
 
     Example:
-        >>> from deeppart.elastic import Batch, Place
-        >>> place = Place(epoch=0, passes=0, seen=8, batch=Batch(4), later=((12, Batch(6)),))
-        >>> place.at(12).batch
+        >>> from deeppart.elastic import Batch, DataPosition
+        >>> position = DataPosition(epoch=0, passes=0, seen=8, batch=Batch(4), later=((12, Batch(6)),))
+        >>> position.at(12).batch
         Batch(size=6, accumulation=0)
     """
 
@@ -155,41 +155,41 @@ class Place:
         """That of the step that begins when so many samples are seen."""
         return next((batch for at, batch in reversed(self.later) if seen >= at), self.batch)
 
-    def at(self, seen: int) -> Place:
+    def at(self, seen: int) -> DataPosition:
         """Further on in the same pass."""
         later = tuple(each for each in self.later if each[0] > seen)
         return replace(self, seen=seen, batch=self.batch_at(seen), later=later)
 
-    def decided(self, at: int, batch: Batch) -> Place:
-        """The same place, where a batch holds from so many samples on. What was decided for before stays."""
+    def decided(self, at: int, batch: Batch) -> DataPosition:
+        """The same position, where a batch holds from so many samples on. What was decided for before stays."""
         before = tuple(each for each in self.later if each[0] < at)
         return replace(self, later=(*before, (at, batch))).at(self.seen)
 
-    def next_pass(self, epoch: int, passes: int) -> Place:
+    def next_pass(self, epoch: int, passes: int) -> DataPosition:
         """The beginning of a pass; what was decided for later holds from now on."""
         batch = self.later[-1][1] if self.later else self.batch
-        return Place(epoch, passes, 0, batch)
+        return DataPosition(epoch, passes, 0, batch)
 
 
-def to_state(place: Place, asked: Batch, seed: int, length: int | None, *, shuffle: bool) -> dict[str, Any]:
+def to_state(position: DataPosition, asked: Batch, seed: int, length: int | None, *, shuffle: bool) -> dict[str, Any]:
     """Small values for a checkpoint."""
     return {
-        "epoch": place.epoch,
-        "passes": place.passes,
-        "seen": place.seen,
+        "epoch": position.epoch,
+        "passes": position.passes,
+        "seen": position.seen,
         "seed": seed,
         "length": length,
         "order": VERSION if shuffle else 0,
-        "batch": [place.batch.size, place.batch.accumulation],
+        "batch": [position.batch.size, position.batch.accumulation],
         "asked": [asked.size, asked.accumulation],
-        "later": [number for at, batch in place.later for number in (at, batch.size, batch.accumulation)] or None,
+        "later": [number for at, batch in position.later for number in (at, batch.size, batch.accumulation)] or None,
     }
 
 
 def from_state(
     state: Mapping[str, Any], asked: Batch, length: int | None, *, shuffle: bool, name: str
-) -> tuple[Place, int]:
-    """The place and the seed of a checkpoint."""
+) -> tuple[DataPosition, int]:
+    """The position and the seed of a checkpoint."""
     if None not in (state["length"], length) and state["length"] != length:
         raise RestoreError(
             "the data set has another length than when the checkpoint was made",
@@ -221,7 +221,7 @@ def from_state(
     elif state["later"] is not None:
         for at, size, accumulation in zip(*[iter(state["later"])] * 3, strict=True):
             later.append((at, Batch(size, accumulation)))
-    return Place(state["epoch"], state["passes"], state["seen"], batch, tuple(later)), state["seed"]
+    return DataPosition(state["epoch"], state["passes"], state["seen"], batch, tuple(later)), state["seed"]
 
 
 def _order(version: int) -> str:

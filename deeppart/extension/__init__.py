@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from deeppart._lazy import lazy_names
 
 if TYPE_CHECKING:
     from deeppart.extension.codecs import codec
@@ -43,32 +44,24 @@ __all__ = [
     "write_step",
 ]
 
-#: Name -> module and name there, imported at first use: most come with torch, which the commands' help does without.
-_LATER = {
-    "Box": ("deeppart.model", "Box"),
-    "Content": ("deeppart.extension.export", "Content"),
-    "ForeignFile": ("deeppart.extension.foreign", "ForeignFile"),
-    "JobRanks": ("deeppart.extension.ranks", "JobRanks"),
-    "LeafType": ("deeppart.state.tensors.leaves", "LeafType"),
-    "Step": ("deeppart.extension.steps", "Step"),
-    "StopRequest": ("deeppart.extension.stop_request", "StopRequest"),
-    "choose": ("deeppart.extension.nested", "choose"),
-    "codec": ("deeppart.extension.codecs", "codec"),
-    "decode": ("deeppart.state.values", "decode_value"),
-    "encode": ("deeppart.state.values", "encode_value"),
-    "leaf_bytes": ("deeppart.state.tensors.leaves", "flat_bytes"),
-    "readable": ("deeppart.state.paths.keys", "readable"),
-    "write_file": ("deeppart.storage.files", "write_file"),
-    "write_step": ("deeppart.extension.importing", "write_step"),
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _LATER:
-        module, inner = _LATER[name]
-        return getattr(import_module(module), inner)
-    raise AttributeError(f"module 'deeppart.extension' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER})
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "Box": "deeppart.model",
+        "Content": "deeppart.extension.export",
+        "ForeignFile": "deeppart.extension.foreign",
+        "JobRanks": "deeppart.extension.ranks",
+        "LeafType": "deeppart.state.tensors.leaves",
+        "Step": "deeppart.extension.steps",
+        "StopRequest": "deeppart.extension.stop_request",
+        "choose": "deeppart.extension.nested",
+        "codec": "deeppart.extension.codecs",
+        "decode": "deeppart.state.values:decode_value",
+        "encode": "deeppart.state.values:encode_value",
+        "leaf_bytes": "deeppart.state.tensors.leaves:flat_bytes",
+        "readable": "deeppart.state.paths.keys",
+        "write_file": "deeppart.storage.files",
+        "write_step": "deeppart.extension.importing",
+    },
+    __all__,
+)

@@ -13,11 +13,11 @@ from deeppart.stopping import Agreement, Signals, WatchedFile, agreement_of_job
 class StopRequest:
     """Notes a signal to this process, or a change of a file; ranks agree whether any has received a request.
 
-    Children that are forked do not have the handlers.
+    Nothing is noted before :meth:`listen`, or the first question. Children that are forked do not have the handlers.
 
     Args:
         signals: to note.
-        file: rank 0 looks at it, once a second at most; None for none.
+        file: to be made or touched; rank 0 looks at it, once a second at most. None for none.
         chained: handlers that were there before are called, too.
 
     Example:
@@ -26,7 +26,7 @@ class StopRequest:
         >>> request = StopRequest([signal.SIGUSR1])
         >>> request.listen()
         >>> os.kill(os.getpid(), signal.SIGUSR1)
-        >>> request.agree(), request.reason
+        >>> request.should_stop(), request.reason
         (True, 'SIGUSR1')
         >>> request.end()
     """
@@ -42,6 +42,7 @@ class StopRequest:
         self._file = file
         self._watch: WatchedFile | None = None
         self._agreement: Agreement | None = None
+        self._stops = False
 
     @property
     def reason(self) -> str | None:
@@ -62,17 +63,26 @@ class StopRequest:
             is_watched = self._file is not None and self._agreement.rank == 0
             self._watch = WatchedFile(Path(self._file) if is_watched and self._file is not None else None)
 
-    def ask(self) -> bool:
-        """True on every rank if any had received a request at the call before (collective); waits for none."""
-        self.listen()
-        assert self._agreement is not None
-        return self._agreement.ask(self.reason is not None)
+    def should_stop(self) -> bool:
+        """True on every rank if any had received a request at the call before (collective): after each step.
+
+        No rank waits: a reduction of one number is begun at one call, and looked at in the next. Once the answer is
+        true it stays so, without any exchange.
+        """
+        if not self._stops:
+            self._stops = self._listening().ask(self.reason is not None)
+        return self._stops
 
     def agree(self) -> bool:
-        """True on every rank if any has received a request by now (collective); waits for all."""
+        """True on every rank if any has received a request by now (collective): waits for all. True stays true."""
+        if not self._stops:
+            self._stops = self._listening().agree(self.reason is not None)
+        return self._stops
+
+    def _listening(self) -> Agreement:
         self.listen()
         assert self._agreement is not None
-        return self._agreement.agree(self.reason is not None)
+        return self._agreement
 
     def end(self) -> None:
         """Finish what is under way between ranks, and put the handlers back that were there before."""

@@ -4,8 +4,9 @@ Checkpoints of others are read, and written, without executing anything that a f
 library that it is for; nothing else in deeppart imports the modules of trainers.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from deeppart._lazy import lazy_names
 from deeppart.interop.formats import load
 
 if TYPE_CHECKING:
@@ -13,10 +14,5 @@ if TYPE_CHECKING:
 
 __all__ = ["Imported", "import_checkpoint", "load"]
 
-
-def __getattr__(name: str) -> Any:
-    if name in ("Imported", "import_checkpoint"):  # with torch, for which the commands' completion need not wait
-        from deeppart.interop import importing
-
-        return getattr(importing, name)
-    raise AttributeError(f"module 'deeppart.interop' has no attribute {name!r}")
+_IMPORTING = "deeppart.interop.importing"
+__getattr__, __dir__ = lazy_names(__name__, {"Imported": _IMPORTING, "import_checkpoint": _IMPORTING}, __all__)

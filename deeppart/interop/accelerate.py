@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from deeppart import Checkpointer, Config, Pending, PerRank
+from deeppart import Checkpointer, Config, Pending
 from deeppart.interop.saving import Saving, refuse, require
 from deeppart.interop.training_state import own_generator, pack, rng_state, set_rng_state, unpack
+from deeppart.types import PerRank
 
 require("accelerate", "1.10", "deeppart.interop.accelerate")
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from deeppart import Checkpointer, Config, Pending, PerRank
+from deeppart import Checkpointer, Config, Pending
 from deeppart.errors import CheckpointError, ConfigError, DeeppartWarning, PerRankError
 from deeppart.interop.saving import Saving, refuse, require
 from deeppart.interop.training_state import (
@@ -29,6 +29,7 @@ from deeppart.interop.training_state import (
     set_rng_state,
     unpack,
 )
+from deeppart.types import PerRank
 
 require("deepspeed", "0.18", "deeppart.interop.deepspeed")
 

@@ -8,9 +8,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from deeppart import KeyFiles
 from deeppart.extension import write_step
 from deeppart.interop.formats import open_foreign
+from deeppart.types import KeyFiles
 
 Progress = Callable[[int, int], None]
 

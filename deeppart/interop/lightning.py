@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from deeppart import Checkpointer, Config, PerRank
+from deeppart import Checkpointer, Config
 from deeppart.errors import ConfigError
 from deeppart.interop.saving import Saving, refuse, require
 from deeppart.interop.training_state import pack, rng_state, set_rng_state, unpack
+from deeppart.types import PerRank
 
 require("lightning", "2.6", "deeppart.interop.lightning")
 

@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from deeppart import Checkpointer, Pending, PerRank
+from deeppart import Checkpointer, Pending
 from deeppart.errors import UnsupportedLeafError
 from deeppart.interop.saving import Saving, require
 from deeppart.interop.training_state import pack, unpack
+from deeppart.types import PerRank
 
 require("megatron-core", "0.15", "deeppart.interop.megatron")
 

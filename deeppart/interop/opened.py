@@ -68,8 +68,10 @@ class FileSpan:
 
     def check(self) -> None:
         """Compare the checksum, if that has not been done."""
-        room = memoryview(bytearray(0 if self._is_compared else min(PIECE_BYTES, self.nbytes)))
-        for start in range(0, 0 if self._is_compared else self.nbytes, PIECE_BYTES):
+        if self._is_compared:
+            return
+        room = memoryview(bytearray(min(PIECE_BYTES, self.nbytes)))
+        for start in range(0, max(1, self.nbytes), PIECE_BYTES):  # of nothing, too, there is a checksum
             self.read_into(start, room[: self.nbytes - start])
 
     def read_into(self, start: int, buffer: memoryview) -> None:
@@ -86,7 +88,7 @@ class FileSpan:
         self._is_compared = True
         if self._found != self._crc:
             raise CorruptFileError(
-                "a tensor of a foreign checkpoint is damaged",
+                "a record of an archive of torch.save is damaged",
                 expected=f"CRC-32 {self._crc:08x}",
                 found=f"{self._found:08x}",
                 where=f"{self._file.path}, {self._name}",

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from deeppart import SavedMember
 from deeppart.errors import StateError, UnsupportedLeafError
 from deeppart.extension import Content, readable
+from deeppart.types import SavedMember
 
 Path = tuple[Any, ...]
 #: Of an int, with its sign in 255 bytes.

@@ -287,10 +287,8 @@ def _check_places(entries: Mapping[str, Entry], offset: int, payload_bytes: int)
         raise ValueError(f"the tensors end at byte {offset}, the file at {end}")
 
 
-def encode_header(
-    tensors: Iterable[tuple[str, str, tuple[int, ...], int]], metadata: Mapping[str, str]
-) -> tuple[bytes, int]:
-    """The first bytes of a file, and the number of those that come after them."""
+def encode_header(tensors: Iterable[tuple[str, str, tuple[int, ...], int]], metadata: Mapping[str, str]) -> bytes:
+    """The first bytes of a file."""
     document: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
     offset = 0
     for name, dtype, shape, nbytes in tensors:
@@ -301,7 +299,7 @@ def encode_header(
     data += b" " * (-len(data) % LENGTH_BYTES)
     if len(data) > MOST_HEADER_BYTES:
         raise ValueError(f"a header of {len(data)} bytes")
-    return len(data).to_bytes(LENGTH_BYTES, "little") + data, offset
+    return len(data).to_bytes(LENGTH_BYTES, "little") + data
 
 
 class SafetensorsWriter:
@@ -384,7 +382,7 @@ class _Writing:
         """Write one file."""
         rows = [(tensor.name, tensor.dtype, tensor.shape, tensor.nbytes) for tensor in tensors]
         try:
-            header, _ = encode_header(rows, metadata)
+            header = encode_header(rows, metadata)
         except ValueError as error:
             raise StateError(
                 "there are too many names, or too many small values, for the header of a safetensors file",

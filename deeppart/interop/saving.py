@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
 from typing import Any, NoReturn
 
-from deeppart import Checkpointer, Config, Pending, PerRank
+from deeppart import Checkpointer, Config, Pending
+from deeppart.config import check_count
 from deeppart.errors import ConfigError, DeeppartError, as_error
 from deeppart.extension import StopRequest
+from deeppart.types import PerRank
 
 #: What becomes of leaves of each rank on another number of ranks, where the trainer's own checkpoints are rank 0's.
 OTHERS: PerRank = {"rng/*": "drop", "data": "strict", "*": "rank0"}
@@ -71,13 +73,13 @@ class Saving:
     def __init__(
         self, checkpointer: Checkpointer | Config | None = None, every: int = 1, *, sigterm: bool = False
     ) -> None:
-        if type(every) is not int or every < 1:
-            raise ConfigError("impossible value for every", expected="a number of steps, 1 or more", found=repr(every))
+        check_count("every", every, "steps")
         self._given = checkpointer if isinstance(checkpointer, Checkpointer) else None
         self._config = checkpointer if isinstance(checkpointer, Config) else None
         self._own: Checkpointer | None = None
         self._every = every
-        self._signal = StopSignal() if sigterm else None
+        self._sigterm = sigterm
+        self._request: StopRequest | None = None
         self._due = False
         #: The step that was restored, or is on its way to the persistent level: it need not be saved at the end.
         self._safe: int | None = None
@@ -126,12 +128,16 @@ class Saving:
     def begin(self) -> None:
         """Training begins (collective)."""
         self.stopped = self._due = False
-        if self._signal is not None:
-            self._signal.listen()
+        if self._sigterm and self._request is None:
+            # Only the main thread can note signals. Trainers whose handlers end at once by SIGTERM are to wait.
+            is_main = threading.current_thread() is threading.main_thread()
+            self._request = StopRequest([signal.SIGTERM] if is_main else [], chained=False)
+        if self._request is not None:
+            self._request.listen()
 
     def stepped(self, step: int) -> None:
         """A step was made (collective): note whether a checkpoint is due, and whether SIGTERM has come."""
-        if self._signal is not None and not self.stopped and self._signal.told():
+        if self._request is not None and not self.stopped and self._request.agree():
             self.stopped = self._due = True
         elif step % self._every == 0:
             self._due = True
@@ -153,8 +159,8 @@ class Saving:
 
         After an error the other ranks may never come, so nothing waits for them.
         """
-        if self._signal is not None:
-            self._signal.end()
+        if self._request is not None:
+            self._request.end()
         if self._own is not None:
             closing, self._own = self._own, None
             closing.__exit__(*((None, None, None) if error is None else (type(error), error, error.__traceback__)))
@@ -184,37 +190,3 @@ def or_refusal(make: Callable[[], Any]) -> Any:
         if refusal is not error:
             refusal.__cause__ = error
         return _Refused(refusal)
-
-
-class StopSignal:
-    """Notes SIGTERM, which launchers and batch systems send some time before they end a process for good.
-
-    Where ``torch.distributed`` is initialized, ranks agree by a reduction between their CPUs (a gloo group of its own)
-    which step is the last: a signal does not reach all of them at the same step.
-
-    Data loader workers and other children that are forked end by SIGTERM as they would without it. With
-    ``deeppart.elastic``, use ``should_stop()`` instead.
-    """
-
-    def __init__(self) -> None:
-        # Handlers that were there before are not called: trainers that end at once by SIGTERM are to wait.
-        self._request = StopRequest([signal.SIGTERM], chained=False)
-        self._listening = False
-
-    def listen(self) -> None:
-        """Begin (collective). Only the main thread can; in others, a signal is not noticed."""
-        if self._listening:
-            return
-        self._listening = True
-        if threading.current_thread() is not threading.main_thread():
-            self._request = StopRequest()
-        self._request.listen()
-
-    def told(self) -> bool:
-        """True on every rank if any has received it (collective)."""
-        return self._request.agree()
-
-    def end(self) -> None:
-        """Put back the handler that was there before."""
-        self._request.end()
-        self._listening = False

@@ -31,7 +31,7 @@ from torch import _weights_only_unpickler as weights_only
 
 from deeppart.errors import CorruptFileError, UnsupportedLeafError, short
 from deeppart.extension import Content, ForeignFile, LeafType, leaf_bytes
-from deeppart.interop.opened import PIECE_BYTES, FileSpan, Opened, Source, address_of, damage_named, tensors_in
+from deeppart.interop.opened import FileSpan, Opened, Source, address_of, damage_named, tensors_in
 from deeppart.interop.outline import Outline, arrays_remark, outline
 
 PICKLE = "data.pkl"
@@ -160,8 +160,7 @@ class _Storages:
         storage = memory.untyped_storage()
         self._made[key] = torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
         if record.nbytes:
-            span = FileSpan(self._archive.file, record.offset, record.nbytes, record.crc, f"storage {key}")
-            self.sources[address_of(memory)] = span
+            self.sources[address_of(memory)] = self._archive.span(record, f"storage {key}")
         return self._made[key]
 
     def check(self) -> None:
@@ -304,18 +303,11 @@ class Archive:
     def check(self) -> None:
         """See that every record has the bytes of which its CRC-32 is."""
         for name, record in self.records.items():
-            found = 0
-            for start in range(0, record.nbytes, PIECE_BYTES):
-                length = min(PIECE_BYTES, record.nbytes - start)
-                found = zlib.crc32(self.file.read_at(record.offset + start, length), found)
-            if found != record.crc:
-                raise CorruptFileError(
-                    "a record of an archive of torch.save is damaged",
-                    expected=f"CRC-32 {record.crc:08x}",
-                    found=f"{found:08x}",
-                    where=f"{self.where}, {short(name)}",
-                    todo="take another checkpoint; torch would load this one without a word",
-                )
+            self.span(record, name).check()
+
+    def span(self, record: _Record, name: str) -> FileSpan:
+        """Where the bytes of a record are."""
+        return FileSpan(self.file, record.offset, record.nbytes, record.crc, short(name))
 
     def _checked(self, infos: list[zipfile.ZipInfo]) -> dict[str, _Record]:
         records: dict[str, _Record] = {}

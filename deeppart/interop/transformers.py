@@ -16,10 +16,11 @@ from typing import Any
 
 import torch
 
-from deeppart import Checkpointer, Config, PerRank
+from deeppart import Checkpointer, Config
 from deeppart.errors import ConfigError, StateError
 from deeppart.interop.saving import Saving, refuse, require
 from deeppart.interop.training_state import rng_state, set_rng_state
+from deeppart.types import PerRank
 
 require("transformers", "5", "deeppart.interop.transformers")
 

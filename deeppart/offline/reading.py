@@ -85,9 +85,9 @@ def load(
     Returns:
         The nested state, with containers as saved, objects as what their ``state_dict()`` returned, tensors on the
         CPU, tied where they were tied; subclasses of tensors are dicts of what they are made of. Members of enums and
-        objects of dataclasses are :class:`SavedMember` and :class:`SavedRecord`, those of registered types their data,
-        unless their types were registered here, too (:func:`deeppart.register`). With ``keys``, containers hold only
-        what matched.
+        objects of dataclasses are :class:`~deeppart.types.SavedMember` and :class:`~deeppart.types.SavedRecord`, those
+        of registered types their data, unless their types were registered here, too (:func:`deeppart.register`). With
+        ``keys``, containers hold only what matched.
 
     Raises:
         RestoreError: no such checkpoint.

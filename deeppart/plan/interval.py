@@ -65,7 +65,7 @@ class LevelCost:
 
     Example:
         >>> import deeppart
-        >>> print(deeppart.LevelCost("local", 0.2, latency_s=1.5, restart_s=3, failures_per_s=1 / 86400))
+        >>> print(deeppart.types.LevelCost("local", 0.2, latency_s=1.5, restart_s=3, failures_per_s=1 / 86400))
         local: costs 200 ms, complete after 1.5 s, back after 3 s, needed once in 24 h
     """
 
@@ -107,7 +107,7 @@ class Waste:
 
     Example:
         >>> import deeppart
-        >>> print(deeppart.Waste(cost=0.005, rework=0.006, restart=0.001))
+        >>> print(deeppart.types.Waste(cost=0.005, rework=0.006, restart=0.001))
         1.2 % of the time: 0.5 % saving, 0.6 % done again, 0.1 % coming back
     """
 
@@ -139,7 +139,8 @@ class Cadence:
 
     Example:
         >>> import deeppart
-        >>> cadence = deeppart.Cadence(20.0, {"local": 1, "persistent": 15}, deeppart.Waste(0.005, 0.006, 0.001))
+        >>> waste = deeppart.types.Waste(0.005, 0.006, 0.001)
+        >>> cadence = deeppart.types.Cadence(20.0, {"local": 1, "persistent": 15}, waste)
         >>> cadence.interval_s("persistent")
         300.0
         >>> print(cadence)

@@ -78,7 +78,7 @@ def _of_checkpoint(
 
 
 def _of_level(name: str, about: str, field: str, tag: str = "") -> _Counted:
-    """A number of :class:`deeppart.LevelReport`, or of the event, summed up by level."""
+    """A number of :class:`deeppart.types.LevelReport`, or of the event, summed up by level."""
     return _Counted(f"level_{name}", about, LevelEnded, attrgetter(field), tag=tag, label="level")
 
 
@@ -261,7 +261,7 @@ def to_tensorboard(writer: ScalarWriter, report: Report, step: int | None = None
         >>> class Printer:
         ...     def add_scalar(self, tag, value, step):
         ...         print(tag, value, step)
-        >>> done = deeppart.LevelReport("done", seconds=1.5, nbytes=4000)
+        >>> done = deeppart.types.LevelReport("done", seconds=1.5, nbytes=4000)
         >>> report = deeppart.Report(100, 4000, 0, 0, 0.25, 0.0, {"capture": 0.25}, {"persistent": done})
         >>> to_tensorboard(Printer(), report)
         deeppart/blocked_s 0.25 100

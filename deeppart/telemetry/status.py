@@ -77,7 +77,7 @@ class ErrorStatus:
 
 @dataclass(frozen=True, slots=True)
 class ScrubStatus:
-    """As :class:`deeppart.ScrubReport`."""
+    """As :class:`deeppart.types.ScrubReport`."""
 
     cycles: int
     nbytes: int

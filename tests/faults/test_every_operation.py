@@ -167,7 +167,7 @@ def unfinished(directory: Path, lasting: bool, where: str) -> None:
     """A step that failed is no checkpoint; at worst, when even removing it was refused, it is a whole one."""
     try:
         loaded = deeppart.load(directory / "persistent", 4)
-    except (RestoreError, deeppart.FormatError, StorageError):
+    except (RestoreError, deeppart.errors.FormatError, StorageError):
         return
     assert lasting, where
     assert difference(state(4), loaded) is None, where

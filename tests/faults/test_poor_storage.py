@@ -208,7 +208,7 @@ storage.hang(0, 600.0, only=("fsync",))
 ck.checkpoint({"x": torch.zeros(1000)}, 1)
 try:
     ck.close()
-except deeppart.CheckpointError as error:
+except deeppart.errors.CheckpointError as error:
     assert "has not returned" in str(error), error
 print("closed", flush=True)
 """

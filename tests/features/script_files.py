@@ -41,7 +41,7 @@ def bits(item: Any) -> Any:
         return kind, getattr(item, "maxlen", None), made
     if isinstance(item, io.BytesIO):
         return kind, item.getvalue(), item.tell()
-    if dataclasses.is_dataclass(item) and not isinstance(item, (type, deeppart.SavedMember)):
+    if dataclasses.is_dataclass(item) and not isinstance(item, (type, deeppart.types.SavedMember)):
         slots = {name: getattr(item, name) for name in getattr(kind, "__slots__", ())}
         return kind, bits(dict(sorted({**slots, **getattr(item, "__dict__", {})}.items())))
     if hasattr(item, "__dict__") and kind.__name__ in ("Namespace", "SimpleNamespace"):

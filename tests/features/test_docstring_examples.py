@@ -13,10 +13,12 @@ import pytest
 
 import deeppart
 import deeppart.elastic
+import deeppart.errors
 import deeppart.partition
 import deeppart.testing
+import deeppart.types
 
-PUBLIC = (deeppart, deeppart.elastic, deeppart.partition, deeppart.testing)
+PUBLIC = (deeppart, deeppart.elastic, deeppart.errors, deeppart.partition, deeppart.testing, deeppart.types)
 MOST_LINES = 8
 
 

@@ -118,7 +118,7 @@ def test_a_forked_process_that_calls_is_refused(run_python: Run, tmp_path: Path)
                 for call in (ck.checkpoint, deeppart.checkpoint, ck.restore, deeppart.restore):
                     try:
                         call(state, 2)
-                    except deeppart.CheckpointError as error:
+                    except deeppart.errors.CheckpointError as error:
                         told.append(str(error))
                 ck.close()
                 ck.__exit__(ValueError, ValueError(), None)

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 import deeppart
-from deeppart.elastic.profile import Profile
+from deeppart.elastic.profile import Profile, TimedSteps
 from deeppart.plan.goodput import Bounds, GradientNoise
 from deeppart.storage import lineage, owner, timestamps
 from tests.fuzz.images import ManifestImage, PartImage
@@ -171,8 +171,8 @@ def _settings() -> Files:
     toml = 'persistent_dir = "ckpt"\nevery = { local = 0, persistent = 2 }\nkeep = { persistent = 3 }\ntimeout = 30.5\n'
     toml += 'compression = "zstd:3"\nnode_size = 2\nincremental = true\nmachine = "machine.toml"\n'
     machine = 'name = "lab"\nsource = "measured"\nbase = "llama3"\n[memory]\ncopy = "9 GB/s"\ntensor = "20 us"\n'
-    size: dict[str, Any] = {"nodes": 1, "ranks": 2, "local_batch": 8, "batch": 16}
-    profile = Profile(noise=GradientNoise(1.0, 2.0, 8), bounds=Bounds(8, 64, 16)).with_step(**size, seconds=0.5)
+    times = (TimedSteps(1, 2, 8, accumulating=False, count=1, mean_s=0.5),)
+    profile = Profile(times, 16, GradientNoise(1.0, 2.0, 8), Bounds(8, 64, 16))
     return {
         "ckpt/deeppart.json": json.dumps({"format": "deeppart", "version": 1, "lineage": "ef" * 16}).encode(),
         "ckpt/deeppart-runs.json": json.dumps({"format": "deeppart-runs", "version": 1, "runs": runs}).encode(),

@@ -25,7 +25,7 @@ def state(step: int) -> dict[str, Any]:
     return {"frozen": frozen, "adapter": torch.full((CHANGING,), float(step)), "step": step}
 
 
-def save(checkpointer: deeppart.Checkpointer, *steps: int) -> dict[str, deeppart.LevelReport]:
+def save(checkpointer: deeppart.Checkpointer, *steps: int) -> dict[str, deeppart.types.LevelReport]:
     for step in steps:
         pending = checkpointer.checkpoint(state(step), step)
         for level, report in pending.report.levels.items():

@@ -31,7 +31,7 @@ def state(step: int, rank: int, elements: int = 300_000) -> dict[str, Any]:
 
 def save(comm: Any, directory: Path, settings: dict[str, Any], steps: tuple[int, ...] = (1, 2)) -> dict[str, int]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", deeppart.PerRankNotice)
+        warnings.simplefilter("ignore", deeppart.errors.PerRankNotice)
         with deeppart.Checkpointer(config(directory, **settings), comm) as ck:
             for step in steps:
                 pending = ck.checkpoint(state(step, comm.rank), step)
@@ -47,7 +47,7 @@ def restore(comm: Any, directory: Path, settings: dict[str, Any]) -> tuple[int |
     live = state(0, comm.rank)
     saved_by = 4
     with deeppart.Checkpointer(config(directory, **settings), comm) as ck, warnings.catch_warnings():
-        warnings.simplefilter("ignore", deeppart.PerRankNotice)
+        warnings.simplefilter("ignore", deeppart.errors.PerRankNotice)
         step = ck.restore(live, per_rank="strict" if comm.size == saved_by else "drop")
         explanation = ck.explanation
     if step is None:

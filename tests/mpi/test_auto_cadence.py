@@ -83,7 +83,7 @@ def unlike(directory: Path, mistake: str) -> str:
             if mistake == "calls" and rank == 1:
                 ck.checkpoint(state, 2)
             ck.checkpoint(state, 3, force=mistake == "calls" or rank == 1)
-        except deeppart.RanksDisagreeError as error:
+        except deeppart.errors.RanksDisagreeError as error:
             return str(error)
     return ""
 

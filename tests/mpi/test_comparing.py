@@ -112,7 +112,7 @@ def unseen(comm: Any, directory: Path) -> tuple[int, tuple[str, ...], list[str],
             ck.restore(state, step=5)
             clean = len([line for line in ck.explanation if "suspect" in line])
     for each in caught:
-        if issubclass(each.category, deeppart.SuspectStepWarning):
+        if issubclass(each.category, deeppart.errors.SuspectStepWarning):
             loaded.append(str(each.message))
     return found, lines, explanation, clean, loaded
 
@@ -132,7 +132,7 @@ def test_an_element_of_a_trained_leaf_is_found_in_turn_and_makes_steps_suspect(r
     if run_on(2, lambda comm: comm.rank, *())[0] == 0:
         listing = {step.step: [leaf.path for leaf in step.suspect] for step in list_directory(shared_path).steps}
         assert listing == {step: ["weight"] * (1 < step < found) for step in range(1, found + 1)}
-        with pytest.warns(deeppart.SuspectStepWarning, match="weight"):
+        with pytest.warns(deeppart.errors.SuspectStepWarning, match="weight"):
             deeppart.load(shared_path, step=found - 1)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -217,7 +217,7 @@ def on_nodes(comm: Any, directory: Path) -> tuple[int, list[str], list[str]]:
         with deeppart.Checkpointer(own, comm) as ck:
             ck.restore({"weight": training.weight}, step=3)
             explanation = [line for line in ck.explanation if "suspect" in line]
-    said = [str(each.message) for each in caught if issubclass(each.category, deeppart.SuspectStepWarning)]
+    said = [str(each.message) for each in caught if issubclass(each.category, deeppart.errors.SuspectStepWarning)]
     return found, explanation, said
 
 

@@ -29,7 +29,7 @@ SCRIPT = """
     MPI.Finalize()
     if left:
         sys.exit(f"in MPI when MPI_Finalize has begun: {left}")
-    for expected in (deeppart.CheckpointError, deeppart.LaunchError):
+    for expected in (deeppart.errors.CheckpointError, deeppart.errors.LaunchError):
         try:
             saver.checkpoint(state, 99)
         except expected as error:
@@ -64,7 +64,7 @@ INITIALIZED_LATER = """
     for comm in [MPI.COMM_WORLD] + ([None] if sys.argv[1] == "2" else []):
         try:
             deeppart.Checkpointer(comm=comm)
-        except deeppart.LaunchError as error:
+        except deeppart.errors.LaunchError as error:
             assert "MPI is not initialized" in str(error) and "Init_thread" in str(error), error
         else:
             sys.exit("a communicator before MPI is initialized")

@@ -103,7 +103,7 @@ def scrubbed(comm: Any, directory: Path) -> tuple[bool, list[str]]:
             comm.Barrier()
             same = base.read_bytes() == good
             save(checkpointer, 3)
-    return same, [str(each.message) for each in caught if issubclass(each.category, deeppart.ScrubNotice)]
+    return same, [str(each.message) for each in caught if issubclass(each.category, deeppart.errors.ScrubNotice)]
 
 
 @pytest.mark.timeout(110)

@@ -51,7 +51,7 @@ def prepared_then_diverged(comm: Any, directory: Path) -> dict[str, Any]:
         assert ck.restore(again) == 2
     return {
         "exact": all(torch.equal(again[name], value) for name, value in wanted.items()),
-        "told": [str(each.message) for each in told if issubclass(each.category, deeppart.PerRankNotice)],
+        "told": [str(each.message) for each in told if issubclass(each.category, deeppart.errors.PerRankNotice)],
     }
 
 
@@ -68,7 +68,7 @@ def prepared_and_saved(comm: Any, directory: Path) -> dict[str, Any]:
     rank = comm.rank
     live = state(rank)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", deeppart.PerRankNotice)
+        warnings.simplefilter("ignore", deeppart.errors.PerRankNotice)
         with deeppart.Checkpointer(config(directory), comm) as ck:
             ck.prepare(live)
             wait_until(lambda: not ck.preparing)

@@ -47,7 +47,7 @@ def job(comm: Any, directory: Path, disks: str, **settings: Any) -> Iterator[dee
 
 def save(comm: Any, directory: Path, disks: str, **settings: Any) -> None:
     with warnings.catch_warnings(), job(comm, directory, disks, **settings) as ck:
-        warnings.simplefilter("ignore", deeppart.PerRankNotice)
+        warnings.simplefilter("ignore", deeppart.errors.PerRankNotice)
         for step in (1, 2):
             pending = ck.checkpoint(state(step, comm.rank), step)
             for level, report in pending.report.levels.items():

@@ -74,7 +74,7 @@ def save_tables(comm: Any, directory: Path) -> list[str]:
         with deeppart.Checkpointer(config(directory, replicated=patterns), comm) as ck:
             for step in (1, 2):
                 ck.checkpoint(tables(comm.rank), step=step).wait()
-    return [str(each.message) for each in caught if issubclass(each.category, deeppart.PerRankNotice)]
+    return [str(each.message) for each in caught if issubclass(each.category, deeppart.errors.PerRankNotice)]
 
 
 def restore_tables(comm: Any, directory: Path) -> Any:

@@ -66,7 +66,7 @@ def saving(comm: Any, directory: Path, owner: Any, name: str, on_rank: int) -> t
             for level in ("local", "persistent"):
                 try:
                     pending.wait(level, timeout=200)
-                except deeppart.CheckpointError as error:
+                except deeppart.errors.CheckpointError as error:
                     assert "MemoryError: none left" in str(error)
                     failed.append(level)
             found[step] = failed
@@ -129,7 +129,7 @@ def in_a_stage(comm: Any, directory: Path, names: list[str], error: BaseExceptio
                 try:
                     pending.wait(level)
                     levels.append("")
-                except deeppart.CheckpointError as caught:
+                except deeppart.errors.CheckpointError as caught:
                     levels.append(str(caught))
             try:
                 ck.checkpoint(state(2), 2).wait()
@@ -235,8 +235,8 @@ def unread_once(comm: Any, directory: Path, name: str, error: Exception) -> tupl
     ("name", "error"),
     [
         ("take_stock", MemoryError("the device is gone")),
-        ("list_steps", deeppart.StorageError("cannot list a directory", found="the device is gone")),
-        ("stored_part", deeppart.StorageError("cannot read a file", found="the device is gone")),
+        ("list_steps", deeppart.errors.StorageError("cannot list a directory", found="the device is gone")),
+        ("stored_part", deeppart.errors.StorageError("cannot read a file", found="the device is gone")),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -258,7 +258,7 @@ def copying(comm: Any, directory: Path, name: str) -> tuple[list[str], float]:
             try:
                 pending.wait("partner", timeout=200)
                 found.append("")
-            except deeppart.CheckpointError as error:
+            except deeppart.errors.CheckpointError as error:
                 found.append("none left" if "MemoryError: none left" in str(error) else str(error))
         assert not left[0], "it was never called"
     return found, time.monotonic() - began
@@ -282,7 +282,7 @@ def one_round_behind(comm: Any, directory: Path) -> tuple[list[list[str]], int |
             for level in ("local", "persistent"):
                 try:
                     pending.wait(level, timeout=200)
-                except deeppart.CheckpointError:
+                except deeppart.errors.CheckpointError:
                     failed[-1].append(level)
     live = state(0)
     with on_nodes(comm, directory) as ck:

@@ -97,7 +97,7 @@ def in_two_groups(directory: Path) -> None:
         refused = ""
         try:
             deeppart.Checkpointer(**settings(directory / "other"), comm=halves[1 - mine])
-        except deeppart.LaunchError as error:
+        except deeppart.errors.LaunchError as error:
             refused = error.summary
         tell(directory, ranks=ck.world_size, rank=ck.rank, refused=refused)
     dist.destroy_process_group()
@@ -114,7 +114,7 @@ def late(directory: Path) -> None:
     try:
         deeppart.Checkpointer(**given).close()
         error = ""
-    except deeppart.CommError as problem:
+    except deeppart.errors.CommError as problem:
         error = problem.summary
     (directory / f"given-up-{rank}").touch()
     with deeppart.Checkpointer(**settings(directory)) as ck:
@@ -147,7 +147,7 @@ def secrets(directory: Path) -> None:
     os.environ["DEEPPART_SECRET_FILE"] = str(file)
     try:
         deeppart.Checkpointer(**settings(directory) | {"timeout": 5.0})
-    except deeppart.PeerTimeoutError as error:
+    except deeppart.errors.PeerTimeoutError as error:
         tell(directory, error=str(error))
 
 

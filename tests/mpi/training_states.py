@@ -68,7 +68,7 @@ def save(comm: Any, directory: Path, **settings: Any) -> tuple[dict[str, Any], A
         with deeppart.Checkpointer(config(directory, **settings), comm) as ck:
             pending = ck.checkpoint(state, step=3)
             pending.wait(timeout=200)
-    notices = [str(w.message) for w in caught if issubclass(w.category, deeppart.PerRankNotice)]
+    notices = [str(w.message) for w in caught if issubclass(w.category, deeppart.errors.PerRankNotice)]
     return flat_bytes(state), (pending.report.raw_bytes, pending.report.per_rank_bytes, notices)
 
 

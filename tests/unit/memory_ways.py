@@ -176,7 +176,7 @@ def outcome(name: str, directory: Path, capture: str, moment: str) -> str:
             slow.end()
         try:
             pending.wait("persistent", 60)
-        except deeppart.CheckpointError as error:
+        except deeppart.errors.CheckpointError as error:
             reason = str(error)
             if difference(before, deeppart.load(directory, 1)["params"]) is not None:
                 return "the earlier checkpoint is damaged"

@@ -163,7 +163,7 @@ def test_load_goes_on_to_the_next_step_if_a_running_job_removes_the_one_it_reads
         monkeypatch.setattr(owner, name, train_on)
         assert deeppart.load(memory / "p")["step"] == 2
         monkeypatch.setattr(step_files, "FileSource", lambda path: FileSource(memory / "p" / "nothing"))
-        with pytest.raises(deeppart.StorageError, match="No such file"):
+        with pytest.raises(deeppart.errors.StorageError, match="No such file"):
             deeppart.load(memory / "p")
 
 

@@ -88,7 +88,7 @@ def test_close_gives_the_directory_back_and_the_next_call_begins_anew() -> None:
     deeppart.close()
     with deeppart.Checkpointer(deeppart.Config()) as ck:
         assert ck.restore(state(0)) == 1
-    with pytest.raises(deeppart.StepExistsError):
+    with pytest.raises(deeppart.errors.StepExistsError):
         deeppart.checkpoint(state(1), 1)
     deeppart.checkpoint(state(2), 2).wait(timeout=200)
 
@@ -100,7 +100,7 @@ def test_warnings_point_to_the_line_that_called(workplace: Path) -> None:
     pending = deeppart.checkpoint(state(2), 2)
     while not pending.finished:
         time.sleep(0.005)
-    with pytest.warns(deeppart.BackgroundFailureWarning) as caught:
+    with pytest.warns(deeppart.errors.BackgroundFailureWarning) as caught:
         deeppart.checkpoint(state(3), 3).wait(timeout=200)
         deeppart.close()
         with deeppart.Checkpointer(deeppart.Config()) as ck:

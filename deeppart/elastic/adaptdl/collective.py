@@ -25,13 +25,15 @@ def initialize(
     replica_rank: int | None = None,
     num_replicas: int | None = None,
 ) -> None:
-    """Connect all replicas by gloo (collective); ``init_process_group`` does it with another backend."""
+    """Connect all replicas by gloo (collective); :func:`init_process_group` does it with another backend."""
     host, port = master_addr or env.master_addr(), env.master_port() if master_port is None else master_port
-    connect("gloo", f"tcp://{host}:{port}" if port else None, num_replicas, replica_rank)
+    init_process_group("gloo", f"tcp://{host}:{port}" if port else None, num_replicas, replica_rank)
 
 
-def connect(backend: str, init_method: str | None, world_size: int | None, rank: int | None) -> None:
-    """Initialize torch.distributed by AdaptDL's variables, or the launcher's (collective)."""
+def init_process_group(
+    backend: str, init_method: str | None = None, world_size: int | None = None, rank: int | None = None
+) -> None:
+    """Connect all replicas: torch.distributed, by AdaptDL's variables or the launcher's (collective)."""
     if dist.is_initialized():
         raise ConfigError("the replicas are connected already", todo="call initialize(), or init_process_group(), once")
     rank = env.replica_rank() if rank is None else rank

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from deeppart._lazy import lazy_names
 from deeppart.interop.dcp.loading import load
 
 if TYPE_CHECKING:
@@ -24,22 +24,16 @@ __all__ = [
     "load",
 ]
 
-#: Name -> module, imported at first use: with torch.distributed.checkpoint, which ``load`` does without.
-_LATER = {
-    "BalancedSavePlanner": "deeppart.interop.dcp.planner",
-    "Snapshots": "deeppart.interop.dcp.snapshots",
-    "StorageReader": "deeppart.interop.dcp.storage_reader",
-    "StorageWriter": "deeppart.interop.dcp.storage_writer",
-    "TensorCodecExtension": "deeppart.interop.dcp.extension",
-    "extension_registry": "deeppart.interop.dcp.extension",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _LATER:
-        return getattr(import_module(_LATER[name]), name)
-    raise AttributeError(f"module 'deeppart.interop.dcp' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER})
+# With torch.distributed.checkpoint, which ``load`` does without.
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "BalancedSavePlanner": "deeppart.interop.dcp.planner",
+        "Snapshots": "deeppart.interop.dcp.snapshots",
+        "StorageReader": "deeppart.interop.dcp.storage_reader",
+        "StorageWriter": "deeppart.interop.dcp.storage_writer",
+        "TensorCodecExtension": "deeppart.interop.dcp.extension",
+        "extension_registry": "deeppart.interop.dcp.extension",
+    },
+    __all__,
+)

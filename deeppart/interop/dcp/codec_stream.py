@@ -52,23 +52,11 @@ _HEAD_BYTES = _HEAD.size + _DIGEST.size
 _HEADER = struct.Struct("<4s22xHH")
 _SIGNATURE = b"PK\x03\x04"
 _PICKLE, _STORAGE = b"/data.pkl", b"/data/0"
-#: Classes that pickles of torch name.
+#: Classes that pickles of torch name -> dtypes; quantized ones have no codec.
 _DTYPE_OF = {
-    f"torch {name}Storage": dtype
-    for name, dtype in {
-        "Double": "float64",
-        "Float": "float32",
-        "Half": "float16",
-        "BFloat16": "bfloat16",
-        "Long": "int64",
-        "Int": "int32",
-        "Short": "int16",
-        "Char": "int8",
-        "Byte": "uint8",
-        "Bool": "bool",
-        "ComplexDouble": "complex128",
-        "ComplexFloat": "complex64",
-    }.items()
+    f"torch {name}": str(dtype).removeprefix("torch.")
+    for dtype, name in torch.storage._dtype_to_storage_type_map().items()
+    if not name.startswith("Q")
 }
 _UNTYPED = "torch.storage UntypedStorage"
 

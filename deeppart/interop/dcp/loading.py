@@ -15,7 +15,7 @@ import zstandard
 from deeppart.errors import CorruptFileError, UnsupportedLeafError, short
 from deeppart.extension import ForeignFile, LeafType, choose, leaf_bytes, readable
 from deeppart.interop.dcp.codec_stream import DESCRIPTOR, decoded
-from deeppart.interop.dcp.metadata import DcpMetadata, Keys, Place, StoredTensor, read_metadata
+from deeppart.interop.dcp.metadata import DcpMetadata, FileRange, Keys, StoredTensor, read_metadata
 from deeppart.interop.dcp.names import GROUPS, nested
 from deeppart.interop.opened import PIECE_BYTES, Opened, Source, address_of
 from deeppart.interop.torch_file import Archive, open_archive, read_by_torch
@@ -124,13 +124,13 @@ class Files:
         self._directory, self._closing = directory, closing
         self._open: dict[str, ForeignFile] = {}
 
-    def file_of(self, place: Place) -> ForeignFile:
+    def file_of(self, place: FileRange) -> ForeignFile:
         """The file that a place is in."""
         if place.file not in self._open:
             self._open[place.file] = self._closing.enter_context(ForeignFile(self._directory / place.file))
         return self._open[place.file]
 
-    def read(self, place: Place, most_bytes: int, name: str) -> bytes | memoryview:
+    def read(self, place: FileRange, most_bytes: int, name: str) -> bytes | memoryview:
         """The bytes at a place, as they were before anything was done to them."""
         where = f"{self._directory / place.file}, {name}"
         if place.length > most_bytes:
@@ -172,7 +172,7 @@ def _decompressed(data: Any, most_bytes: int, where: str) -> bytes:
 _TRANSFORMS: Mapping[str, Callable[[Any, int, str], bytes]] = {_ZSTD: _decompressed, DESCRIPTOR: decoded}
 
 
-def read_value(files: Files, place: Place, name: str) -> Any:
+def read_value(files: Files, place: FileRange, name: str) -> Any:
     """What is no tensor."""
     return _unpacked(files.read(place, _MOST_VALUE_BYTES, name), f"{place.file}, {name}")
 
@@ -275,7 +275,7 @@ class _Pieces:
             rows.append((box.offset[0] * row_bytes if shape else 0, source))
         return rows
 
-    def _open_piece(self, box: Any, place: Place) -> Source | None:
+    def _open_piece(self, box: Any, place: FileRange) -> Source | None:
         """Where the elements of a piece are; None if they do not lie there in C order, and nothing else with them."""
         found = open_archive(
             Archive(self._files.file_of(place), place.offset, place.length, f"{place.file}, {self._name}")

@@ -53,7 +53,7 @@ Keys = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FileRange:
     """Where something is stored: bytes of a file in the directory."""
 
     file: str
@@ -70,7 +70,7 @@ class StoredTensor:
     dtype: torch.dtype
     shape: tuple[int, ...]
     #: The boxes that it is stored in, and where; together all of it, no element twice. None of them is empty.
-    chunks: tuple[tuple[Box, Place], ...]
+    chunks: tuple[tuple[Box, FileRange], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class DcpMetadata:
     """What is in a DCP directory, by name: tensors, and where anything else is stored."""
 
     tensors: Mapping[str, StoredTensor]
-    values: Mapping[str, Place]
+    values: Mapping[str, FileRange]
     #: Where in the nested state something stood, if that is known.
     paths: Mapping[str, Keys] = field(default_factory=dict)
 
@@ -219,7 +219,7 @@ def _checked(found: Any, where: str) -> DcpMetadata:
     _expect_kind(found, "Metadata")
     places = _places(found.part("storage_data"))
     tensors: dict[str, StoredTensor] = {}
-    values: dict[str, Place] = {}
+    values: dict[str, FileRange] = {}
     for name, what in dict(found.part("state_dict_metadata")).items():
         if type(name) is not str:
             raise ValueError(f"a name {short(name)}")
@@ -232,14 +232,14 @@ def _checked(found: Any, where: str) -> DcpMetadata:
 
 
 def _tensor(
-    name: str, what: Any, places: Mapping[tuple[str, tuple[int, ...] | None], Place], where: str
+    name: str, what: Any, places: Mapping[tuple[str, tuple[int, ...] | None], FileRange], where: str
 ) -> StoredTensor:
     shape, properties = _numbers(what.part("size")), what.part("properties")
     _expect_kind(properties, "TensorProperties")
     dtype = properties.state[0] if type(properties.state) is tuple else properties.part("dtype")
     if type(dtype) is not torch.dtype:
         raise ValueError(f"a dtype {short(dtype)}")
-    chunks: dict[Box, Place] = {}
+    chunks: dict[Box, FileRange] = {}
     for chunk in list(what.part("chunks")):
         _expect_kind(chunk, "ChunkStorageMetadata")
         box = Box(_numbers(chunk.part("offsets")), _numbers(chunk.part("sizes")))
@@ -257,8 +257,8 @@ def _tensor(
     return StoredTensor(dtype, shape, tuple(chunks.items()))
 
 
-def _places(found: Any) -> dict[tuple[str, tuple[int, ...] | None], Place]:
-    places: dict[tuple[str, tuple[int, ...] | None], Place] = {}
+def _places(found: Any) -> dict[tuple[str, tuple[int, ...] | None], FileRange]:
+    places: dict[tuple[str, tuple[int, ...] | None], FileRange] = {}
     for index, info in dict(found).items():
         _expect_kind(index, "MetadataIndex")
         _expect_kind(info, "_StorageInfo")
@@ -274,7 +274,7 @@ def _places(found: Any) -> dict[tuple[str, tuple[int, ...] | None], Place]:
         if type(fqn) is not str:
             raise ValueError(f"a name {short(fqn)}")
         name = fqn, None if begins is None else _numbers(begins)
-        places.setdefault(name, Place(file, offset, length, tuple(transforms)))
+        places.setdefault(name, FileRange(file, offset, length, tuple(transforms)))
     return places
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
@@ -58,7 +58,7 @@ def named(state: Mapping[Any, Any]) -> Named:
     """A state that is given to ``dcp.async_save``."""
     items: list[Item] = []
     tree = _dict(state, (), items)
-    _check_names(items)
+    by_name(items)
     return Named(tree, tuple(items))
 
 
@@ -185,19 +185,8 @@ def is_dense(tensor: torch.Tensor) -> bool:
     return plain and not (tensor.is_quantized or tensor.is_meta or tensor.is_nested)
 
 
-def _check_names(items: Collection[Item]) -> None:
-    names = {name_of(item[0]) for item in items}
-    if len(names) == len(items):
-        return
-    seen: set[str] = set()
-    for item in items:
-        if item.name in seen:
-            raise _same_name(item.path)
-        seen.add(item.name)
-
-
-def by_name(items: Iterable[Item], where: str) -> dict[str, Item]:
-    """Items by DCP's names."""
+def by_name(items: Iterable[Item], where: str = "") -> dict[str, Item]:
+    """Items by DCP's names, of which no two may be the same."""
     found: dict[str, Item] = {}
     for item in items:
         name = item.name

@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter, SavePlanner, StorageReader, StorageWriter
 
-from deeppart.config import check_step
+from deeppart.config import check_count, check_step
 from deeppart.errors import ConfigError, DeeppartError, RestoreError
 from deeppart.extension import ForeignFile
 from deeppart.interop.dcp.planner import BalancedSavePlanner
@@ -61,8 +61,7 @@ class Snapshots:
         background: bool = False,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
-        if type(every) is not int or every < 1:
-            raise ConfigError("impossible value for every", expected="a number of steps, at least 1", found=repr(every))
+        check_count("every", every, "steps")
         self.every = every
         self._parent, self._name = _template(path)
         self._planner, self._writer, self._reader = planner, writer, reader

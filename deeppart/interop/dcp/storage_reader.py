@@ -14,7 +14,7 @@ from torch.distributed.checkpoint import StorageReader as TorchStorageReader
 from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
 from torch.futures import Future
 
-from deeppart import Checkpointer, KeyFiles
+from deeppart import Checkpointer
 from deeppart.errors import (
     ConfigError,
     DeeppartError,
@@ -26,7 +26,8 @@ from deeppart.errors import (
 from deeppart.extension import Box
 from deeppart.interop.dcp.names import is_dense, step_of
 from deeppart.interop.dcp.storage_writer import StorageWriter, describe
-from deeppart.interop.dcp.stored import DirectorySource, SessionSource, Source, Stored, Wanted
+from deeppart.interop.dcp.stored import DirectorySource, SessionSource, Source, Stored, WantedBox
+from deeppart.types import KeyFiles
 
 
 class StorageReader(TorchStorageReader):
@@ -150,7 +151,7 @@ class StorageReader(TorchStorageReader):
         tensors = [item for item in plan.items if item.type is not LoadItemType.BYTE_IO]
         values = [item for item in plan.items if item.type is LoadItemType.BYTE_IO]
         together = self._source.ranks is not None
-        wanted: dict[str, list[Wanted]] = {}
+        wanted: dict[str, list[WantedBox]] = {}
         pickled: list[tuple[ReadItem, io.BytesIO]] = []
 
         def pickle(brought: Mapping[str, Any]) -> None:
@@ -217,11 +218,11 @@ class Destination(NamedTuple):
     is_beside: bool
 
     @property
-    def wanted(self) -> Wanted:
+    def wanted(self) -> WantedBox:
         """The box of the stored tensor that is read, and what it is put into."""
         first = self.item.storage_index.offset or torch.Size([0] * len(self.item.storage_offsets))
         offset = tuple(a + b for a, b in zip(first, self.item.storage_offsets, strict=True))
-        return Wanted(Box(offset, tuple(self.item.lengths)), self.memory)
+        return WantedBox(Box(offset, tuple(self.item.lengths)), self.memory)
 
 
 def destinations(

@@ -33,6 +33,7 @@ from torch.distributed.checkpoint.utils import _DistWrapper
 from torch.futures import Future
 
 from deeppart import Checkpointer, Pending
+from deeppart.config import check_choice
 from deeppart.errors import CheckpointError, ConfigError, UnsupportedLeafError
 from deeppart.extension import Box
 from deeppart.interop.dcp.metadata import Keys
@@ -98,8 +99,8 @@ class StorageWriter(TorchStorageWriter):
         until: str | None = None,
         **settings: Any,
     ) -> None:
-        if until is not None and until not in _LEVELS:
-            raise ConfigError("impossible value for until", expected=f"one of {_LEVELS}, or None", found=repr(until))
+        if until is not None:
+            check_choice("until", until, _LEVELS)
         if settings.get("every") == "auto":
             raise ConfigError(
                 'a writer for DCP cannot have every="auto"',
@@ -152,7 +153,7 @@ class StorageWriter(TorchStorageWriter):
                 the default process group where that is gloo alone.
             StateError, StepExistsError, RemoteRankError, PeerTimeoutError: as of ``Checkpointer.checkpoint``.
         """
-        call = calling_async_save() or AsyncSave(self._saving.given, process_group=self._group)
+        call = calling("async_save") or Call(self._saving.given, process_group=self._group)
         self._saving.given = None
         if call.in_process:
             raise _other_process()
@@ -191,7 +192,7 @@ class StorageWriter(TorchStorageWriter):
     def storage_meta(self) -> None:
         """Nothing for planners. A save begins here."""
         saving = self._saving
-        call = calling_save() or Save(process_group=self._group)
+        call = calling("save") or Call(process_group=self._group)
         saving.checkpoint_id, saving.given, saving.mark = saving.given, None, mark_among(call.keys)
         self._check_ranks(call.process_group)
 
@@ -475,8 +476,11 @@ def _value(item: WriteItem, planner: SavePlanner) -> Any:
 # depend on what a planner of the caller leaves out or renames.
 
 
-class AsyncSave(NamedTuple):
-    """A call of ``dcp.async_save``; ``in_process``: the save is to be made by another process."""
+class Call(NamedTuple):
+    """A call of ``dcp.save`` or ``dcp.async_save``.
+
+    ``in_process``: the save is to be made by another process. ``keys``: of the outermost dict of the state.
+    """
 
     checkpoint_id: Any = None
     planner: Any = None
@@ -484,47 +488,27 @@ class AsyncSave(NamedTuple):
     no_dist: bool = False
     use_collectives: bool = True
     process_group: Any = None
-
-
-class Save(NamedTuple):
-    """A call of ``dcp.save``: the keys of the outermost dict of the state, and the group."""
-
     keys: tuple[Any, ...] = ()
-    process_group: Any = None
 
 
-def calling_async_save() -> AsyncSave | None:
-    """The call that this one is a part of; None if there is none."""
-    found = _arguments_of("async_save")
-    if found is None:
+def calling(function: str) -> Call | None:
+    """The call of a function of DCP that this one is a part of; None if there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and (frame.f_code.co_name, frame.f_globals.get("__name__")) != (function, _MODULE):
+        frame = frame.f_back
+    if frame is None:
         return None
-    kind = getattr(found.get("async_checkpointer_type"), "value", None)
-    return AsyncSave(
+    found = frame.f_locals
+    state = found.get("state_dict")
+    return Call(
         found.get("checkpoint_id"),
         found.get("planner"),
-        kind == "process",
+        getattr(found.get("async_checkpointer_type"), "value", None) == "process",
         bool(found.get("no_dist", False)),
         bool(found.get("use_collectives", True)),
         found.get("process_group"),
+        tuple(state) if isinstance(state, Mapping) else (),
     )
-
-
-def calling_save() -> Save | None:
-    """The call of ``dcp.save`` that this one is a part of; None if there is none."""
-    found = _arguments_of("save")
-    if found is None:
-        return None
-    state = found.get("state_dict")
-    return Save(tuple(state) if isinstance(state, Mapping) else (), found.get("process_group"))
-
-
-def _arguments_of(function: str) -> Mapping[str, Any] | None:
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_name == function and frame.f_globals.get("__name__") == _MODULE:
-            return frame.f_locals
-        frame = frame.f_back
-    return None
 
 
 # --- what a rank keeps between the staging of a state and its save ---
@@ -558,11 +542,7 @@ class StagedSaves:
     def take(self, name: str) -> Staged | None:
         """The one that an item stands for, once. Saves of DCP that are under way together come in any order."""
         with self._lock:
-            return self._staged.pop(_number(name), None)
-
-
-def _number(name: str) -> int:
-    return int(name.removeprefix(_MARK))
+            return self._staged.pop(int(name.removeprefix(_MARK)), None)
 
 
 def mark_among(names: Iterable[object]) -> str | None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 
 import deeppart
-from deeppart import Checkpointer, KeyFiles
+from deeppart import Checkpointer
 from deeppart.errors import (
     CheckpointError,
     DeeppartError,
@@ -24,9 +24,10 @@ from deeppart.errors import (
 from deeppart.extension import Box, Step, readable
 from deeppart.interop.dcp.metadata import Keys
 from deeppart.interop.dcp.names import Item, by_name, walk
+from deeppart.types import KeyFiles
 
 
-class Wanted(NamedTuple):
+class WantedBox(NamedTuple):
     """A box of a tensor that is asked for, and what it is put into, of the same sizes."""
 
     box: Box
@@ -34,7 +35,7 @@ class Wanted(NamedTuple):
 
 
 #: Names -> boxes that are asked for.
-WantedByName = Mapping[str, Sequence[Wanted]]
+BoxesByName = Mapping[str, Sequence[WantedBox]]
 Use = Callable[[dict[str, Any]], None]
 
 
@@ -149,7 +150,7 @@ class Source:
         self._stored = Stored(self._step(step))
         return self._stored
 
-    def bring(self, wanted: WantedByName, compounds: Sequence[str], use: Use) -> None:
+    def bring(self, wanted: BoxesByName, compounds: Sequence[str], use: Use) -> None:
         """Fill what is asked for of the step that was looked at, once all of it was read and checked."""
         raise NotImplementedError
 
@@ -187,7 +188,7 @@ class SessionSource(Source):
             raise RestoreError("there is no checkpoint", where=str(self._checkpointer.config.persistent_dir))
         return found
 
-    def bring(self, wanted: WantedByName, compounds: Sequence[str], use: Use) -> None:
+    def bring(self, wanted: BoxesByName, compounds: Sequence[str], use: Use) -> None:
         """As of :class:`Source`.
 
         What is no tensor to DCP comes first: a step is restored as a whole, or not at all, but these are two restores.
@@ -200,7 +201,7 @@ class SessionSource(Source):
             checkpointer.restore(made, number, "rank0", keys=stored.globs(compounds))
         Step.agree(checkpointer, _failure_of(use, stored.built(compounds, made)))
         live: dict[int, torch.Tensor] = {}
-        later: list[tuple[torch.Tensor, Wanted]] = []
+        later: list[tuple[torch.Tensor, WantedBox]] = []
         asked = [(stored.entries[name], parts) for name, parts in wanted.items()]
         # What a wanted leaf is a part of is restored, too, and as a whole.
         owners = {entry.value.owner for entry, _ in asked if entry.value.is_view}
@@ -236,7 +237,7 @@ class DirectorySource(Source):
     def _step(self, step: int | None) -> Step:
         return Step.of_directory(self._root, step, rank=self._rank, sign_key_file=self._keys)
 
-    def bring(self, wanted: WantedByName, compounds: Sequence[str], use: Use) -> None:
+    def bring(self, wanted: BoxesByName, compounds: Sequence[str], use: Use) -> None:
         """As of :class:`Source`."""
         stored = self._looked()
         state = {}
@@ -264,7 +265,7 @@ def _failure_of(use: Use, found: dict[str, Any]) -> DeeppartError | None:
 
 
 def _live_tensor(
-    entry: Entry, parts: Sequence[Wanted], later: list[tuple[torch.Tensor, Wanted]], *, is_owner: bool
+    entry: Entry, parts: Sequence[WantedBox], later: list[tuple[torch.Tensor, WantedBox]], *, is_owner: bool
 ) -> torch.Tensor:
     """What stands in the live state for a leaf."""
     shape, dtype = entry.value.shape, entry.value.dtype

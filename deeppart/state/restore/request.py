@@ -123,7 +123,7 @@ class RestoreArguments(TypedDict, total=False):
 
     Example:
         >>> import deeppart
-        >>> model_alone: deeppart.RestoreArguments = {"keys": "model/*", "strict": False}
+        >>> model_alone: deeppart.types.RestoreArguments = {"keys": "model/*", "strict": False}
         >>> with deeppart.Checkpointer(persistent_dir="ckpt") as checkpointer:
         ...     pending = checkpointer.checkpoint({"model": {"w": 1.5}, "epoch": 3}, step=100)
         ...     live = {"model": {"w": 0.0}, "epoch": 0}

@@ -37,7 +37,7 @@ def used_in_place(comm: Any, directory: Path) -> tuple[bool, list[str]]:
     """Restore with the local level on tmpfs: its parts are mapped, not read."""
     state = training_state(comm.rank, 2)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", deeppart.PerRankNotice)
+        warnings.simplefilter("ignore", deeppart.errors.PerRankNotice)
         with deeppart.Checkpointer(config(directory, local_dir=str(directory / "local")), comm) as ck:
             ck.checkpoint(state, step=1).wait(timeout=200)
             before = flat_bytes(state)

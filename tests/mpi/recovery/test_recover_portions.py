@@ -63,7 +63,7 @@ def _in(value: Any, directory: Path) -> Any:
 
 def save(comm: Any, directory: Path, way: str) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", deeppart.PerRankNotice)
+        warnings.simplefilter("ignore", deeppart.errors.PerRankNotice)
         with deeppart.Checkpointer(config(directory, way), comm) as ck:
             for step in (1, 2):
                 ck.checkpoint(state_of(comm.rank, comm.size, step), step=step).wait(timeout=200)
@@ -137,7 +137,7 @@ def test_every_chunk_is_read_by_one_rank(
 
 def keeps_two(comm: Any, directory: Path) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", deeppart.PerRankNotice)
+        warnings.simplefilter("ignore", deeppart.errors.PerRankNotice)
         with deeppart.Checkpointer(config(directory, "raw", keep={"persistent": 2}), comm) as ck:
             for step in (1, 2):
                 ck.checkpoint(state_of(comm.rank, comm.size, step), step=step).wait(timeout=200)

@@ -31,7 +31,7 @@ def without_memory(comm: Any, directory: Path) -> list[Any]:
             patch.setattr(deeppart.repair.mending, "fill", short)
         began = time.monotonic()
         results = [restore(comm, directory, settings)[:2], time.monotonic() - began < 100.0]
-    told = [str(each.message) for each in caught if each.category is deeppart.BackgroundFailureWarning]
+    told = [str(each.message) for each in caught if each.category is deeppart.errors.BackgroundFailureWarning]
     return [*results, told, restore(comm, directory, settings)[:2]]
 
 
@@ -48,7 +48,7 @@ def without_memory_to_read(comm: Any, directory: Path, settings: dict[str, Any])
     lose(comm, directory, 0)
 
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
-        warnings.simplefilter("ignore", deeppart.BackgroundFailureWarning)
+        warnings.simplefilter("ignore", deeppart.errors.BackgroundFailureWarning)
         if comm.rank == 1:
             patch.setattr(deeppart.repair.mending, "PartReader", short)
         began = time.monotonic()

@@ -94,7 +94,7 @@ def scrubbed(comm: Any, directory: Path) -> tuple[list[str], list[str], int]:
     assert report.cycles > 0 and report.nbytes > 0
     return (
         lost,
-        [str(each.message) for each in caught if issubclass(each.category, deeppart.ScrubNotice)],
+        [str(each.message) for each in caught if issubclass(each.category, deeppart.errors.ScrubNotice)],
         report.repaired,
     )
 
@@ -133,7 +133,7 @@ def one_thread_dies(comm: Any, directory: Path) -> tuple[int | None, list[str]]:
     live = state(99)
     with deeppart.Checkpointer(settings, comm) as ck:
         step = ck.restore(live, per_rank="drop")
-    return step, [str(each.message) for each in caught if issubclass(each.category, deeppart.ScrubNotice)]
+    return step, [str(each.message) for each in caught if issubclass(each.category, deeppart.errors.ScrubNotice)]
 
 
 def test_a_thread_that_ends_by_itself_is_told_of_and_hinders_nobody(run_on: Any, shared_path: Path) -> None:

@@ -42,7 +42,7 @@ def cadences(comm: Any, directory: Path) -> list[tuple[int, ...]]:
     settings = {"every": {"persistent": 0, "local": 1, "partner": 2}, "keep": {"local": 0}}
     found = []
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", deeppart.BackgroundFailureWarning)
+        warnings.simplefilter("ignore", deeppart.errors.BackgroundFailureWarning)
         with deeppart.Checkpointer(config(directory, **settings), comm) as checkpointer:
             for step in range(1, 6):
                 reports = save(checkpointer, step)
@@ -50,7 +50,7 @@ def cadences(comm: Any, directory: Path) -> list[tuple[int, ...]]:
             at_once(comm, remove, directory / "local" / "node1", "*/partner/step-000000000005-*")
             checkpointer.checkpoint(state(6), 6).wait("local")
             pending = checkpointer.checkpoint(state(7), 7)
-            with pytest.raises(deeppart.CheckpointError, match="not on this node"):
+            with pytest.raises(deeppart.errors.CheckpointError, match="not on this node"):
                 pending.wait("partner")
             checkpointer.checkpoint(state(8), 8).wait("local")
             reports = save(checkpointer, 9)

@@ -23,7 +23,7 @@ BOTH_LEVELS = {"every": {"persistent": 1, "partner": 1}}
 
 def save(comm: Any, directory: Path, settings: dict[str, Any], *steps: int) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", deeppart.PerRankNotice)
+        warnings.simplefilter("ignore", deeppart.errors.PerRankNotice)
         with deeppart.Checkpointer(config(directory, **settings), comm) as ck:
             for step in steps:
                 pending = ck.checkpoint(state(step, comm.rank), step)

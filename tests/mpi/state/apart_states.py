@@ -29,7 +29,7 @@ def restore(comm: Any, directory: Path, make: Any, per_rank: Any = "strict", cle
     if clear:
         state = blank_tensors(state)
     with deeppart.Checkpointer(config(directory), comm) as ck, warnings.catch_warnings():
-        warnings.simplefilter("ignore", deeppart.PerRankNotice)
+        warnings.simplefilter("ignore", deeppart.errors.PerRankNotice)
         try:
             return ck.restore(state, per_rank=per_rank), state
         except deeppart.DeeppartError as error:

@@ -129,7 +129,7 @@ def test_most_calls_go_to_no_level_and_the_last_is_forced(tmp_path: Path) -> Non
         calls = [checkpointer.checkpoint(state, step) for step in range(1, 200)]
         assert not any(call.levels for call in calls)
         assert all(call.finished and not call.skipped for call in calls)
-        with pytest.raises(deeppart.LevelNotRunError):
+        with pytest.raises(deeppart.errors.LevelNotRunError):
             calls[0].wait()
         state["step"] = 200
         last = checkpointer.checkpoint(state, 200, force=True)
@@ -172,7 +172,7 @@ def test_a_history_that_cannot_be_kept_stops_nothing(tmp_path: Path, monkeypatch
 
     def refused(self: DurableFile) -> None:
         if HISTORY_NAME in str(self.path):
-            raise deeppart.StorageError("no space left on device", where=str(self.path))
+            raise deeppart.errors.StorageError("no space left on device", where=str(self.path))
         commit_file(self)
 
     monkeypatch.setattr(DurableFile, "commit", refused)
@@ -188,7 +188,7 @@ def test_a_directory_that_cannot_be_listed_hides_no_error_of_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(root: Path) -> dict[int, Path]:
-        raise deeppart.StorageError("cannot list a checkpoint directory", where=str(root))
+        raise deeppart.errors.StorageError("cannot list a checkpoint directory", where=str(root))
 
     with pytest.raises(ZeroDivisionError), deeppart.Checkpointer(persistent_dir=tmp_path, every="auto") as checkpointer:
         checkpointer.checkpoint({"x": torch.ones(3)}, 1).wait(timeout=200)

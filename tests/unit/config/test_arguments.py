@@ -124,5 +124,5 @@ def test_after_the_end(tmp_path: Path) -> None:
     ck = deeppart.Checkpointer(config(tmp_path))
     ck.close()
     for call in (lambda: ck.checkpoint({"a": 1}, 1), lambda: ck.restore({"a": 1})):
-        with pytest.raises(deeppart.CheckpointError, match="closed"):
+        with pytest.raises(deeppart.errors.CheckpointError, match="closed"):
             call()

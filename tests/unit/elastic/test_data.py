@@ -10,37 +10,53 @@ import numpy as np
 import pytest
 from torch.utils.data import IterableDataset
 
-from deeppart.elastic import Batch, ElasticSampler, Place, ShardedDataset, permuted
-from deeppart.elastic.data import Data, data_of
+from deeppart.elastic import Batch, DataPosition, ElasticSampler, ShardedDataset, permuted
+from deeppart.elastic.data import IndexedSampler, ShardSampler, sampler_of
+from deeppart.elastic.shards import SampleIndex
 from deeppart.errors import ConfigError, RestoreError
-from tests.unit.elastic.jobs import Alone, numbers
+from tests.unit.elastic.jobs import Alike, Alone, Opened, numbers
 
 
 @pytest.mark.parametrize("length", [30, 70_000])
 def test_it_goes_on_from_a_place_with_the_order_of_the_epoch(length: int) -> None:
     seen = length - 25
     sampler = ElasticSampler(length, seed=5, rank=1, ranks=2)
-    sampler.begin(Place(epoch=3, passes=1, seen=seen, batch=Batch(10)))
+    sampler.begin(DataPosition(epoch=3, passes=1, seen=seen, batch=Batch(10)))
     found = list(sampler)
     order = permuted(np.arange(seen, length), length, 5, 3, 1).tolist()
     assert found == [order[5:10], order[15:20], order[23:25]]
-    assert [share.seen for share in sampler.handed_out] == [seen + 10, seen + 20, seen + 25]
-    sampler.begin(Place(epoch=3, passes=1, seen=length, batch=Batch(10)))
+    assert [micro_batch.seen for micro_batch in sampler.handed_out] == [seen + 10, seen + 20, seen + 25]
+    sampler.begin(DataPosition(epoch=3, passes=1, seen=length, batch=Batch(10)))
     assert not list(sampler) and not sampler.handed_out
 
 
 def test_what_is_decided_while_it_runs_holds_from_its_step_on() -> None:
-    place = Place(epoch=0, passes=0, seen=0, batch=Batch(4))
+    position = DataPosition(epoch=0, passes=0, seen=0, batch=Batch(4))
     sampler = ElasticSampler(20, seed=0, rank=0, ranks=1, shuffle=False)
-    sampler.begin(place)
+    sampler.begin(position)
     going = iter(sampler)
     assert [len(next(going)), len(next(going))] == [4, 4]
-    sampler.decide(Place(0, 0, 4, Batch(4), ((12, Batch(6)),)))
+    sampler.decide(DataPosition(0, 0, 4, Batch(4), ((12, Batch(6)),)))
     assert [len(each) for each in going] == [4, 6, 2]
 
 
-def of(data: Any) -> Data:
-    return data_of(data, seed=0, ranks=Alone(), shuffle=True, drop_last=False)
+def test_of_shards_it_says_which_sample_of_which_is_meant() -> None:
+    data = ShardedDataset(["a", "b"], lambda shard: [shard], [3, 5], lanes=2)
+    sampler = ShardSampler(data, seed=0, rank=1, ranks=2, shuffle=False)
+    sampler.length = 8
+    sampler.begin(DataPosition(epoch=0, passes=0, seen=4, batch=Batch(4)))
+    assert list(sampler) == [[SampleIndex(1, 1, "b", 3, 5), SampleIndex(1, 1, "b", 4, 5)]]
+    orders = []
+    shuffled = ShardSampler(data, seed=0, rank=0, ranks=1)
+    shuffled.length = 8
+    for epoch in range(8):
+        shuffled.begin(DataPosition(epoch=epoch, passes=0, seen=0, batch=Batch(1)))
+        orders.append(next(iter(shuffled))[0].shard)
+    assert set(orders) == {"a", "b"}
+
+
+def of(data: Any) -> IndexedSampler:
+    return sampler_of(data, seed=0, ranks=Alone(), shuffle=True, drop_last=False)
 
 
 def shards(lengths: list[int], *, given: bool = True, names: str = "shard", lanes: int = 8) -> ShardedDataset[int]:
@@ -54,7 +70,7 @@ def shards(lengths: list[int], *, given: bool = True, names: str = "shard", lane
     )
 
 
-def saved(data: Data) -> Any:
+def saved(data: IndexedSampler) -> Any:
     return json.loads(json.dumps(data.state()))
 
 
@@ -66,6 +82,31 @@ def test_an_iterable_data_set_is_named() -> None:
     with pytest.raises(ConfigError, match="iterable") as caught:
         of(Numbers())
     assert "ShardedDataset" in str(caught.value)
+
+
+def test_a_state_knows_no_ranks_and_is_small() -> None:
+    data = [
+        sampler_of(shards([50] * 2000), seed=0, ranks=Alike(0, ranks), shuffle=True, drop_last=False)
+        for ranks in (1, 5)
+    ]
+    states = [saved(each) for each in data]
+    assert states[0] == states[1] and len(json.dumps(states[0])) < 300
+
+
+@pytest.mark.parametrize("given", [True, False], ids=["lengths given", "lengths counted"])
+@pytest.mark.parametrize("then", [True, False], ids=["given then", "counted then"])
+def test_lengths_that_were_counted_are_counted_once(given: bool, then: bool) -> None:
+    first = of(shards([3, 4, 5], given=then))
+    assert first.checked_length(Alone(), "a") == 12 == first.length
+    state = saved(first)
+    opened = Opened([3, 4, 5])
+    dataset = ShardedDataset(opened.shards(), opened.samples, opened.lengths if given else None)
+    state["shards"]["names"] = dataset.names
+    other = of(dataset)
+    other.take(state, "a")
+    assert other.checked_length(Alone(), "a") == 12
+    assert opened.opened == (3 if then and not given else 0)
+    assert saved(other)["shards"]["lengths"] == state["shards"]["lengths"]
 
 
 @pytest.mark.parametrize(
@@ -85,6 +126,14 @@ def test_other_shards_than_then_are_named(other: Any, summary: str) -> None:
     assert "loader loader-3" in str(caught.value) and "start_over" in str(caught.value)
 
 
+def test_other_lengths_than_then_are_named_when_they_are_counted() -> None:
+    state = saved(of(shards([3, 4, 5])))
+    other = of(shards([3, 4, 6], given=False))
+    other.take(state, "a")
+    with pytest.raises(RestoreError, match="other lengths"):
+        other.checked_length(Alone(), "a")
+
+
 def test_shards_do_not_go_on_from_a_place_in_another_kind() -> None:
     with pytest.raises(RestoreError, match="another kind"):
         of(shards([3, 4])).take(saved(of(numbers(7))), "a")
@@ -92,3 +141,22 @@ def test_shards_do_not_go_on_from_a_place_in_another_kind() -> None:
     state["shards"]["version"] += 1
     with pytest.raises(RestoreError, match="another way"):
         of(shards([3, 4])).take(state, "a")
+
+
+def test_other_lanes_hold_from_the_next_pass_on() -> None:
+    state = saved(of(shards([9] * 20)))
+    other = of(shards([9] * 20, lanes=16))
+    assert isinstance(other, ShardSampler)
+    other.take(state, "a")
+    other.begin(DataPosition(0, 0, 40, Batch(4)))
+    assert saved(other)["shards"]["lanes"] == 8
+    other.begin(DataPosition(1, 0, 0, Batch(4)))
+    assert saved(other)["shards"]["lanes"] == 16
+
+
+def test_a_state_before_anybody_has_counted_says_so() -> None:
+    data = of(shards([3, 4], given=False))
+    assert data.known_length is None and saved(data)["shards"]["lengths"] is None
+    of(shards([3, 4])).take(saved(data), "a")
+    with pytest.raises(ConfigError, match="fewer lanes"):
+        sampler_of(shards([3, 4]), seed=0, ranks=Alone(0, 9), shuffle=True, drop_last=False)

@@ -17,8 +17,8 @@ import pytest
 from torch.distributed.elastic.multiprocessing.api import PContext
 
 from deeppart.elastic.launching import (
-    Ended,
-    OnThisHost,
+    LocalLauncher,
+    RunResult,
     end_those_left,
     ended_by_signals,
     ranks_of,
@@ -36,7 +36,7 @@ def _handlers() -> Iterator[None]:
         yield
 
 
-def ended(script: str, ranks: int = 2) -> Ended:
+def ended(script: str, ranks: int = 2) -> RunResult:
     how = {"min_nodes": 1, "max_nodes": 1, "run_id": uuid.uuid4().hex, "signals_to_handle": "SIGTERM"}
     command = (sys.executable, "-I", "-S", "-c", f"import os, signal, time\n{script}")
     return run_agent(ranks, command, 5.0, rdzv_backend="c10d", rdzv_endpoint="localhost:0", **how)
@@ -48,14 +48,14 @@ def test_the_rank_that_failed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     done = ended(
         "if os.environ['RANK'] == '1': raise SystemExit(8 + int(os.environ['OMP_NUM_THREADS']))\ntime.sleep(30)"
     )
-    assert done == Ended(9, rank=1) and done.where == "rank 1"
+    assert done == RunResult(9, rank=1) and done.where == "rank 1"
     assert "OMP_NUM_THREADS" not in os.environ
 
 
 def test_a_signal_to_the_agent_is_told() -> None:
     """The rank that sends it leaves."""
     done = ended("signal.signal(15, lambda *_: os._exit(143))\nos.kill(os.getppid(), 15)\ntime.sleep(30)", ranks=1)
-    assert done == Ended(143, told=signal.SIGTERM)
+    assert done == RunResult(143, by_signal=signal.SIGTERM)
 
 
 #: One rank ends at once, the other one takes its time when it is told so.
@@ -81,7 +81,7 @@ def test_a_rank_may_make_the_checkpoint_when_others_have_left(
 ) -> None:
     """For as long as it is given; those of a rank that has failed have the agent's time, which is short."""
     monkeypatch.setattr(PContext.close, "__defaults__", (None, 1))
-    assert ended(f"where, code = {str(tmp_path / 'saved')!r}, {code}\n{OTHERS}") == Ended(code, rank=1)
+    assert ended(f"where, code = {str(tmp_path / 'saved')!r}, {code}\n{OTHERS}") == RunResult(code, rank=1)
     assert (tmp_path / "saved").exists() == (code == 143)
 
 
@@ -126,7 +126,7 @@ def test_ranks_that_are_left_are_told_and_killed_in_the_end(script: str) -> None
 
 def test_ranks_are_told_and_not_the_agent() -> None:
     """Before they run there is nobody to tell."""
-    here = OnThisHost((sys.executable, "-I", "-S", "-c", "import time; time.sleep(50)"), 5.0)
+    here = LocalLauncher((sys.executable, "-I", "-S", "-c", "import time; time.sleep(50)"), 5.0)
     assert not here.send(signal.SIGKILL) and here.nodes() == () and here.room() is None
 
     def kill() -> None:
@@ -138,7 +138,7 @@ def test_ranks_are_told_and_not_the_agent() -> None:
     thread.start()
     done = here.run(1)
     thread.join()
-    assert done == Ended(-signal.SIGKILL, rank=0)
+    assert done == RunResult(-signal.SIGKILL, rank=0)
 
 
 # Processes of which the agent has forgotten that it has started them.
@@ -156,9 +156,9 @@ trap ': > {tmp_path}/began-$RANK; : > {tmp_path}/left-$RANK; exit 143' {number.n
 if [ $RANK = 0 ]; then kill -{number.name[3:]} $PPID; fi
 while true; do sleep 0.05; done
 """
-    here = OnThisHost(("/bin/sh", "-c", script), 20.0)
+    here = LocalLauncher(("/bin/sh", "-c", script), 20.0)
     with ended_by_signals():
-        assert here.run(16) == Ended(143, told=number)
+        assert here.run(16) == RunResult(143, by_signal=number)
     assert not ranks_of(here._run_id)
     assert {path.name[5:] for path in tmp_path.glob("left-*")} == {path.name[6:] for path in tmp_path.glob("began-*")}
     gc.collect()  # those processes are warned of here, and not in another test

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from deeppart.elastic.launching import Ended
-from deeppart.elastic.node_agent import FAILED, NO_COMMAND, NOT_MET, PORT_TAKEN, TELL, Assignment, exit_code
+from deeppart.elastic.launching import RunResult
+from deeppart.elastic.node_agent import FAILED, NO_COMMAND, NOT_MET, PORT_TAKEN, STOP_RANKS, Assignment, exit_code
 from tests.mpi.launchers import ROOT, environment
 from tests.ports import free_port
 
@@ -80,7 +80,7 @@ sys.exit(143)
             time.sleep(0.05)
         for _ in range(3):
             for node in nodes:
-                node.send_signal(TELL)
+                node.send_signal(STOP_RANKS)
             time.sleep(0.3)
         told = (tmp_path / "told").read_text()  # once one has ended, torchrun's agent tells the others of its node
         (tmp_path / "over").touch()
@@ -127,14 +127,14 @@ def test_a_port_that_somebody_else_has_is_told_from_a_node_that_fails() -> None:
 @pytest.mark.parametrize(
     ("ended", "code"),
     [
-        (Ended(0), 0),
-        (Ended(143, rank=1), 143),
-        (Ended(-signal.SIGTERM, rank=0), 143),
-        (Ended(-signal.SIGUSR1, rank=0), 143),
-        (Ended(1, rank=0), FAILED),
-        (Ended(-signal.SIGKILL, rank=0), FAILED),
-        (Ended(143, told=signal.SIGINT), 130),
+        (RunResult(0), 0),
+        (RunResult(143, rank=1), 143),
+        (RunResult(-signal.SIGTERM, rank=0), 143),
+        (RunResult(-signal.SIGUSR1, rank=0), 143),
+        (RunResult(1, rank=0), FAILED),
+        (RunResult(-signal.SIGKILL, rank=0), FAILED),
+        (RunResult(143, by_signal=signal.SIGINT), 130),
     ],
 )
-def test_codes_tell_ranks_from_nodes(ended: Ended, code: int) -> None:
+def test_codes_tell_ranks_from_nodes(ended: RunResult, code: int) -> None:
     assert exit_code(ended) == code

@@ -11,22 +11,29 @@ import pytest
 from deeppart.elastic.profile import (
     PROFILE_NAME,
     Profile,
-    fit_throughput,
+    TimedSteps,
     goodput_of,
     read_profile,
     write_profile,
 )
 from deeppart.errors import ConfigError, CorruptFileError
 from deeppart.plan.goodput import Bounds, GradientNoise
+from tests.unit.cli_support import call, call_json, save
 from tests.unit.plan.goodput.models import SIZES, TRUE
+
+
+def with_step(
+    profile: Profile, nodes: int, ranks: int, local: int, batch: int, seconds: float, *, accumulating: bool = False
+) -> Profile:
+    return profile.merged(Profile((TimedSteps(nodes, ranks, local, accumulating, 1, seconds),), batch))
 
 
 def profiled(*ranks: int, seconds: float = 0.05) -> Profile:
     profile = Profile(noise=GradientNoise(1.0, 30.0, 32), bounds=Bounds(32, 4096, 64))
     for each in ranks:
-        size: dict[str, Any] = {"nodes": -(-each // 4), "ranks": each, "local_batch": 32, "batch": 64 * each}
-        profile = profile.with_step(**size, seconds=seconds)
-        profile = profile.with_step(**size, seconds=seconds / 2, accumulating=True)
+        size = (-(-each // 4), each, 32, 64 * each)
+        profile = with_step(profile, *size, seconds)
+        profile = with_step(profile, *size, seconds / 2, accumulating=True)
     return profile
 
 
@@ -42,6 +49,25 @@ def test_a_mean_for_each_kind_of_step() -> None:
     assert profile.times[2].mean_s == pytest.approx(0.08) and profile.times[3].mean_s == pytest.approx(0.04)
     (eight,) = (each for each in profile.measured() if each.ranks == 8)
     assert (eight.step_s, eight.accumulated_s) == pytest.approx((0.08, 0.04))
+
+
+def test_means_weigh_by_how_many_steps() -> None:
+    first, second = TimedSteps(1, 1, 8, False, 9, 1.0), TimedSteps(1, 1, 8, False, 1, 2.0)
+    joined = Profile((first,)).merged(Profile((second,))).times
+    assert len(joined) == 1 and joined[0].count == 10 and joined[0].mean_s == pytest.approx(1.1)
+
+
+def test_what_is_newer_holds() -> None:
+    newer = Profile(noise=GradientNoise(2.0, 1.0, 32))
+    merged = profiled(1).merged(newer)
+    assert merged.noise == newer.noise and merged.bounds == Bounds(32, 4096, 64)
+
+
+def test_how_far_it_carries() -> None:
+    limits = profiled(1, 4, 8).limits
+    assert (limits.profiled_ranks, limits.profiled_batch, limits.node_ranks) == (8, 512, 4)
+    with pytest.raises(ConfigError, match="empty"):
+        _ = Profile().limits
 
 
 @pytest.mark.parametrize(
@@ -64,6 +90,20 @@ def test_other_documents_are_refused(change: dict[str, Any]) -> None:
         Profile.from_document(profiled(1).document() | change)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [{"mean_s": -1.0}, {"mean_s": float("nan")}, {"count": 0}, {"nodes": 9}, {"ranks": 1.5}, {"accumulating": 1}],
+)
+def test_impossible_times_are_refused(change: dict[str, Any]) -> None:
+    document = profiled(1).document()
+    document["times"][0] |= change
+    with pytest.raises((ValueError, TypeError, ConfigError)):
+        Profile.from_document(document)
+    document["times"][0] = document["times"][1]
+    with pytest.raises(ValueError, match="two times"):
+        Profile.from_document(document)
+
+
 def test_written_over_and_read(tmp_path: Path) -> None:
     assert read_profile(tmp_path) is None
     for profile in (profiled(1), Profile(), profiled(1, 4, 8)):
@@ -80,20 +120,28 @@ def test_a_damaged_file_is_told_by_name(tmp_path: Path, text: str) -> None:
     assert PROFILE_NAME in str(caught.value)
 
 
+def test_checkpoints_beside_it_are_as_without(tmp_path: Path) -> None:
+    save(tmp_path, 1, 2)
+    before = call_json("ls", tmp_path)
+    write_profile(tmp_path, profiled(1))
+    assert call_json("ls", tmp_path) == before
+    call("verify", tmp_path, "--all")
+    call("prune", tmp_path, "--before", "2", "--yes")
+    assert read_profile(tmp_path) == profiled(1)
+
+
 def profile_of_true() -> Profile:
     """Steps on one and on two nodes, without a single one that accumulates."""
     profile = Profile()
     for nodes, ranks in SIZES:
         for local in (16, 32, 64):
             step_s = float(TRUE.step_s(nodes, ranks, local))
-            profile = profile.with_step(
-                nodes=nodes, ranks=ranks, local_batch=local, batch=local * ranks, seconds=step_s
-            )
+            profile = with_step(profile, nodes, ranks, local, local * ranks, step_s)
     return profile
 
 
 def test_a_profile_is_fitted() -> None:
-    found = fit_throughput(profile_of_true())
+    found = goodput_of(profile_of_true())[0].throughput
     assert float(found.step_s(4, 16, 32)) == pytest.approx(float(TRUE.step_s(4, 16, 32)), rel=0.05)
 
 
@@ -102,3 +150,8 @@ def test_a_job_that_measured_no_noise_keeps_its_batch() -> None:
     assert (bounds.batch, bounds.most_batch) == (512, 512) and float(goodput.noise.efficiency(512)) == 1.0
     goodput, bounds = goodput_of(replace(profile_of_true(), bounds=Bounds(128, 4096, 64)))
     assert bounds == Bounds(128, 128, 64)
+
+
+def test_an_empty_profile_says_nothing() -> None:
+    with pytest.raises(ConfigError, match="nothing was measured"):
+        goodput_of(Profile())

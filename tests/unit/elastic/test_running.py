@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from deeppart.cli.elastic_run import read_schedule
-from deeppart.elastic.launching import Ended, OnThisHost
-from deeppart.elastic.running import ElasticRun, Events, Options, Range, Wanted
+from deeppart.elastic.launching import LocalLauncher, RunResult
+from deeppart.elastic.running import ElasticRun, Events, Options, RankRange, WantedRanks
 from deeppart.errors import ConfigError, LaunchError
 from tests.unit.cli_support import save
 from tests.unit.elastic.handlers import handlers_kept
@@ -36,10 +36,10 @@ def run(directory: Path, script: str, most: int = 1, size: Path | None = None, *
     (directory / "script.py").write_text(f"import os, signal, sys, time\n{script}\n")
     log = directory / "log"
     command = (sys.executable, "-I", "-S", str(directory / "script.py"))
-    wanted = Wanted(Range(1, most), (), size)
+    wanted = WantedRanks(RankRange(1, most), (), size)
     how = Options(**{"checkpoints": directory / "ckpt", **options})
     try:
-        code = ElasticRun(how, wanted, 1, OnThisHost(command, how.grace_s), Events(log=log)).run()
+        code = ElasticRun(how, wanted, 1, LocalLauncher(command, how.grace_s), Events(log=log)).run()
     finally:
         events = [json.loads(line) for line in log.read_text().splitlines()]
         (directory / "events").write_text(json.dumps(events))
@@ -150,9 +150,9 @@ class Nodes:
     def room(self) -> int | None:
         return 2 * len(self.nodes())
 
-    def run(self, ranks: int) -> Ended:
+    def run(self, ranks: int) -> RunResult:
         self.started.append(ranks)
-        return Ended(1, node="node2") if len(self.started) == 1 else Ended(0)
+        return RunResult(1, node="node2") if len(self.started) == 1 else RunResult(0)
 
     def send(self, number: signal.Signals) -> bool:
         return False
@@ -160,17 +160,17 @@ class Nodes:
 
 def test_nodes_that_are_left_have_room_for_so_many(tmp_path: Path) -> None:
     options, nodes = Options(tmp_path), Nodes()
-    assert ElasticRun(options, Wanted(Range(2, 4), (), None), 2, nodes, Events()).run() == 0
+    assert ElasticRun(options, WantedRanks(RankRange(2, 4), (), None), 2, nodes, Events()).run() == 0
     assert nodes.started == [4, 2]
     with pytest.raises(LaunchError, match="too few nodes are left") as caught:
-        ElasticRun(options, Wanted(Range(3, 4), (), None), 3, Nodes(), Events()).run()
+        ElasticRun(options, WantedRanks(RankRange(3, 4), (), None), 3, Nodes(), Events()).run()
     assert caught.value.found == "room for 2, on node1"
 
 
 # --- how many ranks are wanted ----------------------------------------------------------------------------------------
 
 
-ALLOWED = Range(1, 4)
+ALLOWED = RankRange(1, 4)
 
 
 def test_schedules_are_read() -> None:
@@ -199,7 +199,7 @@ def test_schedules_that_cannot_be_are_named(text: str, said: str) -> None:
 
 def test_what_was_said_last_is_wanted(tmp_path: Path) -> None:
     file = tmp_path / "SIZE"
-    wanted = Wanted(ALLOWED, ((0.0, 2), (60.0, 4)), file)
+    wanted = WantedRanks(ALLOWED, ((0.0, 2), (60.0, 4)), file)
     assert wanted.now == 2 and wanted.look(59.0) == 2
     file.write_text("3\n")
     assert wanted.look(59.5) == 3
@@ -212,7 +212,7 @@ def test_what_was_said_last_is_wanted(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["five", "5", "0", "-1", "²", "1 2", "0x2", pytest.param("9" * 5000, id="long")])
 def test_a_number_that_cannot_be_is_told_and_ignored(tmp_path: Path, text: str) -> None:
     file = tmp_path / "SIZE"
-    wanted = Wanted(ALLOWED, ((0.0, 2),), file)
+    wanted = WantedRanks(ALLOWED, ((0.0, 2),), file)
     file.write_text(text)
     assert wanted.look(1.0) == 2
     assert wanted.refused is not None and repr(text[:40]) in wanted.refused and "1 to 4" in wanted.refused
@@ -222,11 +222,11 @@ def test_a_number_that_cannot_be_is_told_and_ignored(tmp_path: Path, text: str) 
 
 def test_nobody_waits_for_what_is_no_file_nor_reads_all_of_a_large_one(tmp_path: Path) -> None:
     file = tmp_path / "SIZE"
-    wanted = Wanted(ALLOWED, ((0.0, 2),), file)
+    wanted = WantedRanks(ALLOWED, ((0.0, 2),), file)
     os.mkfifo(file)
     assert wanted.look(1.0) == 2
     with pytest.raises(ConfigError, match="an ordinary file"):
-        Wanted(ALLOWED, (), file)
+        WantedRanks(ALLOWED, (), file)
     file.unlink()
     file.write_bytes(b"\xff\x00" * 1_000_000)
     assert wanted.look(2.0) == 2 and wanted.refused is not None and len(wanted.refused) < 400

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deeppart.elastic import ShardedDataset
-from deeppart.elastic.shards import Lanes, ShardReader, Spot, Wanted, laid, settle
+from deeppart.elastic.shards import Lanes, SampleIndex, SampleLocation, ShardReader, agree_on_lengths, lay_lanes
 from deeppart.errors import ConfigError, RanksDisagreeError, RemoteRankError
 from tests.unit.elastic.jobs import Alone, Opened
 
@@ -70,7 +70,7 @@ def on_each(make: Callable[[int], ShardedDataset[Any]]) -> list[tuple[ShardedDat
     def run(rank: int) -> tuple[ShardedDataset[Any], Exception | None]:
         data = make(rank)
         try:
-            settle(data, Threads(rank, said, barrier))
+            agree_on_lengths(data, Threads(rank, said, barrier))
         except Exception as error:
             return data, error
         return data, None
@@ -127,7 +127,7 @@ def test_a_shard_that_cannot_be_read_ends_all_ranks() -> None:
 
 def test_fewer_lanes_than_ranks_are_named() -> None:
     with pytest.raises(ConfigError, match="fewer lanes than ranks") as caught:
-        settle(ShardedDataset(["a"], lambda shard: [shard], lanes=3), Alone(0, 4))
+        agree_on_lengths(ShardedDataset(["a"], lambda shard: [shard], lanes=3), Alone(0, 4))
     assert "4 lanes or more" in str(caught.value)
 
 
@@ -135,10 +135,10 @@ def test_fewer_lanes_than_ranks_are_named() -> None:
 
 
 def lanes_of(lengths: list[int], count: int, seed: int = 0) -> Lanes:
-    return laid(np.array(lengths), count, np.random.default_rng(seed).permutation(len(lengths)))
+    return lay_lanes(np.array(lengths), count, np.random.default_rng(seed).permutation(len(lengths)))
 
 
-def in_steps(lanes: Lanes, steps: list[int]) -> list[list[Spot]]:
+def in_steps(lanes: Lanes, steps: list[int]) -> list[list[SampleLocation]]:
     """The samples of steps of so many samples, and of a last one with all that are left."""
     ends = np.minimum(np.cumsum([0, *steps]), lanes.ends[-1]).tolist()
     return [lanes.spots(first, end) for first, end in pairwise([*ends, int(lanes.ends[-1])])]
@@ -174,11 +174,13 @@ def reader(opened: Opened, *, at: bool = False) -> ShardReader:
     return ShardReader(opened.samples, opened.samples_at if at else None, str)
 
 
-def wanted(opened: Opened, number: int, offset: int, lane: int = 0, length: int | None = None) -> Wanted:
-    return Wanted(lane, number, opened.shards()[number], offset, opened.lengths[number] if length is None else length)
+def wanted(opened: Opened, number: int, offset: int, lane: int = 0, length: int | None = None) -> SampleIndex:
+    return SampleIndex(
+        lane, number, opened.shards()[number], offset, opened.lengths[number] if length is None else length
+    )
 
 
-def numbers(reading: ShardReader, samples: list[Wanted]) -> list[int]:
+def numbers(reading: ShardReader, samples: list[SampleIndex]) -> list[int]:
     return [number for (number,) in reading.__getitems__(samples)]
 
 

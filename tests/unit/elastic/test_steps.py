@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeppart.elastic.steps import Batch, Place, from_state, shares, to_state
+from deeppart.elastic.steps import Batch, DataPosition, from_state, micro_batches, to_state
 from deeppart.errors import ConfigError
 
 OLD, NEW = Batch(10), Batch(25, 1)
@@ -19,17 +19,22 @@ def test_a_step_is_divided_without_rest(
     length: int, size: int, accumulation: int, ranks: int, data: st.DataObject
 ) -> None:
     seen = data.draw(st.integers(0, length - 1))
-    of_ranks = [shares(seen, length, Batch(size, accumulation), rank, ranks) for rank in range(ranks)]
+    of_ranks = [micro_batches(seen, length, Batch(size, accumulation), rank, ranks) for rank in range(ranks)]
     whole = min(size, length - seen)
-    places = [place for each in of_ranks for share in each for place in range(share.start, share.start + share.counted)]
+    places = [
+        place
+        for each in of_ranks
+        for micro_batch in each
+        for place in range(micro_batch.start, micro_batch.start + micro_batch.counted)
+    ]
     assert places == list(range(seen, seen + whole))
-    counts = [sum(share.counted for share in each) for each in of_ranks]
+    counts = [sum(micro_batch.counted for micro_batch in each) for each in of_ranks]
     assert max(counts) - min(counts) <= 1
     for each in of_ranks:
-        assert [share.ends_step for share in each] == [False] * (len(each) - 1) + [True]
-        assert {share.seen for share in each} == {seen + whole}
+        assert [micro_batch.ends_step for micro_batch in each] == [False] * (len(each) - 1) + [True]
+        assert {micro_batch.seen for micro_batch in each} == {seen + whole}
         assert len(each) <= accumulation + 1 and max(s.count for s in each) - min(s.count for s in each) <= 1
-        assert all(share.count for share in each)  # a rank always has something to do
+        assert all(micro_batch.count for micro_batch in each)  # a rank always has something to do
 
 
 @given(st.integers(1, 40), st.integers(0, 4), st.integers(1, 9), st.integers(1, 40))
@@ -37,9 +42,9 @@ def test_the_mean_over_ranks_of_weighted_means_is_the_mean(size: int, accumulati
     """With values that are the places themselves; as DistributedDataParallel does, over ranks that accumulate."""
     total = 0.0
     for rank in range(ranks):
-        for share in shares(100 - left, 100, Batch(size, accumulation), rank, ranks):
-            mean = sum(range(share.start, share.start + share.count)) / share.count
-            total += share.weight * mean / ranks
+        for micro_batch in micro_batches(100 - left, 100, Batch(size, accumulation), rank, ranks):
+            mean = sum(range(micro_batch.start, micro_batch.start + micro_batch.count)) / micro_batch.count
+            total += micro_batch.weight * mean / ranks
     had = min(size, left)
     assert total == pytest.approx(sum(range(100 - left, 100 - left + had)) / had, rel=1e-12)
 
@@ -54,18 +59,18 @@ OLD, NEW = Batch(10), Batch(25, 1)
 
 
 def test_a_batch_that_was_decided_holds_from_its_step_on() -> None:
-    place = Place(epoch=1, passes=2, seen=20, batch=OLD, later=((40, NEW),))
-    assert [place.batch_at(seen) for seen in (20, 30, 40, 65)] == [OLD, OLD, NEW, NEW]
-    assert place.at(30).later == ((40, NEW),) and place.at(30).batch == OLD
-    assert place.at(40) == Place(1, 2, 40, NEW)
-    assert place.next_pass(3, 0) == Place(3, 0, 0, NEW)
+    position = DataPosition(epoch=1, passes=2, seen=20, batch=OLD, later=((40, NEW),))
+    assert [position.batch_at(seen) for seen in (20, 30, 40, 65)] == [OLD, OLD, NEW, NEW]
+    assert position.at(30).later == ((40, NEW),) and position.at(30).batch == OLD
+    assert position.at(40) == DataPosition(1, 2, 40, NEW)
+    assert position.next_pass(3, 0) == DataPosition(3, 0, 0, NEW)
 
 
 def test_states_are_small_values_and_come_back() -> None:
-    two = Place(1, 2, 20, OLD, ((40, NEW), (65, OLD)))
-    for place in (Place(1, 2, 20, OLD, ((40, NEW),)), two, Place(0, 0, 0, NEW)):
-        state = json.loads(json.dumps(to_state(place, OLD, 7, 100, shuffle=True)))
-        assert from_state(state, OLD, 100, shuffle=True, name="a") == (place, 7)
+    two = DataPosition(1, 2, 20, OLD, ((40, NEW), (65, OLD)))
+    for position in (DataPosition(1, 2, 20, OLD, ((40, NEW),)), two, DataPosition(0, 0, 0, NEW)):
+        state = json.loads(json.dumps(to_state(position, OLD, 7, 100, shuffle=True)))
+        assert from_state(state, OLD, 100, shuffle=True, name="a") == (position, 7)
         assert from_state(state, Batch(6), 100, shuffle=True, name="a") == (
-            Place(place.epoch, place.passes, place.seen, Batch(6)), 7,
+            DataPosition(position.epoch, position.passes, position.seen, Batch(6)), 7,
         )  # fmt: skip

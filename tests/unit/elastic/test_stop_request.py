@@ -10,16 +10,17 @@ import torch
 
 import deeppart
 from deeppart.config.sources import STOP_FILE_VARIABLE
-from deeppart.elastic import Told, leave
+from deeppart.elastic import leave, should_stop, stop_request
+from deeppart.extension import StopRequest
 
 
 def test_a_signal_before_listening_is_nobodys() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    told = Told()
-    assert signal.getsignal(signal.SIGTERM) is before and told.reason is None
-    assert not told.should_stop()
+    request = StopRequest([signal.SIGTERM])
+    assert signal.getsignal(signal.SIGTERM) is before and request.reason is None
+    assert not request.should_stop()
     assert signal.getsignal(signal.SIGTERM) is not before
-    told.end()
+    request.end()
     assert signal.getsignal(signal.SIGTERM) is before
 
 
@@ -27,13 +28,17 @@ def test_a_signal_before_listening_is_nobodys() -> None:
 def test_a_file_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_variable: bool) -> None:
     monkeypatch.setattr("deeppart.stopping.notices.WatchedFile.__init__.__defaults__", (0.0,))
     path = tmp_path / "STOP"
+    request = StopRequest(file=path)
     if by_variable:
         monkeypatch.setenv(STOP_FILE_VARIABLE, str(path))
-    told = Told(signals=(), file=None if by_variable else path)
-    assert not told.should_stop()
+        monkeypatch.setattr(stop_request, "_of_process", None)
+    asks = should_stop if by_variable else request.should_stop
+    assert not asks()
     path.touch()
-    assert told.should_stop() and told.reason == "file"
-    told.end()
+    assert asks()
+    listening = stop_request._of_process if by_variable else request
+    assert listening is not None and listening.reason == "file"
+    listening.end()
 
 
 @pytest.mark.parametrize("code", [None, 0, 75])

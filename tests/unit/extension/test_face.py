@@ -50,5 +50,5 @@ def test_types_of_leaves() -> None:
     assert kind == LeafType.of_torch(torch.bfloat16, (2, 3), "here") and kind.torch_dtype is torch.bfloat16
     made = kind.new()
     assert isinstance(made, torch.Tensor) and made.shape == (2, 3)
-    with pytest.raises(deeppart.UnsupportedLeafError, match="here"):
+    with pytest.raises(deeppart.errors.UnsupportedLeafError, match="here"):
         LeafType.of(torch.eye(2).to_sparse(), "here")

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
 def safetensors_file(path: Path) -> Path:
-    path.write_bytes(encode_header([("a", "float32", (2,), 8)], {})[0] + torch.ones(2).numpy().tobytes())
+    path.write_bytes(encode_header([("a", "float32", (2,), 8)], {}) + torch.ones(2).numpy().tobytes())
     return path
 
 

@@ -15,7 +15,8 @@ import pytest
 import deeppart
 from deeppart.comm import Comm
 from deeppart.errors import CheckpointError, ConfigError, DeeppartError
-from deeppart.interop.saving import Saving, StopSignal, or_refusal
+from deeppart.extension import StopRequest
+from deeppart.interop.saving import Saving, or_refusal
 from deeppart.interop.training_state import pack
 from tests.unit.sharded_states import checkpointer, on_ranks
 
@@ -84,9 +85,9 @@ def test_where_one_rank_cannot_make_its_state_all_hear_why(tmp_path: Path) -> No
 
 
 @pytest.fixture
-def stop() -> Iterator[StopSignal]:
+def stop() -> Iterator[StopRequest]:
     before = signal.getsignal(signal.SIGTERM)
-    made = StopSignal()
+    made = StopRequest([signal.SIGTERM], chained=False)
     made.listen()
     made.listen()  # a second time changes nothing
     yield made
@@ -99,12 +100,14 @@ def test_whoever_had_the_signal_hears_nothing_meanwhile() -> None:
     heard = list[int]()
     before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
     try:
-        stop = StopSignal()
-        stop.listen()
-        assert not stop.told()
+        saving = Saving(sigterm=True)
+        saving.begin()
+        saving.stepped(1)
+        assert not saving.stopped
         signal.raise_signal(signal.SIGTERM)
-        assert stop.told() and not heard
-        stop.end()
+        saving.stepped(2)
+        assert saving.stopped and not heard
+        saving.close()
         signal.raise_signal(signal.SIGTERM)
         assert heard == [signal.SIGTERM]
     finally:

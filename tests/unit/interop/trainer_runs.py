@@ -175,7 +175,7 @@ def _fork(train: Callable[[Run], Weights], run: Run, port: str) -> int:
             os.environ |= {"TORCHELASTIC_RUN_ID": "none", "GROUP_RANK": "0"}
         os.dup2(2, 1)  # the results alone go to standard output
         warnings.simplefilter("error", deeppart.DeeppartWarning)
-        warnings.simplefilter("ignore", deeppart.PerRankNotice)
+        warnings.simplefilter("ignore", deeppart.errors.PerRankNotice)
         weights = train(run)
         if run.rank == 0:
             torch.save(weights, run.folder / "weights")

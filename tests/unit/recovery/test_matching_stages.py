@@ -134,7 +134,7 @@ def last(path: str, old: list[Any], rank: int, size: int) -> Any:
     return next(each for each in reversed(old) if each is not None)
 
 
-@pytest.mark.filterwarnings("ignore:.*:deeppart.PerRankNotice")
+@pytest.mark.filterwarnings("ignore:.*:deeppart.errors.PerRankNotice")
 @pytest.mark.parametrize("per_rank", ["rank0", last])
 def test_what_is_each_ranks_own_beside_stages_is_mapped(tmp_path: Path, per_rank: Any) -> None:
     save(tmp_path, own_and_stages())
@@ -148,7 +148,7 @@ def test_what_is_each_ranks_own_beside_stages_is_mapped(tmp_path: Path, per_rank
     assert [sorted(state) for state in live] == [["rng"], ["first", "rng"], ["last", "rng"]]
 
 
-@pytest.mark.filterwarnings("ignore:.*:deeppart.PerRankNotice")
+@pytest.mark.filterwarnings("ignore:.*:deeppart.errors.PerRankNotice")
 @pytest.mark.parametrize("per_rank", ["drop", "rank0", last])
 @pytest.mark.parametrize("rank_local", [False, True])
 def test_no_rank_makes_memory_for_stages_of_others(tmp_path: Path, per_rank: Any, rank_local: bool) -> None:

@@ -83,7 +83,7 @@ def test_of_a_table_each_leaf_goes_its_way(opened: Opened, table: Any, leaves: l
     assert matched.target.values == [DROPPED if position == "drop" else 1000 if position == "rank0" else 1002]
 
 
-@pytest.mark.filterwarnings("ignore::deeppart.PerRankNotice")
+@pytest.mark.filterwarnings("ignore::deeppart.errors.PerRankNotice")
 def test_what_the_error_says_is_enough_to_go_on(tmp_path: Path) -> None:
     """Leaves, values, units, what shares memory, and what stands apart: each may go another way."""
     live = [states_of(rank + 7) for rank in range(3)]
@@ -118,7 +118,7 @@ def states_of(rank: int) -> dict[str, Any]:
     }
 
 
-@pytest.mark.filterwarnings("ignore::deeppart.PerRankNotice")
+@pytest.mark.filterwarnings("ignore::deeppart.errors.PerRankNotice")
 def test_what_stands_apart_goes_the_way_of_its_glob(tmp_path: Path) -> None:
     """A function beside rank 0's and what is left alone; a function gets None where an old rank had nothing."""
 
@@ -253,7 +253,7 @@ def test_an_array_for_a_value(opened: Opened) -> None:
 # --- objects ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore::deeppart.PerRankNotice")
+@pytest.mark.filterwarnings("ignore::deeppart.errors.PerRankNotice")
 @pytest.mark.parametrize("gives", [collections.deque, list])
 @pytest.mark.parametrize("lengths", [(20, 20), (3, 5), (20, 3)], ids=["one value", "apart", "of two kinds"])
 def test_deques_are_given_as_deques(tmp_path: Path, lengths: tuple[int, int], gives: Callable[..., Any]) -> None:
@@ -279,7 +279,7 @@ def test_deques_are_given_as_deques(tmp_path: Path, lengths: tuple[int, int], gi
     assert seen == [("window", windows)] and {type(each) for each in seen[0][1]} == {collections.deque}
 
 
-@pytest.mark.filterwarnings("ignore::deeppart.PerRankNotice")
+@pytest.mark.filterwarnings("ignore::deeppart.errors.PerRankNotice")
 def test_a_function_that_gives_something_else_for_a_deque(tmp_path: Path) -> None:
     save(tmp_path, [{"window": collections.deque(range(rank, rank + 20))} for rank in range(2)])
     live = {"window": collections.deque([7])}
@@ -289,7 +289,7 @@ def test_a_function_that_gives_something_else_for_a_deque(tmp_path: Path) -> Non
         assert caught.value.where == "path window" and list(live["window"]) == [7]
 
 
-@pytest.mark.filterwarnings("ignore::deeppart.PerRankNotice")
+@pytest.mark.filterwarnings("ignore::deeppart.errors.PerRankNotice")
 def test_other_objects_are_given_as_what_they_are(tmp_path: Path) -> None:
     spaces = [argparse.Namespace(**{f"x{n}": n + rank for n in range(300)}) for rank in range(2)]
     save(tmp_path, [{"space": space} for space in spaces])

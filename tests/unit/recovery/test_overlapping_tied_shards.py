@@ -88,7 +88,7 @@ def test_shards_that_overlap_themselves_are_refused(tmp_path: Path) -> None:
 def test_another_whole_shape_is_noticed_at_the_next_checkpoint(tmp_path: Path) -> None:
     with deeppart.Checkpointer(persistent_dir=tmp_path) as ck:
         ck.checkpoint({"w": at(WHOLE.clone(), 0)}, 1).wait("persistent")
-        with pytest.raises(deeppart.StructureMismatchError, match="of 9 elements, 8 are in a shard"):
+        with pytest.raises(deeppart.errors.StructureMismatchError, match="of 9 elements, 8 are in a shard"):
             ck.checkpoint({"w": at(WHOLE.clone(), 0, 9)}, 2)
     assert issubclass(DeeppartWarning, UserWarning)
 

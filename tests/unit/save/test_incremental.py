@@ -211,7 +211,7 @@ def test_a_step_that_fails_leaves_no_names(tmp_path: Path, level: str) -> None:
         with StorageFaults(root) as faults:
             faults.refuse(0, errno.ENOSPC, count=None, only=("write",))
             pending = checkpointer.checkpoint(state(2), 2)
-            with pytest.raises(deeppart.CheckpointError):
+            with pytest.raises(deeppart.errors.CheckpointError):
                 pending.wait(level)
             pending.wait("persistent" if level == "local" else "local")
         assert not bases(root)

@@ -32,9 +32,9 @@ def test_a_new_structure_in_a_refused_call_is_planned_for_later(tmp_path: Path) 
     second = {"a": torch.full((200_000,), 7.0)}
     with deeppart.Checkpointer(deeppart.Config(persistent_dir=str(tmp_path))) as ck:
         ck.checkpoint(first, step=1).wait(timeout=200)
-        with pytest.raises(deeppart.UnsupportedLeafError):
+        with pytest.raises(deeppart.errors.UnsupportedLeafError):
             ck.checkpoint({**second, "b": object()}, step=2)
-        with pytest.raises(deeppart.StepExistsError):
+        with pytest.raises(deeppart.errors.StepExistsError):
             ck.checkpoint(second, step=1)
         ck.checkpoint(second, step=2).wait(timeout=200)
     assert torch.equal(deeppart.load(tmp_path, step=2)["a"], second["a"])

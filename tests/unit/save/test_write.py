@@ -157,7 +157,7 @@ def test_memory_is_not_given_back_while_the_local_part_is_written_from_it(
         while first.report.levels["persistent"].state != "failed":
             assert time.monotonic() < deadline
             time.sleep(0.001)
-        with pytest.warns(deeppart.BackgroundFailureWarning):
+        with pytest.warns(deeppart.errors.BackgroundFailureWarning):
             assert ck.checkpoint(state(2), 2).skipped
         release.set()
         first.wait("local", timeout=PATIENCE_S)

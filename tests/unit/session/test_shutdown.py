@@ -168,7 +168,7 @@ def test_a_checkpoint_that_fails_after_the_checkpointer_was_dropped_is_told(run_
         from deeppart.storage.persistent import PersistentLevel
 
         def refuse(*arguments):
-            raise deeppart.StorageError("refused")
+            raise deeppart.errors.StorageError("refused")
 
         PersistentLevel.commit = refuse
         deeppart.Checkpointer().checkpoint({"n": 7}, step=7)

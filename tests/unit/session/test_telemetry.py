@@ -37,7 +37,7 @@ def test_a_file_that_holds_something_else_is_not_touched(tmp_path: Path, name: s
         assert name in str(caught.value) and caught.value.where == str(precious) and caught.value.todo
         assert precious.read_bytes() == text
     (tmp_path / "link").symlink_to(ours[name])
-    with pytest.raises(deeppart.StorageError, match=name):
+    with pytest.raises(deeppart.errors.StorageError, match=name):
         session(**{name: tmp_path / "link"})
     (tmp_path / "empty").touch()
     for path in (ours[name], tmp_path / "empty", tmp_path / "none"):

@@ -91,5 +91,5 @@ def test_a_lock_that_is_refused_is_a_storage_error(tmp_path: Path, monkeypatch: 
         raise OSError(getattr(errno, code), "refused")
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises(deeppart.StorageError, match="not writable"):
+    with pytest.raises(deeppart.errors.StorageError, match="not writable"):
         DirectoryOwner(tmp_path, "me")

@@ -52,9 +52,9 @@ def test_the_commands_and_load_name_the_leaves(tmp_path: Path) -> None:
         assert ("is suspect" in call("explain", tmp_path, "--step", step)) == (step == 2)
     deeppart.load(tmp_path, step=3)
     export(tmp_path, tmp_path / "3.h5", step=3)
-    with pytest.warns(deeppart.SuspectStepWarning, match="model/weight"):
+    with pytest.warns(deeppart.errors.SuspectStepWarning, match="model/weight"):
         deeppart.load(tmp_path, step=2)
-    with pytest.warns(deeppart.SuspectStepWarning, match="model/weight"):
+    with pytest.warns(deeppart.errors.SuspectStepWarning, match="model/weight"):
         export(tmp_path, tmp_path / "2.h5", step=2)
     for step in (2, 3):
         with h5py.File(tmp_path / f"{step}.h5") as archive:
@@ -66,7 +66,7 @@ def test_the_commands_and_load_name_the_leaves(tmp_path: Path) -> None:
     assert call_json("verify", tmp_path)["unreadable_suspect_records"]
     assert call_json("show", tmp_path)["unreadable_suspect_records"] and "may be suspect" in call("show", tmp_path)
     assert call_json("ls", tmp_path)["problems"]
-    with pytest.warns(deeppart.SuspectStepWarning, match="may be suspect"):
+    with pytest.warns(deeppart.errors.SuspectStepWarning, match="may be suspect"):
         deeppart.load(tmp_path, step=3)
 
 

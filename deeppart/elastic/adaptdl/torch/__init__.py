@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from ..collective import connect
+from deeppart.elastic import current_epoch
+
+from ..collective import init_process_group
 from . import scaling_rules
 from .data import (
     Accumulator,
     AdaptiveDataLoader,
     current_dataloader,
-    current_epoch,
     finished_epochs,
     remaining_epochs_until,
 )
@@ -25,10 +26,3 @@ __all__ = [
     "remaining_epochs_until",
     "scaling_rules",
 ]
-
-
-def init_process_group(
-    backend: str, init_method: str | None = None, world_size: int | None = None, rank: int | None = None
-) -> None:
-    """Connect all replicas: torch.distributed, by AdaptDL's variables or the launcher's (collective)."""
-    connect(backend, init_method, world_size, rank)

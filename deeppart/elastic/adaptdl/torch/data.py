@@ -33,11 +33,6 @@ def remaining_epochs_until(epoch: int) -> Iterator[int]:
             yield each
 
 
-def current_epoch() -> int | None:
-    """The epoch that a loop of :func:`remaining_epochs_until` is in; None outside of them."""
-    return progress.current_epoch
-
-
 def finished_epochs() -> int:
     """Epochs that are over."""
     found()
@@ -76,12 +71,12 @@ class AdaptiveDataLoader(elastic.ElasticDataLoader):
     @property
     def current_batch_size(self) -> int | None:
         """Samples of a step, all replicas together; None outside of a loop."""
-        return None if self._share is None else self.whole_size
+        return None if self._micro_batch is None else self.whole_size
 
     @property
     def current_local_bsz(self) -> int | None:
         """The most samples of a micro-batch of a replica; None outside of a loop."""
-        return None if self._share is None else self._local(self.whole_size)
+        return None if self._micro_batch is None else self._local(self.whole_size)
 
     @property
     def accumulation_steps(self) -> int:
@@ -123,7 +118,7 @@ class AdaptiveDataLoader(elastic.ElasticDataLoader):
                 for batch in batches:
                     yield batch
                     steps += 1
-                    if self._share is not None and self._share.ends_step:
+                    if self._micro_batch is not None and self._micro_batch.ends_step:
                         if stop_request.should_stop():
                             _end()
                         if self._is_worth_an_epoch():

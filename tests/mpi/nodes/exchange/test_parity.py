@@ -70,7 +70,7 @@ def saved(comm: Any, directory: Path) -> str:
         with deeppart.Checkpointer(config(directory, **PARITY), comm) as ck:
             pending = ck.checkpoint(state(1, comm.rank), 1)
             pending.wait("local", timeout=200)
-            with pytest.raises(deeppart.CheckpointError) as told:
+            with pytest.raises(deeppart.errors.CheckpointError) as told:
                 pending.wait("parity", timeout=200)
     return str(told.value)
 

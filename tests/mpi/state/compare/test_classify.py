@@ -44,8 +44,8 @@ def diverging(comm: Any, directory: Path) -> list[int]:
     }
     own = []
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", deeppart.PerRankNotice)
-        warnings.simplefilter("ignore", deeppart.ReplicaDivergenceWarning)
+        warnings.simplefilter("ignore", deeppart.errors.PerRankNotice)
+        warnings.simplefilter("ignore", deeppart.errors.ReplicaDivergenceWarning)
         with deeppart.Checkpointer(config(directory), comm) as ck:
             for step in range(1, 5):
                 if step == 2:
@@ -77,7 +77,7 @@ def unequal_shapes(comm: Any, directory: Path) -> bool:
     rank = comm.rank
     state: dict[str, Any] = {"shard": torch.full((rank + 1, 3), float(rank)), "w": torch.ones(1000), "text": "x" * rank}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", deeppart.PerRankNotice)
+        warnings.simplefilter("ignore", deeppart.errors.PerRankNotice)
         with deeppart.Checkpointer(config(directory), comm) as ck:
             ck.checkpoint(state, step=1).wait(timeout=200)
             fresh: dict[str, Any] = {"shard": torch.zeros(rank + 1, 3), "w": torch.zeros(1000), "text": ""}

@@ -39,7 +39,9 @@ def training(comm: Any, directory: Path, damage: str) -> tuple[list[str], list[t
             back = state(0)
             assert ck.restore(back) == 4
     same = all(torch.equal(back["model"][name], mine["model"][name]) for name in mine["model"])
-    texts = [str(each.message) for each in caught if issubclass(each.category, deeppart.ReplicaDivergenceWarning)]
+    texts = [
+        str(each.message) for each in caught if issubclass(each.category, deeppart.errors.ReplicaDivergenceWarning)
+    ]
     return texts, reported, same and torch.equal(back["bias"], mine["bias"])
 
 

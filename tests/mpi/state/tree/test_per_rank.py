@@ -30,7 +30,7 @@ def refusals(comm: Any, directory: Path) -> dict[str, Any]:
         return old[0]
 
     with deeppart.Checkpointer(config(directory), comm) as ck:
-        with pytest.raises(deeppart.PerRankError) as strict:
+        with pytest.raises(deeppart.errors.PerRankError) as strict:
             ck.restore(state)
         with pytest.raises(deeppart.DeeppartError) as failing:
             ck.restore(state, per_rank=mapping)
@@ -45,7 +45,7 @@ def refusals(comm: Any, directory: Path) -> dict[str, Any]:
         "failing": str(failing.value),
         "changed": changed,
         "dropped": (before, dropped),
-        "told": [str(each.message) for each in caught if each.category is deeppart.PerRankNotice],
+        "told": [str(each.message) for each in caught if each.category is deeppart.errors.PerRankNotice],
         "of rank 0": flat_bytes(state),
     }
 

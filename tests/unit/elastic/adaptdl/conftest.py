@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from deeppart.elastic import Progress, Told, progress, stop_request
+from deeppart.elastic import Progress, progress, stop_request
 from deeppart.elastic.adaptdl import checkpoint
 from deeppart.elastic.adaptdl.torch import data
 
@@ -25,9 +25,10 @@ def forget_all() -> None:
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     forget_all()
-    monkeypatch.setattr(stop_request, "told", Told())
+    monkeypatch.setattr(stop_request, "_of_process", None)
     yield
-    stop_request.told.end()
+    if stop_request._of_process is not None:
+        stop_request._of_process.end()
     forget_all()
     if dist.is_initialized():
         dist.destroy_process_group()

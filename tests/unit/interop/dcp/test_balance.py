@@ -11,7 +11,7 @@ import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
-from deeppart.interop.dcp.balance import Division, RankNotes, divide
+from deeppart.interop.dcp.planner import Division, RankNotes, divide
 from deeppart.model import Box
 
 

@@ -24,8 +24,8 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from deeppart.errors import CorruptFileError, DeeppartError
-from deeppart.interop.dcp.metadata import Place, decode_metadata
+from deeppart.errors import CorruptFileError, DeeppartError, RestoreError
+from deeppart.interop.dcp.metadata import FileRange, decode_metadata, read_metadata
 from deeppart.model import Box
 from tests.sampling import examples
 
@@ -64,9 +64,19 @@ def test_what_it_holds() -> None:
     stored = found.tensors["w"]
     assert (stored.dtype, stored.shape) == (torch.bfloat16, (6, 4))
     first, second = Box((0, 0), (2, 4)), Box((2, 0), (4, 4))
-    assert dict(stored.chunks) == {first: Place("__0_0.distcp", 0, 90), second: Place("__0_0.distcp", 100, 90)}
-    assert found.values == {"v": Place("__0_0.distcp", 1000, 50, ("stream.zstd/1",))}
+    assert dict(stored.chunks) == {first: FileRange("__0_0.distcp", 0, 90), second: FileRange("__0_0.distcp", 100, 90)}
+    assert found.values == {"v": FileRange("__0_0.distcp", 1000, 50, ("stream.zstd/1",))}
     assert found.paths == {"w": ("m", 0), "v": ("v",)}
+
+
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_in_any_protocol(protocol: int) -> None:
+    assert decode_metadata(pickle.dumps(SOUND, protocol), "here") == decoded(SOUND)
+
+
+def test_a_directory_without_metadata(tmp_path: Path) -> None:
+    with pytest.raises(RestoreError, match="no DCP checkpoint, or one that was never completed"):
+        read_metadata(tmp_path)
 
 
 # --- what a file may not do -------------------------------------------------------------------------------------------
@@ -123,6 +133,15 @@ def test_a_few_bytes_do_not_fill_all_memory() -> None:
         tracemalloc.stop()
 
 
+def test_classes_are_not_changed_for_the_next_one() -> None:
+    """A pickle can put attributes into a class that it names."""
+    name = b"ctorch.distributed.checkpoint.metadata\nMetadata\n"
+    slots = b"(N(dVpart\nI1\nsVstate\n}Vplanner_data\nI7\nsstb."
+    with pytest.raises(CorruptFileError):
+        decode_metadata(b"\x80\x02" + name + slots, "here")
+    assert decoded(SOUND).paths == {"w": ("m", 0), "v": ("v",)}
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -144,6 +163,11 @@ def test_a_few_bytes_do_not_fill_all_memory() -> None:
 def test_what_makes_no_sense_is_refused(wrong: Any) -> None:
     with pytest.raises(CorruptFileError):
         decoded(wrong)
+
+
+def test_what_other_planners_leave_says_nothing_of_places() -> None:
+    for other in (None, [1], {"w": "m", "v": ()}, {"w": ("m", -1), "x": ("x",)}, {"w": ("m", 1.5)}):
+        assert decoded(metadata(chunk(0, 6), planner_data=other)).paths == {}
 
 
 @settings(max_examples=examples(300))

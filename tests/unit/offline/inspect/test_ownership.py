@@ -40,7 +40,7 @@ def root(tmp_path: Path) -> Path:
 def test_a_job_cannot_start_during_a_prune_and_nothing_recorded_changes(tmp_path: Path) -> None:
     save(tmp_path, 1)
     before, owner = (tmp_path / LOCK_NAME).read_bytes(), read_owner(tmp_path)
-    with hold_directory(tmp_path), pytest.raises(deeppart.DirectoryInUseError):
+    with hold_directory(tmp_path), pytest.raises(deeppart.errors.DirectoryInUseError):
         deeppart.Checkpointer(deeppart.Config(persistent_dir=str(tmp_path)))
     assert (tmp_path / LOCK_NAME).read_bytes() == before
     assert read_owner(tmp_path) == owner

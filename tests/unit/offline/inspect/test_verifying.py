@@ -85,7 +85,7 @@ def test_unreadable_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
     def fails(self: FileSource, offset: int, buffer: memoryview) -> None:
         if offset == 4096 and "part-00001" in self.path:
-            raise deeppart.StorageError("cannot read", errno=5, found="Input/output error")
+            raise deeppart.errors.StorageError("cannot read", errno=5, found="Input/output error")
         real(self, offset, buffer)
 
     monkeypatch.setattr(FileSource, "read_into", fails)

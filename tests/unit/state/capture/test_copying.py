@@ -130,9 +130,9 @@ def test_no_memory_for_the_share_fails_that_checkpoint_alone(memory: Path, monke
             with monkeypatch.context() as patch:
                 patch.setattr(ck._staging, "reserve", refuse)
                 pending = ck.checkpoint({"a": torch.ones(3)}, step=10 * step)
-            with pytest.raises(deeppart.CheckpointError, match=str(error)):
+            with pytest.raises(deeppart.errors.CheckpointError, match=str(error)):
                 pending.wait("local", timeout=200)
-            with pytest.raises(deeppart.CheckpointError, match=str(error)):
+            with pytest.raises(deeppart.errors.CheckpointError, match=str(error)):
                 pending.wait("persistent", timeout=200)
             ck.checkpoint({"a": torch.ones(3)}, step=10 * step + 1).wait(timeout=200)
         assert sorted(steps_in(memory / "ckpt")) == [1, 11, 21]
@@ -144,9 +144,9 @@ def test_nothing_of_the_state_is_kept_alive(memory: Path) -> None:
             state = {"t": torch.ones(3), "n": np.ones(3), "b": Box({"x": torch.ones(2)})}
             watched = [weakref.ref(item) for item in (state["t"], state["n"], state["b"])]
             ck.checkpoint(state, step).wait(timeout=200)
-            with pytest.raises(deeppart.StepExistsError):
+            with pytest.raises(deeppart.errors.StepExistsError):
                 ck.checkpoint(state, step)
-            with pytest.raises(deeppart.UnsupportedLeafError):
+            with pytest.raises(deeppart.errors.UnsupportedLeafError):
                 ck.checkpoint({**state, "bad": object()}, step=100)
             sys.exc_info()
             del state

@@ -322,6 +322,6 @@ def test_an_error_within_a_copy_holds_nobody_back(
             patch.setattr(deferred, "_copy", fails)
             pending = ck.checkpoint(state, 1)
             slow.set()
-            with pytest.raises(deeppart.CheckpointError, match="within a copy"):
+            with pytest.raises(deeppart.errors.CheckpointError, match="within a copy"):
                 pending.wait("persistent", 30)
         ck.checkpoint(state, 2).wait("persistent", 30)

@@ -32,7 +32,7 @@ DIFFERING: dict[str, Callable[[int], Any]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore::deeppart.PerRankNotice")
+@pytest.mark.filterwarnings("ignore::deeppart.errors.PerRankNotice")
 @pytest.mark.parametrize("name", DIFFERING)
 def test_each_rank_gets_its_own(tmp_path: Path, name: str) -> None:
     make = DIFFERING[name]
@@ -86,7 +86,7 @@ def test_a_state_of_all_of_them_is_the_same_on_all_ranks(tmp_path: Path) -> None
     assert bits(live[0]) == bits(live[1]) == bits(state(2))
 
 
-@pytest.mark.filterwarnings("ignore::deeppart.PerRankNotice")
+@pytest.mark.filterwarnings("ignore::deeppart.errors.PerRankNotice")
 @pytest.mark.parametrize("per_rank", ["rank0", "drop", lambda path, old, rank, size: old[-1]])
 def test_on_another_number_of_ranks(tmp_path: Path, per_rank: Any) -> None:
     def make(rank: int) -> dict[str, Any]:

@@ -277,7 +277,7 @@ def test_ranks_are_compared_with_all_that_others_have(tmp_path: Path) -> None:
     items: list[Any] = [{"x": 0}, {"n": [1, 2]}, {"n": [1, 2, 3]}]
     states = [{"a": 1}, *({"a": 1, "k": item} for item in items)]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", deeppart.PerRankNotice)
+        warnings.simplefilter("ignore", deeppart.errors.PerRankNotice)
         save(tmp_path, states, replicated="parts")
     live = [zeros(each) for each in states]
     assert restore(tmp_path, live) == 1
@@ -294,7 +294,7 @@ def test_where_one_tree_cannot_have_both_each_rank_keeps_its_own(tmp_path: Path,
 
     saved = states(UNLIKE[name])
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", deeppart.PerRankNotice)
+        warnings.simplefilter("ignore", deeppart.errors.PerRankNotice)
         save(tmp_path, saved, replicated="auto" if shards else "parts")
     live = states(map(zeros, UNLIKE[name]))
     assert restore(tmp_path, live) == 1
@@ -309,7 +309,7 @@ def test_where_one_tree_cannot_have_both_each_rank_keeps_its_own(tmp_path: Path,
 def test_what_is_declared_per_rank_inside_of_a_part_makes_it_the_ranks_own(tmp_path: Path, worker: Any) -> None:
     rules = {"k/worker": "none", "*": "parts"}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", deeppart.PerRankNotice)
+        warnings.simplefilter("ignore", deeppart.errors.PerRankNotice)
         save(tmp_path, [{"a": 1}, {"a": 1, "k": {"worker": worker, "x": 5}}], replicated=rules)
     live = [{"a": 0}, {"a": 0, "k": {"worker": worker * 0, "x": 0}}]
     assert restore(tmp_path, live) == 1
@@ -331,7 +331,7 @@ RANK0: dict[str, tuple[list[dict[str, Any]], dict[str, str]]] = {
 def test_what_is_rank_0s_below_a_cut_is_saved_with_what_it_is_in(tmp_path: Path, name: str) -> None:
     states, rules = RANK0[name]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", deeppart.PerRankNotice)
+        warnings.simplefilter("ignore", deeppart.errors.PerRankNotice)
         save(tmp_path, states, replicated=rules)
     live = [zeros(each) for each in states]
     assert restore(tmp_path, live, replicated=rules) == 1

@@ -47,7 +47,7 @@ def assert_whole(model: dict[str, Any]) -> None:
     assert torch.equal(model["buffer"], torch.arange(3))
 
 
-@pytest.mark.filterwarnings("ignore::deeppart.PerRankNotice")
+@pytest.mark.filterwarnings("ignore::deeppart.errors.PerRankNotice")
 def test_it_is_sound_and_loaded_as_it_was() -> None:
     (subject,) = choose_steps(GOLDEN)
     assert verify(subject).state == "sound"

@@ -49,7 +49,7 @@ def test_what_is_a_ranks_own_is_nobody_elses_though_a_live_dict_lacks_it(
         found: list[dict[str, Any]] = [{"rng": torch.full((2,), (10 + rank) * scale)} for rank in range(3)]
         return [each | ({"w": rows(torch.ones(3, 1), rank, 3)} if shards else {}) for rank, each in enumerate(found)]
 
-    with pytest.warns(deeppart.PerRankNotice, match="rng"):
+    with pytest.warns(deeppart.errors.PerRankNotice, match="rng"):
         save(tmp_path, states())
     live = states(0)
     del live[0]["rng"]
@@ -78,7 +78,7 @@ def test_what_is_tied_to_a_leaf_of_another_rank_is_filled(tmp_path: Path, ranks:
 
 
 def test_a_dict_around_what_is_each_ranks_own_is_made(tmp_path: Path) -> None:
-    with pytest.warns(deeppart.PerRankNotice, match="m/c"):
+    with pytest.warns(deeppart.errors.PerRankNotice, match="m/c"):
         save(tmp_path, [{"m": {"c": [1, 2], "d": 5}, "b": 1}, {"m": {"c": [1], "d": 5}, "b": 1}])
     live: list[dict[str, Any]] = [{"b": 0}, {"m": {"c": [0, 0], "d": 0}, "b": 0}, {"b": 0}]
     assert restore(tmp_path, live, replicated="parts", per_rank="rank0") == 1

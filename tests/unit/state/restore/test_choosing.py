@@ -485,7 +485,7 @@ def test_on_several_ranks(tmp_path: Path, ranks: int, own: bool, how: dict[str, 
         assert each["view"].data_ptr() == each["big"][2:].data_ptr()
 
 
-@pytest.mark.filterwarnings("ignore::deeppart.PerRankNotice")
+@pytest.mark.filterwarnings("ignore::deeppart.errors.PerRankNotice")
 @pytest.mark.parametrize("own", [False, True], ids=["shared", "own"])
 def test_one_of_two_names_of_a_leaf(tmp_path: Path, own: bool) -> None:
     def state(value: float) -> dict[str, torch.Tensor]:

@@ -300,9 +300,11 @@ def test_a_meta_tensor_is_never_saved(tmp_path: Path) -> None:
             lambda: ck.checkpoint({"x": torch.ones(2, device=META)}, step=1),
             lambda: ck.restore({"x": [torch.ones(2, device=META)]}),
         ):
-            with pytest.raises(deeppart.UnsupportedLeafError, match="on the meta device, which has no data") as caught:
+            with pytest.raises(
+                deeppart.errors.UnsupportedLeafError, match="on the meta device, which has no data"
+            ) as caught:
                 call()
             assert "path x" in str(caught.value)
         ck.checkpoint({"x": torch.ones(2)}, step=1).wait(timeout=200)
-        with pytest.raises(deeppart.UnsupportedLeafError, match="on the meta device"):
+        with pytest.raises(deeppart.errors.UnsupportedLeafError, match="on the meta device"):
             ck.checkpoint({"x": torch.ones(2, device=META)}, step=2)

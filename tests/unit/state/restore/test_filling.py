@@ -123,7 +123,7 @@ def test_what_has_grown_since_comes_back_as_saved_at_every_length(tmp_path: Path
             ck.restore({"s": live}, strict=strict)
             assert difference(saved, live) is None and {name: id(each) for name, each in live.items()} == containers
             return
-        with pytest.raises(deeppart.StructureMismatchError, match="large dict"):
+        with pytest.raises(deeppart.errors.StructureMismatchError, match="large dict"):
             ck.restore({"s": live}, strict=False)
         small = {"3": live["3"]}
         ck.restore({"s": small}, strict=False)
@@ -145,7 +145,7 @@ def test_a_part_of_a_list_leaves_the_rest_as_it_is(tmp_path: Path) -> None:
         ck.checkpoint({"a": [1, 2], "b": [{"c": 3}, {"d": 4}]}, step=1).wait(timeout=200)
         ck.restore(live, keys=["a/0", "b/1"])
         assert live == {"a": [1, 0, 7, 8], "b": [{"c": 0}, {"d": 4}, {"e": 9}]}
-        with pytest.raises(deeppart.StructureMismatchError, match="only some items of a list"):
+        with pytest.raises(deeppart.errors.StructureMismatchError, match="only some items of a list"):
             ck.restore(live, exclude="a/3")
 
 

@@ -257,7 +257,7 @@ def test_an_optimizer_that_has_stepped_cannot_unlearn_it(tmp_path: Path) -> None
     optimizer, other = torch.optim.Adam(model.parameters()), torch.optim.Adam(live.parameters())
     train(live, other, 1)
     before = copy.deepcopy((live.state_dict(), other.state_dict()))
-    with pytest.raises(deeppart.StructureMismatchError, match="o/state/0"):
+    with pytest.raises(deeppart.errors.StructureMismatchError, match="o/state/0"):
         save_and_restore(tmp_path, {"m": model, "o": optimizer}, {"m": live, "o": other})
     assert difference(before, (live.state_dict(), other.state_dict())) is None
 
@@ -291,7 +291,7 @@ def test_parameters_in_another_order(tmp_path: Path, last: str, named: bool) -> 
     saved, live, alike = made("ab"), made(f"{last}a"), made("ab", "module.")
     before = copy.deepcopy(live.state_dict())
     if named:
-        with pytest.raises(deeppart.StructureMismatchError, match=r"'a', 'b' .*\n.*'[bc]', 'a' .*\n.*path o"):
+        with pytest.raises(deeppart.errors.StructureMismatchError, match=r"'a', 'b' .*\n.*'[bc]', 'a' .*\n.*path o"):
             save_and_restore(tmp_path, {"o": saved}, {"o": live})
         assert difference(before, live.state_dict()) is None
     else:
@@ -308,7 +308,7 @@ def test_texts_for_the_numbers_of_parameters_are_not_lost_without_a_word(tmp_pat
     train(model, optimizer, 1)
     saved = optimizer.state_dict()
     saved["state"] = {str(number): state for number, state in saved["state"].items()}
-    with pytest.raises(deeppart.StructureMismatchError, match="texts for the numbers of parameters: o"):
+    with pytest.raises(deeppart.errors.StructureMismatchError, match="texts for the numbers of parameters: o"):
         save_and_restore(tmp_path, {"o": saved}, {"o": torch.optim.Adam(live.parameters())})
 
 

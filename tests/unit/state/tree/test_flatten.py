@@ -126,13 +126,13 @@ def test_what_cannot_be_stored_is_named(tmp_path: Path, sort: str, name: str, ma
     good = {"x": torch.ones(3)}
     with deeppart.Checkpointer(deeppart.Config(persistent_dir=str(tmp_path), timeout=10.0)) as ck:
         for state in ({**good, "a/b": [0, {"bad": item}]}, {**good, "a/b": [0, Box({"bad": item})]}):
-            with pytest.raises(deeppart.UnsupportedLeafError) as caught:
+            with pytest.raises(deeppart.errors.UnsupportedLeafError) as caught:
                 ck.checkpoint(state, step=1)
             assert "path a~1b/1/bad" in str(caught.value) and name in str(caught.value)
         assert not list(tmp_path.glob("step-*")), "never a file"
         ck.checkpoint(good, step=1).wait(timeout=200)
         ck.checkpoint(good, step=2).wait(timeout=200)
-        with pytest.raises(deeppart.UnsupportedLeafError, match="bad"):
+        with pytest.raises(deeppart.errors.UnsupportedLeafError, match="bad"):
             ck.checkpoint({**good, "bad": item}, step=3)
         with pytest.raises(deeppart.StateError, match="bad"):
             ck.restore({**good, "bad": item})
@@ -181,7 +181,7 @@ def test_what_takes_the_place_of_a_plain_tensor_of_the_same_type_is_refused_too(
         for step in (1, 2):
             ck.checkpoint(plain, step).wait(timeout=200)
             for _ in range(2):
-                with pytest.raises(deeppart.UnsupportedLeafError, match="path bad"):
+                with pytest.raises(deeppart.errors.UnsupportedLeafError, match="path bad"):
                     ck.checkpoint({**plain, "bad": item}, step=9)
     assert sorted(steps_in(tmp_path)) == [1, 2]
 
@@ -199,7 +199,7 @@ KEYS: dict[str, Any] = {
 def test_keys_that_cannot_be_stored_are_named(tmp_path: Path, name: str) -> None:
     with deeppart.Checkpointer(deeppart.Config(persistent_dir=str(tmp_path), timeout=10.0)) as ck:
         for others in ({}, {"z": 1}, {5: torch.ones(2)}):
-            with pytest.raises(deeppart.UnsupportedLeafError) as caught:
+            with pytest.raises(deeppart.errors.UnsupportedLeafError) as caught:
                 ck.checkpoint({"outer": {**others, KEYS[name]: 1}}, step=1)
             text = str(caught.value)
             assert "path outer" in text and ("type" if "tuple" in name else name) in text
@@ -215,7 +215,7 @@ def test_a_state_that_contains_itself(tmp_path: Path) -> None:
     tail.append((tail,))
     with deeppart.Checkpointer(deeppart.Config(persistent_dir=str(tmp_path), timeout=10.0)) as ck:
         for state, path in ((loop, "x/1"), ({"b": through_object}, "b/me"), (tail, "0/0")):
-            with pytest.raises(deeppart.UnsupportedLeafError, match="contains itself") as caught:
+            with pytest.raises(deeppart.errors.UnsupportedLeafError, match="contains itself") as caught:
                 ck.checkpoint(state, step=1)
             assert f"path {path}" in str(caught.value)
         twice = [torch.ones(2)]
@@ -228,7 +228,7 @@ def test_an_object_that_makes_ever_new_objects(tmp_path: Path) -> None:
             return [Endless()]
 
     with deeppart.Checkpointer(deeppart.Config(persistent_dir=str(tmp_path), timeout=10.0)) as ck:
-        with pytest.raises(deeppart.UnsupportedLeafError, match="too deeply"):
+        with pytest.raises(deeppart.errors.UnsupportedLeafError, match="too deeply"):
             ck.checkpoint({"e": Endless()}, step=1)
 
 
@@ -243,7 +243,7 @@ def test_nesting_beyond_what_can_be_stored(tmp_path: Path) -> None:
                 state = [state]
             try:
                 ck.checkpoint(state, step=depth).wait(timeout=200)
-            except deeppart.UnsupportedLeafError as error:
+            except deeppart.errors.UnsupportedLeafError as error:
                 assert "too deeply" in str(error)
                 refused.append(depth)
             else:
@@ -256,6 +256,6 @@ def test_namedtuples_with_names_no_class_can_have(tmp_path: Path) -> None:
     kind = collections.namedtuple("Fine", "x")  # type: ignore[name-match]
     kind.__name__ = "not a name"
     with deeppart.Checkpointer(deeppart.Config(persistent_dir=str(tmp_path), timeout=10.0)) as ck:
-        with pytest.raises(deeppart.UnsupportedLeafError, match="not a name") as caught:
+        with pytest.raises(deeppart.errors.UnsupportedLeafError, match="not a name") as caught:
             ck.checkpoint({"here": kind(1)}, step=1)
         assert "path here" in str(caught.value)

@@ -115,12 +115,12 @@ def test_a_template_is_as_strict_as_flattening(memory: Path) -> None:
         ck.checkpoint(good, step=0).wait(timeout=200)
         for key, items in bad.items():
             for item in items:
-                with pytest.raises(deeppart.UnsupportedLeafError) as caught:
+                with pytest.raises(deeppart.errors.UnsupportedLeafError) as caught:
                     ck.checkpoint({**good, key: item}, step=1)
                 assert f"path {key}" in str(caught.value)
         loop = dict(good)
         loop["c"] = loop
-        with pytest.raises(deeppart.UnsupportedLeafError, match="contains itself"):
+        with pytest.raises(deeppart.errors.UnsupportedLeafError, match="contains itself"):
             ck.checkpoint(loop, step=1)
         ck.checkpoint(good, step=1).wait(timeout=200)
     assert difference(good, deeppart.load(memory / "ckpt", 1)) is None

@@ -1,0 +1,52 @@
+"""The types of what is passed to deeppart's functions, and of what they return, beside those in ``deeppart`` itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from deeppart._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from deeppart.cadence import CadenceReport
+    from deeppart.model import LevelReport
+    from deeppart.part import KeyFiles
+    from deeppart.plan.interval import Cadence, LevelCost, Waste
+    from deeppart.repair import ScrubReport
+    from deeppart.state.objects import SavedRecord
+    from deeppart.state.paths import PerRank, PerRankFunction
+    from deeppart.state.restore import RestoreArguments
+    from deeppart.state.values import SavedMember
+
+__all__ = [
+    "Cadence",
+    "CadenceReport",
+    "KeyFiles",
+    "LevelCost",
+    "LevelReport",
+    "PerRank",
+    "PerRankFunction",
+    "RestoreArguments",
+    "SavedMember",
+    "SavedRecord",
+    "ScrubReport",
+    "Waste",
+]
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "Cadence": "deeppart.plan.interval",
+        "CadenceReport": "deeppart.cadence",
+        "KeyFiles": "deeppart.part",
+        "LevelCost": "deeppart.plan.interval",
+        "LevelReport": "deeppart.model",
+        "PerRank": "deeppart.state.paths.globs",
+        "PerRankFunction": "deeppart.state.paths.globs",
+        "RestoreArguments": "deeppart.state.restore.request",
+        "SavedMember": "deeppart.state.values",
+        "SavedRecord": "deeppart.state.objects",
+        "ScrubReport": "deeppart.repair",
+        "Waste": "deeppart.plan.interval",
+    },
+    __all__,
+)
