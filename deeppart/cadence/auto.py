@@ -90,7 +90,8 @@ class CostMeter:
     def __init__(self) -> None:
         self._open: list[Pending] = []
         self._reports: deque[Report] = deque(maxlen=_REPORTS)
-        self._first = True
+        self._done: dict[str, deque[Report]] = {level: deque(maxlen=_REPORTS) for level in LEVELS}
+        self._first: Report | None = None
         self._steps = {True: deque[float](maxlen=_STEPS), False: deque[float](maxlen=_STEPS)}
         self._left: tuple[float, bool] | None = None
 
@@ -132,19 +133,28 @@ class CostMeter:
         done = [pending for pending in self._open if pending.finished]
         self._open = [pending for pending in self._open if pending not in done]
         reports = [pending.report for pending in done if not pending.skipped]
-        if self._first and self._reports and reports:
-            self._reports.clear()  # the first checkpoint reserves memory and plans: it is no measure for the others
-            self._first = False
-        self._reports.extend(reports)
+        for report in reports:
+            self._keep(self._reports, report)
+            for name, level in report.levels.items():
+                if level.state == DONE:
+                    self._keep(self._done[name], report)
         return frozenset(name for report in reports for name, level in report.levels.items() if level.state == FAILED)
 
+    def _keep(self, kept: deque[Report], report: Report) -> None:
+        """Add a report; that of the first checkpoint, which reserves memory and plans, counts until the next comes."""
+        if self._first is None:
+            self._first = report
+        elif kept and kept[0] is self._first:
+            kept.clear()
+        kept.append(report)
+
     def costs(self, levels: Collection[str], rates: Mapping[str, float], flush_share: float = 1.0) -> list[LevelCost]:
-        """The cost of each level: medians over the last checkpoints."""
+        """The cost of each level: medians over its last checkpoints."""
         blocked = [report.blocked_s - report.waited_s + report.held_s for report in self._reports]
         call_s = max(median(blocked) if blocked else 0.0, _LEAST_COST_S)
         found: list[LevelCost] = []
         for level in (name for name in LEVELS if name in levels):
-            done = [report for report in self._reports if report.levels[level].state == DONE]
+            done = self._done[level]
             busy_s = median(report.stages_s.get(level, 0.0) for report in done) if done else 0.0
             apart_s = busy_s / flush_share if level == Level.PERSISTENT else busy_s
             latency_s = median(report.levels[level].seconds or 0.0 for report in done) if done else 0.0

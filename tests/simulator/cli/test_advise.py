@@ -127,6 +127,20 @@ def test_advise_says_what_a_month_takes(capsys: pytest.CaptureFixture[str], pric
     )
 
 
+def test_a_plan_over_capacity_is_left_out_and_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """16 GB on 4 nodes: two steps take 8 GB on a node, with copies 16."""
+    file = tmp_path / "small.toml"
+    file.write_text(MONEY.replace("8 TB", "12 GB"))
+    document = sim_json(capsys, "advise", *SOME, "--machine", str(file))
+    assert "local + partner + persistent" in document["too_large"]
+    assert not any("partner" in row["levels"] for row in [*document["front"], *document["choices"]])
+    assert all(row["node_bytes"] <= 12e9 for row in [*document["front"], *document["choices"], document["advised"]])
+    code, out, _ = sim(capsys, "advise", *SOME, "--machine", str(file))
+    assert code == 0 and "no room for local + partner + persistent: 16 GB are kept on a node" in out
+    code, out, err = sim(capsys, "advise", *SOME, "--machine", str(file), "--partner")
+    assert code == 2 and out == "" and "no room" in err and "[local] capacity" in err
+
+
 def test_a_campaign_has_its_bill(capsys: pytest.CaptureFixture[str], priced: str, tmp_path: Path) -> None:
     table = tmp_path / "runs.csv"
     some = ("campaign", *SOME, "--machine", priced, "--days", "5", "--seeds", "2", "--spares", "1")

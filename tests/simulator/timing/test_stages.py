@@ -44,6 +44,14 @@ def test_the_file_system_limits_all_nodes_together() -> None:
     assert times_of(job(machine=busy), STATE.shares(16, kappa=0)).stages()["persistent"] == pytest.approx(16.0)
 
 
+def test_auto_encodes_where_that_pays() -> None:
+    shares = STATE.shares(16, kappa=0)
+    assert times_of(job(compression="auto"), shares).stages()["encode"] > 0
+    fast = replace(MACHINE, local=replace(MACHINE.local, write=100e9, rank_write=50e9))
+    no_flush = Protection(persistent=False)
+    assert times_of(job(compression="auto", machine=fast, protection=no_flush), shares).stages()["encode"] == 0
+
+
 def test_a_lazy_call_plans_and_guards_what_is_copied_later() -> None:
     """A rank has 4 tensors of 250 MB."""
     machine = replace(MACHINE, memory=replace(MACHINE.memory, call=1e-3, leaf=1e-6, defer=10e-6))

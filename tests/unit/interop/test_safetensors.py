@@ -131,8 +131,8 @@ def decoded(document: Any, payload: int = 8) -> Any:
     ("document", "payload"),
     [
         ({"a": F32}, 12),  # bytes that are nobody's
-        ({"a": F32 | {"data_offsets": [4, 12]}}, 12),
-        ({"a": F32, "b": F32}, 8),  # that are two's
+        ({"a": F32 | {"data_offsets": [4, 12]}}, 8),
+        ({"a": F32, "b": F32}, 16),  # that are two's
         ({"a": F32, "b": F32 | {"data_offsets": [4, 12]}}, 12),
         ({"a": F32 | {"data_offsets": [0, 1 << 40], "shape": [1 << 38]}}, 8),  # beyond the file
         ({"a": F32 | {"data_offsets": [8, 0]}}, 8),

@@ -10,16 +10,21 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import CheckpointException, DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
 
 import deeppart
 from deeppart.errors import (
     ConfigError,
     CorruptFileError,
+    DeeppartError,
     FormatError,
+    FreedMemoryError,
     LeafMismatchError,
     RestoreError,
 )
 from deeppart.interop.dcp import StorageReader
+from deeppart.interop.dcp.storage_reader import Destination, destinations
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is:UserWarning")
 KINDS = ["session", "directory"]
@@ -255,3 +260,55 @@ def test_what_cannot_take_a_tensor_changes_no_other(tmp_path: Path, load: Any) -
         with pytest.raises((CheckpointException, AssertionError), match="cannot be filled: b"):
             load(live)
         assert not live["a"].any()
+
+
+class Planner(DefaultLoadPlanner):
+    """Has a tensor for each item, by place."""
+
+    def __init__(self, tensors: list[Any]) -> None:
+        super().__init__()
+        self.tensors = tensors
+
+    def resolve_tensor(self, item: Any) -> Any:
+        return self.tensors[int(item.storage_index.fqn)]
+
+
+def asked(planner: Planner, *, may_refuse: bool = False, sizes: tuple[int, ...] = (4,)) -> list[Destination]:
+    items = [
+        ReadItem(
+            LoadItemType.TENSOR,
+            MetadataIndex(str(place)),
+            torch.Size([0] * len(sizes)),
+            MetadataIndex(str(place), torch.Size([0] * len(sizes))),
+            torch.Size([1] * len(sizes)),
+            torch.Size(sizes),
+        )
+        for place in range(len(planner.tensors))
+    ]
+    return destinations(planner, items, lambda name: torch.float32, may_refuse=may_refuse)
+
+
+def freed() -> torch.Tensor:
+    tensor = torch.zeros(4)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+def of_inference() -> torch.Tensor:
+    with torch.inference_mode():
+        return torch.zeros(4, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "kind"),
+    [
+        (lambda: torch.zeros(5), LeafMismatchError),
+        (lambda: torch.zeros(1).expand(4), LeafMismatchError),
+        (lambda: torch.zeros(4).to_sparse(), LeafMismatchError),
+        (of_inference, LeafMismatchError),
+        (freed, FreedMemoryError),
+    ],
+)
+def test_what_cannot_be_filled(tensor: Any, kind: type[DeeppartError]) -> None:
+    with pytest.raises(kind, match="1"):
+        asked(Planner([torch.zeros(4), tensor()]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import inspect
+import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,10 @@ from deeppart.errors import (
     StateError,
     StepExistsError,
     StructureMismatchError,
+    UnsupportedLeafError,
 )
 from deeppart.interop.dcp import BalancedSavePlanner, StorageReader, StorageWriter
+from deeppart.interop.dcp.storage_writer import planned_part
 from deeppart.testing import StorageFaults
 
 pytestmark = [
@@ -283,3 +286,21 @@ def test_until_a_level(tmp_path: Path) -> None:
         (pending,) = writer.checkpointer._recent
         assert pending.done("local") and not pending.done("persistent")
     assert pending.done("persistent")
+
+
+class OnlyBytes(DefaultSavePlanner):
+    """Has values as bytes alone."""
+
+    lookup_object = None  # type: ignore[assignment]
+
+    def resolve_data(self, write_item: Any) -> Any:
+        found = self.state_dict[write_item.index.fqn]
+        return DefaultSavePlanner.transform_object(self, write_item, found)
+
+
+def test_values_as_bytes() -> None:
+    assert planned_part(OnlyBytes(), {"n": {"k": [1, "x", None]}}, None, alone=True).tree == {
+        "n": {"k": [1, "x", None]}
+    }
+    with pytest.raises(UnsupportedLeafError, match="only as a pickle"):
+        planned_part(OnlyBytes(), {"n": io.StringIO}, None, alone=True)
