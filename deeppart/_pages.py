@@ -5,6 +5,11 @@ from __future__ import annotations
 import contextlib
 import mmap
 
+import numpy as np
+
+#: Of a huge page, on the machines that have them.
+_HUGE_PAGE_BYTES = 2 << 20
+
 
 def fresh_pages(nbytes: int) -> mmap.mmap:
     """Zeroed memory that lies on huge pages where the system gives any: far fewer page faults, and longer requests to a
@@ -17,3 +22,10 @@ def fresh_pages(nbytes: int) -> mmap.mmap:
         with contextlib.suppress(OSError):  # a kernel without
             pages.madvise(mmap.MADV_HUGEPAGE)
     return pages
+
+
+def block_memory(nbytes: int) -> memoryview:
+    """Zeroed memory of its own, aligned for direct writes; on huge pages where the system gives any."""
+    pages = fresh_pages(nbytes + _HUGE_PAGE_BYTES)
+    first = -int(np.frombuffer(pages, dtype=np.uint8).ctypes.data) % _HUGE_PAGE_BYTES
+    return memoryview(pages)[first : first + nbytes]

@@ -37,6 +37,7 @@ __all__ = [
     "LazyCaptureNotice",
     "LeafMismatchError",
     "LevelNotRunError",
+    "MissingError",
     "NewerFormatError",
     "PeerTimeoutError",
     "PerRankError",
@@ -202,6 +203,20 @@ class StorageError(DeeppartError):
         self.errno = errno
 
 
+class MissingError(StorageError):
+    """A file or directory that was asked for is not there."""
+
+
+def lacks_space(error: StorageError) -> bool:
+    """True if there is no space left, or no more of it for this user."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def one_line(error: DeeppartError) -> str:
+    """An error's place, summary and finding, for a list."""
+    return ": ".join(text for text in (error.where, error.summary, error.found) if text)
+
+
 def lacks_descriptors(error: BaseException) -> bool:
     """True if an error says nothing about a file: this process, or its machine, may not open more of them."""
     return isinstance(error, StorageError) and error.errno in (errno.EMFILE, errno.ENFILE)
@@ -225,6 +240,11 @@ class SignatureError(CorruptFileError):
 
 class NewerFormatError(FormatError):
     """A file was written by a newer version of the format than this library reads."""
+
+
+#: Raised where a small record cannot be read, or does not hold what is looked for in its JSON. Whoever can do without
+#: it catches these.
+UNUSABLE = (StorageError, FormatError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------

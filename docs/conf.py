@@ -41,7 +41,11 @@ nitpick_ignore_regex = [
     (r"py:class", r"deeppart\.(extension\.(importing|export)|offline\.reading|state\.restore|codec\.base)\..*"),
     (r"py:exc", r"CheckpointException"),  # of torch.distributed.checkpoint
     ("py:.*", r"(os|signal|collections\.abc|contextlib|pathlib|numpy|hypothesis|click)\..*"),
-    ("py:.*", r"NDArray|IntArray|int64|float64|uint8|deeppart\.storage\.rate\.RateLimit"),
+    (
+        "py:.*",
+        r"NDArray|IntArray|int64|float64|uint8|deeppart\.storage\.(rate\.RateLimit|spares\.Recycled|store\.Stat)",
+    ),
+    ("py:class", r"deeppart\.part\.source\.(ByteSource|StoredBytes)"),
     ("py:.*", r"deeppart\.state\.objects\.T|deeppart\.elastic\.shards\.S"),
 ]
 

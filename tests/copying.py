@@ -6,7 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
-from deeppart.storage.lineage import LINEAGE_NAME, LOCK_NAME
+from deeppart.storage import LINEAGE_NAME, LOCK_NAME
 
 
 def copy_as_original(source: Path, target: Path) -> Path:

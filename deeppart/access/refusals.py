@@ -8,7 +8,7 @@ import resource
 from pathlib import Path
 
 from deeppart.access.rules import ForeignAccessError
-from deeppart.errors import StorageError
+from deeppart.errors import MissingError, StorageError
 
 _TODO = {
     errno.ENOSPC: 'free space there, keep fewer checkpoints (`keep`), or compress them: compression = "zstd"',
@@ -52,4 +52,5 @@ def storage_error(summary: str, error: OSError, path: Path | str, **more: str) -
     todo = _TODO.get(error.errno or 0, "look at the system log and the file system's state")
     text = f"{os.strerror(error.errno)} (errno {error.errno})" if error.errno else str(error)
     found = {"found": text, "where": str(path), "todo": todo} | answers(error) | more
-    return StorageError(summary, errno=error.errno, **found)
+    kind = MissingError if error.errno == errno.ENOENT else StorageError
+    return kind(summary, errno=error.errno, **found)

@@ -7,18 +7,16 @@ What it says only bears on how often checkpoints are made, so nothing that is wr
 
 from __future__ import annotations
 
+import contextlib
 import json
-from pathlib import Path
 from typing import Any
 
-from deeppart import access
+from deeppart._times import now, seconds_of, timestamp
 from deeppart.cadence.failures import Run
-from deeppart.errors import StorageError
+from deeppart.errors import UNUSABLE, CorruptFileError, MissingError, StorageError
 from deeppart.model import HISTORY_NAME, LATER, MOST_RUNS, RUNS_FORMAT, RUNS_VERSION, run_records
 from deeppart.part import parse_json
-from deeppart.storage.files import UNUSABLE, read_file, write_file
-from deeppart.storage.steps import MANIFEST_NAME, list_steps
-from deeppart.storage.timestamps import now, seconds_of, timestamp
+from deeppart.storage import MANIFEST_NAME, Store, list_steps, step_name
 
 _MOST_BYTES = 1 << 20
 
@@ -31,8 +29,8 @@ class History:
         problem: the reason why the file could not be read or written, or None.
     """
 
-    def __init__(self, root: Path, session: str, nodes: int) -> None:
-        self._root = root
+    def __init__(self, store: Store, session: str, nodes: int) -> None:
+        self._store = store
         self.problem: str | None = None
         records = self._read()
         if records and not records[-1]["ended"]:
@@ -58,14 +56,13 @@ class History:
         self._write(self._read() or self._earlier)
 
     def _read(self) -> list[dict[str, Any]]:
-        path = self._root / HISTORY_NAME
         try:
-            document = parse_json(read_file(path, _MOST_BYTES))
+            document = parse_json(self._store.get(HISTORY_NAME, _MOST_BYTES))
             return [_checked(record) for record in run_records(document)]
-        except FileNotFoundError:
+        except MissingError:
             return []
         except UNUSABLE as error:
-            self.problem = f"{path}: {type(error).__name__}: {error}; started over"
+            self.problem = f"{self._store.where(HISTORY_NAME)}: {type(error).__name__}: {error}; started over"
             return []
 
     def _write(self, records: list[dict[str, Any]]) -> None:
@@ -76,24 +73,22 @@ class History:
             runs[number] = self._own
         document = {"format": RUNS_FORMAT, "version": RUNS_VERSION, "runs": runs[-MOST_RUNS:]}
         try:
-            write_file(self._root / HISTORY_NAME, json.dumps(document, indent=1).encode() + b"\n")
+            self._store.replace(HISTORY_NAME, json.dumps(document, indent=1).encode() + b"\n")
         except StorageError as error:
             self.problem = str(error)
 
     def _last_commit(self, since: str) -> str | None:
         """The time of the newest manifest written since then, which is when the run was last known to be running."""
-        times = []
         try:
-            steps = list_steps(self._root)
+            steps = list_steps(self._store)
         except StorageError as error:
             self.problem = str(error)
             return None
-        for directory in steps.values():
-            try:
-                times.append(access.lstat(directory / MANIFEST_NAME).st_mtime)
-            except OSError:
-                continue
-        newest = max(times, default=0.0)
+        newest = 0.0
+        for key in steps:
+            with contextlib.suppress(StorageError, CorruptFileError):
+                manifest = self._store.stat(f"{step_name(key)}/{MANIFEST_NAME}")
+                newest = max(newest, manifest.written if manifest is not None else 0.0)
         return timestamp(newest) if newest > seconds_of(since) else None
 
 

@@ -17,7 +17,7 @@ from deeppart.access import Root
 from deeppart.config import refuse_url
 from deeppart.errors import DeeppartError
 from deeppart.part import Signing, read_key_files
-from deeppart.storage.steps import list_steps
+from deeppart.storage import PosixStore, list_steps
 
 SIGN_KEY_HELP = "A key with which files must be signed (sign_key_file of the job). May be repeated: any of the keys."
 _AT_STEP = re.compile(r"(.+)@([0-9]{1,19})", re.ASCII | re.DOTALL)
@@ -152,6 +152,6 @@ def complete_place(context: click.Context, parameter: click.Parameter, incomplet
 
 def _steps(directory: Path) -> list[str]:
     try:
-        return [str(step) for step in sorted({key.step for key in list_steps(Root(directory).path)})]
+        return [str(step) for step in sorted({key.step for key in list_steps(PosixStore(Root(directory).path))})]
     except (DeeppartError, OSError, ValueError):
         return []

@@ -13,13 +13,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from deeppart._times import seconds_of, timestamp
 from deeppart.cli.commands import GOOD, NOT_GOOD, print_json, printable
 from deeppart.cli.options import directory_argument
 from deeppart.cli.output import add_record, console, count, moment, record_json, table
 from deeppart.errors import StorageError
 from deeppart.model import show_seconds
 from deeppart.offline import CheckpointView, JobView, age_of, blocked_of, look_at_job, name_ranks
-from deeppart.storage.timestamps import seconds_of, timestamp
 from deeppart.telemetry import RankStatus, prometheus_text
 
 #: Errors and lines of a kind that are shown to people.

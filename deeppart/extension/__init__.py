@@ -12,7 +12,7 @@ from deeppart._lazy import lazy_names
 if TYPE_CHECKING:
     from deeppart.extension.codecs import codec
     from deeppart.extension.export import Content
-    from deeppart.extension.foreign import ForeignFile
+    from deeppart.extension.foreign import ForeignFile, write_file
     from deeppart.extension.importing import write_step
     from deeppart.extension.nested import choose
     from deeppart.extension.ranks import JobRanks
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from deeppart.state.tensors import flat_bytes as leaf_bytes
     from deeppart.state.values import decode_value as decode
     from deeppart.state.values import encode_value as encode
-    from deeppart.storage.files import write_file
 
 __all__ = [
     "Box",
@@ -60,7 +59,7 @@ __getattr__, __dir__ = lazy_names(
         "encode": "deeppart.state.values:encode_value",
         "leaf_bytes": "deeppart.state.tensors.leaves:flat_bytes",
         "readable": "deeppart.state.paths.keys",
-        "write_file": "deeppart.storage.files",
+        "write_file": "deeppart.extension.foreign",
         "write_step": "deeppart.extension.importing",
     },
     __all__,

@@ -19,6 +19,7 @@ from deeppart import access
 from deeppart.access import storage_error
 from deeppart.access.hanging import storage_operation
 from deeppart.errors import CorruptFileError, RestoreError, StorageError
+from deeppart.storage import PosixStore
 
 
 class ForeignFile:
@@ -163,3 +164,12 @@ def _too_short(file: ForeignFile, needed: int, found: int) -> CorruptFileError:
         where=file.path,
         todo="it was not copied or downloaded completely: fetch it again",
     )
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a small file durably and atomically, in place of what has the name; its directory is made, if need be."""
+    try:
+        access.make_folder(path.parent)
+    except OSError as error:
+        raise storage_error("cannot make a directory", error, path.parent) from error
+    PosixStore(path.parent).replace(path.name, data)

@@ -141,7 +141,7 @@ def _free_step(session: Session, step: int | None) -> int:
         raise StateError(
             "the directory has steps already: the one to be made needs a number",
             found=f"step {max(key.step for key in session.committed)}",
-            where=str(session.persistent.root),
+            where=str(session.directory),
             todo="name one that is not taken (--step); restore takes the largest",
         )
     refusal = StepHistory(session, []).refusal_of(step or 0)

@@ -31,7 +31,7 @@ from deeppart.state.document import (
 )
 from deeppart.state.restore import DROPPED, LiveBox, Target, build, is_composite, resolve_registered
 from deeppart.state.tensors import SUBCLASS, is_plain
-from deeppart.storage.manifests import committed_steps
+from deeppart.storage import PosixStore, committed_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class Step:
             found = source._preview(None)
             return None if found is None else found.saved.attempt.step
         root = access.below_root(Path(source))
-        if not committed_steps(root):
+        if not committed_steps(PosixStore(root)):
             return None
         chosen, _ = find_step(root, None, read_key_files(sign_key_file))
         return chosen.manifest.attempt.step
@@ -158,7 +158,7 @@ class Step:
     @staticmethod
     def committed(directory: str | os.PathLike[str]) -> list[int]:
         """The numbers of the committed steps of a persistent directory, ascending."""
-        return sorted({key.step for key in committed_steps(Path(directory))})
+        return sorted({key.step for key in committed_steps(PosixStore(Path(directory)))})
 
     @staticmethod
     def agree(checkpointer: Checkpointer, error: DeeppartError | None) -> None:

@@ -10,13 +10,24 @@ from typing import TypeVar
 
 from deeppart import access
 from deeppart.config import check_step, refuse_url
-from deeppart.errors import DeeppartWarning, FormatError, RestoreError, StorageError, warn_caller
+from deeppart.errors import DeeppartWarning, FormatError, MissingError, RestoreError, StorageError, warn_caller
+from deeppart.mistaken_paths import no_such_directory, recognize
 from deeppart.model import Manifest
 from deeppart.part import Signing
 from deeppart.recovery import suspect_lines, warn_suspect
-from deeppart.storage.manifests import CommittedStep, committed_steps, read_manifest, read_manifests, unusable
-from deeppart.storage.mistaken_paths import no_such_directory, recognize
-from deeppart.storage.steps import MOST_LOOKS, list_steps, step_is_retired
+from deeppart.storage import (
+    MANIFEST_NAME,
+    MOST_LOOKS,
+    CommittedStep,
+    PosixStore,
+    Store,
+    committed_steps,
+    is_gone,
+    list_steps,
+    read_manifest,
+    read_manifests,
+    step_name,
+)
 
 T = TypeVar("T")
 
@@ -56,12 +67,13 @@ def with_checkpoint(root: Path, step: int | None, use: Callable[[Chosen], T], si
     root = access.below_root(root)
     for look in range(MOST_LOOKS):
         found, passed_over = find_step(root, step, signing)
-        suspect = suspect_lines(root, found.manifest.attempt)
+        suspect = suspect_lines(PosixStore(root), found.manifest.attempt)
+        directory = root / step_name(found.key)
         try:
-            return use(Chosen(found.directory, found.manifest, passed_over, tuple(suspect)))
+            return use(Chosen(directory, found.manifest, passed_over, tuple(suspect)))
         except StorageError as error:
             # a job that is running may have committed the next step and removed this one
-            retired = error.errno == errno.ENOENT and step_is_retired(found.directory)
+            retired = error.errno == errno.ENOENT and is_gone(directory / MANIFEST_NAME)
             if step is not None or not retired or look == MOST_LOOKS - 1:
                 raise
     raise AssertionError("the last look returns or raises")
@@ -72,19 +84,20 @@ def find_step(root: Path, step: int | None, signing: Signing | None) -> tuple[Co
     if not root.is_dir():
         _check_place(root)
         raise no_such_directory(root)
+    store = PosixStore(root)
     if step is not None:
-        return _find_exactly(root, step, signing), ()
+        return _find_exactly(store, root, step, signing), ()
     for _ in range(MOST_LOOKS):
-        found, problems = read_manifests(root, signing)
-        if found:
-            newer = {key: why for key, why in unusable(problems).items() if key.step > found[-1].key.step}
-            return found[-1], tuple(
-                f"step {key.step} is newer, and cannot be used: {why}" for key, why in newer.items()
-            )
-        if list_steps(root).keys() == problems.keys():  # otherwise a running job has moved on meanwhile
+        found = read_manifests(store, signing)
+        problems = found.problems
+        if found.steps:
+            newest = found.steps[-1]
+            newer = {key: why for key, why in found.unusable.items() if key.step > newest.key.step}
+            return newest, tuple(f"step {key.step} is newer, and cannot be used: {why}" for key, why in newer.items())
+        if list_steps(store) == list(problems):  # otherwise a running job has moved on meanwhile
             break
     _check_place(root)
-    reasons = "; ".join(f"step {key.step}: {reason}" for key, reason in sorted(problems.items()))
+    reasons = "; ".join(f"step {key.step}: {reason}" for key, reason in problems.items())
     raise RestoreError(
         "there is no committed checkpoint",
         found=reasons or "no step directory",
@@ -102,14 +115,14 @@ def _check_place(root: Path) -> None:
         raise RestoreError(mistaken.what, where=str(root.absolute()), todo=mistaken.todo)
 
 
-def _find_exactly(root: Path, step: int, signing: Signing | None) -> CommittedStep:
+def _find_exactly(store: Store, root: Path, step: int, signing: Signing | None) -> CommittedStep:
     found: list[CommittedStep] = []
     refusal: FormatError | StorageError | None = None
-    for key, directory in list_steps(root).items():
+    for key in list_steps(store):
         if key.step == step:
             try:
-                found.append(CommittedStep(key, directory, read_manifest(root, key, signing)))
-            except FileNotFoundError:
+                found.append(CommittedStep(key, read_manifest(store, key, signing)))
+            except MissingError:
                 continue
             except (FormatError, StorageError) as error:
                 refusal = error
@@ -118,7 +131,7 @@ def _find_exactly(root: Path, step: int, signing: Signing | None) -> CommittedSt
     if refusal is not None:
         raise refusal
     _check_place(root)
-    committed = sorted({key.step for key in committed_steps(root)})
+    committed = sorted({key.step for key in committed_steps(store)})
     raise RestoreError(
         f"step {step} is not a committed checkpoint",
         found=f"committed steps: {committed[-8:] if committed else 'none'}",

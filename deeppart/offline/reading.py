@@ -16,6 +16,7 @@ import numpy as np
 from deeppart._gc import collection_paused
 from deeppart.codec import RawCodec
 from deeppart.errors import FormatError, RestoreError, StateError, StorageError, StructureMismatchError
+from deeppart.mapped import LockedFile, bring_pages, lies_in_memory, pin
 from deeppart.model import Box, Manifest
 from deeppart.offline.find import Chosen, with_checkpoint
 from deeppart.offline.step_files import StepFiles
@@ -54,8 +55,7 @@ from deeppart.state.restore import (
 from deeppart.state.tensors import COMPOSITES, Array, Bytes
 from deeppart.state.tree import assign, container_items, container_kind, make_container
 from deeppart.state.values import CONTAINERS
-from deeppart.storage.mapped import LockedFile, bring_pages, lies_in_memory, pin
-from deeppart.storage.steps import step_is_retired
+from deeppart.storage import MANIFEST_NAME, is_gone
 
 #: Leaves are read so many bytes at a time, or one by one where they are larger.
 BATCH_BYTES = 256 << 20
@@ -346,7 +346,7 @@ class OpenCheckpoint:
             arrays = self.read(leaves)
         except (FormatError, StorageError) as error:
             gone = isinstance(error, StorageError) and error.errno == errno.ENOENT
-            if gone and step_is_retired(self.directory):
+            if gone and is_gone(self.directory / MANIFEST_NAME):
                 raise
             if len(leaves) == 1:
                 return {}, dict.fromkeys(leaves, error)

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from deeppart._times import seconds_of, timestamp
 from deeppart.errors import RestoreError
 from deeppart.model import LEVELS, show_seconds
 from deeppart.offline.inspect.listing import name_ranks, require_directory
 from deeppart.offline.inspect.ownership import Owner, read_owner
 from deeppart.pending import FAILED, RUNNING, WAITING
-from deeppart.storage.timestamps import seconds_of, timestamp
 from deeppart.telemetry import (
     AGAIN_S,
     LONG_S,

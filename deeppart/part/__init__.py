@@ -28,7 +28,7 @@ from deeppart.part.manifest import MAX_MANIFEST_BYTES, decode_manifest, encode_m
 from deeppart.part.parity import ParityReader, ParityWriter, is_parity_file_name, parity_file_name, set_id, stripes_of
 from deeppart.part.reader import PartReader, check_encoded
 from deeppart.part.signing import KeyFiles, Signing, check_strong_digest, read_key_files, strong_digest
-from deeppart.part.source import ByteSource, FileSource, MemorySource
+from deeppart.part.source import ByteSource, FileSource, MemorySource, StoredBytes
 from deeppart.part.suspects import MAX_SUSPECT_BYTES, decode_suspicion, encode_suspicion
 from deeppart.part.writer import ChunkPlace, PartSummary, PartWriter, Sink
 
@@ -59,6 +59,7 @@ __all__ = [
     "PartWriter",
     "Signing",
     "Sink",
+    "StoredBytes",
     "base_file_name",
     "check_encoded",
     "check_strong_digest",

@@ -85,7 +85,7 @@ class ParityWriter:
     def row_memory(self) -> list[npt.NDArray[np.uint8]] | None:
         """The memory for the blocks of the next row, so that they need not be copied; None if there is none.
 
-        For sinks that have ``memory`` and ``skip`` (:class:`deeppart.storage.files.DurableFile`).
+        For sinks that have ``memory`` and ``skip`` (:class:`deeppart.storage.DurableFile`).
         """
         row, length = len(self._digests), self._stripes.length(len(self._digests))
         start = fmt.HEADER_BYTES + self._stripes.parity_start(row, 0)

@@ -18,14 +18,14 @@ import os
 import threading
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from deeppart import access
 from deeppart.access.hanging import storage_operation
-from deeppart.errors import CorruptFileError, StorageError
+from deeppart.errors import CorruptFileError, MissingError, StorageError
 from deeppart.part.format import corrupt
 
 
@@ -48,6 +48,30 @@ class ByteSource(Protocol):
     def beside(self, name: str) -> ByteSource:
         """The file of that name in the same directory, or raise CorruptFileError or StorageError."""
         ...
+
+
+class StoredBytes(ByteSource, Protocol):
+    """A source that is open: one object of a store. A context manager.
+
+    Attributes:
+        written: when it was written, in seconds since 1970.
+    """
+
+    written: float
+
+    def reopen(self) -> StoredBytes:
+        """The same object, opened once more, also after this one was closed."""
+
+    def close(self) -> None:
+        """Let go of it, and of what was opened beside it; a second call does nothing."""
+
+    def __enter__(self) -> Self:
+        """Returns itself."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it."""
 
 
 class FileSource:
@@ -138,13 +162,17 @@ class FileSource:
                 self._beside[name] = FileSource(self.location.with_name(name))
             return self._beside[name]
 
+    def reopen(self) -> FileSource:
+        """The file that has the name now."""
+        return FileSource(self.location)
+
     def close(self) -> None:
         """Close the file; a second call does nothing."""
         for other in self._beside.values():
             other.close()
         self._file.close()
 
-    def __enter__(self) -> FileSource:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -167,7 +195,8 @@ class FileSource:
 
     def _storage_error(self, summary: str, error: OSError) -> StorageError:
         found = {"found": os.strerror(error.errno or 0), "where": self.path} | access.answers(error)
-        return StorageError(summary, errno=error.errno, **found)
+        kind = MissingError if error.errno == errno.ENOENT else StorageError
+        return kind(summary, errno=error.errno, **found)
 
 
 class MemorySource:

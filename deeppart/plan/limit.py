@@ -1,4 +1,4 @@
-"""What a bandwidth limit lets through, as arithmetic: :class:`deeppart.storage.rate.RateLimit` is the limit itself."""
+"""What a bandwidth limit lets through, as arithmetic: :class:`deeppart.storage.RateLimit` is the limit itself."""
 
 from __future__ import annotations
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from deeppart.comm import Comm
-from deeppart.errors import CheckpointError, RestoreError, as_error, lacks_descriptors, on_ranks
+from deeppart.errors import CheckpointError, RestoreError, as_error, lacks_descriptors, on_ranks, one_line
 from deeppart.model import LEVELS, Attempt
 from deeppart.nodes import Arena, Bytes, NoExchangeMemoryError, Rebuilt, Wanted, padded_bytes, rebuild_parts
-from deeppart.part import FileSource, MemorySource, Signing
+from deeppart.part import FileSource, MemorySource, Signing, StoredBytes
 from deeppart.plan.restart import (
     Candidate,
     Inventory,
@@ -32,7 +32,6 @@ from deeppart.recovery.inventory import Run, no_more_files
 from deeppart.recovery.narrow_reading import NarrowReading
 from deeppart.recovery.parts import LEAST_THREADS, Chosen, LoadedPart, OpenedPart, load_part
 from deeppart.state.capture import Staging, staging_bytes
-from deeppart.storage.node import one_line
 
 #: Lines of an error about a step that cannot be recovered.
 _MOST_REASONS = 40
@@ -96,6 +95,7 @@ class Reading:
         signing: the keys to check with, or None.
         threads: of this rank, that read and check.
         at: makes a path of a source's text, below the directory that it lies in.
+        open_source: opens what lies there.
     """
 
     comm: Comm
@@ -105,6 +105,7 @@ class Reading:
     signing: Signing | None = None
     threads: int = LEAST_THREADS
     at: Callable[[str], Path] = Path
+    open_source: Callable[[str], StoredBytes] = FileSource
 
 
 def recover(
@@ -249,7 +250,7 @@ def _read_mine(
         for read in assigned:
             if read.source.rebuild is None:
                 try:
-                    source = files.enter_context(FileSource(reading.at(read.source.path)))
+                    source = files.enter_context(reading.open_source(read.source.path))
                     opened[read.part] = OpenedPart(source, read, attempt, reading.signing, rank)
                 except Exception as error:  # of whatever kind: the other ranks wait for what this one has read
                     failures.append(failure_of(read, rank, error))

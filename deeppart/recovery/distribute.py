@@ -22,6 +22,7 @@ import numpy as np
 
 from deeppart.comm import Operation, exchange, interleaved
 from deeppart.errors import FormatError, StorageError
+from deeppart.mapped import bring_pages
 from deeppart.model import Box
 from deeppart.nodes import Bytes
 from deeppart.plan.restart import Hop, Routes
@@ -29,7 +30,6 @@ from deeppart.recovery.candidates import Recovered
 from deeppart.recovery.parts import LoadedPart
 from deeppart.recovery.tables import UNREAD, Holding, PartIndexView, Ranks, Tables
 from deeppart.state.restore import LeafPiece, Scatter, Want, cut_patch
-from deeppart.storage.mapped import bring_pages
 
 T = TypeVar("T")
 #: Relayed chunks on their way at once.

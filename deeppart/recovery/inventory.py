@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from deeppart.comm import Comm, Operation
-from deeppart.errors import RestoreError, as_error, lacks_descriptors, on_ranks
+from deeppart.errors import RestoreError, as_error, lacks_descriptors, on_ranks, one_line
 from deeppart.model import Attempt, PartRecord
 from deeppart.part import Signing
 from deeppart.plan.restart import Committed, Inventory, StoredParity, StoredPart, on_node
-from deeppart.storage.manifests import read_manifests, unusable
-from deeppart.storage.node import NodeContents, one_line, take_stock
-from deeppart.storage.persistent import PersistentLevel
+from deeppart.storage import NodeContents, PersistentLevel, read_manifests, step_name, take_stock
 
 #: Lines of an error about processes that may not open more files.
 _MOST_LINES = 8
@@ -80,20 +78,18 @@ def _list_committed(
 ) -> tuple[list[Any], list[str], list[str], list[tuple[int, str]]]:
     """(committed checkpoints, lines about steps never completed, lines about damaged ones, these and why)"""
     try:
-        found, problems = read_manifests(persistent.root, persistent.signing)
+        manifests = read_manifests(persistent.store, persistent.signing)
     except Exception as error:  # of whatever kind: the other ranks wait for this list
-        line = one_line(as_error(error, f"listing the checkpoints in {persistent.root} failed"))
+        line = one_line(as_error(error, f"listing the checkpoints in {persistent.store.where()} failed"))
         refused += [line] if lacks_descriptors(error) else []
         return [], [], [line], []
-    committed = [
-        [astuple(each.manifest.attempt), str(each.directory), list(map(astuple, each.manifest.parts)), created]
-        for each in found
-        for created in (each.manifest.created,)
-    ]
-    lines = {key: f"step {key.step} (persistent): {reason}" for key, reason in sorted(problems.items())}
-    bad = unusable(problems)
-    unfinished = [line for key, line in lines.items() if key not in bad]
-    return committed, unfinished, [lines[key] for key in bad], [(key.step, reason) for key, reason in bad.items()]
+    store, committed = persistent.store, []
+    for each in manifests.steps:
+        attempt, records = astuple(each.manifest.attempt), list(map(astuple, each.manifest.parts))
+        committed.append([attempt, store.where(step_name(each.key)), records, each.manifest.created])
+    unfinished = [f"step {key.step} (persistent): {reason}" for key, reason in manifests.unfinished.items()]
+    unusable = [(key.step, reason) for key, reason in manifests.unusable.items()]
+    return committed, unfinished, [f"step {step} (persistent): {reason}" for step, reason in unusable], unusable
 
 
 def no_more_files(summary: str, lines: list[str], rank: int) -> RestoreError:

@@ -18,11 +18,11 @@ import xxhash
 
 from deeppart.codec import RawCodec
 from deeppart.errors import CorruptFileError, StorageError
+from deeppart.mapped import LockedFile, lies_in_memory, pin
 from deeppart.model import Attempt
 from deeppart.nodes import Bytes
-from deeppart.part import FileSource, MemorySource, PartReader, Signing
+from deeppart.part import FileSource, MemorySource, PartReader, Signing, StoredBytes
 from deeppart.plan.restart import Read
-from deeppart.storage.mapped import LockedFile, lies_in_memory, pin
 
 #: While one thread waits for storage, another can check what has come.
 LEAST_THREADS = 2
@@ -60,7 +60,8 @@ class LoadedPart:
     Attributes:
         reader: index, spans and meta; its source is closed, or in memory.
         raw: the raw stream, from the first of the chunks on.
-        source: the file's bytes, to read them again if they are not those of ``raw``: its path, or memory.
+        source: the file's bytes, to read them again if they are not those of ``raw``: its path, an object of another
+            store, or memory.
         chunks: numbers of the chunks that are here; None for all.
         read: by number of a chunk, whether it was read; None: all of ``chunks`` were. The others are not here, or were
             not checked.
@@ -71,7 +72,7 @@ class LoadedPart:
 
     reader: PartReader
     raw: Bytes
-    source: Path | MemorySource | None
+    source: Path | StoredBytes | MemorySource | None
     used_in_place: FileSource | None = None
     place: FilePlace | None = None
     chunks: range | None = None
@@ -82,7 +83,7 @@ class LoadedPart:
         """To be asked when the bytes have been used: whether they may have changed since they were checked.
 
         A job that was overtaken and still runs on this node may retire the step that another one restores. It gives
-        the file another name then, before it writes over it (:mod:`deeppart.storage.spares`): what still has its name
+        the file another name then, before it writes over it (``storage/spares.py``): what still has its name
         has not changed. Where the file system does not say, the digests are asked once more.
         """
         return None if self.used_in_place is None else problem_of(self.used_in_place, self._changed)
@@ -118,10 +119,10 @@ class LoadedPart:
         elif isinstance(self.source, MemorySource):
             yield self.source.read_at(len(head), self.source.size - len(head) - len(tail))
         else:
-            with FileSource(self.source) as source:
+            with FileSource(self.source) if isinstance(self.source, Path) else self.source.reopen() as source:
                 for index in np.flatnonzero(self.reader.chunks["base"] == 0).tolist():
                     row = self.reader.chunks[index]
-                    data = source.read_at(int(row["offset"]), int(row["encoded_length"]))
+                    data = memoryview(source.read_at(int(row["offset"]), int(row["encoded_length"])))
                     self.reader.check_chunk(index, data)
                     yield data
         yield tail
@@ -153,7 +154,7 @@ class OpenedPart:
 
     def __init__(
         self,
-        source: FileSource | MemorySource,
+        source: StoredBytes | MemorySource,
         read: Read,
         attempt: Attempt,
         signing: Signing | None,
@@ -206,7 +207,9 @@ class OpenedPart:
     def load(self, room: Bytes, threads: int, chosen: Chosen | None = None) -> LoadedPart:
         """Bring it into memory and check every chunk."""
         chunks = self._reader.chunks
-        mapped = self._source.mapped(self._start, self._stop) if self._in_place else None
+        mapped = None
+        if self._in_place and isinstance(self._source, FileSource | MemorySource):
+            mapped = self._source.mapped(self._start, self._stop)
         if self._pinned is not None:
             mapped = self._pinned.memory
         if mapped is not None:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from deeppart.errors import SuspectStepWarning, warn_caller
 from deeppart.model import Attempt
-from deeppart.storage.records import read_suspicions
+from deeppart.storage import Store, read_suspicions
 
 #: Leaves named in a warning; the record and ``deeppart show --json`` have all.
 _MOST_NAMED = 8
 
 
-def suspect_lines(root: Path, attempt: Attempt) -> list[str]:
+def suspect_lines(store: Store, attempt: Attempt) -> list[str]:
     """The reasons why a checkpoint is suspect, or may be."""
-    found = read_suspicions(root)
+    found = read_suspicions(store)
     return [
         *(f"step {attempt.step} is suspect: {leaf}" for leaf in found.of(attempt)),
         *(f"step {attempt.step} may be suspect: {problem}" for problem in found.problems),

@@ -22,13 +22,13 @@ import numpy.typing as npt
 from deeppart._gc import collection_paused
 from deeppart.comm import Comm, Operation, finish
 from deeppart.errors import CorruptFileError, StorageError
+from deeppart.mapped import bring_pages, running_kernel
 from deeppart.nodes import Bytes
 from deeppart.part import CHUNK_DTYPE, FLAG_PER_RANK, SPAN_DTYPE, FileSource, check_encoded
 from deeppart.plan.restart import Read
 from deeppart.recovery.candidates import Recovered
 from deeppart.recovery.parts import Chosen, FilePlace, LoadedPart, Problem, problem_of
 from deeppart.state.restore import LeafPiece, chunk_pieces
-from deeppart.storage.mapped import bring_pages, running_kernel
 
 T = TypeVar("T")
 #: The length of a message's head is given in so many bytes.

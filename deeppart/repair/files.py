@@ -20,7 +20,7 @@ import xxhash
 
 from deeppart import access
 from deeppart.comm import SingleComm, finish
-from deeppart.errors import CorruptFileError, DeeppartError, FormatError, StorageError
+from deeppart.errors import CorruptFileError, DeeppartError, FormatError, StorageError, one_line
 from deeppart.model import Attempt, ParityIdentity, ParityMember, PartRecord
 from deeppart.nodes import Arena, ReedSolomon, Wanted, padded_bytes, rebuild_parts
 from deeppart.part import (
@@ -43,10 +43,16 @@ from deeppart.plan.restart import Committed, FilesByAttempt, Inventory, Read, So
 from deeppart.recovery import LoadedPart, load_part, sound_pieces
 from deeppart.repair.mending import Repaired, Required, check_file, put_part, required_of_base
 from deeppart.repair.moved_files import advice, header_of, misnamed
-from deeppart.storage.files import DurableFile, fill
-from deeppart.storage.manifests import read_manifests
-from deeppart.storage.node import NodeContents, one_line
-from deeppart.storage.steps import is_temporary_name, list_steps, parse_step_directory_name
+from deeppart.storage import (
+    DurableFile,
+    NodeContents,
+    PosixStore,
+    is_temporary_name,
+    list_steps,
+    parse_step_name,
+    read_manifests,
+    step_name,
+)
 
 _TIMEOUT_S = 3600.0
 
@@ -86,7 +92,7 @@ class _Repairing:
         self._root, self._signing, self._arena = root, signing, Arena()
         self._at = access.Roots.to_read(root, *(directory for directory, _ in directories)).at
         stocks = [stock for _, stock in directories]
-        steps, _ = read_manifests(root, signing)
+        steps = read_manifests(PosixStore(root), signing).steps
         self._steps = {step.key: step for step in steps}
         self._manifests = {step.manifest.attempt: step.manifest for step in steps}
         self._damaged = {str(path) for path in damaged}
@@ -98,7 +104,12 @@ class _Repairing:
                 found=(tuple(self._parts),),
                 node_of=(0,),
                 committed=tuple(
-                    Committed(step.manifest.attempt, str(step.directory), step.manifest.parts, step.manifest.created)
+                    Committed(
+                        step.manifest.attempt,
+                        str(root / step_name(step.key)),
+                        step.manifest.parts,
+                        step.manifest.created,
+                    )
                     for step in steps
                 ),
                 parity=(tuple(self._parity),),
@@ -108,7 +119,7 @@ class _Repairing:
     def remove_leftovers(self) -> None:
         """Remove temporary files from committed steps and beside damaged files, as far as the system lets us."""
         damaged = {self._at(path).parent for path in self._damaged}
-        for directory in damaged | {step.directory for step in self._steps.values()}:
+        for directory in damaged | {self._root / step_name(key) for key in self._steps}:
             with contextlib.suppress(OSError):
                 for name in filter(is_temporary_name, access.names_in(directory)):
                     access.remove(directory / name)
@@ -181,18 +192,19 @@ class _Repairing:
         ]
         parsed = parse_base_file_name(path.name)
         assert parsed is not None
-        for directory in list_steps(self._root).values():
+        for key in list_steps(PosixStore(self._root)):
+            directory = self._root / step_name(key)
             names += [directory / path.name, directory / part_file_name(*parsed[:2])]
         for step in self._steps.values():
             records = [each for each in step.manifest.parts if each.index_digest in required.index_digests]
-            names += [step.directory / each.file for each in records]
+            names += [self._root / step_name(step.key) / each.file for each in records]
         tried = []
         for other in dict.fromkeys(names):
             if str(other) in self._damaged or not access.exists(other) or _are_one(path, other):
                 continue
             try:
                 check_file(other, required, self._signing)
-                fill(DurableFile(path, over="damaged"), sound_pieces(other))
+                DurableFile(path, over="damaged").fill(sound_pieces(other))
                 return str(other)
             except (FormatError, StorageError) as error:
                 tried.append(one_line(error))
@@ -284,7 +296,7 @@ class _Repairing:
 
     def _attempt_of(self, path: Path, world_size: int) -> Attempt:
         """The checkpoint to which a file belongs, according to the directory in which it lies."""
-        key = parse_step_directory_name(path.parent.name)
+        key = parse_step_name(path.parent.name)
         if key in self._steps and self._is_persistent(path):
             return self._steps[key].manifest.attempt
         known = [each for each in self._files.attempts() if each.key == key and each.world_size == world_size]

@@ -24,9 +24,7 @@ from deeppart.plan.redundancy import ParitySet
 from deeppart.plan.restart import Encode, Healing, Inventory, Location, Transfer, Wish, Write, plan_healing
 from deeppart.recovery import LoadedPart, Recovered
 from deeppart.repair.mending import Checked, Required, check_file, put_part, required_of_base
-from deeppart.storage.files import DurableFile
-from deeppart.storage.node import NodeLevel
-from deeppart.storage.rate import RateLimit
+from deeppart.storage import DurableFile, NodeLevel, RateLimit
 
 #: Drives an operation to its end, on the thread that the MPI library wants.
 Drive = Callable[[Operation[Any]], Any]

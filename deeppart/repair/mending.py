@@ -16,7 +16,7 @@ from deeppart.errors import CorruptFileError
 from deeppart.model import Attempt
 from deeppart.part import FileSource, PartReader, Signing, parse_base_file_name
 from deeppart.recovery import LoadedPart, sound_pieces
-from deeppart.storage.files import DurableFile, fill
+from deeppart.storage import DurableFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +107,8 @@ def put_part(
     """
     for name, path in part.bases():
         if (file := open_base(name)) is not None:
-            fill(file, sound_pieces(path))
-    fill(open_part(), part.pieces() if digest is None else _with_digest(part.pieces(), digest))
+            file.fill(sound_pieces(path))
+    open_part().fill(part.pieces() if digest is None else _with_digest(part.pieces(), digest))
 
 
 def _with_digest(pieces: Iterable[memoryview | bytes], digest: str) -> Iterator[memoryview | bytes]:

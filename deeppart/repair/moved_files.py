@@ -21,8 +21,7 @@ from deeppart.part import (
     parse_base_file_name,
     parse_part_file_name,
 )
-from deeppart.storage.manifests import read_manifest
-from deeppart.storage.steps import list_steps, step_directory
+from deeppart.storage import PosixStore, list_steps, read_manifest, step_name
 
 
 def header_of(path: Path) -> PartHeader | None:
@@ -66,14 +65,15 @@ def advice(path: Path, found: PartHeader, *, is_only: bool = False) -> str:
 def _origin(path: Path, found: PartHeader) -> Path | None:
     """Where the manifest of its step has what a file holds; None if there is no such manifest."""
     root = path.parent.parent
-    key = next((key for key in list_steps(root) if key == found.attempt.key), None)
+    store = PosixStore(root)
+    key = next((key for key in list_steps(store) if key == found.attempt.key), None)
     if key is None:
         return None
     try:
-        manifest = read_manifest(root, key, None)
-    except (OSError, FormatError, StorageError):
+        manifest = read_manifest(store, key, None)
+    except (FormatError, StorageError):
         return None
-    return step_directory(root, key) / manifest.parts[found.rank].file if manifest.attempt == found.attempt else None
+    return root / step_name(key) / manifest.parts[found.rank].file if manifest.attempt == found.attempt else None
 
 
 def _index_digest(path: Path) -> str | None:

@@ -21,15 +21,14 @@ from deeppart.comm import Comm, Operation, finish
 from deeppart.errors import CheckpointError, CommError, ScrubNotice
 from deeppart.model import Attempt, show_bytes
 from deeppart.nodes import Arena, Protection
+from deeppart.part import StoredBytes
 from deeppart.plan.restart import Inventory, Location, on_node, survey
 from deeppart.recovery import Reading, read_candidate, take_inventory
 from deeppart.repair.heal import Healer, heal_recovered, healing_for
 from deeppart.repair.mending import outcome
 from deeppart.save import Pipeline
 from deeppart.state.capture import Staging
-from deeppart.storage.node import NodeLevel, file_problem, take_stock
-from deeppart.storage.persistent import PersistentLevel
-from deeppart.storage.rate import RateLimit
+from deeppart.storage import NodeLevel, PersistentLevel, RateLimit, file_problem, take_stock
 
 #: Ranks have a sync round at least this often.
 SLICE_S = 2.0
@@ -77,6 +76,7 @@ class Ground:
         node_of: node number of each rank.
         rate: limit of the bytes per second that it reads.
         at: makes a path of a text, below the directory that it lies in.
+        open_source: opens what lies there.
     """
 
     directory: Path | None
@@ -87,6 +87,7 @@ class Ground:
     node_of: tuple[int, ...]
     rate: RateLimit
     at: Callable[[str], Path]
+    open_source: Callable[[str], StoredBytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +284,15 @@ class Scrubber:
         candidate = candidates[0].without_files(damaged)
         if candidate.lacking:
             return f"no sound source for part {candidate.lacking[0]}"
-        reading = Reading(self._comm, self._drive, staging, self._arena, self._persistent.signing, at=self._ground.at)
+        reading = Reading(
+            self._comm,
+            self._drive,
+            staging,
+            self._arena,
+            self._persistent.signing,
+            at=self._ground.at,
+            open_source=self._ground.open_source,
+        )
         recovered, lines = read_candidate(reading, candidate, wanted=lambda read: not read.source.is_on_a_node)
         if recovered is None:
             return "; ".join(lines)

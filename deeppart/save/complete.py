@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 
 from deeppart._gc import collection_paused
 from deeppart.comm import Comm, CommitMayStandError, RoundResult, commit_round, finish
@@ -30,7 +29,7 @@ from deeppart.save.incremental import Incremental
 from deeppart.save.job import Job, Outcome, Written
 from deeppart.save.retention import CallNotes, Removals, Retention, report_refusals
 from deeppart.save.write import RankStorage
-from deeppart.storage.owner import DirectoryOwner
+from deeppart.storage import DirectoryOwner, remove_links
 
 
 class Completer:
@@ -77,8 +76,9 @@ class Completer:
         else:
             self._incremental.failed(level)
             # Before the step is free to be used again; and at once, because it may be for lack of space that it failed.
-            written = [] if verdict.may_stand else self._written(job, level, outcome)
-            self._retention.abandon(level, job.attempt.key, written, in_doubt=begun and verdict.may_stand)
+            if not verdict.may_stand:
+                self._discard(job, level, outcome)
+            self._retention.abandon(level, job.attempt.key, in_doubt=begun and verdict.may_stand)
             failure = level_error(job, level, verdict.problem or str(outcome))
             failure = on_ranks(failure, self._storage.rank) if agreed else failure
             job.pending.note_level(level, FAILED, error=failure, agreed=agreed)
@@ -97,12 +97,13 @@ class Completer:
         except Exception as error:  # the other ranks wait for the report
             return str(as_error(error, "the part that was written could not be recorded"))
 
-    def _written(self, job: Job, level: str, outcome: Outcome) -> list[Path]:
-        """Files of this rank that a level which is not complete must not keep."""
-        if level in REDUNDANT_LEVELS:
-            return outcome if isinstance(outcome, list) else []
-        links = outcome.links if isinstance(outcome, Written) else ()
-        return [*self._storage.files_of(level, job.attempt), *links]
+    def _discard(self, job: Job, level: str, outcome: Outcome) -> None:
+        """Remove what this rank has written at a level that is not complete, as far as the system lets us."""
+        if level not in REDUNDANT_LEVELS:
+            self._storage.discard_part(level, job.attempt)
+            remove_links(outcome.links if isinstance(outcome, Written) else ())
+        elif isinstance(outcome, list):
+            remove_links(outcome)
 
     def _remember(self, job: Job, level: str, outcome: Outcome) -> None:
         """The chunks to which the next checkpoint may refer; none if there is no memory for that."""
@@ -111,8 +112,8 @@ class Completer:
             at = Level.LOCAL if level == Level.PARTNER else level
             if level == Level.PARTNER:
                 summary = job.local_summary
-            if summary is not None:
-                directory = self._storage.part_path(at, job.attempt).parent
+            directory = self._storage.directory(at, job.attempt)
+            if summary is not None and directory is not None:
                 self._incremental.completed(level, directory, job.attempt, summary)
         except Exception:  # the level is complete on all ranks all the same
             self._incremental.failed(level)

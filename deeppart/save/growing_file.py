@@ -17,7 +17,7 @@ from deeppart.access import storage_error
 from deeppart.access.hanging import storage_operation
 from deeppart.errors import StorageError
 from deeppart.part import ChunkPlace, PartSummary
-from deeppart.storage.files import DurableFile
+from deeppart.storage import DurableFile
 
 #: A reader looks at least this often whether there is more; it is woken when there is.
 _LOOK_S = 0.05

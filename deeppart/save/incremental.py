@@ -22,7 +22,7 @@ from deeppart.model import Attempt, BaseRecord, Level
 from deeppart.part import ChunkPlace, PartSummary, base_file_name, part_file_name
 from deeppart.save.job import Staged, Unchanged
 from deeppart.state.capture import ChunkPlan, ShareLayout
-from deeppart.storage.exclusive import link
+from deeppart.storage import link
 
 #: A base must hold at least this share of bytes that are still needed.
 LEAST_LIVE = 1 / 8
@@ -51,7 +51,12 @@ class Incremental:
         return raw_digests(staged.data.data, staged.layout.chunks, known)
 
     def refer(
-        self, level: str, due: Collection[str], digests: Sequence[bytes] | None, layout: ShareLayout, directory: Path
+        self,
+        level: str,
+        due: Collection[str],
+        digests: Sequence[bytes] | None,
+        layout: ShareLayout,
+        directory: Path | None,
     ) -> Unchanged:
         """The chunks of a part that need not be written; the files with these chunks get names in the part's
         directory.
@@ -60,7 +65,7 @@ class Incremental:
         to compute it from the others of its parity set, the bases of all of these would have to be kept.
         """
         holdings = self._holdings[level]
-        if digests is None or holdings is None or (level == Level.LOCAL and Level.PARITY in due):
+        if digests is None or holdings is None or directory is None or (level == Level.LOCAL and Level.PARITY in due):
             return Unchanged(digests)
         allowed = self._copied if level == Level.LOCAL and Level.PARTNER in due else None
         references = choose(digests, layout.chunks, holdings, allowed)

@@ -26,7 +26,7 @@ from deeppart.save.encoding import Encoding
 from deeppart.save.growing_file import GrowingFile
 from deeppart.state.capture import DeferredCopy, ShareLayout
 from deeppart.state.document import PartDocument
-from deeppart.storage.files import DurableFile
+from deeppart.storage import DurableFile
 
 T = TypeVar("T")
 

@@ -13,10 +13,7 @@ from deeppart.comm import Comm, Operation
 from deeppart.model import Attempt, Level
 from deeppart.nodes import Arena, Incoming, Outgoing, PartFile, Protection, begin_together, encode_sets, exchange_copies
 from deeppart.part import PartSummary, base_file_name
-from deeppart.storage.exclusive import remove_links
-from deeppart.storage.files import DurableFile
-from deeppart.storage.node import NodeLevel
-from deeppart.storage.rate import RateLimit
+from deeppart.storage import DurableFile, NodeLevel, RateLimit, remove_links
 
 #: Drives an operation to its end, on the thread that the MPI library wants.
 Drive = Callable[[Operation[list[DurableFile]]], list[DurableFile]]

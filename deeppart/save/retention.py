@@ -20,21 +20,15 @@ Invariants
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 
-from deeppart import access
-from deeppart.errors import BackgroundFailureWarning, DeeppartWarning, KeepNotice, StorageError
+from deeppart.errors import BackgroundFailureWarning, DeeppartWarning, KeepNotice, StorageError, lacks_space
 from deeppart.model import REDUNDANT_LEVELS, Attempt, Level, StepKey
 from deeppart.save.job import Job
-from deeppart.storage.files import NO_SPACE
-from deeppart.storage.keeping import Keeping
-from deeppart.storage.node import NodeLevel
-from deeppart.storage.owner import DirectoryOwner
-from deeppart.storage.persistent import PersistentLevel
+from deeppart.save.keeping import Keeping
+from deeppart.storage import DirectoryOwner, NodeLevel, PersistentLevel
 
 #: Checkpoints that are remembered as complete: ranks learn of that one after the other.
 _REMEMBERED = 3
@@ -68,7 +62,7 @@ class Retention:
         self._keeping = None
         if persistent is not None:
             what = (keep[Level.PERSISTENT], earlier[Level.PERSISTENT], persistent.signing)
-            self._keeping = Keeping(persistent.root, *what)
+            self._keeping = Keeping(persistent.store, *what)
 
     def went_on(self) -> None:
         """A step was restored, from which this session goes on."""
@@ -83,11 +77,8 @@ class Retention:
                 keys.add(key)
                 self._failed[level].discard(key)
 
-    def abandon(self, level: str, key: StepKey, files: Iterable[Path], *, in_doubt: bool = False) -> None:
-        """A step failed at a level: remove this rank's files; the rest goes with the next commit of any level."""
-        for file in files:
-            with contextlib.suppress(OSError):
-                access.remove(file)
+    def abandon(self, level: str, key: StepKey, *, in_doubt: bool = False) -> None:
+        """A step failed at a level: what is left of it goes with the next commit of any level."""
         with self._lock:
             if level == Level.PERSISTENT:  # where the manifest tells
                 self._abandoned.add(key)
@@ -214,7 +205,7 @@ class Removals:
 
     def made_room(self, error: StorageError, before: int) -> bool:
         """After an error: if it is that there is no space, wait for what is being removed."""
-        if error.errno not in NO_SPACE:
+        if not lacks_space(error):
             return False
         with self._changed:
             self._changed.wait_for(lambda: not self._under_way, self._patience_s)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
 import re
 import threading
 import time
@@ -28,7 +27,7 @@ from deeppart.state.compare import Differences, Divergence
 from deeppart.state.objects import is_generator
 from deeppart.state.paths import Naming, Path, readable, some_names
 from deeppart.state.tree import Branch, Node
-from deeppart.storage.records import write_suspicion
+from deeppart.storage import Store, write_suspicion
 
 #: The names of an optimizer's parameters: pipeline stages have other ones.
 _PARAMETER_NAMES = re.compile(r"(^|/)param_groups/[0-9]+/params(/|$)")
@@ -136,8 +135,8 @@ class SuspicionWriter:
     of it may end the job.
     """
 
-    def __init__(self, root: pathlib.Path, job: Attempt, timeout: float, call_notes: CallNotes) -> None:
-        self._root, self._job, self._timeout, self._call_notes = root, job, timeout, call_notes
+    def __init__(self, store: Store, job: Attempt, timeout: float, call_notes: CallNotes) -> None:
+        self._store, self._job, self._timeout, self._call_notes = store, job, timeout, call_notes
         self._threads: list[threading.Thread] = []  # touched by the training thread alone
 
     def record(self, sequence: int, step: int, diverged: Sequence[Divergence]) -> None:
@@ -145,7 +144,7 @@ class SuspicionWriter:
         suspicion = suspicion_of(replace(self._job, sequence=sequence, step=step), diverged)
         if suspicion is None:
             return
-        write, failed = partial(write_suspicion, self._root, suspicion), partial(self._note_failure, suspicion)
+        write, failed = partial(write_suspicion, self._store, suspicion), partial(self._note_failure, suspicion)
         thread = start_thread(write, "deeppart-suspect", failed)
         self._threads = [each for each in self._threads if each.is_alive()] + [thread]
         thread.join(self._timeout)

@@ -19,9 +19,10 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
+from deeppart._pages import block_memory
 from deeppart._threads import start_thread
 from deeppart.part import Sink
-from deeppart.storage.files import BLOCK_BYTES, block_memory
+from deeppart.storage import BLOCK_BYTES
 
 #: Background threads run at this much lower priority than training (Linux niceness).
 NICENESS = 10

@@ -6,6 +6,7 @@ there is no local part, or it cannot be completed or read back, the persistent p
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import time
@@ -20,7 +21,7 @@ import xxhash
 from deeppart.codec import RawCodec
 from deeppart.errors import CheckpointError, CorruptFileError, StorageError
 from deeppart.model import Attempt, Level
-from deeppart.part import FLAG_PER_RANK, ChunkPlace, PartSummary, PartWriter, Sink, check_strong_digest
+from deeppart.part import FLAG_PER_RANK, ChunkPlace, PartSummary, PartWriter, Sink, check_strong_digest, part_file_name
 from deeppart.pending import RUNNING
 from deeppart.save.encoding import Chunk, Compressing, Encoding, adds_to
 from deeppart.save.growing_file import GrowingFile, SourceLostError
@@ -30,11 +31,7 @@ from deeppart.save.retention import Removals
 from deeppart.save.workers import Workers, WriteBehind
 from deeppart.state.capture import ShareLayout
 from deeppart.state.document import PartDocument
-from deeppart.storage.exclusive import remove_links
-from deeppart.storage.files import DurableFile
-from deeppart.storage.node import NodeLevel
-from deeppart.storage.owner import DirectoryOwner
-from deeppart.storage.persistent import PersistentLevel
+from deeppart.storage import DirectoryOwner, NodeLevel, PersistentLevel, Writer, remove_links, step_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +50,18 @@ class RankStorage:
     persistent: PersistentLevel
     owner: DirectoryOwner | None = None
 
-    def part_path(self, level: str, attempt: Attempt) -> Path:
-        """The path of the rank's part of a checkpoint, at the local or the persistent level."""
-        storage = self.local if level == Level.LOCAL and self.local is not None else self.persistent
-        return storage.part_path(attempt, self.rank)
+    def directory(self, level: str, attempt: Attempt) -> Path | None:
+        """Where files can be linked to the rank's part of a checkpoint, at the local or the persistent level."""
+        return self._at(level).directory(attempt)
 
-    def files_of(self, level: str, attempt: Attempt) -> list[Path]:
-        """The files of a checkpoint, at the local or the persistent level, to which this rank gives names."""
-        if level == Level.PERSISTENT:
-            return [self.persistent.part_path(attempt, self.rank)]
-        return [self.part_path(level, attempt)]
+    def discard_part(self, level: str, attempt: Attempt) -> None:
+        """Remove the rank's part of a checkpoint there, as far as the system lets us."""
+        name = part_file_name(self.rank, attempt.world_size)
+        with contextlib.suppress(StorageError):
+            self._at(level).store.delete(step_name(attempt.key), [name], durable=False)
+
+    def _at(self, level: str) -> NodeLevel | PersistentLevel:
+        return self.local if level == Level.LOCAL and self.local is not None else self.persistent
 
 
 #: Errors that network file systems and devices get over; the persistent part is then written again after these pauses.
@@ -171,10 +170,11 @@ class ShareWriter:
         layout, _ = job.description()
         encoding = self._compressing.begin(Level.PERSISTENT, layout)
         file = self._storage.persistent.open_part(job.attempt, self._storage.rank)
+        directory = self._storage.persistent.directory(job.attempt)
         unchanged = Unchanged(opened.digests)
         began = time.monotonic()
         try:
-            unchanged = self._incremental.refer(Level.PERSISTENT, job.due, opened.digests, layout, file.path.parent)
+            unchanged = self._incremental.refer(Level.PERSISTENT, job.due, opened.digests, layout, directory)
             summary, remarks = self._fill(job, opened, file, encoding, unchanged)
             job.check_capture()
             file.commit()
@@ -185,7 +185,7 @@ class ShareWriter:
             raise
 
     def _fill(
-        self, job: Job, opened: Opened, file: DurableFile, encoding: Encoding, unchanged: Unchanged
+        self, job: Job, opened: Opened, file: Writer, encoding: Encoding, unchanged: Unchanged
     ) -> tuple[PartSummary, tuple[str, ...]]:
         """From the local part if that works out, otherwise from staging memory if it is still there."""
         if opened.local is not None:
@@ -202,7 +202,7 @@ class ShareWriter:
         return write_part(staged, file, encoding, job.attempt, self._storage.rank, unchanged), ()
 
     def _follow(
-        self, job: Job, local: LocalPart, file: DurableFile, encoding: Encoding, unchanged: Unchanged
+        self, job: Job, local: LocalPart, file: Writer, encoding: Encoding, unchanged: Unchanged
     ) -> tuple[PartSummary, tuple[str, ...]]:
         """Copy the local part as it grows; chunks that only this level is to have encoded are encoded on the way.
 
@@ -222,7 +222,7 @@ class ShareWriter:
         return copied, ("a copy of the local part",)
 
 
-def _abort(file: DurableFile, unchanged: Unchanged) -> None:
+def _abort(file: Writer, unchanged: Unchanged) -> None:
     """Leave nothing of a part that does not come to be."""
     file.abort()
     remove_links(unchanged.names.values())

@@ -16,7 +16,7 @@ from deeppart.save import (
     lower_priority,
 )
 from deeppart.session.record import Session
-from deeppart.storage.rate import RateLimit
+from deeppart.storage import RateLimit
 
 #: A record of suspect steps is waited for: the caller may end the job as soon as it hears of them.
 SUSPICION_PATIENCE_S = 30.0
@@ -71,6 +71,7 @@ def scrubber_for(session: Session, pipeline: Pipeline) -> Scrubber | None:
         node_of=session.topology.node_of,
         rate=RateLimit(bandwidth / len(session.topology.mates(rank))),
         at=session.roots.at,
+        open_source=session.open_source,
     )
     return Scrubber(
         session.channels["scrub"],
@@ -87,4 +88,4 @@ def suspicions_for(session: Session, pipeline: Pipeline) -> SuspicionWriter:
     """Puts suspect steps on record; rank 0 alone writes."""
     job = Attempt(session.lineage, session.session, 0, 0, session.comm.size)
     patience_s = min(SUSPICION_PATIENCE_S, session.config.timeout / 4)  # the other ranks are waiting for rank 0
-    return SuspicionWriter(session.persistent.root, job, patience_s, pipeline.call_notes)
+    return SuspicionWriter(session.persistent.store, job, patience_s, pipeline.call_notes)

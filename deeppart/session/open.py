@@ -35,22 +35,27 @@ from deeppart.errors import (
     say,
     warn_caller,
 )
+from deeppart.mistaken_paths import recognize
 from deeppart.model import LEVELS, Level, StepKey
 from deeppart.nodes import Protection, check_available, protect
 from deeppart.part import Signing, read_key_files
 from deeppart.session.record import Session
 from deeppart.session.telemetry import telemetry_files
 from deeppart.session.topology import Topology, compare_settings
-from deeppart.storage.files import make_directory
-from deeppart.storage.lineage import LINEAGE_NAME, read_lineage
-from deeppart.storage.manifests import committed_among
-from deeppart.storage.mistaken_paths import recognize
-from deeppart.storage.node import NODE_FOLDERS, NodeLevel
-from deeppart.storage.owner import DirectoryOwner
-from deeppart.storage.persistent import PersistentLevel
-from deeppart.storage.rate import RateLimit
-from deeppart.storage.records import note_protection
-from deeppart.storage.steps import list_steps
+from deeppart.storage import (
+    LINEAGE_NAME,
+    NODE_FOLDERS,
+    DirectoryOwner,
+    NodeLevel,
+    PersistentLevel,
+    PosixStore,
+    RateLimit,
+    Store,
+    committed_steps,
+    list_steps,
+    note_protection,
+    read_lineage,
+)
 
 _WHAT = "starting the checkpointer"
 #: How long a rank that cannot start waits to tell the others, who may not come at all.
@@ -103,7 +108,9 @@ def _open(main: Comm, config: Config, taken: ExitStack) -> Session:
     )
     directory, roots = persistent.path, access.Roots(persistent, *([] if local is None else [local]))
     taken.callback(roots.close)
-    owner, lineage, identity, found, committed = take_persistent(main, config, directory, within)
+    limit = None if config.flush_bandwidth is None else RateLimit(config.flush_bandwidth / len(topology.mates(rank)))
+    store = open_store(directory, limit)
+    owner, lineage, identity, found, committed = take_persistent(main, config, directory, store, within)
     if owner is not None:
         taken.callback(owner.close)
     shared = shared_directories(main, config, topology, identity, _WHAT, local)
@@ -125,9 +132,8 @@ def _open(main: Comm, config: Config, taken: ExitStack) -> Session:
     if rank == 0:
         if main.size > 1:
             tell_restarts()
-        tell_protection(directory, identity, protection)
+        tell_protection(store, identity, protection)
         tell_lineage(directory, owner)
-    limit = None if config.flush_bandwidth is None else RateLimit(config.flush_bandwidth / len(topology.mates(rank)))
     earlier[Level.PERSISTENT] = found
     session = Session(
         config,
@@ -138,18 +144,19 @@ def _open(main: Comm, config: Config, taken: ExitStack) -> Session:
         identity,
         owner,
         levels,
-        PersistentLevel(directory, limit, signing),
+        PersistentLevel(store, signing),
         protection,
         limit,
         committed,
         earlier,
         processors,
+        directory,
         roots,
         telemetry,
     )
     if session.leads_directory:
         for level in levels.values():
-            level.drop_foreign_spares()
+            level.recycled.drop_foreign()
     if rank == 0 and config.permissions == "unchecked":
         text = 'permissions = "unchecked": whoever may write to the directories decides what is restored'
         warn_caller(text, DeeppartWarning)
@@ -162,8 +169,13 @@ def _read_keys(config: Config, rank: int) -> Signing | None:
     return read_key_files([expand_directory(each, node=node_name(), rank=rank, job=job_name()) for each in files])
 
 
+def open_store(directory: Path, limit: RateLimit | None) -> Store:
+    """The store of the persistent level. Its parts go around the page cache: nobody reads them soon."""
+    return PosixStore(directory, direct=True, limit=limit)
+
+
 def take_persistent(
-    comm: Comm, config: Config, directory: Path, within: tuple[str, float]
+    comm: Comm, config: Config, directory: Path, store: Store, within: tuple[str, float]
 ) -> tuple[DirectoryOwner | None, str, str, set[StepKey], set[StepKey]]:
     """Rank 0 takes the directory and tells the others what it is (collective).
 
@@ -182,8 +194,8 @@ def take_persistent(
         who = (f"job {job}, " if job else "") + f"process {os.getpid()} on {os.uname().nodename}"
         _check_place(directory)
         owner = DirectoryOwner(directory, who, config.permissions)
-        steps = list_steps(directory)
-        committed = committed_among(steps, directory)
+        steps = list_steps(store)
+        committed = committed_steps(store, steps)
         keys = ([astuple(key) for key in each] for each in (steps, committed))
         return json.dumps([owner.lineage, owner.session, *keys]).encode()
 
@@ -267,8 +279,8 @@ def shared_directories(
 
     def leave_mark() -> None:
         if leading is not None:
-            make_directory(leading)
             try:
+                leading.make()
                 os.close(access.create(leading.path / f"{prefix}{node}"))
             except OSError as refusal:
                 raise storage_error("local_dir is not writable", refusal, leading.path) from refusal
@@ -325,13 +337,13 @@ def tell_lineage(directory: Path, owner: DirectoryOwner | None) -> None:
         )
 
 
-def tell_protection(root: Path, session: str, protection: Protection) -> None:
+def tell_protection(store: Store, session: str, protection: Protection) -> None:
     """Say what the nodes cannot give of what was asked for; and once, when they can again."""
     lines = protection.shortfalls
     problem = ""
     recovered = False
     try:
-        recovered = note_protection(root, session, lines)
+        recovered = note_protection(store, session, lines)
     except StorageError as error:
         problem = f" (`deeppart ls` will not know: {error.summary})"
     if lines:

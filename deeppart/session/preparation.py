@@ -79,7 +79,7 @@ class Preparation:
 
     def _drop_files(self) -> None:
         if self._names and self._level is not None:
-            self._level.drop_prepared(self._names)
+            self._level.recycled.drop_made(self._names)
         self._names = ()
 
     def _files_for(self, share: ShareSize) -> tuple[tuple[str, ...], int]:
@@ -99,7 +99,7 @@ class Preparation:
         if self._level is None:
             return
         for name in self._names:
-            if not self._level.prepare_file(name, self._file_bytes, lambda: self._wants_files):
+            if not self._level.recycled.make(name, self._file_bytes, lambda: self._wants_files):
                 return
 
 

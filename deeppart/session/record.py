@@ -10,15 +10,13 @@ from deeppart import access
 from deeppart.comm import Comm
 from deeppart.config import Config
 from deeppart.errors import CommError
+from deeppart.mapped import forget_all
 from deeppart.model import StepKey
 from deeppart.nodes import Protection
+from deeppart.part import FileSource, StoredBytes
 from deeppart.save import Processors
 from deeppart.session.topology import Topology
-from deeppart.storage.mapped import forget_all
-from deeppart.storage.node import NodeLevel
-from deeppart.storage.owner import DirectoryOwner
-from deeppart.storage.persistent import PersistentLevel
-from deeppart.storage.rate import RateLimit
+from deeppart.storage import DirectoryOwner, NodeLevel, PersistentLevel, RateLimit
 
 
 @dataclass(slots=True)
@@ -40,6 +38,7 @@ class Session:
         earlier: level name -> all that earlier sessions had left there at start-up. Beside its own directories, what a
             session may ever remove.
         processors: the processors that encode chunks.
+        directory: ``persistent_dir``.
         roots: the directories, open.
         telemetry_files: ``metrics_file`` and ``events_file`` -> the file of this rank, where they are set.
     """
@@ -58,6 +57,7 @@ class Session:
     committed: set[StepKey]
     earlier: dict[str, set[StepKey]]
     processors: Processors
+    directory: Path
     roots: access.Roots
     telemetry_files: Mapping[str, Path]
 
@@ -68,12 +68,17 @@ class Session:
         """
         return bool(self.node_levels) and self.topology.first_in_directory(self.comm.rank) == self.comm.rank
 
+    def open_source(self, where: str) -> StoredBytes:
+        """A file of a checkpoint, by the text by which ranks tell each other where it lies."""
+        store, prefix = self.persistent.store, f"{self.persistent.store.where()}/"
+        return store.open(where.removeprefix(prefix)) if where.startswith(prefix) else FileSource(self.roots.at(where))
+
     def drop_spares(self) -> None:
         """Give back storage and mappings on this node that were kept for the next checkpoint."""
         forget_all()
         if self.leads_directory:
             for level in self.node_levels.values():
-                level.drop_spares()
+                level.recycled.drop()
 
     def abandon(self) -> None:
         """Close it because of an error on this rank alone; the other ranks are notified."""

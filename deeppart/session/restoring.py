@@ -17,9 +17,10 @@ import numpy as np
 from deeppart.access.hanging import hanging
 from deeppart.comm import Comm, Operation, finish, raise_together, together
 from deeppart.errors import CheckpointError, DeeppartWarning, RestoreError, on_ranks, say, warn_caller
+from deeppart.mistaken_paths import meant_todo
 from deeppart.model import Attempt, RestoreReport, show_seconds
 from deeppart.nodes import Arena
-from deeppart.part import FileSource, PartReader
+from deeppart.part import PartReader
 from deeppart.plan.restart import Candidate, Inventory, assign, explain_sources, survey
 from deeppart.recovery import (
     LoadedPart,
@@ -44,7 +45,6 @@ from deeppart.session.record import Session
 from deeppart.state.capture import Staging
 from deeppart.state.paths import Excluded, Path, PerRankPolicies
 from deeppart.state.restore import Request
-from deeppart.storage.mistaken_paths import meant_todo
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ def _reading(session: Session, staging: Staging, arena: Arena) -> Reading:
         return finish(session.comm, operation, f"restore of {what}", session.config.timeout)
 
     signing, threads = session.persistent.signing, session.processors.waiting
-    return Reading(session.comm, run, staging, arena, signing, threads, session.roots.at)
+    return Reading(session.comm, run, staging, arena, signing, threads, session.roots.at, session.open_source)
 
 
 def _left_out(request: Request) -> Callable[[Path], bool] | None:
@@ -177,7 +177,7 @@ def _documents_alone(session: Session, candidate: Candidate) -> Recovered | None
         for read in reads if not failed else ():
             if read.reader == comm.rank:
                 try:
-                    source = files.enter_context(FileSource(session.roots.at(read.source.path)))
+                    source = files.enter_context(session.open_source(read.source.path))
                     reader = PartReader(
                         source,
                         where=read.source.path,
@@ -252,7 +252,7 @@ def heal_redundancy(
 def tell_suspects(session: Session, attempt: Attempt) -> tuple[str, ...]:
     """Say whether a restored step is suspect (collective); the lines about it, on every rank."""
     comm, first = session.comm, session.comm.rank == 0
-    lines = suspect_lines(session.persistent.root, attempt) if first else []
+    lines = suspect_lines(session.persistent.store, attempt) if first else []
     message = json.dumps(lines).encode() if first else None
     what = "restore, looking for records of suspect steps"
     lines = json.loads(finish(comm, comm.broadcast(message), what, session.config.timeout))
@@ -302,12 +302,12 @@ def say_nothing_restored(session: Session, problems: Sequence[str]) -> None:
     """There was nothing to restore, or only what is not a checkpoint."""
     if session.comm.rank == 0:
         passed_over = f"; passed over: {'; '.join(problems)}" if problems else ""
-        say(f"no checkpoint in {session.persistent.root.absolute()}: starting new{passed_over}")
+        say(f"no checkpoint in {session.directory.absolute()}: starting new{passed_over}")
 
 
 def nothing_to_restore(session: Session, problems: Sequence[str]) -> RestoreError:
     """The error of ``restore(required=True)``."""
-    root, rank = session.persistent.root.absolute(), session.comm.rank
+    root, rank = session.directory.absolute(), session.comm.rank
     error = RestoreError(
         "there is no checkpoint to restore",
         expected="one, since required=True",
@@ -321,5 +321,5 @@ def nothing_to_restore(session: Session, problems: Sequence[str]) -> RestoreErro
 def say_restored(session: Session, recovered: Recovered, seconds: float) -> None:
     """Which step training goes on from, and where its parts came from."""
     if session.comm.rank == 0:
-        root, sources = session.persistent.root.absolute(), explain_sources(recovered.reads)
+        root, sources = session.directory.absolute(), explain_sources(recovered.reads)
         say(f"restored step {recovered.attempt.step} from {root}: {sources}, {show_seconds(seconds)}")

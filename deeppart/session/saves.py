@@ -201,7 +201,7 @@ class StepHistory:
     """The steps that are taken, and the last one. Used by the training thread alone."""
 
     def __init__(self, session: Session, recent: list[Pending]) -> None:
-        self._root, self._rank = session.persistent.root, session.comm.rank
+        self._root, self._rank = session.directory, session.comm.rank
         self._recent = recent
         self._found_newest = max((key.step for key in session.committed), default=-1)
         self._known = {key.step for key in session.committed}

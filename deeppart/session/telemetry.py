@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from deeppart import access
+from deeppart._times import now
 from deeppart.access import storage_error
 from deeppart.cadence import AutoCadence, History
 from deeppart.config import AUTO, Config, expand_directory, job_name
@@ -17,7 +18,6 @@ from deeppart.plan.interval import FLUSH_SHARE
 from deeppart.repair import Scrubber
 from deeppart.save import Pipeline, lower_priority
 from deeppart.session.record import Session
-from deeppart.storage.timestamps import now
 from deeppart.telemetry import EVENTS_BEGIN, METRICS_BEGIN, Live, Outputs, RankStatus, Recorder, ScrubStatus, StatusFile
 
 
@@ -26,7 +26,7 @@ def cadence_for(session: Session) -> AutoCadence | None:
     if session.config.every != AUTO:
         return None
     nodes = len(session.topology.nodes)
-    history = History(session.persistent.root, session.session, nodes) if session.comm.rank == 0 else None
+    history = History(session.persistent.store, session.session, nodes) if session.comm.rank == 0 else None
     if history is not None and history.problem is not None:
         warn_caller(f"every='auto' does not know earlier runs: {history.problem}", DeeppartWarning)
     share = FLUSH_SHARE if session.config.flush_bandwidth is None else 1.0
@@ -91,7 +91,7 @@ def _outputs(session: Session) -> Outputs:
     config, rank = session.config, session.comm.rank
     leads = session.topology.mates(rank)[0] == rank
     writes = config.status == "rank" or (config.status == "node" and leads)
-    status = StatusFile(session.persistent.root, session.session, rank) if writes else None
+    status = StatusFile(session.directory, session.session, rank) if writes else None
 
     def file(name: str, template: str | None) -> Path | None:
         return session.telemetry_files.get(name) if leads or "{rank}" in (template or "") else None

@@ -14,7 +14,7 @@ import errno
 import fcntl
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -22,20 +22,17 @@ import numpy as np
 import numpy.typing as npt
 
 from deeppart import access
-from deeppart._pages import fresh_pages
+from deeppart._pages import block_memory
 from deeppart.access import storage_error
 from deeppart.access.hanging import call, storage_operation
-from deeppart.errors import CorruptFileError, FormatError, StorageError
+from deeppart.errors import StorageError
+from deeppart.mapped import bytes_in_memory, file_memory
 from deeppart.storage.exclusive import rename_new
-from deeppart.storage.mapped import bytes_in_memory, file_memory
 from deeppart.storage.rate import RateLimit
-from deeppart.storage.spares import take_spare
+from deeppart.storage.spares import Recycled
 
 #: What a new file may take the place of. "damaged": of a file that is not the same byte for byte.
 Over = Literal["nothing", "damaged", "anything"]
-#: Raised where a small file cannot be read, or does not hold what is looked for in its JSON. Whoever can do without the
-#: file catches these.
-UNUSABLE = (OSError, StorageError, FormatError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 #: Bytes gathered before one direct write; also the unit in which a bandwidth limit is applied.
 BLOCK_BYTES = 8 << 20
 #: At least this much that is aligned in memory and in the file is written from where it lies, without a copy.
@@ -48,8 +45,6 @@ SYNC_EVERY_BYTES = 256 << 20
 NO_DIRECT = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP})
 #: No space, or no more of it for this user.
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
-#: Of a huge page, on the machines that have them; the block lies at a multiple of it.
-_HUGE_PAGE_BYTES = 2 << 20
 
 
 class Appending:
@@ -174,11 +169,10 @@ class DurableFile(Appending):
         path: final name. Nothing of this file is under it before :meth:`commit`.
         direct: bypass the page cache if the file system can.
         limit: bandwidth limit to obey, or None.
-        spares: directory of recycled files. One of them is written over, if there is one: its memory or
-            blocks need not be found and cleared again.
+        recycled: files of which one is written over, if there is any: its memory or blocks need not be found and
+            cleared again. Where there is no space left, they are given back.
         over: the kind of file that this one may replace.
         make_parent: true to make the directory, if it is not there.
-        make_space: gives back what can be done without where there is no space left, and says whether there was any.
 
     Attributes:
         nbytes: bytes written so far.
@@ -202,32 +196,29 @@ class DurableFile(Appending):
         *,
         direct: bool = False,
         limit: RateLimit | None = None,
-        spares: Path | None = None,
+        recycled: Recycled | None = None,
         over: Over = "nothing",
         make_parent: bool = True,
-        make_space: Callable[[], bool] = lambda: False,
     ) -> None:
-        # Process numbers of two hosts may be the same: nobody else has this name, or can open the file by it.
-        temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}-{os.urandom(4).hex()}")
-        super().__init__(path, temporary, direct=direct, limit=limit)
-        self._over, self._make_space_by = over, make_space
+        super().__init__(path, temporary_path(path), direct=direct, limit=limit)
+        self._over, self._recycled = over, recycled
         self._mappable = 0
         try:
             while self._fd < 0:
                 try:
-                    self._begin(direct, spares, make_parent)
+                    self._begin(direct, make_parent)
                 except OSError as error:
-                    if error.errno not in NO_SPACE or not make_space():
+                    if error.errno not in NO_SPACE or not self._make_space():
                         raise
         except OSError as error:
             self.abort()
             raise storage_error("cannot create a checkpoint file", error, self.temporary) from error
 
-    def _begin(self, direct: bool, spares: Path | None, make_parent: bool) -> None:
+    def _begin(self, direct: bool, make_parent: bool) -> None:
         # Not its parents: where those are gone, a file system is not mounted: no directory must take its place.
         if make_parent:
             access.make_folder(self.path.parent)
-        spare = None if spares is None else take_spare(spares, self.temporary)
+        spare = None if self._recycled is None else self._recycled.take(self.temporary)
         if spare is not None:
             self._fd, self._direct = spare, False
             self._mappable = bytes_in_memory(self._fd)
@@ -235,7 +226,7 @@ class DurableFile(Appending):
             self._fd, self._direct = self._create(direct)
 
     def _make_space(self) -> bool:
-        return self._make_space_by()
+        return self._recycled is not None and self._recycled.give_back()
 
     def _create(self, direct: bool) -> tuple[int, bool]:
         if direct and hasattr(os, "O_DIRECT"):
@@ -323,6 +314,16 @@ class DurableFile(Appending):
         with contextlib.suppress(OSError):
             access.remove(self.temporary)
 
+    def fill(self, pieces: Iterable[memoryview | bytes]) -> None:
+        """Write all of it and give it its name; it appears complete, or not at all."""
+        try:
+            for piece in pieces:
+                self.write(piece)
+            self.commit()
+        except BaseException:
+            self.abort()
+            raise
+
     def memory(self, start: int, length: int) -> npt.NDArray[np.uint8] | None:
         """Memory to fill instead of writing: the bytes of the file from ``start``; None where it has no such.
 
@@ -360,6 +361,11 @@ class DurableFile(Appending):
         return data
 
 
+def temporary_path(path: Path) -> Path:
+    """Process numbers of two hosts may be the same: nobody else has this name, or can open the file by it."""
+    return path.with_name(f".{path.name}.tmp-{os.getpid()}-{os.urandom(4).hex()}")
+
+
 def _are_alike(path: Path, other: Path) -> bool:
     """True if two files have the same bytes; False for one that cannot be read."""
     try:
@@ -376,96 +382,6 @@ def _are_alike(path: Path, other: Path) -> bool:
     except OSError:
         return False
     return True
-
-
-def fill(file: DurableFile, pieces: Iterable[memoryview | bytes]) -> None:
-    """Write all of a file and give it its name; it appears complete, or not at all."""
-    try:
-        for piece in pieces:
-            file.write(piece)
-        file.commit()
-    except BaseException:
-        file.abort()
-        raise
-
-
-def make_directory(root: access.Root, *below: str) -> Path:
-    """Create a directory and its parents, and more in it, durably; what is there is checked. Returns the last."""
-    try:
-        return root.make(*below)
-    except OSError as error:
-        raise storage_error("cannot use a checkpoint directory", error, root.path.joinpath(*below)) from error
-
-
-def write_file(path: Path, data: bytes) -> None:
-    """Write a small file durably and atomically, in place of what has the name."""
-    fill(DurableFile(path, over="anything"), [data])
-
-
-def create_file(path: Path, data: bytes) -> None:
-    """Write a small file durably and atomically, in a directory that is there, if nothing has the name."""
-    fill(DurableFile(path, make_parent=False), [data])
-
-
-def put_file(path: Path, data: bytes) -> None:
-    """Write a small file atomically, in place of what has the name, in a directory that is there.
-
-    Not durably: for what is worth nothing after the machine has gone down. Nothing waits for a disk.
-    """
-    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}-{os.urandom(4).hex()}")
-    try:
-        _write(access.create(temporary, os.O_WRONLY), data, path)
-        access.rename(temporary, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            access.remove(temporary)
-        raise storage_error("cannot write a file", error, path) from error
-
-
-def append_line(path: Path, data: bytes) -> None:
-    """Add bytes to the end of a file of this user, by one write; it is made if there is none."""
-    try:
-        with access.open_folder(path.parent, access.Rules()) as folder:
-            try:
-                descriptor = folder.open(path.name, os.O_WRONLY | os.O_APPEND)
-            except FileNotFoundError:
-                descriptor = folder.create(path.name, os.O_WRONLY | os.O_APPEND)
-        _write(descriptor, data, path)
-    except OSError as error:
-        raise storage_error("cannot add to a file", error, path) from error
-
-
-def _write(descriptor: int, data: bytes, path: Path) -> None:
-    """Write by one call, and close."""
-    try:
-        if call("write", path, descriptor, data) != len(data):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-    finally:
-        os.close(descriptor)
-
-
-def read_file(path: Path, limit_bytes: int) -> bytes:
-    """Read a small regular file."""
-    try:
-        with os.fdopen(access.open_file(path), "rb") as file, storage_operation("read", path):
-            length = os.fstat(file.fileno()).st_size
-            data = file.read(min(length, limit_bytes) + 1)  # it takes memory for as much as it is asked for
-    except FileNotFoundError:
-        raise
-    except access.NotRegularError as error:
-        raise CorruptFileError(str(error.strerror), expected="a regular file", where=str(path)) from error
-    except OSError as error:
-        raise storage_error("cannot read a checkpoint file", error, path) from error
-    if len(data) > limit_bytes:
-        raise CorruptFileError("a file is too long", expected=f"at most {limit_bytes} bytes", where=str(path))
-    return data
-
-
-def block_memory(nbytes: int) -> memoryview:
-    """Zeroed memory of its own, aligned for direct writes; on huge pages where the system gives any."""
-    pages = fresh_pages(nbytes + _HUGE_PAGE_BYTES)
-    first = -int(np.frombuffer(pages, dtype=np.uint8).ctypes.data) % _HUGE_PAGE_BYTES
-    return memoryview(pages)[first : first + nbytes]
 
 
 def _is_aligned(data: npt.NDArray[np.uint8]) -> bool:

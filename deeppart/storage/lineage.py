@@ -23,11 +23,11 @@ from typing import Any
 import xxhash
 
 from deeppart import access
+from deeppart._times import now
 from deeppart.access import storage_error
-from deeppart.errors import CorruptFileError, StorageError
+from deeppart.errors import CorruptFileError, MissingError, StorageError
 from deeppart.part import is_hex32, parse_json, short
-from deeppart.storage.files import DurableFile, create_file, fill, read_file
-from deeppart.storage.timestamps import now
+from deeppart.storage.posix import PosixStore
 
 LINEAGE_NAME = "deeppart.json"
 LOCK_NAME = ".deeppart.lock"
@@ -122,8 +122,7 @@ def take_lineage(directory: Path, lock_fd: int) -> Lineage:
     here = Record.of(directory, name)
     if found != here:
         copy_of = {"copy_of": found.name} if found is not None and copied else {}
-        file = DurableFile(directory / LINEAGE_NAME, make_parent=False, over="anything")
-        fill(file, [_encoded(here, copy_of)])
+        PosixStore(directory).replace(LINEAGE_NAME, _encoded(here, copy_of))
     original = found.name if found is not None and name != found.name else ""
     return Lineage(replace(here, changed_ns=_changed_ns(directory)), original, damage)
 
@@ -184,7 +183,8 @@ def _read_or_make(directory: Path, noted: str | None) -> Record:
         try:
             if (found := _read(directory)) is not None:
                 return found
-            create_file(directory / LINEAGE_NAME, _encoded(Record.of(directory, noted or uuid.uuid4().hex), {}))
+            made = _encoded(Record.of(directory, noted or uuid.uuid4().hex), {})
+            PosixStore(directory).put_new(LINEAGE_NAME, made)
             continue
         except CorruptFileError:  # perhaps claimed by another job, which is about to fill it
             if look == _LOOKS - 1:
@@ -197,15 +197,14 @@ def _read_or_make(directory: Path, noted: str | None) -> Record:
 
 
 def _read(directory: Path) -> Record | None:
-    path = directory / LINEAGE_NAME
     try:
-        return Record.parse(parse_json(read_file(path, SMALL_FILE_BYTES)))
-    except FileNotFoundError:
+        return Record.parse(parse_json(PosixStore(directory).get(LINEAGE_NAME, SMALL_FILE_BYTES)))
+    except MissingError:
         return None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptFileError(
             "the directory's lineage record cannot be read",
             found=f"{type(error).__name__}: {error}",
-            where=str(path),
+            where=str(directory / LINEAGE_NAME),
             todo="start a job there: it writes the record anew; committed steps stay as they are",
         ) from error

@@ -1,42 +1,34 @@
-"""Committed steps of the persistent level: their manifests, and whether the files exist that these name.
+"""Committed steps of a store: their manifests, and whether the parts exist that these name.
 
-A step directory without a manifest is not a checkpoint. Parts are looked at by length, header, footer and index,
-without their chunks.
+A step without a manifest is not a checkpoint. Parts are looked at by length, header, footer and index, without their
+chunks.
 """
 
 from __future__ import annotations
 
-import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-from deeppart import access
-from deeppart.access import storage_error
-from deeppart.errors import CorruptFileError, DeeppartError, FormatError, StorageError, lacks_descriptors
+from deeppart.errors import CorruptFileError, FormatError, MissingError, StorageError, lacks_descriptors, one_line
 from deeppart.model import Manifest, PartRecord, StepKey
-from deeppart.part import FileSource, PartReader, Signing, decode_manifest
-from deeppart.storage.files import read_file
-from deeppart.storage.steps import MANIFEST_NAME, list_steps, step_directory
+from deeppart.part import PartReader, Signing, decode_manifest
+from deeppart.storage.steps import list_steps, manifest_key, step_name
+from deeppart.storage.store import Store
 
-MANIFEST_LIMIT_BYTES = 1 << 30
-#: Why a step directory without a manifest is no checkpoint.
-UNFINISHED = "no manifest: the checkpoint was not completed"
+_LIMIT_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class CommittedStep:
-    """A step directory with a sound manifest.
-
-    Attributes:
-        key: the key of the directory.
-        directory: the directory.
-        manifest: its manifest.
-    """
+    """A step with a sound manifest."""
 
     key: StepKey
-    directory: Path
     manifest: Manifest
+
+    @property
+    def order_of_commit(self) -> tuple[str, int, int]:
+        """By time, then sequence: times of one session ascend, whatever its clock says."""
+        return (self.manifest.created, self.manifest.attempt.sequence, self.key.step)
 
     @property
     def order(self) -> tuple[int, str, int]:
@@ -44,17 +36,42 @@ class CommittedStep:
         return (self.key.step, self.manifest.created, self.manifest.attempt.sequence)
 
 
-def read_manifest(root: Path, key: StepKey, signing: Signing | None) -> Manifest:
-    """The manifest of a committed step."""
-    path = step_directory(root, key) / MANIFEST_NAME
-    manifest = decode_manifest(read_file(path, MANIFEST_LIMIT_BYTES), where=str(path), signing=signing)
+@dataclass(frozen=True, slots=True)
+class Manifests:
+    """The steps of a store.
+
+    Attributes:
+        steps: those that are committed, oldest first.
+        unfinished: those without a manifest, in order, and what that means.
+        unusable: those whose manifest is no sound one, likewise.
+    """
+
+    steps: tuple[CommittedStep, ...]
+    unfinished: Mapping[StepKey, str]
+    unusable: Mapping[StepKey, str]
+
+    @property
+    def problems(self) -> dict[StepKey, str]:
+        """Each step that is no sound checkpoint, in order, with the reason."""
+        return dict(sorted({**self.unfinished, **self.unusable}.items()))
+
+
+def read_manifest(store: Store, key: StepKey, signing: Signing | None) -> Manifest:
+    """The manifest of a committed step; MissingError if it has none."""
+    where = store.where(manifest_key(key))
+    try:
+        data = store.get(manifest_key(key), _LIMIT_BYTES)
+    except MissingError as error:
+        error.summary = "no manifest: the checkpoint was not completed"
+        raise
+    manifest = decode_manifest(data, where=where, signing=signing)
     if manifest.attempt.key != key:
         other = manifest.attempt.key
         raise CorruptFileError(
             "a manifest lies in the directory of another step",
             expected=_describe(key),
             found=_describe(other),
-            where=str(path),
+            where=where,
         )
     return manifest
 
@@ -63,53 +80,42 @@ def _describe(key: StepKey) -> str:
     return f"step {key.step} of session {key.session}, sequence {key.sequence}"
 
 
-def read_manifests(root: Path, signing: Signing | None) -> tuple[list[CommittedStep], dict[StepKey, str]]:
-    """Every committed step, oldest first, and the reason for each step directory that is not a sound checkpoint."""
+def read_manifests(store: Store, signing: Signing | None) -> Manifests:
+    """All of them."""
     found: list[CommittedStep] = []
-    problems: dict[StepKey, str] = {}
-    for key, directory in list_steps(root).items():
+    unfinished: dict[StepKey, str] = {}
+    unusable: dict[StepKey, str] = {}
+    for key in list_steps(store):
         try:
-            found.append(CommittedStep(key, directory, read_manifest(root, key, signing)))
-        except FileNotFoundError:
-            problems[key] = UNFINISHED
+            found.append(CommittedStep(key, read_manifest(store, key, signing)))
+        except MissingError as error:
+            unfinished[key] = error.summary
         except (FormatError, StorageError) as error:
             if lacks_descriptors(error):
                 raise
-            problems[key] = f"{error.summary}: {error.found}" if error.found else error.summary
-    return sorted(found, key=lambda each: each.order), problems
+            unusable[key] = f"{error.summary}: {error.found}" if error.found else error.summary
+    return Manifests(tuple(sorted(found, key=lambda each: each.order)), unfinished, unusable)
 
 
-def unusable(problems: Mapping[StepKey, str]) -> dict[StepKey, str]:
-    """Those of the problems of :func:`read_manifests` that are about steps that were committed, in order."""
-    return {key: reason for key, reason in sorted(problems.items()) if reason != UNFINISHED}
+def committed_steps(store: Store, among: Iterable[StepKey] | None = None) -> list[StepKey]:
+    """Steps with a manifest, whatever is in it: those of a list, in its order; by default all, ascending."""
+    keys = list_steps(store) if among is None else among
+    return [key for key in keys if is_committed(store, key)]
 
 
-def committed_steps(root: Path) -> list[StepKey]:
-    """Steps with a manifest, ascending, without reading them."""
-    return committed_among(list_steps(root), root)
-
-
-def committed_among(listed: Mapping[StepKey, Path], root: Path) -> list[StepKey]:
-    """Those of the step directories of a root that have a manifest, in their order."""
+def is_committed(store: Store, key: StepKey) -> bool:
+    """True if a step has a manifest, or something in the place of one."""
     try:
-        return [key for key, directory in listed.items() if access.exists(directory / MANIFEST_NAME)]
-    except OSError as error:
-        raise storage_error("cannot look for manifests", error, root) from error
-
-
-def first_problem(directory: Path, manifest: Manifest, signing: Signing | None) -> str | None:
-    """The reason why a committed step cannot be restored from its directory, as far as that can be seen; None if it
-    can.
-    """
-    for record in manifest.parts:
-        problem, _ = part_problem(directory, manifest, record, signing)
-        if problem is not None:
-            return f"part {record.rank} {problem}"
-    return None
+        return store.stat(manifest_key(key)) is not None
+    except CorruptFileError:
+        return True
+    except StorageError as error:
+        error.summary, error.where = "cannot look for manifests", store.where()
+        raise
 
 
 def part_problem(
-    directory: Path, manifest: Manifest, record: PartRecord, signing: Signing | None
+    store: Store, manifest: Manifest, record: PartRecord, signing: Signing | None
 ) -> tuple[str | None, int]:
     """The fault of one part, or None; and its length.
 
@@ -117,32 +123,28 @@ def part_problem(
     The older files that it refers to must lie beside it, and be those that it names. With keys, its signature
     must hold.
     """
-    path = directory / record.file
-    problem, nbytes = file_length(path)
-    if problem is None and nbytes != record.nbytes:
-        problem = f"has {nbytes} bytes instead of {record.nbytes}"
-    if problem is None:
-        problem = _wrong_inside(path, manifest, record, signing)
-    return problem, nbytes
-
-
-def file_length(path: Path) -> tuple[str | None, int]:
-    """(what is wrong, or None; bytes) of a file."""
+    key = f"{step_name(manifest.attempt.key)}/{record.file}"
     try:
-        status = access.lstat(path)
-    except FileNotFoundError:
+        found = store.stat(key)
+    except CorruptFileError as error:
+        return f"is {error.summary}", 0
+    except StorageError as error:
+        return f"cannot be looked at: {error.found}", 0
+    if found is None:
         return "is missing", 0
-    except OSError as error:
-        return f"cannot be looked at: {error.strerror}", 0
-    return (None, status.st_size) if stat.S_ISREG(status.st_mode) else ("is not a regular file", 0)
+    if found.nbytes != record.nbytes:
+        return f"has {found.nbytes} bytes instead of {record.nbytes}", found.nbytes
+    return _wrong_inside(store, key, manifest, record, signing), found.nbytes
 
 
-def _wrong_inside(path: Path, manifest: Manifest, record: PartRecord, signing: Signing | None) -> str | None:
+def _wrong_inside(
+    store: Store, key: str, manifest: Manifest, record: PartRecord, signing: Signing | None
+) -> str | None:
     try:
-        with FileSource(path) as source:
+        with store.open(key) as source:
             reader = PartReader(
                 source,
-                where=str(path),
+                where=store.where(key),
                 expected_attempt=manifest.attempt,
                 expected_rank=record.rank,
                 expected_index_digest=record.index_digest,
@@ -151,12 +153,7 @@ def _wrong_inside(path: Path, manifest: Manifest, record: PartRecord, signing: S
             try:
                 reader.check_bases()
             except (FormatError, StorageError) as error:
-                return f"refers to a file that cannot be used: {_one_line(error)}"
+                return f"refers to a file that cannot be used: {one_line(error)}"
     except (FormatError, StorageError) as error:
-        return f"is not as it was written: {_one_line(error)}"
+        return f"is not as it was written: {one_line(error)}"
     return None
-
-
-def _one_line(error: DeeppartError) -> str:
-    """Summary, finding and place."""
-    return ": ".join(text for text in (error.where, error.summary, error.found) if text)

@@ -9,16 +9,16 @@ the same scratch directory can never be mistaken for ours; those of `partner` an
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from deeppart import access
 from deeppart.access import PERMISSIONS, storage_error
-from deeppart.errors import DeeppartError, FormatError, SignatureError, StorageError, lacks_descriptors
+from deeppart.errors import FormatError, MissingError, SignatureError, StorageError, lacks_descriptors, one_line
+from deeppart.mapped import forget_removed
 from deeppart.model import Attempt, Level, ParityIdentity, StepKey
 from deeppart.part import (
     FileSource,
@@ -34,19 +34,10 @@ from deeppart.part import (
 )
 from deeppart.plan.restart import StoredParity, StoredPart
 from deeppart.storage.exclusive import link, remove_links
-from deeppart.storage.files import DurableFile, Over, make_directory, write_file
-from deeppart.storage.mapped import forget_removed
-from deeppart.storage.spares import (
-    drop_foreign_spares,
-    drop_made,
-    drop_spares,
-    give_back,
-    make_spare,
-    set_aside,
-    spares_directory,
-    unfinished_directory,
-)
-from deeppart.storage.steps import is_gone, list_steps, remove_steps, step_directory
+from deeppart.storage.files import DurableFile, Over
+from deeppart.storage.posix import PosixStore, make_directory
+from deeppart.storage.spares import Recycled
+from deeppart.storage.steps import is_gone, list_steps, part_key, remove_steps, step_name
 
 #: Folder of a level below ``local_dir/<lineage>/``.
 NODE_FOLDERS: dict[str, str] = {Level.LOCAL: "", Level.PARTNER: "partner", Level.PARITY: "parity"}
@@ -72,16 +63,16 @@ class NodeLevel:
         self.name, self.signing = name, signing
         self._local = access.root_of(directory) or access.Root(directory, access.Rules(permissions, node=True))
         self._below = [each for each in (lineage, NODE_FOLDERS[name]) if each]
-        self.root = make_directory(self._local, *self._below)
+        root = make_directory(self._local, *self._below)
         self._directory, self._session = self._local.path / lineage, session
-        self._spares = spares_directory(self.root, session)
+        roots = [self._directory / folder for folder in NODE_FOLDERS.values()]
+        #: Files to write over: this session's at this level.
+        self.recycled = Recycled(root, session, roots)
+        self.store = PosixStore(root, recycled=self.recycled)
         self._device = _device(self._local.path)
-        probe = self.root / f".probe-{os.getpid()}"
-        try:
-            write_file(probe, b"")
-            access.remove(probe)
-        except OSError as error:
-            raise storage_error("local_dir is not writable", error, self.root) from error
+        probe = f".probe-{os.getpid()}"
+        self.store.replace(probe, b"")
+        self.store.delete("", [probe], durable=False)
 
     def at(self, path: str) -> Path:
         """A path below this node's directory, given as a text."""
@@ -89,19 +80,19 @@ class NodeLevel:
 
     def part_path(self, attempt: Attempt, rank: int) -> Path:
         """Where a rank's own part lies."""
-        return step_directory(self.root, attempt.key) / part_file_name(rank, attempt.world_size)
+        return self.store.path(part_key(attempt, rank))
 
     def open_part(self, attempt: Attempt, rank: int, *, mend: bool = False) -> DurableFile:
         """Begin a part file."""
-        return self._open(self.part_path(attempt, rank), mend)
+        return self._open(part_key(attempt, rank), mend)
 
     def open_base(self, attempt: Attempt, name: str, *, mend: bool = False) -> DurableFile:
         """Begin a file in which chunks of a part of a step lie; see :meth:`open_part`."""
-        return self._open(step_directory(self.root, attempt.key) / name, mend)
+        return self._open(f"{step_name(attempt.key)}/{name}", mend)
 
     def adopt_bases(self, attempt: Attempt, names: Iterable[str]) -> list[Path]:
         """Give files that lie here, in other steps of this session, a name beside a part that refers to them."""
-        directory = step_directory(self.root, attempt.key)
+        directory = self.store.path(step_name(attempt.key))
         made: list[Path] = []
         for name in names:
             try:
@@ -116,7 +107,7 @@ class NodeLevel:
                 raise StorageError(
                     "a part refers to a file that is not on this node",
                     expected=name,
-                    where=str(self.root),
+                    where=self.store.where(),
                     todo="nothing: the next checkpoint refers to nothing here",
                 )
             made.append(directory / name)
@@ -128,8 +119,9 @@ class NodeLevel:
         if parsed is None:
             return
         rank, world_size, index_digest = parsed
-        own = {key.sequence: path for key, path in list_steps(self.root).items() if key.session == self._session}
-        for _, directory in sorted(own.items(), reverse=True):
+        own = [key for key in list_steps(self.store) if key.session == self._session]
+        for key in sorted(own, key=lambda key: key.sequence, reverse=True):
+            directory = self.store.path(step_name(key))
             if access.exists(directory / name):
                 yield directory / name
             path = directory / part_file_name(rank, world_size)
@@ -139,62 +131,38 @@ class NodeLevel:
             except (FormatError, StorageError):
                 continue
 
-    def parity_path(self, identity: ParityIdentity) -> Path:
-        """The path of a share of parity."""
-        return step_directory(self.root, identity.attempt.key) / parity_file_name(identity)
-
     def open_parity(self, identity: ParityIdentity, *, mend: bool = False) -> DurableFile:
         """Begin a parity file; see :meth:`open_part`."""
-        return self._open(self.parity_path(identity), mend)
+        return self._open(f"{step_name(identity.attempt.key)}/{parity_file_name(identity)}", mend)
 
-    def _open(self, path: Path, mend: bool) -> DurableFile:
+    def _open(self, key: str, mend: bool) -> DurableFile:
         forget_removed()  # others of this node may have removed files that this process has mapped
         over: Over = "damaged" if mend else "nothing"
-
-        def opened() -> DurableFile:
-            return DurableFile(path, spares=self._spares, over=over, make_space=self._make_space)
-
         try:
-            return opened()
-        except StorageError as error:
+            return self.store.writer(key, over=over)
+        except MissingError:
             # If somebody has removed local_dir, not if its file system is not mounted any more.
-            if error.errno != errno.ENOENT or _device(self._directory) != self._device:
+            if _device(self._directory) != self._device:
                 raise
             make_directory(self._local, *self._below)
-            return opened()
+            return self.store.writer(key, over=over)
 
-    def _make_space(self) -> bool:
-        """Give back what this session keeps to be written over, at all levels of this node: they share its storage."""
-        return give_back(spares_directory(self._directory / folder, self._session) for folder in NODE_FOLDERS.values())
+    def directory(self, attempt: Attempt) -> Path:
+        """That of a step."""
+        return self.store.path(step_name(attempt.key))
 
     def steps(self) -> set[StepKey]:
         """Steps that have anything here."""
-        return set(list_steps(self.root))
+        return set(list_steps(self.store))
 
     def retire(self, keys: set[StepKey]) -> None:
         """Remove steps from this node; the files of this session's newest are kept for its next checkpoint."""
         own = [key for key in keys if key.session == self._session]
         if own:
-            set_aside(step_directory(self.root, max(own, key=lambda key: key.sequence)), self._spares)
-        remove_steps(self.root, keys)
+            newest = max(own, key=lambda key: key.sequence)
+            self.recycled.set_aside(self.store.path(step_name(newest)))
+        remove_steps(self.store, keys)
         forget_removed()
-
-    def drop_foreign_spares(self) -> None:
-        """Give back the storage of files that earlier sessions kept to be written over."""
-        drop_foreign_spares(self.root, self._session)
-
-    def drop_spares(self) -> None:
-        """Give back the storage of files that were kept to be written over."""
-        drop_spares(self._spares)
-        drop_spares(unfinished_directory(self._spares))
-
-    def prepare_file(self, name: str, nbytes: int, is_wanted: Callable[[], bool]) -> bool:
-        """Make a file in advance to be written over; see :func:`deeppart.storage.spares.make_spare`."""
-        return make_spare(self._spares, name, nbytes, is_wanted)
-
-    def drop_prepared(self, names: Sequence[str]) -> None:
-        """Give back the storage of files made in advance that nobody has taken."""
-        drop_made(self._spares, names)
 
 
 def _device(path: Path) -> int:
@@ -253,13 +221,14 @@ def take_stock(directory: Path, lineage: str, signing: Signing | None) -> NodeCo
 
 def _take_stock(root: Path, level: str, lineage: str, signing: Signing | None, found: NodeContents) -> None:
     try:
-        steps = list_steps(root)
+        steps = list_steps(PosixStore(root))
     except StorageError as error:
         if lacks_descriptors(error):
             raise
         found.not_listed(f"{error.summary}: {error.found}: {root}")
         return
-    for key, directory in steps.items():
+    for key in steps:
+        directory = root / step_name(key)
         try:
             names = sorted(access.names_in(directory))
         except FileNotFoundError:  # a running job has retired it meanwhile
@@ -314,7 +283,7 @@ def _is_what_its_name_says(
         return False
     if path.name == name and key == attempt.key:
         return True
-    home = step_directory(path.parent.parent, attempt.key) / name
+    home = path.parent.parent / step_name(attempt.key) / name
     found.remark(f"{whose}; to have it used: mv -n {shlex.quote(str(path))} {shlex.quote(str(home))}")
     return False
 
@@ -352,8 +321,3 @@ def file_problem(path: Path, signing: Signing | None, pace: Callable[[int], None
     except (FormatError, StorageError) as error:
         return one_line(error)
     return None
-
-
-def one_line(error: DeeppartError) -> str:
-    """An error's summary, finding and place, for a list."""
-    return ": ".join(text for text in (error.where, error.summary, error.found) if text)

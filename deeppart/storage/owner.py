@@ -14,21 +14,23 @@ import fcntl
 import json
 import os
 import stat
+import threading
 import time
 import uuid
 import weakref
 from pathlib import Path
 
 from deeppart import access
+from deeppart._times import just_after, now
 from deeppart.access import PERMISSIONS, storage_error
 from deeppart.access.hanging import storage_operation
-from deeppart.errors import CorruptFileError, DirectoryInUseError, StorageError
+from deeppart.errors import CorruptFileError, DirectoryInUseError, MissingError, StorageError
 from deeppart.model import StepKey
 from deeppart.part import parse_json
-from deeppart.storage.files import make_directory, read_file
 from deeppart.storage.lineage import LOCK_NAME, NOTE, SMALL_FILE_BYTES, take_lineage
 from deeppart.storage.manifests import committed_steps
-from deeppart.storage.timestamps import CommitClock, now
+from deeppart.storage.posix import PosixStore, make_directory
+from deeppart.storage.store import Store
 
 #: Length of the lock file, and how many sessions' commits it names at most.
 _RECORD_BYTES, _MOST_FOUND = 16 << 10, 200
@@ -38,6 +40,29 @@ _LOCK_PAUSE_S = 0.02
 _LOOKS = 5
 #: The file system has no locks at all: the check at commit must do.
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP})
+
+
+class CommitClock:
+    """Times of commits, each after all that were there before, wherever the clock of the machine is set.
+
+    By these times `keep` tells which of the steps that earlier runs have committed is the older. May be used by several
+    threads.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last = ""
+
+    def saw(self, created: str) -> None:
+        """There is a commit of this time."""
+        with self._lock:
+            self._last = max(self._last, created)
+
+    def now(self) -> str:
+        """This moment, or the one after the last commit that is known."""
+        with self._lock:
+            self._last = max(now(), just_after(self._last))
+            return self._last
 
 
 class DirectoryOwner:
@@ -62,7 +87,7 @@ class DirectoryOwner:
         directory = root.path
         self._path: Path = directory / LOCK_NAME
         try:
-            self._fd = open_lock_file(self._path)
+            self._fd = self.open_lock(self._path)
         except OSError as error:
             raise storage_error("persistent_dir is not writable", error, self._path) from error
         _owners.add(self)
@@ -73,7 +98,7 @@ class DirectoryOwner:
             lineage = take_lineage(directory, self._fd)
             self.lineage, self.copy_of, self.damage = lineage.record.name, lineage.copy_of, lineage.damage
             owner = {"session": self.session, "who": who, "since": now(), NOTE: lineage.record.document()}
-            owner["found"] = _newest_commits(directory)
+            owner["found"] = _newest_commits(PosixStore(directory))
             # All of one length: of two jobs that write at once, where there are no locks, the last one has written it.
             with storage_operation("write", self._path):
                 os.ftruncate(self._fd, os.pwrite(self._fd, json.dumps(owner).encode().ljust(_RECORD_BYTES), 0))
@@ -103,7 +128,9 @@ class DirectoryOwner:
 
     def _in_use(self) -> DirectoryInUseError:
         expected = "one job at a time on a persistent_dir"
-        found = "; ".join([f"owned by {self._recorded().get('who', 'an unknown process')}", *_holders(self._path)])
+        found = "; ".join(
+            [f"owned by {self.recorded(self._fd).get('who', 'an unknown process')}", *_holders(self._path)]
+        )
         if any(other is not self and other._holds(self._fd) for other in list(_owners)):
             what = "this process checkpoints into this directory already"
             todo = "use its Checkpointer (deeppart.checkpoint() has one too), or close that, as `with` does"
@@ -128,9 +155,21 @@ class DirectoryOwner:
         with contextlib.suppress(OSError):  # there are no such permissions here
             os.fchmod(self._fd, stat.S_IRUSR | stat.S_IWUSR | group)
 
-    def _recorded(self) -> dict[str, str]:
+    @staticmethod
+    def open_lock(path: Path) -> int:
+        """Open the lock file for reading and writing; it is made if there is none."""
+        for _ in range(_LOOKS):
+            with contextlib.suppress(FileNotFoundError):
+                return access.open_file(path, os.O_RDWR)
+            with contextlib.suppress(FileExistsError):  # another job made it meanwhile
+                return access.create(path)
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+
+    @staticmethod
+    def recorded(descriptor: int) -> dict[str, str]:
+        """What an open lock file says of who has the directory; {} if it cannot be read."""
         try:
-            return lock_record(os.pread(self._fd, SMALL_FILE_BYTES, 0))
+            return _texts(os.pread(descriptor, SMALL_FILE_BYTES, 0))
         except OSError:
             return {}
 
@@ -178,12 +217,13 @@ class DirectoryOwner:
         """
         try:
             for _ in range(_LOOKS):
-                data = read_file(self._path, SMALL_FILE_BYTES)
-                if record := lock_record(data):
+                data = PosixStore(self.directory).get(LOCK_NAME, SMALL_FILE_BYTES)
+                if record := _texts(data):
                     return record, _found_commits(data)
                 time.sleep(_LOCK_PAUSE_S)
-        except FileNotFoundError as error:
-            raise storage_error("persistent_dir has lost its lock file", error, self._path) from error
+        except MissingError as error:
+            error.summary = "persistent_dir has lost its lock file"
+            raise
         except CorruptFileError as error:
             raise StorageError(
                 "the lock file is not one of this library", found=error.summary, where=error.where
@@ -223,17 +263,7 @@ def _holders(path: Path) -> list[str]:
     return [f"on this host the lock file is open in process {', '.join(found)}"] if found else []
 
 
-def open_lock_file(path: Path) -> int:
-    """Open the lock file for reading and writing; it is made if there is none."""
-    for _ in range(_LOOKS):
-        with contextlib.suppress(FileNotFoundError):
-            return access.open_file(path, os.O_RDWR)
-        with contextlib.suppress(FileExistsError):  # another job made it meanwhile
-            return access.create(path)
-    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-
-
-def lock_record(data: bytes) -> dict[str, str]:
+def _texts(data: bytes) -> dict[str, str]:
     """The content of a lock file, as texts that a terminal can show; {} if it cannot be read."""
     try:
         document = parse_json(data)
@@ -254,13 +284,13 @@ def _found_commits(data: bytes) -> dict[str, int]:
         return {}
 
 
-def _newest_commits(root: Path) -> dict[str, int]:
+def _newest_commits(store: Store) -> dict[str, int]:
     """Session -> the last of its checkpoints that is committed, by sequence. A session commits in that order.
 
     An overtaken session finds here which of its commits its successor knows of, and goes on from.
     """
     newest: dict[str, int] = {}
-    for key in sorted(committed_steps(root), reverse=True):
+    for key in sorted(committed_steps(store), reverse=True):
         if key.session in newest or len(newest) < _MOST_FOUND:
             newest[key.session] = max(key.sequence, newest.get(key.session, 0))
     return newest

@@ -1,4 +1,4 @@
-"""Small records of a persistent directory beside its steps: suspect steps, and runs with less protection.
+"""Small records of a store beside its steps: suspect steps, and runs with less protection.
 
 A step is suspect for a leaf when ranks may have held other bytes of it than those that were saved for all: from the
 checkpoint after the last at which all of it was compared, to the one before it was found to differ. These records are
@@ -15,15 +15,13 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from deeppart import access
-from deeppart.errors import FormatError, StorageError
+from deeppart._times import now
+from deeppart.errors import UNUSABLE, FormatError, MissingError, StorageError
 from deeppart.model import Attempt, SuspectLeaf, Suspicion
 from deeppart.part import MAX_SUSPECT_BYTES, decode_suspicion, encode_suspicion, is_hex32, parse_json
-from deeppart.storage.files import UNUSABLE, create_file, read_file, write_file
-from deeppart.storage.timestamps import now
+from deeppart.storage.store import Store
 
 _NAME = re.compile(r"suspect-([0-9a-f]{32})-([0-9]{6,19})", re.ASCII)
 #: Records read at most, the latest by name; a session makes one whenever leaves come to differ, which is rare.
@@ -53,29 +51,28 @@ class Suspicions:
         return tuple(found[path] for path in sorted(found))
 
 
-def write_suspicion(root: Path, suspicion: Suspicion) -> None:
-    """Put a record into a persistent directory, durably."""
-    create_file(root / _name(suspicion), encode_suspicion(suspicion))
+def write_suspicion(store: Store, suspicion: Suspicion) -> None:
+    """Make a record, durably."""
+    store.put_new(_name(suspicion), encode_suspicion(suspicion))
 
 
-def read_suspicions(root: Path) -> Suspicions:
-    """All records of a persistent directory."""
+def read_suspicions(store: Store) -> Suspicions:
+    """All records."""
     try:
-        names = sorted(name for name in access.names_in(root) if _NAME.fullmatch(name))
-    except OSError as error:
-        return Suspicions(problems=(f"records of suspect steps cannot be looked for: {error.strerror}",))
+        names = sorted(name for name in store.list() if _NAME.fullmatch(name))
+    except StorageError as error:
+        return Suspicions(problems=(f"records of suspect steps cannot be looked for: {error.found}",))
     records, problems = [], []
     if len(names) > _MOST_RECORDS:
         problems.append(f"{len(names)} records of suspect steps: only {_MOST_RECORDS} of them are read")
     for name in names[-_MOST_RECORDS:]:
-        path = root / name
         try:
-            record = decode_suspicion(read_file(path, MAX_SUSPECT_BYTES), where=str(path))
+            record = decode_suspicion(store.get(name, MAX_SUSPECT_BYTES), where=store.where(name))
             if _name(record) == name:
                 records.append(record)
             else:
                 problems.append(f"{name}: is the record {_name(record)}")
-        except FileNotFoundError:
+        except MissingError:
             continue
         except (FormatError, StorageError) as error:
             problems.append(f"{name}: {error.summary}" + (f": {error.found}" if error.found else ""))
@@ -101,10 +98,10 @@ class ReducedRun:
     lines: tuple[str, ...]
 
 
-def reduced_runs(root: Path) -> list[ReducedRun]:
+def reduced_runs(store: Store) -> list[ReducedRun]:
     """The runs in the file, oldest first; none if there is no sound file."""
     try:
-        document = parse_json(read_file(root / PROTECTION_NAME, _MOST_BYTES))
+        document = parse_json(store.get(PROTECTION_NAME, _MOST_BYTES))
         if (document["format"], document["version"]) != (_FORMAT, _VERSION):
             return []
         return [_run(record) for record in document["runs"]]
@@ -112,15 +109,15 @@ def reduced_runs(root: Path) -> list[ReducedRun]:
         return []
 
 
-def note_protection(root: Path, session: str, lines: tuple[str, ...]) -> bool:
+def note_protection(store: Store, session: str, lines: tuple[str, ...]) -> bool:
     """Note how a run begins; whether it is the first with all that was asked for after one with less."""
-    runs = reduced_runs(root)
+    runs = reduced_runs(store)
     recovered = bool(runs and runs[-1].lines and not lines)
     if lines or recovered:
         runs.append(ReducedRun(session, now(), lines))
         records = [{"session": run.session, "since": run.since, "lines": list(run.lines)} for run in runs[-_MOST_RUNS:]]
         document = {"format": _FORMAT, "version": _VERSION, "runs": records}
-        write_file(root / PROTECTION_NAME, json.dumps(document, indent=1).encode() + b"\n")
+        store.replace(PROTECTION_NAME, json.dumps(document, indent=1).encode() + b"\n")
     return recovered
 
 

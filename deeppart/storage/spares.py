@@ -12,98 +12,139 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from deeppart import access
 from deeppart.access.hanging import call
+from deeppart.mapped import bytes_in_memory, file_memory, forget_removed
 from deeppart.part import parse_base_file_name, parse_part_file_name
-from deeppart.storage.mapped import bytes_in_memory, file_memory, forget_removed
 from deeppart.storage.steps import in_order_of_removal, is_checkpoint_file
 
 #: Folder of a level; followed by the session.
-_SPARES_NAME = ".spare"
+_FOLDER = ".spare"
 #: Written and mapped at a time; in between, it can be stopped.
 _PIECE_BYTES = 8 << 20
 
 
-def spares_directory(root: Path, session: str) -> Path:
-    """The directory below a level's root in which a session keeps recycled files."""
-    return root / f"{_SPARES_NAME}-{session}"
+class Recycled:
+    """The recycled files of a session at one level of a node.
 
-
-def unfinished_directory(spares: Path) -> Path:
-    """Where files lie that are still being made: nobody takes them from there."""
-    return spares.with_name(f"{spares.name}-new")
-
-
-def set_aside(path: Path, spares: Path) -> None:
-    """Recycle the checkpoint files of a step directory, in place of the recycled files that nobody has taken."""
-    try:
-        drop_spares(spares)
-        with access.open_folder(path) as folder:
-            access.make_folder(spares)
-            with access.open_folder(spares) as there:
-                for name in in_order_of_removal(folder.names()):
-                    if is_checkpoint_file(name):
-                        folder.rename(name, there, name)
-    except OSError:
-        pass  # they are removed instead
-
-
-def take_spare(spares: Path, name: Path) -> int | None:
-    """Give one of the recycled files another name and open it; None if there is none. Ranks of a session may take them.
-
-    What is not a file of this user's own (a link, a FIFO, a file of another) is not written to, and neither is a file
-    that has yet another name: it is a base, which a newer step needs. Its names are looked at last, when nobody can
-    give it more: bases are named after files in step directories.
+    Attributes:
+        folder: where they lie.
+        unfinished: where files lie that are still being made: nobody takes them from there.
     """
-    try:
-        found = sorted(access.names_in(spares))
-    except OSError:
+
+    def __init__(self, root: Path, session: str, roots: Sequence[Path] = ()) -> None:
+        """Below a level's root; ``roots`` are those of all levels of the node, which share its storage."""
+        self._root, self._session, self._roots = root, session, roots or (root,)
+        self.folder = root / f"{_FOLDER}-{session}"
+        self.unfinished = root / f"{_FOLDER}-{session}-new"
+
+    def set_aside(self, path: Path) -> None:
+        """Recycle the checkpoint files of a step directory, in place of those that nobody has taken."""
+        try:
+            _drop(self.folder)
+            with access.open_folder(path) as folder:
+                access.make_folder(self.folder)
+                with access.open_folder(self.folder) as there:
+                    for name in in_order_of_removal(folder.names()):
+                        if is_checkpoint_file(name):
+                            folder.rename(name, there, name)
+        except OSError:
+            pass  # they are removed instead
+
+    def take(self, name: Path) -> int | None:
+        """Give one of them another name and open it; None if there is none. Ranks of a session may take them.
+
+        What is not a file of this user's own (a link, a FIFO, a file of another) is not written to, and neither is a
+        file that has yet another name: it is a base, which a newer step needs. Its names are looked at last, when
+        nobody can give it more: bases are named after files in step directories.
+        """
+        try:
+            found = sorted(access.names_in(self.folder))
+        except OSError:
+            return None
+        wanted = name.name.split(".tmp-")[0].lstrip(".")
+        # A process has mapped those that it has written to: of its rank, at best of the same name.
+        for spare in sorted(found, key=lambda each: (each != wanted, _rank_of(each) != _rank_of(wanted))):
+            try:
+                access.rename(self.folder / spare, name)
+            except OSError:
+                continue
+            try:
+                return access.open_file(name, os.O_RDWR)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    access.remove(name)
         return None
-    wanted = name.name.split(".tmp-")[0].lstrip(".")
-    # A process has mapped those that it has written to: of its rank, at best of the same name.
-    for spare in sorted(found, key=lambda each: (each != wanted, _rank_of(each) != _rank_of(wanted))):
+
+    def make(self, name: str, nbytes: int, is_wanted: Callable[[], bool]) -> bool:
+        """Make a file of zeros among them, and map it; from any thread."""
+        path = self.unfinished / name
         try:
-            access.rename(spares / spare, name)
+            access.make_folder(path.parent)
+            descriptor = access.create(path, os.O_RDWR)
         except OSError:
-            continue
+            return False
+        made = False
         try:
-            return access.open_file(name, os.O_RDWR)
+            if _fill(path, descriptor, nbytes, is_wanted):
+                access.make_folder(self.folder)
+                access.rename(path, self.folder / name)
+                made = True
         except OSError:
-            with contextlib.suppress(OSError):
-                access.remove(name)
-    return None
+            pass  # full, for one: the checkpoint will say so itself, if it finds no room either
+        finally:
+            os.close(descriptor)
+            if not made:
+                with contextlib.suppress(OSError):
+                    access.remove(path)
+        return made
+
+    def give_back(self) -> bool:
+        """Remove those of all levels that nobody has taken, and those that are being made; True if there were any.
+
+        Where space is short, what might be written over later must not keep from what is to be written now.
+        """
+        found = False
+        for root in self._roots:
+            level = Recycled(root, self._session)
+            for folder in (level.folder, level.unfinished):
+                with contextlib.suppress(OSError):
+                    found |= any(map(is_checkpoint_file, access.names_in(folder)))
+                _drop(folder)
+        forget_removed()
+        return found
+
+    def drop(self) -> None:
+        """Remove those of this level, as far as the system lets us."""
+        _drop(self.folder)
+        _drop(self.unfinished)
+
+    def drop_made(self, names: Iterable[str]) -> None:
+        """Remove what one rank has made and nobody has taken, as far as the system lets us.
+
+        Also the directories, if it was the last: whoever removes all recycled files may have done so before.
+        """
+        for folder in (self.folder, self.unfinished):
+            for name in names:
+                with contextlib.suppress(OSError):
+                    access.remove(folder / name)
+            with contextlib.suppress(OSError), access.open_folder(folder.parent) as above:
+                above.remove_directory(folder.name)
+
+    def drop_foreign(self) -> None:
+        """Remove what other sessions have kept to be written over, as far as the system lets us."""
+        with contextlib.suppress(OSError):
+            for name in access.directories_in(self._root):
+                if name.startswith(f"{_FOLDER}-") and name != self.folder.name:
+                    _drop(self._root / name)
 
 
 def _rank_of(name: str) -> int | None:
     parsed = parse_part_file_name(name) or parse_base_file_name(name)
     return None if parsed is None else parsed[0]
-
-
-def make_spare(spares: Path, name: str, nbytes: int, is_wanted: Callable[[], bool]) -> bool:
-    """Make a file of zeros among the recycled ones, and map it; from any thread."""
-    path = unfinished_directory(spares) / name
-    try:
-        access.make_folder(path.parent)
-        descriptor = access.create(path, os.O_RDWR)
-    except OSError:
-        return False
-    made = False
-    try:
-        if _fill(path, descriptor, nbytes, is_wanted):
-            access.make_folder(spares)
-            access.rename(path, spares / name)
-            made = True
-    except OSError:
-        pass  # full, for one: the checkpoint will say so itself, if it finds no room either
-    finally:
-        os.close(descriptor)
-        if not made:
-            with contextlib.suppress(OSError):
-                access.remove(path)
-    return made
 
 
 def _fill(path: Path, descriptor: int, nbytes: int, is_wanted: Callable[[], bool]) -> bool:
@@ -122,48 +163,12 @@ def _fill(path: Path, descriptor: int, nbytes: int, is_wanted: Callable[[], bool
     return True
 
 
-def give_back(directories: Iterable[Path]) -> bool:
-    """Remove the recycled files that nobody has taken, and those that are being made; True if there were any.
-
-    Where space is short, what might be written over later must not keep from what is to be written now.
-    """
-    found = False
-    for spares in directories:
-        for directory in (spares, unfinished_directory(spares)):
-            with contextlib.suppress(OSError):
-                found |= any(map(is_checkpoint_file, access.names_in(directory)))
-            drop_spares(directory)
-    forget_removed()
-    return found
-
-
-def drop_made(spares: Path, names: Iterable[str]) -> None:
-    """Remove what one rank has made and nobody has taken, as far as the system lets us.
-
-    Also the directories, if it was the last: whoever removes all recycled files may have done so before.
-    """
-    for directory in (spares, unfinished_directory(spares)):
-        for name in names:
-            with contextlib.suppress(OSError):
-                access.remove(directory / name)
-        with contextlib.suppress(OSError), access.open_folder(directory.parent) as above:
-            above.remove_directory(directory.name)
-
-
-def drop_spares(spares: Path) -> None:
-    """Remove what nobody has taken, as far as the system lets us."""
+def _drop(folder: Path) -> None:
+    """Remove the files of a folder, and the folder, as far as the system lets us."""
     with contextlib.suppress(OSError):
-        with access.open_folder(spares) as folder:
-            for name in folder.names():
+        with access.open_folder(folder) as opened:
+            for name in opened.names():
                 if is_checkpoint_file(name):
-                    folder.remove(name)
-        with access.open_folder(spares.parent) as above:
-            above.remove_directory(spares.name)
-
-
-def drop_foreign_spares(root: Path, session: str) -> None:
-    """Remove what other sessions have kept to be written over, as far as the system lets us: nothing refers to it."""
-    with contextlib.suppress(OSError):
-        for name in access.directories_in(root):
-            if name.startswith(f"{_SPARES_NAME}-") and name != f"{_SPARES_NAME}-{session}":
-                drop_spares(root / name)
+                    opened.remove(name)
+        with access.open_folder(folder.parent) as above:
+            above.remove_directory(folder.name)

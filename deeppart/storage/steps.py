@@ -1,21 +1,23 @@
-"""Step directories: how they are named, listed, and removed so that a crash leaves a whole checkpoint or none.
+"""Steps in a store: how they are named, listed, and removed so that a crash leaves a whole checkpoint or none.
 
 The name carries the attempt: ``step-000000000100-<session>-000007``. So no two sessions ever write under one name, and
-whatever a rank of an older job does when it wakes up late, it does in directories of its own
+whatever a rank of an older job does when it wakes up late, it does in places of its own
 (docs/decisions/0010-fencing.md).
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from deeppart import access
-from deeppart.access import storage_error
-from deeppart.errors import StorageError
-from deeppart.model import StepKey
-from deeppart.part import is_parity_file_name, parse_base_file_name, parse_part_file_name
+from deeppart.errors import MissingError, StorageError
+from deeppart.model import Attempt, StepKey
+from deeppart.part import is_parity_file_name, parse_base_file_name, parse_part_file_name, part_file_name
+from deeppart.storage.store import Store
 
 MANIFEST_NAME = "manifest"
 _STEP = re.compile(r"step-([0-9]{12,19})-([0-9a-f]{32})-([0-9]{6,19})", re.ASCII)
@@ -24,23 +26,28 @@ _TEMPORARY = re.compile(r"\..+\.tmp-[0-9]+(-[0-9a-f]+)?", re.ASCII)
 MOST_LOOKS = 20
 
 
-def step_directory(root: Path, key: StepKey) -> Path:
-    """The directory of one attempt at a step, under a level's root."""
-    return root / step_directory_name(key)
-
-
-def step_directory_name(key: StepKey) -> str:
-    """``step-000000000100-<session, 32 hex digits>-000007``."""
+def step_name(key: StepKey) -> str:
+    """``step-000000000100-<session, 32 hex digits>-000007``: the place of one attempt at a step."""
     return f"step-{key.step:012d}-{key.session}-{key.sequence:06d}"
 
 
-def parse_step_directory_name(name: str) -> StepKey | None:
-    """Inverse of :func:`step_directory_name`; None for any other name."""
+def parse_step_name(name: str) -> StepKey | None:
+    """Inverse of :func:`step_name`; None for any other name."""
     match = _STEP.fullmatch(name)
     if match is None:
         return None
     key = StepKey(int(match[1]), match[2], int(match[3]))
-    return key if step_directory_name(key) == name else None
+    return key if step_name(key) == name else None
+
+
+def part_key(attempt: Attempt, rank: int) -> str:
+    """The key of a rank's part."""
+    return f"{step_name(attempt.key)}/{part_file_name(rank, attempt.world_size)}"
+
+
+def manifest_key(key: StepKey) -> str:
+    """The key of the manifest of a step."""
+    return f"{step_name(key)}/{MANIFEST_NAME}"
 
 
 def is_temporary_name(name: str) -> bool:
@@ -59,63 +66,45 @@ def in_order_of_removal(names: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: parse_base_file_name(name) is not None)
 
 
-def list_steps(root: Path) -> dict[StepKey, Path]:
-    """Everything under ``root`` that is named like a step, by ascending step; {} if there is no root.
-
-    What is a link, or a file, is never gone into.
-    """
-    try:
-        names = access.names_in(root)
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise storage_error("cannot list a checkpoint directory", error, root) from error
-    keys = sorted(key for key in map(parse_step_directory_name, names) if key is not None)
-    return {key: step_directory(root, key) for key in keys}
+def list_steps(store: Store) -> list[StepKey]:
+    """Everything that is named like a step, ascending; [] if there is no such store."""
+    with contextlib.suppress(MissingError):
+        return sorted(key for key in map(parse_step_name, store.list()) if key is not None)
+    return []
 
 
-def remove_steps(root: Path, keys: Collection[StepKey]) -> None:
-    """Remove step directories; see :func:`remove_step`."""
+def remove_steps(store: Store, keys: Collection[StepKey]) -> None:
+    """Remove steps; see :func:`remove_step`."""
     first: StorageError | None = None
     for key in sorted(keys):
         try:
-            remove_step(step_directory(root, key))
+            remove_step(store, key)
         except StorageError as error:
             first = first or error
     if first is not None:
         raise first
 
 
-def remove_step(path: Path) -> None:
-    """Remove a step directory: the manifest first, so that it stops being a checkpoint before it stops being whole.
+def remove_step(store: Store, key: StepKey) -> None:
+    """Remove a step: the manifest first, so that it stops being a checkpoint before it stops being whole.
 
     Parts go before the bases that they refer to: who looks on meanwhile can tell this from damage
-    (:mod:`deeppart.storage.steps`). Only files that this library names are removed; others, and a directory holding
-    them, stay.
+    (:mod:`deeppart.storage.steps`). Only what this library names is removed; the rest, and the place that has it, stay.
     """
+    place = step_name(key)
     try:
-        with access.open_folder(path) as folder:
-            names = folder.names()
-            if MANIFEST_NAME in names:
-                folder.remove(MANIFEST_NAME)
-                folder.sync()
-            for name in in_order_of_removal(names):
-                if is_checkpoint_file(name) or is_temporary_name(name):
-                    folder.remove(name)
-            is_empty = not folder.names()
-        if is_empty:
-            with access.open_folder(path.parent) as above:
-                above.remove_directory(path.name)
-                above.sync()
-    except (FileNotFoundError, NotADirectoryError):  # gone, or a file that somebody has named like a step
+        names = store.list(place)
+        if MANIFEST_NAME in names:
+            store.delete(place, [MANIFEST_NAME])
+        ours = [name for name in in_order_of_removal(names) if is_checkpoint_file(name) or is_temporary_name(name)]
+        store.delete(place, ours)
+    except MissingError:
         return
-    except OSError as error:
-        raise storage_error("cannot remove an old checkpoint", error, path) from error
-
-
-def step_is_retired(directory: Path) -> bool:
-    """True if a committed step is being retired: its manifest is gone."""
-    return is_gone(directory / MANIFEST_NAME)
+    except StorageError as error:
+        if error.errno == errno.ENOTDIR:  # a file that somebody has named like a step
+            return
+        error.summary, error.where = "cannot remove an old checkpoint", store.where(place)
+        raise
 
 
 def is_gone(path: Path) -> bool:

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar
 
+from deeppart._times import timestamp
 from deeppart.model import LevelReport, Report
 from deeppart.pending import DONE, FAILED, OFF
-from deeppart.storage.timestamps import timestamp
 
 #: How a file of events begins.
 EVENTS_BEGIN = re.compile(rb'\{"event": "[a-z]+", "time": "[^"]*", "session": "[0-9a-f]{32}", ')

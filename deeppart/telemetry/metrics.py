@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Protocol
 
+from deeppart._times import seconds_of
 from deeppart.model import Report
 from deeppart.pending import DONE, FAILED, SKIPPED
-from deeppart.storage.timestamps import seconds_of
 from deeppart.telemetry.events import CheckpointEnded, Event, LevelEnded, level_ended
 from deeppart.telemetry.status import RankStatus
 

@@ -26,15 +26,12 @@ from pathlib import Path
 from typing import Any
 
 from deeppart import access
+from deeppart._times import seconds_of, timestamp
 from deeppart.access import storage_error
-from deeppart.errors import CorruptFileError, FormatError, NewerFormatError, StorageError
+from deeppart.errors import CorruptFileError, FormatError, MissingError, NewerFormatError, StorageError
 from deeppart.model import Report
 from deeppart.part import MAX_WORLD_SIZE, is_hex32, parse_json, short
-from deeppart.storage.files import put_file, read_file
-from deeppart.storage.lineage import LINEAGE_NAME, LOCK_NAME
-from deeppart.storage.owner import DirectoryOwner
-from deeppart.storage.steps import is_temporary_name
-from deeppart.storage.timestamps import seconds_of, timestamp
+from deeppart.storage import LINEAGE_NAME, LOCK_NAME, DirectoryOwner, PosixStore, is_temporary_name
 
 _FORMAT, _VERSION = "deeppart-status", 1
 #: Of texts in a status: lines of one kind, and characters of a line. More are left out, so that the file stays small.
@@ -236,7 +233,7 @@ class StatusFile:
 
     def __init__(self, root: Path, session: str, rank: int) -> None:
         self._root, self._folder = root, status_folder(root, session)
-        self._path = self._folder / _file_name(rank)
+        self._name = _file_name(rank)
         self._made = False
 
     def write(self, status: RankStatus) -> None:
@@ -252,7 +249,7 @@ class StatusFile:
                 raise storage_error("cannot make the directory of status files", error, self._folder) from error
             self._made = True
         try:
-            put_file(self._path, encode_status(status))
+            PosixStore(self._folder).replace(self._name, encode_status(status), durable=False)
         except StorageError:
             if not self._is_removed():
                 raise
@@ -329,7 +326,7 @@ def read_statuses(root: Path, session: str) -> Statuses:
     for name in names[:_MOST_FILES]:
         try:
             found.append(_read_file(folder / name, session, trusted))
-        except FileNotFoundError:  # another session has taken the directory over
+        except (FileNotFoundError, MissingError):  # another session has taken the directory over
             continue
         except (FormatError, StorageError) as error:
             problems.append(f"{folder.name}/{name}: {': '.join(_texts(error))}")
@@ -348,7 +345,7 @@ def _texts(error: FormatError | StorageError) -> Iterator[str]:
 
 def _read_file(path: Path, session: str, trusted: _Trusted) -> RankStatus:
     trusted.check(path)
-    status = decode_status(read_file(path, _MOST_BYTES), str(path))
+    status = decode_status(PosixStore(path.parent).get(path.name, _MOST_BYTES), str(path))
     if status.session != session or _file_name(status.rank) != path.name:
         found = f"that of rank {status.rank} of session {status.session[:8]}..."
         raise CorruptFileError("this is another status file than its name says", found=found, where=str(path))

@@ -10,15 +10,15 @@ import errno
 import mmap
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Protocol
 
-from deeppart.errors import StorageError
+from deeppart.errors import MissingError, StorageError
 from deeppart.model import Attempt
-from deeppart.storage.files import ALIGNMENT, BLOCK_BYTES, DurableFile
-from deeppart.storage.steps import list_steps
+from deeppart.storage import BLOCK_BYTES, PosixStore, Store, Writer, list_steps, part_key, step_name
 from deeppart.testing.faults import TYPICAL_ERRORS, StorageFaults
 
+#: Of direct writes.
+ALIGNMENT = 4096
 _SIZES = (0, 1, ALIGNMENT - 1, ALIGNMENT, ALIGNMENT + 1, BLOCK_BYTES - 1, BLOCK_BYTES, 3 * BLOCK_BYTES + ALIGNMENT + 1)
 
 
@@ -27,28 +27,28 @@ class Level(Protocol):
 
     Attributes:
         name: one of ``model.LEVELS``.
-        root: directory that holds the step directories.
+        store: where its steps are.
 
     Example:
-        >>> from pathlib import Path
-        >>> from deeppart.storage.node import NodeLevel  # or a level of your own
+        >>>         >>> from pathlib import Path
+        >>> from deeppart.storage import NodeLevel  # or a level of your own
         >>> from deeppart.testing import LEVEL_CHECKS
         >>> for number, check in enumerate(LEVEL_CHECKS):
         ...     check(NodeLevel(Path(f"disk-{number}").absolute(), "a" * 32, "local", "b" * 32))
     """
 
     name: str
-    root: Path
 
-    def open_part(self, attempt: Attempt, rank: int) -> DurableFile:
-        """Begin a part file.
+    @property
+    def store(self) -> Store:
+        """See above."""
+
+    def open_part(self, attempt: Attempt, rank: int) -> Writer:
+        """Begin the part of a rank, which has the key ``deeppart.storage.part_key(attempt, rank)`` in the store.
 
         Raises:
             StorageError: it cannot be created.
         """
-
-    def part_path(self, attempt: Attempt, rank: int) -> Path:
-        """The path of a part of this attempt."""
 
 
 def attempt(step: int, ranks: int = 2, sequence: int = 0) -> Attempt:
@@ -56,17 +56,39 @@ def attempt(step: int, ranks: int = 2, sequence: int = 0) -> Attempt:
     return Attempt("a" * 32, "b" * 32, sequence, step, ranks)
 
 
+def _read(level: Level, attempt: Attempt, rank: int) -> bytes | None:
+    """A part; None if there is none."""
+    key = part_key(attempt, rank)
+    found = level.store.stat(key)
+    if found is None:
+        return None
+    with level.store.open(key) as source:
+        assert source.size == found.nbytes
+        return bytes(source.read_at(0, source.size))
+
+
+def _names(level: Level, attempt: Attempt) -> list[str]:
+    """All that lies at a step."""
+    try:
+        return sorted(level.store.list(step_name(attempt.key)))
+    except MissingError:
+        return []
+
+
+def _name(attempt: Attempt, rank: int) -> str:
+    return part_key(attempt, rank).partition("/")[2]
+
+
 def a_part_appears_whole_or_not_at_all(level: Level) -> None:
     """Nothing is under the part's name before ``commit``, everything after it; nothing else is left behind."""
-    path = level.part_path(attempt(1), 0)
     file = level.open_part(attempt(1), 0)
-    assert not path.exists()
+    assert _read(level, attempt(1), 0) is None
     file.write(b"first, ")
     file.write(memoryview(b"second"))
-    assert not path.exists()
+    assert _read(level, attempt(1), 0) is None
     file.commit()
-    assert path.read_bytes() == b"first, second"
-    assert os.listdir(path.parent) == [path.name]
+    assert _read(level, attempt(1), 0) == b"first, second"
+    assert _names(level, attempt(1)) == [_name(attempt(1), 0)]
 
 
 def any_length_in_any_pieces_comes_back(level: Level) -> None:
@@ -79,7 +101,7 @@ def any_length_in_any_pieces_comes_back(level: Level) -> None:
             for at in range(0, size, piece):
                 file.write(data[at : min(size, at + piece)])
             file.commit()
-            assert level.part_path(attempt(step), rank).read_bytes() == data[:size], (size, piece)
+            assert _read(level, attempt(step), rank) == bytes(data[:size]), (size, piece)
 
 
 def an_abandoned_part_leaves_no_file(level: Level) -> None:
@@ -90,7 +112,7 @@ def an_abandoned_part_leaves_no_file(level: Level) -> None:
             file.write(bytes(BLOCK_BYTES))
         file.abort()
         file.abort()
-        assert os.listdir(level.part_path(attempt(1), 0).parent) == []
+        assert _names(level, attempt(1)) == []
 
 
 def a_part_can_be_begun_again(level: Level) -> None:
@@ -101,14 +123,13 @@ def a_part_can_be_begun_again(level: Level) -> None:
         file.restart()
         file.write(b"y" * 100)
         file.commit()
-        assert level.part_path(attempt(size), 0).read_bytes() == b"y" * 100
+        assert _read(level, attempt(size), 0) == b"y" * 100
 
 
 def no_part_is_ever_replaced(level: Level) -> None:
-    """Check that a file keeps its name and a second one for it is removed; another attempt at the step has another
+    """Check that a part keeps its name and a second one for it is removed; another attempt at the step has another
     place.
     """
-    path = level.part_path(attempt(1), 1)
     for content in (b"first", b"second"):
         file = level.open_part(attempt(1), 1)
         file.write(content)
@@ -117,31 +138,31 @@ def no_part_is_ever_replaced(level: Level) -> None:
             assert content == b"first"
         except StorageError as error:
             assert content == b"second" and error.errno == errno.EEXIST
-        assert path.read_bytes() == b"first" and os.listdir(path.parent) == [path.name]
-    assert level.part_path(attempt(1, sequence=1), 1).parent != path.parent
+        assert _read(level, attempt(1), 1) == b"first" and _names(level, attempt(1)) == [_name(attempt(1), 1)]
+    assert _read(level, attempt(1, sequence=1), 1) is None
 
 
 def every_part_has_a_place_of_its_own(level: Level) -> None:
-    """By step, rank and world size; all below the level's root, in directories that are recognized as steps."""
-    paths: set[Path] = set()
+    """By step, rank and world size, at places that are recognized as steps."""
     steps = (0, 1, 10**11, 10**18 - 1)
     for step in steps:
         for rank, ranks in ((0, 1), (0, 2), (1, 2), (99_999, 100_000), (100_000, 100_001)):
             file = level.open_part(attempt(step, ranks), rank)
             file.commit()
-            paths.add(level.part_path(attempt(step, ranks), rank))
-    assert len(paths) == 4 * 5 and all(path.is_file() and level.root in path.parents for path in paths)
-    assert {key.step for key in list_steps(level.root)} == set(steps)
+    assert [key.step for key in list_steps(level.store)] == sorted(steps)
+    assert all(len(_names(level, attempt(step))) == 5 for step in steps)
 
 
 def a_refusal_is_a_storage_error_and_leaves_no_half_of_a_part(level: Level) -> None:
-    """Whatever the operating system refuses while a part is written."""
+    """Whatever the operating system refuses while a part is written, where it does so."""
+    if not isinstance(level.store, PosixStore):
+        return
     sequence = 0
-    with StorageFaults(level.root) as faults:
+    with StorageFaults(level.store.root) as faults:
         for code in TYPICAL_ERRORS:
             for number in range(100):
                 sequence += 1
-                path = level.part_path(attempt(1, sequence=sequence), 0)
+                path = level.store.path(part_key(attempt(1, sequence=sequence), 0))
                 faults.refuse(number, code)
                 error = _write(level, sequence)
                 if not faults.refused:

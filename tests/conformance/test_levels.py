@@ -12,17 +12,13 @@ from typing import Any
 
 import pytest
 
-from deeppart.storage.files import DurableFile
-from deeppart.storage.lineage import LINEAGE_NAME
-from deeppart.storage.node import NodeLevel
-from deeppart.storage.persistent import PersistentLevel
-from deeppart.storage.rate import RateLimit
+from deeppart.storage import LINEAGE_NAME, DurableFile, NodeLevel, PersistentLevel, PosixStore, RateLimit
 from deeppart.testing.levels import LEVEL_CHECKS, Level
 
 
 def persistent(directory: Path, limit: RateLimit | None = None) -> PersistentLevel:
     (directory / LINEAGE_NAME).write_text("{}")
-    return PersistentLevel(directory, limit)
+    return PersistentLevel(PosixStore(directory, direct=True, limit=limit))
 
 
 LEVELS: dict[str, Callable[[Path], Level]] = {

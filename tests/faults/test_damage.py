@@ -20,7 +20,7 @@ import deeppart
 from deeppart.errors import DeeppartError, FormatError, RestoreError, StorageError
 from deeppart.part import FileSource, PartReader
 from deeppart.session import process_sessions
-from deeppart.storage.lineage import LOCK_NAME
+from deeppart.storage import LOCK_NAME
 from deeppart.testing.states import difference
 from tests.copying import copy_as_original
 from tests.sampling import sampled

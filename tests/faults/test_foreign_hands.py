@@ -14,7 +14,7 @@ import pytest
 
 import deeppart
 from deeppart.errors import StorageError
-from deeppart.storage.lineage import LOCK_NAME
+from deeppart.storage import LOCK_NAME
 from tests.faults.foreign import PART, PRECIOUS, config, everything, lineage, mode_of, run, state
 from tests.unit.cli_support import call
 from tests.users import MATE, STRANGER, TEAM, USER, as_user, needs_root, told_by

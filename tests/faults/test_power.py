@@ -40,7 +40,7 @@ def test_power_lost_at_any_point(recorded: Recorded, tmp_path: Path) -> None:
         "DurableFile.commit: deeppart.json",
         "sync_directory of DurableFile.commit: step directory",
         "sync_directory of DurableFile._begin: directory",
-        "sync_directory of remove_step: step directory",
+        "sync_directory of PosixStore.delete: step directory",
     ],
 )
 @pytest.mark.timeout(300)

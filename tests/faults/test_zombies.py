@@ -27,8 +27,7 @@ import torch
 import deeppart
 from deeppart.offline.inspect.listing import list_directory
 from deeppart.offline.inspect.verifying import choose_steps, verify
-from deeppart.storage.lineage import LOCK_NAME
-from deeppart.storage.steps import parse_step_directory_name
+from deeppart.storage import LOCK_NAME, parse_step_name
 
 #: Where the first job stops: (function, whether after it, what the path it is about must contain).
 STAGES = {
@@ -36,7 +35,7 @@ STAGES = {
     "local part: before its name": ("deeppart.storage.files.DurableFile.commit", False, "/l/"),
     "local part: being named": ("deeppart.storage.files.rename_new", False, "/l/"),
     "local part: after its name": ("deeppart.storage.files.DurableFile.commit", True, "/l/"),
-    "a spare taken": ("deeppart.storage.files.take_spare", True, "/l/"),
+    "a spare taken": ("deeppart.storage.spares.Recycled.take", True, "/l/"),
     "a node: retiring": ("deeppart.storage.node.NodeLevel.retire", False, ""),
     "persistent part: being written": ("deeppart.storage.files.DurableFile.write", False, "/p/"),
     "persistent part: before its name": ("deeppart.storage.files.DurableFile.commit", False, "/p/"),
@@ -168,7 +167,7 @@ def files_of(root: Path, session: str) -> dict[Path, tuple[int, bytes]]:
     """Inode and bytes of everything in the directories of a session."""
     found = {}
     for path in root.rglob("*"):
-        key = parse_step_directory_name(path.parent.name)
+        key = parse_step_name(path.parent.name)
         if key is not None and path.is_file() and key.session == session:
             found[path] = (path.stat().st_ino, path.read_bytes())
     return found

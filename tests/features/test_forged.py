@@ -22,7 +22,7 @@ from deeppart.model import Attempt
 from deeppart.offline.inspect.ownership import read_owner
 from deeppart.part import MemorySource, PartReader
 from deeppart.plan.restart import Inventory, StoredPart, survey
-from deeppart.storage.owner import DirectoryOwner
+from deeppart.storage import DirectoryOwner
 from tests.fuzz.images import ManifestImage, PartImage
 from tests.golden import forge
 from tests.unit import cli_support
@@ -73,9 +73,6 @@ def test_forging_alone_changes_nothing(checkpoint: Path) -> None:
     assert state["a"][899] == 899 and state["position"] == 1000
 
 
-# --- spans that stand where they must not ---------------------------------------------------------------
-
-
 def own_leaf_in_the_shared_table(part: PartImage) -> None:
     next(row for row in part.spans if row["leaf"] == 2)["table"] = 0
 
@@ -124,9 +121,6 @@ def test_spans_of_the_wrong_kind(checkpoint: Path, edit: Edit) -> None:
     refused_by_all(checkpoint)
 
 
-# --- leaves that share memory ---------------------------------------------------------------------------
-
-
 def tie(leaf: list[Any], here: list[Any]) -> tuple[Edit, Callable[[dict[str, Any]], None]]:
     """Leaf 3 shares the memory of leaf 2, of which every rank has its own, as numpy arrays."""
 
@@ -166,9 +160,6 @@ def test_what_repeats_its_elements_is_not_written_out(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="repeats its few bytes"):
         export(tmp_path / "ckpt", tmp_path / "out.h5")
     assert export(tmp_path / "ckpt", tmp_path / "out.h5", keys=["narrow"]).leaves == 1
-
-
-# --- chunks ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("into", [False, True])
@@ -249,17 +240,11 @@ def test_claims_cost_no_memory(checkpoint: Path, tmp_path: Path, edit: Edit) -> 
     assert error == "CorruptFileError" and int(mebibytes) < 64 and soon == "True"
 
 
-# --- what a single file makes others look for -----------------------------------------------------------
-
-
 def test_one_part_of_sixteen_million() -> None:
     attempt = Attempt("ab" * 16, "cd" * 16, 0, 5, 1 << 24)
     part = StoredPart("local", attempt, 7, "/local/part", 5000, "ef" * 16)
     outlook = survey(Inventory(((part,),), (0,), ()))
     assert not outlook.candidates and "1 of 16777216 parts" in outlook.rejected[0][1]
-
-
-# --- small files ----------------------------------------------------------------------------------------
 
 
 def test_a_lock_record_cannot_steer_a_terminal(tmp_path: Path) -> None:

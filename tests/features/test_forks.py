@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from deeppart.errors import DirectoryInUseError
-from deeppart.storage.lineage import LOCK_NAME
-from deeppart.storage.owner import DirectoryOwner
+from deeppart.storage import LOCK_NAME, DirectoryOwner
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

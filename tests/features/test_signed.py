@@ -17,16 +17,22 @@ from deeppart.config import Config
 from deeppart.errors import CorruptFileError, RestoreError, SignatureError
 from deeppart.extension.export import export
 from deeppart.part import FileSource, PartReader, Signing
-from deeppart.storage.manifests import committed_steps
+from deeppart.storage import PosixStore, committed_steps
 from tests.copying import copy_as_original
 from tests.fuzz.images import ManifestImage, PartImage
 from tests.golden import forge
 from tests.unit import cli_support
 
 SECRET, OTHER = bytes(range(32)), b"another key, long enough to be one"
+
+
 SIGNING = Signing([SECRET])
+
+
 #: What a signature takes in the first line of a manifest.
 SIGNATURE = " blake2b=" + 64 * "0"
+
+
 #: Whole chunks, so that what changes in one leaf leaves the others unchanged.
 ELEMENTS = 2 << 20
 
@@ -85,12 +91,7 @@ def only(root: Path, step: int, pattern: str = "part-*") -> Path:
     return path
 
 
-# --- formats ----------------------------------------------------------------------------------------------------------
-
 Edit = Callable[[PartImage], object]
-
-
-# --- whole checkpoints ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("compression", ["none", "tensor", "zstd"])
@@ -254,7 +255,7 @@ def test_keep_counts_signed_steps_only(tmp_path: Path) -> None:
         with pytest.warns(deeppart.DeeppartWarning, match=unusable):
             checkpointer.restore(live())
         checkpointer.checkpoint(state(3), step=3).wait("persistent")
-    assert {key.step for key in committed_steps(tmp_path / "ckpt")} >= {1, 3}
+    assert {key.step for key in committed_steps(PosixStore(tmp_path / "ckpt"))} >= {1, 3}
 
 
 def test_nothing_of_the_key_is_left_behind(tmp_path: Path) -> None:
@@ -265,9 +266,6 @@ def test_nothing_of_the_key_is_left_behind(tmp_path: Path) -> None:
             data = path.read_bytes()
             assert all(each not in data for each in (SECRET, derived, SECRET.hex().encode(), derived.hex().encode()))
     assert SECRET.hex() not in repr(settings(tmp_path))
-
-
-# --- commands ---------------------------------------------------------------------------------------------------------
 
 
 def test_commands(tmp_path: Path) -> None:

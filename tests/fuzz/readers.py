@@ -31,7 +31,7 @@ from deeppart.offline.inspect.ownership import read_owner
 from deeppart.part import FileSource, PartReader, decode_manifest
 from deeppart.plan.restart import Inventory, survey
 from deeppart.state.tensors.composites import decompose
-from deeppart.storage.lineage import read_lineage
+from deeppart.storage import PosixStore, read_lineage
 
 PACKAGE = Path(deeppart.__file__).parent
 
@@ -103,7 +103,7 @@ def _operations(
         yield "ls local", lambda: _command("ls", root, "--local", directory / "local")
     yield "lineage", lambda: read_lineage(root)
     if (root / "deeppart-runs.json").exists():
-        yield "history", lambda: History(root, "ab" * 16, 1)
+        yield "history", lambda: History(PosixStore(root), "ab" * 16, 1)
     if (root / "deeppart-profile.json").exists():
         yield "profile", lambda: read_profile(root)
     if (root / ".deeppart.lock").exists():

@@ -18,9 +18,10 @@ import numpy as np
 import torch
 
 import deeppart
+from deeppart import _times
 from deeppart.elastic.profile import Profile, TimedSteps
 from deeppart.plan.goodput import Bounds, GradientNoise
-from deeppart.storage import lineage, owner, timestamps
+from deeppart.storage import lineage, owner
 from tests.fuzz.images import ManifestImage, PartImage
 from tests.golden import make
 from tests.tensor_kinds import KINDS
@@ -28,9 +29,13 @@ from tests.unit import cli_support
 
 Point = namedtuple("Point", ["x", "y"])
 
+
 #: The seed whose files are signed, and read with the key.
 SIGNED = "signed"
+
+
 KEY = bytes(range(40))
+
 
 #: Path in the directory of a case -> bytes.
 Files = dict[str, bytes]
@@ -211,7 +216,7 @@ def make_seeds() -> Mapping[str, Seed]:
         with (
             mock.patch.object(owner, "uuid", known),
             mock.patch.object(lineage, "uuid", known),
-            mock.patch.object(timestamps, "time", clock),
+            mock.patch.object(_times, "time", clock),
         ):
             made = _Made(scratch)
             made.add("odd", lambda root: _save(root, _odd(3.0), compression="none"), lambda: _odd(0.0))

@@ -164,7 +164,7 @@ def shared_path(new_shared_path: Callable[[], Path]) -> Path:
 @pytest.fixture
 def in_memory(shared_path: Path) -> Iterator[Path]:
     """A directory on tmpfs, the same on every rank."""
-    from deeppart.storage.mapped import lies_in_memory
+    from deeppart.mapped import lies_in_memory
 
     memory = Path("/dev/shm")
     if not memory.is_dir() or not lies_in_memory(memory):

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.storage.steps import parse_step_directory_name
+from deeppart.storage import parse_step_name
 from tests.mpi import launchers
 
 #: Where rank 1 hangs, in its third checkpoint: (function, what the path that it is about must contain).
@@ -101,7 +101,7 @@ def third_job(directory: Path) -> tuple[int | None, bool]:
 def files_of(directory: Path, session: str) -> dict[Path, tuple[int, bytes]]:
     found = {}
     for path in directory.rglob("*"):
-        key = parse_step_directory_name(path.parent.name)
+        key = parse_step_name(path.parent.name)
         if key is not None and path.is_file() and key.session == session:
             found[path] = (path.stat().st_ino, path.read_bytes())
     return found

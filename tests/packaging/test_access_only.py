@@ -32,8 +32,8 @@ MEANT = {
     ("cli/calibrate/saves.py", "shutil"): "a node is lost: its directory goes, which was made for this measurement",
     ("comm/sockets/address.py", "read_text"): "/proc/sys/kernel/random/boot_id",
     ("comm/sockets/address.py", "os.stat"): "the namespaces of this process, in /proc",
-    ("storage/mapped.py", "os.stat"): "which file system it is on; nothing is read",
-    ("storage/mapped.py", "read_text"): "/proc/self/mountinfo",
+    ("mapped.py", "os.stat"): "which file system it is on; nothing is read",
+    ("mapped.py", "read_text"): "/proc/self/mountinfo",
     ("storage/owner.py", "os.stat"): "what /proc says other processes have open",
     ("storage/owner.py", "glob"): "the same",
     ("storage/owner.py", "iterdir"): "the same",
@@ -46,10 +46,10 @@ MEANT = {
     ("offline/inspect/listing.py", "stat"): "the directory that the caller named",
     ("offline/inspect/listing.py", "is_file"): "whether the caller named the directory of a step",
     ("offline/inspect/listing.py", "iterdir"): "the same",
-    ("storage/mistaken_paths.py", "is_file"): "what the caller named, for the message",
-    ("storage/mistaken_paths.py", "is_dir"): "the same",
-    ("storage/mistaken_paths.py", "os.listdir"): "the same",
-    ("storage/mistaken_paths.py", "open"): "the same: its first bytes",
+    ("mistaken_paths.py", "is_file"): "what the caller named, for the message",
+    ("mistaken_paths.py", "is_dir"): "the same",
+    ("mistaken_paths.py", "os.listdir"): "the same",
+    ("mistaken_paths.py", "open"): "the same: its first bytes",
     ("session/open.py", "is_dir"): "the same",
     ("interop/transformers.py", "tempfile"): "a folder of this process's own, which the Trainer reads",
     ("interop/transformers.py", "write_text"): "the same",
@@ -87,9 +87,9 @@ def calls(source: str) -> Iterator[tuple[int, str]]:
 
 
 def _is_access(value: ast.expr) -> bool:
-    """``access.exists``; and the folders that it opens, whose names these methods have too."""
-    return (isinstance(value, ast.Name) and value.id in ("access", "folder", "above", "there")) or (
-        isinstance(value, ast.Attribute) and value.attr == "_folder"
+    """``access.exists``; and the folders that it opens, and stores, which have methods of these names too."""
+    return (isinstance(value, ast.Name) and value.id in ("access", "folder", "above", "there", "store")) or (
+        isinstance(value, ast.Attribute) and value.attr in ("_folder", "_store", "store")
     )
 
 

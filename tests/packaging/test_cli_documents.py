@@ -17,8 +17,7 @@ import torch
 
 from deeppart.elastic.profile import write_profile
 from deeppart.model import SuspectLeaf
-from deeppart.storage.owner import DirectoryOwner
-from deeppart.storage.records import Suspicions
+from deeppart.storage import DirectoryOwner, Suspicions
 from deeppart.telemetry import StatusFile
 from tests.unit.cli_support import call_json, flip, forge, manifest_path, part_path, save, save_states
 from tests.unit.elastic.test_profile import profile_of_true

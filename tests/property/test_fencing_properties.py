@@ -17,17 +17,22 @@ from typing import Any
 
 import pytest
 
+from deeppart._times import timestamp
 from deeppart.errors import DirectoryInUseError, StorageError
 from deeppart.model import Attempt, Manifest, PartRecord, StepKey
 from deeppart.part import encode_manifest, part_file_name
-from deeppart.save import Retention
-from deeppart.storage import keeping
-from deeppart.storage.files import DurableFile
-from deeppart.storage.node import NODE_FOLDERS, NodeLevel, node_root
-from deeppart.storage.owner import DirectoryOwner
-from deeppart.storage.persistent import PersistentLevel
-from deeppart.storage.steps import list_steps, parse_step_directory_name
-from deeppart.storage.timestamps import timestamp
+from deeppart.save import Retention, keeping
+from deeppart.storage import (
+    NODE_FOLDERS,
+    DirectoryOwner,
+    DurableFile,
+    NodeLevel,
+    PersistentLevel,
+    PosixStore,
+    list_steps,
+    parse_step_name,
+    step_name,
+)
 
 LEVELS = ("local", "partner", "parity", "persistent")
 
@@ -36,7 +41,7 @@ class Late(PersistentLevel):
     """Removes when it is told to, and not when it is asked to."""
 
     def __init__(self, directory: Path) -> None:
-        super().__init__(directory)
+        super().__init__(PosixStore(directory, direct=True))
         self.decided: list[set[StepKey]] = []
 
     def remove(self, keys: set[StepKey]) -> None:
@@ -58,9 +63,9 @@ class Session:
         self.persistent = Late(root / "p")
         self.nodes = {name: NodeLevel(root / "l", self.owner.lineage, name, self.name) for name in NODE_FOLDERS}
         self.earlier = {name: level.steps() for name, level in self.nodes.items()}
-        self.earlier["persistent"] = set(list_steps(root / "p"))
+        self.earlier["persistent"] = set(list_steps(PosixStore(root / "p")))
         for level in self.nodes.values():
-            level.drop_foreign_spares()
+            level.recycled.drop_foreign()
         counts = {name: dice.choice((0, 1, 1, 2)) if keep is None else keep for name in LEVELS}
         every = {name: dice.choice((0, 1)) if name != "local" else 1 for name in LEVELS}
         self.retention = Retention(self.nodes, self.persistent, counts, every, self.earlier, self.owner)
@@ -115,7 +120,9 @@ class Session:
     def fail(self) -> None:
         level, attempt = self._named.pop(0)
         storage: Any = self.persistent if level == "persistent" else self.nodes[level]
-        self.retention.abandon(level, attempt.key, [storage.part_path(attempt, 0)])
+        with contextlib.suppress(StorageError):
+            storage.store.delete(step_name(attempt.key), [part_file_name(0, 1)], durable=False)
+        self.retention.abandon(level, attempt.key)
 
     def check_first(self) -> None:
         ready = [attempt for level, attempt in self._named if level == "persistent"]
@@ -156,7 +163,7 @@ def files(root: Path) -> dict[Path, tuple[int, bytes]]:
     found = {}
     for folder, _, names in os.walk(root):
         directory = Path(folder)
-        if parse_step_directory_name(directory.name) is not None:
+        if parse_step_name(directory.name) is not None:
             for path in [directory / name for name in names if ".tmp-" not in name]:
                 found[path] = path.stat().st_ino, path.read_bytes()
     return found
@@ -190,7 +197,7 @@ def test_no_session_touches_what_another_has_written_since(
         move()
         after = files(memory)
         for path in before.keys() | after.keys():
-            key = parse_step_directory_name(path.parent.name)
+            key = parse_step_name(path.parent.name)
             if before.get(path) != after.get(path) and key is not None and key.session != mover.name:
                 touched += 1
                 assert path not in after, f"{mover.name} wrote {path} by {move.__name__}"
@@ -217,9 +224,9 @@ def test_steps_of_earlier_sessions_do_go(memory: Path) -> None:
                 session.complete_on_a_node()
         session.begin()  # left unfinished
         session.owner.close()
-        left = {key.session for key in list_steps(memory / "p")}
+        left = {key.session for key in list_steps(PosixStore(memory / "p"))}
         assert left == {session.name}
     for level in NODE_FOLDERS:
-        assert {key.session for key in list_steps(node_root(memory / "l", session.owner.lineage, level))} <= {
-            session.name
-        }
+        assert {
+            key.session for key in list_steps(PosixStore(memory / "l" / session.owner.lineage / NODE_FOLDERS[level]))
+        } <= {session.name}

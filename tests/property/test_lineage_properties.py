@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from deeppart.storage.lineage import LINEAGE_NAME, LOCK_NAME, is_copy, read_lineage
-from deeppart.storage.owner import DirectoryOwner
+from deeppart.storage import LINEAGE_NAME, LOCK_NAME, DirectoryOwner, is_copy, read_lineage
 
 NAMES = "abc"
 

@@ -30,8 +30,7 @@ from deeppart.access import storage_error
 from deeppart.pending import DONE, FAILED
 from deeppart.save import StagingLease, write
 from deeppart.save.growing_file import GrowingFile, SourceLostError
-from deeppart.storage.files import DurableFile
-from deeppart.storage.persistent import PersistentLevel
+from deeppart.storage import DurableFile, PersistentLevel
 from deeppart.testing.states import difference
 from tests.sampling import examples
 

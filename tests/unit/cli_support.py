@@ -12,6 +12,7 @@ import torch
 from click.testing import CliRunner, Result
 
 import deeppart
+from deeppart._times import now
 from deeppart.cli import main
 from deeppart.codec import Chooser
 from deeppart.model import Attempt, Manifest, PartRecord, StepKey
@@ -25,10 +26,8 @@ from deeppart.state.document.structure_json import encode_tree
 from deeppart.state.tensors.leaves import flat_bytes, leaf_type
 from deeppart.state.tree.flattening import flatten
 from deeppart.state.values import encode_value
-from deeppart.storage.files import DurableFile
-from deeppart.storage.persistent import PersistentLevel
-from deeppart.storage.steps import list_steps, step_directory
-from deeppart.storage.timestamps import now
+from deeppart.storage import DurableFile, PersistentLevel, PosixStore, list_steps, step_name
+from tests.unit.commits import step_directory
 
 RAW = Encoding(Chooser("none"), Encoders(0))
 
@@ -108,14 +107,14 @@ def save_incrementally(root: Path, local: Path) -> Path:
 
 def step_dir(root: Path, step: int) -> Path:
     """The directory of the only attempt at a step, at a level."""
-    found = [path for key, path in list_steps(root).items() if key.step == step]
+    found = [root / step_name(key) for key in list_steps(PosixStore(root)) if key.step == step]
     assert len(found) == 1, (step, found)
     return found[0]
 
 
 def steps_in(root: Path) -> list[int]:
     """Step numbers of all step directories at a level."""
-    return [key.step for key in list_steps(root)]
+    return [key.step for key in list_steps(PosixStore(root))]
 
 
 def steps_on_disk(root: Path) -> list[int]:
@@ -173,7 +172,7 @@ def forge(
     """
     root.mkdir(parents=True, exist_ok=True)
     per_rank = np.array([False, False, True])
-    attempt = Attempt("ab" * 16, "cd" * 16, len(list_steps(root)), step, ranks)
+    attempt = Attempt("ab" * 16, "cd" * 16, len(list_steps(PosixStore(root))), step, ranks)
     edge = [4 * round(900 * rank / ranks) for rank in range(ranks + 1)]
     shares: Spans = [[(0, edge[rank], edge[rank + 1] - edge[rank])] for rank in range(ranks)]
     shares[0].append((1, 0, 800))
@@ -204,7 +203,7 @@ def forge(
         structure = structure or described.structure()
     document(structure)
     manifest = Manifest(attempt, now(), "deeppart test", tuple(records), structure)
-    PersistentLevel(root).commit(attempt.key, encode_manifest(manifest))
+    PersistentLevel(PosixStore(root)).commit(attempt.key, encode_manifest(manifest))
 
 
 def live_for_forged() -> dict[str, Any]:

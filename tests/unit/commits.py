@@ -8,11 +8,21 @@ from typing import Any
 
 from deeppart.model import Attempt, Manifest, StepKey
 from deeppart.part import Signing, decode_manifest, encode_manifest
-from deeppart.storage.persistent import PersistentLevel
-from deeppart.storage.steps import MANIFEST_NAME, step_directory
+from deeppart.storage import MANIFEST_NAME, PersistentLevel, PosixStore, parse_step_name, remove_step, step_name
 from tests.golden import forge
 
 FIRST, SECOND = "1" * 32, "2" * 32
+
+
+def step_directory(root: Path, key: StepKey) -> Path:
+    return root / step_name(key)
+
+
+def retire(directory: Path) -> None:
+    """Remove a step, as a job does."""
+    key = parse_step_name(directory.name)
+    assert key is not None
+    remove_step(PosixStore(directory.parent), key)
 
 
 def manifest_of(step: int, session: str = FIRST, sequence: int = 0, **changes: Any) -> Manifest:
@@ -29,7 +39,7 @@ def commit(
     manifest = manifest_of(step, session, sequence, **changes)
     key = manifest.attempt.key
     step_directory(root, key).mkdir(parents=True)
-    PersistentLevel(root).commit(key, encode_manifest(manifest, signing))
+    PersistentLevel(PosixStore(root)).commit(key, encode_manifest(manifest, signing))
     return key
 
 

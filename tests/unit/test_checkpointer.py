@@ -24,8 +24,6 @@ from deeppart.testing.states import difference
 from tests.unit.cli_support import block, step_dir
 from tests.unit.one_rank import config, leave_behind, local_steps, persistent_steps, state, states_of
 
-# --- the simplest things ----------------------------------------------------------------------------------------------
-
 
 def test_nothing_to_restore(memory: Path) -> None:
     with deeppart.Checkpointer(config(memory)) as ck:
@@ -100,9 +98,6 @@ def test_impossible_steps(memory: Path, step: Any) -> None:
             with pytest.raises(TypeError):
                 ck.checkpoint(state(1), step=odd)  # type: ignore[arg-type]
         assert persistent_steps(memory) == []
-
-
-# --- levels, every, keep ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("keep", [1, 2, 4, 0])
@@ -212,9 +207,6 @@ def test_a_step_number_may_go_backwards(memory: Path) -> None:
     assert persistent_steps(memory) == [10, 20] and local_steps(memory) == [20]
 
 
-# --- steps that exist -------------------------------------------------------------------------------------------------
-
-
 def test_a_step_that_failed_may_be_used_again(memory: Path) -> None:
     with deeppart.Checkpointer(config(memory, local_dir=None)) as ck:
         for _ in range(2):
@@ -227,9 +219,6 @@ def test_a_step_that_failed_may_be_used_again(memory: Path) -> None:
         ck.checkpoint(state(6), step=6).wait(timeout=200)
         ck._pipeline.wait_until_idle(30)
         assert persistent_steps(memory) == [5, 6], "no leftover of the failures is taken for one"
-
-
-# --- closing ----------------------------------------------------------------------------------------------------------
 
 
 def test_close_finishes_what_is_under_way(memory: Path) -> None:

@@ -19,10 +19,8 @@ from deeppart.errors import (
     DirectoryInUseError,
     LaunchError,
 )
+from deeppart.storage import LOCK_NAME, DirectoryOwner, persistent
 from deeppart.storage import owner as owner_module
-from deeppart.storage import persistent
-from deeppart.storage.lineage import LOCK_NAME
-from deeppart.storage.owner import DirectoryOwner
 
 
 def config(directory: Path, **settings: Any) -> deeppart.Config:

@@ -15,7 +15,7 @@ from deeppart import access
 from deeppart.access import storage_error
 from deeppart.errors import StorageError
 from deeppart.save import Workers, WriteBehind
-from deeppart.storage.files import Appending
+from deeppart.storage import Appending
 
 #: Files in directories that an export makes; nothing else is ever removed with one that is replaced.
 _MADE = re.compile(r"model(-[0-9]{5}-of-[0-9]{5})?\.safetensors(\.index\.json)?|\.metadata|__[0-9]+_[0-9]+\.distcp")

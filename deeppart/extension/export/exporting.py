@@ -19,7 +19,7 @@ from deeppart.extension.export.content import Content, Progress, Totals
 from deeppart.extension.export.hdf5 import Hdf5Writer
 from deeppart.offline import Chosen, OpenCheckpoint, with_checkpoint
 from deeppart.part import KeyFiles, read_key_files
-from deeppart.storage.steps import parse_step_directory_name
+from deeppart.storage import parse_step_name
 
 
 class Writer(Protocol):
@@ -120,7 +120,7 @@ def _refuse_inside(out: Path, root: Path) -> None:
     if not Path(folder).is_relative_to(inside):
         return
     within = Path(folder).relative_to(inside).parts
-    if within and parse_step_directory_name(within[0]) is not None:
+    if within and parse_step_name(within[0]) is not None:
         raise StorageError(
             "an archive is not written into a step of a checkpoint directory",
             found=f"{within[0]} in {root}",

@@ -17,9 +17,9 @@ import numpy.typing as npt
 from deeppart import access
 from deeppart.comm import Comm, Operation
 from deeppart.errors import CheckpointError
+from deeppart.mapped import file_memory, lies_in_memory
 from deeppart.part import FileSource
-from deeppart.storage.mapped import file_memory, lies_in_memory
-from deeppart.storage.rate import RateLimit
+from deeppart.storage import RateLimit
 
 Bytes = npt.NDArray[np.uint8]
 T = TypeVar("T")

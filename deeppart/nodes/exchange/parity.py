@@ -31,8 +31,7 @@ from deeppart.nodes.erasure import ReedSolomon
 from deeppart.nodes.exchange.memory import Arena, Blocks, Bytes, paced, reserve_together
 from deeppart.part import ParityWriter
 from deeppart.plan.redundancy import ROWS_AT_ONCE, ParitySet, Stripes, block_bytes_for
-from deeppart.storage.files import DurableFile
-from deeppart.storage.rate import RateLimit
+from deeppart.storage import DurableFile, RateLimit
 
 _HEAD_BYTES = 256
 _HEAD_TAG, _DATA_TAG, _PARITY_TAG = 0, 1, 2  # digests have further ones

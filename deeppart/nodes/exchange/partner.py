@@ -18,8 +18,7 @@ import xxhash
 from deeppart.comm import Comm, Operation, interleaved
 from deeppart.errors import CorruptFileError, DeeppartError, as_error
 from deeppart.nodes.exchange.memory import Arena, Blocks, Bytes, paced, reserve_together
-from deeppart.storage.files import DurableFile
-from deeppart.storage.rate import RateLimit
+from deeppart.storage import DurableFile, RateLimit
 
 #: One message; measured fastest between processes of one machine (docs/benchmarks.md).
 BLOCK_BYTES = 8 << 20

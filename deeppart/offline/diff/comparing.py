@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from deeppart.errors import StructureMismatchError
+from deeppart.errors import StructureMismatchError, one_line
 from deeppart.offline.diff.leaves import compare_arrays, compare_runs, same_small
 from deeppart.offline.diff.records import Compared, Diff, Difference, DifferenceKind, Held, Items, Tolerance
 from deeppart.offline.find import Chosen, with_checkpoint
@@ -24,7 +24,6 @@ from deeppart.state.paths import KIND_NAMES, ExactPath, exact, id_key, readable
 from deeppart.state.paths import Path as KeyPath
 from deeppart.state.tensors import Array, LeafType
 from deeppart.state.tree import container_items, container_kind, describe_leaf_value
-from deeppart.storage.node import one_line
 
 Progress = Callable[[int, int], None]
 

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from deeppart.errors import FormatError, StorageError, StructureMismatchError
+from deeppart.errors import FormatError, StorageError, StructureMismatchError, one_line
 from deeppart.model import Box, Manifest, SuspectLeaf
 from deeppart.offline.find import Chosen, with_checkpoint
 from deeppart.offline.inspect.listing import require_directory
@@ -44,9 +44,7 @@ from deeppart.state.paths import Path as KeyPath
 from deeppart.state.tensors import LeafType
 from deeppart.state.tree import container_kind, paths_inside
 from deeppart.state.values import decode_value
-from deeppart.storage.node import one_line
-from deeppart.storage.records import read_suspicions
-from deeppart.storage.steps import step_is_retired
+from deeppart.storage import MANIFEST_NAME, PosixStore, is_gone, read_suspicions
 
 Progress = Callable[[int, int], None]
 
@@ -205,7 +203,7 @@ def read_contents(
     def use(chosen: Chosen) -> Contents:
         files = StepFiles(chosen.directory, chosen.manifest, signing)
         describing = _Describing(files, tuple(keys))
-        if describing.problems and step_is_retired(chosen.directory):
+        if describing.problems and is_gone(chosen.directory / MANIFEST_NAME):
             raise StorageError("the step is gone", errno=errno.ENOENT, where=str(chosen.directory))
         tree = describing.node(files.structure.tree, ())
         if tree is None:
@@ -214,7 +212,7 @@ def read_contents(
         if statistics is not None:
             tree, more = with_statistics(tree, chosen, signing, statistics)
             problems += more
-        suspicions = read_suspicions(root)
+        suspicions = read_suspicions(PosixStore(root))
         return Contents(
             directory=root,
             manifest=chosen.manifest,
@@ -454,7 +452,7 @@ def with_statistics(tree: Node, chosen: Chosen, signing: Signing | None, progres
         try:
             checkpoint = OpenCheckpoint(files, chosen.directory, chosen.manifest, signing=signing)
         except (FormatError, StorageError) as error:
-            if step_is_retired(chosen.directory):
+            if is_gone(chosen.directory / MANIFEST_NAME):
                 raise
             return tree, [f"no statistics: {one_line(error)}"]
         for rank in sorted(wanted, key=lambda rank: -1 if rank is None else rank):

@@ -7,6 +7,7 @@ are sound is for :mod:`deeppart.offline.inspect.verifying` to find.
 
 from __future__ import annotations
 
+import contextlib
 import stat
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,20 +15,30 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
-from deeppart import access
 from deeppart.access import storage_error
-from deeppart.errors import FormatError, NewerFormatError, RestoreError, SignatureError, StorageError
+from deeppart.errors import FormatError, MissingError, NewerFormatError, RestoreError, SignatureError, StorageError
+from deeppart.mistaken_paths import no_such_directory, recognize
 from deeppart.model import LEVELS, Attempt, Level, Manifest, StepKey, SuspectLeaf
 from deeppart.offline.inspect.node_files import stock_of
 from deeppart.offline.inspect.ownership import Owner, read_owner
 from deeppart.part import Signing, parse_part_file_name
 from deeppart.plan.restart import FilesByAttempt, Inventory, Source
-from deeppart.storage.lineage import is_copy, read_lineage
-from deeppart.storage.manifests import UNFINISHED, file_length, part_problem, read_manifest
-from deeppart.storage.mistaken_paths import no_such_directory, recognize
-from deeppart.storage.node import NODE_FOLDERS, NodeContents
-from deeppart.storage.records import read_suspicions, reduced_runs
-from deeppart.storage.steps import MANIFEST_NAME, MOST_LOOKS, is_gone, list_steps, step_directory, step_is_retired
+from deeppart.storage import (
+    MANIFEST_NAME,
+    MOST_LOOKS,
+    NODE_FOLDERS,
+    NodeContents,
+    PosixStore,
+    is_copy,
+    is_gone,
+    list_steps,
+    part_problem,
+    read_lineage,
+    read_manifest,
+    read_suspicions,
+    reduced_runs,
+    step_name,
+)
 
 #: Not complete there, but whole together with the node-local directories that were given.
 RECOVERABLE = "recoverable"
@@ -154,7 +165,8 @@ def list_directory(root: Path, local_dirs: Sequence[Path] = (), signing: Signing
     steps: list[StepSummary] = []
     for step in sorted(persistent.keys() | {attempt.step for attempt in local.attempts}):
         steps += _summaries(root, step, persistent.get(step, ()), local)
-    lines, suspicions = {run.session: run.lines for run in reduced_runs(root)}, read_suspicions(root)
+    store = PosixStore(root)
+    lines, suspicions = {run.session: run.lines for run in reduced_runs(store)}, read_suspicions(store)
     problems += suspicions.problems
     names = step_names(step.key for step in steps)
     steps = [
@@ -383,7 +395,7 @@ def examine(root: Path, signing: Signing | None = None) -> list[PersistentStep]:
     """Every step directory of a persistent directory, by ascending step, less what is retired meanwhile."""
     found: dict[StepKey, PersistentStep | None] = {}
     for _ in range(MOST_LOOKS):
-        new = list_steps(root).keys() - found.keys()
+        new = set(list_steps(PosixStore(root))) - found.keys()
         looked = {key: examine_step(root, key, signing) for key in sorted(new)}
         found |= looked
         if None not in looked.values():  # otherwise the job has committed newer ones, and there may be no others
@@ -397,29 +409,29 @@ def _order(entry: PersistentStep) -> tuple[int, bool, str, int]:
 
 
 def examine_step(root: Path, key: StepKey, signing: Signing | None = None) -> PersistentStep | None:
-    """One step directory: its manifest is read, and every part is looked at (:mod:`deeppart.storage.manifests`)."""
-    directory = step_directory(root, key)
-    entry = _look_at(root, directory, key, signing)
+    """One step directory: its manifest is read, and every part is looked at."""
+    directory = root / step_name(key)
+    entry = _look_at(PosixStore(root), key, signing)
     if entry.state == UNFINISHED_STATE:
         return None if is_gone(directory) else entry
-    return None if entry.state != COMPLETE and step_is_retired(directory) else entry
+    return None if entry.state != COMPLETE and is_gone(directory / MANIFEST_NAME) else entry
 
 
-def _look_at(root: Path, directory: Path, key: StepKey, signing: Signing | None) -> PersistentStep:
+def _look_at(store: PosixStore, key: StepKey, signing: Signing | None) -> PersistentStep:
     try:
-        manifest = read_manifest(root, key, signing)
-    except FileNotFoundError:
-        ranks, nbytes = _part_files(directory)
-        return PersistentStep(key, UNFINISHED_STATE, (UNFINISHED,), None, ranks, nbytes)
+        manifest = read_manifest(store, key, signing)
+    except MissingError as error:
+        ranks, nbytes = _part_files(store, step_name(key))
+        return PersistentStep(key, UNFINISHED_STATE, (error.summary,), None, ranks, nbytes)
     except NewerFormatError as error:
-        return PersistentStep(key, NEWER, (error.summary,), None, *_part_files(directory))
+        return PersistentStep(key, NEWER, (error.summary,), None, *_part_files(store, step_name(key)))
     except (FormatError, StorageError) as error:
         reason = f"manifest: {error.summary}" + (f": {error.found}" if error.found else "")
         refused = isinstance(error, SignatureError)
-        return PersistentStep(key, DAMAGED, (reason,), None, *_part_files(directory), refused=refused)
+        return PersistentStep(key, DAMAGED, (reason,), None, *_part_files(store, step_name(key)), refused=refused)
     parts, reasons, nbytes = [], [], 0
     for record in manifest.parts:
-        problem, length = part_problem(directory, manifest, record, signing)
+        problem, length = part_problem(store, manifest, record, signing)
         nbytes += length
         if problem is None:
             parts.append(record.rank)
@@ -428,17 +440,17 @@ def _look_at(root: Path, directory: Path, key: StepKey, signing: Signing | None)
     return PersistentStep(key, DAMAGED if reasons else COMPLETE, tuple(reasons), manifest, tuple(parts), nbytes)
 
 
-def _part_files(directory: Path) -> tuple[tuple[int, ...], int]:
+def _part_files(store: PosixStore, step: str) -> tuple[tuple[int, ...], int]:
     """(ranks, bytes) of the part files in a directory without a sound manifest."""
     ranks, nbytes = set(), 0
     try:
-        names = access.names_in(directory)
-    except OSError:
+        names = store.list(step)
+    except StorageError:
         return (), 0
     for name in names:
         if (parsed := parse_part_file_name(name)) is not None:
-            found, length = file_length(directory / name)
-            nbytes += length
-            if found is None:
-                ranks.add(parsed[0])
+            with contextlib.suppress(StorageError, FormatError):
+                if (found := store.stat(f"{step}/{name}")) is not None:
+                    nbytes += found.nbytes
+                    ranks.add(parsed[0])
     return tuple(sorted(ranks)), nbytes

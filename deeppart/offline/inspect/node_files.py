@@ -16,9 +16,7 @@ from deeppart.model import Attempt, Level, ParityIdentity, ParityMember, Suspect
 from deeppart.part import FileSource, ParityReader, Signing, is_hex32
 from deeppart.plan.redundancy import Stripes
 from deeppart.plan.restart import StoredParity, StoredPart
-from deeppart.storage.lineage import is_copy, read_lineage
-from deeppart.storage.node import NodeContents, file_problem, take_stock
-from deeppart.storage.steps import is_gone, parse_step_directory_name
+from deeppart.storage import NodeContents, file_problem, is_copy, is_gone, parse_step_name, read_lineage, take_stock
 
 Advance = Callable[[int], None]
 
@@ -152,7 +150,7 @@ def _sound(stock: NodeContents, step: int | None) -> list[tuple[Path, int]]:
 
 def _is_of(path: Path, step: int | None) -> bool:
     """True if a file lies in a directory of a step; None for any."""
-    key = parse_step_directory_name(path.parent.name)
+    key = parse_step_name(path.parent.name)
     return step is None or (key is not None and key.step == step)
 
 

@@ -1,6 +1,6 @@
 """Whose a checkpoint directory is: asked without disturbing a job, or taken for as long as something is changed in it.
 
-The lock is the running job's (:class:`deeppart.storage.owner.DirectoryOwner`): ``flock`` on one file, whose text
+The lock is the running job's (:class:`deeppart.storage.DirectoryOwner`): ``flock`` on one file, whose text
 names the session that may commit. Nothing here ever changes that text.
 """
 
@@ -18,10 +18,8 @@ from pathlib import Path
 from deeppart import access
 from deeppart.access import storage_error
 from deeppart.errors import DirectoryInUseError, StorageError
-from deeppart.storage.lineage import LOCK_NAME
-from deeppart.storage.owner import lock_record, open_lock_file
+from deeppart.storage import LOCK_NAME, DirectoryOwner
 
-_RECORD_BYTES = 64 << 10
 #: The file system has no locks at all, or the lock manager is away: nobody can tell whether a job runs.
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP})
 #: How long to try for the lock: another command may hold it for the instant in which it asks whose it is.
@@ -58,7 +56,7 @@ def read_owner(root: Path) -> Owner | None:
     except OSError:
         return _owner(None, {})
     try:
-        return _owner(_is_locked(descriptor), _recorded(descriptor))
+        return _owner(_is_locked(descriptor), DirectoryOwner.recorded(descriptor))
     finally:
         os.close(descriptor)
 
@@ -67,7 +65,7 @@ def read_owner(root: Path) -> Owner | None:
 def hold_directory(root: Path, *, without_lock: bool = False) -> Iterator[None]:
     """Keep jobs out of a directory while something in it is changed."""
     try:
-        descriptor = open_lock_file(root / LOCK_NAME)
+        descriptor = DirectoryOwner.open_lock(root / LOCK_NAME)
     except OSError as error:
         raise storage_error("the checkpoint directory cannot be locked", error, root) from error
     try:
@@ -87,7 +85,7 @@ def _lock(descriptor: int, root: Path, without_lock: bool) -> None:
             if time.monotonic() < deadline:
                 time.sleep(_PAUSE_S)
                 continue
-            owner = _owner(True, _recorded(descriptor))
+            owner = _owner(True, DirectoryOwner.recorded(descriptor))
             raise DirectoryInUseError(
                 "a running job checkpoints into this directory: nothing is changed in it now",
                 found=f"in use by {owner.who}, since {owner.since}",
@@ -117,13 +115,6 @@ def _is_locked(descriptor: int) -> bool | None:
     except OSError:
         return None
     return False
-
-
-def _recorded(descriptor: int) -> dict[str, str]:
-    try:
-        return lock_record(os.pread(descriptor, _RECORD_BYTES, 0))
-    except OSError:
-        return {}
 
 
 def _owner(running: bool | None, record: dict[str, str]) -> Owner:

@@ -13,7 +13,7 @@ from deeppart.errors import FormatError, StorageError
 from deeppart.model import Attempt, Level, Manifest
 from deeppart.offline.inspect.listing import require_directory
 from deeppart.offline.inspect.node_files import lineage_on_nodes
-from deeppart.part import Signing, decode_manifest
+from deeppart.part import Signing
 from deeppart.plan.restart import (
     Candidate,
     Inventory,
@@ -27,12 +27,15 @@ from deeppart.plan.restart import (
     survey,
 )
 from deeppart.recovery import suspect_lines, take_inventory
-from deeppart.storage.files import read_file
-from deeppart.storage.lineage import read_lineage
-from deeppart.storage.manifests import MANIFEST_LIMIT_BYTES, part_problem
-from deeppart.storage.node import take_stock
-from deeppart.storage.persistent import PersistentLevel
-from deeppart.storage.steps import MANIFEST_NAME
+from deeppart.storage import (
+    PersistentLevel,
+    PosixStore,
+    parse_step_name,
+    part_problem,
+    read_lineage,
+    read_manifest,
+    take_stock,
+)
 
 #: (part, its file on the persistent level) -> what is wrong with that, or None.
 Look = Callable[[int, str], str | None]
@@ -151,28 +154,28 @@ class _Looks:
     """
 
     def __init__(self, root: Path, signing: Signing | None) -> None:
-        self._at, self._signing = access.Roots.to_read(root).at, signing
-        self._manifests: dict[Path, Manifest | str] = {}
+        self._store, self._signing = PosixStore(access.below_root(root)), signing
+        self._manifests: dict[str, Manifest | str] = {}
         self.found: dict[str, str | None] = {}
 
     def problem(self, part: int, path: str) -> str | None:
         """Of one part."""
         if path not in self.found:
-            self.found[path] = self._problem_of(part, self._at(path).parent)
+            self.found[path] = self._problem_of(part, Path(path).parent.name)
         return self.found[path]
 
-    def _problem_of(self, part: int, directory: Path) -> str | None:
-        if directory not in self._manifests:
-            path = directory / MANIFEST_NAME
+    def _problem_of(self, part: int, step: str) -> str | None:
+        key = parse_step_name(step)
+        assert key is not None, step
+        if step not in self._manifests:
             try:
-                data = read_file(path, MANIFEST_LIMIT_BYTES)
-                self._manifests[directory] = decode_manifest(data, where=str(path), signing=self._signing)
-            except (OSError, FormatError, StorageError) as error:
-                self._manifests[directory] = f"cannot be looked at: {error}"
-        manifest = self._manifests[directory]
+                self._manifests[step] = read_manifest(self._store, key, self._signing)
+            except (FormatError, StorageError) as error:
+                self._manifests[step] = f"cannot be looked at: {error}"
+        manifest = self._manifests[step]
         if isinstance(manifest, str):
             return manifest
-        return part_problem(directory, manifest, manifest.parts[part], self._signing)[0]
+        return part_problem(self._store, manifest, manifest.parts[part], self._signing)[0]
 
 
 def _take(
@@ -188,7 +191,7 @@ def _take(
         comm,
         node_of,
         local_dir,
-        PersistentLevel(root, signing=signing),
+        PersistentLevel(PosixStore(root), signing),
         lineage,
         lambda operation, what: finish(comm, operation, what, timeout),
     )
@@ -215,7 +218,7 @@ def _plan(root: Path, inventory: Inventory, size: int, step: int | None, look: L
         explanation=() if chosen is None else (explain(chosen, reads), *explain_parts(chosen, reads)),
         rejected=tuple(Rejected(*each) for each in sorted(rejected, reverse=True)),
         others=tuple(sorted({each.attempt.step for each in candidates[1:]}, reverse=True)),
-        suspect=() if chosen is None else tuple(suspect_lines(root, chosen.attempt)),
+        suspect=() if chosen is None else tuple(suspect_lines(PosixStore(root), chosen.attempt)),
         problems=tuple(problems),
     )
 

@@ -26,10 +26,7 @@ from deeppart.offline.inspect.listing import (
 from deeppart.offline.inspect.node_files import lineage_on_nodes
 from deeppart.offline.inspect.ownership import Owner, read_owner
 from deeppart.part import Signing
-from deeppart.storage.keeping import in_order_of_commits
-from deeppart.storage.manifests import CommittedStep
-from deeppart.storage.node import NODE_FOLDERS, node_root
-from deeppart.storage.steps import list_steps, remove_step, step_directory
+from deeppart.storage import NODE_FOLDERS, CommittedStep, PosixStore, list_steps, remove_step, step_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +115,7 @@ def plan_prune(
     lost = [entry.step for entry in chosen.values() if entry.state == COMPLETE or entry.refused]
     if lost and not any(entry.key in counted for entry in stay) and not selection.allow_empty:
         raise _refusal(root, lost, uncounted)
-    places = {key: [step_directory(root, key)] for key in chosen}
+    places = {key: [root / step_name(key)] for key in chosen}
     for key, found in _local_steps(root, local_dirs).items():
         if _goes_too(key, selection, chosen.values(), stay):
             places.setdefault(key, []).extend(found)
@@ -195,7 +192,7 @@ def prune(plan: PrunePlan) -> PrunePlan:
     for removal in reversed(plan.remove):
         for directory in removal.directories:
             try:
-                remove_step(directory)
+                remove_step(PosixStore(directory.parent), removal.key)
             except StorageError as error:
                 failed[removal.key] = f"{error.summary}: {error.found}: {error.where}"
                 continue
@@ -221,26 +218,20 @@ def _choose(
         # Ones without a readable manifest have no time: whether they are older cannot be told, so they stay. So do
         # those whose manifest anybody may have written.
         trusted = [entry for entry in steps if entry.key not in uncounted]
-        older = _older_than_kept(root, trusted, counted, selection.keep)
+        older = _older_than_kept(trusted, counted, selection.keep)
         committed = [entry for entry in committed if entry.key in older]
     return chosen + committed
 
 
-def _older_than_kept(
-    root: Path, steps: Sequence[PersistentStep], counted: Collection[StepKey], keep: int
-) -> set[StepKey]:
+def _older_than_kept(steps: Sequence[PersistentStep], counted: Collection[StepKey], keep: int) -> set[StepKey]:
     """The steps that were committed before the ``keep`` complete ones committed last, in the order of
     ``Config.keep``.
     """
-    found = [
-        CommittedStep(entry.key, step_directory(root, entry.key), entry.manifest)
-        for entry in steps
-        if entry.manifest is not None
-    ]
+    found = [CommittedStep(entry.key, entry.manifest) for entry in steps if entry.manifest is not None]
     older: set[StepKey] = set()
     numbers: set[int] = set()
     above: set[StepKey] = set()
-    for each in reversed(in_order_of_commits(found)):
+    for each in sorted(found, key=lambda each: each.order_of_commit, reverse=True):
         key = each.key
         if len(numbers) == keep or (key in counted and key.step in numbers):
             older.add(key)
@@ -260,6 +251,7 @@ def _local_steps(root: Path, local_dirs: Sequence[Path]) -> dict[StepKey, list[P
     lineage = lineage_on_nodes(root)
     for directory in local_dirs:
         for level in NODE_FOLDERS:
-            for key, place in list_steps(node_root(directory, lineage, level)).items():
-                found.setdefault(key, []).append(place)
+            root_there = directory / lineage / NODE_FOLDERS[level]
+            for key in list_steps(PosixStore(root_there)):
+                found.setdefault(key, []).append(root_there / step_name(key))
     return found

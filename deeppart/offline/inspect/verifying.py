@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from deeppart.errors import DeeppartError, FormatError, NewerFormatError, RestoreError, StorageError
+from deeppart.errors import DeeppartError, FormatError, MissingError, NewerFormatError, RestoreError, StorageError
 from deeppart.model import Attempt, Manifest, PartRecord, StepKey, SuspectLeaf
 from deeppart.offline.inspect.cover import EXTRA, GAP, DamagedLeaf, Fault, LeafNames, ShardCover, find_faults
 from deeppart.offline.inspect.listing import (
@@ -36,9 +36,18 @@ from deeppart.offline.step_files import OpenPart, StepFiles, rank_spans, shared_
 from deeppart.part import HEADER_BYTES, Signing, parse_base_file_name, parse_json
 from deeppart.repair import Repaired, advice, misnamed, repair_files
 from deeppart.state.restore import check_places
-from deeppart.storage.manifests import UNFINISHED, committed_steps, read_manifest
-from deeppart.storage.records import Suspicions, read_suspicions
-from deeppart.storage.steps import MANIFEST_NAME, MOST_LOOKS, is_gone, list_steps, step_directory, step_is_retired
+from deeppart.storage import (
+    MANIFEST_NAME,
+    MOST_LOOKS,
+    PosixStore,
+    Suspicions,
+    committed_steps,
+    is_gone,
+    list_steps,
+    read_manifest,
+    read_suspicions,
+    step_name,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +58,7 @@ class Subject:
         directory: the step's directory.
         key: from its name.
         manifest: None if there is no sound one.
-        error: the reason why there is none; None if it was never committed.
+        error: the reason why there is none; MissingError if it was never committed.
         signing: the keys; it must be signed with one of them. None: not checked.
     """
 
@@ -73,15 +82,16 @@ def choose_steps(
     Of a step that there are several attempts at, all of them.
     """
     require_directory(root)
+    store = PosixStore(root)
     for _ in range(MOST_LOOKS):
-        present = list(list_steps(root))
+        present = list_steps(store)
         keys = present
         if step is not None:
             keys = [key for key in present if key.step == step]
         elif not every:
-            committed = committed_steps(root)
+            committed = committed_steps(store)
             keys = [key for key in committed if key.step == committed[-1].step]
-        if keys or present == list(list_steps(root)):  # otherwise a running job has moved on meanwhile
+        if keys or present == list_steps(store):  # otherwise a running job has moved on meanwhile
             break
     if not keys:
         numbers = sorted({key.step for key in present})
@@ -97,11 +107,9 @@ def choose_steps(
 
 
 def _subject(root: Path, key: StepKey, signing: Signing | None) -> Subject:
-    directory = step_directory(root, key)
+    directory = root / step_name(key)
     try:
-        return Subject(directory, key, read_manifest(root, key, signing), None, signing)
-    except FileNotFoundError:
-        return Subject(directory, key, None, None)
+        return Subject(directory, key, read_manifest(PosixStore(root), key, signing), None, signing)
     except (FormatError, StorageError) as error:
         return Subject(directory, key, None, error)
 
@@ -234,9 +242,9 @@ def verify_directory(
     """
     owner = read_owner(root)
     with hold_directory(root, without_lock=without_lock) if repair else nullcontext():
-        suspicions = read_suspicions(root)
+        suspicions = read_suspicions(PosixStore(root))
         subjects = []
-        if not local_dirs or list_steps(root):
+        if not local_dirs or list_steps(PosixStore(root)):
             subjects = choose_steps(root, step, every=every, signing=signing)
         names = step_names(subject.key for subject in subjects)
         total, done, results = sum(subject.nbytes for subject in subjects), 0, list[VerifyResult]()
@@ -274,7 +282,7 @@ def _repair(
     root: Path, results: Sequence[VerifyResult], nodes: NodeFiles | None, signing: Signing | None
 ) -> list[Repaired]:
     damaged = [] if nodes is None else [each.path for each in nodes.damage]
-    damaged += [step_directory(root, result.key) / file for result in results for file in result.damaged_files]
+    damaged += [root / step_name(result.key) / file for result in results for file in result.damaged_files]
     return repair_files(root, () if nodes is None else nodes.stocks, damaged, signing)
 
 
@@ -294,21 +302,23 @@ def verify(subject: Subject, advance: Advance = lambda nbytes: None) -> VerifyRe
         return VerifyResult(subject.key, state, len(manifest.parts), 0, 0, (damage,))
     damage_found = checking.run()
     state = DAMAGED if damage_found else SOUND
-    if damage_found and step_is_retired(subject.directory):
+    if damage_found and is_gone(subject.directory / MANIFEST_NAME):
         state, damage_found = REMOVED, []
     counts = len(manifest.parts), checking.nbytes, checking.raw_bytes
     return VerifyResult(subject.key, state, *counts, tuple(damage_found), manifest)
 
 
 def _without_manifest(subject: Subject) -> VerifyResult:
-    gone = is_gone(subject.directory) if subject.error is None else step_is_retired(subject.directory)
-    if gone:
+    error, directory = subject.error, subject.directory
+    assert error is not None
+    is_unfinished = isinstance(error, MissingError)
+    if is_gone(directory if is_unfinished else directory / MANIFEST_NAME):
         return VerifyResult(subject.key, REMOVED, 0, 0, 0, ())
-    if subject.error is None:
-        damage = Damage("manifest", UNFINISHED)
+    if is_unfinished:
+        damage = Damage("manifest", error.summary)
         return VerifyResult(subject.key, UNFINISHED_STATE, 0, 0, 0, (damage,))
-    state = NEWER if isinstance(subject.error, NewerFormatError) else DAMAGED
-    return VerifyResult(subject.key, state, 0, 0, 0, (Damage("manifest", _text(subject.error), MANIFEST_NAME),))
+    state = NEWER if isinstance(error, NewerFormatError) else DAMAGED
+    return VerifyResult(subject.key, state, 0, 0, 0, (Damage("manifest", _text(error), MANIFEST_NAME),))
 
 
 class _Checking:

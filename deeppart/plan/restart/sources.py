@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import PurePath
 
 from deeppart.model import Attempt, Level, ParityIdentity, PartRecord
 from deeppart.plan.redundancy import Stripes
@@ -239,7 +238,7 @@ class FilesByAttempt:
                 else:
                     remarks.append(problem)
         if committed is not None and record is not None:
-            path = str(PurePath(committed.directory) / record.file)
+            path = f"{committed.directory}/{record.file}"
             what = (record.nbytes, record.index_digest)
             sources.append(Source(Level.PERSISTENT, path, self.everyone, *what, raw_bytes=record.raw_bytes))
         return Finding(tuple(sources), tuple(remarks), tuple(contradictions))

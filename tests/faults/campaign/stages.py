@@ -105,7 +105,7 @@ BREAKS = ("digests", "rebuild", "retention", "encoding", "hang")
 _BROKEN = {
     "digests": ("deeppart.part.reader.PartReader.check_chunk",),
     "rebuild": ("deeppart.nodes.erasure.ReedSolomon.rebuild",),
-    "retention": ("deeppart.storage.keeping.Keeping.removable",),
+    "retention": ("deeppart.save.keeping.Keeping.removable",),
     "encoding": ("deeppart.nodes.exchange.parity._Encoding._compare",),
     "hang": ("deeppart.recovery.parts.OpenedPart.load",),
 }
@@ -190,7 +190,7 @@ def hook(stage: Stage, reached: Callable[[], None]) -> None:
 
 
 #: Where the library looks at the wall clock.
-_CLOCK = "deeppart.storage.timestamps.time"
+_CLOCK = "deeppart._times.time"
 
 
 class _Clock:
@@ -242,7 +242,7 @@ def _breaking(how: str, original: Callable[..., Any]) -> Callable[..., Any]:
             block[: block.size // 2] ^= 1
 
     def everything(self: Any, abandoned: Any) -> Any:
-        return set(importlib.import_module("deeppart.storage.steps").list_steps(self._root))
+        return set(importlib.import_module("deeppart.storage.steps").list_steps(self._store))
 
     def forever(*args: Any, **kwargs: Any) -> None:
         time.sleep(3600)

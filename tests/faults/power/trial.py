@@ -20,7 +20,7 @@ import torch
 import deeppart
 from deeppart.errors import DeeppartError
 from deeppart.pending import DONE, Pending
-from deeppart.storage.lineage import LINEAGE_NAME, LOCK_NAME
+from deeppart.storage import LINEAGE_NAME, LOCK_NAME
 from tests.faults.power.disk import Disk, put_on, read_back
 from tests.faults.power.recording import Event, Recorder
 

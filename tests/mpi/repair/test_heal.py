@@ -28,7 +28,7 @@ def without_memory(comm: Any, directory: Path) -> list[Any]:
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         if comm.rank == 1:
-            patch.setattr(deeppart.repair.mending, "fill", short)
+            patch.setattr("deeppart.repair.heal.put_part", short)
         began = time.monotonic()
         results = [restore(comm, directory, settings)[:2], time.monotonic() - began < 100.0]
     told = [str(each.message) for each in caught if each.category is deeppart.errors.BackgroundFailureWarning]

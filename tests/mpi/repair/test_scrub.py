@@ -14,7 +14,8 @@ import torch
 import deeppart
 from deeppart.part import FileSource, ParityReader, PartReader
 from deeppart.repair import scrub
-from deeppart.storage.node import stored_parity, take_stock
+from deeppart.storage import take_stock
+from deeppart.storage.node import stored_parity
 from tests.mpi.patience import patient_barrier
 
 pytestmark = pytest.mark.mpi(min_size=4)

@@ -17,6 +17,7 @@ from deeppart_simulator.traces.record import Event
 
 from deeppart.cadence import HISTORY_NAME, History
 from deeppart.errors import ConfigError
+from deeppart.storage import PosixStore
 from tests.simulator.traces.logs import SACCT, written
 
 
@@ -25,7 +26,7 @@ def test_each_format_is_told(tmp_path: Path) -> None:
     for name, text in {"slurm": SACCT, "csv": table}.items():
         file = written(tmp_path, text)
         assert format_of(file) == name and read_trace(file).format == name
-    History(tmp_path, "aa" * 16, 1).end(failed=False)
+    History(PosixStore(tmp_path), "aa" * 16, 1).end(failed=False)
     assert read_trace(tmp_path).format == "runs" == format_of(tmp_path / "deeppart-runs.json")
 
 

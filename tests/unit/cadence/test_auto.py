@@ -15,9 +15,10 @@ import deeppart
 from deeppart.cadence import HISTORY_NAME, History, Run, failure_rates, history
 from deeppart.cadence.auto import Decider
 from deeppart.errors import DeeppartWarning
+from deeppart.model import StepKey
 from deeppart.pending import DONE, FAILED, RUNNING, Pending
 from deeppart.plan.interval import LevelCost, best, waste
-from deeppart.storage.files import DurableFile
+from deeppart.storage import DurableFile, PosixStore
 from tests.histories import often_failing
 from tests.unit.cadence.ended import checkpoint
 
@@ -25,6 +26,8 @@ ALL = ("local", "partner", "persistent")
 
 
 SLOWDOWN = 0.04
+
+
 BLOCKED_S, BUSY_S = 0.2, {"local": 0.5, "partner": 1.0, "persistent": 8.0}
 
 
@@ -194,14 +197,14 @@ def test_a_history_that_cannot_be_kept_stops_nothing(tmp_path: Path, monkeypatch
 def test_a_directory_that_cannot_be_listed_hides_no_error_of_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(root: Path) -> dict[int, Path]:
-        raise deeppart.errors.StorageError("cannot list a checkpoint directory", where=str(root))
+    def refused(store: PosixStore) -> list[StepKey]:
+        raise deeppart.StorageError("cannot list a checkpoint directory", where=store.where())
 
     with pytest.raises(ZeroDivisionError), deeppart.Checkpointer(persistent_dir=tmp_path, every="auto") as checkpointer:
         checkpointer.checkpoint({"x": torch.ones(3)}, 1).wait(timeout=200)
         monkeypatch.setattr(history, "list_steps", refused)
         raise ZeroDivisionError
-    known = History(tmp_path, "0" * 32, nodes=1)  # the run before has no end yet: looks for its last commit
+    known = History(PosixStore(tmp_path), "0" * 32, nodes=1)  # the run before has no end yet: looks for its last commit
     assert known.problem is not None and "cannot list" in known.problem
     assert len(known.runs) == 1 and not known.runs[0].failed
 

@@ -9,8 +9,9 @@ import pytest
 
 from deeppart.cadence import HISTORY_NAME, History, Run
 from deeppart.model import MOST_RUNS, StepKey
-from deeppart.storage.steps import MANIFEST_NAME, step_directory
+from deeppart.storage import MANIFEST_NAME, PosixStore
 from tests.histories import often_failing
+from tests.unit.commits import step_directory
 
 # --- history ----------------------------------------------------------------------------------------------------------
 
@@ -22,26 +23,26 @@ def commit(root: Path, step: int) -> None:
 
 
 def test_runs_are_known_to_later_ones(tmp_path: Path) -> None:
-    first = History(tmp_path, "a" * 32, 4)
+    first = History(PosixStore(tmp_path), "a" * 32, 4)
     assert first.runs == ()
     first.end(failed=False)
-    second = History(tmp_path, "b" * 32, 4)  # dies without a word
+    second = History(PosixStore(tmp_path), "b" * 32, 4)  # dies without a word
     assert second.runs == (Run(pytest.approx(0, abs=5), 4),)  # type: ignore[arg-type]
     commit(tmp_path, 7)
-    third = History(tmp_path, "c" * 32, 2)
+    third = History(PosixStore(tmp_path), "c" * 32, 2)
     assert [run.failed for run in third.runs] == [False, True]
     assert third.runs[1].needed is None
     third.restored("partner")
     assert third.runs[1].needed == "partner"
     third.end(failed=True)
-    fourth = History(tmp_path, "d" * 32, 2)
+    fourth = History(PosixStore(tmp_path), "d" * 32, 2)
     assert [run.failed for run in fourth.runs] == [False, True, False], "the third has not committed anything"
     assert fourth.runs[1].needed == "partner" and fourth.problem is None
 
 
 def test_a_run_that_ends_after_the_next_one_has_begun_takes_nothing_from_it(tmp_path: Path) -> None:
-    overtaken = History(tmp_path, "a" * 32, 4)
-    successor = History(tmp_path, "b" * 32, 2)
+    overtaken = History(PosixStore(tmp_path), "a" * 32, 4)
+    successor = History(PosixStore(tmp_path), "b" * 32, 2)
     successor.restored("partner")
     overtaken.end(failed=False)
     runs = json.loads((tmp_path / HISTORY_NAME).read_text())["runs"]
@@ -53,10 +54,10 @@ def test_a_run_that_ends_after_the_next_one_has_begun_takes_nothing_from_it(tmp_
 
 def test_a_run_that_died_before_its_first_commit_is_no_failure(tmp_path: Path) -> None:
     """Such as one that stops at a mistake in the training script: it had nothing to lose."""
-    History(tmp_path, "a" * 32, 1)
-    failed = History(tmp_path, "b" * 32, 1)
+    History(PosixStore(tmp_path), "a" * 32, 1)
+    failed = History(PosixStore(tmp_path), "b" * 32, 1)
     failed.end(failed=True)
-    assert [run.failed for run in History(tmp_path, "c" * 32, 1).runs] == [False, False]
+    assert [run.failed for run in History(PosixStore(tmp_path), "c" * 32, 1).runs] == [False, False]
 
 
 @pytest.mark.parametrize(
@@ -73,13 +74,13 @@ def test_a_run_that_died_before_its_first_commit_is_no_failure(tmp_path: Path) -
 )  # fmt: skip
 def test_a_file_that_cannot_be_read_is_begun_anew_and_said(tmp_path: Path, text: str) -> None:
     (tmp_path / HISTORY_NAME).write_text(text)
-    history = History(tmp_path, "a" * 32, 1)
+    history = History(PosixStore(tmp_path), "a" * 32, 1)
     assert history.runs == () and history.problem is not None and HISTORY_NAME in history.problem
-    assert History(tmp_path, "b" * 32, 1).problem is None
+    assert History(PosixStore(tmp_path), "b" * 32, 1).problem is None
 
 
 def test_only_so_many_runs_are_kept(tmp_path: Path) -> None:
     often_failing(tmp_path / "p", MOST_RUNS)
-    History(tmp_path / "p", "a" * 32, 1).end(failed=False)
+    History(PosixStore(tmp_path / "p"), "a" * 32, 1).end(failed=False)
     runs = json.loads((tmp_path / "p" / HISTORY_NAME).read_text())["runs"]
     assert len(runs) == MOST_RUNS and runs[-1]["session"] == "a" * 32 and runs[-1]["ended"]

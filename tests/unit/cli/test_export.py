@@ -12,7 +12,7 @@ import h5py
 import numpy as np
 import pytest
 
-from deeppart.storage.steps import MANIFEST_NAME
+from deeppart.storage import MANIFEST_NAME
 from tests.unit.cli_support import call, call_json, forge, invoke, save, step_dir
 
 

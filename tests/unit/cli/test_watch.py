@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import deeppart
-from deeppart.storage.owner import DirectoryOwner
+from deeppart.storage import DirectoryOwner
 from deeppart.telemetry import ErrorStatus, StatusFile
 from deeppart.telemetry.status import status_folder
 from tests.unit.cli_support import call, call_json, invoke

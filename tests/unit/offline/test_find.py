@@ -21,20 +21,16 @@ from deeppart.errors import (
 from deeppart.model import SuspectLeaf, Suspicion
 from deeppart.offline.find import Chosen, find_step, with_checkpoint
 from deeppart.part import FileSource, Signing
-from deeppart.storage.records import write_suspicion
-from deeppart.storage.steps import MOST_LOOKS, list_steps, remove_step
+from deeppart.storage import MOST_LOOKS, PosixStore, list_steps, write_suspicion
 from tests.golden import forge
 from tests.unit.cli_support import flip
-from tests.unit.commits import FIRST, SECOND, begun, commit, manifest_file, manifest_of
+from tests.unit.commits import FIRST, SECOND, begun, commit, manifest_file, manifest_of, retire
 
 KEY, OTHER_KEY = Signing([b"k" * 64]), Signing([b"o" * 64])
 
 
 def damage(root: Path, step: int, session: str = FIRST) -> None:
     flip(manifest_file(root, commit(root, step, session)), 60)
-
-
-# --- which one --------------------------------------------------------------------------------------------------------
 
 
 def test_the_newest_with_what_is_newer_and_of_no_use(tmp_path: Path) -> None:
@@ -94,20 +90,17 @@ def test_nothing_is_committed(tmp_path: Path) -> None:
     assert caught.value.found == "committed steps: none"
 
 
-# --- while a job is running -------------------------------------------------------------------------------------------
-
-
 def test_steps_that_come_and_go_while_one_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All that were there are retired when their manifests are read; there is a newer one then."""
     old = commit(tmp_path, 1)
-    looks: list[Path] = []
+    looks: list[PosixStore] = []
 
-    def listed(root: Path) -> object:
-        looks.append(root)
+    def listed(store: PosixStore) -> object:
+        looks.append(store)
         if len(looks) == 1:
-            remove_step(manifest_file(root, old).parent)
-            commit(root, 2)
-        return list_steps(root)
+            retire(manifest_file(tmp_path, old).parent)
+            commit(tmp_path, 2)
+        return list_steps(store)
 
     manifest_file(tmp_path, old).unlink()  # it is on its way out
     monkeypatch.setattr("deeppart.offline.find.list_steps", listed)
@@ -127,7 +120,7 @@ def test_a_step_that_is_retired_while_it_is_read(tmp_path: Path) -> None:
     def use(chosen: Chosen) -> int:
         asked.append(chosen.manifest.attempt.step)
         if len(asked) == 1:
-            remove_step(chosen.directory)
+            retire(chosen.directory)
         return read_a_part(chosen)
 
     assert with_checkpoint(tmp_path, None, use, None) == 1 and asked == [2, 1]
@@ -148,7 +141,7 @@ def test_the_one_asked_for_is_not_exchanged_for_another(tmp_path: Path) -> None:
     commit(tmp_path, 2)
 
     def use(chosen: Chosen) -> int:
-        remove_step(chosen.directory)
+        retire(chosen.directory)
         return read_a_part(chosen)
 
     with pytest.raises(StorageError):
@@ -176,7 +169,7 @@ def test_looking_again_has_an_end(tmp_path: Path) -> None:
 
     def use(chosen: Chosen) -> int:
         asked.append(chosen.manifest.attempt.step)
-        remove_step(chosen.directory)
+        retire(chosen.directory)
         commit(tmp_path, len(asked) + 1)
         return read_a_part(chosen)
 
@@ -184,9 +177,6 @@ def test_looking_again_has_an_end(tmp_path: Path) -> None:
     with pytest.raises(StorageError):
         with_checkpoint(tmp_path, None, use, None)
     assert asked == list(range(1, MOST_LOOKS + 1))
-
-
-# --- what is told -----------------------------------------------------------------------------------------------------
 
 
 def test_whoever_reads_an_older_or_a_suspect_one_is_told(tmp_path: Path) -> None:
@@ -197,7 +187,7 @@ def test_whoever_reads_an_older_or_a_suspect_one_is_told(tmp_path: Path) -> None
         with_checkpoint(tmp_path, None, Chosen.warn, None)
     damage(tmp_path, 2)
     leaf = SuspectLeaf("model/weight", "rank 1 differs from rank 0", 0, 0)
-    write_suspicion(tmp_path, Suspicion(forge.LINEAGE.hex(), FIRST, 2, 2, (1,), (leaf,)))
+    write_suspicion(PosixStore(tmp_path), Suspicion(forge.LINEAGE.hex(), FIRST, 2, 2, (1,), (leaf,)))
     chosen = with_checkpoint(tmp_path, None, lambda chosen: chosen, None)
     assert len(chosen.passed_over) == 1 and chosen.passed_over[0].startswith("step 2 is newer")
     assert len(chosen.suspect) == 1 and chosen.suspect[0].startswith("step 1 is suspect: model/weight")

@@ -16,6 +16,7 @@ from deeppart.offline.find import find_step
 from deeppart.offline.reading import OpenCheckpoint
 from deeppart.part import FileSource
 from deeppart.state.restore.scatter import LiveBox
+from deeppart.storage import step_name
 
 MIB = 1 << 20
 
@@ -90,12 +91,9 @@ def test_damage_elsewhere_does_no_harm(checkpoint: Path) -> None:
 Point = namedtuple("Point", "x y")
 
 
-# --- load with keys ---------------------------------------------------------------------------------------------------
-
-
 def opened(files: ExitStack, directory: Path) -> OpenCheckpoint:
     chosen, _ = find_step(directory, 1, None)
-    return OpenCheckpoint(files, chosen.directory, chosen.manifest, signing=None)
+    return OpenCheckpoint(files, directory / step_name(chosen.key), chosen.manifest, signing=None)
 
 
 @pytest.mark.parametrize("may_share", [True, False])

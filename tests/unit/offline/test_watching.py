@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from deeppart._times import seconds_of, timestamp
 from deeppart.offline.inspect.ownership import Owner
 from deeppart.offline.watching import (
     DIED,
@@ -20,11 +21,12 @@ from deeppart.offline.watching import (
     blocked_of,
     put_together,
 )
-from deeppart.storage.timestamps import seconds_of, timestamp
 from deeppart.telemetry import RankStatus, Statuses
 from tests.unit.telemetry.samples import SESSION, WRITTEN, in_flight, status
 
 NOW_S = seconds_of(WRITTEN) + 2.0
+
+
 ENDED_AT = WRITTEN
 
 

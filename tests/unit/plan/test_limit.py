@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from deeppart.plan.limit import limited_s
-from deeppart.storage.rate import RateLimit
+from deeppart.storage import RateLimit
 
 
 @pytest.mark.parametrize("idle_s", [0.1, 7.0])

@@ -30,7 +30,7 @@ from deeppart.state.tree.flat import RankLocalRules
 from deeppart.state.tree.flattening import flatten
 from deeppart.state.tree.ties import find_aliases
 from deeppart.state.values import encode_value
-from deeppart.storage.persistent import PersistentLevel
+from deeppart.storage import PersistentLevel, PosixStore
 from tests.fuzz.images import ManifestImage, PartImage
 
 TIMEOUT_S = 30.0
@@ -84,7 +84,7 @@ def open_step(root: Path, comm: Comm | None = None, *, on_nodes: bool = False) -
     def run(operation: Any, what: str) -> Any:
         return finish(comm, operation, what, TIMEOUT_S)
 
-    inventory = take_inventory(comm, node_of, None, PersistentLevel(root), "", run)
+    inventory = take_inventory(comm, node_of, None, PersistentLevel(PosixStore(root)), "", run)
     recovered, told = recover(Reading(comm, run, Staging(), Arena()), inventory, None)
     assert recovered is not None, told
     ranks = Ranks(comm, node_of, TIMEOUT_S)

@@ -11,7 +11,7 @@ import pytest
 import deeppart
 from deeppart.errors import RestoreError, StorageError
 from deeppart.part import FileSource
-from deeppart.recovery import candidates, inventory
+from deeppart.recovery import inventory
 from deeppart.storage import manifests
 from tests.unit.cli_support import make_state, save
 
@@ -52,7 +52,7 @@ def test_a_part_that_cannot_be_opened_now_does_not_lead_to_an_older_step(
         return refused() if "step-000000000002" in str(path) else FileSource(path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(candidates, "FileSource", opened)
+        patch.setattr("deeppart.storage.posix.FileSource", opened)
         with pytest.raises(RestoreError, match="cannot be opened") as caught:
             restore(root, local)
     assert "may not open more than 7" in str(caught.value) and "ulimit -n" in str(caught.value)

@@ -12,11 +12,11 @@ import pytest
 import xxhash
 
 from deeppart.errors import CorruptFileError, DeeppartError, StorageError
+from deeppart.mapped import running_kernel
 from deeppart.part import CHUNK_DTYPE, FileSource
 from deeppart.recovery import LoadedPart
 from deeppart.recovery.parts import FilePlace
 from deeppart.recovery.tables import NodeCopy, Place, _mapped, described
-from deeppart.storage.mapped import running_kernel
 
 CONTENT = np.random.default_rng(5).integers(0, 256, 200_000, dtype=np.uint8)
 

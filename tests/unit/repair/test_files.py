@@ -67,7 +67,7 @@ def test_what_is_still_wrong_afterwards_is_not_called_repaired(
     elif damage != "other base":
         flip(base if "base" in damage else path, 4_000_000 if "base" in damage else 5000)
     for module in (files, mending):
-        monkeypatch.setattr(module, "fill", lambda *_: None)
+        monkeypatch.setattr(module.DurableFile, "fill", lambda *_: None)
     found = call_json("verify", root, "--local", local, "--repair", code=1)["repairs"]
     assert found and all(each["problem"] for each in found)
 

@@ -28,11 +28,11 @@ from deeppart.save.incremental import (
     choose,
 )
 from deeppart.state.capture.layout import ChunkPlan
-from deeppart.storage.node import take_stock
-from deeppart.storage.steps import parse_step_directory_name, remove_step
+from deeppart.storage import parse_step_name, take_stock
 from deeppart.testing.faults import StorageFaults
 from deeppart.testing.states import difference
 from tests.unit.cli_support import flip, invoke, step_dir
+from tests.unit.commits import retire
 
 FROZEN, CHANGING = 6_000_000, 300_000
 
@@ -71,7 +71,7 @@ def files(directory: Path) -> dict[int, list[Path]]:
     """Part and base files by step; a job that runs may be about to remove some."""
     found: dict[int, list[Path]] = {}
     for place, _, names in os.walk(directory):
-        key = parse_step_directory_name(Path(place).name)
+        key = parse_step_name(Path(place).name)
         if key is not None:
             found[key.step] = sorted(Path(place, name) for name in names if name.endswith(".dpp"))
     return found
@@ -111,7 +111,7 @@ def test_older_steps_may_go_in_any_way(tmp_path: Path) -> None:
     settings = config(tmp_path, keep={"persistent": 0, "local": 0})
     with deeppart.Checkpointer(settings) as checkpointer:
         save(checkpointer, 1, 2, 3)
-    remove_step(step_dir(tmp_path / "ckpt", 1))
+    retire(step_dir(tmp_path / "ckpt", 1))
     shutil.rmtree(step_dir(tmp_path / "ckpt", 2))
     assert verdict(tmp_path, 3).state == "sound"
     shutil.rmtree(tmp_path / "local")

@@ -20,10 +20,9 @@ from deeppart.comm import Comm, finish
 from deeppart.errors import BackgroundFailureWarning, CheckpointError, StorageError
 from deeppart.model import StepKey
 from deeppart.save import Retention
-from deeppart.storage.node import NodeLevel
-from deeppart.storage.persistent import PersistentLevel
-from deeppart.storage.steps import list_steps, step_directory
+from deeppart.storage import NodeLevel, PersistentLevel, PosixStore, list_steps, step_name
 from tests.unit.cli_support import steps_in
+from tests.unit.commits import step_directory
 from tests.unit.sharded_states import checkpointer, on_ranks
 
 PATIENCE_S = 60.0
@@ -275,7 +274,7 @@ def on_a_node(directory: Path, level: str, earlier: StepKey | None = None) -> tu
     found = set() if earlier is None else {earlier}
     for node_level in levels.values():
         for key in found:
-            step_directory(node_level.root, key).mkdir()
+            node_level.store.path(step_name(key)).mkdir()
     ones = dict.fromkeys(levels, 1)
     return Retention(levels, None, ones, ones, {name: set(found) for name in levels}), levels
 
@@ -286,10 +285,10 @@ def save(
     """A step that is complete at `local`, and at the redundant level unless it fails."""
     key = StepKey(step, SESSION, step)
     for node_level in levels.values():
-        step_directory(node_level.root, key).mkdir()
+        node_level.store.path(step_name(key)).mkdir()
     retention.committed("local", key, set)
     if fails:
-        retention.abandon(level, key, [], in_doubt=in_doubt)
+        retention.abandon(level, key, in_doubt=in_doubt)
     else:
         retention.committed(level, key, set)
 
@@ -299,4 +298,4 @@ def numbers(level: NodeLevel) -> set[int]:
 
 
 def newest_key(root: Path) -> StepKey:
-    return list(list_steps(root))[-1]
+    return list(list_steps(PosixStore(root)))[-1]

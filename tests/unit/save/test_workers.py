@@ -12,7 +12,8 @@ import pytest
 from deeppart.errors import StorageError
 from deeppart.part import Sink
 from deeppart.save import Workers, WriteBehind
-from deeppart.storage.files import ALIGNMENT, BLOCK_BYTES, DurableFile
+from deeppart.storage import BLOCK_BYTES, DurableFile
+from deeppart.storage.files import ALIGNMENT
 
 PATIENCE_S = 20.0
 

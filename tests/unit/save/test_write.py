@@ -22,7 +22,7 @@ from deeppart.save import write as writing
 from deeppart.save.growing_file import GrowingFile, SourceLostError
 from deeppart.save.job import Staged
 from deeppart.save.write import write_part
-from deeppart.storage.files import DurableFile
+from deeppart.storage import DurableFile
 from deeppart.testing.states import difference
 from tests.unit.save.parts import ATTEMPT, recoded, staged
 

@@ -24,10 +24,8 @@ from deeppart.session.open import (
     tell_protection,
 )
 from deeppart.session.topology import Topology
+from deeppart.storage import DirectoryOwner, PosixStore, read_lineage, reduced_runs
 from deeppart.storage import owner as owner_module
-from deeppart.storage.lineage import read_lineage
-from deeppart.storage.owner import DirectoryOwner
-from deeppart.storage.records import reduced_runs
 from deeppart.testing.faults import StorageFaults
 from tests.unit.commits import FIRST, SECOND, commit, manifest_file
 
@@ -46,7 +44,7 @@ def config(directory: Path, **settings: Any) -> deeppart.Config:
 def take(directory: Path) -> tuple[DirectoryOwner, set[StepKey], set[StepKey]]:
     """The owner, all steps, and those that are committed."""
     owner, lineage, session, steps, committed = take_persistent(
-        SingleComm(), config(directory), directory, ("starting", 20.0)
+        SingleComm(), config(directory), directory, PosixStore(directory), ("starting", 20.0)
     )
     assert owner is not None and (lineage, session) == (owner.lineage, owner.session)
     return owner, steps, committed
@@ -130,24 +128,24 @@ def protection(nodes: int) -> Protection:
 
 def test_less_than_asked_for_is_told_every_time_and_noted(tmp_path: Path) -> None:
     for session in (FIRST, SECOND):
-        ((category, text),) = told(tell_protection, tmp_path, session, protection(3))
+        ((category, text),) = told(tell_protection, PosixStore(tmp_path), session, protection(3))
         assert category is ReducedProtectionWarning
         assert text.startswith("less protection than asked for: parity_group = 4 and parity_tolerate = 2, but")
         assert "3 nodes" in text and "'strict'" in text and "ls" not in text
-    assert [run.session for run in reduced_runs(tmp_path)] == [FIRST, SECOND]
+    assert [run.session for run in reduced_runs(PosixStore(tmp_path))] == [FIRST, SECOND]
 
 
 def test_all_of_it_is_told_only_after_less(tmp_path: Path) -> None:
-    assert told(tell_protection, tmp_path, FIRST, protection(4)) == [] and list(tmp_path.iterdir()) == []
-    told(tell_protection, tmp_path, SECOND, protection(3))
-    ((category, text),) = told(tell_protection, tmp_path, THIRD, protection(4))
+    assert told(tell_protection, PosixStore(tmp_path), FIRST, protection(4)) == [] and list(tmp_path.iterdir()) == []
+    told(tell_protection, PosixStore(tmp_path), SECOND, protection(3))
+    ((category, text),) = told(tell_protection, PosixStore(tmp_path), THIRD, protection(4))
     assert category is DeeppartWarning and "has all the protection that it asks for" in text
-    assert told(tell_protection, tmp_path, FIRST, protection(4)) == []
+    assert told(tell_protection, PosixStore(tmp_path), FIRST, protection(4)) == []
 
 
 def test_a_note_that_cannot_be_written_stops_nobody(tmp_path: Path) -> None:
     with StorageFaults(tmp_path) as faults:
         faults.refuse(0, errno.ENOSPC, only=("write",))
-        ((category, text),) = told(tell_protection, tmp_path, FIRST, protection(3))
+        ((category, text),) = told(tell_protection, PosixStore(tmp_path), FIRST, protection(3))
     assert category is ReducedProtectionWarning and "(`deeppart ls` will not know: cannot write" in text
-    assert list(tmp_path.iterdir()) == [] and told(tell_protection, tmp_path, FIRST, protection(4)) == []
+    assert list(tmp_path.iterdir()) == [] and told(tell_protection, PosixStore(tmp_path), FIRST, protection(4)) == []

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from deeppart.mapped import lies_in_memory
 from deeppart.save import ShareSize
 from deeppart.session import Preparation
 from deeppart.session import preparation as module
 from deeppart.state.capture.staging import Staging
-from deeppart.storage.mapped import lies_in_memory
 
 SIZE = ShareSize(30_000_000, pinned=False, leaves=10)
 
@@ -43,7 +43,7 @@ def test_memory_and_a_file_for_each_step_in_use(in_memory: Any, memory: Path) ->
 def test_a_checkpoint_ends_the_making_of_files(in_memory: Any, memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     session, staging = in_memory(keep={"local": 5}), Staging()
     level, begun, goes_on = session.node_levels["local"], threading.Event(), threading.Event()
-    real = level.prepare_file
+    real = level.recycled.make
 
     def first_file(*arguments: Any) -> bool:
         begun.set()
@@ -51,7 +51,7 @@ def test_a_checkpoint_ends_the_making_of_files(in_memory: Any, memory: Path, mon
         made: bool = real(*arguments)
         return made
 
-    monkeypatch.setattr(level, "prepare_file", first_file)
+    monkeypatch.setattr(level.recycled, "make", first_file)
     preparation = Preparation(session, staging)
     preparation.begin(SIZE)
     assert begun.wait(200)
@@ -65,7 +65,7 @@ def test_storage_that_hangs_holds_nobody_up(in_memory: Any, monkeypatch: pytest.
     session, staging = in_memory(), Staging()
     release = threading.Event()
     monkeypatch.setattr(module, "_PATIENCE_S", 0.05)
-    monkeypatch.setattr(session.node_levels["local"], "prepare_file", lambda *arguments: release.wait(200))
+    monkeypatch.setattr(session.node_levels["local"].recycled, "make", lambda *arguments: release.wait(200))
     preparation = Preparation(session, staging)
     preparation.begin(SIZE)
     preparation.begin(ShareSize(1000, pinned=False, leaves=1))

@@ -13,10 +13,8 @@ import pytest
 
 from deeppart import access
 from deeppart.errors import StorageError
-from deeppart.storage import exclusive
-from deeppart.storage.exclusive import link, rename_new
-from deeppart.storage.files import DurableFile, create_file
-from deeppart.storage.owner import DirectoryOwner
+from deeppart.storage import DirectoryOwner, DurableFile, PosixStore, exclusive, link
+from deeppart.storage.exclusive import rename_new
 
 WAYS = ("rename", "link", "claim")
 
@@ -74,7 +72,7 @@ def _race(way: str, root: Path, number: int, go: Any) -> None:
     go.wait(60)
     for name in range(50):
         try:
-            create_file(root / str(name), bytes([number]) * 1000)
+            PosixStore(root).put_new(str(name), bytes([number]) * 1000)
         except StorageError as error:
             assert error.errno == errno.EEXIST
         else:

@@ -8,43 +8,43 @@ from pathlib import Path
 
 import pytest
 
-from deeppart.errors import CorruptFileError, StorageError
-from deeppart.storage.files import (
-    append_line,
-    put_file,
-    read_file,
-    write_file,
-)
+from deeppart.errors import CorruptFileError, MissingError, StorageError
+from deeppart.storage import PosixStore
+from deeppart.telemetry.recorder import append_line
 from deeppart.testing.faults import StorageFaults
 
 
 @pytest.mark.parametrize("operation", ["write", "fsync", "rename"])
 def test_a_refusal_leaves_the_old_file_whole_and_nothing_beside_it(tmp_path: Path, operation: str) -> None:
     path = tmp_path / "record"
-    write_file(path, b"first")
+    put(path, b"first", durable=True)
     with StorageFaults(tmp_path) as faults:
         faults.refuse(0, errno.EIO, only=(operation,))
         with pytest.raises(StorageError):
-            write_file(path, b"second")
+            put(path, b"second", durable=True)
         assert faults.refused == 1
-    assert read_file(path, 100) == b"first" and os.listdir(tmp_path) == ["record"]
+    assert PosixStore(path.parent).get(path.name, 100) == b"first" and os.listdir(tmp_path) == ["record"]
 
 
 def test_no_file_and_no_access_are_told_apart(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        read_file(tmp_path / "record", 100)
+    with pytest.raises(MissingError):
+        PosixStore(tmp_path).get("record", 100)
     with pytest.raises(CorruptFileError, match="a regular file"):
-        read_file(tmp_path, 100)
+        PosixStore(tmp_path).get("", 100)
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(CorruptFileError):  # and nobody waits for a writer
-        read_file(tmp_path / "pipe", 100)
+        PosixStore(tmp_path).get("pipe", 100)
+
+
+def put(path: Path, data: bytes, *, durable: bool = False) -> None:
+    PosixStore(path.parent).replace(path.name, data, durable=durable)
 
 
 def test_longer_than_allowed_is_damage(tmp_path: Path) -> None:
-    write_file(tmp_path / "record", b"x" * 100)
-    assert len(read_file(tmp_path / "record", 100)) == 100
+    put(tmp_path / "record", b"x" * 100, durable=True)
+    assert len(PosixStore(tmp_path).get("record", 100)) == 100
     with pytest.raises(CorruptFileError, match="at most 99 bytes"):
-        read_file(tmp_path / "record", 99)
+        PosixStore(tmp_path).get("record", 99)
 
 
 def test_what_is_put_takes_the_place_of_what_was_there_in_a_directory_that_is_there(tmp_path: Path) -> None:
@@ -52,14 +52,14 @@ def test_what_is_put_takes_the_place_of_what_was_there_in_a_directory_that_is_th
     (tmp_path / "precious").write_bytes(b"precious")
     path.symlink_to(tmp_path / "precious")
     for data in (b"", b"first", b"second, longer"):
-        put_file(path, data)
-        assert read_file(path, 100) == data
+        put(path, data)
+        assert PosixStore(path.parent).get(path.name, 100) == data
     assert (tmp_path / "precious").read_bytes() == b"precious", "a link is replaced, not followed"
     with pytest.raises(StorageError):
-        put_file(tmp_path / "no directory" / "status", b"first")
+        put(tmp_path / "no directory" / "status", b"first")
     (tmp_path / "folder").mkdir()
     with pytest.raises(StorageError):
-        put_file(tmp_path / "folder", b"first")
+        put(tmp_path / "folder", b"first")
     assert sorted(os.listdir(tmp_path)) == ["folder", "precious", "status"]
 
 

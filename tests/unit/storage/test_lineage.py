@@ -17,8 +17,7 @@ import torch
 
 import deeppart
 from deeppart.errors import DeeppartWarning, StorageError
-from deeppart.storage import lineage
-from deeppart.storage.lineage import LOCK_NAME
+from deeppart.storage import LOCK_NAME, lineage
 from tests.unit import cli_support
 
 
@@ -155,6 +154,8 @@ def newer_on_nodes(directory: Path) -> Callable[[str], tuple[int | None, int]]:
 
 
 ORIGINAL, COPY = (2, 0), (1, 1)
+
+
 #: What is done -> what the starts after it are.
 EXCHANGES = {
     "mv a b; cp -a b a; chmod -R g-w,o-rwx b": (("b", ORIGINAL), ("a", COPY)),

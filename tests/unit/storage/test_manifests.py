@@ -12,22 +12,13 @@ import pytest
 from deeppart.errors import CorruptFileError, StorageError
 from deeppart.model import Manifest
 from deeppart.part import Signing, encode_manifest
-from deeppart.storage.manifests import (
-    UNFINISHED,
-    committed_steps,
-    first_problem,
-    read_manifest,
-    read_manifests,
-)
-from deeppart.storage.steps import parse_step_directory_name, step_directory
+from deeppart.save.keeping import first_problem
+from deeppart.storage import PosixStore, committed_steps, parse_step_name, read_manifest, read_manifests
 from deeppart.testing.faults import StorageFaults
 from tests.unit.cli_support import flip, forge, part_path, step_dir
 from tests.unit.commits import FIRST, SECOND, begun, commit, manifest_file, manifest_of
 
 KEY, OTHER_KEY = Signing([b"k" * 64]), Signing([b"o" * 64])
-
-
-# --- one of them ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -38,12 +29,9 @@ def test_a_manifest_of_another_step_is_none(tmp_path: Path, step: int, session: 
     key = begun(tmp_path, step, session, sequence)
     manifest_file(tmp_path, key).write_bytes(encode_manifest(manifest_of(1)))
     with pytest.raises(CorruptFileError, match="of another step") as caught:
-        read_manifest(tmp_path, key, None)
+        read_manifest(PosixStore(tmp_path), key, None)
     assert caught.value.expected == f"step {step} of session {session}, sequence {sequence}"
     assert caught.value.found == f"step 1 of session {FIRST}, sequence 0"
-
-
-# --- all of them ------------------------------------------------------------------------------------------------------
 
 
 def test_each_step_is_a_checkpoint_or_says_why_not(tmp_path: Path) -> None:
@@ -55,14 +43,12 @@ def test_each_step_is_a_checkpoint_or_says_why_not(tmp_path: Path) -> None:
     )
     flip(manifest_file(tmp_path, damaged), 60)
     (tmp_path / "notes").mkdir()
-    found, problems = read_manifests(tmp_path, None)
-    assert [(each.key, each.directory, each.manifest) for each in found] == [
-        (good, step_directory(tmp_path, good), manifest_of(1)),
-        (foreign, step_directory(tmp_path, foreign), manifest_of(4)),
-    ]
-    assert list(problems) == [without, damaged] and problems[without] == UNFINISHED
-    found, problems = read_manifests(tmp_path, KEY)
-    assert found == [] and list(problems) == [good, without, damaged, foreign]
+    found = read_manifests(PosixStore(tmp_path), None)
+    assert [(each.key, each.manifest) for each in found.steps] == [(good, manifest_of(1)), (foreign, manifest_of(4))]
+    assert list(found.unfinished) == [without] and list(found.unusable) == [damaged]
+    assert list(found.problems) == [without, damaged] and "not completed" in found.problems[without]
+    found = read_manifests(PosixStore(tmp_path), KEY)
+    assert found.steps == () and list(found.problems) == [good, without, damaged, foreign]
 
 
 def test_the_newest_is_the_last(tmp_path: Path) -> None:
@@ -75,13 +61,10 @@ def test_the_newest_is_the_last(tmp_path: Path) -> None:
         "later sequence": commit(tmp_path, 2, FIRST, 9, created=early),
         "oldest": commit(tmp_path, 1, SECOND, created=late),
     }
-    found, _ = read_manifests(tmp_path, None)
-    assert [each.key for each in found] == [
+    found = read_manifests(PosixStore(tmp_path), None)
+    assert [each.key for each in found.steps] == [
         keys[name] for name in ("oldest", "earlier session", "later sequence", "later session", "step")
     ]
-
-
-# --- without reading them ---------------------------------------------------------------------------------------------
 
 
 def test_a_manifest_that_cannot_be_looked_for_is_an_error(tmp_path: Path) -> None:
@@ -90,7 +73,7 @@ def test_a_manifest_that_cannot_be_looked_for_is_an_error(tmp_path: Path) -> Non
     with StorageFaults(tmp_path) as faults:
         faults.refuse(0, errno.EIO, only=("stat",), count=None)
         with pytest.raises(StorageError, match="cannot look for manifests") as caught:
-            committed_steps(tmp_path)
+            committed_steps(PosixStore(tmp_path))
     assert caught.value.errno == errno.EIO and caught.value.where == str(tmp_path)
 
 
@@ -102,13 +85,13 @@ def directory(tmp_path: Path) -> Path:
 
 
 def manifest_in(directory: Path) -> Manifest:
-    key = parse_step_directory_name(directory.name)
+    key = parse_step_name(directory.name)
     assert key is not None
-    return read_manifest(directory.parent, key, None)
+    return read_manifest(PosixStore(directory.parent), key, None)
 
 
 def problem(directory: Path) -> str | None:
-    return first_problem(directory, manifest_in(directory), None)
+    return first_problem(PosixStore(directory.parent), manifest_in(directory), None)
 
 
 def cut(path: Path) -> None:

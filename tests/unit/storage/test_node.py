@@ -13,7 +13,7 @@ import deeppart
 from deeppart import access
 from deeppart.errors import StorageError
 from deeppart.model import Attempt
-from deeppart.storage.node import NodeLevel
+from deeppart.storage import NodeLevel
 
 
 def test_an_error_of_the_system_is_a_storage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,8 +19,8 @@ from deeppart.errors import (
     BackgroundFailureWarning,
     DirectoryInUseError,
 )
+from deeppart.storage import DirectoryOwner
 from deeppart.storage import owner as owner_module
-from deeppart.storage.owner import DirectoryOwner
 
 HOLDER = """
     import sys, deeppart

@@ -14,26 +14,20 @@ import deeppart
 from deeppart import access
 from deeppart.errors import CheckpointError, StorageError
 from deeppart.model import StepKey
+from deeppart.storage import LINEAGE_NAME, DirectoryOwner, PersistentLevel, PosixStore, list_steps
 from deeppart.storage import owner as owner_module
-from deeppart.storage.lineage import LINEAGE_NAME
-from deeppart.storage.owner import DirectoryOwner
-from deeppart.storage.persistent import PersistentLevel
-from deeppart.storage.steps import list_steps, step_directory
 from deeppart.testing.faults import StorageFaults
 from deeppart.testing.levels import attempt
-from tests.unit.commits import begun, commit, manifest_file
+from tests.unit.commits import begun, commit, manifest_file, step_directory
 
 
 @pytest.fixture
 def level(tmp_path: Path) -> PersistentLevel:
     (tmp_path / LINEAGE_NAME).write_text("{}")
-    return PersistentLevel(tmp_path)
+    return PersistentLevel(PosixStore(tmp_path))
 
 
 KEY = StepKey(1, "1" * 32, 0)
-
-
-# --- parts ------------------------------------------------------------------------------------------------------------
 
 
 def test_nothing_is_written_into_an_empty_mount_point(level: PersistentLevel, tmp_path: Path) -> None:
@@ -44,9 +38,6 @@ def test_nothing_is_written_into_an_empty_mount_point(level: PersistentLevel, tm
     assert "mounted" in str(caught.value.todo) and os.listdir(tmp_path) == []
     (tmp_path / LINEAGE_NAME).write_text("{}")
     level.open_part(attempt(1, ranks=1), 0).abort()
-
-
-# --- commits ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_commit_replaces_nothing(level: PersistentLevel, tmp_path: Path) -> None:
@@ -63,7 +54,7 @@ def test_a_step_that_has_no_directory_any_more_is_not_committed(level: Persisten
     """Another job has removed it: a manifest without parts must not be made."""
     with pytest.raises(StorageError) as caught:
         level.commit(KEY, b"manifest")
-    assert caught.value.errno == errno.ENOENT and list_steps(tmp_path) == {}
+    assert caught.value.errno == errno.ENOENT and list_steps(PosixStore(tmp_path)) == []
 
 
 def test_what_cannot_be_told_may_be_committed(level: PersistentLevel, tmp_path: Path) -> None:
@@ -79,6 +70,7 @@ def config(directory: Path, **settings: Any) -> deeppart.Config:
     return deeppart.Config(persistent_dir=str(directory), **{"timeout": 20.0, **settings})
 
 
+@pytest.mark.filterwarnings("ignore::deeppart.errors.BackgroundFailureWarning")  # of removals, if they come so late
 @pytest.mark.parametrize("moment", ["before the manifest", "after it"])
 @pytest.mark.parametrize("refused", [False, True], ids=["withdrawn", "cannot be withdrawn"])
 def test_a_takeover_between_the_check_and_the_manifest(
@@ -96,17 +88,17 @@ def test_a_takeover_between_the_check_and_the_manifest(
         if key.step == 2 and moment == "after it":
             others.append(DirectoryOwner(tmp_path, "job 99, process 5 on node7"))
 
-    def remove(path: Path) -> None:
-        if refused and path.name == "manifest":
-            raise OSError(errno.EIO, "refused", str(path))
-        real_remove(path)
+    def remove(folder: access.Folder, name: str) -> None:
+        if refused and name == "manifest":
+            raise OSError(errno.EIO, "refused", name)
+        real_remove(folder, name)
 
     others: list[DirectoryOwner] = []
     monkeypatch.setattr(owner_module, "_LOCK_PATIENCE_S", 0.05)
-    real_commit, real_remove = PersistentLevel.commit, access.remove
+    real_commit, real_remove = PersistentLevel.commit, access.Folder.remove
     monkeypatch.setattr(fcntl, "flock", no_locks)
     monkeypatch.setattr(PersistentLevel, "commit", commit)
-    monkeypatch.setattr(access, "remove", remove)
+    monkeypatch.setattr(access.Folder, "remove", remove)
     with deeppart.Checkpointer(config(tmp_path)) as ck:
         ck.checkpoint({"a": 1}, 1).wait(timeout=200)
         pending = ck.checkpoint({"a": 2}, 2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deeppart.storage.rate import RateLimit
+from deeppart.storage import RateLimit
 
 
 class Clock:

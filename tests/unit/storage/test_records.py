@@ -13,30 +13,40 @@ from deeppart.errors import StorageError
 from deeppart.extension.export import export
 from deeppart.model import SuspectLeaf, Suspicion
 from deeppart.part import encode_suspicion
-from deeppart.storage.manifests import committed_steps, read_manifest
-from deeppart.storage.records import PROTECTION_NAME, note_protection, read_suspicions, reduced_runs, write_suspicion
+from deeppart.storage import (
+    PosixStore,
+    committed_steps,
+    note_protection,
+    read_manifest,
+    read_suspicions,
+    reduced_runs,
+    write_suspicion,
+)
+from deeppart.storage.records import PROTECTION_NAME
 from tests.unit.cli_support import call, call_json, save
 from tests.unit.suspicions import OTHER, RECORD, attempt
 
 
 def test_a_record_is_created_once_and_read_by_all(tmp_path: Path) -> None:
-    assert read_suspicions(tmp_path).records == ()
-    write_suspicion(tmp_path, RECORD)
+    assert read_suspicions(PosixStore(tmp_path)).records == ()
+    write_suspicion(PosixStore(tmp_path), RECORD)
     with pytest.raises(StorageError):
-        write_suspicion(tmp_path, RECORD)
+        write_suspicion(PosixStore(tmp_path), RECORD)
     (tmp_path / f"suspect-{OTHER}-000001").write_bytes(encode_suspicion(RECORD))
     (tmp_path / f"suspect-{OTHER}-000002").write_bytes(b"deeppart-suspect")
     (tmp_path / "suspect-of-mine").write_bytes(b"")
-    found = read_suspicions(tmp_path)
+    found = read_suspicions(PosixStore(tmp_path))
     assert found.records == (RECORD,) and len(found.problems) == 2
     assert [leaf.path for leaf in found.of(attempt(8))] == ["a/b", "c"]
 
 
 def test_the_commands_and_load_name_the_leaves(tmp_path: Path) -> None:
     save(tmp_path, 1, 2, 3)
-    first, second, third = (read_manifest(tmp_path, key, None).attempt for key in committed_steps(tmp_path))
+    first, second, third = (
+        read_manifest(PosixStore(tmp_path), key, None).attempt for key in committed_steps(PosixStore(tmp_path))
+    )
     leaf = SuspectLeaf("model/weight", "rank 1 differs from rank 0", first.sequence, 1)
-    write_suspicion(tmp_path, Suspicion(second.lineage, second.session, third.sequence, 3, (2,), (leaf,)))
+    write_suspicion(PosixStore(tmp_path), Suspicion(second.lineage, second.session, third.sequence, 3, (2,), (leaf,)))
     expected = [
         {"path": "model/weight", "ranks": "rank 1 differs from rank 0", "after": first.sequence, "after_step": 1}
     ]
@@ -71,18 +81,22 @@ def test_the_commands_and_load_name_the_leaves(tmp_path: Path) -> None:
 
 
 FIRST, SECOND, THIRD = "1" * 32, "2" * 32, "3" * 32
+
+
 LESS = ("parity: 2 of 4 nodes",)
+
+
 HEAD = {"format": "deeppart-protection", "version": 1}
 
 
 def sessions(root: Path) -> list[tuple[str, tuple[str, ...]]]:
-    return [(run.session, run.lines) for run in reduced_runs(root)]
+    return [(run.session, run.lines) for run in reduced_runs(PosixStore(root))]
 
 
 def test_the_first_run_that_has_all_again_is_told_and_no_other(tmp_path: Path) -> None:
-    assert not note_protection(tmp_path, FIRST, LESS)
-    assert note_protection(tmp_path, SECOND, ())
-    assert not note_protection(tmp_path, THIRD, ())
+    assert not note_protection(PosixStore(tmp_path), FIRST, LESS)
+    assert note_protection(PosixStore(tmp_path), SECOND, ())
+    assert not note_protection(PosixStore(tmp_path), THIRD, ())
     assert sessions(tmp_path) == [(FIRST, LESS), (SECOND, ())]
 
 
@@ -103,5 +117,5 @@ def test_the_first_run_that_has_all_again_is_told_and_no_other(tmp_path: Path) -
 )
 def test_a_file_that_says_nothing_stops_nobody_and_is_begun_anew(tmp_path: Path, text: str) -> None:
     (tmp_path / PROTECTION_NAME).write_text(text)
-    assert reduced_runs(tmp_path) == [] and not note_protection(tmp_path, SECOND, LESS)
+    assert reduced_runs(PosixStore(tmp_path)) == [] and not note_protection(PosixStore(tmp_path), SECOND, LESS)
     assert sessions(tmp_path) == [(SECOND, LESS)]

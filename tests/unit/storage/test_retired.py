@@ -12,10 +12,10 @@ import torch
 
 import deeppart
 from deeppart.part import PartReader
-from deeppart.storage.node import take_stock
-from deeppart.storage.spares import set_aside, spares_directory
-from deeppart.storage.steps import remove_step
+from deeppart.storage import take_stock
+from deeppart.storage.spares import Recycled
 from tests.unit.cli_support import call_json, flip, forge, manifest_path, part_path, step_dir
+from tests.unit.commits import retire
 
 
 def before(monkeypatch: pytest.MonkeyPatch, name: str, *retired: Path) -> None:
@@ -27,7 +27,7 @@ def before(monkeypatch: pytest.MonkeyPatch, name: str, *retired: Path) -> None:
 
     def late(*arguments: Any, **options: Any) -> Any:
         while waiting:
-            remove_step(waiting.pop())
+            retire(waiting.pop())
         return real(*arguments, **options)
 
     monkeypatch.setattr(owner, attribute, late)
@@ -63,7 +63,7 @@ def test_ls_looks_for_newer_steps_where_it_found_some_retired(root: Path, monkey
         if retired:
             forge(root, 3)
         while retired:
-            remove_step(retired.pop())
+            retire(retired.pop())
         return real(*arguments)
 
     monkeypatch.setattr(listing, "part_problem", late)
@@ -88,9 +88,6 @@ def test_what_is_damaged_stays_damaged(root: Path) -> None:
     assert [step["state"] for step in call_json("ls", root, code=1)["steps"]] == ["damaged", "damaged"]
     assert [step["state"] for step in call_json("verify", root, "--all", code=1)["steps"]] == ["damaged", "damaged"]
     assert call_json("show", root, "--step", 1, code=1)["problems"]
-
-
-# --- on nodes ---------------------------------------------------------------------------------------------------------
 
 
 def incremental(base: Path) -> Path:
@@ -154,8 +151,8 @@ def test_parts_go_before_their_bases(how: str, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(os, "listdir", lambda where: sorted(real(where)))  # base-... before part-...
     path = step_dir(lineage, 2)
     if how == "removed":
-        remove_step(path)
+        retire(path)
     else:
-        set_aside(path, spares_directory(lineage, "ab" * 16))
+        Recycled(lineage, "ab" * 16).set_aside(path)
     files = [name for name in gone if name.startswith(("part-", "base-"))]
     assert files and files == sorted(files, reverse=True)

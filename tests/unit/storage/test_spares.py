@@ -10,19 +10,19 @@ from typing import cast
 import numpy as np
 import pytest
 
+from deeppart import mapped
 from deeppart.errors import StorageError
-from deeppart.model import StepKey
+from deeppart.mapped import lies_in_memory
+from deeppart.model import Attempt, StepKey
 from deeppart.part import PartSummary
 from deeppart.save.growing_file import GrowingFile
-from deeppart.storage import mapped
-from deeppart.storage.files import BLOCK_BYTES, DurableFile
-from deeppart.storage.mapped import lies_in_memory
-from deeppart.storage.node import NodeLevel
-from deeppart.storage.spares import spares_directory, unfinished_directory
-from deeppart.storage.steps import step_directory
+from deeppart.storage import BLOCK_BYTES, DurableFile, NodeLevel, step_name
+from deeppart.storage.spares import Recycled
 from deeppart.testing.faults import StorageFaults
 
 OLD = bytes(range(256)) * 40_000  # 10 MB: more than a block
+
+
 SIZES = (0, 1, 4095, 4096, 4097, 100_000, BLOCK_BYTES - 1, BLOCK_BYTES + 1, len(OLD) - 1, len(OLD), len(OLD) + 5000)
 
 
@@ -34,11 +34,11 @@ def root(request: pytest.FixtureRequest, memory: Path, tmp_path: Path) -> Path:
     return directory
 
 
-def add_spare(root: Path, data: bytes = OLD, name: str = "part-00000-of-00001.dpp") -> Path:
-    spares = root / ".spare"
-    spares.mkdir(exist_ok=True)
-    (spares / name).write_bytes(data)
-    return spares
+def add_spare(root: Path, data: bytes = OLD, name: str = "part-00000-of-00001.dpp") -> Recycled:
+    recycled = Recycled(root, "me")
+    recycled.folder.mkdir(exist_ok=True)
+    (recycled.folder / name).write_bytes(data)
+    return recycled
 
 
 def fresh(size: int) -> bytes:
@@ -48,9 +48,9 @@ def fresh(size: int) -> bytes:
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("piece", [1_000_003, 1 << 30])
 def test_only_what_is_written_now_is_in_the_file(root: Path, size: int, piece: int) -> None:
-    spares, data, path = add_spare(root), fresh(size), root / "step" / "part-00000-of-00001.dpp"
-    file = DurableFile(path, spares=spares)
-    assert os.listdir(spares) == [], "it was taken"
+    recycled, data, path = add_spare(root), fresh(size), root / "step" / "part-00000-of-00001.dpp"
+    file = DurableFile(path, recycled=recycled)
+    assert os.listdir(recycled.folder) == [], "it was taken"
     for at in range(0, size, piece):
         file.write(data[at : at + piece])
     file.commit()
@@ -59,8 +59,8 @@ def test_only_what_is_written_now_is_in_the_file(root: Path, size: int, piece: i
 
 def test_a_follower_sees_nothing_of_what_was_there_before(root: Path) -> None:
     """The part is complete before it has been cut to its length."""
-    spares, data = add_spare(root), fresh(100_000)
-    file = DurableFile(root / "step" / "part-00000-of-00001.dpp", spares=spares)
+    recycled, data = add_spare(root), fresh(100_000)
+    file = DurableFile(root / "step" / "part-00000-of-00001.dpp", recycled=recycled)
     relay = GrowingFile(file)
     relay.write(data)
     relay.complete(cast(PartSummary, "all of it"))
@@ -75,35 +75,35 @@ def test_the_files_of_the_sessions_newest_retired_step_are_kept_and_only_those(r
     level = NodeLevel(root, "a" * 32, "local", "b" * 32)
     keys = [StepKey(9, "b" * 32, 0), StepKey(2, "b" * 32, 1), StepKey(3, "b" * 32, 2), StepKey(50, "c" * 32, 7)]
     for key in keys:
-        directory = step_directory(level.root, key)
+        directory = level.store.path(step_name(key))
         directory.mkdir()
         for name in ("part-00000-of-00001.dpp", ".part-00001-of-00002.dpp.tmp-1-0a1b", "notes.txt"):
             (directory / name).write_text(f"{key.step}")
-    spares, theirs = (spares_directory(level.root, session * 32) for session in "bc")
+    spares, theirs = (Recycled(level.store.root, session * 32).folder for session in "bc")
     for each in (spares, theirs):
         each.mkdir()
         (each / "part-00007-of-00008.dpp").touch()
     level.retire({keys[0], keys[1], keys[3]})
     assert os.listdir(spares) == ["part-00000-of-00001.dpp"] and (spares / "part-00000-of-00001.dpp").read_text() == "2"
-    left = [os.listdir(step_directory(level.root, key)) for key in keys]
+    left = [os.listdir(level.store.path(step_name(key))) for key in keys]
     assert left[:2] + left[3:] == [["notes.txt"]] * 3, "not ours to remove"
     assert len(left[2]) == 3
     assert os.listdir(theirs) == ["part-00007-of-00008.dpp"], "another session's are never taken, and never added to"
-    level.drop_foreign_spares()
+    level.recycled.drop_foreign()
     assert not theirs.exists() and os.listdir(spares)
     (spares / "somebody's").touch()
-    level.drop_spares()
+    level.recycled.drop()
     assert os.listdir(spares) == ["somebody's"]
 
 
 def test_a_refusal_leaves_no_old_bytes_under_a_parts_name(root: Path) -> None:
     path = root / "step" / "part-00000-of-00001.dpp"
     for number in range(200):
-        spares = add_spare(root)
+        recycled = add_spare(root)
         with StorageFaults(root) as faults:
             faults.refuse(number, 28)
             try:
-                file = DurableFile(path, spares=spares)
+                file = DurableFile(path, recycled=recycled)
                 try:
                     file.write(b"new")
                     file.commit()
@@ -125,10 +125,10 @@ NAME, BASE = "part-00001-of-00002.dpp", f"base-00001-of-00002-{7:032x}.dpp"
 
 
 @pytest.fixture
-def spares(memory: Path) -> Path:
+def recycled(memory: Path) -> Recycled:
     if not lies_in_memory(memory):
         pytest.skip("no file system in memory here")
-    return memory / ".spare-me"
+    return Recycled(memory, "me")
 
 
 @pytest.mark.parametrize("level", ["local", "partner", "parity"])
@@ -136,19 +136,20 @@ def spares(memory: Path) -> Path:
 def test_it_gives_way_where_any_level_of_the_node_has_no_space(memory: Path, level: str, operation: str) -> None:
     """To what is written now."""
     levels = {name: NodeLevel(memory, "1" * 32, name, "2" * 32) for name in ("local", "partner", "parity")}
-    if not levels["local"].prepare_file(BASE, 1000, lambda: True):
+    if not levels["local"].recycled.make(BASE, 1000, lambda: True):
         pytest.skip("no file system in memory here")
-    unfinished = unfinished_directory(spares_directory(levels["local"].root, "2" * 32))
+    made, unfinished = levels["local"].recycled.folder, levels["local"].recycled.unfinished
     unfinished.mkdir(exist_ok=True)
     (unfinished / NAME).write_bytes(b"zeros")
-    path = memory / "1" / NAME
+    attempt = Attempt("1" * 32, "2" * 32, 0, 1, 2)
+    path = levels[level].part_path(attempt, 1)
     path.parent.mkdir()
     with StorageFaults(memory) as faults:
-        levels[level]._spares = memory / "none"  # as if others had taken them: this one has to find room
+        levels[level].recycled.folder = memory / "none"  # as if others had taken them: this one has to find room
         faults.refuse(2 if operation == "open" else 0, errno.ENOSPC, only=(operation,))
-        file = levels[level]._open(path, mend=False)
+        file = levels[level].open_part(attempt, 1)
         file.write(b"now")
         file.commit()
         assert faults.refused == 1
     assert path.read_bytes() == b"now" and not mapped._kept.mappings
-    assert not unfinished.exists() and not spares_directory(levels["local"].root, "2" * 32).exists()
+    assert not unfinished.exists() and not made.exists()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import deeppart
-from deeppart.storage.steps import list_steps
+from deeppart.storage import PosixStore, list_steps, step_name
 from tests.unit.one_rank import config, leave_behind, persistent_steps, state
 
 
@@ -22,7 +22,7 @@ def test_files_of_others_are_never_removed(memory: Path) -> None:
     leave_behind(memory)
     foreign = []
     for root in (memory / "p", next((memory / "l").iterdir())):
-        for directory in list_steps(root).values():
+        for directory in [root / step_name(key) for key in list_steps(PosixStore(root))]:
             if directory.is_dir():
                 for name in ("notes.txt", "part-1.dpp", ".hidden", "manifest.bak", "part-00000-of-00001.dpp.old"):
                     (directory / name).write_text("mine")

@@ -13,7 +13,7 @@ import pytest
 
 from deeppart.errors import CheckpointError
 from deeppart.pending import DONE, FAILED, RUNNING, Pending
-from deeppart.storage.owner import DirectoryOwner
+from deeppart.storage import DirectoryOwner
 from deeppart.telemetry import Live, Outputs, RankStatus, Recorder, StatusFile, read_statuses, recorder
 from tests.unit.telemetry.samples import BEGAN, SESSION
 

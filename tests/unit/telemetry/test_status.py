@@ -13,7 +13,7 @@ import pytest
 
 import deeppart
 from deeppart.errors import CorruptFileError, NewerFormatError, StorageError
-from deeppart.storage.owner import DirectoryOwner
+from deeppart.storage import DirectoryOwner
 from deeppart.telemetry import StatusFile, read_statuses, sessions_with_status
 from deeppart.telemetry.status import decode_status, encode_status, remove_earlier, status_folder
 from deeppart.testing.faults import StorageFaults
@@ -95,8 +95,6 @@ def test_what_is_no_status_at_all_is_refused(data: bytes) -> None:
     with pytest.raises(CorruptFileError):
         decode_status(data, "file")
 
-
-# --- files ---
 
 OTHER = "f" * 32
 

@@ -9,8 +9,8 @@ import pytest
 
 from deeppart.errors import StorageError
 from deeppart.model import Attempt
-from deeppart.storage.files import DurableFile, Over
-from deeppart.storage.steps import step_directory
+from deeppart.storage import DurableFile, PosixStore, part_key
+from deeppart.storage.files import Over
 from deeppart.testing import levels
 from deeppart.testing.levels import LEVEL_CHECKS
 
@@ -21,13 +21,13 @@ class Broken:
     name = "broken"
 
     def __init__(self, root: Path, file: type[DurableFile] = DurableFile, over: Over = "nothing") -> None:
-        self.root, self._file, self._over = root, file, over
+        self.store, self._file, self._over = PosixStore(root), file, over
 
     def open_part(self, attempt: Attempt, rank: int) -> DurableFile:
-        return self._file(self.part_path(attempt, rank), over=self._over)
+        return self._file(self.store.path(self.part_key(attempt, rank)), over=self._over)
 
-    def part_path(self, attempt: Attempt, rank: int) -> Path:
-        return step_directory(self.root, attempt.key) / f"part-{rank}-of-{attempt.world_size}"
+    def part_key(self, attempt: Attempt, rank: int) -> str:
+        return part_key(attempt, rank)
 
 
 class EarlyName(DurableFile):
@@ -62,8 +62,8 @@ class Remembers(DurableFile):
 class OnePlace(Broken):
     """All attempts at a step share a place."""
 
-    def part_path(self, attempt: Attempt, rank: int) -> Path:
-        return self.root / f"step-{attempt.step}" / f"part-{rank}"
+    def part_key(self, attempt: Attempt, rank: int) -> str:
+        return f"step-{attempt.step}/part-{rank}"
 
 
 class NamesHalf(DurableFile):

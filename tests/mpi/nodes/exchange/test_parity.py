@@ -20,6 +20,7 @@ from tests.mpi.repair.test_scrub import flip
 
 pytestmark = pytest.mark.mpi(min_size=4)
 
+
 BOTH = PARITY | {"every": {"persistent": 0, "partner": 1, "parity": 1}}
 
 

@@ -16,7 +16,7 @@ from deeppart.comm import connect, finish
 from deeppart.errors import DeeppartError, StorageError
 from deeppart.nodes import Arena, Incoming, Outgoing, exchange_copies
 from deeppart.nodes.exchange.partner import BLOCK_BYTES
-from deeppart.storage.files import DurableFile
+from deeppart.storage import DurableFile
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
@@ -69,7 +69,7 @@ def test_every_byte_arrives_both_ways(run_on: Any, shared_path: Path) -> None:
     [
         ("cut", ("CorruptFileError", "CorruptFileError")),
         ("changed", ("", "CorruptFileError")),
-        ("gone", ("StorageError", "CorruptFileError")),
+        ("gone", ("MissingError", "CorruptFileError")),
         ("full", ("", "StorageError")),
     ],
 )

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import deeppart
-from deeppart.errors import CorruptFileError, RestoreError, StorageError
+from deeppart.errors import CorruptFileError, MissingError, RestoreError, StorageError
 from deeppart.offline.inspect.verifying import choose_steps, verify
 from deeppart.part import FileSource, PartReader
 from deeppart.state.document.part_document import PartDocument
@@ -166,7 +166,7 @@ def test_what_was_never_committed_is_chosen_only_by_name(root: Path) -> None:
     manifest_path(root, 3).unlink()
     assert chosen(root) == [(2, True)]
     (found,) = choose_steps(root, 3)
-    assert found.manifest is None and found.error is None
+    assert found.manifest is None and isinstance(found.error, MissingError)
 
 
 def test_what_is_not_there_is_told_with_what_is(root: Path) -> None:

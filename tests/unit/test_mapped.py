@@ -16,11 +16,9 @@ import pytest
 import torch
 
 import deeppart
+from deeppart import mapped
 from deeppart.errors import StorageError
-from deeppart.part import FileSource
-from deeppart.recovery import parts
-from deeppart.storage import mapped
-from deeppart.storage.mapped import (
+from deeppart.mapped import (
     LockedFile,
     bytes_in_memory,
     file_memory,
@@ -29,6 +27,8 @@ from deeppart.storage.mapped import (
     lies_in_memory,
     pin,
 )
+from deeppart.part import FileSource
+from deeppart.recovery import parts
 
 NBYTES = 20_000_000  # more than two of the units in which pages are put in place
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from deeppart.access.hanging import storage_operation
 from deeppart.errors import RestoreError
 from deeppart.part import is_hex32, parse_part_file_name
-from deeppart.storage.lineage import LINEAGE_NAME
-from deeppart.storage.steps import MANIFEST_NAME
+from deeppart.storage import LINEAGE_NAME, MANIFEST_NAME
 
 #: The digits are the step; a session and a sequence may follow.
 _STEP_DIRECTORY = re.compile(r"step-([0-9]{12,19})(-[0-9a-f]{32}-[0-9]+)?", re.ASCII)

@@ -6,8 +6,8 @@ Invariants
   never among them.
 * What a step counts for does not depend on clocks: those of this session are the newest, in their own order. The ones
   found at the start come before them; among these, the times in their manifests decide.
-* Only steps that can be restored count, as far as a cheap look tells (:mod:`deeppart.storage.manifests`). The others
-  take no step's place; one with a sound manifest goes when it is older than those kept, one with a damaged one stays.
+* Only steps that can be restored count, as far as a cheap look tells. The others take no step's place; one with a sound
+  manifest goes when it is older than those kept, one with a damaged one stays.
 * Only what is seen to have no manifest is taken for unfinished: not what cannot be seen, since the directory may be
   away for a moment.
 * A step that was committed several times counts once. A job that is done and started again, saving its last step each
@@ -17,21 +17,27 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Collection
-from pathlib import Path
 
-from deeppart import access
 from deeppart.errors import FormatError, StorageError
-from deeppart.model import StepKey
+from deeppart.model import Manifest, StepKey
 from deeppart.part import Signing
-from deeppart.storage.manifests import CommittedStep, committed_among, first_problem, read_manifest
-from deeppart.storage.steps import MANIFEST_NAME, list_steps, step_directory
+from deeppart.storage import (
+    MANIFEST_NAME,
+    CommittedStep,
+    Store,
+    committed_steps,
+    list_steps,
+    part_problem,
+    read_manifest,
+    step_name,
+)
 
 
 class Keeping:
-    """Counts the committed steps of a persistent directory, for the session that owns it."""
+    """Counts the committed steps of a store, for the session that owns it."""
 
-    def __init__(self, root: Path, keep: int, earlier: Collection[StepKey], signing: Signing | None = None) -> None:
-        self._root, self._keep, self._signing = root, keep, signing
+    def __init__(self, store: Store, keep: int, earlier: Collection[StepKey], signing: Signing | None = None) -> None:
+        self._store, self._keep, self._signing = store, keep, signing
         self._earlier = set(earlier)
         self._own: list[StepKey] = []
         self._leaving: set[StepKey] = set()
@@ -49,11 +55,11 @@ class Keeping:
 
     def removable(self, abandoned: Collection[StepKey]) -> set[StepKey]:
         """The steps that may be removed now that a newer step is committed."""
-        listed = list_steps(self._root)
-        present = set(committed_among(listed, self._root))
+        listed = list_steps(self._store)
+        present = set(committed_steps(self._store, listed))
         # A removal that was refused half-way has taken the manifest.
         unseen = (self._earlier | set(abandoned)) - present
-        dropped = {key for key in unseen & listed.keys() if _is_unfinished(listed[key])} | self._leaving
+        dropped = {key for key in unseen.intersection(listed) if self._is_unfinished(key)} | self._leaving
         if self._keep:
             committed = [key for key in self._own if key in present]
             latest = {key.step: key for key in committed}
@@ -98,32 +104,34 @@ class Keeping:
         found = []
         for key in self._earlier & present:
             try:
-                manifest = read_manifest(self._root, key, self._signing)
-            except (FileNotFoundError, FormatError, StorageError):
+                found.append(CommittedStep(key, read_manifest(self._store, key, self._signing)))
+            except (FormatError, StorageError):
                 continue  # when it was committed cannot be told: it is not counted and stays
-            found.append(CommittedStep(key, step_directory(self._root, key), manifest))
-        return in_order_of_commits(found)
+        return sorted(found, key=lambda each: each.order_of_commit)
 
     def _does_count(self, step: CommittedStep) -> bool:
         """Looked at again each time that something may go because of it: it may have been damaged since."""
-        problem = first_problem(step.directory, step.manifest, self._signing)
+        problem = first_problem(self._store, step.manifest, self._signing)
         if problem is not None and step.key not in self._told:
             self._told.add(step.key)
             self._notices.append(
-                f"step {step.key.step} cannot be restored from {step.directory} and does not count for `keep`: "
-                f"{problem}"
+                f"step {step.key.step} cannot be restored from {self._store.where(step_name(step.key))} and does not "
+                f"count for `keep`: {problem}"
             )
         return problem is None
 
+    def _is_unfinished(self, key: StepKey) -> bool:
+        """True if a step has no manifest but is there: what was not found may be away with everything else."""
+        try:
+            return MANIFEST_NAME not in self._store.list(step_name(key))
+        except StorageError:
+            return False
 
-def _is_unfinished(directory: Path) -> bool:
-    """True if a step has no manifest but has its directory: one that was not found may be away with everything else."""
-    try:
-        return MANIFEST_NAME not in access.names_in(directory)
-    except OSError:
-        return False
 
-
-def in_order_of_commits(steps: Collection[CommittedStep]) -> list[CommittedStep]:
-    """Oldest first, by the time of the commit: times of one session ascend, whatever its clock says."""
-    return sorted(steps, key=lambda each: (each.manifest.created, each.manifest.attempt.sequence, each.key.step))
+def first_problem(store: Store, manifest: Manifest, signing: Signing | None) -> str | None:
+    """The reason why a committed step cannot be restored, as far as that can be seen; None if it can."""
+    for record in manifest.parts:
+        problem, _ = part_problem(store, manifest, record, signing)
+        if problem is not None:
+            return f"part {record.rank} {problem}"
+    return None

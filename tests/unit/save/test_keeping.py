@@ -12,9 +12,10 @@ import pytest
 
 import deeppart
 from deeppart.model import StepKey
-from deeppart.storage.keeping import Keeping
-from deeppart.storage.steps import list_steps, step_directory
+from deeppart.save.keeping import Keeping
+from deeppart.storage import PosixStore, list_steps
 from tests.unit.cli_support import steps_in
+from tests.unit.commits import step_directory
 
 PATIENCE_S = 200.0
 
@@ -84,7 +85,7 @@ def test_a_directory_that_is_away_when_steps_are_counted_loses_none(
 
 
 def newest_key(root: Path) -> StepKey:
-    return list(list_steps(root))[-1]
+    return list(list_steps(PosixStore(root)))[-1]
 
 
 @pytest.mark.parametrize("later", [0, 1])

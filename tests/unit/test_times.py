@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import deeppart
-from deeppart.storage.timestamps import CommitClock
+from deeppart.storage.owner import CommitClock
 from tests.unit.cli_support import steps_in
 
 PATIENCE_S = 200.0
