@@ -198,7 +198,7 @@ def test_a_directory_that_cannot_be_listed_hides_no_error_of_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(store: PosixStore) -> list[StepKey]:
-        raise deeppart.StorageError("cannot list a checkpoint directory", where=store.where())
+        raise deeppart.errors.StorageError("cannot list a checkpoint directory", where=store.where())
 
     with pytest.raises(ZeroDivisionError), deeppart.Checkpointer(persistent_dir=tmp_path, every="auto") as checkpointer:
         checkpointer.checkpoint({"x": torch.ones(3)}, 1).wait(timeout=200)
