@@ -83,7 +83,7 @@ def test_bad_directories_and_settings(run_on: Any, shared_path: Path) -> None:
     kinds = {name: (met[0][name][0], met[1][name][0]) for name in met[0]}
     assert kinds == {
         "file for persistent": ("StorageError", "RemoteRankError"),
-        "no such mount": ("StorageError", "RemoteRankError"),
+        "no such mount": ("MissingError", "RemoteRankError"),
         "local on one rank": ("RemoteRankError", "StorageError"),
         "unset variable": ("ConfigError", "ConfigError"),
         "variable on one rank": ("RemoteRankError", "ConfigError"),
