@@ -143,10 +143,12 @@ class _Choosing:
             )
 
     def _items(self, saved: SavedBranch, live: Branch, path: Path, at: _At) -> SavedNode:
+        takes_all = at.asked and not self._request.exclude
+        if takes_all and not self._request.rules and _are_the_same_arrays(saved, live):
+            return saved
         kept: list[tuple[Key, SavedNode]] = []
         names = self._names(saved, live, path, at)
         mine = dict(zip(id_keys(live.keys), live.children, strict=True))
-        takes_all = at.asked and not self._request.exclude
         for old, key, child in zip(saved.keys, names, saved.children, strict=True):
             name = id_key(key)
             if takes_all and type(child) is SavedArray and type(mine.get(name)) is ArrayLeaf:
@@ -279,6 +281,17 @@ class _Choosing:
                 found=some_names(list(map(readable, found.missing))) or "nothing else",
                 todo="give restore() the state under the names with which it was saved, or rename=",
             )
+
+
+def _are_the_same_arrays(saved: SavedBranch, live: Branch) -> bool:
+    """True of two dicts of arrays under the same texts: a module's, or an optimizer's of one parameter, as most are."""
+    return (
+        len(saved.keys) == len(live.keys)
+        and all(type(child) is SavedArray for child in saved.children)
+        and all(type(child) is ArrayLeaf for child in live.children)
+        and all(type(key) is str for key in saved.keys)
+        and set(saved.keys) == set(live.keys)
+    )
 
 
 def _has_items(live: Branch) -> bool:
