@@ -119,8 +119,13 @@ def find_places(
     found = lacking & ranks.finish(ranks.comm.maximum(placed), what).astype(np.bool_)
     numbers = arrays[found[: len(arrays)]].tolist(), values[found[len(arrays) :]].tolist()
     elsewhere = LeafNumbers(*map(set, numbers))
-    others = tuple(item for item in absent if rules.gives_to_others(item, elsewhere))
-    return Places(others, tuple(item for item in absent if item not in others and item.is_left_out(sharded)))
+    left_to_others, left_out = list[Absent](), list[Absent]()
+    for item in absent:
+        if rules.gives_to_others(item, elsewhere):
+            left_to_others.append(item)
+        elif item.is_left_out(sharded):
+            left_out.append(item)
+    return Places(tuple(left_to_others), tuple(left_out))
 
 
 def _in_common(shared: int, first: int, added: int) -> npt.NDArray[np.int64]:
