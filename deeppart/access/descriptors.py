@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from deeppart.access.hanging import call
+from deeppart.access.hanging import call, storage_operation
 
 T = TypeVar("T")
 #: This process, or this machine, has no more descriptors: nothing is wrong with the file that could not be opened.
@@ -62,6 +62,17 @@ class ReadFile:
             yield self._fd
         finally:
             _recent.end(self)
+
+    def read_into(self, offset: int, buffer: memoryview) -> int:
+        """Fill a buffer from an offset; how many bytes there were, fewer only at the end of the file."""
+        rest = buffer.cast("B")
+        while rest:
+            with self.descriptor() as descriptor, storage_operation("read", self._path):
+                count = os.preadv(descriptor, [rest], offset)
+            if count == 0:
+                break
+            rest, offset = rest[count:], offset + count
+        return buffer.nbytes - rest.nbytes
 
     def _open_again(self) -> None:
         if self._closed:

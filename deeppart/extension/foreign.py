@@ -17,7 +17,6 @@ import numpy as np
 
 from deeppart import access
 from deeppart.access import storage_error
-from deeppart.access.hanging import storage_operation
 from deeppart.errors import CorruptFileError, RestoreError, StorageError
 from deeppart.storage import PosixStore
 
@@ -57,17 +56,12 @@ class ForeignFile:
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fill ``buffer`` from ``offset``."""
         _check_range(self, offset, buffer.nbytes)
-        rest = buffer.cast("B")
-        while rest:
-            try:
-                with self._file.descriptor() as descriptor, storage_operation("read", self.path):
-                    count = os.preadv(descriptor, [rest], offset)
-            except OSError as error:
-                raise storage_error("cannot read a file of a foreign checkpoint", error, self.path) from error
-            if count == 0:
-                raise _too_short(self, offset + len(rest), offset)
-            rest = rest[count:]
-            offset += count
+        try:
+            count = self._file.read_into(offset, buffer)
+        except OSError as error:
+            raise storage_error("cannot read a file of a foreign checkpoint", error, self.path) from error
+        if count < buffer.nbytes:
+            raise _too_short(self, offset + buffer.nbytes, offset + count)
 
     def descriptor(self) -> AbstractContextManager[int]:
         """The file's descriptor as long as the block lasts, for a library that reads by itself."""

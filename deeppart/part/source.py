@@ -24,7 +24,6 @@ import numpy as np
 import numpy.typing as npt
 
 from deeppart import access
-from deeppart.access.hanging import storage_operation
 from deeppart.errors import CorruptFileError, MissingError, StorageError
 from deeppart.part.format import corrupt
 
@@ -112,17 +111,12 @@ class FileSource:
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fill ``buffer`` from ``offset``; errors as for :meth:`read_at`. Releases the GIL."""
         self._check_range(offset, buffer.nbytes)
-        rest = buffer.cast("B")
-        while rest:
-            try:
-                with self._file.descriptor() as descriptor, storage_operation("read", self.path):
-                    count = os.preadv(descriptor, [rest], offset)
-            except OSError as error:
-                raise self._storage_error(f"cannot read {len(rest)} bytes at {offset} of a part file", error) from error
-            if count == 0:
-                raise self._too_short(offset + len(rest), offset)
-            rest = rest[count:]
-            offset += count
+        try:
+            count = self._file.read_into(offset, buffer)
+        except OSError as error:
+            raise self._storage_error(f"cannot read {buffer.nbytes} bytes at {offset} of a part file", error) from error
+        if count < buffer.nbytes:
+            raise self._too_short(offset + buffer.nbytes, offset + count)
 
     def has_its_name(self) -> bool:
         """True if the file that was opened still has its name and its length; asks the file system."""
