@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from deeppart._threads import start_thread
+from deeppart._times import timestamp
 from deeppart.errors import ConfigError, LaunchError
 from deeppart.extension import Step
 
@@ -290,7 +290,7 @@ class Events:
             self._say(f"{passed_s:.1f} s: {event} {_words(known)}".rstrip())
         line = json.dumps(
             {
-                "time": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+                "time": timestamp(time.time()),
                 "passed_s": round(passed_s, 3),
                 "event": event,
                 **known,
