@@ -75,7 +75,7 @@ class _Place:
     path: str
     node: SavedNode
     item: Any = None
-    in_run: bool = False
+    inside_value: bool = False
     form: str | None = None
 
 
@@ -97,13 +97,13 @@ def _find(checkpoint: OpenCheckpoint, key: str) -> _Place:
     places = list(_places(checkpoint, checkpoint.structure.tree, ()))
     found = [place for place in places if place.path == key]
     if not found:
-        leaves = [place for place in places if not isinstance(place.node, SavedBranch) and not place.in_run]
+        leaves = [place for place in places if not isinstance(place.node, SavedBranch) and not place.inside_value]
         found = [place for place in leaves if covers(place.path, [key], container=False)]
     if not found:
         found = [
             place
             for node in places
-            if isinstance(node.node, SavedValue) and not node.in_run
+            if isinstance(node.node, SavedValue) and not node.inside_value
             for place in _container_places(checkpoint.target.values[node.node.index], node)
             if place.path == key
         ]
@@ -146,7 +146,7 @@ def _container_places(value: Any, above: _Place) -> Iterator[_Place]:
     if container_kind(value) is None:
         return
     for key, item in zip(*container_items(value), strict=True):
-        place = _Place(f"{above.path}/{readable((key,))}", above.node, item, in_run=True)
+        place = _Place(f"{above.path}/{readable((key,))}", above.node, item, inside_value=True)
         yield place
         if type(item) in CONTAINERS:
             yield from _container_places(item, place)
@@ -164,7 +164,7 @@ def _read(checkpoint: OpenCheckpoint, place: _Place) -> Iterator[Item]:
             own = checkpoint.is_own_leaf(index)
             yield Item(each.path, checkpoint.target.types[index], arrays[index], own)
         elif isinstance(each.node, SavedValue):
-            value = each.item if each.in_run else checkpoint.target.values[each.node.index]
+            value = each.item if each.inside_value else checkpoint.target.values[each.node.index]
             yield Item(each.path, None, value, checkpoint.is_own_value(each.node.index), each.form)
 
 

@@ -379,8 +379,8 @@ def report_of(matched: Matched, loaded_bytes: int, saved_bytes: int) -> RestoreR
     names = {node.index: readable(path) for path, node in placed if isinstance(node, SavedArray)}
     live = {index: leaf_type(data).dtype for index, data in target.casts.items()}
     live |= {index: target.sharded[index].kind.dtype for index in target.cast_shards}
-    told = choice.missing, choice.unexpected, choice.beside, choice.unwrapped
-    missing, unexpected, beside, unwrapped = ([readable(path) for path in paths] for paths in told)
+    found = choice.missing, choice.unexpected, choice.beside, choice.unwrapped
+    missing, unexpected, beside, unwrapped = ([readable(path) for path in paths] for paths in found)
     return RestoreReport(
         matched.saved.attempt.step,
         leaves=len(names.keys() - target.dropped),

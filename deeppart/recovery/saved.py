@@ -70,13 +70,13 @@ class SavedStep:
     Attributes:
         attempt: that saved it.
         documents: of all parts; of part 0 alone where all are alike.
-        apart: the paths at which anything is rank-local on any rank.
+        rank_local: the paths at which anything is rank-local on any rank.
         same_world: as many ranks restore it as saved it.
         structure: the structure that this rank restores.
         own_leaves: numbers of the leaves that are per rank.
         own_values: numbers of the values that are per rank.
-        wholes: the sharded tensors, and the values in parts of the state, which are leaves and values of ``structure``
-            behind all others.
+        global_state: the sharded tensors, and the values in parts of the state, which are leaves and values of
+            ``structure`` behind all others.
         first_global, first_value: number of the first of either there.
         left_out: numbers of the leaves that this rank does not restore.
         tree_as_saved: the tree of ``structure`` before anything was left out of it.

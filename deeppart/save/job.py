@@ -194,7 +194,7 @@ class LocalPart:
 
     Attributes:
         file: being written.
-        relay: the file that is written and read back.
+        growing: the file that is written and read back.
         encoding: how it is encoded.
         unchanged: the chunks to which it refers.
     """

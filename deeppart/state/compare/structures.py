@@ -33,7 +33,7 @@ from deeppart.state.values import encode_key
 
 #: Kinds of what is described for other ranks, besides those of containers: [kind, items].
 _ARRAY, _VALUE, _NONE, _RANK_LOCAL = "array", "value", "none", "apart"
-_RUN = "container of small values in a "
+_VALUES_IN = "container of small values in a "
 _SHARDED = "sharded tensor "
 _COMPOSITE = "tensor made of others, "
 _FORM = "object saved as a "
@@ -109,7 +109,7 @@ def _describe(node: Node) -> list[Any]:
         return [_ARRAY]
     if isinstance(node, ValueLeaf):
         kind = container_kind(node.value)
-        return [_NONE if node.value is None else _VALUE] if kind is None else [_RUN + kind]
+        return [_NONE if node.value is None else _VALUE] if kind is None else [_VALUES_IN + kind]
     if isinstance(node, RankLocal):
         return [_RANK_LOCAL]
     if isinstance(node, ShardedLeaf):
@@ -200,9 +200,9 @@ def _may_differ(one: list[Any], other: list[Any], path: Path) -> bool:
     """True if an item is saved per rank without being told to: lists of another length, and None while others have
     something.
     """
-    kinds = {one[0].removeprefix(_RUN), other[0].removeprefix(_RUN)}
+    kinds = {one[0].removeprefix(_VALUES_IN), other[0].removeprefix(_VALUES_IN)}
     if len(kinds) == 1:  # two lists or tuples of other lengths, or one of few values and one of many
-        return kinds <= {"list", "tuple"} or all(_RUN in each[0] or _holds_values(each) for each in (one, other))
+        return kinds <= {"list", "tuple"} or all(_VALUES_IN in each[0] or _holds_values(each) for each in (one, other))
     return bool(path) and _NONE in (one[0], other[0])
 
 
@@ -216,7 +216,7 @@ def _is_plain(described: list[Any]) -> bool:
     kind = described[0]
     if kind in ("list", "tuple"):
         return all(map(_is_plain, described[1]))
-    return kind in (_VALUE, _NONE) or kind.startswith(_RUN) or _holds_values(described)
+    return kind in (_VALUE, _NONE) or kind.startswith(_VALUES_IN) or _holds_values(described)
 
 
 def _holds_shards(described: list[Any]) -> bool:
@@ -257,6 +257,6 @@ def _name(described: list[Any]) -> str:
         return f"{'an' if kind.startswith(_FORM) else 'a'} {kind}"
     if len(described) == 2:
         return f"{name_kind(kind)} of {len(described[1])}"
-    if kind.startswith(_RUN):
-        return f"a container of small values in {name_kind(kind.removeprefix(_RUN))}"
+    if kind.startswith(_VALUES_IN):
+        return f"a container of small values in {name_kind(kind.removeprefix(_VALUES_IN))}"
     return {_ARRAY: "an array", _VALUE: "a small value", _NONE: "None"}.get(kind, name_kind(kind))

@@ -124,7 +124,7 @@ class _Choosing:
     def _check_live_container(self, value: Any, path: Path) -> None:
         """It is filled as a whole, and would lose what is to stay as it is and the checkpoint lacks."""
         if self._request.may_exclude_below(path) and _any_item(value, path, self._request.excludes):
-            raise _run_error(path)
+            raise _divided_error(path)
 
     def _check_same_keys(self, saved: Any, live: Any, path: Path, at: _At) -> None:
         """A large dict of small values becomes what was saved: that keeps no key, and leaves none out."""
@@ -231,7 +231,7 @@ class _Choosing:
         if not isinstance(saved, SavedBranch) or is_composite(saved):
             meets = self._request.excludes if at.asked else self._request.covers
             if isinstance(saved, SavedValue) and _any_item(self._values[saved.index], path, meets):
-                raise _run_error(path)
+                raise _divided_error(path)
             return saved if at.asked else None
         inner = [(key, path if saved.kind == "object" else (*path, key)) for key in saved.keys]
         children = [
@@ -314,7 +314,7 @@ def _is_small(saved: SavedNode) -> bool:
     return isinstance(saved, SavedValue)
 
 
-def _run_error(path: Path) -> StructureMismatchError:
+def _divided_error(path: Path) -> StructureMismatchError:
     return StructureMismatchError(
         "a container of small values is restored as a whole, and only some of it is asked for, or excluded",
         where=f"path {readable(path)}",

@@ -79,7 +79,7 @@ def _inner(level: list[Any]) -> list[Any] | None:
         return None
     items = list(chain.from_iterable(map(_items, level)))
     kinds = set(map(type, items))
-    if not all(kind in CONTAINERS or _fits_in_run(kind) for kind in kinds):
+    if not all(kind in CONTAINERS or _fits_in_a_value(kind) for kind in kinds):
         return None
     if kinds.isdisjoint(CONTAINERS):
         return []
@@ -93,10 +93,10 @@ def _items(container: Any) -> Collection[Any]:
 
 
 def _all_values(items: Collection[Any]) -> bool:
-    return all(map(_fits_in_run, set(map(type, items))))
+    return all(map(_fits_in_a_value, set(map(type, items))))
 
 
-def _fits_in_run(kind: type) -> bool:
+def _fits_in_a_value(kind: type) -> bool:
     """True for values that are replaced as a whole: those that change stay the objects that they are in a restore."""
     return is_value_type(kind) and kind not in MUTABLE
 
