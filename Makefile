@@ -23,6 +23,8 @@ none_is_fine = $(if $(ARGS),$(if $(filter test,$(MAKECMDGOALS)),|| { test $$? = 
 
 # Ranks share the processors of one machine in tests.
 collect test-single test-mpi test-sockets: export OMP_NUM_THREADS ?= 1
+# What is compiled is kept, whatever the shell says: every worker, rank and process would compile tests and library anew.
+collect quick test-single test-mpi test-sockets: export PYTHONDONTWRITEBYTECODE :=
 # Open MPI asks before it runs as root, or more ranks than there are processors.
 test-single test-mpi test-sockets: export OMPI_ALLOW_RUN_AS_ROOT ?= 1
 test-single test-mpi test-sockets: export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.mpi.launchers import ROOT, environment
-from tests.mpi.nurseries import borrowed, give_back
-from tests.mpi.nursery import PLAIN
+from tests.mpi.torchrun import interpreter
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("torchrun")]
 #: Until the schedule has 4 ranks: ranks from nurseries have made steps by then.
@@ -20,15 +19,10 @@ AFTER_S = 10
 
 def test_a_training_whose_size_changes_by_a_schedule_a_kill_and_a_file(tmp_path: Path) -> None:
     env = environment({}, 250.0)
-    nurseries = borrowed(env, 4)
-    python = [sys.executable] if nurseries is None else [*nurseries.python, PLAIN]
-    try:
+    with interpreter(env, 4) as python:
         demo = [sys.executable, str(ROOT / "examples" / "demo_elastic.py"), "--quick", "--after", str(AFTER_S)]
         command = [*demo, "--python", json.dumps(python)]
         done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=250)
-    finally:
-        if nurseries is not None:
-            give_back(nurseries)
     said = done.stdout + done.stderr
     assert done.returncode == 0, said
     assert "every sample once in each epoch, and the same losses" in done.stdout, said

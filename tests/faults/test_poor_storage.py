@@ -214,9 +214,9 @@ print("closed", flush=True)
 """
 
 
-def test_no_thread_of_the_library_keeps_a_process_from_ending(tmp_path: Path) -> None:
+def test_no_thread_of_the_library_keeps_a_process_from_ending(
+    tmp_path: Path, run_python: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
     """What the kernel does with a thread that hangs in it is the kernel's: in FUSE it waits for the answer."""
-    job = subprocess.run(
-        [sys.executable, "-c", _JOB, str(tmp_path)], capture_output=True, text=True, timeout=100, check=False
-    )
+    job = run_python(_JOB, str(tmp_path), timeout=100)
     assert (job.returncode, job.stdout) == (0, "closed\n"), job.stderr

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -115,15 +116,10 @@ assert rig.restores_compared == 1
 
 
 @pytest.mark.skipif(launchers.unavailable() is not None, reason=str(launchers.unavailable()))
-def test_a_restore_of_other_bytes_is_a_malfunction(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SABOTAGE, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+def test_a_restore_of_other_bytes_is_a_malfunction(
+    tmp_path: Path, run_python: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    done = run_python(SABOTAGE, str(tmp_path), timeout=110, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr
     said = done.stdout.splitlines()
     assert [line.split(":")[0] for line in said] == ["one element", "nothing restored"]

@@ -152,7 +152,6 @@ def test_a_tie_beyond_its_owner_is_refused(checkpoint: Path, leaf: list[int], he
 
 
 def test_what_repeats_its_elements_is_not_written_out(tmp_path: Path) -> None:
-    state = {"wide": torch.zeros(1, 8).expand(1 << 30, 8), "narrow": torch.ones(8)}
     whole = torch.zeros(1, 8)
     state = {"owner": whole, "wide": whole.expand(1 << 30, 8), "narrow": torch.ones(8)}
     with deeppart.Checkpointer(Config(persistent_dir=str(tmp_path / "ckpt"))) as checkpointer:

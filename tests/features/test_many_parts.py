@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.unit.cli_support import forge
@@ -27,11 +27,9 @@ assert live["a"].tolist() == list(range(900))
 """
 
 
-def test_with_few_descriptors(tmp_path: Path) -> None:
+def test_with_few_descriptors(tmp_path: Path, run_python: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     """And it is the newest step that is restored."""
     forge(tmp_path, 1, ranks=1)
     forge(tmp_path, 2, ranks=RANKS)
-    done = subprocess.run(
-        [sys.executable, "-c", READS, str(tmp_path)], capture_output=True, text=True, timeout=200, check=False
-    )
+    done = run_python(READS, str(tmp_path), timeout=200)
     assert done.returncode == 0, done.stderr

@@ -18,7 +18,15 @@ from typing import Any
 #: Ranks whose numbers follow each other differ in all that chance decides when an interpreter starts. Each nursery more
 #: imports torch once more, for every pytest process that starts ranks.
 NURSERIES = 2
-_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_FORWARDED = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGURG,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
 
 
 def main(sockets: str, arguments: list[str]) -> int:

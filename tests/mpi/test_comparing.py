@@ -81,6 +81,7 @@ def filled(comm: Any, directory: Path, name: str) -> tuple[list[tuple[str, ...]]
     return reported, same, len(list(directory.glob("suspect-*")))
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", BUFFERS)
 def test_a_buffer_of_each_rank_is_found_at_the_next_checkpoint(run_on: Any, shared_path: Path, name: str) -> None:
     for reported, same, records in run_on(2, filled, shared_path, name):

@@ -74,6 +74,7 @@ def saving(comm: Any, directory: Path, owner: Any, name: str, on_rank: int) -> t
     return found, time.monotonic() - began
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("owner", "name", "on_rank", "expected"),
     [
@@ -188,6 +189,7 @@ def opening(comm: Any, directory: Path, owner: Any, name: str, on_rank: int) -> 
     return outcome, time.monotonic() - began
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("owner", "name", "on_rank", "outcomes"),
     [

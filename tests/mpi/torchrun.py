@@ -59,7 +59,7 @@ def torchrun_prints(
         variables: in its environment.
     """
     env = environment({}, LIMIT_S)
-    with _python(env, n, anew=anew) as python:
+    with interpreter(env, n, anew=anew) as python:
         ranks = [] if anew else ["--no-python", *python]
         given = ["--nproc-per-node", str(n), *(options or ("--master-port", str(free_port())))]
         command = [*python, "-m", "torch.distributed.run", *given, *ranks, *map(str, arguments)]
@@ -76,13 +76,13 @@ def with_variables(
     """
     _forget(directory)
     env = environment({}, LIMIT_S) | {"WORLD_SIZE": str(n), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    with _python(env, n, anew=anew) as python:
+    with interpreter(env, n, anew=anew) as python:
         _finished([[*python, *map(str, arguments)]] * n, [env | {"RANK": str(rank)} for rank in range(n)], expect_rc)
     return _told(n, directory)
 
 
 @contextmanager
-def _python(env: Mapping[str, str], ranks: int, *, anew: bool) -> Iterator[list[str]]:
+def interpreter(env: Mapping[str, str], ranks: int, *, anew: bool = False) -> Iterator[list[str]]:
     """The beginning of a command that is a Python's: of an interpreter, or of what stands for one from a nursery."""
     nurseries = None if anew else borrowed(env, ranks)
     try:

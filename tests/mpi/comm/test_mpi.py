@@ -1,24 +1,31 @@
-"""The communicator on real ranks: every operation, waits that end, messages above 2 GiB.
-
-Run inside mpirun (``make test-mpi``).
-"""
+"""The communicator on real ranks: every operation, waits that end, agreement, messages above 2 GiB."""
 
 from __future__ import annotations
 
 import gc
 import os
+import re
+import time
+import warnings
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import xxhash
 
-from deeppart.comm import Comm, connect, finish
-from deeppart.errors import CommError
+from deeppart.comm import Comm, agree, connect, finish, raise_together, together, waiting
+from deeppart.elastic.ranks import ranks_of_job
+from deeppart.errors import CommError, PeerTimeoutError, RemoteRankError, StateError
+from deeppart.stopping import agreement_of_job
+from deeppart.stopping.agreement import OfJob
 from tests.mpi.comm.limits import LIMIT_S, do
 
 pytestmark = pytest.mark.mpi(min_size=2)
+
+
+# --- The communicator on real ranks -----------------------------------------------------------------------------------
 
 
 def test_collectives(comm: Comm) -> None:
@@ -126,3 +133,115 @@ def test_memory_of_operations_that_are_given_up_is_kept(comm: Comm, own_channel:
         do(comm, comm.allgather(b"everything has arrived"))
         kept = alive()
         assert kept is not None and (kept == expected).all()
+
+
+# --- Waits that end, and say for whom they waited ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("action", ["always", "error"])
+def test_who_waits_long_says_for_whom(
+    own_channel: Comm, action: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once, one rank for all that wait; and it goes on waiting, where warnings are errors too."""
+    monkeypatch.setattr(waiting, "NOTICE_S", 1.0)
+    monkeypatch.setattr(waiting, "PATIENCE_MOST_S", 0.1)
+    rank, late = own_channel.rank, own_channel.size - 1
+    if rank == late:
+        time.sleep(3.0)
+    with warnings.catch_warnings(record=action == "always") as caught:
+        warnings.simplefilter(action)
+        texts = finish(own_channel, own_channel.allgather(b"x"), "checkpoint(step=7)", LIMIT_S)
+    assert texts == [b"x"] * own_channel.size
+    said = [str(each.message) for each in caught] if caught is not None else capsys.readouterr().err.splitlines()
+    assert len(said) == (rank == 0)
+    assert all(f"checkpoint(step=7): waiting for rank {late} for 1 s" in text for text in said)
+
+
+def test_a_missing_rank_is_named_and_the_channel_says_it_is_broken(comm: Comm, own_channel: Comm) -> None:
+    if comm.rank < comm.size - 1:
+        with pytest.raises(PeerTimeoutError, match=r"waited .* for ") as caught:
+            finish(own_channel, own_channel.maximum(np.zeros(1, dtype=np.int64)), "save(step=4)", 1.0)
+        named = caught.value.summary.partition(" for ")[2]
+        assert re.search(rf"\b{comm.size - 1}\b", named), "on a busy machine others may be late as well"
+        with pytest.raises(CommError, match="can no longer communicate"):
+            finish(own_channel, own_channel.allgather(b""), "save(step=5)", 1.0)
+    assert do(comm, comm.allgather(b"the other channel works")) == [b"the other channel works"] * comm.size
+
+
+def test_ranks_that_wait_hear_of_one_that_has_abandoned_the_channel(comm: Comm, own_channel: Comm) -> None:
+    """Long before their timeout, also if they begin to wait only afterwards; no other channel is affected."""
+    last = comm.size - 1
+    if comm.rank == last:
+        own_channel.abandon(CommError("a thread has ended"))
+        with pytest.raises(CommError, match="a thread has ended"):
+            finish(own_channel, own_channel.allgather(b""), "save(step=4)", LIMIT_S)
+    else:
+        began = time.monotonic()
+        with pytest.raises(CommError, match=rf"save\(step=4\): rank {last} cannot take part any more"):
+            finish(own_channel, own_channel.allgather(b""), "save(step=4)", 10 * LIMIT_S)
+        assert time.monotonic() - began < LIMIT_S
+    assert do(comm, comm.allgather(b"the other channel works")) == [b"the other channel works"] * comm.size
+
+
+# --- Every rank sees the same before it goes on -----------------------------------------------------------------------
+
+
+def test_agreement(comm: Comm) -> None:
+    agreed = agree(comm, {"same": 5, "other": comm.rank}, {"flag": comm.rank}, "test", LIMIT_S)
+    assert agreed.differing == {"other"} and agreed.flags == {"flag": comm.size - 1}
+    raise_together(comm, None, "test", LIMIT_S)
+    with pytest.raises(StateError if comm.rank == 1 else RemoteRankError, match="what is wrong"):
+        raise_together(comm, StateError("what is wrong") if comm.rank == 1 else None, "test", LIMIT_S)
+
+
+def fails_on(rank: int, failing: int, error: Exception) -> Callable[[], int]:
+    """Something to do, which fails on one rank and returns ten times the rank on the others."""
+
+    def do() -> int:
+        if rank == failing:
+            raise error
+        return 10 * rank
+
+    return do
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_an_error_of_the_library_ends_it_on_all_ranks(comm: Comm, last: bool) -> None:
+    failing = comm.size - 1 if last else 0
+    own = StateError("what is wrong", todo="mend it")
+    with pytest.raises(StateError if comm.rank == failing else RemoteRankError) as caught:
+        together(comm, fails_on(comm.rank, failing, own), "it failed", ("the test", LIMIT_S))
+    if comm.rank == failing:
+        assert caught.value is own, "as it is"
+    else:
+        assert caught.value.summary == f"the test: refused by rank {failing}"
+        assert "what is wrong" in str(caught.value.found) and "it failed" not in str(caught.value)
+        assert "no rank has saved or changed anything" in str(caught.value.todo)
+
+
+# --- One channel for a process, whatever shares it --------------------------------------------------------------------
+
+
+def test_what_is_under_way_is_not_disturbed_by_what_others_exchange() -> None:
+    """Rank 0 is further in one call than the others when all of them begin another one."""
+    ranks, agreement = ranks_of_job(), agreement_of_job()
+    assert isinstance(agreement, OfJob)
+    answers = list[bool]()
+    for call in range(12):
+        answers.append(agreement.ask(ranks.rank == 1 and call == 6))
+        for _ in range(5 if ranks.rank == 0 else 0):
+            time.sleep(0.01)
+            go_on(agreement)
+        assert ranks.gather([ranks.rank, call], "comparing") == [[rank, call] for rank in range(ranks.size)]
+    assert answers == [False] * 7 + [True] * 5
+    assert not agreement.agree(False) and agreement.agree(ranks.rank == 0)
+    agreement.finish()
+
+
+def go_on(agreement: OfJob) -> None:
+    """As far as it goes without the others."""
+    if agreement._operation is not None:
+        try:
+            next(agreement._operation)
+        except StopIteration as stop:
+            agreement._operation, agreement._said = None, stop.value

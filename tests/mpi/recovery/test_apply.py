@@ -100,6 +100,7 @@ SPOILED: dict[Callable[[int], State], tuple[str, str]] = {
 }
 
 
+@pytest.mark.sweep(2, kinds=("make",))
 @pytest.mark.parametrize(("ranks", "per_rank"), [(2, "strict"), (3, "rank0")])
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("make", SPOILED, ids=lambda make: make.__name__)

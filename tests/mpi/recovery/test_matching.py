@@ -1,4 +1,4 @@
-"""What ranks match together with a step: ties that all of them have, and what is left alone as a whole.
+"""What is left alone as a whole where ranks match a step together.
 
 Run inside one mpirun of 4 ranks (``make test-mpi``); ``run_on(n, ...)`` makes a job of the first n.
 """
@@ -15,14 +15,9 @@ import pytest
 import torch
 
 import deeppart
-from tests.mpi.recovery.into_ties import restored_into_ties
 from tests.mpi.state.apart_states import config, save
 
 pytestmark = pytest.mark.mpi(min_size=4)
-
-
-def test_what_all_ranks_tie_was_meant_to_be_tied(run_on: Any, shared_path: Path) -> None:
-    assert run_on(2, restored_into_ties, shared_path, "all ranks") == [("StructureMismatchError", True)] * 2
 
 
 def generators(seed: int) -> tuple[dict[str, Any], Any, random.Random, np.random.RandomState]:

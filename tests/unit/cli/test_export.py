@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
-import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import h5py
@@ -62,7 +61,9 @@ def test_a_file_of_that_name_is_not_touched(tmp_path: Path) -> None:
         assert file.attrs["step"] == 2
 
 
-def test_storage_that_fills_up_leaves_nothing(tmp_path: Path) -> None:
+def test_storage_that_fills_up_leaves_nothing(
+    tmp_path: Path, run_python: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
     """A limit on the size of files stands for a full file system: the write fails the same way."""
     save(tmp_path / "ckpt", 1)
     code = f"""
@@ -75,8 +76,6 @@ def test_storage_that_fills_up_leaves_nothing(tmp_path: Path) -> None:
         except StorageError as error:
             print(error)
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=200, check=False
-    )
+    done = run_python(code, timeout=200)
     assert done.returncode == 0 and "cannot write the archive" in done.stdout, done.stdout + done.stderr
     assert os.listdir(tmp_path) == ["ckpt"]

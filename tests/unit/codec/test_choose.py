@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 
@@ -23,12 +25,12 @@ def decoded(chunk: EncodedChunk, raw_length: int) -> bytes:
 
 
 @pytest.mark.parametrize("compression", ["none", "tensor", "zstd", "zstd:1", "zstd:22", "zstd:-7"])
-@pytest.mark.parametrize("raw", [b"x", ZEROS, NOISE, FLOATS, BFLOATS], ids=["one", "zeros", "noise", "f32", "bf16"])
-@pytest.mark.parametrize("dtype", ["", "float32", "int64", "uint8", "float8_e4m3fn"])
-def test_chooser_round_trip_and_never_longer(compression: str, raw: bytes, dtype: str) -> None:
-    chunk = Chooser(compression).encode_chunk(memoryview(raw), dtype)
-    assert decoded(chunk, len(raw)) == raw
-    assert len(chunk.data) < len(raw) or (chunk.codec_id == 0 and len(chunk.data) == len(raw))
+def test_chooser_round_trip_and_never_longer(compression: str) -> None:
+    dtypes = ("", "float32", "int64", "uint8", "float8_e4m3fn") if compression == "tensor" else ("float32",)
+    for raw, dtype in product((b"x", ZEROS, NOISE, FLOATS, BFLOATS), dtypes):
+        chunk = Chooser(compression).encode_chunk(memoryview(raw), dtype)
+        assert decoded(chunk, len(raw)) == raw
+        assert len(chunk.data) < len(raw) or (chunk.codec_id == 0 and len(chunk.data) == len(raw))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""One channel for a process; between ranks: tests/mpi/comm/test_job.py."""
+"""One channel for a process; between ranks: tests/mpi/comm/test_mpi.py."""
 
 from __future__ import annotations
 

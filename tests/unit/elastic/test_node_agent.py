@@ -16,25 +16,28 @@ import pytest
 from deeppart.elastic.launching import RunResult
 from deeppart.elastic.node_agent import FAILED, NO_COMMAND, NOT_MET, PORT_TAKEN, STOP_RANKS, Assignment, exit_code
 from tests.mpi.launchers import ROOT, environment
+from tests.mpi.torchrun import interpreter
 from tests.ports import free_port
 
 pytestmark = [pytest.mark.timeout(220), pytest.mark.xdist_group("torchrun")]
 
 
-def agent(node: int, ranks: int, endpoint: str, script: str, grace_s: float = 60.0) -> subprocess.Popen[str]:
-    text = Assignment("run", ranks, node, 2, endpoint, grace_s).as_text()
-    rank = (sys.executable, "-I", "-S", "-c", f"import os, signal, sys, time\n{script}")
-    return subprocess.Popen(
-        [sys.executable, "-m", "deeppart.elastic.node_agent", text, *rank],
-        cwd=ROOT, env=environment({}, 100.0), stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+@pytest.fixture(scope="module")
+def agent() -> Iterator[list[str]]:
+    """The beginning of an agent's command, which need not import torch."""
+    with interpreter(environment({}, 100.0), 2) as python:
+        yield [*python, "-m", "deeppart.elastic.node_agent"]
 
 
 @contextmanager
-def pair(script: str, grace_s: float = 60.0) -> Iterator[list[subprocess.Popen[str]]]:
+def pair(agent: list[str], script: str, grace_s: float = 60.0) -> Iterator[list[subprocess.Popen[str]]]:
     """Two nodes, with two ranks and one; their agents end with the block, and at that their ranks."""
-    endpoint = f"localhost:{free_port()}"
-    nodes = [agent(node, ranks, endpoint, script, grace_s) for node, ranks in enumerate((2, 1))]
+    endpoint, nodes = f"localhost:{free_port()}", []
+    rank = (sys.executable, "-I", "-S", "-c", f"import os, signal, sys, time\n{script}")
+    for number, ranks in enumerate((2, 1)):
+        command = [*agent, Assignment("run", ranks, number, 2, endpoint, grace_s).as_text(), *rank]
+        env = environment({}, 100.0)
+        nodes.append(subprocess.Popen(command, cwd=ROOT, env=env, stderr=subprocess.PIPE, text=True))
     try:
         yield nodes
     finally:
@@ -45,7 +48,13 @@ def pair(script: str, grace_s: float = 60.0) -> Iterator[list[subprocess.Popen[s
             node.communicate(timeout=30)
 
 
-def test_two_nodes_with_uneven_ranks_are_told_and_leave(tmp_path: Path) -> None:
+def ended(command: list[str]) -> subprocess.CompletedProcess[str]:
+    """An agent, to its end."""
+    env = environment({}, 100.0)
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=100, check=False)
+
+
+def test_two_nodes_with_uneven_ranks_are_told_and_leave(agent: list[str], tmp_path: Path) -> None:
     """Each agent tells its own ranks, and goes on until they have left; a rank that ignores it is killed in the end."""
     script = f"""
 where = {str(tmp_path)!r} + "/" + "-".join(os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
@@ -53,8 +62,8 @@ signal.signal(signal.SIGUSR1, signal.SIG_IGN if os.environ["RANK"] == "2" else l
 open(where, "w").close()
 time.sleep(100)
 """
-    with pair(script, grace_s=1.0) as nodes:
-        until = time.monotonic() + 110  # a busy machine imports torch for a minute
+    with pair(agent, script, grace_s=1.0) as nodes:
+        until = time.monotonic() + 110
         while len(list(tmp_path.iterdir())) < 3 and time.monotonic() < until:
             time.sleep(0.05)
         assert sorted(path.name for path in tmp_path.iterdir()) == ["0-3-0", "1-3-1", "2-3-0"]
@@ -65,7 +74,7 @@ time.sleep(100)
     assert "elastic-run: rank 2 on " in said[1] and "killed by SIGKILL" in said[1]
 
 
-def test_ranks_alone_are_told_and_once(tmp_path: Path) -> None:
+def test_ranks_alone_are_told_and_once(agent: list[str], tmp_path: Path) -> None:
     """By a signal that comes several times, and does nothing to others: it may go to all processes of a step."""
     script = f"""
 where = {str(tmp_path)!r} + "/"
@@ -74,7 +83,7 @@ open(where + os.environ["RANK"], "w").close()
 while not os.path.exists(where + "over"): time.sleep(0.05)
 sys.exit(143)
 """
-    with pair(script) as nodes:
+    with pair(agent, script) as nodes:
         until = time.monotonic() + 110
         while len(list(tmp_path.iterdir())) < 3 and time.monotonic() < until:
             time.sleep(0.05)
@@ -90,42 +99,36 @@ sys.exit(143)
 
 
 @pytest.mark.parametrize("node", [0, 1])
-def test_an_agent_that_has_waited_for_the_others_has_not_failed(node: int) -> None:
+def test_an_agent_that_has_waited_for_the_others_has_not_failed(agent: list[str], node: int) -> None:
     """Neither the one that they meet at, nor one that comes there."""
-    text = Assignment("run", 1, node, 2, f"localhost:{free_port()}", 5.0, meet_s=2).as_text()
-    done = subprocess.run(
-        [sys.executable, "-m", "deeppart.elastic.node_agent", text, "true"],
-        cwd=ROOT, env=environment({}, 100.0), capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
+    done = ended([*agent, Assignment("run", 1, node, 2, f"localhost:{free_port()}", 5.0, meet_s=2).as_text(), "true"])
     assert done.returncode == NOT_MET, done.stderr
     assert "elastic-run: " in done.stderr and "has waited at localhost:" in done.stderr
 
 
-def alone(endpoint: str, *command: str) -> subprocess.CompletedProcess[str]:
-    """The agent of one node of one, to its end."""
-    text = Assignment("run", 1, 0, 1, endpoint, 5.0).as_text()
-    return subprocess.run(
-        [sys.executable, "-m", "deeppart.elastic.node_agent", text, *command],
-        cwd=ROOT, env=environment({}, 100.0), capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
+def alone(endpoint: str) -> str:
+    """What the agent of one node of one is to do."""
+    return Assignment("run", 1, 0, 1, endpoint, 5.0).as_text()
 
 
 def test_a_command_that_is_none_is_said_in_a_line() -> None:
-    done = alone(f"localhost:{free_port()}", "/nowhere/train")
+    """Of a real process of its own."""
+    agent = [sys.executable, "-m", "deeppart.elastic.node_agent"]
+    done = ended([*agent, alone(f"localhost:{free_port()}"), "/nowhere/train"])
     assert done.returncode == NO_COMMAND
     assert "elastic-run: the command of the ranks cannot be started on " in done.stderr
     assert "/nowhere/train" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_a_port_that_somebody_else_has_is_told_from_a_node_that_fails() -> None:
+def test_a_port_that_somebody_else_has_is_told_from_a_node_that_fails(agent: list[str]) -> None:
     with socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True) as other:
-        done = alone(f"localhost:{other.getsockname()[1]}", "true")
+        done = ended([*agent, alone(f"localhost:{other.getsockname()[1]}"), "true"])
     assert done.returncode == PORT_TAKEN, done.stderr
     assert "the port is in use" in done.stderr and "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(
-    ("ended", "code"),
+    ("result", "code"),
     [
         (RunResult(0), 0),
         (RunResult(143, rank=1), 143),
@@ -136,5 +139,5 @@ def test_a_port_that_somebody_else_has_is_told_from_a_node_that_fails() -> None:
         (RunResult(143, by_signal=signal.SIGINT), 130),
     ],
 )
-def test_codes_tell_ranks_from_nodes(ended: RunResult, code: int) -> None:
-    assert exit_code(ended) == code
+def test_codes_tell_ranks_from_nodes(result: RunResult, code: int) -> None:
+    assert exit_code(result) == code

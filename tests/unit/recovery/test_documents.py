@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from deeppart.comm import Comm
 from deeppart.errors import CorruptFileError
 from deeppart.recovery.saved import content_at, rank_local_paths
 from deeppart.state.document.global_state import GlobalState
@@ -18,6 +19,7 @@ from deeppart.testing.states import difference
 from tests.fuzz.images import PartImage
 from tests.unit.cli_support import forge
 from tests.unit.recovery.opened import documents_of, edit_parts, open_step
+from tests.unit.sharded_states import on_ranks
 
 
 @pytest.fixture
@@ -71,6 +73,25 @@ def test_damage_is_named_by_step_and_part(root: Path, edit: Any) -> None:
         open_step(root).documents()
     text = str(caught.value)
     assert DAMAGE[edit] in text and "restore of step 4" in text
+
+
+@pytest.mark.parametrize("part", [0, 1, 2])
+def test_it_is_told_on_all_ranks(root: Path, part: int) -> None:
+    """Also on those that have read other parts, or none."""
+
+    def harm(rank: int, image: PartImage) -> None:
+        if rank == part:
+            image.meta["leaves"] = {}
+
+    def told(comm: Comm) -> str:
+        opened = open_step(root, comm)
+        with pytest.raises(CorruptFileError) as caught:
+            opened.documents()
+        return str(caught.value)
+
+    edit_parts(root, harm)
+    for text in on_ranks(4, told):
+        assert f"part {part}" in text and "does not fit the structure document" in text
 
 
 # --- what stands apart ------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from deeppart.errors import (
     StateError,
     StructureMismatchError,
 )
-from deeppart.recovery.matching import Matched
+from deeppart.recovery.matching import Matched, notices
 from deeppart.recovery.old_ranks import Mapped, OldLeaves, bring_old_leaves, map_old_leaves, memory_for_old_leaves
 from deeppart.state.restore.target import DROPPED
 from deeppart.testing.states import difference
@@ -55,6 +55,22 @@ def mapped(opened: Opened, state: Any, per_rank: Any) -> tuple[Matched, Mapped]:
 
 def last(path: str, old: list[Any], rank: int, size: int) -> Any:
     return old[-1]
+
+
+def test_strict_refuses_and_names_all_that_is_a_ranks_own(opened: Opened) -> None:
+    with pytest.raises(PerRankError) as caught:
+        opened.matched(live_for_forged())
+    assert "rng" in str(caught.value.found) and "position" in str(caught.value.found)
+    assert "3 ranks" in caught.value.summary and "1 rank" in caught.value.summary and caught.value.where == "step 4"
+
+
+def test_drop_leaves_them_alone_and_says_so(opened: Opened) -> None:
+    matched = opened.matched(live_for_forged(), "drop")
+    assert matched.target.dropped == {2} and matched.target.live.keys() == {0, 1}
+    (notice,) = notices(matched, 1)
+    assert isinstance(notice, PerRankNotice) and "rng" in str(notice) and "position" in str(notice)
+    assert "of 3 ranks on 1" in str(notice) and "stays as it was" in str(notice)
+    assert '"rank0" or a function' in str(notice)
 
 
 # --- what is brought --------------------------------------------------------------------------------------------------
@@ -141,6 +157,20 @@ def test_what_stands_apart_goes_the_way_of_its_glob(tmp_path: Path) -> None:
     assert sorted(asked) == [("late", [None, 2, 2])] * 2 + [("mine", [1, 2, 3])] * 2
     for found in live:
         assert difference({**state(2), "first": state(0)["first"], "kept": state(7, 1)["kept"]}, found) is None
+
+
+@pytest.mark.filterwarnings("ignore::deeppart.errors.DeeppartWarning")
+@pytest.mark.parametrize("replicated", ["auto", "none", {"a": "none", "*": "auto"}], ids=str)
+def test_tied_leaves_of_each_rank(tmp_path: Path, replicated: Any) -> None:
+    def tied(rank: int) -> dict[str, torch.Tensor]:
+        a = torch.full((1_000,), float(rank))
+        return {"a": a, "b": a, "c": a[10:20]}
+
+    save(tmp_path, [tied(0), tied(1)], replicated=replicated)
+    for per_rank, expected in (("rank0", 0.0), (last, 1.0)):
+        live: dict[str, torch.Tensor] = {}
+        restore(tmp_path, [live], replicated=replicated, per_rank=per_rank)
+        assert [float(leaf.mean()) for leaf in live.values()] == [expected] * 3
 
 
 # --- what it becomes --------------------------------------------------------------------------------------------------

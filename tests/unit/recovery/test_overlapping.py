@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import deeppart
+from deeppart.comm import Comm
 from deeppart.errors import StructureMismatchError
 from deeppart.recovery.apply import ToFill, arrays_to_fill, check_conflicts
 from deeppart.recovery.matching import Matched
@@ -18,6 +19,8 @@ from deeppart.recovery.old_ranks import Mapped
 from deeppart.state.restore.scatter import Scatter, whole_leaves
 from deeppart.testing.states import difference
 from tests.unit.recovery.opened import Opened, open_step
+from tests.unit.sharded_states import checkpointer, on_ranks
+from tests.unit.sharded_states import save as save_ranks
 
 Pair = tuple[Any, Any]
 
@@ -92,6 +95,40 @@ def test_what_was_saved_so_comes_back_so(tmp_path: Path, name: str) -> None:
         assert checkpointer.restore(live) == 1
     assert live["a"] is one and live["b"] is other
     assert difference(state, live) is None
+
+
+#: What ranks hold of two leaves that were saved apart: who ties them, the second one's contents, the errors of ranks.
+ON_RANKS: dict[str, tuple[str, float, list[str]]] = {
+    "the same bytes on one rank": ("rank 0", 0.0, ["", ""]),
+    "other bytes on one rank": ("rank 0", 1.0, ["StructureMismatchError", "RemoteRankError"]),
+    "all ranks": ("all", 0.0, ["StructureMismatchError"] * 2),  # what all ranks tie was meant to be tied
+}
+
+
+@pytest.mark.parametrize("case", ON_RANKS)
+def test_ranks_look_together_at_what_some_of_them_tie(tmp_path: Path, case: str) -> None:
+    """A rank that ties nothing takes part: nobody waits."""
+    who, second, errors = ON_RANKS[case]
+    saved = {"a": torch.zeros(100), "b": torch.full((100,), second)}
+    save_ranks(tmp_path, [saved] * 2)
+
+    def restored(comm: Comm) -> str:
+        buffer = torch.full((150,), 7.0)
+        live = {"a": torch.full((100,), 7.0), "b": torch.full((100,), 7.0)}
+        if who == "all":
+            live["b"] = live["a"]
+        elif comm.rank == 0:
+            live = {"a": buffer[:100], "b": buffer[50:]}
+        error = ""
+        with checkpointer(tmp_path, comm) as ck:
+            try:
+                ck.restore(live)
+            except deeppart.DeeppartError as caught:
+                error = type(caught).__name__
+        assert difference({name: torch.full((100,), 7.0) for name in live} if error else saved, live) is None
+        return error
+
+    assert on_ranks(2, restored) == errors
 
 
 # --- what is looked at, step by step ----------------------------------------------------------------------------------

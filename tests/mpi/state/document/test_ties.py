@@ -116,6 +116,7 @@ def all_ways_back(comm: Any, directory: Path, build: Build, replicated: Any) -> 
     return found
 
 
+@pytest.mark.sweep(2, kinds=("build",))
 @pytest.mark.parametrize("replicated", ["none", {"*": "none"}, "auto", "verify"], ids=str)
 @pytest.mark.parametrize(
     "build", [other_slice, other_shape, tied_on_rank(0), tied_on_rank(1)], ids=lambda b: b.__name__
@@ -125,6 +126,7 @@ def test_ties_that_not_all_ranks_have(run_on: Any, shared_path: Path, build: Bui
         assert all(found.values()), found
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("build", "replicated"),
     [

@@ -1,15 +1,29 @@
-"""An export as a whole: what is refused before anything is read."""
+"""An export as a whole: what is refused, how leaves are read, what is made beside its place."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
-from deeppart.errors import RestoreError, StorageError, StructureMismatchError
+from deeppart import access
+from deeppart.errors import RestoreError, StateError, StorageError, StructureMismatchError
 from deeppart.extension.export import export
+from deeppart.extension.export.beside import BesideFile, BesideFolder
+from deeppart.extension.export.content import Content
 from deeppart.interop.dcp.writing import DcpWriter
+from deeppart.offline.find import with_checkpoint
+from deeppart.offline.reading import OpenCheckpoint
+from deeppart.testing.states import Box
 from tests.unit.cli_support import save
+from tests.unit.interop.making import saved
+
+# --- An export as a whole ---------------------------------------------------------------------------------------------
 
 
 def test_what_is_refused_leaves_nothing(tmp_path: Path) -> None:
@@ -56,3 +70,83 @@ def test_a_step_is_not_written_over_by_its_own_archive(tmp_path: Path) -> None:
             export(tmp_path / "ckpt", out, overwrite=True)
     assert {path.name: path.read_bytes() for path in step.iterdir()} == before
     assert export(tmp_path / "ckpt", tmp_path / "ckpt" / "archive.h5").step == 1
+
+
+# --- What of a checkpoint is exported, and how its leaves are read ----------------------------------------------------
+
+
+def looked_at(root: Path, look: Callable[[Content], Any], **options: Any) -> Any:
+    def use(chosen: Any) -> Any:
+        with ExitStack() as files:
+            checkpoint = OpenCheckpoint(files, chosen.directory, chosen.manifest, 0, signing=None)
+            return look(Content(checkpoint, **options))
+
+    return with_checkpoint(root, None, use, None)
+
+
+def test_containers_by_their_paths(tmp_path: Path) -> None:
+    state = {"m": Box({"a/b": {"x": torch.ones(1)}, "l": [{"y": torch.ones(2)}]}), "n": 5}
+    root = saved(tmp_path / "ckpt", state)
+    for path, leaves in (("m", 2), ("m/a~1b", 1), ("/m/l/", 1), ("m/l/0", 1)):
+        assert looked_at(root, lambda content: len(content.leaves), inner=path) == leaves
+    for path in ("n", "m/x", "m/l/1", "m/l/0/y", "none"):
+        with pytest.raises(StructureMismatchError, match="no such container"):
+            looked_at(root, id, inner=path)
+
+
+def test_a_few_bytes_that_would_be_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = torch.ones(10)
+    root = saved(tmp_path / "ckpt", {"a": base, "wide": base[:1].expand(5000)})
+    looked_at(root, Content.refuse_repeats)
+    monkeypatch.setattr("deeppart.offline.reading.BATCH_BYTES", 1000)
+    with pytest.raises(StateError, match="repeats its few bytes"):
+        looked_at(root, Content.refuse_repeats)
+
+
+# --- What is made beside its place, and what is left of it ------------------------------------------------------------
+
+
+def test_a_file_appears_when_it_is_complete(tmp_path: Path) -> None:
+    with access.open_folder(tmp_path) as folder:
+        with BesideFile(folder, "x", tmp_path / "x") as file:
+            with file.stream() as stream:
+                for size in (3, 5000, 9 << 20, 0, 1):
+                    assert stream.write(bytes([size % 251]) * size) == size
+            assert not (tmp_path / "x").exists() and stream.nbytes == 3 + 5000 + (9 << 20) + 1
+            assert file.finish() == stream.nbytes
+    expected = b"".join(bytes([size % 251]) * size for size in (3, 5000, 9 << 20, 1))
+    assert (tmp_path / "x").read_bytes() == expected and os.listdir(tmp_path) == ["x"]
+
+
+def test_an_error_leaves_nothing(tmp_path: Path) -> None:
+    with access.open_folder(tmp_path) as folder:
+        with pytest.raises(ZeroDivisionError):
+            with BesideFile(folder, "x", tmp_path / "x") as file, file.stream() as stream:
+                stream.write(bytes(10 << 20))
+                raise ZeroDivisionError
+        with pytest.raises(ZeroDivisionError):
+            with BesideFolder(folder, "d", tmp_path / "d") as made:
+                with made.file(".metadata") as file, file.stream() as stream:
+                    stream.write(b"x")
+                    file.finish()
+                raise ZeroDivisionError
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_directory_takes_the_place_of_one_that_was_made_so(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "model-00001-of-00002.safetensors").write_text("old")
+    with access.open_folder(tmp_path) as folder:
+        for name in (".metadata", "model.safetensors"):
+            with BesideFolder(folder, "d", tmp_path / "d") as made:
+                with made.file(name) as file:
+                    with file.stream() as stream:
+                        stream.write(b"new")
+                    file.finish()
+                assert made.finish() == 3
+            assert os.listdir(tmp_path) == ["d"] and os.listdir(tmp_path / "d") == [name]
+        (tmp_path / "d" / "notes.txt").write_text("mine")
+        with pytest.raises(StorageError, match="more than an export makes") as caught:
+            with BesideFolder(folder, "d", tmp_path / "d") as made:
+                made.finish()
+        assert caught.value.found == "notes.txt" and os.listdir(tmp_path) == ["d"]

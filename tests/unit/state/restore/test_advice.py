@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 import deeppart
-from deeppart.errors import DeeppartWarning, StateError, StructureMismatchError
+from deeppart.errors import DeeppartWarning, LeafMismatchError, StateError, StructureMismatchError
 
 pytestmark = pytest.mark.usefixtures("working_directory")
 
@@ -206,6 +206,16 @@ def test_wrappers_are_looked_through_and_it_is_told(tmp_path: Path, name: str) -
         assert ck.restored is not None and len(ck.restored.unwrapped) == 1
     pairs = zip(tensors_of(saved), tensors_of(live), strict=True)
     assert all(torch.equal(one, other) for one, other in pairs) and len(tensors_of(live)) >= 4
+
+
+def test_a_leaf_of_another_shape_behind_a_wrapper_is_not_put_down_to_the_wrapper(ck: deeppart.Checkpointer) -> None:
+    def layers(last: int) -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, last))
+
+    ck.checkpoint({"model": torch.nn.DataParallel(layers(9))}, 1).wait()
+    with pytest.raises(LeafMismatchError) as caught:
+        ck.restore({"model": layers(2)}, strict=False)
+    assert "exclude='model/1.weight'" in str(caught.value) and "DataParallel" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", NESTING)

@@ -30,7 +30,8 @@ Point = namedtuple("Point", "x y")
 Other = namedtuple("Other", "x z")
 HUGE = 7**20000
 CASES: dict[str, Callable[[], Case]] = {
-    "shape": lambda: (ones(3), zeros(4), LeafMismatchError, "bad", ["float32[3]", "float32[4]"]),
+    "shape": lambda: (ones(3), zeros(4), LeafMismatchError, "bad",
+                      ["float32[3]", "float32[4]", "build the state as it was"]),
     "empty shape": lambda: (ones(0, 3), zeros(0), LeafMismatchError, "bad", ["[0, 3]", "[0]"]),
     "dtype": lambda: (ones(3), zeros(3).bfloat16(), LeafMismatchError, "bad", ["float32", "bfloat16"]),
     "byte order": lambda: (np.ones(3, ">f4"), np.zeros(3, "<f4"), LeafMismatchError, "bad", [">f4", "<f4"]),
@@ -56,7 +57,8 @@ CASES: dict[str, Callable[[], Case]] = {
                                ["list of 300, with small values alone", "list of 300, with an array at 299/1"]),
     "field it lacks": lambda: (SimpleNamespace(a=1), SimpleNamespace(a=1, b=2), StructureMismatchError, "bad",
                                ["'a'", "'b'"]),
-    "array it lacks": lambda: ({"a": 1}, {"a": 1, "b": zeros(2)}, StructureMismatchError, "bad", ["'a'", "'b'"]),
+    "array it lacks": lambda: ({"a": 1}, {"a": 1, "b": zeros(2)}, StructureMismatchError, "bad",
+                               ["'a'", "'b'", "remove them from the state"]),
     "key type": lambda: ({1: ones(1)}, {"1": zeros(1)}, StructureMismatchError, "bad", ["keys 1 (", "'1'"]),
     "bool key": lambda: ({1: ones(1)}, {True: zeros(1)}, StructureMismatchError, "bad", ["keys 1 (", "True"]),
     "longer list of objects": lambda: ([1], [1, Box(2)], StructureMismatchError, "bad", ["1"]),
@@ -313,7 +315,8 @@ def test_texts_for_the_numbers_of_parameters_are_not_lost_without_a_word(tmp_pat
 
 
 TIED: dict[str, Callable[[], Case]] = {
-    "live tie": lambda: ([ones(3), ones(3)], [zeros(3)] * 2, StructureMismatchError, "bad/1", ["bad/1", "bad/0"]),
+    "live tie": lambda: ([ones(3), ones(3)], [zeros(3)] * 2, StructureMismatchError, "bad/1",
+                           ["bad/1", "bad/0", "untie them"]),
     "live view": lambda: live_view(lambda base: base[2:5]),
     "live tie of modules": lambda: (tied(False), tied(True), StructureMismatchError, "bad/", ["1.weight", "0.weight"]),
     "tied otherwise": lambda: tied_otherwise(lambda base: base[::2], lambda base: base[:4]),

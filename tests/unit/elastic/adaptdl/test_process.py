@@ -1,0 +1,160 @@
+"""AdaptDL's names for a process: its variables, its states, what its replicas tell each other."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import BinaryIO
+
+import pytest
+
+import deeppart
+from deeppart.elastic import adaptdl
+from deeppart.elastic.adaptdl import checkpoint, collective, env
+from deeppart.elastic.adaptdl.checkpoint import State, load_state, save_all_states
+from deeppart.elastic.adaptdl.env import num_replicas, num_restarts, replica_rank
+from deeppart.errors import ConfigError
+from tests.unit.elastic.adaptdl.conftest import forget_all
+from tests.unit.elastic.adaptdl.replicas import elastic_multiprocessing
+
+# --- AdaptDL's variables are asked first, the launcher's then ---------------------------------------------------------
+
+
+def test_adaptdl(monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = {
+        "CHECKPOINT_PATH": "/c", "SHARE_PATH": "/s", "JOB_ID": "j", "MASTER_ADDR": "h", "MASTER_PORT": "7",
+        "REPLICA_RANK": "2", "NUM_REPLICAS": "6", "NUM_NODES": "3", "NUM_RESTARTS": "4",
+    }  # fmt: skip
+    for name, value in variables.items():
+        monkeypatch.setenv(f"ADAPTDL_{name}", value)
+    for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "GROUP_WORLD_SIZE"):
+        monkeypatch.setenv(name, "9")
+    assert (env.replica_rank(), env.num_replicas(), env.num_nodes(), env.num_restarts()) == (2, 6, 3, 4)
+    assert (env.checkpoint_path(), env.share_path(), env.job_id()) == ("/c", "/s", "j")
+    assert (env.master_addr(), env.master_port()) == ("h", 7)
+
+
+def test_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = {
+        "RANK": "5", "WORLD_SIZE": "8", "GROUP_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "r",
+        "TORCHELASTIC_RESTART_COUNT": "3", "DEEPPART_PERSISTENT_DIR": "/d",
+    }  # fmt: skip
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert (env.replica_rank(), env.num_replicas(), env.num_nodes(), env.num_restarts()) == (5, 8, 2, 3)
+    assert (env.checkpoint_path(), env.job_id()) == ("/d", "r")
+
+
+# --- AdaptDL's modules that are not here say what to use instead, by whichever way a script imports them --------------
+
+
+@pytest.mark.parametrize("package", ["deeppart.elastic.adaptdl", "adaptdl"])
+@pytest.mark.parametrize("name", sorted(adaptdl._ELSEWHERE))
+def test_what_to_use_instead(package: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "adaptdl", adaptdl)
+    monkeypatch.setitem(sys.modules, "adaptdl.torch", adaptdl.torch)
+    with pytest.raises(ImportError, match=f"AdaptDL's module {name} is not here; use "):
+        import_module(f"{package}.{name}")
+
+
+def test_a_module_that_never_was() -> None:
+    with pytest.raises(ModuleNotFoundError, match="No module named"):
+        import_module("deeppart.elastic.adaptdl.nothing")
+
+
+# --- States that come back by their names, from checkpoints of the library --------------------------------------------
+
+
+class Text(State):
+    def __init__(self, name: str, text: str = "") -> None:
+        super().__init__(name)
+        self.text, self.synced = text, 0
+
+    def save(self, fileobj: BinaryIO) -> None:
+        fileobj.write(self.text.encode())
+
+    def load(self, fileobj: BinaryIO) -> None:
+        self.text = fileobj.read().decode()
+
+    def sync(self) -> None:
+        self.synced += 1
+
+
+NAMES = ["plain", ".dot-first", "a/b", "with space", "*", "[x]?", "~0", "\u00fc", "%2F"]
+
+
+def again(*names: str) -> dict[str, str | None]:
+    """What a job that is started again finds."""
+    forget_all()
+    states = [Text(name) for name in names]
+    return {state.name: state.text if load_state(state) else None for state in states}
+
+
+def test_any_name(directory: Path) -> None:
+    states = [Text(name, f"of {name}") for name in NAMES]
+    assert save_all_states() == str(directory)
+    assert [state.synced for state in states] == [1] * len(states)
+    assert again(*NAMES, "new") == {name: f"of {name}" for name in NAMES} | {"new": None}
+
+
+def test_the_last_one_counts_but_one_process_goes_on_from_one(directory: Path) -> None:
+    state = Text("a", "first")
+    save_all_states()
+    assert again("a") == {"a": "first"}
+    checkpoint._states["a"].text = "second"  # type: ignore[attr-defined]
+    save_all_states()
+    late = Text("b")
+    assert not load_state(late) and state.text == "first"
+    assert again("a") == {"a": "second"}
+
+
+def test_without_a_checkpoint_and_without_a_directory(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not load_state(Text("a"))
+    monkeypatch.delenv("ADAPTDL_CHECKPOINT_PATH")
+    monkeypatch.delenv("DEEPPART_PERSISTENT_DIR", raising=False)
+    assert save_all_states() is None and not load_state(Text("b"))
+
+
+def test_checkpoints_of_adaptdl_are_not_taken_for_none(directory: Path) -> None:
+    (directory / "checkpoint-0").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="AdaptDL's own"):
+        load_state(Text("a"))
+
+
+def test_a_damaged_checkpoint_is_an_error_and_not_a_beginning(directory: Path) -> None:
+    Text("a", "x" * 1000)
+    save_all_states()
+    for part in directory.rglob("*.dpp"):
+        data = bytearray(part.read_bytes())
+        data[len(data) // 2 :] = bytes(len(data) - len(data) // 2)
+        part.write_bytes(data)
+    with pytest.raises(deeppart.DeeppartError):
+        again("a")
+
+
+# --- Reductions between replicas --------------------------------------------------------------------------------------
+
+
+def test_used_before_it_is_connected_and_connected_twice() -> None:
+    assert not collective.initialized()
+    for call in (collective.teardown, lambda: collective.allreduce(1)):
+        with pytest.raises(ConfigError, match="not connected"):
+            call()
+    collective.initialize()
+    with pytest.raises(ConfigError, match="connected already"):
+        collective.initialize()
+    assert collective.initialized() and collective.allreduce(3) == 3
+    collective.teardown()
+    assert not collective.initialized()
+
+
+@elastic_multiprocessing
+def test_between_replicas() -> int:
+    collective.initialize()
+    assert collective.allreduce(replica_rank() + 1, max) == num_replicas()
+    assert collective.allreduce({replica_rank()}, lambda a, b: a | b) == set(range(num_replicas()))
+    assert collective.allreduce([replica_rank()]) == list(range(num_replicas()))
+    assert collective.broadcast(replica_rank()) == 0
+    collective.teardown()
+    return [3, 2, 0][num_restarts()]
