@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -87,6 +89,7 @@ class Checkpointer:
 
     def __init__(self, config: Config | None = None, comm: Any = None, **settings: Any) -> None:
         self._process = os.getpid()
+        self._calling = threading.Lock()  # held by the call that is under way
         comm = SingleComm() if isinstance(comm, str) and comm == "self" else comm
         self.config = configuration_of(config, settings, comm)
         process_sessions.settle(_SETTLE_SHARE * self.config.timeout)
@@ -182,15 +185,16 @@ class Checkpointer:
         Raises:
             StateError: the state holds something that cannot be stored, or differs in structure between ranks.
             StepExistsError: the step is committed already.
-            CheckpointError: the pipeline was full for 0.8 times ``timeout`` (``on_busy="wait"``).
+            CheckpointError: the pipeline was full for 0.8 times ``timeout`` (``on_busy="wait"``); or another call of
+                this checkpointer is under way.
             RanksDisagreeError, RemoteRankError, PeerTimeoutError: from the other ranks.
         """
-        self._refuse_if_closed("checkpoint")
-        check_state(state, "checkpoint")
-        step = check_step(step, "checkpoint(state, step)")
-        self._saves.warn(step)
-        with raised_later(self._call_notes.note):
-            pending = self._saves.save(state, step, force=force)
+        with self._alone("checkpoint"):
+            check_state(state, "checkpoint")
+            step = check_step(step, "checkpoint(state, step)")
+            self._saves.warn(step)
+            with raised_later(self._call_notes.note):
+                pending = self._saves.save(state, step, force=force)
         if pending is None:
             return Pending(step, frozenset())
         self._recorder.begun(pending)
@@ -248,12 +252,11 @@ class Checkpointer:
             PerRankError: see ``per_rank``.
             RemoteRankError, PeerTimeoutError: from the other ranks.
         """
-        self._refuse_if_closed("restore")
-        check_state(state, "restore")
-        step = None if step is None else check_step(step, "restore(state, step)")
-        request, impossible = request_or_refusal(keys, exclude, strict, cast, rename)
-        policies, refusal = policies_or_refusal(per_rank)
-        with raised_later(self._call_notes.note):
+        with self._alone("restore"), raised_later(self._call_notes.note):
+            check_state(state, "restore")
+            step = None if step is None else check_step(step, "restore(state, step)")
+            request, impossible = request_or_refusal(keys, exclude, strict, cast, rename)
+            policies, refusal = policies_or_refusal(per_rank)
             return self._bring_back(state, step, policies, request, refusal or impossible, required=required)
 
     def prepare(self, state: Any) -> None:
@@ -272,9 +275,8 @@ class Checkpointer:
             StateError, RanksDisagreeError, RemoteRankError, PeerTimeoutError: as for ``checkpoint()``.
             MemoryError: there is not enough for a share.
         """
-        self._refuse_if_closed("prepare")
-        check_state(state, "prepare")
-        with raised_later(self._call_notes.note), collection_paused():
+        with self._alone("prepare"), raised_later(self._call_notes.note), collection_paused():
+            check_state(state, "prepare")
             self._preparation.begin(size_share(self._comm, self.config, state))
 
     def next_step(self) -> int:
@@ -285,6 +287,10 @@ class Checkpointer:
         """Finish what is in the background, report failures, give the directory back. A second call does nothing."""
         if self._closed or self._process != os.getpid():  # a forked process has nothing of it
             return
+        with self._alone("close"):
+            self._finish()
+
+    def _finish(self) -> None:
         self._closed = True
         self._saver.close()
         self._dropped.detach()
@@ -332,10 +338,10 @@ class Checkpointer:
     @collection_paused()
     def _preview(self, step: int | None) -> RestorePreview | None:
         """What :meth:`restore` would restore on this rank, without its bytes (collective); None if there is nothing."""
-        self._refuse_if_closed("restore")
-        raise_together(self._comm, self._unfinished(), "restore", self.config.timeout)
-        self._saver.restored()
-        return preview_restore(self._session, step, self._staging, self._arena)
+        with self._alone("restore"):
+            raise_together(self._comm, self._unfinished(), "restore", self.config.timeout)
+            self._saver.restored()
+            return preview_restore(self._session, step, self._staging, self._arena)
 
     def _raise_together(self, error: DeeppartError | None) -> None:
         """Raise this rank's error, if there is one, and one that quotes it on the others (collective)."""
@@ -389,8 +395,21 @@ class Checkpointer:
 
     # --- of all calls ---
 
-    def _refuse_if_closed(self, what: str) -> None:
+    @contextlib.contextmanager
+    def _alone(self, what: str) -> Iterator[None]:
+        """One call at a time: what a call has taken apart of the state is kept for the next one, and used again."""
         refuse_in_fork(self._process, self.rank)
-        if self._closed:
-            todo = f"{what} inside the `with` block; atexit handlers that were registered before it run too late"
-            raise CheckpointError("this checkpointer is closed", todo=todo)
+        if not self._calling.acquire(blocking=False):
+            raise CheckpointError(
+                f"{what} was called while another call of this checkpointer is under way",
+                expected="one call at a time, in whatever thread",
+                todo="in a signal handler only set a flag, and look at it in the loop: deeppart.elastic.should_stop() "
+                "does both; let threads take turns",
+            )
+        try:
+            if self._closed:
+                todo = f"{what} inside the `with` block; atexit handlers that were registered before it run too late"
+                raise CheckpointError("this checkpointer is closed", todo=todo)
+            yield
+        finally:
+            self._calling.release()

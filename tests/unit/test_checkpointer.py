@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -261,3 +262,37 @@ def test_other_experiments_in_one_local_directory(memory: Path) -> None:
         assert b.restore(live) == 5 and a.restore(live) == 10
         b.checkpoint(state(6), 6).wait(timeout=200)
     assert local_steps(memory) == [6, 10]
+
+
+@pytest.mark.parametrize("in_thread", [False, True], ids=["signal handler", "thread"])
+def test_a_call_within_another_one_is_refused(memory: Path, *, in_thread: bool) -> None:
+    """As from a handler of a signal that arrives at that moment: the outer call would save what is left of its tree."""
+    refusals: list[str] = []
+
+    class Interrupted:
+        def state_dict(self) -> dict[str, int]:
+            for call in (lambda: ck.checkpoint({}, 7), lambda: ck.restore({}), lambda: ck.prepare({}), ck.close):
+                self.attempt(call) if not in_thread else self.attempt_in_thread(call)
+            return {"lr": 5}
+
+        def load_state_dict(self, saved: dict[str, int]) -> None:
+            self.state_dict()
+
+        def attempt(self, call: Callable[[], object]) -> None:
+            with pytest.raises(CheckpointError, match="another call of this checkpointer is under way") as caught:
+                call()
+            refusals.append(caught.value.summary.split()[0])
+
+        def attempt_in_thread(self, call: Callable[[], object]) -> None:
+            thread = threading.Thread(target=self.attempt, args=(call,))
+            thread.start()
+            thread.join()
+
+    held = {"a": torch.arange(9), "object": Interrupted(), "n": 1}
+    with deeppart.Checkpointer(config(memory)) as ck:
+        pending = ck.checkpoint(held, 1)
+        pending.wait("persistent", timeout=200)
+        assert refusals and not len(refusals) % 4 and set(refusals) == {"checkpoint", "restore", "prepare", "close"}
+        assert ck.restore(held) == 1
+    loaded = deeppart.load(memory / "p")
+    assert torch.equal(loaded["a"], torch.arange(9)) and loaded["object"] == {"lr": 5} and loaded["n"] == 1
