@@ -62,23 +62,32 @@ def run(rig: Rig, directory: Path, steps: int, until: Callable[[], bool], *optio
     return job, log, rig.state(job)
 
 
+def lose(rig: Rig, directory: Path, newer_than: int) -> Path:
+    """A job that is killed once there is a newer checkpoint; returns what it printed."""
+    checkpoints = directory / "checkpoints"
+    job, log, state = run(rig, directory, ENDLESS, lambda: newest_step(checkpoints) > newer_than)
+    assert state in UNDER_WAY and newest_step(checkpoints) > newer_than, f"{state}\n{log.read_text()}"
+    rig.run("scancel", "--signal=KILL", str(job))
+    rig.wait_for_state(job, "CANCELLED", "FAILED")
+    return log
+
+
 @pytest.mark.now_and_then(2)
 def test_resubmitted_jobs_resume(slurm: Rig, tmp_path: Path) -> None:
-    """Killed once there is a checkpoint, and submitted again with other ranks, on other nodes."""
-    checkpoints = tmp_path / "checkpoints"
-    job, log, state = run(slurm, tmp_path, ENDLESS, lambda: newest_step(checkpoints) > 0)
-    assert state in UNDER_WAY and newest_step(checkpoints) > 0, f"{state}\n{log.read_text()}"
-    slurm.run("scancel", "--signal=KILL", str(job))
-    slurm.wait_for_state(job, "CANCELLED", "FAILED")
-    assert resumed_from(log) is None, log.read_text()
+    """On the same ranks, which are lost again, and then on others."""
+    assert resumed_from(log := lose(slurm, tmp_path, newer_than=0)) is None, log.read_text()
+    first = newest_step(tmp_path / "checkpoints")
+    step = resumed_from(log := lose(slurm, tmp_path, newer_than=first))
+    assert step is not None and first <= step, log.read_text()
+    assert step % EVERY == 0
 
-    first = newest_step(checkpoints)
-    last = first + 4 * EVERY
+    second = newest_step(tmp_path / "checkpoints")
+    last = second + 4 * EVERY
     _, log, state = run(slurm, tmp_path, last, lambda: False, "--nodes=3", "--ntasks-per-node=1")
     assert state == "COMPLETED", log.read_text()
     step = resumed_from(log)
     assert step is not None, log.read_text()
-    assert first <= step < last
+    assert second <= step < last
     assert step % EVERY == 0
     # A message of MPI's start that Slurm has read in pieces; jobs survive that now and then, but not always.
     assert "mpi/pmi2" not in slurm.logs(lines=1000)

@@ -271,8 +271,9 @@ def test_a_call_within_another_one_is_refused(memory: Path, *, in_thread: bool) 
 
     class Interrupted:
         def state_dict(self) -> dict[str, int]:
+            attempt = self.attempt_in_thread if in_thread else self.attempt
             for call in (lambda: ck.checkpoint({}, 7), lambda: ck.restore({}), lambda: ck.prepare({}), ck.close):
-                self.attempt(call) if not in_thread else self.attempt_in_thread(call)
+                attempt(call)
             return {"lr": 5}
 
         def load_state_dict(self, saved: dict[str, int]) -> None:

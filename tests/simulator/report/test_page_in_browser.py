@@ -6,8 +6,10 @@ import re
 import zlib
 from pathlib import Path
 
+import numpy as np
 import pytest
 from deeppart_simulator.cli import main
+from matplotlib import image
 
 from tests.simulator.report.browser import BROWSER, Seen, browse, look_at
 
@@ -113,6 +115,16 @@ def test_nothing_is_cut_on_paper(pages: dict[str, str], tmp_path: Path) -> None:
     }
     for (name, _), found in look_at(tmp_path, printed, (PAPER,))[0].items():
         assert not found.cut and found.wide <= 0, (name, found.cut, found.wide)
+
+
+def test_a_page_is_drawn(pages: dict[str, str], tmp_path: Path) -> None:
+    shot, file = tmp_path / "page.png", tmp_path / "page.html"
+    file.write_text(pages["advise"])
+    browse(tmp_path, "--window-size=1240,2400", f"--screenshot={shot}", file.as_uri())
+    pixels = image.imread(shot)[..., :3]
+    assert pixels.shape[:2] == (2400, 1240)
+    colours = np.unique((pixels.reshape(-1, 3) * 15).astype(int) @ (256, 16, 1))
+    assert len(colours) > 60  # curves, bars and text, not an empty page
 
 
 def test_paper_has_a_page_for_each_section_and_what_is_folded(

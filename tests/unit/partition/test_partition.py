@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
+import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -232,3 +236,13 @@ def test_drawing_cuts_to_the_structure_splits_fewer_leaves() -> None:
     bert = with_adam(bert_large_shapes())
     assert partition(bert, 4).split_leaves() == 1
     assert partition(bert, 4, strategy="flat").split_leaves() == 3
+
+
+@pytest.mark.now_and_then(4)
+def test_the_benchmark_runs() -> None:
+    command = [sys.executable, "benchmarks/partition_scale.py", "--json", "--repeat", "1"]
+    repository = Path(__file__).parents[3]
+    done = subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=100, check=True)
+    rows = json.loads(done.stdout)
+    assert {row["strategy"] for row in rows} == set(STRATEGIES)
+    assert max(row["ranks"] for row in rows) == 65_536
