@@ -250,6 +250,7 @@ class Checkpointer:
                 something on a node could not be listed or read; or there is none, and ``required`` is True.
             StateError: the live state does not match; it is unchanged.
             PerRankError: see ``per_rank``.
+            CheckpointError: another call of this checkpointer is under way.
             RemoteRankError, PeerTimeoutError: from the other ranks.
         """
         with self._alone("restore"), raised_later(self._call_notes.note):
@@ -272,6 +273,7 @@ class Checkpointer:
             state: as for ``checkpoint()``.
 
         Raises:
+            CheckpointError: another call of this checkpointer is under way.
             StateError, RanksDisagreeError, RemoteRankError, PeerTimeoutError: as for ``checkpoint()``.
             MemoryError: there is not enough for a share.
         """
