@@ -139,7 +139,7 @@ class Saver:
         if not isinstance(flattened, DeeppartError):
             if self._lazy is not None and call.due:
                 owned = self._lazy.owned(flattened)
-            digests = self._replicas.digests(flattened, call.turn, fresh=self._fresh)
+            digests = self._replicas.digests(flattened, call.turn, owned, fresh=self._fresh)
             rank0 = flattened.rank0_sizes
         levels = sum(1 << place for place, level in enumerate(LEVELS) if level in call.due)
         kind = _PREPARE if call.prepares else _CHECKPOINT
@@ -169,7 +169,7 @@ class Saver:
         differs = fresh or "content" in agreed.differing or self._replicas.shards_differ(flat, call.turn, what)
         diverged: tuple[Divergence, ...] = ()
         if differs:
-            diverged = self._renew(call, flat, rank0, fresh=fresh)
+            diverged = self._renew(call, flat, rank0, owned, fresh=fresh)
         else:
             self._replicas.calls.note(call.turn, call.step, saved=bool(call.due))
             self._replicas.alike(call.turn)
@@ -203,9 +203,11 @@ class Saver:
             later = self._lazy.later(flat, layout.types, agreed.owned)
         left = self._capture.copy(flat, later)
         deferred = None
-        if self._lazy is not None and later:
+        if self._lazy is not None:
+            slices = self._replicas.defer(flat, agreed.call.turn, agreed.owned)
             where = f"rank {self._comm.rank}, step {agreed.call.step}"
-            deferred = self._lazy.defer(flat, later, left, agreed.call.turn, where)
+            if later or slices is not None:
+                deferred = self._lazy.defer(flat, later, left, slices, agreed.call.turn, where)
         return Staged(share, staging_bytes(staged), document, deferred)
 
     def _holds(self, flattened: FlatState | DeeppartError) -> bool:
@@ -303,7 +305,9 @@ class Saver:
             sharded=rank_shards(flat, self._replicas.unlike_shards),
         )
 
-    def _renew(self, call: Call, flat: FlatState, rank0: tuple[int, int], *, fresh: bool) -> tuple[Divergence, ...]:
+    def _renew(
+        self, call: Call, flat: FlatState, rank0: tuple[int, int], owned: Mapping[int, torch.Tensor], *, fresh: bool
+    ) -> tuple[Divergence, ...]:
         """Something about the state is new: compare all of it, and plan again. A call that is refused is no turn."""
         what, within = call.name, (call.name, self._timeout)
         self._fresh = self._fresh or fresh
@@ -312,7 +316,7 @@ class Saver:
             self._holders = self._find_holders(flat, within)
             held = None if self._holders is None else self._holders.sets(flat, self._replicas.layout)
             self._replicas.take_holders(held, what)
-        found = self._replicas.compare_in_full(flat, call.turn, call.step, what)
+        found = self._replicas.compare_in_full(flat, call.turn, call.step, owned, what)
         self._replicas.calls.note(call.turn, call.step, saved=bool(call.due))
         if any(each.interval is not None for each in found.diverged):
             self._put_on_record(call, found.diverged)

@@ -30,7 +30,7 @@ import torch
 from deeppart.errors import CheckpointError, LazyCaptureNotice, warn_caller
 from deeppart.state.capture.copying import CallCopy, HostCopy
 from deeppart.state.capture.layout import ShareLayout
-from deeppart.state.compare import OwnedTensors
+from deeppart.state.compare import DeferredSlices, OwnedTensors, holds_alone
 from deeppart.state.fingerprint import SMALL_LEAF_BYTES, fraction, sample_digest
 from deeppart.state.memory import Holder, copy_memory, gather_memory, place_of, without_memory
 from deeppart.state.paths import Path, readable, some_names
@@ -84,7 +84,7 @@ class LazyCapture:
             owner, data = owned.get(flat.pointers[leaf]), flat.data[leaf]
             if flat.arrays[leaf].path in self._spoiled:
                 continue
-            alone = _holds_alone(owner, types[leaf].nbytes, flat.memory.lengths[leaf])
+            alone = holds_alone(owner, types[leaf].nbytes, flat.memory.lengths[leaf])
             is_tensor = isinstance(data, torch.Tensor)  # arrays, over the memory of the optimizer's, cannot wait
             if owner is not None and alone and is_tensor and (lies_flat_on_host(data) or data.is_cuda):
                 found[leaf] = owner
@@ -98,15 +98,16 @@ class LazyCapture:
         flat: FlatState,
         later: dict[int, torch.Tensor],
         copies: Sequence[HostCopy | CallCopy],
+        slices: DeferredSlices | None,
         turn: int,
         where: str,
     ) -> DeferredCopy:
-        """The copies that are left, to be made in the background."""
+        """The copies that are left, to be made in the background, and slices to be digested there."""
         counters = self._owners.counters
         guards = {leaf: _guard(flat, leaf, owner, counters.get(flat.pointers[leaf])) for leaf, owner in later.items()}
         on_devices = [flat.data[leaf].detach() for leaf in sorted(later) if flat.data[leaf].is_cuda]
         sample = partial(sample_digest, on_devices[:_SAMPLED_ON_DEVICES], turn)
-        deferred = DeferredCopy(copies, guards, sample, turn, where, self._timeout)
+        deferred = DeferredCopy(copies, guards, sample, turn, where, self._timeout, slices)
         self._watched.append(deferred)
         return deferred
 
@@ -141,14 +142,6 @@ class LazyCapture:
             "made a step since the Checkpointer was made",
             LazyCaptureNotice,
         )
-
-
-def _holds_alone(owner: torch.Tensor | None, nbytes: int, held_bytes: int) -> bool:
-    """True if an optimizer's tensor has all of a leaf at its address, in a storage that nobody else has.
-
-    Parameters may be views of one flat buffer: who writes to that advances a version counter that nobody here knows of.
-    """
-    return owner is not None and owner.numel() * owner.element_size() >= nbytes >= held_bytes
 
 
 def _guard(flat: FlatState, leaf: int, owner: torch.Tensor, whole: torch.Tensor | None) -> Guard:
@@ -221,7 +214,7 @@ class Samples:
         copied = gather_memory(self._targets.reshape(-1), _SAMPLED_BYTES)
         if self._before is None or copied is None:
             return list(dict.fromkeys(self._leaves))
-        bad = (copied != self._before).any(axis=1).reshape(-1, _SAMPLED_PLACES).any(axis=1)
+        bad = (copied != self._before).reshape(-1, _SAMPLED_PLACES * _SAMPLED_BYTES).any(axis=1)
         return list(dict.fromkeys(self._leaves[place] for place in np.flatnonzero(bad).tolist()))
 
 
@@ -241,8 +234,12 @@ class DeferredCopy:
         turn: int,
         where: str,
         timeout: float,
+        slices: DeferredSlices | None = None,
     ) -> None:
         pieces = [piece for copy in copies for piece in _cut(copy)]
+        self._slices = slices
+        if slices is not None:
+            pieces.insert(0, CallCopy(None, slices.read))
         self._work: deque[HostCopy | CallCopy] = deque(pieces)
         self._left = len(pieces)
         self._lock = threading.Lock()
@@ -317,6 +314,8 @@ class DeferredCopy:
         with self._lock:
             if not self._done.is_set():
                 return self._error
+            if self._slices is not None:
+                self._slices.settle()
             later, self._later = self._later, []
             late = [guard for guard in later if guard.written()]
             if late:

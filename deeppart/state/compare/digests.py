@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from deeppart.state.compare.optimizers import Trained
-from deeppart.state.compare.slices import RotatingSlices, memory_order
+from deeppart.state.compare.optimizers import Trained, holds_alone
+from deeppart.state.compare.slices import DeferredSlices, RotatingSlices, memory_order
 from deeppart.state.fingerprint import SMALL_LEAF_BYTES, SmallLeaves, device_digests, full_digest, hash63
 from deeppart.state.tensors import LeafType
 from deeppart.state.tree import FlatState
@@ -68,10 +68,23 @@ class LeafDigests:
         """The ranks have compared :attr:`orders`: where these are not alike, leaves are compared in full."""
         self._rotate(np.where(alike, self.orders, 0))
 
-    def digest(self, flat: FlatState, turn: int) -> int:
+    def may_wait(self, flat: FlatState, owned: Mapping[int, torch.Tensor]) -> bool:
+        """True if an optimizer owns all that rotates: then it stays as it is for a while after the call."""
+        pointers, lengths = flat.pointers, flat.memory.lengths
+        return bool(owned) and all(
+            holds_alone(owned.get(pointers[leaf]), self._types[leaf].nbytes, lengths[leaf])
+            for leaf in self.rotating.tolist()
+        )
+
+    def defer(self, flat: FlatState, turn: int, owned: Mapping[int, torch.Tensor]) -> DeferredSlices:
+        """The slices of a turn, to be digested after the call."""
+        starts = np.array(flat.pointers, dtype=np.int64)[self.rotating]
+        return DeferredSlices(self._slices, starts, [owned[address] for address in starts.tolist()], turn)
+
+    def digest(self, flat: FlatState, turn: int, *, without_slices: bool = False) -> int:
         """One of all that is compared at a turn."""
         whole = np.array(_full_digests(flat, self._in_full), dtype=np.int64)
-        slices = self._slices.digests(flat.pointers, turn)
+        slices = () if without_slices else self._slices.digests(flat.pointers, turn)
         small = np.array([self._small.digest(flat.data, flat.pointers)], dtype=np.int64)
         return hash63(np.concatenate([self.orders, small, whole, slices]).tobytes())
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,9 +66,9 @@ class ComparedRecord:
         self._slices[:] = turn
         self._since[:], self._orders[:] = NEVER, 0
 
-    def due(self, in_full: _Int64s, rotating: _Int64s, orders: _Int64s, turn: int) -> None:
-        """What was due at a turn was compared: all bytes of some leaves, and a slice of others, which lie in memory in
-        these orders.
+    def due(self, in_full: _Int64s, rotating: _Int64s, orders: _Int64s, turn: int, slices_of: Sequence[int]) -> None:
+        """What was due at a turn was compared: all bytes of some leaves, and slices of others, which lie in memory in
+        these orders: the slices of those turns.
         """
         self.turns[in_full] = turn
         moved = self._orders[rotating] != orders
@@ -76,7 +77,8 @@ class ComparedRecord:
         self._orders[others] = 0
         self._since[rotating[moved]] = turn
         self._orders[rotating] = orders
-        self._slices[slice_of(turn)] = turn
+        for each in slices_of:
+            self._slices[slice_of(each)] = each
         oldest = self._slices.min()
         known = rotating[self._since[rotating] <= oldest]
         self.turns[known] = np.maximum(self.turns[known], oldest)

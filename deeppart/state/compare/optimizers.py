@@ -107,6 +107,14 @@ class OwnedTensors:
         return owned
 
 
+def holds_alone(owner: torch.Tensor | None, nbytes: int, held_bytes: int) -> bool:
+    """True if an optimizer's tensor has all of a leaf at its address, in a storage that nobody else has.
+
+    Parameters may be views of one flat buffer: who writes to that advances a version counter that nobody here knows of.
+    """
+    return owner is not None and owner.numel() * owner.element_size() >= nbytes >= held_bytes
+
+
 def trained_leaves(flat: FlatState) -> frozenset[int]:
     """Numbers of the leaves that a known optimizer changes at every step: its state, and what it has gradients for."""
     addresses: set[int] = set()

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from deeppart.comm import Comm, finish
 from deeppart.errors import LeafMismatchError, UnsupportedLeafError
@@ -27,6 +28,7 @@ from deeppart.state.compare.digests import LeafDigests, full_digests
 from deeppart.state.compare.history import NEVER, Calls, Divergence, compared_earlier
 from deeppart.state.compare.layout import Flags, StateLayout, derive
 from deeppart.state.compare.optimizers import Trained, TrainingWatch
+from deeppart.state.compare.slices import DeferredSlices
 from deeppart.state.fingerprint import SMALL_LEAF_BYTES, full_digest, hash63, hash_json
 from deeppart.state.paths import ALL, NONE, VERIFY, Replication, readable
 from deeppart.state.tensors import leaf_type
@@ -100,6 +102,10 @@ class Replicas:
         #: For each leaf its place in the row in which all sets' leaves stand; -1 if this rank alone holds it.
         self._columns = np.zeros(0, dtype=np.int64)
         self._width = 0
+        #: Whether slices of what all ranks hold are digested after the call: agreed on by the ranks, and as this rank
+        #: found last; whether they turned out to be written to meanwhile; and those of an earlier call.
+        self._defers = self._may_defer = self._unsteady = False
+        self._deferred: DeferredSlices | None = None
         self.values: list[Encoded] = []
 
     @property
@@ -152,15 +158,19 @@ class Replicas:
 
     # --- at every checkpoint ------------------------------------------------------------------------------------------
 
-    def digests(self, flat: FlatState, turn: int, *, fresh: bool) -> dict[str, int]:
-        """The fields this rank brings into the checkpoint's reduction, by :data:`DIGESTS`."""
+    def digests(self, flat: FlatState, turn: int, owned: Mapping[int, torch.Tensor], *, fresh: bool) -> dict[str, int]:
+        """The fields this rank brings into the checkpoint's reduction, by :data:`DIGESTS`.
+
+        ``owned``: address -> tensor, of what only an optimizer changes, if slices may be digested after the call.
+        """
         layout = self.layout
         self._trained = {} if self._watch is None else self._watch.trained()
         content = 0
         if not fresh:
             compared = np.flatnonzero(~(layout.per_rank_values | layout.trusted_values)).tolist()
             values = hash_json([self._comparable(flat, index) for index in compared])
-            content = hash63(f"{values} {self._digest(self._sets[0], flat, turn)}".encode())
+            shared = self._digest(self._sets[0], flat, turn, owned)
+            content = hash63(f"{values} {shared} {self._defers} {self._earlier_slices()}".encode())
         return {"structure": layout.structure_digest, "content": content}
 
     def shards_differ(self, flat: FlatState, turn: int, what: str) -> bool:
@@ -172,11 +182,30 @@ class Replicas:
             digests[each.number], held[each.number] = self._digest(each, flat, turn), True
         return bool(self._unequal_in_row(digests, held, what).any())
 
-    def _digest(self, each: _Set, flat: FlatState, turn: int) -> int:
+    def _digest(self, each: _Set, flat: FlatState, turn: int, owned: Mapping[int, torch.Tensor] | None = None) -> int:
         if each.digests is None:
             raise RuntimeError("ranks compare what is due once they have compared all of it")
         each.digests.look(flat, self._trained)
-        return each.digests.digest(flat, turn)
+        if owned is None:
+            return each.digests.digest(flat, turn)
+        may_defer = each.digests.may_wait(flat, owned) and not self._unsteady
+        if may_defer != self._may_defer:
+            self._defers = self._may_defer = may_defer
+        return each.digests.digest(flat, turn, without_slices=self._defers)
+
+    def _earlier_slices(self) -> int:
+        """The digest of slices of an earlier call; of what does not count one that no other rank has."""
+        if self._deferred is None:
+            return 0
+        found = self._deferred.digest()
+        return -1 - self._comm.rank if found is None else found
+
+    def defer(self, flat: FlatState, turn: int, owned: Mapping[int, torch.Tensor]) -> DeferredSlices | None:
+        """The slices of this turn that are to be digested after the call; None if there are none."""
+        digests = self._sets[0].digests
+        if self._defers and digests is not None and len(digests.rotating):
+            self._deferred = digests.defer(flat, turn, owned)
+        return self._deferred
 
     def alike(self, turn: int) -> None:
         """What was due at a turn was the same on all ranks that hold it."""
@@ -184,7 +213,11 @@ class Replicas:
         in_full = np.concatenate([each.in_full for each in found])
         rotating = np.concatenate([each.rotating for each in found])
         orders = np.concatenate([each.orders[each.orders > 0] for each in found])
-        self.layout.record.due(in_full, rotating, orders, turn)
+        slices_of = [] if self._defers else [turn]
+        if self._deferred is not None:
+            slices_of.append(self._deferred.turn)
+            self._deferred = None
+        self.layout.record.due(in_full, rotating, orders, turn, slices_of)
 
     def compared_earlier(self, turn: int) -> tuple[ComparedEarlier, ...]:
         """The replicated leaves that were last compared in full before this turn."""
@@ -204,6 +237,7 @@ class Replicas:
         """
         layout = self.layout
         shared = layout.shared[0]
+        self._unsteady, self._deferred = False, None
         self._last = self._last_alike()  # a tie that some rank has undone was one until now
         layout.begin()
         changed = self.replication.uniform is None
@@ -233,7 +267,9 @@ class Replicas:
         self._sets, self._sets_of_job = sets, 1 + len(every)
         self._width = shared + sum(count for _, count in every)
 
-    def compare_in_full(self, flat: FlatState, turn: int, step: int, what: str) -> Differences:
+    def compare_in_full(
+        self, flat: FlatState, turn: int, step: int, owned: Mapping[int, torch.Tensor], what: str
+    ) -> Differences:
         """Find the leaves and values that differ between the ranks that hold them (collective).
 
         What has hit one leaf may have hit others, where nothing was compared this time: so all are read.
@@ -249,7 +285,9 @@ class Replicas:
         new |= self._unequal(full_digests(flat, self._compared()), what)
         layout.differing |= self._of_leaves(new)
         layout.per_rank_values |= self._unequal_values(flat, what)
-        self._look_anew(flat, what)
+        unsteady = self._deferred is not None and not new.any()
+        self._deferred = None
+        self._look_anew(flat, owned, what, unsteady=unsteady)
         layout.record.all_of(np.array(self._compared(), dtype=np.int64), turn)
         values = np.flatnonzero(layout.per_rank_values & ~values_before).tolist()
         found = self._describe(flat, np.flatnonzero(new).tolist(), last, (turn, step), what)
@@ -265,8 +303,11 @@ class Replicas:
         compared: list[int] = np.flatnonzero(found).tolist()
         return compared
 
-    def _look_anew(self, flat: FlatState, what: str) -> None:
-        """Prepare the digests of what is compared from now on, and agree on what rotates (collective)."""
+    def _look_anew(self, flat: FlatState, owned: Mapping[int, torch.Tensor], what: str, *, unsteady: bool) -> None:
+        """Prepare the digests of what is compared from now on, and agree on what rotates (collective).
+
+        ``unsteady``: slices that were digested after the call differed, and the leaves do not.
+        """
         layout, compared = self.layout, set(self._compared())
         verified = np.flatnonzero(layout.modes == VERIFY).tolist()
         orders = np.zeros(len(layout.types), dtype=np.int64)
@@ -279,6 +320,12 @@ class Replicas:
         for each, leaves in zip(self._sets, leaves_of, strict=True):
             if each.digests is not None:
                 each.digests.agree_on(~unlike[leaves])
+        shared = self._sets[0].digests
+        self._may_defer = shared is not None and shared.may_wait(flat, owned)
+        views = np.array([unsteady or self._unsteady, not self._may_defer], np.int64)
+        self._unsteady, cannot = self._maximum(views, what).astype(bool).tolist()
+        self._may_defer = self._may_defer and not self._unsteady
+        self._defers = not cannot and not self._unsteady
 
     def _comparable(self, flat: FlatState, index: int) -> Encoded:
         """The comparable form of a value: its encoding, or that of its entries in canonical order."""

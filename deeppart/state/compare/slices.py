@@ -5,11 +5,17 @@ spread evenly over it. The slices are the proof: after any 63 turns in a row eve
 there to find sooner what is concentrated in one run: the places of 16 turns in a row are nowhere further from each
 other than 0.6 % of the leaf. Bytes are hashed where they lie, so a leaf must fill its memory without gaps; in which
 order its dimensions lie does not matter as long as it is the same on all ranks (:func:`memory_order`).
+
+With ``capture="lazy"``, what an optimizer trains may not change before its next step. So the slices need not be read
+while training waits: the threads that make the deferred copies read them (:class:`DeferredSlices`), and the ranks
+compare the outcome at the next checkpoint. Until then nothing counts as compared.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,6 +24,7 @@ import torch
 import xxhash
 
 from deeppart.state.fingerprint import fraction, hash63, memory_over
+from deeppart.state.memory import gather_memory
 from deeppart.state.tensors import LeafType
 
 Digests = npt.NDArray[np.int64]
@@ -28,6 +35,8 @@ PLACES = 16
 #: The memory order of a leaf in C order.
 C_ORDER = 1
 _WORD_BYTES = 8
+#: Bytes of slices that are copied at a time in order to digest them: they stay in the processor's cache.
+_BATCH_BYTES = 1 << 20
 #: Close to 63 over the golden ratio and prime to 63: successive multiples visit all slices, far from each other.
 _STRIDE = 38
 
@@ -50,19 +59,87 @@ class RotatingSlices:
         count = len(memory) - _WORD_BYTES + 1
         everywhere: Digests = np.ndarray((count,), dtype=np.int64, buffer=memory.data, strides=(1,))
         words = np.ascontiguousarray(everywhere[starts[:, None] + self._places(turn)])
+        begins, ends = self._slices(turn)
+        return _digests(memory.data, starts + begins, starts + ends, words)
+
+    def read_safely(self, starts: Digests, turn: int) -> Digests | None:
+        """The same of leaves at these addresses, whose memory may be freed meanwhile; None if some of it was."""
+        words = gather_memory((starts[:, None] + self._places(turn)).reshape(-1), _WORD_BYTES)
+        if words is None:
+            return None
+        rows = words.view(np.int64).reshape(-1, PLACES)
+        begins, ends = self._slices(turn)
+        edges = np.concatenate([[0], np.cumsum(ends - begins)])
+        firsts = np.unique(edges[:-1] // _BATCH_BYTES, return_index=True)[1].tolist()
+        found = []
+        for first, last in pairwise([*firsts, len(starts)]):
+            octets = gather_memory((starts + begins)[first:last], (ends - begins)[first:last])
+            if octets is None:
+                return None
+            places = edges[first : last + 1] - edges[first]
+            found.append(_digests(octets.data, places[:-1], places[1:], rows[first:last]))
+        return np.concatenate(found)
+
+    def _slices(self, turn: int) -> tuple[Digests, Digests]:
+        """The beginning and the end of each leaf's slice, in bytes."""
         widths = -(-self._lengths // SLICES)
         begins = np.minimum(slice_of(turn) * widths, self._lengths)
-        ends = np.minimum(begins + widths, self._lengths)
-        digest, octets = xxhash.xxh3_64_intdigest, memory.data
-        parts = zip((starts + begins).tolist(), (starts + ends).tolist(), words, strict=True)
-        found = [digest(word.data, digest(octets[begin:end])) >> 1 for begin, end, word in parts]
-        return np.array(found, dtype=np.int64)
+        return begins, np.minimum(begins + widths, self._lengths)
 
     def _places(self, turn: int) -> Digests:
         """The first bytes of the words of each leaf, as rows."""
         spacing = self._lengths[:, None] / PLACES
         places = ((np.arange(PLACES) + fraction(turn)) * spacing).astype(np.int64)
         return np.minimum(places, self._lengths[:, None] - _WORD_BYTES)
+
+
+def _digests(octets: memoryview, begins: Digests, ends: Digests, words: Digests) -> Digests:
+    digest = xxhash.xxh3_64_intdigest
+    parts = zip(begins.tolist(), ends.tolist(), words, strict=True)
+    found = [digest(word.data, digest(octets[begin:end])) >> 1 for begin, end, word in parts]
+    return np.array(found, dtype=np.int64)
+
+
+class DeferredSlices:
+    """The slices of one turn, which are digested after the call by whichever thread comes first.
+
+    They count only if nothing has been written to the leaves meanwhile: the optimizer's tensors are where they were,
+    and torch's version counters stand.
+    """
+
+    def __init__(self, slices: RotatingSlices, starts: Digests, owners: Sequence[torch.Tensor], turn: int) -> None:
+        self.turn = turn
+        self._slices, self._starts = slices, starts
+        self._guard = threading.Lock()
+        # Guarded by it:
+        self._owners = [(owner, owner._version, owner.data_ptr()) for owner in owners]
+        self._is_read = False
+        self._found: Digests | None = None
+
+    def read(self) -> None:
+        """Digest them, unless that was done."""
+        with self._guard:
+            if not self._is_read:
+                self._is_read = True
+                self._found = self._slices.read_safely(self._starts, self.turn)
+
+    def settle(self) -> None:
+        """Decide whether they count, and let go of the tensors. To be called before the optimizer's next step.
+
+        An operation that was writing to a leaf while it was read has ended by then, and was counted.
+        """
+        with self._guard:
+            self._is_read = True
+            for owner, version, place in self._owners:
+                if (owner._version, owner.data_ptr()) != (version, place):
+                    self._found = None
+            self._owners = []
+
+    def digest(self) -> int | None:
+        """One digest of all; None if they do not count."""
+        self.read()
+        self.settle()
+        return None if self._found is None else hash63(self._found.tobytes())
 
 
 def slice_of(turn: int) -> int:

@@ -38,10 +38,10 @@ def copy_memory(target: int, source: int, length: int) -> bool:
     return _gather(target, np.array([[source, length]], dtype=np.int64))
 
 
-def gather_memory(sources: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.uint8] | None:
-    """``length`` bytes from each address, as rows; None if one of them is not mapped."""
-    found = np.empty((len(sources), length), dtype=np.uint8)
-    places = np.stack([sources, np.full(len(sources), length, dtype=np.int64)], axis=1)
+def gather_memory(sources: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64] | int) -> npt.NDArray[np.uint8] | None:
+    """Bytes from each address, one after the other; None if some of them are not mapped."""
+    places = np.stack(np.broadcast_arrays(sources, lengths), axis=1)
+    found = np.empty(places[:, 1].sum(), dtype=np.uint8)
     return found if _gather(found.ctypes.data, places) else None
 
 

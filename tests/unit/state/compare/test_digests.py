@@ -13,6 +13,7 @@ import torch
 from deeppart.state.compare import digests
 from deeppart.state.compare.digests import LeafDigests, full_digests
 from deeppart.state.compare.optimizers import TrainingWatch
+from deeppart.state.fingerprint import hash63
 from deeppart.state.tensors.leaves import leaf_type
 from deeppart.state.tree.flat import FlatState
 from deeppart.state.tree.flattening import flatten
@@ -99,3 +100,43 @@ def test_nothing_is_kept_alive_and_nothing_is_marked() -> None:
     del parameter, flat
     gc.collect()
     assert watch() is None
+
+
+def test_slices_read_after_the_call_are_those_of_the_call(watch: TrainingWatch) -> None:
+    parameters = [torch.nn.Parameter(torch.randn(LARGE)) for _ in range(70)]
+    flat = flatten(parameters)
+    compared = compare(flat)
+    compared.look(flat, seen(watch, *parameters))
+    owned = {each.data_ptr(): each for each in parameters}
+    assert compared.may_wait(flat, owned) and not compared.may_wait(flat, dict(list(owned.items())[1:]))
+    for turn in range(3):
+        slices = compared._slices.digests(flat.pointers, turn)
+        assert compared.defer(flat, turn, owned).digest() == hash63(slices.tobytes())
+
+
+def written(parameter: torch.nn.Parameter) -> None:
+    with torch.no_grad():
+        parameter.add_(1)
+
+
+def replaced(parameter: torch.nn.Parameter) -> None:
+    parameter.data = parameter.data.clone()
+
+
+def freed(parameter: torch.nn.Parameter) -> None:
+    parameter.untyped_storage().resize_(0)
+
+
+@pytest.mark.parametrize("change", [written, replaced, freed])
+@pytest.mark.parametrize("is_read", [True, False])
+def test_slices_do_not_count_once_their_leaf_has_changed(watch: TrainingWatch, change: Any, is_read: bool) -> None:
+    parameter = torch.nn.Parameter(torch.randn(40 * LARGE))
+    flat = flatten([parameter])
+    compared = compare(flat)
+    compared.look(flat, seen(watch, parameter))
+    slices = compared.defer(flat, 0, {parameter.data_ptr(): parameter})
+    if is_read:
+        slices.read()
+    change(parameter)
+    assert slices.digest() is None
+    assert slices.digest() is None, "nor later, when the counters are no longer looked at"

@@ -22,7 +22,7 @@ def test_the_record_never_says_more_than_was_compared() -> None:
             orders[0] += 1  # in another order, the bytes compared so far are others
             model[0] = np.minimum(model[0], record.turns[0])
         rotating = np.array([leaf for leaf in ([0, 1, 2] if turn % 150 else [0, 1]) if leaf not in whole])
-        record.due(np.array(whole, dtype=np.int64), rotating, orders[rotating], turn)
+        record.due(np.array(whole, dtype=np.int64), rotating, orders[rotating], turn, [turn])
         model[rotating, slice_of(turn)] = turn
         model[whole] = turn
         for leaf in range(3):

@@ -26,9 +26,13 @@ def test_careful_copies(monkeypatch: pytest.MonkeyPatch, allowed: bool) -> None:
     assert torch.equal(source, target)
     places = np.arange(5000) * 571
     rows = safe_copy.gather_memory(places + source.data_ptr(), 16)
-    assert rows is not None and (rows == source.numpy()[places[:, None] + np.arange(16)]).all()
+    assert rows is not None and (rows.reshape(-1, 16) == source.numpy()[places[:, None] + np.arange(16)]).all()
+    lengths = np.arange(100) % 7
+    found = safe_copy.gather_memory(places[:100] + source.data_ptr(), lengths)
+    expected = [source.numpy()[at : at + length] for at, length in zip(places, lengths.tolist(), strict=False)]
+    assert found is not None and np.array_equal(found, np.concatenate(expected))
     empty = safe_copy.gather_memory(np.zeros(0, dtype=np.int64), 16)
-    assert empty is not None and empty.shape == (0, 16)
+    assert empty is not None and empty.shape == (0,)
 
 
 def test_careful_copies_of_what_is_not_mapped() -> None:
