@@ -79,6 +79,8 @@ def _list_committed(
     """(committed checkpoints, lines about steps never completed, lines about damaged ones, these and why)"""
     try:
         manifests = read_manifests(persistent.store, persistent.signing)
+        if not manifests.steps:
+            persistent.check_mounted()
     except Exception as error:  # of whatever kind: the other ranks wait for this list
         line = one_line(as_error(error, f"listing the checkpoints in {persistent.store.where()} failed"))
         refused += [line] if lacks_descriptors(error) else []

@@ -15,9 +15,10 @@ _MOST_NAMED = 8
 def suspect_lines(store: Store, attempt: Attempt) -> list[str]:
     """The reasons why a checkpoint is suspect, or may be."""
     found = read_suspicions(store)
+    problems = found.problems if attempt.world_size > 1 else ()  # one rank alone has no replicas
     return [
         *(f"step {attempt.step} is suspect: {leaf}" for leaf in found.of(attempt)),
-        *(f"step {attempt.step} may be suspect: {problem}" for problem in found.problems),
+        *(f"step {attempt.step} may be suspect: {problem}" for problem in problems),
     ]
 
 

@@ -31,6 +31,11 @@ from deeppart.storage.posix import PosixStore
 
 LINEAGE_NAME = "deeppart.json"
 LOCK_NAME = ".deeppart.lock"
+#: The advice where one of the two is not there.
+LOST_TODO = (
+    "check that the file system is mounted; if someone removed the file alone, end the job and start it: committed "
+    "steps stay as they are"
+)
 #: Most that is read of the records of a directory.
 SMALL_FILE_BYTES = 64 << 10
 #: A record that another job has claimed and is about to fill is looked at so often, with so long in between.

@@ -27,7 +27,7 @@ from deeppart.access.hanging import storage_operation
 from deeppart.errors import CorruptFileError, DirectoryInUseError, MissingError, StorageError
 from deeppart.model import StepKey
 from deeppart.part import parse_json
-from deeppart.storage.lineage import LOCK_NAME, NOTE, SMALL_FILE_BYTES, take_lineage
+from deeppart.storage.lineage import LOCK_NAME, LOST_TODO, NOTE, SMALL_FILE_BYTES, take_lineage
 from deeppart.storage.manifests import committed_steps
 from deeppart.storage.posix import PosixStore, make_directory
 from deeppart.storage.store import Store
@@ -222,7 +222,7 @@ class DirectoryOwner:
                     return record, _found_commits(data)
                 time.sleep(_LOCK_PAUSE_S)
         except MissingError as error:
-            error.summary = "persistent_dir has lost its lock file"
+            error.summary, error.todo = "persistent_dir has lost its lock file", LOST_TODO
             raise
         except CorruptFileError as error:
             raise StorageError(

@@ -12,7 +12,7 @@ from pathlib import Path
 from deeppart.errors import MissingError, StorageError
 from deeppart.model import Attempt, Level, StepKey
 from deeppart.part import Signing
-from deeppart.storage.lineage import LINEAGE_NAME
+from deeppart.storage.lineage import LINEAGE_NAME, LOST_TODO
 from deeppart.storage.manifests import is_committed
 from deeppart.storage.posix import PosixStore
 from deeppart.storage.steps import MANIFEST_NAME, manifest_key, part_key, remove_steps, step_name
@@ -27,17 +27,22 @@ class PersistentLevel:
     def __init__(self, store: Store, signing: Signing | None = None) -> None:
         self.store, self.signing = store, signing
 
-    def open_part(self, attempt: Attempt, rank: int) -> Writer:
-        """A rank's part, to be written. Nothing must get into the mount point of a file system that is not mounted."""
+    def check_mounted(self) -> None:
+        """Raise if this is the mount point of a file system that is not mounted: nothing must be written into it, and
+        that it is empty says nothing of the checkpoints.
+        """
         if self.store.stat(LINEAGE_NAME) is None:
             raise MissingError(
                 "persistent_dir has lost its lineage record",
                 errno=errno.ENOENT,
                 found=os.strerror(errno.ENOENT),
                 where=self.store.where(LINEAGE_NAME),
-                todo="check that the file system is mounted; if someone removed the file alone, end the job and start "
-                "it",
+                todo=LOST_TODO,
             )
+
+    def open_part(self, attempt: Attempt, rank: int) -> Writer:
+        """A rank's part, to be written."""
+        self.check_mounted()
         return self.store.writer(part_key(attempt, rank))
 
     def directory(self, attempt: Attempt) -> Path | None:

@@ -18,6 +18,7 @@ from deeppart.errors import (
     CheckpointError,
     DirectoryInUseError,
     LaunchError,
+    RestoreError,
 )
 from deeppart.storage import LOCK_NAME, DirectoryOwner, persistent
 from deeppart.storage import owner as owner_module
@@ -97,6 +98,21 @@ def test_a_takeover_is_noticed_at_the_commit(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match="another file with the same text"):
             ck.checkpoint({"a": 22}, 22).wait("persistent", timeout=200)
     assert deeppart.load(tmp_path)["a"] == 20
+
+
+def test_a_directory_that_is_away_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+    ours, away, live = tmp_path / "ckpt", tmp_path / "away", {"a": 0}
+    with deeppart.Checkpointer(config(ours)) as ck:
+        ck.checkpoint({"a": 1}, 1).wait(timeout=200)
+        ours.rename(away)
+        for mount_point in (False, True):
+            if mount_point:
+                ours.mkdir()
+            with pytest.raises(RestoreError, match="lost its lineage record"):
+                ck.restore(live)
+        ours.rmdir()
+        away.rename(ours)
+        assert ck.restore(live) == 1 and live == {"a": 1}
 
 
 def test_no_commit_in_a_copy_that_takes_the_place_of_the_directory(
