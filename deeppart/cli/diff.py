@@ -127,11 +127,6 @@ def _badness(each: Any) -> tuple[bool, float]:
 def _text(each: Any) -> str:
     if each.kind == "elements":
         return f"{printable(each.a)}  {_elements_text(each.detail)}"
-    if each.detail is not None:
-        first = f"{each.detail.path}: {each.detail.a} | {each.detail.b}"
-        return printable(
-            f"{count(each.detail.count, 'item')} of {len(each.a)} | {len(each.b)} differ; the first at {first}"
-        )
     if each.kind == "value":
         return f"{value_text(each.a)} | {value_text(each.b)}"
     if each.kind == "tie":

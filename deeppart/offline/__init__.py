@@ -6,8 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from deeppart.offline.diff.comparing import compare
-    from deeppart.offline.diff.records import Diff, Difference, Tolerance
+    from deeppart.offline.diff import Diff, Difference, Tolerance, compare
     from deeppart.offline.find import Chosen, find_step, with_checkpoint
     from deeppart.offline.inspect.contents import Container, Contents, Leaf, Value, read_contents
     from deeppart.offline.inspect.listing import Listing, list_directory, name_ranks
@@ -22,8 +21,7 @@ if TYPE_CHECKING:
 _MODULE_OF = {
     name: module
     for module, names in {
-        "diff.comparing": ("compare",),
-        "diff.records": ("Diff", "Difference", "Tolerance"),
+        "diff": ("Diff", "Difference", "Tolerance", "compare"),
         "find": ("Chosen", "find_step", "with_checkpoint"),
         "inspect.contents": ("Container", "Contents", "Leaf", "Value", "read_contents"),
         "inspect.listing": ("Listing", "list_directory", "name_ranks"),

@@ -126,8 +126,8 @@ def documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list
 
 
 def _differing(tmp_path: Path) -> Any:
-    """What ``diff`` prints of values, runs of values and elements that differ."""
-    states = ({"x": torch.tensor([n]), "v": n, "run": [n] * 9} for n in range(2))
+    """What ``diff`` prints of values and elements that differ."""
+    states = ({"x": torch.tensor([n]), "v": n} for n in range(2))
     root = save_states(tmp_path / "differing", *states)
     return call_json("diff", f"{root}@1", f"{root}@2", code=1)
 
@@ -149,7 +149,6 @@ def test_the_lists_are_not_empty(documents: dict[str, list[Any]]) -> None:
         ("cat", "leaves.data"),
         ("cat", "leaves.value"),
         ("diff", "differences.b.leaves"),
-        ("diff", "differences.detail.path"),
         ("diff", "differences.detail.place"),
         ("verify", "steps.damage.leaves.path"),
         ("verify", "nodes.damage.path"),

@@ -94,8 +94,8 @@ def test_the_worst_come_first(root: Path) -> None:
     assert lines[at["only in A"] + 1] == "  old  dict of 2: 1 leaf and 1 value  12 B"
     assert lines[at["only in B"] + 1] == "  new  float32[2]  8 B"
     assert "  rate  0.001 | nan" in lines and "  ids  int64[50] | int32[50]" in lines
-    assert "  run  1 item of 20 | 20 differ; the first at 19: 19 | -1" in lines
-    assert lines[-1] == ("they differ: 5 of 10 leaves, 2 of 8 values, 1 other type, 1 only in A, 1 only in B")
+    assert "  run/19  19 | -1" in lines
+    assert lines[-1] == ("they differ: 5 of 10 leaves, 2 of 27 values, 1 other type, 1 only in A, 1 only in B")
 
 
 def test_json_has_all_of_it(root: Path) -> None:
@@ -106,7 +106,7 @@ def test_json_has_all_of_it(root: Path) -> None:
         "path": "rate", "rank": None, "kind": "value", "a": 1e-3, "b": "nan", "detail": None, "type_a": "float",
         "type_b": "float",
     }  # fmt: skip
-    assert found["run"]["detail"] == {"count": 1, "path": "19", "a": "19", "b": "-1"}
+    assert (found["run/19"]["kind"], found["run/19"]["a"], found["run/19"]["b"]) == ("value", 19, -1)
     assert found["old"]["a"] == {"text": "dict of 2", "leaves": 1, "values": 1, "nbytes": 12}
     assert found["old"]["b"] is None and found["old"]["kind"] == "only_a"
     assert (found["ids"]["kind"], found["ids"]["a"], found["ids"]["b"]) == ("type", "int64[50]", "int32[50]")
@@ -124,4 +124,4 @@ def test_keys_and_values_cannot_steer_the_terminal(tmp_path: Path) -> None:
     b = {evil: torch.ones(1), f"v{evil}": 1, "t": {evil: torch.zeros(3)}, "r": [f"{evil}."] * 9}
     save_states(tmp_path, a, b)
     text = call("diff", f"{tmp_path}@1", f"{tmp_path}@2", code=1)
-    assert not {"\x1b", "\x07", "\r"} & set(text) and "\\x1b" in text and len(text.splitlines()) == 12
+    assert not {"\x1b", "\x07", "\r"} & set(text) and "\\x1b" in text and len(text.splitlines()) == 20

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from deeppart.errors import CorruptFileError, RestoreError
-from deeppart.offline.diff import compare
-from deeppart.offline.diff.records import Diff, Difference, Tolerance
+from deeppart.offline.diff import Diff, Difference, ElementDifference, Tolerance, compare, compare_arrays, same_small
+from deeppart.offline.elements import PIECE_ELEMENTS
+from deeppart.state.tensors.leaves import TORCH_DTYPES, leaf_type
 from tests.unit.cli_support import flip, forge, make_state, part_path, save, save_states
 from tests.unit.sharded_states import rows
 from tests.unit.sharded_states import save as save_ranks
@@ -162,3 +165,110 @@ def test_equal_digests_are_not_believed(tmp_path: Path) -> None:
     for offset in range(5000, size - 40_000, size // 6):
         flip(part_path(tmp_path / "b", 1), offset)
     assert len(found(tmp_path / "a", tmp_path / "b").problems) >= 4
+
+
+def test_items_of_small_values_are_compared_by_their_keys(tmp_path: Path) -> None:
+    a: dict[Any, Any] = {f"k{i}": {"x": i, "y": [0.5]} for i in range(300)} | {1: "a"}
+    b = {**dict(reversed(a.items())), "k7": {"x": 7, "y": [0.25]}, "more": {"x": 0, "y": [0.0]}}
+    del b[1]
+    b[True] = "a"
+    diff = found(save_states(tmp_path, {"run": a}, {"run": b}))
+    assert kinds(diff) == [("run/k7/y/0", "value"), ("run/1", "only_a"), ("run/more", "only_b"), ("run/True", "only_b")]
+
+
+# --- elements ---------------------------------------------------------------------------------------------------------
+
+NAN, INF = float("nan"), float("inf")
+SAME_NUMBER = Tolerance(0.0, 0.0)
+
+
+def compared(a: Any, b: Any, tolerance: Tolerance | None = None) -> ElementDifference:
+    found = compare_arrays(a, b, leaf_type(a), tolerance)
+    assert found is not None
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support")
+@pytest.mark.parametrize("name", sorted(TORCH_DTYPES))
+def test_one_bit_of_any_type_is_seen_in_its_place(name: str) -> None:
+    octets = torch.arange(5 * 7 * 16, dtype=torch.int32).to(torch.uint8)
+    a = octets.clone().view(TORCH_DTYPES[name]) if name != "bool" else (octets % 2).view(torch.bool)
+    assert compare_arrays(a, a.clone(), leaf_type(a), None) is None
+    other = a.view(torch.uint8).clone()
+    place = 3 * a.element_size()
+    other[place] ^= 1
+    found = compared(a, other.view(a.dtype))
+    assert (found.differing, found.unlike, found.place) == (1, 1, (3,))
+
+
+def test_bits_alone() -> None:
+    a = torch.tensor([0.0, NAN, 1.0])
+    b = torch.tensor([-0.0, 0.0, 1.0])
+    b.view(torch.int32)[1] = 0x7FC12345
+    found = compared(a, b)
+    assert (found.differing, found.unlike, found.equal_numbers) == (2, 2, 2)
+    assert (found.nans_only_a, found.nans_only_b, found.largest_absolute) == (0, 0, None)
+    assert found.place == (0,) and math.copysign(1.0, found.b) == -1.0
+    assert compared(a, b, SAME_NUMBER).differing == 0
+
+
+def test_nan_on_one_side_and_infinities() -> None:
+    a = torch.tensor([NAN, 1.0, INF, 1.0, 5.0])
+    b = torch.tensor([1.0, NAN, -INF, INF, 5.0])
+    found = compared(a, b)
+    assert (found.differing, found.nans_only_a, found.nans_only_b) == (4, 1, 1)
+    assert (found.largest_absolute, found.largest_relative) == (INF, INF)
+    for tolerance in (SAME_NUMBER, Tolerance(0.5, 1e30)):
+        assert compared(a, b, tolerance).differing == 4
+    only_nan = compared(a[:2], b[:2])
+    assert only_nan.place == (0,) and math.isnan(only_nan.a) and only_nan.b == 1.0
+    assert only_nan.largest_absolute is None
+
+
+def test_the_furthest_apart_is_shown_though_pieces_and_nans_come_first() -> None:
+    a = torch.zeros(3, PIECE_ELEMENTS)
+    b = a.clone()
+    b[0, 0], b[1, 7], b[2, 9] = NAN, 3.0, -2.0
+    found = compared(a, b)
+    assert (found.place, found.b, found.largest_absolute) == ((1, 7), 3.0, 3.0)
+    assert (found.differing, found.elements) == (3, 3 * PIECE_ELEMENTS)
+
+
+def test_a_tolerance_is_of_the_larger_of_the_two() -> None:
+    a, b = torch.tensor([100.0, 1.0, 0.0]), torch.tensor([101.0, 1.5, 1e-3])
+    assert compared(a, b, Tolerance(0.01, 0.0)).differing == 2
+    assert compared(a, b, Tolerance(0.01, 1e-3)).differing == 1
+    assert compared(b, a, Tolerance(0.01, 1e-3)).differing == 1
+    within = compared(a, b, Tolerance(0.5, 1e-3))
+    assert (within.differing, within.unlike, within.largest_absolute) == (0, 3, None)
+
+
+ANY = Tolerance(1.0, 1e300)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "tolerance", "close"),
+    [
+        (0.0, -0.0, SAME_NUMBER, True),
+        (1.0, 1.0 + 2**-52, SAME_NUMBER, False),
+        (100.0, 101.0, Tolerance(0.01, 0.0), True),
+        (101.0, 100.0, Tolerance(0.0, 0.5), False),
+        (NAN, 1.0, ANY, False),
+        (float("inf"), 1.0, ANY, False),
+        (float("inf"), -float("inf"), ANY, False),
+        (2**53, 2**53 + 1, SAME_NUMBER, False),
+        (1 << 4000, (1 << 4000) + 1, Tolerance(0.0, 1.0), True),
+        (1 << 4000, 1 << 4001, Tolerance(0.1, 0.0), False),
+        (True, False, ANY, False),
+        (1, 1.0, ANY, False),
+        ("a", "b", ANY, False),
+        (1 + 1j, 1 + 1.5j, Tolerance(0.0, 0.5), True),
+        (np.float32(1), np.float32(1.5), Tolerance(0.0, 0.5), True),
+        (np.float32(1), np.float64(1), ANY, False),
+        (np.longdouble(1), np.longdouble(2), Tolerance(0.0, 0.5), False),
+        (np.uint64(2**64 - 1), np.uint64(0), Tolerance(0.0, 1.0), False),
+        (np.datetime64(1, "s"), np.datetime64(2, "s"), ANY, False),
+    ],
+)
+def test_tolerance(a: Any, b: Any, tolerance: Tolerance, close: bool) -> None:
+    assert same_small(a, b, tolerance) is close and same_small(b, a, tolerance) is close

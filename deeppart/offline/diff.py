@@ -1,0 +1,552 @@
+"""How two committed checkpoints differ: their rows side by side, then the elements of the leaves that both have.
+
+The two are compared as :func:`deeppart.load` would give them. So an object is what its ``state_dict()`` returned, and
+neither the order of a dict's keys nor the way in which a leaf was saved (by all ranks, by each, in shards) counts.
+
+Arrays are compared by their bits first, and only what differs in a bit is looked at as numbers. Differences of integers
+are exact, however large; floats of less than 64 bits are compared as float64, which holds all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from deeppart.errors import FormatError, StateError, StorageError, StructureMismatchError, one_line
+from deeppart.model import Manifest
+from deeppart.offline.elements import Numbers, bits, count_of, numbers, octets_of, pieces
+from deeppart.offline.find import Chosen, with_checkpoint
+from deeppart.offline.inspect.listing import require_directory
+from deeppart.offline.reading import OpenCheckpoint
+from deeppart.part import Signing
+from deeppart.state.document import SavedArray, SavedBranch, SavedNode, SavedValue
+from deeppart.state.paths import KIND_NAMES, ExactPath, exact, readable
+from deeppart.state.paths import Path as KeyPath
+from deeppart.state.tensors import Array, Bytes, LeafType
+from deeppart.state.tree import container_items, container_kind, describe_leaf_value
+from deeppart.state.values import same_value
+
+#: only_a, only_b: of one checkpoint alone. type: other dtype, shape or container. tie: shares memory with another leaf,
+#: or with none. value: a small value. elements: of a tensor or array.
+DifferenceKind = Literal["only_a", "only_b", "type", "tie", "value", "elements"]
+Progress = Callable[[int, int], None]
+_Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """Numbers count as equal if they are no further apart than ``atol + rtol * max(abs(a), abs(b))``.
+
+    Then 0.0 and -0.0 are equal, and so is one NaN to another.
+    """
+
+    rtol: float
+    atol: float
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What one checkpoint alone has at a path. Fields: docs/commands.md, diff."""
+
+    text: str
+    leaves: int
+    values: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ElementDifference:
+    """How two arrays of one type differ. Fields: docs/commands.md, diff."""
+
+    elements: int
+    differing: int
+    unlike: int
+    equal_numbers: int
+    nans_only_a: int
+    nans_only_b: int
+    largest_absolute: int | float | None
+    largest_relative: float | None
+    place: tuple[int, ...]
+    a: Any
+    b: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One difference. Fields: docs/commands.md, diff."""
+
+    json_also: ClassVar = ("type_a", "type_b")
+
+    path: str
+    rank: int | None
+    kind: DifferenceKind
+    a: Any = field(metadata={"json": "value"})
+    b: Any = field(metadata={"json": "value"})
+    detail: ElementDifference | None = None
+
+    @property
+    def type_a(self) -> str | None:
+        """Of a small value, its Python type."""
+        return type(self.a).__name__ if self.kind == "value" else None
+
+    @property
+    def type_b(self) -> str | None:
+        """The same of the other one."""
+        return type(self.b).__name__ if self.kind == "value" else None
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One of the two checkpoints. Fields: docs/commands.md, diff."""
+
+    root: Path
+    manifest: Manifest
+    remarks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Diff:
+    """All that a comparison has found. Fields: docs/commands.md, diff."""
+
+    json_also: ClassVar = ("equal",)
+
+    a: Compared
+    b: Compared
+    leaves: int
+    values: int
+    nbytes: int
+    within: int
+    values_within: int
+    differences: tuple[Difference, ...]
+    problems: tuple[str, ...]
+    tolerance: Tolerance | None = None
+    signatures_checked: bool = False
+
+    @property
+    def equal(self) -> bool | None:
+        """None if nothing differs in what can be read, and something cannot."""
+        return not self.differences if self.differences or not self.problems else None
+
+
+def compare(
+    a: Path,
+    b: Path,
+    *,
+    steps: tuple[int | None, int | None] = (None, None),
+    keys: Sequence[str] = (),
+    rank: int | None = None,
+    tolerance: Tolerance | None = None,
+    signing: Signing | None = None,
+    progress: Progress = lambda done, total: None,
+) -> Diff:
+    """Compare two committed checkpoints, leaf by leaf, as :func:`deeppart.load` would give them.
+
+    All bytes of both are read and checked: chunks with equal digests too, because a digest in an index says what was
+    saved, and not what is there now. At most 256 MiB of leaves, or the largest of each, are in memory at a time.
+    """
+    for root in (a, b):
+        require_directory(root)
+
+    def with_a(chosen_a: Chosen) -> Diff:
+        def with_both(chosen_b: Chosen) -> Diff:
+            with ExitStack() as files:
+                comparing = _Comparing(files, (chosen_a, chosen_b), rank or 0, signing, tolerance)
+                comparing.compare(tuple(keys), rank, progress)
+                both = ((a, chosen_a), (b, chosen_b))
+                found = comparing.result(*(Compared(root, chosen.manifest, chosen.remarks) for root, chosen in both))
+                return replace(found, tolerance=tolerance, signatures_checked=signing is not None)
+
+        return with_checkpoint(b, steps[1], with_both, signing)
+
+    return with_checkpoint(a, steps[0], with_a, signing)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A container, a leaf or a small value of one of the two.
+
+    Attributes:
+        path: where it stands.
+        text: what it is, for people.
+        own: true if a rank has saved it for itself: of a container, everything in it.
+        held: what is in it, or it is.
+        container: kind and name of a container; None of all else.
+        leaf, kind: number and type of a leaf.
+        value: the small value, where the others are None.
+    """
+
+    path: KeyPath
+    text: str
+    own: bool
+    held: Held
+    container: tuple[str, str] | None = None
+    leaf: int = -1
+    kind: LeafType | None = None
+    value: Any = None
+
+
+_Rows = dict[ExactPath, _Row]
+
+
+def _rows_of(checkpoint: OpenCheckpoint, tree: SavedNode, *, lacks_rank: bool) -> _Rows:
+    """All of a tree in its order, items of containers of small values included; without what is a rank's own if the
+    checkpoint has no such rank.
+    """
+    found: dict[ExactPath, Any] = {}
+
+    def container(path: KeyPath, kind: str, name: str, children: Sequence[tuple[Any, Any]], visit: Any) -> _Row:
+        key = exact(path)
+        found[key] = None  # its place in the order
+        inner = [row for each, child in children if (row := visit(child, (*path, each))) is not None]
+        text = f"{' '.join(filter(None, (KIND_NAMES.get(kind, kind), name)))} of {len(children)}"
+        counts = [sum(getattr(row.held, each) for row in inner) for each in ("leaves", "values", "nbytes")]
+        own = bool(inner) and all(row.own for row in inner)
+        row = found[key] = _Row(path, text, own, Held(text, *counts), (kind, name))
+        return row
+
+    def small(value: Any, path: KeyPath, own: bool) -> _Row:
+        kind = container_kind(value)
+        if kind is not None:
+            items = list(zip(*container_items(value), strict=True))
+            return container(path, kind, "", items, lambda item, inner: small(item, inner, own))
+        text = f"{type(value).__name__} {describe_leaf_value(value)}"
+        row = found[exact(path)] = _Row(path, text, own, Held(text, 0, 1, 0), value=value)
+        return row
+
+    def visit(node: SavedNode, path: KeyPath) -> _Row | None:
+        if isinstance(node, SavedBranch):
+            if node.kind == "object":
+                return visit(node.children[0], path)
+            children = list(zip(node.keys, node.children, strict=True))
+            return container(path, node.kind, node.name, children, visit)
+        if isinstance(node, SavedArray):
+            own, kind = checkpoint.is_own_leaf(node.index), checkpoint.target.types[node.index]
+            if not (own and lacks_rank):
+                held = Held(str(kind), 1, 0, kind.nbytes)
+                row = found[exact(path)] = _Row(path, str(kind), own, held, leaf=node.index, kind=kind)
+                return row
+        elif isinstance(node, SavedValue):
+            own = checkpoint.is_own_value(node.index)
+            if not (own and lacks_rank):
+                return small(checkpoint.target.values[node.index], path, own)
+        return None
+
+    visit(tree, ())
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """A leaf that both have, of one type; its name, and its number in each."""
+
+    path: str
+    rank: int | None
+    kind: LeafType
+    leaves: tuple[int, int]
+
+    @property
+    def name(self) -> str:
+        return self.path if self.rank is None else f"{self.path} (rank {self.rank})"
+
+
+class _Comparing:
+    """One comparison under way."""
+
+    def __init__(
+        self,
+        files: ExitStack,
+        chosen: tuple[Chosen, Chosen],
+        rank: int,
+        signing: Signing | None,
+        tolerance: Tolerance | None,
+    ) -> None:
+        self._both = [OpenCheckpoint(files, each.directory, each.manifest, rank, signing=signing) for each in chosen]
+        self._tolerance = tolerance
+        self._leaves = self._nbytes = self._values = self._within = self._values_within = 0
+        self._of_rows: list[Difference] = []
+        self._of_elements: list[Difference] = []
+        self._problems: list[str] = []
+
+    def compare(self, keys: Sequence[str], rank: int | None, progress: Progress) -> None:
+        """Compare all of it."""
+        done = total = 0
+        for each in self._ranks() if rank is None else [rank]:
+            is_first = each == (rank or 0)
+            sides = [self._as_rank(checkpoint, each) for checkpoint in self._both]
+            pairs = self._compare_rows(sides, self._rows(sides, each, keys, is_first), each, is_first)
+            by_leaf: dict[int, list[_Pair]] = {}
+            for pair in pairs:
+                by_leaf.setdefault(pair.leaves[0], []).append(pair)
+            total += sum(pair.kind.nbytes for pair in pairs)
+            found: dict[_Pair, Difference] = {}
+            for leaves in sides[0].batches(by_leaf):
+                batch = [pair for leaf in sorted(leaves) for pair in by_leaf[leaf]]
+                found |= self._compare_elements(sides, batch)
+                done += sum(pair.kind.nbytes for pair in batch)
+                progress(done, total)
+            self._of_elements += [found[pair] for pair in pairs if pair in found]
+
+    def _ranks(self) -> range:
+        """The ranks whose own leaves are compared: one will do where no rank has any."""
+        if not any(checkpoint.has_own for checkpoint in self._both):
+            return range(1)
+        return range(max(checkpoint.manifest.attempt.world_size for checkpoint in self._both))
+
+    @staticmethod
+    def _as_rank(checkpoint: OpenCheckpoint, rank: int) -> OpenCheckpoint:
+        lacks_rank = rank >= checkpoint.manifest.attempt.world_size
+        return checkpoint if lacks_rank or rank == checkpoint.rank else checkpoint.as_rank(rank)
+
+    @staticmethod
+    def _rows(sides: list[OpenCheckpoint], rank: int, keys: Sequence[str], is_first: bool) -> list[_Rows]:
+        """The rows of both that the globs cover; StructureMismatchError if they cover nothing of either."""
+        found: list[_Rows] = []
+        refusal: StructureMismatchError | None = None
+        for side in sides:
+            try:
+                tree, _ = side.select(keys or None)
+                found.append(_rows_of(side, tree, lacks_rank=rank >= side.manifest.attempt.world_size))
+            except StructureMismatchError as error:
+                refusal = error
+                found.append({})
+        if is_first and refusal is not None and not any(found):
+            raise refusal
+        return found
+
+    def _compare_rows(self, sides: list[OpenCheckpoint], rows: list[_Rows], rank: int, is_first: bool) -> list[_Pair]:
+        """Compare what needs no reading; returns the leaves to read. Of other ranks than the first, what is theirs."""
+        pairs = []
+        owners = [_Owners(side) for side in sides]
+        for key in {**rows[0], **rows[1]}:
+            a, b = rows[0].get(key), rows[1].get(key)
+            own = any(row is not None and row.own for row in (a, b))
+            if not own and not is_first:
+                continue
+
+            def add(kind: DifferenceKind, one: Any, other: Any, path: KeyPath, own: bool = own) -> None:
+                self._of_rows.append(Difference(readable(path), rank if own else None, kind, one, other))
+
+            if a is None or b is None:
+                if a is not None and _is_alone(a, key, rows[1]):
+                    add("only_a", a.held, None, a.path)
+                elif b is not None and _is_alone(b, key, rows[0]):
+                    add("only_b", None, b.held, b.path)
+            elif a.container is not None and b.container is not None:
+                if a.container != b.container:
+                    add("type", a.text, b.text, a.path)
+            elif a.container is not None or b.container is not None or a.kind != b.kind:
+                add("type", a.text, b.text, a.path)
+            elif a.kind is not None:
+                pairs.append(_Pair(readable(a.path), rank if own else None, a.kind, (a.leaf, b.leaf)))
+                tied = owners[0].of(a.leaf), owners[1].of(b.leaf)
+                if tied[0] != tied[1]:
+                    add("tie", *tied, a.path)
+            else:
+                self._values += 1
+                if not same_small(a.value, b.value, self._tolerance):
+                    add("value", a.value, b.value, a.path)
+                elif self._tolerance is not None:
+                    self._values_within += not same_small(a.value, b.value, None)
+        return pairs
+
+    def _compare_elements(self, sides: list[OpenCheckpoint], batch: list[_Pair]) -> dict[_Pair, Difference]:
+        differences: dict[_Pair, Difference] = {}
+        arrays: list[dict[int, Array]] = []
+        errors: list[dict[int, FormatError | StorageError | StateError]] = []
+        for at, side in enumerate(sides):
+            leaves = {pair.leaves[at] for pair in batch}
+            refused = {leaf: error for leaf in leaves if (error := side.repeats(leaf)) is not None}
+            read, damaged = side.read_sound(leaves - refused.keys())
+            arrays.append(read)
+            errors.append(refused | damaged)
+        for pair in batch:
+            failed = [(name, errors[at].get(pair.leaves[at])) for at, name in enumerate("AB")]
+            problems = [f"{name}: {pair.name} cannot be read: {one_line(each)}" for name, each in failed if each]
+            self._problems += problems
+            if problems:
+                continue
+            self._leaves += 1
+            self._nbytes += pair.kind.nbytes
+            one, other = (arrays[at][pair.leaves[at]] for at in range(2))
+            found = compare_arrays(one, other, pair.kind, self._tolerance)
+            if found is not None and found.differing:
+                kind = str(pair.kind)
+                differences[pair] = Difference(pair.path, pair.rank, "elements", kind, kind, found)
+            self._within += found is not None and not found.differing
+        return differences
+
+    def result(self, a: Compared, b: Compared) -> Diff:
+        """All that was found."""
+        counts = (self._leaves, self._values, self._nbytes, self._within, self._values_within)
+        return Diff(a, b, *counts, (*self._of_rows, *self._of_elements), tuple(self._problems))
+
+
+def _is_alone(row: _Row, key: ExactPath, others: _Rows) -> bool:
+    """True if something that the other checkpoint lacks is to be named, and not the container that it is in."""
+    if not others:  # the globs cover nothing there
+        return row.container is None
+    above = others.get(key[:-1])
+    return above is not None and above.container is not None
+
+
+class _Owners:
+    """The leaves with which others share their memory."""
+
+    def __init__(self, checkpoint: OpenCheckpoint) -> None:
+        self._checkpoint = checkpoint
+        self._paths: list[KeyPath] | None = None
+
+    def of(self, leaf: int) -> str | None:
+        """The path of the leaf whose memory a leaf shares; None if it has its own."""
+        owner = self._checkpoint.owner_of(leaf)
+        if owner == leaf:
+            return None
+        if self._paths is None:
+            self._paths = self._checkpoint.structure.array_paths()
+        return readable(self._paths[owner])
+
+
+# --- elements ---------------------------------------------------------------------------------------------------------
+
+
+def compare_arrays(a: Array, b: Array, kind: LeafType, tolerance: Tolerance | None) -> ElementDifference | None:
+    """How two arrays differ; None if they do not, in any bit.
+
+    With a tolerance the result may count no differing element.
+    """
+    comparing = _Elements(kind, tolerance)
+    octets_a, octets_b = octets_of(a), octets_of(b)
+    done = 0
+    for piece in pieces(kind):
+        bits_a, bits_b = bits(octets_a[piece], kind), bits(octets_b[piece], kind)
+        unlike = bits_a != bits_b
+        places = np.flatnonzero(unlike if unlike.ndim == 1 else unlike.any(axis=1))
+        if len(places):
+            comparing.take(octets_a[piece], octets_b[piece], places, done)
+        done += len(bits_a)
+    return comparing.result()
+
+
+class _Elements:
+    """The comparison of one pair under way."""
+
+    def __init__(self, kind: LeafType, tolerance: Tolerance | None) -> None:
+        self._kind, self._tolerance = kind, tolerance
+        self._differing = self._unlike = self._equal = self._nans_a = self._nans_b = 0
+        self._absolute: int | float | None = None
+        self._relative: float | None = None
+        #: Number of an element in C order, and what it is in both.
+        self._worst: tuple[int, Any, Any] | None = None
+
+    def take(self, octets_a: Bytes, octets_b: Bytes, places: npt.NDArray[np.int64], before: int) -> None:
+        """Take in those elements of a piece that differ in a bit."""
+        self._unlike += len(places)
+        x, y = numbers(octets_a, self._kind), numbers(octets_b, self._kind)
+        if x is None or y is None:
+            self._differing += len(places)
+            if self._worst is None:
+                place, dtype = int(places[0]), np.dtype(self._kind.dtype)
+                self._worst = before + place, octets_a.view(dtype)[place], octets_b.view(dtype)[place]
+            return
+        x, y = x[places], y[places]
+        with np.errstate(all="ignore"):
+            same, nan_a, nan_b, absolute, relative, scale = _apart(x, y)
+            self._equal += int(np.count_nonzero(same))
+            counts = np.ones(len(places), dtype=np.bool_)
+            if self._tolerance is not None:
+                counts = ~same & ~self._is_close(absolute, scale)
+        self._differing += int(np.count_nonzero(counts))
+        self._nans_a += int(np.count_nonzero(nan_a))
+        self._nans_b += int(np.count_nonzero(nan_b))
+        measured = counts & ~same & ~nan_a & ~nan_b
+        if measured.any():
+            furthest = int(np.flatnonzero(measured)[absolute[measured].argmax()])
+            most = int(absolute[furthest]) if absolute.dtype.kind == "u" else float(absolute[furthest])
+            if self._absolute is None or most > self._absolute:
+                self._absolute, self._worst = most, (before + int(places[furthest]), x[furthest], y[furthest])
+            self._relative = max(self._relative or 0.0, float(relative[measured].max()))
+        if self._worst is None and counts.any():
+            first = int(counts.argmax())
+            self._worst = before + int(places[first]), x[first], y[first]
+
+    def _is_close(self, absolute: Numbers, scale: Numbers) -> _Mask:
+        assert self._tolerance is not None
+        most = self._tolerance.atol + self._tolerance.rtol * scale
+        close: _Mask = (absolute <= most) & np.isfinite(scale)
+        return close
+
+    def result(self) -> ElementDifference | None:
+        """How the two differ; None if they do not."""
+        if not self._unlike:
+            return None
+        elements = count_of(self._kind)
+        place, a, b = self._worst or (0, None, None)
+        per_item = elements // max(1, self._kind.nbytes // self._kind.itemsize)
+        index = tuple(map(int, np.unravel_index(place // per_item, self._kind.shape)))
+        counts = (elements, self._differing, self._unlike, self._equal, self._nans_a, self._nans_b)
+        return ElementDifference(*counts, self._absolute, self._relative, index, _item(a), _item(b))
+
+
+def _apart(x: Numbers, y: Numbers) -> tuple[_Mask, _Mask, _Mask, Numbers, Numbers, Numbers]:
+    """Of elements that differ in a bit: which are the same number all the same, and which are NaN in x or in y only;
+    how far they are apart, also relative to the larger of the two, and this.
+    """
+    if x.dtype.kind in "biu":
+        none = np.zeros(len(x), dtype=np.bool_)
+        absolute = _exactly_apart(x, y)
+        scale = np.maximum(np.abs(x.astype(np.float64)), np.abs(y.astype(np.float64)))
+        return x == y, none, none, absolute, absolute / np.maximum(scale, 1.0), scale
+    nan_x, nan_y = np.isnan(x), np.isnan(y)
+    absolute, scale = np.abs(x - y), np.maximum(np.abs(x), np.abs(y))
+    absolute[np.isnan(absolute)] = np.inf  # infinities less each other, of complex numbers; of NaNs nobody asks
+    relative = np.where(np.isfinite(absolute), absolute / scale, np.inf)
+    too_far = np.isinf(absolute) & np.isfinite(scale)  # for this type, but not for their quotient
+    relative[too_far] = np.abs(x[too_far] / scale[too_far] - y[too_far] / scale[too_far])
+    return (x == y) | (nan_x & nan_y), nan_x & ~nan_y, nan_y & ~nan_x, absolute, relative, scale
+
+
+def _exactly_apart(x: Numbers, y: Numbers) -> npt.NDArray[np.uint64]:
+    """Distances of integers, all of which 64 bits hold."""
+    wide = np.uint64 if x.dtype.kind in "bu" else np.int64
+    larger, smaller = np.maximum(x, y).astype(wide), np.minimum(x, y).astype(wide)
+    return larger.view(np.uint64) - smaller.view(np.uint64)  # modulo 2^64, as C computes
+
+
+def _item(element: Any) -> Any:
+    """An element as a Python number; a text, a time or a long double stays numpy's."""
+    if isinstance(element, (np.bool_, np.integer, np.float64, np.complex128)):
+        return element.item()
+    return element
+
+
+def same_small(a: Any, b: Any, tolerance: Tolerance | None) -> bool:
+    """True if two small values that are no containers are the same to the last bit, or numbers of one type within the
+    tolerance.
+    """
+    if type(a) is not type(b):
+        return False
+    return same_value(a, b) or (tolerance is not None and _is_close(a, b, tolerance))
+
+
+def _is_close(a: Any, b: Any, tolerance: Tolerance) -> bool:
+    if isinstance(a, np.generic):
+        if a.dtype != b.dtype or a.dtype.kind not in "iufc":
+            return False
+        if a.dtype.kind in "iu" or a.dtype.itemsize <= np.dtype(np.float64).itemsize * (1 + (a.dtype.kind == "c")):
+            a, b = a.item(), b.item()
+    if isinstance(a, bool) or not isinstance(a, (int, float, complex, np.inexact)):
+        return False
+    if isinstance(a, int):  # exactly, however large
+        return bool(abs(a - b) <= Fraction(tolerance.atol) + Fraction(tolerance.rtol) * max(abs(a), abs(b)))
+    if a == b or (np.isnan(a) and np.isnan(b)):
+        return True
+    if not (np.isfinite(a) and np.isfinite(b)):
+        return False
+    return bool(abs(a - b) <= tolerance.atol + tolerance.rtol * max(abs(a), abs(b)))
