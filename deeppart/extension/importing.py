@@ -67,7 +67,6 @@ def write_step(
     *,
     where: str,
     step: int | None = None,
-    check: Callable[[], None] = lambda: None,
     progress: Progress = lambda done, total: None,
     sign_key_file: KeyFiles = None,
 ) -> Written:
@@ -80,7 +79,6 @@ def write_step(
             ``read_into(start, buffer)``; None for one that is in memory.
         where: the state is from, for messages.
         step: its number; None for 0, if the directory has no steps.
-        check: called before the step is committed; what it raises leaves no step.
         progress: called with bytes done and bytes in all, now and then.
         sign_key_file: sign it with this key, as ``Config.sign_key_file``.
 
@@ -112,7 +110,6 @@ def write_step(
         attempt = Attempt(session.lineage, session.session, 0, step, 1)
         try:
             summary = _write(session, attempt, layout, document, _Leaves(agreed, source_of), progress)
-            check()
             _commit(session, attempt, document, summary)
         except BaseException:
             if not session.persistent.may_be_committed(attempt.key):
@@ -252,11 +249,14 @@ class _Leaves:
 
     def _refuse_repeats(self, leaf: int, array: Array, source: Source | None) -> None:
         """Refuse what is small in a file because its elements lie at one address, and would be large in a part."""
-        if source is not None and array.nbytes > max(source.nbytes, BATCH_BYTES):
+        stored = array.nbytes if source is None else source.nbytes
+        if source is None and isinstance(array, torch.Tensor) and array.layout is torch.strided:
+            stored = array.untyped_storage().nbytes()
+        if array.nbytes > max(stored, BATCH_BYTES):
             raise StateError(
                 "a leaf repeats its few bytes, as expand() makes it, and would be too large by itself",
                 expected=f"at most {BATCH_BYTES} bytes",
-                found=f"{array.nbytes} bytes, of which {source.nbytes} are in the file",
+                found=f"{array.nbytes} bytes, of which {stored} are stored",
                 where=f"path {readable(self._flat.arrays[leaf].path)}",
                 todo="name the others (--keys)",
             )

@@ -419,7 +419,7 @@ class _Elements:
         """Where the bytes of a leaf are."""
         at = dataset.get_offset()  # None unless they lie in a row
         if at is not None:
-            return FileSpan(self._file, int(at), kind.nbytes, name=name)
+            return FileSpan(self._file, int(at), kind.nbytes)
         return _Slabs(self, dataset, kind, number, self._at(name))
 
     def _at(self, name: str) -> str:
@@ -458,9 +458,6 @@ class _Slabs:
             room[: piece.nbytes] = piece
             room, start = room[piece.nbytes :], start + piece.nbytes
             del piece, slab  # before the next one is there
-
-    def check(self) -> None:
-        """Nothing: HDF5 compares the checksums of chunks when it decodes them."""
 
     def _slab_at(self, start: int) -> tuple[int, memoryview]:
         """The slab that has a byte, and its first one."""

@@ -53,8 +53,9 @@ def import_checkpoint(
 ) -> Imported:
     """Make a committed step of a checkpoint of another library. At most some MiB of it are in memory at a time.
 
-    Tensors of a DCP checkpoint that are not divided by rows, and all of a file of ``torch.save`` with tensors that are
-    made of others, are in memory as a whole; of an HDF5 file such tensors, and one row of chunks.
+    A file of ``torch.save`` is mapped: do not write over it meanwhile. Of a DCP checkpoint one piece of a tensor is in
+    memory, or all of one that is not divided by rows; of an HDF5 file tensors that are made of others, and one row of
+    chunks.
 
     Args:
         source: as :func:`deeppart.interop.load` takes it.
@@ -79,7 +80,6 @@ def import_checkpoint(
             opened.source_of,
             where=str(source),
             step=step,
-            check=opened.check,
             progress=progress,
             sign_key_file=sign_key_file,
         )

@@ -8,7 +8,6 @@ piece by piece, and never uses the memory.
 from __future__ import annotations
 
 import argparse
-import zlib
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -40,10 +39,6 @@ class Source(Protocol):
         """Fill ``buffer`` with the bytes from ``start``; fastest from the first to the last, each once."""
         ...
 
-    def check(self) -> None:
-        """Read the bytes that have a checksum, if it has not been compared: where only some of them were read."""
-        ...
-
 
 @contextmanager
 def damage_named(what: str, where: str, todo: str) -> Iterator[None]:
@@ -60,40 +55,13 @@ def damage_named(what: str, where: str, todo: str) -> Iterator[None]:
 class FileSpan:
     """Bytes that lie in a row in a file."""
 
-    def __init__(self, file: ForeignFile, offset: int, nbytes: int, crc: int | None = None, name: str = "") -> None:
+    def __init__(self, file: ForeignFile, offset: int, nbytes: int) -> None:
         self.nbytes = nbytes
-        self._file, self._offset, self._crc, self._name = file, offset, crc, name
-        self._at = self._found = 0
-        self._is_compared = crc is None
-
-    def check(self) -> None:
-        """Compare the checksum, if that has not been done."""
-        if self._is_compared:
-            return
-        room = memoryview(bytearray(min(PIECE_BYTES, self.nbytes)))
-        for start in range(0, max(1, self.nbytes), PIECE_BYTES):  # of nothing, too, there is a checksum
-            self.read_into(start, room[: self.nbytes - start])
+        self._file, self._offset = file, offset
 
     def read_into(self, start: int, buffer: memoryview) -> None:
         """Fill ``buffer`` with the bytes from ``start``."""
         self._file.read_into(self._offset + start, buffer)
-        if self._crc is None:
-            return
-        if start == 0:
-            self._at = self._found = 0
-        if start == self._at:
-            self._found, self._at = zlib.crc32(buffer, self._found), start + buffer.nbytes
-        if self._at < self.nbytes:
-            return
-        self._is_compared = True
-        if self._found != self._crc:
-            raise CorruptFileError(
-                "a record of an archive of torch.save is damaged",
-                expected=f"CRC-32 {self._crc:08x}",
-                found=f"{self._found:08x}",
-                where=f"{self._file.path}, {self._name}",
-                todo="fetch the file again, or take another checkpoint; torch would load this one without a word",
-            )
 
 
 @dataclass(slots=True)
@@ -120,11 +88,6 @@ class Opened:
     def source_of(self, array: Array) -> Source | None:
         """Where the bytes of the storage of an array in the state are; None if they are in memory."""
         return self.sources.get(address_of(array))
-
-    def check(self) -> None:
-        """See that every checksum of a storage in the state has been compared."""
-        for source in self.sources.values():
-            source.check()
 
     def load(self) -> Any:
         """The state, with every tensor in memory."""

@@ -128,7 +128,7 @@ def _open_files(folder: Path, files: Sequence[str], placed: Mapping[str, str] | 
                 )
             state[key] = _placeholder(entry, f"{file.path}, {key}")
             if entry.nbytes:
-                sources[address_of(state[key])] = FileSpan(file, entry.offset, entry.nbytes, name=key)
+                sources[address_of(state[key])] = FileSpan(file, entry.offset, entry.nbytes)
     if placed is not None and (missing := sorted(placed.keys() - state.keys())):
         raise CorruptFileError(
             "a tensor is not in the file that the index names",

@@ -1,54 +1,39 @@
-"""Files of ``torch.save``: opened by torch's own reader for ``weights_only``, and written piece by piece.
+"""Files of ``torch.save``: read by torch with ``weights_only``, and written piece by piece.
 
     archive/data.pkl | archive/byteorder | archive/data/0 | archive/data/1 | ... | archive/version
 
 A file is a zip archive of stored records, one of which is a pickle that names the others (``torch/serialization.py``,
-``caffe2/serialize/inline_container.h``). The bytes of plain tensors are not read to open it. Where a file also has
-tensors that are made of others (sparse, quantized, jagged), or is of an older format, torch reads all of it.
+``caffe2/serialize/inline_container.h``). It is mapped into memory: do not write over it while it is read. A file of an
+older format is read as a whole.
 """
 
 from __future__ import annotations
 
+import copy
 import io
 import os
 import pickle
 import re
-import struct
 import sys
 import uuid
 import warnings
 import zipfile
-import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
 import torch
-from torch import _weights_only_unpickler as weights_only
 
 from deeppart.errors import CorruptFileError, UnsupportedLeafError, short
-from deeppart.extension import Content, ForeignFile, LeafType, leaf_bytes
-from deeppart.interop.opened import FileSpan, Opened, Source, address_of, damage_named, tensors_in
+from deeppart.extension import Content, ForeignFile, leaf_bytes
+from deeppart.interop.opened import Opened, damage_named, tensors_in
 from deeppart.interop.outline import Outline, arrays_remark, outline
 
-PICKLE = "data.pkl"
-ZIP_MAGIC = b"PK\x03\x04"
-#: Of the pickle: names, shapes and small values.
-MOST_PICKLE_BYTES = 1 << 30
-_LOCAL_HEADER = struct.Struct("<4s22sHH")
-_ENCRYPTED = 1
-#: What ``zipfile`` raises of damaged files.
-_NO_ARCHIVE = (
-    *(zipfile.BadZipFile, zipfile.LargeZipFile),
-    *(OSError, ValueError, struct.error, NotImplementedError),
-)
-#: What makes a plain tensor of a storage; any other function may look at its elements.
-_PLAIN = frozenset({b"_rebuild_tensor", b"_rebuild_tensor_v2", b"_rebuild_tensor_v3", b"_rebuild_parameter"})
-_REBUILDS = re.compile(rb"_rebuild_\w+")
-_OTHERS = "with tensors that are made of others, or stand in sets, keys or attributes"
+_ZIP_MAGIC = b"PK\x03\x04"
+_TODO = "it was not copied or downloaded completely, or something has written over it: fetch it again"
 _NAMED = re.compile(r"GLOBAL ([\w.]+)")
 #: What turns bold type on and off in a terminal, and the like.
 _TERMINAL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -58,7 +43,7 @@ _SAFE_FOR_OLD_FILES = (2, 6)
 _ALIGNMENT = 64
 _FOLDER = "archive"
 _PROTOCOL = 2  # torch's
-_ZIP64_BYTES, _EXTRA_HEAD_BYTES = 20, 4
+_LOCAL_HEADER_BYTES, _ZIP64_BYTES, _EXTRA_HEAD_BYTES = 30, 20, 4
 _TIME = (1980, 1, 1, 0, 0, 0)
 
 #: Bytes of a storage that is written: a number of a leaf, or memory.
@@ -70,7 +55,7 @@ def load(path: str | os.PathLike[str], keys: str | Sequence[str] | None = None) 
 
     Args:
         path: the file.
-        keys: globs over paths as of :func:`deeppart.load`; only the tensors that they cover are read. None for
+        keys: globs over paths as of :func:`deeppart.load`; only the tensors that they cover take memory. None for
             everything.
 
     Returns:
@@ -83,99 +68,24 @@ def load(path: str | os.PathLike[str], keys: str | Sequence[str] | None = None) 
         StructureMismatchError: ``keys`` match nothing.
     """
     with ExitStack() as closing:
-        opened = open_torch_file(Path(path), closing, keys)
-        return opened.load()
+        state = open_torch_file(Path(path), closing, keys).state
+        made_of_others = [each for each in tensors_in(state) if each.layout is not torch.strided]
+        # Out of the mapped file. torch copies what is made of others only if it is asked to one by one.
+        return copy.deepcopy(state, {id(each): each.clone() for each in made_of_others})
 
 
 def open_torch_file(path: Path, closing: ExitStack, keys: str | Sequence[str] | None = None) -> Opened:
-    """Open one; tensors are not read yet."""
+    """Open one; its tensors are mapped, and read where they are used."""
     file = closing.enter_context(ForeignFile(path))
-    state, sources, remarks = None, dict[int, Source](), tuple[str, ...]()
-    if bytes(file.read_at(0, min(len(ZIP_MAGIC), file.size))) != ZIP_MAGIC:
-        _check_release(file)
-        state, remarks = _read_whole(file), (_in_memory("of an older format"),)
+    remarks: tuple[str, ...] = ()
+    if is_archive := bytes(file.read_at(0, min(len(_ZIP_MAGIC), file.size))) == _ZIP_MAGIC:
+        check_archive(path, str(path))
     else:
-        archive = Archive(file)
-        found = open_archive(archive)
-        if found is not None:
-            state, sources = found
-        else:
-            archive.check()
-            state, remarks = _read_whole(file), (_in_memory(_OTHERS),)
-    opened = Opened("torch", state, sources, 1, remarks)
+        _check_release(file)
+        remarks = ("a file of an older format is held in memory as a whole",)
+    opened = Opened("torch", read_by_torch(path, str(path), mmap=is_archive), {}, 1, remarks)
     opened.choose(keys, str(path))
     return opened
-
-
-def _in_memory(why: str) -> str:
-    return f"a file {why} is held in memory as a whole"
-
-
-def open_archive(archive: Archive) -> tuple[Any, dict[int, Source]] | None:
-    """What an archive holds, with tensors of which nothing is read; and the sources of their storages."""
-    data = archive.read(PICKLE, MOST_PICKLE_BYTES)
-    order = archive.read("byteorder", 8).decode("ascii", "replace") if "byteorder" in archive.records else "little"
-    if not set(_REBUILDS.findall(data)) <= _PLAIN or order != sys.byteorder:
-        return None
-    storages = _Storages(archive)
-    with _typed(archive.where):
-        unpickler = weights_only.Unpickler(io.BytesIO(data), encoding="utf-8")
-        unpickler.persistent_load = storages.take  # type: ignore[method-assign]
-        state = unpickler.load()
-        storages.check()
-        tensors = tensors_in(state)
-        if not all(map(_is_plain, tensors)) or not storages.are_all_in(tensors):
-            return None
-    return state, storages.sources
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
-    plain = plain and not tensor.is_quantized and not tensor.is_nested and tensor.is_cpu
-    return plain and not tensor.is_conj() and not tensor.is_neg()  # which are copied as they read
-
-
-class _Storages:
-    """Makes the storages that a pickle asks for; their memory is not touched."""
-
-    def __init__(self, archive: Archive) -> None:
-        self._archive = archive
-        self._made: dict[str, torch.storage.TypedStorage] = {}
-        self.sources: dict[int, Source] = {}
-
-    def take(self, saved_id: Any) -> torch.storage.TypedStorage:
-        """What ``("storage", type, key, location, elements)`` stands for, in ``data.pkl``."""
-        _, kind, key, _, elements = saved_id
-        dtype = torch.uint8 if kind is torch.UntypedStorage else kind.dtype
-        if type(dtype) is not torch.dtype or type(key) is not str or type(elements) is not int:
-            raise ValueError(f"a storage {short(str(saved_id))}")
-        if key in self._made:
-            return self._made[key]
-        record = self._archive.records.get(f"data/{key}")
-        if record is None or record.nbytes != elements * dtype.itemsize:
-            found = "no record" if record is None else f"{record.nbytes} bytes"
-            raise ValueError(f"storage {short(key)} of {elements} elements of {dtype}: {found}")
-        memory = LeafType("torch", "uint8", (record.nbytes,)).new()
-        assert isinstance(memory, torch.Tensor)
-        storage = memory.untyped_storage()
-        self._made[key] = torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
-        if record.nbytes:
-            self.sources[address_of(memory)] = self._archive.span(record, f"storage {key}")
-        return self._made[key]
-
-    def check(self) -> None:
-        """See that they are as long as they were."""
-        for key, storage in self._made.items():
-            record = self._archive.records[f"data/{key}"]
-            if storage._untyped_storage.nbytes() != record.nbytes:
-                raise ValueError(f"a tensor reaches beyond the {record.nbytes} bytes of storage {short(key)}")
-
-    def are_all_in(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """True if each storage with bytes is that of one of these tensors, all plain."""
-        found = {tensor.untyped_storage().data_ptr() for tensor in tensors}
-        if any(tensor.numel() and tensor.untyped_storage().data_ptr() not in self.sources for tensor in tensors):
-            raise ValueError("a tensor of which no record has the bytes")
-        return self.sources.keys() <= found
 
 
 def _check_release(file: ForeignFile) -> None:
@@ -189,157 +99,62 @@ def _check_release(file: ForeignFile) -> None:
         )
 
 
-def _read_whole(file: ForeignFile) -> Any:
-    return read_by_torch(file.read_at(0, file.size), file.path)
-
-
-def read_by_torch(data: bytes | memoryview, where: str) -> Any:
-    """What ``torch.save`` has written, all of it in memory; checksums are not compared."""
+def read_by_torch(file: Path | io.BytesIO, where: str, *, mmap: bool = False) -> Any:
+    """What ``torch.save`` has written; nothing that it names is called but what ``weights_only`` allows."""
     # A sparse tensor whose indices lead nowhere would make torch's kernels read other memory.
     with _typed(where), torch.sparse.check_sparse_tensor_invariants(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        return torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)
+
+
+def check_archive(file: Path | io.BytesIO, where: str) -> None:
+    """Compare the CRC-32 of every record, at which torch does not look; none may be compressed: torch writes none, and
+    a few bytes would become many.
+    """
+    damaged = None
+    with (
+        damage_named("this is no archive of torch.save, or a damaged one", where, _TODO),
+        zipfile.ZipFile(file) as found,
+    ):
+        names = {info.filename.partition("/")[2] for info in found.infolist()}
+        if any(info.compress_type != zipfile.ZIP_STORED for info in found.infolist()):
+            raise ValueError("records that are compressed")
+        damaged = found.testzip()
+    if "constants.pkl" in names:
+        raise UnsupportedLeafError(
+            "this is a TorchScript archive, which is a program",
+            where=where,
+            todo="load it by torch.jit.load if you trust the file, and save the state_dict()",
+        )
+    if damaged is not None:
+        raise CorruptFileError(
+            "a record of an archive of torch.save is damaged",
+            expected="the CRC-32 that the archive has of it",
+            found=short(damaged),
+            where=where,
+            todo="fetch the file again, or take another checkpoint; torch would load this one without a word",
+        )
 
 
 @contextmanager
 def _typed(where: str) -> Iterator[None]:
     """What a file makes torch raise, as one of the library's errors."""
-    todo = "it is damaged, or no file of torch.save"
-    with damage_named("a file of torch.save cannot be read", where, todo):
+    with damage_named("a file of torch.save cannot be read", where, _TODO):
         try:
             yield
         except pickle.UnpicklingError as error:
             if "operand" in str(error):
                 raise CorruptFileError("this is no file of torch.save, or a damaged one", where=where) from error
             named = _NAMED.search(str(error))
+            message = _TERMINAL.sub("", str(error)).partition("\n")[0]
             raise UnsupportedLeafError(
                 "a file holds something that only unpickling could make, which might execute anything",
                 expected="tensors, numbers, texts and containers of them",
-                found=named[1] if named else _message_of(error, lines=1),
+                found=named[1] if named else short(message),
                 where=where,
                 todo="load it by torch if you trust the file, and save what is wanted as plain values: a model's "
                 "state_dict(); of a DCP checkpoint, it can be left out (keys=)",
             ) from error
-
-
-def _message_of(error: Exception, lines: int | None = None) -> str:
-    """What torch says, on one line and without the bold type that it has for terminals."""
-    return short("\n".join(_TERMINAL.sub("", str(error)).split("\n")[:lines]))
-
-
-@dataclass(frozen=True, slots=True)
-class _Record:
-    """Where the bytes of a record are in the file, and the CRC-32 of them."""
-
-    offset: int
-    nbytes: int
-    crc: int
-
-
-class _Section(io.RawIOBase):
-    """A stretch of a file, for ``zipfile``."""
-
-    def __init__(self, file: ForeignFile, offset: int, nbytes: int) -> None:
-        self._file, self._offset, self._nbytes, self._at = file, offset, nbytes, 0
-
-    def seekable(self) -> bool:
-        return True
-
-    def readable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._nbytes}[whence]
-        if base + offset < 0:
-            raise OSError("a place before the beginning")
-        self._at = base + offset
-        return self._at
-
-    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
-        view = memoryview(buffer).cast("B")
-        count = max(0, min(len(view), self._nbytes - self._at))
-        self._file.read_into(self._offset + self._at, view[:count])
-        self._at += count
-        return count
-
-
-class Archive:
-    """The records of a file, or of a stretch of one, by name: without the folder that all are in.
-
-    None may be compressed and none may overlap another, so that a few bytes cannot ask for much memory.
-    """
-
-    def __init__(self, file: ForeignFile, offset: int = 0, nbytes: int | None = None, where: str = "") -> None:
-        self.file, self.where = file, where or file.path
-        self._offset, self._nbytes = offset, file.size if nbytes is None else nbytes
-        try:
-            with zipfile.ZipFile(_Section(file, offset, self._nbytes)) as archive:
-                infos = archive.infolist()
-            self.records: Mapping[str, _Record] = self._checked(infos)
-        except _NO_ARCHIVE as error:
-            raise self._corrupt(f"{type(error).__name__}: {short(str(error))}") from error
-        if "constants.pkl" in self.records:
-            raise UnsupportedLeafError(
-                "this is a TorchScript archive, which is a program",
-                where=self.where,
-                todo="load it by torch.jit.load if you trust the file, and save the state_dict()",
-            )
-        if PICKLE not in self.records:
-            raise self._corrupt(f"records {short(', '.join(sorted(self.records)))}, and none named {PICKLE}")
-
-    def read(self, name: str, most_bytes: int) -> bytes:
-        """A small record."""
-        record = self.records.get(name)
-        if record is None or record.nbytes > most_bytes:
-            raise self._corrupt(f"{name}: {'none' if record is None else f'{record.nbytes} bytes'}")
-        data = bytes(self.file.read_at(record.offset, record.nbytes))
-        if zlib.crc32(data) != record.crc:
-            raise self._corrupt(f"{name}: another CRC-32 than its own")
-        return data
-
-    def check(self) -> None:
-        """See that every record has the bytes of which its CRC-32 is."""
-        for name, record in self.records.items():
-            self.span(record, name).check()
-
-    def span(self, record: _Record, name: str) -> FileSpan:
-        """Where the bytes of a record are."""
-        return FileSpan(self.file, record.offset, record.nbytes, record.crc, short(name))
-
-    def _checked(self, infos: list[zipfile.ZipInfo]) -> dict[str, _Record]:
-        records: dict[str, _Record] = {}
-        end = 0
-        for info in sorted(infos, key=lambda info: info.header_offset):
-            if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & _ENCRYPTED:
-                raise ValueError(f"{info.filename}: compressed or encrypted, as torch writes none")
-            if info.compress_size != info.file_size or info.header_offset < end:
-                raise ValueError(f"{info.filename}: overlaps the record before it")
-            start = info.header_offset + _LOCAL_HEADER.size
-            if start > self._nbytes:
-                raise ValueError(f"{info.filename}: at byte {info.header_offset} of {self._nbytes}")
-            header = bytes(self.file.read_at(self._offset + info.header_offset, _LOCAL_HEADER.size))
-            magic, _, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(header)
-            start += name_bytes + extra_bytes
-            end = start + info.file_size
-            if magic != ZIP_MAGIC or end > self._nbytes:
-                raise ValueError(f"{info.filename}: bytes {start} to {end} of {self._nbytes}")
-            name = info.filename.partition("/")[2]
-            if name in records:
-                raise ValueError(f"{info.filename}: stands there twice")
-            records[name] = _Record(self._offset + start, info.file_size, info.CRC)
-        return records
-
-    def _corrupt(self, found: str) -> CorruptFileError:
-        return CorruptFileError(
-            "this is no archive of torch.save, or a damaged one",
-            expected="a zip archive of stored records",
-            found=found,
-            where=self.where,
-            todo="it was not copied or downloaded completely, or something has written over it: fetch it again",
-        )
 
 
 class TorchWriter:
@@ -483,7 +298,7 @@ class _Records:
     ) -> None:
         """Append one, which begins at a multiple of 64 bytes."""
         info = zipfile.ZipInfo(f"{_FOLDER}/{name}", _TIME)
-        before = self._stream.nbytes - self._began + _LOCAL_HEADER.size + len(info.filename) + _ZIP64_BYTES
+        before = self._stream.nbytes - self._began + _LOCAL_HEADER_BYTES + len(info.filename) + _ZIP64_BYTES
         padding = -(before + _EXTRA_HEAD_BYTES) % _ALIGNMENT
         info.extra = b"FB" + padding.to_bytes(2, "little") + b"Z" * padding  # as torch's own writer pads
         with self._zip.open(info, "w", force_zip64=True) as record:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -13,12 +14,12 @@ import torch
 import zstandard
 
 from deeppart.errors import CorruptFileError, UnsupportedLeafError, short
-from deeppart.extension import ForeignFile, LeafType, choose, leaf_bytes, readable
+from deeppart.extension import Box, ForeignFile, LeafType, choose, leaf_bytes, readable
 from deeppart.interop.dcp.codec_stream import DESCRIPTOR, decoded
 from deeppart.interop.dcp.metadata import DcpMetadata, FileRange, Keys, StoredTensor, read_metadata
 from deeppart.interop.dcp.names import GROUPS, nested
 from deeppart.interop.opened import PIECE_BYTES, Opened, Source, address_of
-from deeppart.interop.torch_file import Archive, open_archive, read_by_torch
+from deeppart.interop.torch_file import check_archive, read_by_torch
 
 #: What ``torch.save`` adds to the bytes of a tensor, at most; the file of a value is no longer than this.
 _FRAME_BYTES = 1 << 20
@@ -222,69 +223,42 @@ def read_tensor(files: Files, stored: StoredTensor, name: str) -> torch.Tensor:
 
 
 def _unpacked(data: bytes | memoryview, where: str) -> Any:
-    """What ``torch.save`` has written; nothing that it names is called but what ``weights_only`` allows.
-
-    Its archive has a checksum of every record, at which ``torch.load`` does not look; nor whether records are
-    compressed, or lie over each other, so that a few bytes would become many.
-    """
-    Archive(ForeignFile.holding(data, where)).check()
-    return read_by_torch(data, where)
+    """What ``torch.save`` has written."""
+    file = io.BytesIO(data)
+    check_archive(file, where)
+    file.seek(0)
+    return read_by_torch(file, where)
 
 
 class _Pieces:
-    """The bytes of a tensor: one piece or rows straight from the files, otherwise assembled."""
+    """The bytes of a tensor: one piece after the other if each has whole rows of it, otherwise assembled."""
 
     def __init__(self, files: Files, stored: StoredTensor, name: str, nbytes: int) -> None:
         self.nbytes = nbytes
-        self._files, self._stored, self._name = files, stored, name
-        self._rows: list[tuple[int, Source]] | None = None
-        self._whole: memoryview | None = None
+        self._files, self._name = files, name
+        by_rows = all(box.sizes[1:] == stored.shape[1:] for box, _ in stored.chunks)
+        chunks = sorted(stored.chunks, key=lambda chunk: chunk[0].offset)
+        #: What is read at once.
+        self._parts = [stored]
+        if by_rows:
+            boxes = ((Box.whole(box.sizes), place) for box, place in chunks)
+            self._parts = [StoredTensor(stored.dtype, box.sizes, ((box, place),)) for box, place in boxes]
+        self._current: tuple[int, memoryview] | None = None
 
     def read_into(self, start: int, buffer: memoryview) -> None:
         """Fill ``buffer`` with the bytes from ``start``."""
-        stop, view = start + buffer.nbytes, buffer.cast("B")
-        if self._rows is None and self._whole is None:
-            self._rows = self._find_rows()
-        if self._rows is not None:
-            for begins, piece in self._rows:
-                first, last = max(start, begins), min(stop, begins + piece.nbytes)
-                if first < last:
-                    piece.read_into(first - begins, view[first - start : last - start])
-            return
-        if self._whole is None:
-            self._whole = leaf_bytes(read_tensor(self._files, self._stored, self._name)).data
-        view[:] = self._whole[start:stop]
-        if stop == self.nbytes:
-            self._whole = None
+        view, begins = buffer.cast("B"), 0
+        for number, part in enumerate(self._parts):
+            ends = begins + math.prod(part.shape) * part.dtype.itemsize
+            first, last = max(start, begins), min(start + view.nbytes, ends)
+            if first < last:
+                view[first - start : last - start] = self._bytes_of(number)[first - begins : last - begins]
+                if last == ends:
+                    self._current = None
+            begins = ends
 
-    def check(self) -> None:
-        """Compare what was not; pieces that are put together were all read."""
-        for _, piece in self._rows or ():
-            piece.check()
-
-    def _find_rows(self) -> list[tuple[int, Source]] | None:
-        """First byte and source of each piece, if every piece is whole rows of the tensor, lying in a row in a file."""
-        shape, rows = self._stored.shape, list[tuple[int, Source]]()
-        if any(place.transforms or box.sizes[1:] != shape[1:] for box, place in self._stored.chunks):
-            return None
-        row_bytes = self.nbytes // shape[0] if shape else 0
-        for box, place in sorted(self._stored.chunks, key=lambda chunk: chunk[0].offset):
-            source = self._open_piece(box, place)
-            if source is None:
-                return None
-            rows.append((box.offset[0] * row_bytes if shape else 0, source))
-        return rows
-
-    def _open_piece(self, box: Any, place: FileRange) -> Source | None:
-        """Where the elements of a piece are; None if they do not lie there in C order, and nothing else with them."""
-        found = open_archive(
-            Archive(self._files.file_of(place), place.offset, place.length, f"{place.file}, {self._name}")
-        )
-        if found is None:
-            return None
-        piece, sources = found
-        sound = isinstance(piece, torch.Tensor) and piece.is_contiguous() and tuple(piece.shape) == box.sizes
-        if not sound or piece.dtype is not self._stored.dtype or piece.storage_offset():
-            return None  # read in the other way, which says what is wrong
-        source = sources.get(address_of(piece))
-        return source if source is not None and source.nbytes == piece.nbytes else None
+    def _bytes_of(self, number: int) -> memoryview:
+        if self._current is None or self._current[0] != number:
+            self._current = None  # before there is memory for the next
+            self._current = number, leaf_bytes(read_tensor(self._files, self._parts[number], self._name)).data
+        return self._current[1]
