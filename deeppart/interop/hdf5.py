@@ -1,9 +1,7 @@
 """HDF5 files: archives of ``deeppart export``, exactly, and nested groups of data sets that others have written.
 
-Nothing that HDF5 could be made to read from elsewhere, or to run, is read. A link may lead to another object of the
-file (hard), to a path (soft), or into another file (external), which the library would open: links are looked at before
-anything is opened, only hard ones are followed, and paths of soft ones are walked link by link. Elements in other files
-(external storage, virtual data sets), filters that are not part of HDF5 and h5py, and types whose elements are
+Nothing that HDF5 could be made to read from elsewhere, or to run, is read: soft and external links, elements in other
+files (external storage, virtual data sets), filters that are not part of HDF5 and h5py, and types whose elements are
 references or have a length of their own are refused. What a data set says of its length is compared with the bytes that
 the file has for it.
 """
@@ -40,7 +38,6 @@ _MOST_LINKS = 1_000_000
 _MOST_DEPTH = 200
 _ARCHIVE = "deeppart_archive"
 _OF_VALUES = ("type", "items", "encoding", "form")
-_MOST_SOFT = 32
 #: Of an attribute; longer ones are stored elsewhere in the file, and none that is read here is.
 _MOST_ATTRIBUTE_BYTES = 1 << 20
 _READABLE = (
@@ -50,17 +47,12 @@ _READABLE = (
     h5py.h5t.TypeEnumID,
     h5py.h5t.TypeCompoundID,
 )
-_OUTSIDE = {h5py.h5l.TYPE_EXTERNAL: "an external link"}
 #: Of deflate, and what else is part of HDF5 and h5py. Others are libraries that HDF5 would look for and load.
 _FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32", 5: "nbit", 6: "scaleoffset", 32000: "lzf"}
 #: deflate makes at most 1,032 bytes of one.
 _MOST_EXPANDED = 1100
 #: What was never written has no bytes in the file; so much of it is believed.
 _MOST_UNWRITTEN_BYTES = 1 << 20
-#: HDF5 holds a chunk in memory as a whole.
-_MOST_CHUNK_BYTES = 256 << 20
-#: What is read at a time, if chunks are small.
-_SLAB_BYTES = 4 << 20
 #: Types that others use, by name of torch's; tried in this order.
 _TORCH = (
     "float64 float32 float16 bfloat16 complex128 complex64 complex32 int64 int32 int16 int8 "
@@ -130,7 +122,7 @@ class _Walk:
         #: Number of an object of the file -> what was made of it; of groups only while they are open.
         self._leaves: dict[int, Any] = {}
         self._open: set[int] = set()
-        self._left, self._attributes, self._dangling, self._composites = _MOST_LINKS, 0, 0, 0
+        self._left, self._attributes, self._composites = _MOST_LINKS, 0, 0
         self.sources: dict[int, Source] = {}
 
     def state(self) -> Any:
@@ -148,8 +140,6 @@ class _Walk:
         found = []
         if self._attributes:
             found.append(f"attributes of groups and data sets were left out: {self._attributes}")
-        if self._dangling:
-            found.append(f"soft links that lead nowhere were left out: {self._dangling}")
         if self._composites:
             found.append(f"tensors that are made of others are held in memory as a whole: {self._composites}")
         return tuple(found)
@@ -159,7 +149,7 @@ class _Walk:
             return self._group(item, path)
         number = _identity(item)
         if number not in self._leaves:
-            self._leaves[number] = self._dataset(item, number, readable(path))
+            self._leaves[number] = self._dataset(item, readable(path))
         return self._leaves[number]
 
     def _group(self, group: h5py.h5g.GroupID, path: KeyPath) -> Any:
@@ -208,15 +198,12 @@ class _Walk:
         key: Any = name
         try:
             item = self._links.target(group, encoded)
-            if item is None:
-                self._dangling += 1
-                return
             key = _key_of(_attribute(item, "key"), name, kind, self._where) if self._is_archive else name
             found.append((key, self._item(item, (*path, key))))
         except DeeppartError as error:
             found.append((key, _Refused(error)))
 
-    def _dataset(self, dataset: h5py.h5d.DatasetID, number: int, name: str) -> Any:
+    def _dataset(self, dataset: h5py.h5d.DatasetID, name: str) -> Any:
         where = f"{self._where}, {name}"
         self._elements.check(dataset, name)
         self._count_attributes(dataset)
@@ -230,7 +217,7 @@ class _Walk:
         kind = _type_of(dataset, None if said is None else str(said), where)
         array = kind.new()
         if kind.nbytes:
-            self.sources[address_of(array)] = self._elements.source(dataset, kind, number, name)
+            self.sources[address_of(array)] = self._elements.source(dataset, kind, name)
         return array
 
     def _in_memory(self, item: Any) -> Any:
@@ -262,13 +249,7 @@ class _Links:
     """The links of one file."""
 
     def __init__(self, file: h5py.h5f.FileID, where: str) -> None:
-        self._root = h5py.h5g.open(file, b"/")
-        self._where = where
-
-    @property
-    def root(self) -> h5py.h5g.GroupID:
-        """The outermost group."""
-        return self._root
+        self.root, self._where = h5py.h5g.open(file, b"/"), where
 
     def names(self, group: h5py.h5g.GroupID) -> list[bytes]:
         """The names in a group: as they were made where it knows that, otherwise sorted."""
@@ -278,44 +259,22 @@ class _Links:
         group.links.iterate(names.append, idx_type=index, order=h5py.h5.ITER_INC)
         return names
 
-    def target(self, group: h5py.h5g.GroupID, name: bytes) -> h5py.h5d.DatasetID | h5py.h5g.GroupID | None:
-        """What a link leads to; None where a soft one leads nowhere."""
-        found = self._follow(group, name, [_MOST_SOFT])
-        if found is None or isinstance(found, (h5py.h5d.DatasetID, h5py.h5g.GroupID)):
-            return found
-        raise self._refusal(name, f"a {type(found).__name__}", "leave it out (keys=): it has no elements")
-
-    def _follow(self, group: h5py.h5g.GroupID, name: bytes, left: list[int]) -> Any:
+    def target(self, group: h5py.h5g.GroupID, name: bytes) -> h5py.h5d.DatasetID | h5py.h5g.GroupID:
+        """What a hard link leads to: the others may lead out of the file, and the library would follow them."""
         kind = group.links.get_info(name).type
-        if kind == h5py.h5l.TYPE_HARD:
-            return h5py.h5o.open(group, name)
-        if kind != h5py.h5l.TYPE_SOFT:
-            todo = "copy what it leads to into the file, or leave it out (keys=)"
-            raise self._refusal(name, _OUTSIDE.get(kind, "a link of a kind that a program defines"), todo)
-        left[0] -= 1
-        if left[0] < 0:
-            raise CorruptFileError(
-                "soft links of an HDF5 file lead to each other without an end",
-                expected=f"at most {_MOST_SOFT} in a row",
-                found=short(name),
-                where=self._where,
-                todo="leave them out (keys=)",
-            )
-        path: bytes = group.links.get_val(name)
-        here = self._root if path.startswith(b"/") else group
-        for part in (each for each in path.split(b"/") if each not in (b"", b".")):
-            if not isinstance(here, h5py.h5g.GroupID) or not here.links.exists(part):
-                return None
-            here = self._follow(here, part, left)
-        return here
-
-    def _refusal(self, name: bytes, found: str, todo: str) -> UnsupportedLeafError:
-        return UnsupportedLeafError(
-            "an HDF5 file has something that is not in it, or no group or data set",
-            expected="groups and data sets of the file itself",
+        if kind != h5py.h5l.TYPE_HARD:
+            found = {h5py.h5l.TYPE_SOFT: "a soft link", h5py.h5l.TYPE_EXTERNAL: "an external link"}.get(kind, "a link")
+        else:
+            item = h5py.h5o.open(group, name)
+            if isinstance(item, (h5py.h5d.DatasetID, h5py.h5g.GroupID)):
+                return item
+            found = f"a {type(item).__name__}"
+        raise UnsupportedLeafError(
+            "an HDF5 file has something that is no group or data set, or a link that may lead out of the file",
+            expected="groups and data sets under hard links",
             found=f"{found}, {short(name)}",
             where=self._where,
-            todo=todo,
+            todo="copy what it leads to in its place, or leave it out (keys=)",
         )
 
 
@@ -369,8 +328,6 @@ class _Elements:
     def __init__(self, file: ForeignFile, where: str) -> None:
         self._file, self._where = file, where
         self._left = file.size
-        #: Number of a data set, first byte and bytes of what was read last: of one data set of the file.
-        self._slab: tuple[int, int, memoryview] | None = None
 
     def check(self, dataset: h5py.h5d.DatasetID, name: str) -> None:
         """Check that all elements are in the file, and no more of them than its length allows."""
@@ -399,28 +356,22 @@ class _Elements:
         plist = dataset.get_create_plist()
         nbytes, stored = _nbytes(dataset), int(dataset.get_storage_size())
         allowed = max(_MOST_UNWRITTEN_BYTES, stored * (_MOST_EXPANDED if plist.get_nfilters() else 1))
-        chunk = 0
-        if plist.get_layout() == h5py.h5d.CHUNKED:
-            chunk = math.prod(plist.get_chunk()) * dataset.get_type().get_size()
         self._left -= stored
-        if nbytes > allowed or self._left < 0 or chunk > _MOST_CHUNK_BYTES:
-            found = f"{nbytes} bytes, of which {stored} are stored"
+        if nbytes > allowed or self._left < 0:
             raise CorruptFileError(
-                "a data set says that it has more elements than the file can hold"
-                if chunk <= _MOST_CHUNK_BYTES
-                else "the chunks of a data set are too long",
-                expected=f"at most {allowed} bytes, chunks of {_MOST_CHUNK_BYTES}, and {self._file.size} in all",
-                found=f"{found}, in chunks of {chunk}" if chunk else found,
+                "a data set says that it has more elements than the file can hold",
+                expected=f"at most {allowed} bytes, and {self._file.size} in all",
+                found=f"{nbytes} bytes, of which {stored} are stored",
                 where=self._at(name),
-                todo="the file is damaged; or write it in smaller chunks, or leave out what was never written (keys=)",
+                todo="the file is damaged; or leave out what was never written (keys=)",
             )
 
-    def source(self, dataset: h5py.h5d.DatasetID, kind: LeafType, number: int, name: str) -> Source:
+    def source(self, dataset: h5py.h5d.DatasetID, kind: LeafType, name: str) -> Source:
         """Where the bytes of a leaf are."""
         at = dataset.get_offset()  # None unless they lie in a row
         if at is not None:
             return FileSpan(self._file, int(at), kind.nbytes)
-        return _Slabs(self, dataset, kind, number, self._at(name))
+        return _Compressed(dataset, kind, self._at(name))
 
     def _at(self, name: str) -> str:
         return f"{self._where}, {name}"
@@ -430,60 +381,25 @@ def _nbytes(dataset: h5py.h5d.DatasetID) -> int:
     return math.prod(dataset.shape or ()) * int(dataset.get_type().get_size())
 
 
-class _Slabs:
-    """The bytes of a data set in chunks: so many rows are read at a time that each chunk is decoded once.
+class _Compressed:
+    """The bytes of a data set that do not lie in a row in the file: all of it is in memory while it is read."""
 
-    Where the chunks of some rows are more than 256 MiB, they are read row by row.
-    """
-
-    def __init__(self, owner: _Elements, dataset: h5py.h5d.DatasetID, kind: LeafType, number: int, where: str) -> None:
+    def __init__(self, dataset: h5py.h5d.DatasetID, kind: LeafType, where: str) -> None:
         self.nbytes = kind.nbytes
-        self._owner, self._dataset, self._number, self._where = owner, dataset, number, where
-        plist = dataset.get_create_plist()
-        chunk = plist.get_chunk() if plist.get_layout() == h5py.h5d.CHUNKED else (1,) * len(kind.shape)
-        self._kind, self._shape = kind, kind.shape
-        self._axis, self._rows = 0, 1
-        for axis, (length, step) in enumerate(zip(kind.shape, chunk, strict=True)):
-            row = math.prod(kind.shape[axis + 1 :]) * kind.itemsize
-            self._axis, self._rows = axis, min(length, max(step, _SLAB_BYTES // row // step * step))
-            if step * row <= _MOST_CHUNK_BYTES:
-                break
+        self._dataset, self._where = dataset, where
+        self._held: memoryview | None = None
 
     def read_into(self, start: int, buffer: memoryview) -> None:
         """Fill ``buffer`` with the bytes from ``start``."""
-        room = buffer.cast("B")
-        while room:
-            first, slab = self._slab_at(start)
-            piece = slab[start - first : start - first + room.nbytes]
-            room[: piece.nbytes] = piece
-            room, start = room[piece.nbytes :], start + piece.nbytes
-            del piece, slab  # before the next one is there
-
-    def _slab_at(self, start: int) -> tuple[int, memoryview]:
-        """The slab that has a byte, and its first one."""
-        held = self._owner._slab
-        if held is not None and held[0] == self._number and held[1] <= start < held[1] + held[2].nbytes:
-            return held[1], held[2]
-        self._owner._slab = held = None  # never hold two
-        first, begin, count = 0, tuple[int, ...](), tuple[int, ...]()
-        if self._shape:
-            row = math.prod(self._shape[self._axis + 1 :]) * self._kind.itemsize
-            outer, rest = divmod(start, row * self._shape[self._axis])
-            at = rest // row // self._rows * self._rows
-            rows = min(self._rows, self._shape[self._axis] - at)
-            first = outer * row * self._shape[self._axis] + at * row
-            places = np.unravel_index(outer, self._shape[: self._axis]) if self._axis else ()
-            begin = (*map(int, places), at, *(0,) * (len(self._shape) - self._axis - 1))
-            count = (*(1,) * self._axis, rows, *self._shape[self._axis + 1 :])
-        slab = np.empty(math.prod(count) * self._kind.itemsize, dtype=np.uint8)
-        with _typed(self._where):
-            space = self._dataset.get_space()
-            if self._shape:
-                space.select_hyperslab(begin, count)
-            memory = h5py.h5s.create_simple(count) if self._shape else h5py.h5s.create(h5py.h5s.SCALAR)
-            self._dataset.read(memory, space, slab, mtype=self._dataset.get_type())  # as stored: nothing is converted
-        self._owner._slab = self._number, first, slab.data
-        return first, slab.data
+        if self._held is None:
+            octets = np.empty(self.nbytes, dtype=np.uint8)
+            with _typed(self._where):  # as stored: nothing is converted
+                self._dataset.read(h5py.h5s.ALL, h5py.h5s.ALL, octets, mtype=self._dataset.get_type())
+            self._held = octets.data
+        stop = start + buffer.nbytes
+        buffer.cast("B")[:] = self._held[start:stop]
+        if stop == self.nbytes:
+            self._held = None
 
 
 def _type_of(dataset: h5py.h5d.DatasetID, said: str | None, where: str) -> LeafType:

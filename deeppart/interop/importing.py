@@ -54,8 +54,8 @@ def import_checkpoint(
     """Make a committed step of a checkpoint of another library. At most some MiB of it are in memory at a time.
 
     A file of ``torch.save`` is mapped: do not write over it meanwhile. Of a DCP checkpoint one piece of a tensor is in
-    memory, or all of one that is not divided by rows; of an HDF5 file tensors that are made of others, and one row of
-    chunks.
+    memory, or all of one that is not divided by rows; of an HDF5 file tensors that are made of others, and one
+    data set in chunks.
 
     Args:
         source: as :func:`deeppart.interop.load` takes it.

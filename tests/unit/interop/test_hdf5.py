@@ -19,7 +19,7 @@ import deeppart
 from deeppart.errors import CorruptFileError, DeeppartError, StructureMismatchError, UnsupportedLeafError
 from deeppart.extension.export import export
 from deeppart.extension.export.hdf5 import Filter, Hdf5Writer
-from deeppart.interop.hdf5 import _MOST_CHUNK_BYTES, load
+from deeppart.interop.hdf5 import load
 from deeppart.interop.importing import import_checkpoint
 from deeppart.state.tensors.leaves import TORCH_DTYPES
 from deeppart.testing.states import difference
@@ -183,15 +183,6 @@ def test_types_of_others(tmp_path: Path, name: str) -> None:
     assert tuple(found["e"].shape) == (0, 2)
 
 
-SHAPES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
-    "rows": ((1000, 70), (7, 70)),
-    "boxes": ((100, 90, 80), (30, 40, 50)),
-    "a long row": ((2, 500_000), (1, 1000)),
-    "one": ((100_000,), (33_333,)),
-    "thin": ((3, 1, 5), (2, 1, 1)),
-}
-
-
 def unwritten(file: Any) -> None:
     file.create_dataset("x", shape=(1 << 40,), dtype="f8")
 
@@ -224,15 +215,9 @@ def tagged(file: Any) -> None:
     h5py.h5d.create(file.id, b"x", kind, h5py.h5s.create_simple((4,)))
 
 
-def long_chunks(file: Any) -> None:
-    shape = (_MOST_CHUNK_BYTES // 4 + 1,)
-    file.create_dataset("x", shape=shape, chunks=shape, maxshape=(None,), dtype="f4", compression="gzip")
-
-
 HOSTILE_ELEMENTS: dict[str, tuple[Callable[[Any], object], type[DeeppartError], str]] = {
     "never written": (unwritten, CorruptFileError, "more elements than the file can hold"),
     "hardly written": (sparse, CorruptFileError, "more elements than the file can hold"),
-    "chunks that fill all memory": (long_chunks, CorruptFileError, "too long"),
     "in another file": (elsewhere, UnsupportedLeafError, "external storage"),
     "virtual": (virtual, UnsupportedLeafError, "virtual data set"),
     "a filter": (filtered, UnsupportedLeafError, "filter 305"),
@@ -261,17 +246,7 @@ def test_what_is_not_there_or_is_no_number(tmp_path: Path, monkeypatch: pytest.M
     assert load(path, "w").keys() == {"w"}
 
 
-# --- links: followed within the file, and to an end ---
-
-
-def circle(file: Any) -> None:
-    file["a"], file["b"] = h5py.SoftLink("/b"), h5py.SoftLink("/a")
-
-
-def long_way(file: Any) -> None:
-    for number in range(40):
-        file[f"s{number}"] = h5py.SoftLink(f"/s{number + 1}")
-    file["s40"] = np.ones(2)
+# --- links: hard ones alone are followed, and to an end ---
 
 
 def itself(file: Any) -> None:
@@ -285,15 +260,9 @@ def deep(file: Any) -> None:
         group = group.create_group("g")
 
 
-def through_an_external_one(file: Any) -> None:
-    file["out"], file["soft"] = h5py.ExternalLink("other.h5", "/"), h5py.SoftLink("/out/secret")
-
-
 HOSTILE_LINKS: dict[str, tuple[Callable[[Any], object], type[DeeppartError], str]] = {
     "external": (lambda f: f.__setitem__("x", h5py.ExternalLink("other.h5", "/secret")), UnsupportedLeafError, "ext"),
-    "soft, into an external": (through_an_external_one, UnsupportedLeafError, "external link"),
-    "soft in circles": (circle, CorruptFileError, "without an end"),
-    "soft, too many": (long_way, CorruptFileError, "without an end"),
+    "soft": (lambda f: f.__setitem__("x", h5py.SoftLink("/w")), UnsupportedLeafError, "a soft link"),
     "a group in itself": (itself, CorruptFileError, "contains itself"),
     "too deep": (deep, CorruptFileError, "nested too deeply"),
     "a named type": (lambda f: f.__setitem__("t", np.dtype("f4")), UnsupportedLeafError, "TypeFloatID"),
