@@ -2,20 +2,24 @@
 
 * Leaves that an optimizer is seen to train, which change at every step: one slice of each at a time
   (:mod:`deeppart.state.compare.slices`).
+* Tensors that have not been written to since the ranks last compared them, by torch's version counters: likewise, in
+  case something was that torch does not count.
 * All others: in full at every checkpoint. So are small ones, leaves on a device, of which reading all of the memory
-  costs little, and those with gaps in memory.
+  costs little, arrays of numpy, and leaves with gaps in memory.
 
-Which leaves are trained is each rank's view of its tensors, and so is the order in which they lie in memory. Both are
-in the digest, so ranks whose views differ find out, and compare such a leaf in full.
+Which leaves are trained or unchanged is each rank's view of its tensors, and so is the order in which they lie in
+memory. All of it is in the digest, so ranks whose views differ find out, and compare such a leaf in full.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from deeppart.state.compare.optimizers import Trained, holds_alone
 from deeppart.state.compare.slices import DeferredSlices, RotatingSlices, memory_order
@@ -24,6 +28,18 @@ from deeppart.state.tensors import LeafType
 from deeppart.state.tree import FlatState
 
 Digests = npt.NDArray[np.int64]
+
+
+#: In the order of a leaf: its slices are compared because nothing has written to it.
+_UNCHANGED = 1 << 62
+
+
+class _Mark(NamedTuple):
+    """A tensor as the ranks have compared it. Its storage is not kept alive, but no other takes the place of it."""
+
+    storage: StorageWeakRef
+    pointer: int
+    version: int
 
 
 class LeafDigests:
@@ -50,16 +66,32 @@ class LeafDigests:
         ]
         #: What this rank has found when it looked last.
         self._own_orders = self.orders = np.zeros(len(leaves), dtype=np.int64)
+        #: By place, the tensors that may rotate as this rank found them last, and as the ranks compared them last.
+        self._found: dict[int, _Mark] = {}
+        self._compared: dict[int, _Mark] = {}
         self._rotate(self.orders)
 
     def look(self, flat: FlatState, trained: Mapping[int, Trained]) -> None:
         """Find which leaves rotate; what the ranks have agreed on stands as long as this rank finds the same."""
         orders = np.zeros(len(self._leaves), dtype=np.int64)
-        pointers, holders = flat.pointers, flat.memory.holders
-        for at, leaf, nbytes, order in self._may_rotate if trained else ():
-            seen = trained.get(pointers[leaf])
-            if seen is not None and seen.is_all_of(holders[leaf], nbytes):
+        pointers, holders, compared = flat.pointers, flat.memory.holders, self._compared
+        self._found = {}
+        for at, leaf, nbytes, order in self._may_rotate:
+            pointer, holder = pointers[leaf], holders[leaf]
+            seen = trained.get(pointer)
+            if seen is not None and seen.is_all_of(holder, nbytes):
                 orders[at] = order
+                continue
+            data = flat.data[leaf]
+            if not isinstance(data, torch.Tensor) or data.is_inference():
+                continue
+            mark = compared.get(at)
+            now = data._version, pointer, holder._cdata  # type: ignore[union-attr]
+            if mark is not None and (mark.version, mark.pointer, mark.storage.cdata) == now:
+                orders[at] = order | _UNCHANGED
+            else:
+                mark = _Mark(StorageWeakRef(holder), pointer, data._version)
+            self._found[at] = mark
         if not np.array_equal(orders, self._own_orders):
             self._own_orders = orders
             self._rotate(orders)
@@ -68,25 +100,29 @@ class LeafDigests:
         """The ranks have compared :attr:`orders`: where these are not alike, leaves are compared in full."""
         self._rotate(np.where(alike, self.orders, 0))
 
+    def compared(self) -> None:
+        """What this rank found when it looked last is the same on all ranks."""
+        self._compared = self._found
+
     def may_wait(self, flat: FlatState, owned: Mapping[int, torch.Tensor]) -> bool:
-        """True if an optimizer owns all that rotates: then it stays as it is for a while after the call."""
+        """True if an optimizer owns all that is trained: then it stays as it is for a while after the call."""
         pointers, lengths = flat.pointers, flat.memory.lengths
-        return bool(owned) and all(
-            holds_alone(owned.get(pointers[leaf]), self._types[leaf].nbytes, lengths[leaf])
-            for leaf in self.rotating.tolist()
+        return bool(owned and self._trained) and all(
+            holds_alone(owned.get(pointers[leaf]), self._types[leaf].nbytes, lengths[leaf]) for leaf in self._trained
         )
 
     def defer(self, flat: FlatState, turn: int, owned: Mapping[int, torch.Tensor]) -> DeferredSlices:
-        """The slices of a turn, to be digested after the call."""
-        starts = np.array(flat.pointers, dtype=np.int64)[self.rotating]
+        """The slices of what is trained at a turn, to be digested after the call."""
+        starts = np.array(flat.pointers, dtype=np.int64)[self._trained]
         return DeferredSlices(self._slices, starts, [owned[address] for address in starts.tolist()], turn)
 
-    def digest(self, flat: FlatState, turn: int, *, without_slices: bool = False) -> int:
+    def digest(self, flat: FlatState, turn: int, *, without_trained: bool = False) -> int:
         """One of all that is compared at a turn."""
         whole = np.array(_full_digests(flat, self._in_full), dtype=np.int64)
-        slices = () if without_slices else self._slices.digests(flat.pointers, turn)
+        slices = [self._of_unchanged.digests(flat.pointers, turn)]
+        slices += [] if without_trained else [self._slices.digests(flat.pointers, turn)]
         small = np.array([self._small.digest(flat.data, flat.pointers)], dtype=np.int64)
-        return hash63(np.concatenate([self.orders, small, whole, slices]).tobytes())
+        return hash63(np.concatenate([self.orders, small, whole, *slices]).tobytes())
 
     @property
     def in_full(self) -> Digests:
@@ -100,9 +136,17 @@ class LeafDigests:
         found: Digests = self._leaves[self.orders > 0]
         return found
 
+    @property
+    def memory_orders(self) -> Digests:
+        """In which order these lie in memory."""
+        return self.orders[self.orders > 0] & ~_UNCHANGED
+
     def _rotate(self, orders: Digests) -> None:
         self.orders = orders
-        self._slices = RotatingSlices(self.rotating.tolist(), self._types)
+        is_unchanged = (orders & _UNCHANGED) > 0
+        self._trained: list[int] = self._leaves[(orders > 0) & ~is_unchanged].tolist()
+        self._slices = RotatingSlices(self._trained, self._types)
+        self._of_unchanged = RotatingSlices(self._leaves[is_unchanged].tolist(), self._types)
         self._in_full: list[int] = self._leaves[self._is_large & (orders == 0)].tolist()
 
 

@@ -191,7 +191,7 @@ class Replicas:
         may_defer = each.digests.may_wait(flat, owned) and not self._unsteady
         if may_defer != self._may_defer:
             self._defers = self._may_defer = may_defer
-        return each.digests.digest(flat, turn, without_slices=self._defers)
+        return each.digests.digest(flat, turn, without_trained=self._defers)
 
     def _earlier_slices(self) -> int:
         """The digest of slices of an earlier call; of what does not count one that no other rank has."""
@@ -203,7 +203,7 @@ class Replicas:
     def defer(self, flat: FlatState, turn: int, owned: Mapping[int, torch.Tensor]) -> DeferredSlices | None:
         """The slices of this turn that are to be digested after the call; None if there are none."""
         digests = self._sets[0].digests
-        if self._defers and digests is not None and len(digests.rotating):
+        if self._defers and digests is not None:
             self._deferred = digests.defer(flat, turn, owned)
         return self._deferred
 
@@ -212,7 +212,9 @@ class Replicas:
         found = [each.digests for each in self._sets if each.digests is not None]
         in_full = np.concatenate([each.in_full for each in found])
         rotating = np.concatenate([each.rotating for each in found])
-        orders = np.concatenate([each.orders[each.orders > 0] for each in found])
+        orders = np.concatenate([each.memory_orders for each in found])
+        for each in found:
+            each.compared()
         slices_of = [] if self._defers else [turn]
         if self._deferred is not None:
             slices_of.append(self._deferred.turn)
@@ -320,6 +322,7 @@ class Replicas:
         for each, leaves in zip(self._sets, leaves_of, strict=True):
             if each.digests is not None:
                 each.digests.agree_on(~unlike[leaves])
+                each.digests.compared()
         shared = self._sets[0].digests
         self._may_defer = shared is not None and shared.may_wait(flat, owned)
         views = np.array([unsteady or self._unsteady, not self._may_defer], np.int64)

@@ -7,13 +7,16 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from deeppart.state.compare import digests
 from deeppart.state.compare.digests import LeafDigests, full_digests
 from deeppart.state.compare.optimizers import TrainingWatch
+from deeppart.state.compare.slices import SLICES
 from deeppart.state.fingerprint import hash63
+from deeppart.state.paths import readable
 from deeppart.state.tensors.leaves import leaf_type
 from deeppart.state.tree.flat import FlatState
 from deeppart.state.tree.flattening import flatten
@@ -140,3 +143,42 @@ def test_slices_do_not_count_once_their_leaf_has_changed(watch: TrainingWatch, c
     change(parameter)
     assert slices.digest() is None
     assert slices.digest() is None, "nor later, when the counters are no longer looked at"
+
+
+def test_what_nothing_has_written_to_since_it_was_compared_rotates() -> None:
+    state: dict[str, Any] = {"kept": torch.randn(LARGE), "written": torch.randn(LARGE), "array": np.zeros(LARGE)}
+    state["viewed"] = torch.randn(2 * LARGE)[:LARGE]
+    flat = flatten(state)
+    compared = compare(flat)
+    names = [readable(leaf.path) for leaf in flat.arrays]
+
+    def rotating() -> set[str]:
+        nonlocal flat
+        flat = flatten(state)
+        compared.look(flat, {})
+        return {names[leaf] for leaf in compared.rotating.tolist()}
+
+    assert rotating() == rotating() == set(), "the ranks have not compared them yet"
+    compared.compared()
+    state["written"].add_(1)
+    assert rotating() == {"kept", "viewed"}
+    compared.compared()
+    assert rotating() == {"kept", "viewed", "written"}
+    state["kept"] = state["kept"].clone()
+    state["viewed"] = state["viewed"].detach()
+    assert rotating() == {"viewed", "written"}, "an alias shares the version counter; a copy is another tensor"
+
+
+def test_a_byte_that_torch_does_not_see_changing_is_found_in_its_turn() -> None:
+    data = torch.randn(LARGE)
+    flat = flatten([data])
+    compared = compare(flat)
+    compared.look(flat, {})
+    compared.compared()
+    compared.look(flat, {})
+    before = [compared.digest(flat, turn) for turn in range(SLICES)]
+    data.numpy()[12_345] += 1
+    compared.look(flat, {})
+    after = [compared.digest(flat, turn) for turn in range(SLICES)]
+    assert compared.rotating.tolist() == [0] and before != after
+    assert sum(one != other for one, other in zip(before, after, strict=True)) <= 2
