@@ -214,7 +214,7 @@ def writing(comm: Any, directory: Path) -> tuple[list[int], list[str], bool]:
             in_full.append(step)
             return compare(*args)
 
-        replicas.compare_in_full = noted  # type: ignore[method-assign]
+        replicas.compare_in_full = noted  # type: ignore[method-assign, assignment]
         for step in range(1, 9):
             slow = Slow(copies_before=0)
             pending = ck.checkpoint({"tables": tables, "optimizer": optimizer}, step)
