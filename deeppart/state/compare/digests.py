@@ -51,9 +51,15 @@ class LeafDigests:
     """
 
     def __init__(
-        self, leaves: Sequence[int], flat: FlatState, types: Sequence[LeafType], in_full: Collection[int] = ()
+        self,
+        leaves: Sequence[int],
+        flat: FlatState,
+        types: Sequence[LeafType],
+        in_full: Collection[int] = (),
+        *,
+        counters: bool = True,
     ) -> None:
-        self._types = types
+        self._types, self._counters = types, counters
         self._leaves = np.array(leaves, dtype=np.int64)
         self._is_large = np.array([types[leaf].nbytes > SMALL_LEAF_BYTES for leaf in leaves], dtype=np.bool_)
         self._small = SmallLeaves(self._leaves[~self._is_large].tolist(), flat.data, types)
@@ -83,7 +89,7 @@ class LeafDigests:
                 orders[at] = order
                 continue
             data = flat.data[leaf]
-            if not isinstance(data, torch.Tensor) or data.is_inference():
+            if not self._counters or not isinstance(data, torch.Tensor) or data.is_inference():
                 continue
             mark = compared.get(at)
             now = data._version, pointer, holder._cdata  # type: ignore[union-attr]

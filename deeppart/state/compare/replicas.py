@@ -102,9 +102,12 @@ class Replicas:
         #: For each leaf its place in the row in which all sets' leaves stand; -1 if this rank alone holds it.
         self._columns = np.zeros(0, dtype=np.int64)
         self._width = 0
+        #: No state of this structure was compared yet; and what ranks brought to a comparison has differed, although
+        #: their bytes do not: then slices are compared within the call, and of what is trained alone.
+        self._is_new, self._unsteady = True, False
         #: Whether slices of what all ranks hold are digested after the call: agreed on by the ranks, and as this rank
-        #: found last; whether they turned out to be written to meanwhile; and those of an earlier call.
-        self._defers = self._may_defer = self._unsteady = False
+        #: found last; and those of an earlier call.
+        self._defers = self._may_defer = False
         self._deferred: DeferredSlices | None = None
         self.values: list[Encoded] = []
 
@@ -239,7 +242,7 @@ class Replicas:
         """
         layout = self.layout
         shared = layout.shared[0]
-        self._unsteady, self._deferred = False, None
+        self._is_new, self._unsteady, self._deferred = True, False, None
         self._last = self._last_alike()  # a tie that some rank has undone was one until now
         layout.begin()
         changed = self.replication.uniform is None
@@ -287,11 +290,11 @@ class Replicas:
         new |= self._unequal(full_digests(flat, self._compared()), what)
         layout.differing |= self._of_leaves(new)
         layout.per_rank_values |= self._unequal_values(flat, what)
-        unsteady = self._deferred is not None and not new.any()
-        self._deferred = None
-        self._look_anew(flat, owned, what, unsteady=unsteady)
-        layout.record.all_of(np.array(self._compared(), dtype=np.int64), turn)
         values = np.flatnonzero(layout.per_rank_values & ~values_before).tolist()
+        self._unsteady |= not (self._is_new or new.any() or values)
+        self._is_new, self._deferred = False, None
+        self._look_anew(flat, owned, what)
+        layout.record.all_of(np.array(self._compared(), dtype=np.int64), turn)
         found = self._describe(flat, np.flatnonzero(new).tolist(), last, (turn, step), what)
         # Not before: of a call that is refused on the way, the user hears nothing.
         layout.compared, self._last = True, None
@@ -305,17 +308,15 @@ class Replicas:
         compared: list[int] = np.flatnonzero(found).tolist()
         return compared
 
-    def _look_anew(self, flat: FlatState, owned: Mapping[int, torch.Tensor], what: str, *, unsteady: bool) -> None:
-        """Prepare the digests of what is compared from now on, and agree on what rotates (collective).
-
-        ``unsteady``: slices that were digested after the call differed, and the leaves do not.
-        """
+    def _look_anew(self, flat: FlatState, owned: Mapping[int, torch.Tensor], what: str) -> None:
+        """Prepare the digests of what is compared from now on, and agree on what rotates (collective)."""
         layout, compared = self.layout, set(self._compared())
         verified = np.flatnonzero(layout.modes == VERIFY).tolist()
         orders = np.zeros(len(layout.types), dtype=np.int64)
         leaves_of = [[leaf for leaf in each.leaves if leaf in compared] for each in self._sets]
         for each, leaves in zip(self._sets, leaves_of, strict=True):
-            each.digests = LeafDigests(leaves, flat, layout.types, verified)
+            counters = each.number == 0 and not self._unsteady  # writes by way of a sharded tensor count there alone
+            each.digests = LeafDigests(leaves, flat, layout.types, verified, counters=counters)
             each.digests.look(flat, self._trained)
             orders[leaves] = each.digests.orders
         unlike = self._of_leaves(self._unequal(orders, what))
@@ -324,11 +325,8 @@ class Replicas:
                 each.digests.agree_on(~unlike[leaves])
                 each.digests.compared()
         shared = self._sets[0].digests
-        self._may_defer = shared is not None and shared.may_wait(flat, owned)
-        views = np.array([unsteady or self._unsteady, not self._may_defer], np.int64)
-        self._unsteady, cannot = self._maximum(views, what).astype(bool).tolist()
-        self._may_defer = self._may_defer and not self._unsteady
-        self._defers = not cannot and not self._unsteady
+        self._may_defer = shared is not None and shared.may_wait(flat, owned) and not self._unsteady
+        self._defers = not self._maximum(np.array([not self._may_defer], np.int64), what)[0]
 
     def _comparable(self, flat: FlatState, index: int) -> Encoded:
         """The comparable form of a value: its encoding, or that of its entries in canonical order."""

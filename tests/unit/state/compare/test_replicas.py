@@ -94,7 +94,6 @@ def test_what_comes_to_differ_is_told_with_the_ranks_and_the_steps(tmp_path: Pat
     def saved(comm: Comm) -> None:
         with checkpointer(tmp_path, comm, keep={"persistent": 9}) as ck:
             for step in (1, 2):
-                made[comm.rank]["w"].mul_(1)  # written to, and so compared in full
                 ck.checkpoint(made[comm.rank], step).wait("persistent", timeout=LIMIT_S)
             if comm.rank == 2:
                 made[2]["norm"][1, 1] = -5
@@ -110,3 +109,27 @@ def test_what_comes_to_differ_is_told_with_the_ranks_and_the_steps(tmp_path: Pat
     assert torch.equal(deeppart.load(tmp_path, rank=0)["w"], WHOLE)
     assert deeppart.load(tmp_path, rank=2)["w"][0, 0] == -5 == deeppart.load(tmp_path, rank=2)["norm"][1, 1]
     assert torch.equal(deeppart.load(tmp_path, step=2, rank=2)["w"], WHOLE)
+
+
+def test_ranks_whose_counters_differ_over_equal_bytes_compare_all_of_it_once(tmp_path: Path) -> None:
+    """As where one rank computes a tensor, and the others receive it."""
+    made = [{"w": WHOLE.clone(), "n": 1} for _ in range(4)]
+
+    def saved(comm: Comm) -> list[int]:
+        in_full: list[int] = []
+        with checkpointer(tmp_path, comm) as ck:
+            replicas = ck._saver._replicas
+            compare = replicas.compare_in_full
+
+            def noted(*args: Any) -> Any:
+                in_full.append(step)
+                return compare(*args)
+
+            replicas.compare_in_full = noted  # type: ignore[method-assign, assignment]
+            for step in range(1, 6):
+                if comm.rank == 1:
+                    made[1]["w"].mul_(1)  # type: ignore[attr-defined]
+                ck.checkpoint(made[comm.rank], step).wait("persistent", timeout=LIMIT_S)
+        return in_full
+
+    assert on_ranks(4, saved) == [[1, 2]] * 4
