@@ -14,7 +14,7 @@ memory. All of it is in the digest, so ranks whose views differ find out, and co
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -89,7 +89,7 @@ class LeafDigests:
                 orders[at] = order
                 continue
             data = flat.data[leaf]
-            if not self._counters or not isinstance(data, torch.Tensor) or data.is_inference():
+            if not self._counters or not isinstance(data, torch.Tensor) or not _are_writes_counted(data, holder):
                 continue
             mark = compared.get(at)
             now = data._version, pointer, holder._cdata  # type: ignore[union-attr]
@@ -167,6 +167,11 @@ def _full_digests(flat: FlatState, leaves: Sequence[int]) -> list[int]:
     on_devices = [leaf for leaf in leaves if _is_on_device(flat.data[leaf])]
     found = dict(zip(on_devices, device_digests([flat.data[leaf] for leaf in on_devices]), strict=True))
     return [found[leaf] if leaf in found else full_digest(flat.data[leaf]) for leaf in leaves]
+
+
+def _are_writes_counted(data: torch.Tensor, storage: Any) -> bool:
+    """True if the version counter of a tensor tells of most writes: neither numpy nor another process has its memory."""
+    return not data.is_inference() and storage.resizable() and not storage.is_shared()
 
 
 def _is_on_device(data: object) -> bool:

@@ -169,6 +169,19 @@ def test_what_nothing_has_written_to_since_it_was_compared_rotates() -> None:
     assert rotating() == {"viewed", "written"}, "an alias shares the version counter; a copy is another tensor"
 
 
+def test_memory_that_numpy_has_seen_is_read_in_full() -> None:
+    """As the rows of a buffer that each rank fills for itself."""
+    state: dict[str, Any] = {"of numpy": torch.from_numpy(np.zeros(LARGE)), "seen": torch.zeros(LARGE)}
+    state["seen"].numpy()[5] = 1
+    state["shared"] = torch.zeros(LARGE).share_memory_()
+    flat = flatten(state)
+    compared = compare(flat)
+    for _ in range(2):
+        compared.look(flat, {})
+        compared.compared()
+    assert compared.in_full.tolist() == [0, 1, 2]
+
+
 def test_a_byte_that_torch_does_not_see_changing_is_found_in_its_turn() -> None:
     data = torch.randn(LARGE)
     flat = flatten([data])
@@ -177,7 +190,7 @@ def test_a_byte_that_torch_does_not_see_changing_is_found_in_its_turn() -> None:
     compared.compared()
     compared.look(flat, {})
     before = [compared.digest(flat, turn) for turn in range(SLICES)]
-    data.numpy()[12_345] += 1
+    data.data[12_345] += 1
     compared.look(flat, {})
     after = [compared.digest(flat, turn) for turn in range(SLICES)]
     assert compared.rotating.tolist() == [0] and before != after
