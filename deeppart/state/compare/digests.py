@@ -170,7 +170,7 @@ def _full_digests(flat: FlatState, leaves: Sequence[int]) -> list[int]:
 
 
 def _are_writes_counted(data: torch.Tensor, storage: Any) -> bool:
-    """True if the version counter of a tensor tells of most writes: neither numpy nor another process has its memory."""
+    """True if a tensor's version counter tells of most writes: neither numpy nor another process has its memory."""
     return not data.is_inference() and storage.resizable() and not storage.is_shared()
 
 
