@@ -2,11 +2,11 @@
 
     python benchmarks/shard_documents.py [--ranks 64] [--tensors 1000] [--repeat 3]
 
-Tensors of two dimensions, sharded by rows over so many ranks. For deeppart, the documents that the ranks' parts carry
-are decoded, checked and brought together, and the sources of one rank's shards are looked for; the span tables, whose
-bytes are not decoded one by one, are checked, too. For DCP, a `.metadata` file of as many shards is unpickled, and what
-to read for one rank's shards is looked for. Shown are microseconds for each shard that any rank has saved, the median
-(fastest, slowest), and bytes. One process; no file and no message. Exit code: 0.
+Tensors of two dimensions, sharded by rows over so many ranks. For deeppart, the structure document is decoded and
+checked, the span tables of all parts are checked against it and taken apart, and the sources of one rank's shards are
+looked for in them. For DCP, a `.metadata` file of as many shards is unpickled, and what to read for one rank's shards
+is looked for. Shown are microseconds for each shard that any rank has saved, the median (fastest, slowest), and bytes.
+One process; no file and no message. Exit code: 0.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from deeppart._gc import collection_paused
-from deeppart.model import Box
-from deeppart.part import RANK_TABLE, SPAN_DTYPE
+from deeppart.model import Box, Division
+from deeppart.part import SHARED_TABLE, SPAN_DTYPE
 from deeppart.state.document.global_state import gather_global_state
-from deeppart.state.document.part_document import Own, PartDocument, decode_meta, rank_shards
-from deeppart.state.document.structure_json import encode_tree
-from deeppart.state.restore.scatter import LiveBox, RankSpans, Scatter, Wanted, check_bytes, wanted_of
+from deeppart.state.document.part_document import FileNumbers, PartDocument, decode_meta
+from deeppart.state.document.structure_json import Numbers, SavedTensor, encode_tree
+from deeppart.state.pieces import Held, check_own, check_places
+from deeppart.state.restore.scatter import LiveBox, Scatter, Wanted, chunk_pieces
 from deeppart.state.tensors.leaves import leaf_type
 from deeppart.state.tree.flattening import flatten
 
@@ -77,44 +78,56 @@ def _state(rank: int, ranks: int, tensors: int) -> dict[str, torch.Tensor]:
 def documents(ranks: int, tensors: int) -> tuple[list[bytes], list[npt.NDArray[np.void]]]:
     """The document and the span table of each rank's part."""
     metas, spans = [], []
+    boxes = [Box((rank * _ROWS, 0), (_ROWS, _COLUMNS)) for rank in range(ranks)]
+    division = Division.of(boxes, (ranks * _ROWS, _COLUMNS))
     for rank in range(ranks):
         flat = flatten(_state(rank, ranks, tensors))
-        own = np.ones(len(flat.data), dtype=np.bool_)
+        numbers = np.arange(tensors)
         document = PartDocument(
-            encode_tree(flat.root),
+            encode_tree(flat.root, Numbers(tensors=range(tensors))),
             [leaf_type(data) for data in flat.data],
             {},
-            own,
+            np.zeros(tensors, dtype=np.bool_),
             np.zeros(0, dtype=np.bool_),
             [],
             rank == 0,
-            own=Own([], (0, 0), (0, 0), [], True),
-            sharded=rank_shards(flat, ()),
+            tensors=[SavedTensor(leaf.kind, division) for leaf in flat.sharded],
+            numbers=FileNumbers((0, 0), numbers, numbers[:0], np.full(tensors, rank)),
         )
         metas.append(document.meta())
         rows = np.zeros(tensors, dtype=SPAN_DTYPE)
-        rows["table"], rows["leaf"], rows["length"] = RANK_TABLE, np.arange(tensors), 4 * _ROWS * _COLUMNS
-        spans.append(rows)
+        rows["table"], rows["leaf"], rows["length"] = SHARED_TABLE, numbers, 4 * _ROWS * _COLUMNS
+        rows["raw_offset"] = 4 * _ROWS * _COLUMNS * numbers
+        spans.append(document.span_table(rows))
     return metas, spans
 
 
 def restore(metas: list[bytes], spans: list[npt.NDArray[np.void]]) -> int:
-    """What a rank goes through; returns how many sources its shards have."""
+    """What a rank goes through; returns how many pieces of chunks it wants."""
     with collection_paused():
         first = decode_meta(metas[0], "part 0")
-        assert first.structure is not None
-        of_ranks = [first.check(first.structure, "part 0")]
-        of_ranks += [decode_meta(meta, "a part").check(first.structure, "a part") for meta in metas[1:]]
-        global_state = gather_global_state(of_ranks, [((), {})] * len(metas), "here")
-        global_state.check("here")
-        own = [RankSpans(rows) for rows in spans]
-        box, live = Box((0, 0), (_ROWS, _COLUMNS)), torch.zeros(_ROWS, _COLUMNS)
-        wanted: list[Wanted] = []
-        for tensor in global_state.tensors.values():
-            check_bytes(tensor, own, "here")
-            wanted += wanted_of(tensor.sources, LiveBox(live, box), tensor.kind, tensor.name)
-        scatter = Scatter(wanted)
-        return sum(len(scatter.leaves(part)) for part in range(len(metas)))
+        assert first.structure is not None and not first.structure.has_rank_local
+        structure = first.check(first.structure, "part 0")
+        state = gather_global_state(structure, [(first.trees, first.values)], "here")
+        state.check(structure, "here")
+        for rows in spans:
+            ends = np.append(rows["raw_offset"], rows["raw_offset"][-1:] + rows["length"][-1:])
+            check_places(structure, {}, rows, ends, np.zeros(len(rows), dtype=np.bool_), "here")
+            check_own(structure, {}, rows, None, "here")
+        held = Held(structure, dict(enumerate(spans)))
+        held.check(None, "here")
+        live = LiveBox(torch.zeros(_ROWS, _COLUMNS), Box((0, 0), (_ROWS, _COLUMNS)))
+        scatter = Scatter(
+            Wanted(source, live, tensor.kind.itemsize, tensor.name)
+            for leaf, tensor in state.tensors.items()
+            for source in held.sources(leaf, live.box)
+        )
+        found = 0
+        for part, rows in enumerate(spans):
+            wanted = scatter.pieces(part)
+            for pieces in chunk_pieces(rows, np.array([0, rows["length"].sum()])):
+                found += sum(piece[:2] in wanted for piece in pieces)
+        return found
 
 
 def dcp_metadata(ranks: int, tensors: int) -> bytes:

@@ -68,7 +68,8 @@ def _step_lines(result: offline.VerifyResult) -> Iterator[Any]:
         place = "" if damage.file is None else f"{damage.file}{_range(damage.start, damage.stop)}: "
         yield line(f"  {place}{damage.message}", "red")
         for leaf in damage.leaves[:_MOST_LEAVES]:
-            yield line(f"    {leaf.name}{_range(leaf.start, leaf.stop)}")
+            box = "" if leaf.box is None else f" {leaf.box}"
+            yield line(f"    {leaf.name}{box}{_range(leaf.start, leaf.stop)}")
         if len(damage.leaves) > _MOST_LEAVES:
             yield line(f"    and {count(len(damage.leaves) - _MOST_LEAVES, 'more leaf')}; --json lists all")
     if result.damaged_leaves:

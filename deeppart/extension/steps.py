@@ -24,7 +24,6 @@ from deeppart.state.document import (
     SavedArray,
     SavedBranch,
     SavedNode,
-    SavedSharded,
     SavedValue,
     array_numbers,
     with_global_state,
@@ -193,7 +192,7 @@ class Step:
     def _standing(self, node: SavedNode) -> Any:
         """What stands in the state for a node of the saved tree."""
         target = self._target
-        if isinstance(node, (RankLocalMark, SavedSharded)):
+        if isinstance(node, RankLocalMark):
             return DROPPED
         if isinstance(node, SavedValue):
             return target.values[node.index]

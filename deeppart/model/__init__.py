@@ -1,6 +1,6 @@
 """The records that everything shares; units (:mod:`.units`) and the version (:mod:`.version`) beside them. Pure."""
 
-from deeppart.model.boxes import Box
+from deeppart.model.boxes import Box, Division
 from deeppart.model.compression import DEFAULT_LEVEL, EXPECTED, Compression
 from deeppart.model.history import HISTORY_NAME, LATER, MOST_RUNS, RUNS_FORMAT, RUNS_VERSION, run_records
 from deeppart.model.records import (
@@ -61,6 +61,7 @@ __all__ = [
     "Box",
     "ComparedEarlier",
     "Compression",
+    "Division",
     "LeafSpec",
     "Level",
     "LevelReport",

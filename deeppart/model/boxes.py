@@ -1,9 +1,14 @@
-"""Boxes: the part of a tensor that a shard of it has, as the first element and the lengths in every dimension. Pure."""
+"""Boxes: the part of a tensor that a shard of it has, as the first element and the lengths in every dimension; and
+divisions: all boxes of a tensor, numbered. Pure.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 
@@ -87,40 +92,126 @@ class Box(NamedTuple):
         return found
 
     @staticmethod
-    def fault_of_cover(boxes: Sequence[Box], shape: tuple[int, ...]) -> str:
-        """What is wrong with the boxes of a tensor, for people; "" if they cover it and do not overlap.
-
-        Shards lie in a grid nearly always: then looking at the cuts of each dimension is enough. Otherwise every box is
-        compared with those that begin before it ends, along the dimension in which they begin at most places.
-        """
-        total = sum(box.elements for box in boxes)
-        if total == math.prod(shape) and _is_grid(boxes, shape):
-            return ""
-        if clash := _first_clash(boxes):
-            return f"{clash[0]} and {clash[1]} overlap"
-        if total < math.prod(shape):
-            return f"of {math.prod(shape)} elements, {total} are in a shard"
-        return ""
+    def fault_of_cover(boxes: Collection[Box], shape: tuple[int, ...]) -> str:
+        """What is wrong with the boxes of a tensor, for people; "" if they cover it and do not overlap."""
+        return Division.of(boxes, shape).fault()
 
     def __str__(self) -> str:
         ranges = (f"{begin}:{begin + length}" for begin, length in zip(self.offset, self.sizes, strict=True))
         return f"[{', '.join(ranges)}]"
 
 
-def _is_grid(boxes: Sequence[Box], shape: tuple[int, ...]) -> bool:
-    """True if the boxes are all cells of a grid whose cuts fill every dimension."""
-    cells = 1
-    for dimension, length in enumerate(shape):
-        cuts = sorted({(box.offset[dimension], box.sizes[dimension]) for box in boxes})
-        at = 0
-        for begin, size in cuts:
-            if begin != at:
-                return False
-            at += size
-        if at != length:
-            return False
-        cells *= len(cuts)
-    return cells == len(boxes) == len(set(boxes))
+#: Where the intervals of one dimension begin, ascending from 0: a range where all but the last are of one length.
+Cuts = range | tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """How a tensor is divided into boxes, which are numbered from 0; none of them is empty.
+
+    Attributes:
+        shape: of the tensor.
+        cuts: for each dimension where its intervals begin, if the boxes are the cells of a grid, numbered in C order;
+            None if they are not.
+        listed: the boxes in ascending order, if they are no grid.
+    """
+
+    shape: tuple[int, ...]
+    cuts: tuple[Cuts, ...] | None
+    listed: tuple[Box, ...] = ()
+
+    @classmethod
+    def of(cls, boxes: Collection[Box], shape: tuple[int, ...]) -> Division:
+        """Of these boxes, each of which lies in the tensor; :meth:`fault` says whether they are all of it."""
+        cuts = cuts_of(boxes, shape)
+        return cls(shape, cuts) if cuts is not None else cls(shape, None, tuple(sorted(boxes)))
+
+    @classmethod
+    def whole(cls, shape: tuple[int, ...]) -> Division:
+        """A tensor in one piece; in none if it is empty."""
+        return cls(shape, tuple(_cuts([0] if length else [], length) for length in shape))
+
+    def __len__(self) -> int:
+        """How many boxes there are."""
+        return len(self.listed) if self.cuts is None else math.prod(map(len, self.cuts))
+
+    def box(self, number: int) -> Box:
+        """The box of a number."""
+        if self.cuts is None:
+            return self.listed[number]
+        offset, sizes = [], []
+        for cuts, length in zip(reversed(self.cuts), reversed(self.shape), strict=True):
+            number, place = divmod(number, len(cuts))
+            offset.append(cuts[place])
+            sizes.append(_end(cuts, place, length) - cuts[place])
+        return Box(tuple(reversed(offset)), tuple(reversed(sizes)))
+
+    def number(self, box: Box) -> int | None:
+        """The number of a box; None if it is none of them."""
+        if self.cuts is None:
+            place = bisect_left(self.listed, box)
+            return place if place < len(self.listed) and self.listed[place] == box else None
+        number = 0
+        for cuts, length, begin, size in zip(self.cuts, self.shape, *box, strict=True):
+            place = bisect_left(cuts, begin)
+            if place == len(cuts) or cuts[place] != begin or _end(cuts, place, length) != begin + size:
+                return None
+            number = number * len(cuts) + place
+        return number
+
+    def meeting(self, box: Box) -> Iterator[int]:
+        """The numbers of the boxes that have anything in common with a box, ascending."""
+        if self.cuts is None:
+            yield from (number for number, each in enumerate(self.listed) if each.meets(box))
+            return
+        places = []
+        for cuts, begin, size in zip(self.cuts, *box, strict=True):
+            places.append(range(bisect_right(cuts, begin) - 1, bisect_left(cuts, begin + size)) if size else range(0))
+        for found in itertools.product(*places):
+            number = 0
+            for cuts, place in zip(self.cuts, found, strict=True):
+                number = number * len(cuts) + place
+            yield number
+
+    def fault(self) -> str:
+        """What is wrong with the boxes, for people; "" if they are all of the tensor and do not overlap.
+
+        With a grid nothing is. Otherwise every box is compared with those that begin before it ends, along the
+        dimension in which they begin at most places.
+        """
+        if self.cuts is not None:
+            return ""
+        if clash := _first_clash(self.listed):
+            return f"{clash[0]} and {clash[1]} overlap"
+        total = sum(box.elements for box in self.listed)
+        if total < math.prod(self.shape):
+            return f"of {math.prod(self.shape)} elements, {total} are in a shard"
+        return ""
+
+
+def cuts_of(boxes: Collection[Box], shape: tuple[int, ...]) -> tuple[Cuts, ...] | None:
+    """The cuts of the grid whose cells these boxes are; None if they are none, or not all of the tensor."""
+    cuts = tuple(_cuts(sorted({box.offset[at] for box in boxes}), length) for at, length in enumerate(shape))
+    if not math.prod(shape):
+        return None if boxes else Division.whole(shape).cuts
+    if any(not each or each[0] for each in cuts):
+        return None
+    grid = Division(shape, cuts)
+    if len(grid) != len(boxes) or len(set(boxes)) != len(boxes):
+        return None
+    return cuts if all(grid.number(box) is not None for box in boxes) else None
+
+
+def _cuts(begins: Sequence[int], length: int) -> Cuts:
+    """Cuts in the one form that they have."""
+    step = begins[1] if len(begins) > 1 else max(1, length)
+    regular = range(0, length, step) if step > 0 else range(0)
+    return regular if len(regular) == len(begins) and all(map(int.__eq__, regular, begins)) else tuple(begins)
+
+
+def _end(cuts: Cuts, place: int, length: int) -> int:
+    """Where the interval at a place ends."""
+    return cuts[place + 1] if place + 1 < len(cuts) else length
 
 
 def _first_clash(boxes: Sequence[Box]) -> tuple[Box, Box] | None:

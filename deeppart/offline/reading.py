@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import errno
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -20,37 +20,31 @@ from deeppart.mapped import LockedFile, bring_pages, lies_in_memory, pin
 from deeppart.model import Box, Manifest
 from deeppart.offline.find import Chosen, with_checkpoint
 from deeppart.offline.step_files import StepFiles
-from deeppart.part import SHARED_TABLE, FileSource, KeyFiles, PartReader, Signing, read_key_files
+from deeppart.part import FileSource, KeyFiles, PartReader, Signing, read_key_files
 from deeppart.state.document import (
     RankDocument,
     SavedArray,
     SavedBranch,
     SavedNode,
     SavedValue,
-    ShardSource,
     Structure,
     gather_global_state,
     with_global_state,
 )
 from deeppart.state.objects import REGISTERED
 from deeppart.state.paths import ROOT, covers, may_match_below, nearest_globs, readable
+from deeppart.state.pieces import ANY_PART, Fault, Held, Source, check_places, own_faults, refuse
 from deeppart.state.restore import (
-    ANY_PART,
     LeafPiece,
     LiveBox,
-    RankSpans,
     Scatter,
     Target,
     Wanted,
     build,
-    check_bytes,
-    check_cover,
-    check_places,
     chunk_pieces,
     decode_values,
     resolve_registered,
     tie,
-    wanted_of,
 )
 from deeppart.state.tensors import COMPOSITES, Array, Bytes
 from deeppart.state.tree import assign, container_items, container_kind, make_container
@@ -144,26 +138,26 @@ class OpenCheckpoint:
         self._readers, self._sources = [part.reader for part in parts], [part.source for part in parts]
         self._own = [part.own for part in parts]
         self._may_share, shared = signing is None, step.structure
-        self._of_ranks = list[Structure]()
+        self._of_ranks, self._own_faults = list[Structure](), list[list[Fault]]()
         for number, reader in enumerate(self._readers):
             where = f"{self._where}, part {number}"
             self._of_ranks.append(self._own[number].check(shared, where))
             places = reader.spans, reader.raw_starts, reader.marked_per_rank
-            check_places(self._of_ranks[number], self._own[number].types, *places, where)
-        self._global_state = gather_global_state(
-            self._of_ranks, [(each.trees, each.values) for each in self._own], self._where
-        )
-        self._global_state.check(self._where)
+            own_types = self._own[number].types
+            check_places(self._of_ranks[number], own_types, *places, where)
+            self._own_faults.append(own_faults(self._of_ranks[number], own_types, reader.spans))
+        self._held = Held(shared, dict(enumerate(reader.spans for reader in self._readers)))
+        self._global_state = gather_global_state(shared, [(each.trees, each.values) for each in self._own], self._where)
+        self._global_state.check(shared, self._where)
         self.has_own = bool(
             shared.per_rank.any()
             or shared.per_rank_values.any()
             or any(not self._global_state.has_part(tree) for own in self._own for tree in own.trees)
-            or any(tensor.own for tensor in self._global_state.tensors.values())
+            or self._held.own
             or any(value.differs for value in self._global_state.values.values())
         )
-        self._rank_spans = [RankSpans(reader.spans) for reader in self._readers] if self._global_state.tensors else []
         self._pieces = [chunk_pieces(reader.spans, reader.raw_starts) for reader in self._readers]
-        self._chunks = [_chunks_of_leaves(chunks) for chunks in self._pieces]
+        self._chunks = [_chunks_of_pieces(chunks) for chunks in self._pieces]
         self._look_as(rank)
 
     def _check_rank(self, rank: int) -> None:
@@ -175,9 +169,6 @@ class OpenCheckpoint:
         self.rank = rank
         self.structure = with_global_state(self._of_ranks[rank], self._global_state)
         self.target = target_of(self.structure, self._own[rank], self._global_state.contents(rank), self._where)
-        #: Number of a leaf -> the sharded tensor that it is.
-        tensors = [tensor.for_rank(rank) for tensor in self._global_state.tensors.values()]
-        self._sharded = dict(enumerate(tensors, start=len(self._of_ranks[rank].types)))
 
     def as_rank(self, rank: int) -> OpenCheckpoint:
         """The same open files, as another rank saved them."""
@@ -188,8 +179,8 @@ class OpenCheckpoint:
 
     def is_own_leaf(self, leaf: int) -> bool:
         """True if the rank saved these bytes for itself, and other ranks may have had others."""
-        if leaf in self._sharded:
-            return any(source.part == self.rank for source in self._sharded[leaf].own)
+        if leaf in self.structure.divisions:
+            return any(self.rank in ranks for ranks in self._held.own_of(leaf).values())
         return bool(self.structure.per_rank[leaf])
 
     def is_own_value(self, value: int) -> bool:
@@ -210,15 +201,11 @@ class OpenCheckpoint:
     def check(self, leaves: set[int]) -> None:
         """See that the parts hold every byte of these leaves exactly once, before any is read."""
         leaves = self._with_owners(leaves) - set(self.structure.aliases)
-        for leaf in leaves & self._sharded.keys():
-            check_bytes(self._sharded[leaf], self._rank_spans, self._where)
-        leaves -= self._sharded.keys()
-        own = set(np.flatnonzero(self.structure.per_rank).tolist())
-        shared = [reader.spans[reader.spans["table"] == SHARED_TABLE] for reader in self._readers]
-        check_cover(self.target.types, leaves - own, shared, self._where)
-        mine = self._readers[self.rank].spans
-        mine = mine[mine["table"] != SHARED_TABLE]
-        check_cover(self.target.types, leaves & own, [mine], f"{self._where}, part {self.rank}")
+        self._held.check(leaves, self._where)
+        tensors = leaves & self.structure.divisions.keys()
+        for part, faults in enumerate(self._own_faults):
+            wanted = leaves if part == self.rank else tensors
+            refuse(faults, wanted, self._of_ranks[part], self._own[part].types, f"{self._where}, part {part}")
 
     def read(self, leaves: set[int]) -> dict[int, Array]:
         """New arrays on the CPU, with every chunk's digest checked; reads no chunk that holds none of these leaves."""
@@ -247,7 +234,7 @@ class OpenCheckpoint:
             for each in self._wanted(leaf, live, readable(paths[leaf]))
         )
         checked: dict[int, ChunkAccess] = {}
-        for part, chunk, _ in self._held(scatter):
+        for part, chunk, _ in self._holding(scatter):
             if part not in checked:
                 reader, source = self._readers[part], self._sources[part]
                 checked[part] = ChunkAccess(reader, source, may_share=self._may_share)
@@ -263,12 +250,12 @@ class OpenCheckpoint:
 
         None of a leaf whose bytes are not in one row: a view of another one, or a sharded one.
         """
-        if leaf in self.structure.aliases or leaf in self._sharded:
+        if leaf in self.structure.aliases or leaf in self.structure.divisions:
             return None
         places = [
             (piece.start, part, chunk, piece)
             for part in self._parts_of(leaf)
-            for chunk in self._chunks[part].get(leaf, ())
+            for chunk in self._chunks[part].get((leaf, 0), ())
             for piece in self._pieces[part][chunk]
             if piece.leaf == leaf
         ]
@@ -283,17 +270,17 @@ class OpenCheckpoint:
 
     def _fill(self, scatter: Scatter, data_of: Callable[[int, int], Buffer]) -> None:
         """Put what chunks hold into the arrays that want it."""
-        for part, chunk, pieces in self._held(scatter):
+        for part, chunk, pieces in self._holding(scatter):
             scatter.write(part, pieces, np.frombuffer(data_of(part, chunk), dtype=np.uint8))
 
-    def _held(self, scatter: Scatter) -> Iterator[tuple[int, int, list[LeafPiece]]]:
+    def _holding(self, scatter: Scatter) -> Iterator[tuple[int, int, list[LeafPiece]]]:
         """Part, chunk, and the pieces in it that are wanted, of all chunks that hold any."""
         for part in range(len(self._readers)):
-            for chunk in sorted({chunk for leaf in scatter.leaves(part) for chunk in self._chunks[part].get(leaf, ())}):
+            for chunk in sorted({chunk for each in scatter.pieces(part) for chunk in self._chunks[part].get(each, ())}):
                 pieces = [
                     piece
                     for piece in self._pieces[part][chunk]
-                    if any(want.has_any_of(piece) for want in scatter.wants_of(part, piece.leaf))
+                    if any(want.has_any_of(piece) for want in scatter.wants_of(part, piece))
                 ]
                 if pieces:
                     yield part, chunk, pieces
@@ -363,21 +350,22 @@ class OpenCheckpoint:
     def _wanted(self, leaf: int, live: LiveBox, name: str) -> Iterator[Wanted]:
         """What an array wants of the parts."""
         kind = self.target.types[leaf]
-        if leaf in self._sharded:
-            return wanted_of(self._sharded[leaf].sources, live, kind, name)
         part = self.rank if self.structure.per_rank[leaf] else ANY_PART
-        return wanted_of([ShardSource(part, leaf, Box.whole(kind.shape))], live, kind, name)
+        sources: Iterable[Source] = (Source(part, leaf, 0, Box.whole(kind.shape)),)
+        if leaf in self.structure.divisions:
+            sources = self._held.sources(leaf, live.box, self.rank)
+        return (Wanted(source, live, kind.itemsize, name) for source in sources)
 
     def _with_owners(self, leaves: set[int]) -> set[int]:
         aliases = self.structure.aliases
         return leaves | {aliases[leaf].owner for leaf in leaves if leaf in aliases}
 
 
-def _chunks_of_leaves(pieces: list[list[LeafPiece]]) -> dict[int, list[int]]:
-    chunks: dict[int, list[int]] = {}
+def _chunks_of_pieces(pieces: list[list[LeafPiece]]) -> dict[tuple[int, int], list[int]]:
+    chunks: dict[tuple[int, int], list[int]] = {}
     for chunk, held in enumerate(pieces):
         for piece in held:
-            chunks.setdefault(piece.leaf, []).append(chunk)
+            chunks.setdefault(piece[:2], []).append(chunk)
     return chunks
 
 

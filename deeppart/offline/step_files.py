@@ -7,12 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
 from deeppart.errors import CorruptFileError
 from deeppart.model import Manifest, PartRecord
-from deeppart.part import RANK_TABLE, FileSource, PartReader, Signing
+from deeppart.part import FileSource, PartReader, Signing
 from deeppart.state.document import RankDocument, Structure, decode_meta, decode_structure
 
 
@@ -68,15 +65,3 @@ class StepFiles:
                 signing=self._signing,
             )
             yield OpenPart(record, source, reader, decode_meta(reader.meta, str(path), with_structure=False))
-
-
-def shared_spans(reader: PartReader) -> npt.NDArray[np.void]:
-    """Rows of the span table for replicated leaves."""
-    spans: npt.NDArray[np.void] = reader.spans[reader.spans["table"] != RANK_TABLE]
-    return spans
-
-
-def rank_spans(reader: PartReader) -> npt.NDArray[np.void]:
-    """Rows of the span table for the rank's own leaves."""
-    spans: npt.NDArray[np.void] = reader.spans[reader.spans["table"] == RANK_TABLE]
-    return spans

@@ -22,7 +22,7 @@ from deeppart.model import Attempt
 from deeppart.part.signing import STRONG_DIGEST_BYTES, TAG_BYTES
 
 #: Of every file of a checkpoint: parts, parity, manifests, suspect records, and the documents in them.
-FORMAT_VERSION: Final = 6
+FORMAT_VERSION: Final = 7
 
 #: First byte not ASCII, then CR LF, ^Z, LF, as PNG does: a transfer in text mode damages it visibly.
 HEADER_MAGIC: Final = b"\x89DPP\r\n\x1a\n"
@@ -53,7 +53,7 @@ MAX_WORLD_SIZE: Final = 2**24
 MAX_INDEX_BYTES: Final = (
     INDEX_HEAD_BYTES
     + MAX_CHUNKS * (80 + STRONG_DIGEST_BYTES)
-    + MAX_SPANS * 32
+    + MAX_SPANS * 40
     + MAX_BASES * 32
     + MAX_META_BYTES
     + TAG_BYTES
@@ -84,7 +84,14 @@ CHUNK_DTYPE: Final = np.dtype(
     ]
 )
 SPAN_DTYPE: Final = np.dtype(
-    [("leaf", "<u4"), ("table", "<u4"), ("start", "<u8"), ("length", "<u8"), ("raw_offset", "<u8")]
+    [
+        ("leaf", "<u4"),
+        ("table", "<u4"),
+        ("box", "<u8"),  # of a leaf that is divided, counted in its division; 0 of any other
+        ("start", "<u8"),
+        ("length", "<u8"),
+        ("raw_offset", "<u8"),
+    ]
 )
 BASE_DTYPE: Final = np.dtype([("index_digest", "u1", (16,)), ("nbytes", "<u8"), ("step", "<u8")])
 

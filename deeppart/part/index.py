@@ -6,7 +6,7 @@ Invariants of a sound index
   The others lie within their base, and no base stands in the table without a chunk in it.
 * Chunks laid end to end are the *raw stream*; spans laid end to end are the same bytes. Chunk and span borders are
   independent of each other: a span may cover many chunks, a chunk may hold many spans.
-* No chunk or span is empty. No byte of a leaf stands in two spans.
+* No chunk or span is empty. No byte of a leaf, or of a box of a leaf, stands in two spans.
 * All lengths are within the limits of ``format.py``, so no sum of two of them overflows.
 
 Writer and reader run the same checks, so a file that the reader would refuse is never written.
@@ -191,12 +191,12 @@ def _check_spans(spans: Table, raw_bytes: int, where: str) -> None:
             found=f"{last_end} bytes",
             where=where,
         )
-    order = np.lexsort((start, spans["leaf"], spans["table"]))
+    order = np.lexsort((start, spans["box"], spans["leaf"], spans["table"]))
     ordered = spans[order]
     before, after = ordered[:-1], ordered[1:]
-    same_leaf = (before["leaf"] == after["leaf"]) & (before["table"] == after["table"])
+    same = (before["leaf"] == after["leaf"]) & (before["table"] == after["table"]) & (before["box"] == after["box"])
     overlaps = np.zeros(len(spans), dtype=np.bool_)
-    overlaps[order[1:]] = same_leaf & (after["start"] < before["start"] + before["length"])
+    overlaps[order[1:]] = same & (after["start"] < before["start"] + before["length"])
     _refuse(overlaps, "span", "overlaps another span of its leaf", where)
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from deeppart.model import Box, LeafSpec
+from deeppart.model import Box, Division, LeafSpec
 from deeppart.partition import DEFAULT_KAPPA_BYTES, IntArray, Leaves, Plan, partition, usual_kappa_of
 
 
@@ -26,29 +26,31 @@ class Claim:
         kind: the tensor's dtype and whole shape, as text.
         shape: its whole shape.
         boxes: the rank's shards that are not empty.
-        ties: for each of them, what names the shard whose memory it shares; "" if it has memory of its own.
+        tied_to: what names the tensor whose shards have the memory of all of these; "" if there is none.
     """
 
     kind: str
     shape: tuple[int, ...]
     boxes: tuple[Box, ...]
-    ties: tuple[str, ...]
+    tied_to: str
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a rank is told about its shards of a tensor.
+    """What ranks hold of a tensor together.
 
     Attributes:
-        holders: for each of its boxes, the ranks that have the same one, ascending.
-        tied: for each, whether all of these share its memory with the same other shard.
+        division: all boxes.
+        tied_to: the tensor that shares the memory of all shards, on all ranks; "" if there is none.
+        holders: rank -> for each of its boxes, the ranks that have the same one, ascending.
     """
 
-    holders: tuple[tuple[int, ...], ...]
-    tied: tuple[bool, ...]
+    division: Division
+    tied_to: str
+    holders: dict[int, tuple[tuple[int, ...], ...]]
 
 
-def judge(path: str, claims: Mapping[int, Claim]) -> dict[int, Verdict] | str:
+def judge(path: str, claims: Mapping[int, Claim]) -> Verdict | str:
     """Which ranks hold the same shards of one tensor; or what is wrong with what they hold together.
 
     Called for each tensor on one rank, which is found by the tensor's path: so no rank hears of all shards.
@@ -64,21 +66,19 @@ def judge(path: str, claims: Mapping[int, Claim]) -> dict[int, Verdict] | str:
         if len(set(claims[rank].boxes)) != len(claims[rank].boxes):
             return f"{path}, {first.kind}: rank {rank} has one shard of it twice"
     holders: dict[Box, list[int]] = {}
-    ties: dict[Box, set[str]] = {}
     for rank in ranks:
-        for box, tie in zip(claims[rank].boxes, claims[rank].ties, strict=True):
+        for box in claims[rank].boxes:
             holders.setdefault(box, []).append(rank)
-            ties.setdefault(box, set()).add(tie)
-    if fault := Box.fault_of_cover(list(holders), first.shape):
+    division = Division.of(holders, first.shape)
+    if fault := division.fault():
         return f"{path}, {first.kind}: {fault}{_who(holders)}"
     sets = {box: tuple(found) for box, found in holders.items()}
-    return {
-        rank: Verdict(
-            tuple(sets[box] for box in claim.boxes),
-            tuple(len(ties[box]) == 1 and "" not in ties[box] for box in claim.boxes),
-        )
-        for rank, claim in claims.items()
-    }
+    ties = {claim.tied_to for claim in claims.values() if claim.boxes}
+    return Verdict(
+        division,
+        ties.pop() if len(ties) == 1 else "",
+        {rank: tuple(sets[box] for box in claim.boxes) for rank, claim in claims.items()},
+    )
 
 
 def _who(holders: Mapping[Box, Sequence[int]]) -> str:

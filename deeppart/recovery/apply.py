@@ -9,9 +9,9 @@ Each step takes what the one before returns: documents, saved step, matched stat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -34,10 +34,10 @@ from deeppart.recovery.narrowing import LiveState, narrowed, with_own_of_all
 from deeppart.recovery.old_ranks import Mapped, OldLeaves, bring_old_leaves, map_old_leaves, memory_for_old_leaves
 from deeppart.recovery.saved import SavedStep, saved_step, share_documents
 from deeppart.recovery.tables import Ranks, Tables, share_tables
-from deeppart.state.document import SavedArray, SavedValue, ShardSource, walk_tree
+from deeppart.state.document import SavedArray, SavedValue, walk_tree
 from deeppart.state.paths import PerRankPolicies, Replication, readable
+from deeppart.state.pieces import ANY_PART, Source
 from deeppart.state.restore import (
-    ANY_PART,
     LiveBox,
     Scatter,
     Wanted,
@@ -46,7 +46,6 @@ from deeppart.state.restore import (
     leaves_to_check,
     put,
     tie,
-    wanted_of,
 )
 from deeppart.state.tensors import Array, leaf_type, new_array, read_shards
 from deeppart.state.tree import address, assign, conflicting, overlapping
@@ -122,11 +121,11 @@ class _Restoring:
         comm, flat, request = self._comm, live.flat, live.request
         saved, choice = self._together(lambda: narrowed(whole, flat, request, live.outermost), _MATCHING)
         saved = with_own_of_all(saved, whole, comm, self._what, self._timeout)
-        self._together(lambda: check_step(saved, self._tables.indexes, self._policies, comm.size), _MATCHING)
+        held = self._together(lambda: check_step(saved, self._tables.indexes, self._policies, comm.size), _MATCHING)
         places = find_places(saved, flat, self._ranks, self._what, replication.in_parts)
 
         def matched() -> tuple[Matched, OldLeaves]:
-            found = match(saved, flat, places, self._policies, comm.rank, choice, cast=request.cast)
+            found = match(saved, held, flat, places, self._policies, comm.rank, choice, cast=request.cast)
             return found, memory_for_old_leaves(found)
 
         found, old = self._together(matched, _MATCHING)
@@ -157,9 +156,9 @@ class _Restoring:
     def look_for_overlaps(self, matched: Matched, mapped: Mapped) -> ToFill:
         """Take what is to be filled; live leaves that share memory are brought alone first, and compared."""
         to_fill = self._together(lambda: arrays_to_fill(matched), _SHARING)
-        overlapping = self._comm.maximum(np.array([bool(to_fill.alone)], dtype=np.int64))
+        overlapping = self._comm.maximum(np.array([bool(to_fill.alone or to_fill.shards)], dtype=np.int64))
         if self._ranks.finish(overlapping, self._what).any():
-            failure = self._delivery.bring(Scatter(wanted(matched, mapped.own_leaves, to_fill.alone, {})))
+            failure = self._delivery.bring(Scatter(wanted(matched, mapped.own_leaves, to_fill.all_alone())))
             self._check_sources(failure)
 
             def compare() -> None:
@@ -171,7 +170,7 @@ class _Restoring:
 
     def write(self, matched: Matched, mapped: Mapped, to_fill: ToFill) -> None:
         """Fill the arrays, tie what was tied, hand everything to its containers. The live state changes here."""
-        failure = self._delivery.bring(Scatter(wanted(matched, mapped.own_leaves, to_fill.arrays, to_fill.boxes)))
+        failure = self._delivery.bring(Scatter(wanted(matched, mapped.own_leaves, to_fill.all())))
         self._check_sources(failure, has_begun=True)
 
         def hand_over() -> None:
@@ -223,12 +222,28 @@ class ToFill:
             be brought alone first.
         boxes: by leaf number, the shards of a live tensor.
         components: which of ``alone`` are components.
+        shards: leaf numbers, shards or leaves that share memory with a shard, and memory for each of them, likewise.
     """
 
     arrays: dict[int, Array]
     alone: dict[int, Array]
     boxes: dict[int, list[LiveBox]]
     components: frozenset[int] = frozenset()
+    shards: Sequence[tuple[int, LiveBox, LiveBox]] = ()
+
+    def all(self) -> Iterator[tuple[int, LiveBox]]:
+        """Everything that is to be filled."""
+        yield from _whole(self.arrays)
+        yield from ((index, live) for index, shards in self.boxes.items() for live in shards)
+
+    def all_alone(self) -> Iterator[tuple[int, LiveBox]]:
+        """The memory for what is to be brought alone first."""
+        yield from _whole(self.alone)
+        yield from ((index, memory) for index, _, memory in self.shards)
+
+
+def _whole(arrays: Mapping[int, Array]) -> Iterator[tuple[int, LiveBox]]:
+    return ((index, LiveBox.whole(array)) for index, array in arrays.items())
 
 
 def arrays_to_fill(matched: Matched) -> ToFill:
@@ -246,8 +261,11 @@ def arrays_to_fill(matched: Matched) -> ToFill:
     if wrong := [index for index in found if index in untied]:
         raise _overlap_error(matched, wrong, found)
     boxes = live_boxes(matched)
-    _check_boxes(matched, boxes, arrays)
-    return ToFill(arrays, alone, boxes, frozenset(components))
+    shards = [
+        (index, live, LiveBox(new_array(replace(target.types[index], shape=live.box.sizes)), live.box))
+        for index, live in _boxes_to_compare(matched, boxes, arrays)
+    ]
+    return ToFill(arrays, alone, boxes, frozenset(components), shards)
 
 
 def live_boxes(matched: Matched) -> dict[int, list[LiveBox]]:
@@ -262,59 +280,51 @@ def live_boxes(matched: Matched) -> dict[int, list[LiveBox]]:
     return found
 
 
-def sources_of(matched: Matched, own: Set[int]) -> Callable[[int], Sequence[ShardSource]]:
-    """Tells which leaves of which parts have bytes of a leaf; ``own``: numbers of those that are per rank."""
-    saved, target, tensors = matched.saved, matched.target, matched.saved.tensors()
-    aliases = saved.structure.aliases
+def sources_of(matched: Matched, own: Set[int]) -> Callable[[int, Box], Iterable[Source]]:
+    """Tells which pieces have bytes of a box of a leaf; ``own``: numbers of those that are per rank."""
+    saved, target = matched.saved, matched.target
+    aliases, rank = saved.structure.aliases, matched.rank if saved.same_world else None
 
-    def of(index: int) -> Sequence[ShardSource]:
-        if index in tensors:
-            return (tensors[index].for_rank(matched.rank) if saved.same_world else tensors[index]).sources
+    def of(index: int, box: Box) -> Iterable[Source]:
+        if index in saved.tensors:
+            return matched.held.sources(index, box, rank)
         if index in own and not saved.same_world:
             return ()  # what this rank gets was made of those of the old ranks
         # What is a view here no more is filled with the bytes of the leaf whose memory it shared.
         leaf = aliases[index].owner if index in aliases and index not in target.structure.aliases else index
         part = matched.rank if index in own else ANY_PART
-        return (ShardSource(part, leaf, Box.whole(target.types[index].shape)),)
+        return (Source(part, leaf, 0, Box.whole(target.types[index].shape)),)
 
     return of
 
 
-def wanted(
-    matched: Matched, own: Set[int], arrays: Mapping[int, Array], boxes: Mapping[int, Sequence[LiveBox]]
-) -> Iterator[Wanted]:
+def wanted(matched: Matched, own: Set[int], wanting: Iterable[tuple[int, LiveBox]]) -> Iterator[Wanted]:
     """What of the parts goes into the arrays of this rank; ``own``: as of :func:`sources_of`."""
     sources, types = sources_of(matched, own), matched.target.types
-    for index, array in arrays.items():
-        yield from wanted_of(
-            sources(index), LiveBox(array, Box.whole(types[index].shape)), types[index], f"leaf {index}"
-        )
-    for index, shards in boxes.items():
-        for live in shards:
-            yield from wanted_of(sources(index), live, types[index], f"leaf {index}")
+    for index, live in wanting:
+        for source in sources(index, live.box):
+            yield Wanted(source, live, types[index].itemsize, f"leaf {index}")
 
 
-def _check_boxes(matched: Matched, boxes: Mapping[int, Sequence[LiveBox]], arrays: Mapping[int, Array]) -> None:
-    """Refuse live shards that share memory with anything that is to get other bytes."""
-    if not boxes:
-        return
-    places = [(index, box) for index, shards in boxes.items() for box in (_to_be_cast(matched, index) or shards)]
+def _boxes_to_compare(
+    matched: Matched, boxes: Mapping[int, Sequence[LiveBox]], arrays: Mapping[int, Array]
+) -> list[tuple[int, LiveBox]]:
+    """The live shards and leaves that share memory, of which one is a shard: they may have been saved with other bytes.
+
+    The very same ones that get the same pieces, as tied parameters do, cannot.
+    """
+    places = [(index, live) for index, shards in boxes.items() for live in (_to_be_cast(matched, index) or shards)]
     live = {~number: array for number, array in arrays.items() if number in matched.target.live}
     live |= {~number: array for number, array in matched.target.casts.items()}
-    found = overlapping(live | {place: box.array for place, (_, box) in enumerate(places)})
-    if all(place < 0 for place in found):
-        return
+    found = overlapping(live | {place: box.array for place, (_, box) in enumerate(places)}) if boxes else []
     of_boxes = [places[place] for place in found if place >= 0]
-    if len(of_boxes) == len(found) and _are_twins(matched, of_boxes):
-        return
-    paths = matched.target.structure.array_paths()
-    names = [readable(paths[~place if place < 0 else places[place][0]]) for place in found]
-    raise StructureMismatchError(
-        "live shards share memory with other live leaves, but were saved with memory of their own",
-        found=", ".join(names[:8]),
-        where=f"path {names[0]}",
-        todo="build the live state so that they have their own memory, as when it was saved",
-    )
+    if not of_boxes or (len(of_boxes) == len(found) and _are_twins(matched, of_boxes)):
+        return []
+    found_boxes = [places[place] if place >= 0 else (~place, LiveBox.whole(live[place])) for place in found]
+    casts = matched.target.casts.keys() | matched.target.cast_shards.keys()
+    if any(index in casts for index, _ in found_boxes):
+        raise _overlap_error(matched, [index for index, _ in found_boxes], [])
+    return found_boxes
 
 
 def _to_be_cast(matched: Matched, index: int) -> list[LiveBox]:
@@ -330,9 +340,8 @@ def _are_twins(matched: Matched, found: list[tuple[int, LiveBox]]) -> bool:
     """True if arrays that share memory are the very same ones, and get the same bytes: tied parameters."""
     sources = sources_of(matched, matched.saved.own_leaves)
 
-    def gets(index: int, live: LiveBox) -> tuple[Box, frozenset[ShardSource]]:
-        # Of two tied tensors, ranks may have had one leaf here, and two elsewhere.
-        return live.box, frozenset(each for each in sources(index) if each.box.meets(live.box))
+    def gets(index: int, live: LiveBox) -> tuple[Box, frozenset[Source]]:
+        return live.box, frozenset(sources(index, live.box))
 
     groups: dict[tuple[object, ...], list[tuple[int, LiveBox]]] = {}
     for index, box in found:
@@ -358,6 +367,11 @@ def check_conflicts(matched: Matched, to_fill: ToFill, mapped: Mapped) -> None:
     conflicts = conflicting({index: to_fill.arrays[index] for index in wanted}, wanted)
     if conflicts:
         raise _overlap_error(matched, conflicts, list(wanted))
+    live = {place: live.array for place, (_, live, _) in enumerate(to_fill.shards)}
+    conflicts = conflicting(live, {place: memory.array for place, (_, _, memory) in enumerate(to_fill.shards)})
+    if conflicts:
+        leaves = [index for index, _, _ in to_fill.shards]
+        raise _overlap_error(matched, [leaves[place] for place in conflicts], leaves)
 
 
 def _overlap_error(matched: Matched, conflicts: list[int], among: list[int]) -> StructureMismatchError:
@@ -410,10 +424,12 @@ def to_cast(matched: Matched, arrays: Mapping[int, Array]) -> Iterator[tuple[Arr
 
 def lacks_bytes(matched: Matched, tables: Tables) -> bool:
     """True if this rank is to fill anything of which not all has been read."""
-    sources = sources_of(matched, matched.saved.own_leaves)
-    needed = {(part, leaf) for index in matched.target.numbers() for part, leaf, _ in sources(index)}
+    sources, types, boxes = sources_of(matched, matched.saved.own_leaves), matched.target.types, live_boxes(matched)
+    wanting = [(index, live.box) for index, shards in boxes.items() for live in shards]
+    wanting += [(index, Box.whole(types[index].shape)) for index in matched.target.numbers() if index not in boxes]
+    needed = {each[:3] for index, box in wanting for each in sources(index, box)}
     return any(
-        (ANY_PART, piece.leaf) in needed or (index.part, piece.leaf) in needed
+        (ANY_PART, *piece[:2]) in needed or (index.part, *piece[:2]) in needed
         for index in tables.indexes
         for chunk in index.unread()
         for piece in index.pieces[chunk]

@@ -138,13 +138,13 @@ class Delivery:
         """All chunks that were read, the readers taking turns: in the same order on all ranks."""
         queues: dict[int, deque[_Chunk]] = {}
         for index in self._tables.indexes:
-            leaves = scatter.leaves(index.part)
+            wanted = scatter.pieces(index.part)
             for number, pieces in enumerate(index.pieces):
                 wants = [
                     (place, want)
                     for place, piece in enumerate(pieces)
-                    if piece.leaf in leaves
-                    for want in scatter.wants_of(index.part, piece.leaf)
+                    if piece[:2] in wanted
+                    for want in scatter.wants_of(index.part, piece)
                     if want.has_any_of(piece)
                 ]
                 if index.readers[number] != UNREAD:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from deeppart.comm import Comm, unequal
 from deeppart.errors import (
@@ -57,6 +56,7 @@ from deeppart.state.paths import (
     some_names,
     strict_error,
 )
+from deeppart.state.pieces import Held
 from deeppart.state.restore import DROPPED, Choice, Target, create_sharded, decode_values, find_targets
 from deeppart.state.tensors import overlaps_itself, read_shards
 from deeppart.state.tree import FlatState, alias_digests
@@ -68,6 +68,7 @@ class Matched:
 
     Attributes:
         saved: the step.
+        held: what its parts hold.
         flat: the live state, taken apart.
         target: the leaves to fill, and from which saved leaf.
         own: what becomes of per-rank leaves on another world size.
@@ -76,6 +77,7 @@ class Matched:
     """
 
     saved: SavedStep
+    held: Held
     flat: FlatState
     target: Target
     own: RankLocalPolicies
@@ -101,12 +103,14 @@ def find_places(
 ) -> Places:
     """Find out who has a place for what (collective)."""
     shared = saved.documents.structure
-    arrays = _in_common(len(shared.types), saved.first_global, len(saved.global_state.tensors))
-    values = _in_common(len(shared.values), saved.first_value, len(saved.global_state.values))
+    # The numbers that mean the same on all ranks: of what all share, and of what is behind everything else.
+    arrays = np.arange(len(shared.types))
+    in_parts = saved.first_value + np.arange(len(saved.global_state.values))
+    values = np.concatenate([np.arange(len(shared.values)), in_parts])
     rules = saved.part_rules(declared)
     absent = list(absent_items(saved.structure.tree, flat.root))
     # Where the live state has no sharded tensor at all, whole ones can be made.
-    sharded = frozenset(saved.tensors()) if has_shards(flat.root) else frozenset()
+    sharded = frozenset(saved.tensors) if has_shards(flat.root) else frozenset()
     here = LeafNumbers(set(saved.left_out - saved.all_own_leaves()))
     for item in absent:
         if rules.gives_to_others(item):
@@ -128,20 +132,16 @@ def find_places(
     return Places(tuple(left_to_others), tuple(left_out))
 
 
-def _in_common(shared: int, first: int, added: int) -> npt.NDArray[np.int64]:
-    """The numbers that mean the same on all ranks: of what all share, and of what is behind everything else."""
-    return np.concatenate([np.arange(shared), np.arange(first, first + added)])
-
-
-def check_step(saved: SavedStep, indexes: Sequence[PartIndexView], policies: PerRankPolicies, size: int) -> None:
-    """See that a step can be restored on so many ranks, whatever their live state is."""
+def check_step(saved: SavedStep, indexes: Sequence[PartIndexView], policies: PerRankPolicies, size: int) -> Held:
+    """What the parts hold of a step that can be restored on so many ranks, whatever their live state is."""
     if not saved.same_world and (strict := saved.policies_of(policies).refused()):
         raise strict_error(strict, saved.attempt.world_size, size, saved.attempt.step)
-    check_spans(saved, indexes)
+    return check_spans(saved, indexes)
 
 
 def match(
     saved: SavedStep,
+    held: Held,
     flat: FlatState,
     places: Places,
     policies: PerRankPolicies,
@@ -152,8 +152,8 @@ def match(
 ) -> Matched:
     """Match the live state of a rank with a step that was checked; touches nothing."""
     own = saved.policies_of(policies)
-    matched = Matched(saved, flat, _target(saved, own, rank), own, rank, choice)
-    target, sharded = matched.target, frozenset(saved.tensors())
+    matched = Matched(saved, held, flat, _target(saved, own, rank), own, rank, choice)
+    target, sharded = matched.target, frozenset(saved.tensors)
     target.may_cast, target.is_chosen = cast, saved.tree_as_saved is not None
     if saved.left_out:
         target.dropped |= saved.left_out
@@ -177,7 +177,7 @@ def match(
         _advise(error, matched)
         raise
     check_writable(matched.target, flat, saved.paths())
-    torn = {index: policies.of(saved.tensors()[index].name) for index in _torn_shards(matched)}
+    torn = {index: policies.of(saved.tensors[index].name) for index in _torn_shards(matched)}
     torn_values = {index: policies.of(saved.part_values()[index].name) for index in _torn_values(matched)}
     refused = [[index for index, way in each.items() if way not in (RANK0, DROP)] for each in (torn, torn_values)]
     if any(refused):
@@ -251,11 +251,14 @@ def _own_error(saved: SavedStep, path: Path) -> StructureMismatchError:
 def _torn_shards(matched: Matched) -> list[int]:
     """Numbers of the sharded tensors of which ranks had different bytes, and this rank's are not simply its own."""
     saved, target, torn = matched.saved, matched.target, []
-    for index, tensor in saved.tensors().items():
-        if not tensor.own or index in target.dropped:
+    for index, tensor in saved.tensors.items():
+        own = matched.held.own_of(index)
+        if not own or index in target.dropped:
             continue
-        mine = {source.box for source in tensor.own if source.part == matched.rank and saved.same_world}
-        theirs = {source.box for source in tensor.own}
+        theirs = {tensor.division.box(number) for number in own}
+        mine = {
+            tensor.division.box(number) for number, ranks in own.items() if saved.same_world and matched.rank in ranks
+        }
         live: tuple[Box, ...] = (Box.whole(tensor.kind.shape),)
         if index in target.sharded:
             live = target.sharded[index].boxes
@@ -281,7 +284,7 @@ def _torn_values(matched: Matched) -> list[int]:
 
 
 def _torn_error(saved: SavedStep, torn: Sequence[int], values: Sequence[int]) -> PerRankError:
-    names = [saved.tensors()[index].name for index in torn] + [saved.part_values()[index].name for index in values]
+    names = [saved.tensors[index].name for index in torn] + [saved.part_values()[index].name for index in values]
     return PerRankError(
         "ranks had different bytes for the same part of the state, and it is restored to another layout",
         found=some_names(names),
@@ -362,7 +365,6 @@ def _target(saved: SavedStep, own: RankLocalPolicies, rank: int) -> Target:
         for index, value in mine.values.items():
             values[index] = value
         values[saved.first_value :] = saved.global_state.contents(rank)
-        dropped = saved.shard_leaves(rank)  # they come as boxes of the whole tensors
     else:
         values[saved.first_value :] = saved.global_state.contents(None)
         leaves = saved.own_leaves | own.left.arrays

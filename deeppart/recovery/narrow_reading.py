@@ -19,7 +19,7 @@ from deeppart.model import Attempt
 from deeppart.part import PartReader
 from deeppart.recovery.inventory import Run
 from deeppart.recovery.parts import Chosen
-from deeppart.state.document import SavedArray, SavedSharded, Structure, decode_meta, saved_outermost, walk_tree
+from deeppart.state.document import SavedArray, Structure, decode_meta, saved_outermost, walk_tree
 from deeppart.state.paths import IdKey, id_keys
 from deeppart.state.restore import Request, choose, decode_values
 from deeppart.state.tree import Node
@@ -97,12 +97,8 @@ class NarrowReading:
         for _, node in walk_tree(chosen.tree, ()):
             if isinstance(node, SavedArray):
                 asked[node.index] = True
-            elif isinstance(node, SavedSharded):
-                asked[[shard.leaf for shard in structure.shards.get(node.index, ())]] = True
         if not same_world:  # what each old rank had for itself is brought as a whole, to be mapped
-            own = np.array(structure.per_rank, dtype=np.bool_)
-            own[list(structure.shard_leaves())] = False
-            asked |= own
+            asked |= structure.per_rank
         owners = [alias.owner for index, alias in structure.aliases.items() if asked[index]]
         asked[owners] = True
         return asked

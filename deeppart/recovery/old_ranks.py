@@ -13,6 +13,7 @@ from deeppart.recovery.distribute import Delivery, Failure
 from deeppart.recovery.matching import Matched
 from deeppart.recovery.saved import RankLocalPolicies, content_at
 from deeppart.state.document import (
+    Numbers,
     RankDocument,
     RankLocalTree,
     SavedArray,
@@ -71,7 +72,7 @@ def _asked_of(rank: int, document: RankDocument, own: RankLocalPolicies) -> set[
     for tree in document.trees:
         way = own.rank_local.get(exact(tree.path))
         if callable(way) or (way == RANK0 and rank == 0):
-            found |= array_numbers(tree.node)
+            found |= array_numbers(tree.node) & document.types.keys()
     return found | {document.aliases[index].owner for index in found & document.aliases.keys()}
 
 
@@ -169,7 +170,7 @@ class _Mapping:
             made = flatten(self._ask(way, tree.path, contents))
             first = len(self._target.types), len(self._target.values)
             most = first[1] + len(made.values)
-            node, _ = decode_tree(encode_tree(made.root, first), most, "a per_rank function")
+            node, _ = decode_tree(encode_tree(made.root, Numbers.behind(*first)), most, "a per_rank function")
             trees.append(RankLocalTree(tree.path, tree.place, node))
             self._target.types += [leaf_type(data) for data in made.data]
             self._target.values += [leaf.value for leaf in made.values]

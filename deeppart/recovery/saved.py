@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,7 +12,6 @@ from deeppart._gc import collection_paused
 from deeppart.comm import together
 from deeppart.errors import CorruptFileError
 from deeppart.model import Attempt
-from deeppart.part import SHARED_TABLE
 from deeppart.recovery.absent import LeafNumbers, PartRules
 from deeppart.recovery.candidates import Recovered
 from deeppart.recovery.tables import PartIndexView, Ranks
@@ -34,7 +33,8 @@ from deeppart.state.document import (
     without_rank_local,
 )
 from deeppart.state.paths import DROP, RANK0, STRICT, ExactPath, Path, PerRankPolicies, PerRankPolicy, exact, readable
-from deeppart.state.restore import RankSpans, Target, build, check_bytes, check_cover, check_places, tie
+from deeppart.state.pieces import Held, check_own, check_places
+from deeppart.state.restore import Target, build, tie
 from deeppart.state.tensors import Array
 
 
@@ -75,9 +75,9 @@ class SavedStep:
         structure: the structure that this rank restores.
         own_leaves: numbers of the leaves that are per rank.
         own_values: numbers of the values that are per rank.
-        global_state: the sharded tensors, and the values in parts of the state, which are leaves and values of
-            ``structure`` behind all others.
-        first_global, first_value: number of the first of either there.
+        global_state: the global tensors, and the values in parts of the state, which are values of ``structure`` behind
+            all others.
+        first_value: number of the first of these there.
         left_out: numbers of the leaves that this rank does not restore.
         tree_as_saved: the tree of ``structure`` before anything was left out of it.
         left_rank_local: paths of what is rank-local and is not asked for.
@@ -92,16 +92,16 @@ class SavedStep:
     own_leaves: frozenset[int]
     own_values: frozenset[int]
     global_state: GlobalState
-    first_global: int
     first_value: int
     left_out: frozenset[int] = frozenset()
     left_rank_local: frozenset[ExactPath] = frozenset()
     divided_rank_local: frozenset[ExactPath] = frozenset()
     tree_as_saved: SavedNode | None = None
 
-    def tensors(self) -> dict[int, GlobalTensor]:
-        """The sharded tensors by leaf number."""
-        return dict(enumerate(self.global_state.tensors.values(), start=self.first_global))
+    @property
+    def tensors(self) -> Mapping[int, GlobalTensor]:
+        """The global tensors by leaf number."""
+        return self.global_state.tensors
 
     def part_values(self) -> dict[int, PartValue]:
         """The values in parts of the state by number."""
@@ -111,7 +111,7 @@ class SavedStep:
         """What a live dict may lack."""
         global_state, shared = self.global_state, self.documents.structure
         paths = {exact(path) for _, tree in global_state.parts for path, _ in walk_tree(tree.node, tree.path)}
-        arrays = {number for number, key in enumerate(global_state.tensors, start=self.first_global) if key in paths}
+        arrays = {number for number, tensor in global_state.tensors.items() if exact(tensor.path) in paths}
         own_paths = {exact(tree.path)[:end] for tree in self.rank_local for end in range(1, len(tree.path) + 1)}
         return PartRules(
             LeafNumbers(arrays, set(self.part_values())),
@@ -121,10 +121,6 @@ class SavedStep:
             frozenset(own_paths),
             declared,
         )
-
-    def shard_leaves(self, part: int) -> frozenset[int]:
-        """Numbers of the leaves of a part that are shards of tensors."""
-        return self.of_ranks[part].shard_leaves() if self.global_state.tensors else frozenset()
 
     @property
     def of_ranks(self) -> tuple[Structure, ...]:
@@ -182,12 +178,13 @@ def saved_step(attempt: Attempt, documents: Documents, rank: int, size: int) -> 
     """The step, for one of ``size`` ranks."""
     shared, where = documents.structure, f"step {attempt.step}"
     of_ranks = documents.of_ranks
-    global_state = gather_global_state(of_ranks, [(own.trees, own.values) for own in documents.own], where)
+    global_state = gather_global_state(shared, [(own.trees, own.values) for own in documents.own], where)
+    global_state.check(shared, where)
     rank_local = rank_local_paths(documents.own, global_state)
     same_world = attempt.world_size == size
     mine = min(rank, len(of_ranks) - 1)
     base = of_ranks[mine] if same_world else without_rank_local(shared, rank_local)
-    own_leaves = frozenset(np.flatnonzero(base.per_rank).tolist()) - base.shard_leaves()
+    own_leaves = frozenset(np.flatnonzero(base.per_rank).tolist())
     own_values = frozenset(np.flatnonzero(base.per_rank_values).tolist())
     if same_world:
         in_parts = (values_in(tree) for tree in documents.own[mine].trees if global_state.has_part(tree))
@@ -205,35 +202,24 @@ def saved_step(attempt: Attempt, documents: Documents, rank: int, size: int) -> 
         own_leaves,
         own_values,
         global_state,
-        len(base.types),
         len(base.values),
     )
 
 
-def check_spans(saved: SavedStep, indexes: Sequence[PartIndexView]) -> None:
-    """The parts' spans cover every leaf, once, and lie where the leaves are."""
+def check_spans(saved: SavedStep, indexes: Sequence[PartIndexView]) -> Held:
+    """What the parts hold, once it is known that their spans hold every leaf, once, and lie where the leaves are."""
     shared, where = saved.documents.structure, f"step {saved.attempt.step}"
-    spans = [index.spans[index.spans["table"] == SHARED_TABLE] for index in indexes]
-    wanted = {i for i in range(len(shared.types)) if i not in shared.aliases}
     for index in indexes:
         part = index.part if len(saved.of_ranks) > 1 else 0
         raw_starts = np.zeros(len(index.lengths) + 1, dtype=np.uint64)
         np.cumsum(np.array(index.lengths, dtype=np.uint64), out=raw_starts[1:])
         marked = np.array(index.per_rank, dtype=np.bool_)
-        places = index.spans, raw_starts, marked
-        check_places(saved.of_ranks[part], saved.documents.own[part].types, *places, f"{where}, part {index.part}")
-    replicated = wanted - set(np.flatnonzero(shared.per_rank).tolist())
-    check_cover(list(shared.types), replicated, spans, where)
-    saved.global_state.check(where)
-    rank_spans = [RankSpans(index.spans) for index in indexes] if saved.global_state.tensors else []
-    for tensor in saved.global_state.tensors.values():
-        check_bytes(tensor, rank_spans, where)
-    if saved.any_own:
-        for document, structure, index in zip(saved.documents.own, saved.of_ranks, indexes, strict=True):
-            own = index.spans[index.spans["table"] != SHARED_TABLE]
-            leaves = set(np.flatnonzero(structure.per_rank).tolist()) - structure.aliases.keys()
-            leaves -= structure.shard_leaves()
-            check_cover(document.all_types(structure), leaves, [own], f"{where}, part {index.part}")
+        structure, document, whose = saved.of_ranks[part], saved.documents.own[part], f"{where}, part {index.part}"
+        check_places(structure, document.types, index.spans, raw_starts, marked, whose)
+        check_own(structure, document.types, index.spans, None, whose)
+    held = Held(shared, {index.part: index.spans for index in indexes})
+    held.check(None, where)
+    return held
 
 
 _FAILED = "the documents of a step could not be taken in"
@@ -324,6 +310,6 @@ def content_at(document: RankDocument, structure: Structure, arrays: dict[int, A
     values = [document.values.get(index) for index in range(len(structure.values))]
     own = replace(structure, aliases=document.aliases)
     lacking = frozenset(alias.owner for alias in own.aliases.values() if alias.owner not in arrays)
-    target = Target(own, document.all_types(structure), values, dropped=lacking)
+    target = Target(own, document.all_types(structure), values, dropped=lacking | structure.divisions.keys())
     tie(target, arrays)
     return build(target, arrays, tree.node)

@@ -29,7 +29,7 @@ from deeppart.save.share_planning import Holders, find_holders, plan_share
 from deeppart.save.warnings import Warnings
 from deeppart.state.capture import CapturePlan, LazyCapture, ShareLayout, Staging, staging_bytes
 from deeppart.state.compare import DIGESTS, Divergence, Replicas, StateLayout, reconcile
-from deeppart.state.document import Own, PartDocument, encode_path, encode_rank_local, rank_shards
+from deeppart.state.document import FileNumbers, Numbers, Own, PartDocument, encode_path, encode_rank_local
 from deeppart.state.fingerprint import hash_json
 from deeppart.state.paths import ExactPath, Excluded, PerRankPolicies
 from deeppart.state.tree import FlatState, RankLocalRules, Template
@@ -112,6 +112,7 @@ class Saver:
         self._capture: CapturePlan | None = None
         self._lazy = LazyCapture(config.timeout) if config.capture == "lazy" else None
         self._holders: Holders | None = None
+        self._numbers: FileNumbers | None = None
         self._pinned = False
         self._fresh = False
 
@@ -281,28 +282,22 @@ class Saver:
     def _document(self, agreed: Agreed) -> PartDocument:
         flat, layout = agreed.flat, agreed.layout
         per_rank, per_rank_values = layout.per_rank.copy(), layout.per_rank_values.copy()
-        own = None
-        anywhere = self._has_own_cuts() or bool(flat.shared_sharded)
-        if flat.rank_local or flat.sharded:
-            per_rank[flat.shared[0] : flat.common[0]] = False
-            per_rank_values[flat.shared[1] : flat.common[1]] = False
-            here = flat.rank0_sizes
-            shift = agreed.rank0[0] - here[0], agreed.rank0[1] - here[1]
-            rank0 = [encode_path(each.path) for each in flat.rank_local if not each.mine and each.node is not None]
-            own = Own(encode_rank_local(flat, shift), flat.common, shift, rank0, anywhere)
-        elif self._has_own_cuts() or any(agreed.rank0):
-            own = Own([], flat.common, (0, 0), [], self._has_own_cuts())
+        per_rank[flat.shared[0] : flat.common[0]] = False
+        per_rank_values[flat.shared[1] : flat.common[1]] = False
+        per_rank[flat.before_shards :] = False
+        rank0 = [encode_path(each.path) for each in flat.rank_local if not each.mine and each.node is not None]
         return PartDocument(
             tree=layout.tree,
             types=layout.types,
             aliases=dict(layout.aliases),
             per_rank=per_rank,
             per_rank_values=per_rank_values,
-            own=own,
+            own=Own(encode_rank_local(flat, layout.numbers), rank0, self._has_own_cuts()),
             values=self._replicas.values,
             with_structure=self._comm.rank == 0,
             compared=self._replicas.compared_earlier(agreed.call.turn) if self._comm.rank == 0 else (),
-            sharded=rank_shards(flat, self._replicas.unlike_shards),
+            tensors=() if self._holders is None else self._holders.tensors,
+            numbers=self._numbers,
         )
 
     def _renew(
@@ -314,6 +309,7 @@ class Saver:
         if fresh:
             self._replicas.agree_on_ties(what)
             self._holders = self._find_holders(flat, within)
+            self._number(flat, rank0)
             held = None if self._holders is None else self._holders.sets(flat, self._replicas.layout)
             self._replicas.take_holders(held, what)
         found = self._replicas.compare_in_full(flat, call.turn, call.step, owned, what)
@@ -346,8 +342,26 @@ class Saver:
         if not flat.shared_sharded and not self._has_own_cuts():
             return None
         holders = find_holders(self._comm, flat, self._replicas.layout, within)
-        self._replicas.layout.untie(holders.untied)
+        self._replicas.layout.untie(holders.untied(flat))
         return holders
+
+    def _number(self, flat: FlatState, rank0: tuple[int, int]) -> None:
+        """Find out which numbers leaves have in files, and write down the tree with them."""
+        self._numbers = None
+        if not flat.rank_local and not flat.sharded and not self._has_own_cuts() and not any(rank0):
+            return
+        holders = self._holders or Holders()
+        before = flat.shared[0] + rank0[0], flat.shared[1] + rank0[1]
+        arrays, values = np.arange(len(flat.arrays)), np.arange(len(flat.values))
+        boxes = np.zeros(len(flat.arrays), dtype=np.int64)
+        tensors = [before[0] + each for each in holders.numbers]
+        arrays[flat.common[0] :] += before[0] - flat.common[0] + len(holders.tensors)
+        values[flat.common[1] :] += before[1] - flat.common[1]
+        for leaf, tensor in zip(flat.sharded, tensors, strict=True):
+            for number in leaf.numbers:
+                arrays[number], boxes[number] = tensor, holders.boxes[number]
+        self._numbers = FileNumbers(flat.common, arrays, values, boxes)
+        self._replicas.layout.take_numbers(flat, Numbers(arrays.tolist(), values.tolist(), tensors))
 
     def _put_on_record(self, call: Call, diverged: Sequence[Divergence]) -> None:
         """Record that earlier checkpoints are suspect, before any rank warns of it and may end the job (collective)."""

@@ -5,14 +5,15 @@ holders first, on top of what they have; what all ranks hold levels the load. Th
 :mod:`deeppart.plan.shards`; every rank computes only the sets that it is in.
 
 Which ranks hold the same shards is found out once for a structure (:func:`find_holders`). Each rank tells what it has
-of a tensor to the rank that keeps the book on it, so no rank hears of all shards of all ranks.
+of a tensor to the rank that keeps the book on it, so no rank hears of all shards of all ranks. How each tensor is
+divided all ranks are told: with that, a shard is a number.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,12 +21,12 @@ import numpy.typing as npt
 
 from deeppart.comm import Comm, exchange, finish, raise_together
 from deeppart.errors import StructureMismatchError
-from deeppart.model import Box, LeafSpec
+from deeppart.model import Box, Division, LeafSpec
 from deeppart.partition import usual_kappa
 from deeppart.plan.shards import Claim, Verdict, in_order, judge, share_set
 from deeppart.state.capture import ShareLayout, lay_out
 from deeppart.state.compare import StateLayout, trained_leaves
-from deeppart.state.document import encode_path
+from deeppart.state.document import SavedTensor, decode_division, encode_division, encode_path
 from deeppart.state.fingerprint import hash63
 from deeppart.state.paths import readable, some_names
 from deeppart.state.tensors import LeafType
@@ -85,9 +86,11 @@ def plan_share(
     if failure:
         return failure
     try:
-        spans, everywhere = planning.of_all(leaves, carried)
+        spans = planning.of_all(leaves, carried)
         spans += [(leaf, 0, types[leaf].nbytes) for leaf in leaves.rank0]
-        return lay_out(types, spans, rank_spans + everywhere, trained_leaves(flat))
+        own = [span for span in rank_spans if _is_own(span[0], flat, holders)]
+        spans += [span for span in rank_spans if not _is_own(span[0], flat, holders)]
+        return lay_out(types, spans, own, trained_leaves(flat))
     except Exception as error:
         return f"{type(error).__name__}: {error}"
 
@@ -108,6 +111,11 @@ def _leaves(layout: StateLayout, flat: FlatState, holders: Holders | None, size:
         else:
             found.held.setdefault(holders.ranks[leaf], []).append(leaf)
     return found
+
+
+def _is_own(leaf: int, flat: FlatState, holders: Holders | None) -> bool:
+    """True if nobody else has these bytes of a leaf that is not in the shared structure, in the sense of a restore."""
+    return leaf < flat.before_shards or holders is None or leaf in holders.own
 
 
 class _Planning:
@@ -137,14 +145,11 @@ class _Planning:
         self._load = 0
         return carried
 
-    def of_all(self, leaves: _Leaves, carried: npt.NDArray[np.int64]) -> tuple[list[_Span], list[_Span]]:
+    def of_all(self, leaves: _Leaves, carried: npt.NDArray[np.int64]) -> list[_Span]:
         """This rank's spans of what all ranks hold: of leaves in the shared structure, and of shards."""
-        shards = self._in_order(leaves.everywhere)
-        numbers = leaves.shared + shards
+        numbers = leaves.shared + self._in_order(leaves.everywhere)
         plan = share_set(self._specs(numbers), self._kappa, carried)
-        spans = [(numbers[span.leaf], span.start, span.length) for span in plan.share(self._rank).spans]
-        is_shard = set(shards)
-        return [each for each in spans if each[0] not in is_shard], [each for each in spans if each[0] in is_shard]
+        return [(numbers[span.leaf], span.start, span.length) for span in plan.share(self._rank).spans]
 
     def _specs(self, numbers: Sequence[int]) -> list[LeafSpec]:
         paths, types = self._flat.arrays, self._types
@@ -194,86 +199,119 @@ _SHOWN = 4
 
 @dataclass(frozen=True, slots=True)
 class Holders:
-    """The ranks that hold the same shards as this one.
+    """The global tensors, and the ranks that hold the same shards as this one.
 
     Attributes:
+        tensors: all of them, in the order of their numbers; the same on all ranks.
+        numbers: of each sharded tensor of this rank, its place among these.
+        boxes: leaf number of a shard -> its number in the division of its tensor.
         ranks: leaf number of a shard -> all ranks that hold the same one, ascending.
-        untied: shards that share memory with another here, but not in the same way on all of these ranks.
+        own: shards of which other ranks hold other bytes.
     """
 
-    ranks: dict[int, tuple[int, ...]]
-    untied: tuple[int, ...]
+    tensors: tuple[SavedTensor, ...] = ()
+    numbers: tuple[int, ...] = ()
+    boxes: dict[int, int] = field(default_factory=dict)
+    ranks: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    own: frozenset[int] = frozenset()
 
     def sets(self, flat: FlatState, layout: StateLayout) -> dict[tuple[int, ...], list[int]]:
         """The ranks that hold shards alike, two at least -> this rank's leaves with bytes, in one order on all."""
         found: dict[tuple[int, ...], list[int]] = {}
-        for leaf in flat.sharded:
+        order: dict[int, tuple[int, int]] = {}
+        for leaf, tensor in zip(flat.sharded, self.numbers, strict=True):
             for number in leaf.numbers:
+                order[number] = tensor, self.boxes[number]
                 if len(self.ranks[number]) > 1 and layout.types[number].nbytes and number not in layout.aliases:
                     found.setdefault(self.ranks[number], []).append(number)
-        order = {n: (_key(leaf), box) for leaf in flat.sharded for n, box in zip(leaf.numbers, leaf.boxes, strict=True)}
         return {ranks: sorted(numbers, key=order.__getitem__) for ranks, numbers in found.items()}
 
-    def alone(self, leaves: Collection[int], rank: int) -> Holders:
-        """The same, if this rank alone holds some of its shards."""
-        return Holders({**self.ranks, **dict.fromkeys(leaves, (rank,))}, self.untied)
+    def untied(self, flat: FlatState) -> list[int]:
+        """The shards of tensors that are not on all ranks, as a whole, another name of one and the same tensor."""
+        return [
+            number
+            for leaf, tensor in zip(flat.sharded, self.numbers, strict=True)
+            for number in leaf.numbers
+            if self.tensors[tensor].owner is None
+        ]
+
+    def alone(self, leaves: frozenset[int], rank: int) -> Holders:
+        """The same, if this rank alone holds some of its shards, with the bytes that it has."""
+        return replace(self, ranks={**self.ranks, **dict.fromkeys(leaves, (rank,))}, own=leaves)
 
 
 def find_holders(comm: Comm, flat: FlatState, layout: StateLayout, within: tuple[str, float]) -> Holders:
-    """Find out who else holds this rank's shards (collective)."""
+    """Find out who else holds this rank's shards, and how all tensors are divided (collective)."""
     what, timeout = within
     keepers = [hash63(_key(leaf).encode()) % comm.size for leaf in flat.sharded]
     ties = _ties(flat, layout)
     claims: list[list[Any]] = [[] for _ in range(comm.size)]
     for leaf, keeper in zip(flat.sharded, keepers, strict=True):
-        boxes = [[*box, ties.get(number, "")] for number, box in zip(leaf.numbers, leaf.boxes, strict=True)]
-        claims[keeper].append([_key(leaf), readable(leaf.path), str(leaf.kind), leaf.kind.shape, boxes])
+        kind = leaf.kind
+        claims[keeper].append([_key(leaf), readable(leaf.path), kind.dtype, kind.shape, leaf.boxes, ties[leaf.index]])
     told = finish(comm, exchange(comm, [json.dumps(each).encode() for each in claims]), what, timeout)
     verdicts, faults = _judged([json.loads(text) for text in told])
     raise_together(comm, _fault(faults, what) or _torn_memory(flat, layout, what), what, timeout)
-    answers = finish(comm, exchange(comm, [json.dumps(each).encode() for each in verdicts]), what, timeout)
-    return _taken(flat, keepers, [iter(json.loads(text)) for text in answers], ties)
+    answers = [[each.holders[rank] for each in verdicts.values() if rank in each.holders] for rank in range(comm.size)]
+    answered = finish(comm, exchange(comm, [json.dumps(each).encode() for each in answers]), what, timeout)
+    mine = [
+        [key, dtype, each.division.shape, encode_division(each.division), each.tied_to]
+        for (key, dtype), each in verdicts.items()
+    ]
+    rows = [json.loads(text) for text in finish(comm, comm.allgather(json.dumps(mine).encode()), what, timeout)]
+    tensors = sorted((row for each in rows for row in each), key=lambda row: row[0])
+    places = {key: place for place, (key, *_) in enumerate(tensors)}
+    return _taken(flat, keepers, [iter(json.loads(text)) for text in answered], _described(tensors, places), places)
 
 
-def _judged(told: list[list[Any]]) -> tuple[list[list[Any]], list[str]]:
-    """The answer to each rank, in the order in which it has asked; and what is wrong."""
+def _judged(told: list[list[Any]]) -> tuple[dict[tuple[str, str], Verdict], list[str]]:
+    """What ranks hold of each tensor, by its key and dtype, in ascending order; and what is wrong."""
     claims: dict[str, dict[int, Claim]] = {}
-    names: dict[str, str] = {}
+    names: dict[str, tuple[str, str]] = {}
     for rank, entries in enumerate(told):
-        for key, name, kind, shape, boxes in entries:
-            found = tuple(Box(tuple(offset), tuple(sizes)) for offset, sizes, _ in boxes)
-            claim = Claim(kind, tuple(shape), found, tuple(tie for _, _, tie in boxes))
-            claims.setdefault(key, {})[rank] = claim
-            names[key] = name
-    faults: list[str] = []
-    verdicts: dict[str, dict[int, Verdict]] = {}
-    for key, of_ranks in claims.items():
-        judged = judge(names[key], of_ranks)
-        if isinstance(judged, str):
-            faults.append(judged)
-        else:
-            verdicts[key] = judged
-    if faults:
-        return [[] for _ in told], faults
-    answers = [[_answer(verdicts[entry[0]][rank]) for entry in entries] for rank, entries in enumerate(told)]
-    return answers, faults
+        for key, name, dtype, shape, boxes, tied_to in entries:
+            found = tuple(Box(tuple(offset), tuple(sizes)) for offset, sizes in boxes)
+            kind = str(LeafType("torch", dtype, tuple(shape)))
+            claims.setdefault(key, {})[rank] = Claim(kind, tuple(shape), found, tied_to)
+            names.setdefault(key, (name, dtype))
+    judged = {key: judge(names[key][0], of_ranks) for key, of_ranks in sorted(claims.items())}
+    verdicts = {(key, names[key][1]): each for key, each in judged.items() if not isinstance(each, str)}
+    return verdicts, [each for each in judged.values() if isinstance(each, str)]
 
 
-def _answer(verdict: Verdict) -> list[Any]:
-    return [verdict.holders, verdict.tied]
+def _described(rows: Sequence[Any], places: Mapping[str, int]) -> tuple[SavedTensor, ...]:
+    """The tensors, by what those have told who keep the books on them."""
+    found = []
+    divisions: dict[str, Division] = {}  # thousands of tensors are divided in a handful of ways
+    for _, dtype, shape, division, tied_to in rows:
+        text = f"{shape} {division}"
+        if text not in divisions:
+            divisions[text] = decode_division(division, tuple(shape))
+        kind = LeafType("torch", dtype, tuple(shape))
+        found.append(SavedTensor(kind, divisions[text], places[tied_to] if tied_to else None))
+    return tuple(found)
 
 
-def _taken(flat: FlatState, keepers: list[int], answers: list[Iterator[Any]], ties: dict[int, str]) -> Holders:
+def _taken(
+    flat: FlatState,
+    keepers: list[int],
+    answers: list[Iterator[Any]],
+    tensors: tuple[SavedTensor, ...],
+    places: Mapping[str, int],
+) -> Holders:
     ranks: dict[int, tuple[int, ...]] = {}
-    untied: list[int] = []
+    boxes: dict[int, int] = {}
     known: dict[tuple[int, ...], tuple[int, ...]] = {}  # thousands of shards have a handful of sets
-    for leaf, keeper in zip(flat.sharded, keepers, strict=True):
-        holders, tied = next(answers[keeper])
-        for number, found, is_tied in zip(leaf.numbers, map(tuple, holders), tied, strict=True):
+    numbers = tuple(places[_key(leaf)] for leaf in flat.sharded)
+    # Who keeps the books has answered in the order of the keys.
+    for leaf, keeper, tensor in sorted(zip(flat.sharded, keepers, numbers, strict=True), key=lambda each: each[2]):
+        holders = next(answers[keeper])
+        for number, box, found in zip(leaf.numbers, leaf.boxes, map(tuple, holders), strict=True):
             ranks[number] = known.setdefault(found, found)
-            if number in ties and not is_tied:
-                untied.append(number)
-    return Holders(ranks, tuple(untied))
+            place = tensors[tensor].division.number(box)
+            assert place is not None, "what this rank holds is among what all hold"
+            boxes[number] = place
+    return Holders(tensors, numbers, boxes, ranks)
 
 
 def _torn_memory(flat: FlatState, layout: StateLayout, what: str) -> StructureMismatchError | None:
@@ -294,14 +332,17 @@ def _torn_memory(flat: FlatState, layout: StateLayout, what: str) -> StructureMi
     )
 
 
-def _ties(flat: FlatState, layout: StateLayout) -> dict[int, str]:
-    """What names the shard whose memory each tied shard shares."""
-    names = {number: (leaf, box) for leaf in flat.sharded for number, box in zip(leaf.numbers, leaf.boxes, strict=True)}
-    found = {}
-    for index, alias in layout.own_aliases.items():
-        if index in names:
-            leaf, box = names[alias.owner]
-            found[index] = f"{_key(leaf)} {box}"
+def _ties(flat: FlatState, layout: StateLayout) -> list[str]:
+    """For each sharded tensor what names the one of which all of its shards are other names here; "" if there is none.
+
+    A shard is tied to the same box of another tensor alone.
+    """
+    of_shards = {number: leaf for leaf in flat.sharded for number in leaf.numbers}
+    found = []
+    for leaf in flat.sharded:
+        aliases = [layout.own_aliases.get(number) for number in leaf.numbers]
+        owners = {_key(of_shards[alias.owner]) if alias is not None else "" for alias in aliases}
+        found.append(owners.pop() if len(owners) == 1 else "")
     return found
 
 

@@ -141,18 +141,33 @@ def edit_structure(structure: dict[str, Any], rng: random.Random) -> None:
     """One edit of a structure document that knows what stands where."""
     leaves, values, tree = structure["leaves"], structure["values"], structure["tree"]
     kind = rng.randrange(10)
-    if kind < 4 and leaves:
+    if structure["boxes"] and rng.random() < 0.3:
+        _edit_division(rng.choice(structure["boxes"]), rng)
+    elif kind < 4 and leaves:
         edit_leaf(rng.choice(leaves), rng, len(leaves))
     elif kind < 6 and values:
         values[rng.randrange(len(values))] = rng.choice(
             (*TAGGED, rng.choice(TEXTS), rng.choice(NUMBERS), odd_value(rng))
         )
     elif kind == 6:
-        structure[rng.choice(("rank0", "apart", "sharded", "per_rank_values"))] = odd_value(rng)
+        structure[rng.choice(("rank0", "apart", "boxes", "per_rank_values"))] = odd_value(rng)
     elif kind == 7 and values:
         structure["per_rank_values"] = [rng.randrange(-1, len(values) + 1) for _ in range(rng.randrange(3))]
     else:
         _edit_node(rng.choice(_nodes(tree)), rng)
+
+
+def _edit_division(division: list[Any], rng: random.Random) -> None:
+    """Other cuts or boxes of a tensor."""
+    kind, at = rng.randrange(5), rng.randrange(len(division)) if division else 0
+    if not division or kind == 0:
+        division.insert(at, rng.choice((0, 1, 2, [0, 1], [0, 1, 2], "boxes", odd_value(rng))))
+    elif kind == 1:
+        del division[at]
+    elif kind == 2 and type(division[at]) is list:
+        division[at].append(rng.choice((0, 3, 4, rng.choice(NUMBERS))))
+    else:
+        division[at] = rng.choice((0, 1, 2, 3, 5, [0, 2], [0, 3], rng.choice(NUMBERS), odd_value(rng)))
 
 
 def edit_leaf(leaf: list[Any], rng: random.Random, count: int) -> None:

@@ -22,8 +22,8 @@ def edit_part(part: PartImage, rng: random.Random) -> None:
     edits: list[Callable[[], None]] = [
         lambda: _field(part.head, rng, ("version", "length", "sequence", "step", "rank", "world_size", "signed")),
         lambda: _head_bytes(part.head, rng),
-        lambda: _rows(part.spans, rng, ("leaf", "table", "start", "length", "raw_offset")),
-        lambda: _rows(part.spans, rng, ("leaf", "table", "start", "length", "raw_offset")),
+        lambda: _rows(part.spans, rng, ("leaf", "table", "box", "start", "length", "raw_offset")),
+        lambda: _rows(part.spans, rng, ("leaf", "table", "box", "start", "length", "raw_offset")),
         lambda: _shift_spans(part.spans, rng),
         lambda: _rows(part.chunks, rng, ("offset", "encoded_length", "raw_length", "codec", "flags", "base")),
         lambda: _chunk(part.chunks, rng),
@@ -79,7 +79,7 @@ def _shift_spans(spans: list[Row], rng: random.Random) -> None:
         one["table"] ^= 1
         return
     if rng.random() < 0.4:
-        name = rng.choice(("leaf", "table", "start"))
+        name = rng.choice(("leaf", "table", "box", "start"))
         one[name], other[name] = other[name], one[name]
         return
     count = min(rng.choice((1, 2, 4, 8, 64)), other["length"] - 1)

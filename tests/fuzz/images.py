@@ -30,7 +30,7 @@ TWICE = "@twice@"
 _HEADER = struct.Struct("<8sII16s16sQQIII")
 _INDEX = struct.Struct("<8sQQQQ8sI12s")
 _CHUNK = struct.Struct("<QQQHHI16s16s16s")
-_SPAN = struct.Struct("<IIQQQ")
+_SPAN = struct.Struct("<IIQQQQ")
 _BASE = struct.Struct("<16sQQ")
 _FOOTER = struct.Struct("<8sQQQ16s8s")
 
@@ -57,7 +57,7 @@ CHUNK_FIELDS = (
     "encoded_digest",
     "raw_digest",
 )
-SPAN_FIELDS = ("leaf", "table", "start", "length", "raw_offset")
+SPAN_FIELDS = ("leaf", "table", "box", "start", "length", "raw_offset")
 BASE_FIELDS = ("index_digest", "nbytes", "step")
 
 Row = dict[str, Any]
@@ -107,7 +107,7 @@ class PartImage:
         _, index_offset, index_length, *_ = _FOOTER.unpack_from(data, len(data) - 64)
         index = data[index_offset : index_offset + index_length]
         _, n_chunks, n_spans, _, _, _, n_bases, _ = _INDEX.unpack_from(index)
-        if max(n_chunks * 80, n_spans * 32, n_bases * 32) > len(index):
+        if max(n_chunks * 80, n_spans * 40, n_bases * 32) > len(index):
             raise ValueError("not sound")
         at = _INDEX.size
         chunks = []
@@ -119,8 +119,8 @@ class PartImage:
                 row["offset"] = row["encoded_length"] = row["encoded_digest"] = None
             chunks.append(row)
         at += 80 * n_chunks
-        spans = [dict(zip(SPAN_FIELDS, _SPAN.unpack_from(index, at + 32 * i), strict=True)) for i in range(n_spans)]
-        at += 32 * n_spans
+        spans = [dict(zip(SPAN_FIELDS, _SPAN.unpack_from(index, at + 40 * i), strict=True)) for i in range(n_spans)]
+        at += 40 * n_spans
         bases = [dict(zip(BASE_FIELDS, _BASE.unpack_from(index, at + 32 * i), strict=True)) for i in range(n_bases)]
         at += 32 * n_bases
         tag = b""
@@ -153,7 +153,7 @@ class PartImage:
         for row in self.chunks:
             table += _chunk_row(row, offset)
             offset += len(row["encoded"])
-        table += b"".join(_packed(_SPAN, (32, 32, 64, 64, 64), row, SPAN_FIELDS) for row in self.spans)
+        table += b"".join(_packed(_SPAN, (32, 32, 64, 64, 64, 64), row, SPAN_FIELDS) for row in self.spans)
         for row in self.bases:
             table += _BASE.pack(row["index_digest"], of_width(row["nbytes"], 64), of_width(row["step"], 64))
         if self.tag:

@@ -20,12 +20,14 @@ import torch
 import deeppart
 from deeppart import _times
 from deeppart.elastic.profile import Profile, TimedSteps
+from deeppart.model import Box
 from deeppart.plan.goodput import Bounds, GradientNoise
 from deeppart.storage import lineage, owner
 from tests.fuzz.images import ManifestImage, PartImage
 from tests.golden import make
 from tests.tensor_kinds import KINDS
 from tests.unit import cli_support
+from tests.unit.sharded_states import piece
 
 Point = namedtuple("Point", ["x", "y"])
 
@@ -114,6 +116,21 @@ def jagged_pair(seed: int) -> dict[str, Any]:
     """Two of one shape."""
     one = KINDS["jagged"](2 * seed + 3)
     return {"a": one, "b": one * 2}
+
+
+def _shards(fill: float) -> dict[str, Any]:
+    """Tensors that are divided into boxes, in a grid or in none; one of them has two names."""
+    whole = torch.full((4, 6), fill) + torch.arange(24.0).view(4, 6) * (fill != 0)
+    grid = _in_boxes(whole, [Box((0, 0), (2, 6)), Box((2, 0), (2, 6))])
+    odd = [Box((0, 0), (4, 2)), Box((0, 2), (3, 4)), Box((3, 2), (1, 4))]
+    return {"grid": grid, "tied": grid, "odd": _in_boxes(whole.double(), odd), "plain": torch.full((5,), fill)}
+
+
+def _in_boxes(whole: torch.Tensor, boxes: list[Box]) -> Any:
+    made = piece(whole, Box.whole(tuple(whole.shape)))
+    made.global_offsets = made.local_offsets = [each.offset for each in boxes]
+    made.local_sizes = [each.sizes for each in boxes]
+    return made
 
 
 def _save(root: Path, *states: Any, **options: Any) -> None:
@@ -222,6 +239,7 @@ def make_seeds() -> Mapping[str, Seed]:
             made.add("odd", lambda root: _save(root, _odd(3.0), compression="none"), lambda: _odd(0.0))
             made.add("module", lambda root: _save(root, _module(2.0), compression="none"), lambda: _module(1.0))
             made.add("kinds", lambda root: _save(root, _kinds(2.0), compression="none"), lambda: _kinds(1.0))
+            made.add("shards", lambda root: _save(root, _shards(2.0), compression="none"), lambda: _shards(0.0))
             made.add("planes", lambda root: _save(root, _large(2.0), compression="tensor"), lambda: _large(0.0))
             made.add("frames", lambda root: _save(root, _large(2.0), compression="zstd"), lambda: _large(0.0))
             made.add("bases", lambda root: _save(root, *_twice(), compression="none"), lambda: _large(0.0))

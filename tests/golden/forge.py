@@ -31,7 +31,7 @@ def tag(secret: bytes, purpose: bytes, data: bytes) -> bytes:
 def header(
     *,
     magic: bytes = b"\x89DPP\r\n\x1a\n",
-    version: int = 6,
+    version: int = 7,
     length: int = 4096,
     sequence: int = 7,
     step: int = 1200,
@@ -76,8 +76,8 @@ def base_row(file: bytes, *, nbytes: int | None = None, step: int = 0) -> bytes:
     return file[-32:-16] + struct.pack("<QQ", len(file) if nbytes is None else nbytes, step)
 
 
-def span_row(leaf: int, start: int, length: int, raw_offset: int, *, table: int = 0) -> bytes:
-    return struct.pack("<IIQQQ", leaf, table, start, length, raw_offset)
+def span_row(leaf: int, start: int, length: int, raw_offset: int, *, table: int = 0, box: int = 0) -> bytes:
+    return struct.pack("<IIQQQQ", leaf, table, box, start, length, raw_offset)
 
 
 def part(
@@ -135,7 +135,7 @@ def strong_digest(encoded: bytes) -> bytes:
 def seal(
     document: Any,
     *,
-    version: int = 6,
+    version: int = 7,
     digest: str | None = None,
     nbytes: int | None = None,
     secret: bytes | None = None,
@@ -265,7 +265,7 @@ def parity_header(
     set_id: str,
     *,
     magic: bytes = b"\x89DPY\r\n\x1a\n",
-    version: int = 6,
+    version: int = 7,
     length: int = 4096,
     sequence: int = 7,
     step: int = 1200,
@@ -274,7 +274,7 @@ def parity_header(
     tolerate: int = 2,
     place: int = 2,
     block_bytes: int = 1024,
-    longest: int = 4801,
+    longest: int = 4825,
     id_padding: bytes = bytes(8),
     padding: bytes = b"",
 ) -> bytes:

@@ -55,10 +55,10 @@ ATTEMPT = Attempt(
 META = ('{"leaves":["w","é"]}'.encode(), b"")
 #: Raw stream of each rank: a ramp that does not compress worth mentioning, and one that does.
 RAW = (bytes(i * 7 % 256 for i in range(300)), bytes(range(100)) + bytes(2000) + b"\xff" * 500)
-#: (leaf, table, start, length, raw_offset)
+#: (leaf, table, box, start, length, raw_offset)
 SPANS = (
-    [(0, 0, 0, 128, 0), (2, 0, 64, 100, 128), (0, 1, 0, 72, 228)],
-    [(2, 0, 164, 600, 0), (3, 0, 0, 1996, 600), (1, 1, 8, 4, 2596)],
+    [(0, 0, 0, 0, 128, 0), (2, 0, 5, 64, 100, 128), (0, 1, 0, 0, 72, 228)],
+    [(2, 0, 0, 164, 600, 0), (3, 0, 1 << 40, 0, 1996, 600), (1, 1, 0, 8, 4, 2596)],
 )
 COMPARED = (ComparedEarlier(None, ((3, 1),)), ComparedEarlier(1100, ((0, 1), (5, 20))))
 
@@ -143,7 +143,7 @@ def make_tensor_part() -> bytes:
         encoded = TensorCodec(dtype).encode(memoryview(raw))
         assert len(encoded) < len(raw), dtype
         writer.add_chunk(memoryview(raw), EncodedChunk(TensorCodec.codec_id, encoded), dtype=dtype)
-    writer.finish(np.array([(0, 0, 0, sum(len(raw) for _, raw in CHUNKS), 0)], dtype=SPAN_DTYPE), b"")
+    writer.finish(np.array([(0, 0, 0, 0, sum(len(raw) for _, raw in CHUNKS), 0)], dtype=SPAN_DTYPE), b"")
     return sink.getvalue()
 
 
@@ -164,7 +164,7 @@ def make_signed_part() -> bytes:
     encoded = EncodedChunk(0, b"", *digests, strong_digest(first))
     writer.add_reference(len(first), ChunkPlace(int(chunk["offset"]), encoded, len(first), BASE), dtype="float32")
     writer.add_chunk(memoryview(second), EncodedChunk(0, second))
-    writer.finish(np.array([(0, 0, 0, len(LATER_RAW), 0)], dtype=SPAN_DTYPE), b'{"signed":true}')
+    writer.finish(np.array([(0, 0, 0, 0, len(LATER_RAW), 0)], dtype=SPAN_DTYPE), b'{"signed":true}')
     return sink.getvalue()
 
 

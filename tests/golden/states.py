@@ -20,8 +20,8 @@ from tests.unit.sharded_states import piece, rows
 
 # --- a checkpoint -----------------------------------------------------------------------------------------------------
 
-#: Sharded by rows; held by both ranks; of rank 1 alone, beside a plain tensor that is so, too.
-ROWS, BOTH, STAGE = (torch.arange(count * 3.0).view(count, 3) for count in (5, 4, 2))
+#: Sharded by rows; held by both ranks; of rank 1 alone, beside a plain tensor that is so, too; no grid.
+ROWS, BOTH, STAGE, ODD = (torch.arange(count * 3.0).view(count, 3) for count in (5, 4, 2, 2))
 SPARSE = torch.sparse_coo_tensor(
     torch.tensor([[2, 0, 2], [1, 1, 1]]), torch.tensor([1.0, -0.0, 2.5]), (3, 2), check_invariants=True
 )
@@ -40,10 +40,20 @@ def register_meter() -> None:
         register(Meter, lambda meter: {"total": meter.total}, lambda data: Meter(**data), name="golden.Meter")
 
 
+def odd_boxes(rank: int) -> Any:
+    """The first column on rank 0; of the others, each row is a box of its own on rank 1."""
+    found = piece(ODD, Box((0, 0), (2, 1)) if rank == 0 else Box((0, 1), (2, 2)))
+    if rank == 1:
+        found.global_offsets, found.local_offsets = [(0, 1), (1, 1)], [(0, 0), (1, 0)]
+        found.local_sizes = [(1, 2), (1, 2)]
+    return found
+
+
 def make_tensors(rank: int) -> dict[str, Any]:
     """Sharded tensors, and tensors that are made of others, of one of two ranks."""
     mine, both = rows(ROWS, rank, 2), piece(BOTH, Box.whole((4, 3)))
     model: dict[str, Any] = {"rows": mine, "tied": mine, "both": both, "half": rows(ROWS.half(), rank, 2)}
+    model["odd"] = odd_boxes(rank)
     if rank == 1:
         model |= {"stage": piece(STAGE, Box.whole((2, 3))), "buffer": torch.arange(3)}
     return {"model": model, "plain": torch.arange(7), "sparse": SPARSE.clone()}

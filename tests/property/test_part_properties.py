@@ -79,7 +79,7 @@ def cases(draw: st.DrawFn) -> Case:
     leaves, tables = st.integers(0, 2**32 - 1), st.integers(0, 1)
     starts = draw(st.permutations([0, 2**32, 2**40, 2**61, 5000, 9000, 2**62]))
     rows = [
-        (draw(leaves), draw(tables), starts[i], stop - start, start)
+        (draw(leaves), draw(tables), draw(st.integers(0, 2**64 - 1)), starts[i], stop - start, start)
         for i, (start, stop) in enumerate(cut(draw, len(raw)))
     ]
     spans = np.array(rows, dtype=SPAN_DTYPE)
@@ -165,7 +165,7 @@ def test_chunk_of_every_codec_shares_nothing_it_should_not() -> None:
     sink = io.BytesIO()
     writer = PartWriter(sink, Attempt("0" * 32, "1" * 32, 0, 0, 1), 0)
     writer.add_chunk(raw, EncodedChunk(1, ZstdCodec().encode(raw)))
-    writer.finish(np.array([(0, 0, 0, 1000, 0)], dtype=SPAN_DTYPE), b"")
+    writer.finish(np.array([(0, 0, 0, 0, 1000, 0)], dtype=SPAN_DTYPE), b"")
     scratch = bytearray(1000)
     back = PartReader(MemorySource(sink.getvalue()), where="shared").read_chunk(0, memoryview(scratch))
     scratch[:] = b"\xff" * 1000

@@ -115,7 +115,7 @@ def _planned(
     flat = flatten(live)
     layout = derive(flat, Replication("auto"))
     names = {n: (leaf.path[0], box) for leaf in flat.sharded for n, box in zip(leaf.numbers, leaf.boxes, strict=True)}
-    held = Holders({number: holders[name] for number, name in names.items()}, ())
+    held = Holders(ranks={number: holders[name] for number, name in names.items()})
     share = plan_share(comm, layout, flat, kappa, ("a plan", _LIMIT_S), all_tell=True, holders=held)
     assert isinstance(share, ShareLayout), share
     found = []

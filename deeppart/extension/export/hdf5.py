@@ -21,7 +21,7 @@ from deeppart.access import storage_error
 from deeppart.extension.export.beside import BesideFile
 from deeppart.extension.export.content import Content, Totals
 from deeppart.model import VERSION
-from deeppart.state.document import RankLocalMark, SavedArray, SavedNode, SavedSharded, SavedValue
+from deeppart.state.document import RankLocalMark, SavedArray, SavedNode, SavedValue
 from deeppart.state.paths import component
 from deeppart.state.tensors import Array, LeafType, flat_bytes
 from deeppart.state.tree import container_kind
@@ -90,7 +90,7 @@ class _Archive:
         elif isinstance(node, SavedValue):
             own = bool(self._checkpoint.structure.per_rank_values[node.index])
             _note(write_value(group, name, self._checkpoint.target.values[node.index]), key, own)
-        elif isinstance(node, (RankLocalMark, SavedSharded)):
+        elif isinstance(node, RankLocalMark):
             raise AssertionError("the structure of one rank has everything in its place")  # noqa: TRY004
         elif node.kind == "object":  # what its state_dict() has returned
             self._place(group, node.children[0], name, key)

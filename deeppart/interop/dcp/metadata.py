@@ -247,7 +247,7 @@ def _tensor(
             raise ValueError(f"{name}: {box} of a tensor of {shape}")
         if box.elements:
             chunks[box] = places[name, box.offset]
-    if fault := Box.fault_of_cover(list(chunks), shape):
+    if fault := Box.fault_of_cover(chunks, shape):
         raise CorruptFileError(
             "a DCP checkpoint does not hold every element of a tensor exactly once",
             expected=f"all of {name}, {dtype}{list(shape)}",

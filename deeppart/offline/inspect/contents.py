@@ -33,14 +33,13 @@ from deeppart.state.document import (
     SavedArray,
     SavedBranch,
     SavedNode,
-    SavedSharded,
     SavedValue,
-    Structure,
     gather_global_state,
     joined,
 )
 from deeppart.state.paths import ROOT, ExactPath, covers, exact, may_match_below, readable
 from deeppart.state.paths import Path as KeyPath
+from deeppart.state.pieces import Held
 from deeppart.state.tensors import LeafType
 from deeppart.state.tree import container_kind, paths_inside
 from deeppart.state.values import decode_value
@@ -252,18 +251,14 @@ class _Describing:
             except (FormatError, StorageError) as error:
                 self.problems.append(one_line(error))
         self._holdings = self._sort_holdings(tables, ranks)
+        self._held = Held(self._structure, dict(zip(self._own, tables, strict=True)))
         self._global_state = self._gather_global_state()
 
     def _gather_global_state(self) -> GlobalState:
-        """The sharded tensors, as far as parts could be read."""
-        of_ranks = {rank: own.complete(self._structure, self._where) for rank, own in self._own.items()}
-        last = max(of_ranks, default=-1)
-        nothing = Structure(RankLocalMark(), (), np.zeros(0, dtype=np.bool_))
-        own = [
-            (self._own[rank].trees, self._own[rank].values) if rank in of_ranks else ((), {})
-            for rank in range(last + 1)
-        ]
-        return gather_global_state([of_ranks.get(rank, nothing) for rank in range(last + 1)], own, self._where)
+        """What ranks have together, as far as parts could be read."""
+        read = {rank: (own.trees, own.values) for rank, own in self._own.items()}
+        own = [read.get(rank, ((), {})) for rank in range(1 + max(read, default=-1))]
+        return gather_global_state(self._structure, own, self._where)
 
     def _sort_holdings(
         self, tables: list[npt.NDArray[np.void]], ranks: list[npt.NDArray[np.int64]]
@@ -272,23 +267,22 @@ class _Describing:
         holdings: dict[int, list[Holding]] = {}
         if not tables:
             return holdings
-        per_rank = self._structure.per_rank.tolist()
-        spans = np.concatenate(tables)
-        columns = [spans[name].tolist() for name in ("leaf", "table", "start", "length")]
-        for leaf, table, start, length, rank in zip(*columns, np.concatenate(ranks).tolist(), strict=True):
+        per_rank, divisions = self._structure.per_rank.tolist(), self._structure.divisions
+        spans, ranks_of = np.concatenate(tables), np.concatenate(ranks)
+        order = np.lexsort((ranks_of, spans["start"], spans["box"]))
+        columns = [spans[name][order].tolist() for name in ("leaf", "table", "start", "length")]
+        for leaf, table, start, length, rank in zip(*columns, ranks_of[order].tolist(), strict=True):
             if leaf >= len(per_rank) and table == RANK_TABLE:
                 self._own_holdings.setdefault((rank, leaf), []).append(Holding(rank, start, length))
-            if leaf < len(per_rank) and per_rank[leaf] == (table == RANK_TABLE):
+            if leaf < len(per_rank) and (leaf in divisions or per_rank[leaf] == (table == RANK_TABLE)):
                 holdings.setdefault(leaf, []).append(Holding(rank, start, length))
-        for entries in holdings.values():
-            entries.sort(key=lambda entry: (entry.start, entry.rank))
         return holdings
 
     def node(self, saved: SavedNode, path: KeyPath, covered: bool = False) -> Node | None:
         """The saved node at a path, without what the globs leave out; None if that is all of it."""
-        text, is_leaf = readable(path), isinstance(saved, (SavedArray, SavedSharded, SavedValue))
+        text, is_leaf = readable(path), isinstance(saved, (SavedArray, SavedValue))
         if not covered and (is_leaf or path):
-            container = not isinstance(saved, (SavedArray, SavedSharded))
+            container = not isinstance(saved, SavedArray)
             covered = covers(text, self._patterns, container=container)
         covered = covered or not self._patterns
         if isinstance(saved, RankLocalMark):
@@ -299,8 +293,6 @@ class _Describing:
         if not isinstance(saved, SavedBranch):
             if isinstance(saved, SavedArray):
                 return self._leaf(saved, path) if covered else None
-            if isinstance(saved, SavedSharded):
-                return self._sharded(saved, path) if covered else None
             value = self._value(saved, path)
             return value if covered or self._covers_items(text, value) else None
         children = []
@@ -353,6 +345,8 @@ class _Describing:
 
     def _leaf(self, saved: SavedArray, path: KeyPath) -> Leaf:
         index = saved.index
+        if index in self._structure.divisions:
+            return self._sharded(index, path)
         if self._rank is not None:
             return self._own_leaf(self._rank, index, path)
         alias = self._structure.aliases.get(index)
@@ -370,17 +364,22 @@ class _Describing:
             key=exact(path),
         )
 
-    def _sharded(self, saved: SavedSharded, path: KeyPath) -> Leaf:
-        whole = self._global_state.tensors.get(exact(path))
-        if whole is None:  # no part could be read
-            return Leaf(readable(path), self._structure.sharded[saved.index], None, None, (), shards=())
-        owner = whole if whole.tied_to is None else self._global_state.tensors[whole.tied_to]
-        sources = dict.fromkeys((source.part, source.leaf) for source in (*whole.sources, *whole.own))
-        held = [each for source in sources for each in self._own_holdings.get(source, ())]
-        alias = None if owner is whole else owner.name
-        differing = tuple(sorted(((source.part, source.box) for source in whole.own), key=lambda each: each[::-1]))
+    def _sharded(self, leaf: int, path: KeyPath) -> Leaf:
+        division, alias = self._structure.divisions[leaf], self._structure.aliases.get(leaf)
+        differing = sorted(
+            ((rank, division.box(number)) for number, ranks in self._held.own_of(leaf).items() for rank in ranks),
+            key=lambda each: each[::-1],
+        )
         return Leaf(
-            readable(path), whole.kind, None, alias, tuple(held), None, tuple(whole.boxes()), differing, exact(path)
+            readable(path),
+            self._structure.types[leaf],
+            None,
+            None if alias is None else self._global_state.tensors[alias.owner].name,
+            tuple(self._holdings.get(leaf if alias is None else alias.owner, ())),
+            None,
+            tuple(division.box(number) for number in range(len(division))),
+            tuple(differing),
+            exact(path),
         )
 
     def _last_compared(self, leaf: int) -> int | None:

@@ -21,7 +21,7 @@ import xxhash
 
 from deeppart.errors import DeeppartError, FormatError, MissingError, NewerFormatError, RestoreError, StorageError
 from deeppart.model import Attempt, Manifest, PartRecord, StepKey, SuspectLeaf
-from deeppart.offline.inspect.cover import EXTRA, GAP, DamagedLeaf, Fault, LeafNames, ShardCover, find_faults
+from deeppart.offline.inspect.cover import DamagedLeaf, LeafNames
 from deeppart.offline.inspect.listing import (
     DAMAGED,
     NEWER,
@@ -32,10 +32,11 @@ from deeppart.offline.inspect.listing import (
 )
 from deeppart.offline.inspect.node_files import NodeFiles, lineage_on_nodes, verify_nodes
 from deeppart.offline.inspect.ownership import Owner, hold_directory, read_owner
-from deeppart.offline.step_files import OpenPart, StepFiles, rank_spans, shared_spans
+from deeppart.offline.step_files import OpenPart, StepFiles
 from deeppart.part import HEADER_BYTES, Signing, parse_base_file_name, parse_json
 from deeppart.repair import Repaired, advice, misnamed, repair_files
-from deeppart.state.restore import check_places
+from deeppart.state.document import Structure
+from deeppart.state.pieces import EXTRA, GAP, Fault, Held, check_places, own_faults
 from deeppart.storage import (
     MANIFEST_NAME,
     MOST_LOOKS,
@@ -328,8 +329,7 @@ class _Checking:
         self._files, self._advance = files, advance
         self._names = LeafNames(files.structure)
         self._damage: list[Damage] = []
-        self._shared: list[npt.NDArray[np.void]] = []
-        self._shards = ShardCover(str(files.directory))
+        self._spans: dict[int, npt.NDArray[np.void]] = {}
         self._unreadable: dict[int, int] = {}  # rank -> place in self._damage
         self._buffer = np.empty(_BLOCK_BYTES, dtype=np.uint8)
         self.nbytes = self.raw_bytes = 0
@@ -372,12 +372,10 @@ class _Checking:
         if complete and whole.hexdigest() != record.digest:
             found = f"the digest of the whole file does not hold: {whole.hexdigest()} instead of {record.digest}"
             self._damage.append(Damage("digest", found, record.file, record.rank))
-        self._shared.append(shared_spans(part.reader))
-        names = self._names_of(part)
-        own = rank_spans(part.reader)
-        shards = self._shards.of_part(part, self._files.structure)
-        own = own[~np.isin(own["leaf"], list(shards))] if shards else own
-        self._add_faults(find_faults(names.own_sizes(part.own), [own]), record, names=names)
+        self._spans[record.rank] = part.reader.spans.copy()
+        structure = self._structure_of(part)
+        faults = own_faults(structure, part.own.types, part.reader.spans)
+        self._add_faults(faults, record, names=self._names_of(part))
 
     def _bases(self, part: OpenPart) -> set[int]:
         """Those of the part's bases that cannot be had at all; told once each, and not chunk by chunk."""
@@ -407,14 +405,16 @@ class _Checking:
         first, last = part.reader.raw_starts[chunk : chunk + 2].tolist()
         return self._names_of(part).in_raw_range(part.reader.spans, first, last, part.record.rank)
 
-    def _names_of(self, part: OpenPart) -> LeafNames:
+    def _structure_of(self, part: OpenPart) -> Structure:
         """Of the state of one rank."""
-        if not self._files.structure.has_rank_local:
-            return self._names
         try:
-            return LeafNames(part.own.complete(self._files.structure, part.record.file))
+            return part.own.complete(self._files.structure, part.record.file)
         except FormatError:  # told already
-            return self._names
+            return self._files.structure
+
+    def _names_of(self, part: OpenPart) -> LeafNames:
+        structure = self._structure_of(part)
+        return self._names if structure is self._files.structure else LeafNames(structure)
 
     def _document(self, part: OpenPart) -> None:
         """Check that the part describes leaves and values as the manifest does."""
@@ -488,8 +488,8 @@ class _Checking:
         self._advance(nbytes)
 
     def _cover(self) -> None:
-        """The replicated leaves, over all parts together; gaps are what the unreadable parts held."""
-        faults = find_faults(self._names.shared_sizes, self._shared)
+        """What all parts hold together; gaps are what the unreadable ones held."""
+        faults = Held(self._files.structure, self._spans).faults
         lost = [fault for fault in faults if self._unreadable and fault.kind == GAP]
         self._add_faults([fault for fault in faults if not self._unreadable or fault.kind != GAP])
         if len(self._unreadable) > 1 and lost:
@@ -500,8 +500,6 @@ class _Checking:
             old = self._damage[at]
             leaves = (*self._names.of_faults(lost, None), *old.leaves)
             self._damage[at] = Damage(old.kind, old.message, old.file, old.rank, old.start, old.stop, leaves)
-        for name, message in self._shards.faults(len(self._files.manifest.parts)):
-            self._damage.append(Damage("cover", message, leaves=(DamagedLeaf(name, None, None, None),)))
 
     def _add_faults(
         self,

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deeppart.state.compare.history import ComparedRecord
-from deeppart.state.document import encode_path, encode_tree
+from deeppart.state.document import Numbers, encode_path, encode_tree
 from deeppart.state.fingerprint import hash63, hash_json
 from deeppart.state.paths import ALL, AUTO, NONE, RANK0, VERIFY, Replication
 from deeppart.state.tensors import LeafType, leaf_type
@@ -44,6 +44,7 @@ class StateLayout:
     Attributes:
         tokens, token_types, pointers, orders: of the state this was made from.
         tree: JSON form of the tree (rank 0's goes into the checkpoint).
+        numbers: those that leaves have in it.
         types: type of each leaf.
         own_aliases: leaves that are saved as views of others, going by this rank alone.
         own_groups: for each leaf the lowest number of those whose memory reaches into each other's on this rank, as of
@@ -69,6 +70,7 @@ class StateLayout:
     pointers: array[int]
     orders: list[Any]
     tree: Any
+    numbers: Numbers
     types: list[LeafType]
     own_aliases: dict[int, Alias]
     own_groups: npt.NDArray[np.int64]
@@ -104,6 +106,10 @@ class StateLayout:
                 found[leaf] = hash63(f"{self.types[leaf]}{alias}".encode())
         found[self.differing[: len(ids)]] = 0
         return found
+
+    def take_numbers(self, flat: FlatState, numbers: Numbers) -> None:
+        """Take the numbers that leaves have in documents, once the ranks have agreed on them."""
+        self.numbers, self.tree = numbers, encode_tree(flat.root, numbers)
 
     def begin(self) -> None:
         """Take back what the ranks have agreed on: only what this rank holds counts."""
@@ -163,7 +169,7 @@ class StateLayout:
             self.pointers = flat.pointers
         if flat.orders != self.orders:
             # The order that `load` gives dicts, and by which ranks' OrderedDicts are told apart.
-            self.tree, self.orders = encode_tree(flat.root), flat.orders
+            self.tree, self.orders = encode_tree(flat.root, self.numbers), flat.orders
             self.structure_digest = _structure_digest(flat, replication)
         return True
 
@@ -178,12 +184,14 @@ def derive(flat: FlatState, replication: Replication) -> StateLayout:
     value_modes = _modes(flat.values, replication)
     value_modes[flat.shared[1] :] = NONE
     boxes = {leaf: box for each in flat.sharded for leaf, box in zip(each.numbers, each.boxes, strict=True)}
+    numbers = Numbers(tensors=range(len(flat.sharded)))
     return StateLayout(
         tokens=flat.tokens,
         token_types=flat.types,
         pointers=flat.pointers,
         orders=flat.orders,
-        tree=encode_tree(flat.root),
+        tree=encode_tree(flat.root, numbers),
+        numbers=numbers,
         types=types,
         own_aliases=aliases,
         own_groups=groups,

@@ -1,20 +1,20 @@
 """The structure document: what a state looked like, written down and read back.
 
 ``structure.py`` has the records, ``structure_json.py`` their form in files (docs/format.md), ``part_document.py`` what
-each rank adds of its own, and ``whole.py`` the state as all ranks together had it.
+each rank adds of its own, and ``global_state.py`` the state as all ranks together had it.
 """
 
 from deeppart.state.document.global_state import (
     GlobalState,
     GlobalTensor,
     PartValue,
-    ShardSource,
     gather_global_state,
     joined,
     values_in,
     with_global_state,
 )
 from deeppart.state.document.part_document import (
+    FileNumbers,
     Own,
     PartDocument,
     RankDocument,
@@ -22,7 +22,6 @@ from deeppart.state.document.part_document import (
     decode_meta,
     encode_rank_local,
     insert,
-    rank_shards,
     saved_outermost,
     without_rank_local,
 )
@@ -32,7 +31,6 @@ from deeppart.state.document.structure import (
     SavedArray,
     SavedBranch,
     SavedNode,
-    SavedSharded,
     SavedValue,
     Structure,
     array_numbers,
@@ -41,18 +39,24 @@ from deeppart.state.document.structure import (
     with_items_at,
 )
 from deeppart.state.document.structure_json import (
+    Numbers,
+    SavedTensor,
     check_aliases,
+    decode_division,
     decode_path,
     decode_structure,
     decode_tree,
+    encode_division,
     encode_path,
     encode_tree,
 )
 
 __all__ = [
     "DICTS",
+    "FileNumbers",
     "GlobalState",
     "GlobalTensor",
+    "Numbers",
     "Own",
     "PartDocument",
     "PartValue",
@@ -62,23 +66,23 @@ __all__ = [
     "SavedArray",
     "SavedBranch",
     "SavedNode",
-    "SavedSharded",
+    "SavedTensor",
     "SavedValue",
-    "ShardSource",
     "Structure",
     "array_numbers",
     "check_aliases",
+    "decode_division",
     "decode_meta",
     "decode_path",
     "decode_structure",
     "decode_tree",
+    "encode_division",
     "encode_path",
     "encode_rank_local",
     "encode_tree",
     "gather_global_state",
     "insert",
     "joined",
-    "rank_shards",
     "saved_outermost",
     "units_of",
     "values_in",

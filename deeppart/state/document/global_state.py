@@ -1,31 +1,27 @@
-"""The state of a step as all ranks together had it: whole tensors from shards, and parts that only some ranks had.
+"""The state of a step as all ranks together had it: global tensors, and parts that only some ranks had.
 
-To whom a checkpoint is restored, a tensor is an array like others, wherever its shards came from. So the structure of
-a step is taken for what it would be with whole tensors in place of sharded ones; these are numbered behind all other
-leaves, and for each is known which leaf of which part has which box of it. *Parts of one state* are what some ranks
-have under keys of a dict that others lack, as pipeline stages do. Sharded tensors and small values there are no rank's
-own: the restored state is the union, whichever ranks had them.
+To whom a checkpoint is restored, a tensor is an array like others, wherever its shards came from: the structure
+document describes each global tensor once, among the leaves. *Parts of one state* are what some ranks have under keys
+of a dict that others lack, as pipeline stages do. Global tensors and small values there are no rank's own: the restored
+state is the union, whichever ranks had them.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from deeppart.errors import CorruptFileError
-from deeppart.model import Box
+from deeppart.model import Division
 from deeppart.state.document.part_document import RankLocalTree
 from deeppart.state.document.structure import (
     DICTS,
     SavedArray,
     SavedBranch,
     SavedNode,
-    SavedShard,
-    SavedSharded,
     SavedValue,
     Structure,
     walk_tree,
@@ -33,7 +29,6 @@ from deeppart.state.document.structure import (
 )
 from deeppart.state.paths import ExactPath, IdKey, Path, exact, id_key, id_keys, readable
 from deeppart.state.tensors import LeafType
-from deeppart.state.tree import Alias, contiguous_strides
 from deeppart.state.values import same_value
 
 #: What is rank-local on each rank, and its own values by number.
@@ -42,52 +37,26 @@ RankItems = Sequence[tuple[Sequence[RankLocalTree], Mapping[int, Any]]]
 _Rest = tuple[Path, int, RankLocalTree]
 
 
-class ShardSource(NamedTuple):
-    """A leaf of one part that has elements of a whole tensor.
-
-    Attributes:
-        part: number of the part.
-        leaf: number of the leaf there.
-        box: the elements, all of the leaf in C order.
-    """
-
-    part: int
-    leaf: int
-    box: Box
-
-
 @dataclass(frozen=True, slots=True)
 class GlobalTensor:
     """A sharded tensor, as all parts together have it.
 
     Attributes:
+        number: of the leaf.
         kind: its type.
-        name: its path, for people.
-        sources: of different boxes, or of parts of the bytes of one box: of equal shards each part has some. Of a box
-            of which ranks had different bytes, those of the lowest rank.
-        tied_to: the tensor whose memory all of its shards share, if there is one.
-        known_to: how many ranks have it in their state.
-        own: the shards of each rank of which other ranks had other bytes.
+        path: its path; the same on all ranks that have it.
+        division: the boxes in which it was saved.
     """
 
+    number: int
     kind: LeafType
-    name: str
-    sources: tuple[ShardSource, ...]
-    tied_to: ExactPath | None
-    known_to: int
-    own: tuple[ShardSource, ...] = ()
+    path: Path
+    division: Division
 
-    def for_rank(self, part: int) -> GlobalTensor:
-        """The same tensor, with the bytes that one rank had where ranks had different ones."""
-        mine = {source.box: source for source in self.own if source.part == part}
-        if not mine:
-            return self
-        kept = tuple(source for source in self.sources if source.box not in mine)
-        return replace(self, sources=kept + tuple(mine.values()))
-
-    def boxes(self) -> list[Box]:
-        """The different boxes, in order."""
-        return sorted({source.box for source in self.sources})
+    @property
+    def name(self) -> str:
+        """The path, for people."""
+        return readable(self.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +64,13 @@ class GlobalState:
     """All sharded tensors of a step, and all parts of its state.
 
     Attributes:
-        tensors: by path; the order is that of their numbers.
-        values: small values in parts of the state, likewise.
+        tensors: by leaf number.
+        values: small values in parts of the state, by path; the order is that of their numbers.
         parts: what is rank-local on any rank, and is a part of the state, with its rank.
         part_paths: their paths.
     """
 
-    tensors: Mapping[ExactPath, GlobalTensor]
+    tensors: Mapping[int, GlobalTensor]
     values: Mapping[ExactPath, PartValue] = field(default_factory=dict)
     parts: tuple[tuple[int, RankLocalTree], ...] = ()
     part_paths: frozenset[ExactPath] = frozenset()
@@ -114,143 +83,54 @@ class GlobalState:
         """The values in parts of the state as one rank had them, if it did; None: as the lowest had them."""
         return [value.of(-1 if rank is None else rank) for value in self.values.values()]
 
-    def check(self, where: str) -> None:
-        """See that the shards of each tensor are all of it, and do not overlap."""
-        for tensor in self.tensors.values():
-            if fault := Box.fault_of_cover([box for box in tensor.boxes() if box.elements], tensor.kind.shape):
+    def check(self, structure: Structure, where: str) -> None:
+        """See that each sharded tensor stands somewhere: to be called once the documents of all parts were read."""
+        if lacking := structure.divisions.keys() - self.tensors.keys():
+            raise CorruptFileError(
+                "a sharded tensor stands in no tree",
+                found=f"leaf {min(lacking)} of the structure document",
+                where=where,
+            )
+
+
+def gather_global_state(structure: Structure, own: RankItems, where: str) -> GlobalState:
+    """Bring together what the structure document says, and what the parts' documents add."""
+    tensors: dict[int, GlobalTensor] = {}
+    if structure.divisions:
+        found = list(structure.walk())
+        found += [each for trees, _ in own for tree in trees for each in walk_tree(tree.node, tree.path)]
+        for path, node in found:
+            if not isinstance(node, SavedArray) or node.index not in structure.divisions:
+                continue
+            number = node.index
+            tensor = GlobalTensor(number, structure.types[number], path, structure.divisions[number])
+            known = tensors.setdefault(number, tensor)
+            if known is not tensor and exact(known.path) != exact(path):
                 raise CorruptFileError(
-                    "the parts do not hold every element of a sharded tensor exactly once",
-                    expected=f"all of {tensor.name}, {tensor.kind}",
-                    found=fault,
+                    "one sharded tensor stands at two paths",
+                    expected=f"leaf {number} at {known.name} on all ranks",
+                    found=readable(path),
                     where=where,
-                    todo="the checkpoint was not written by a sound library: restore an earlier step",
                 )
-
-
-def gather_global_state(of_ranks: Sequence[Structure], own: RankItems, where: str) -> GlobalState:
-    """Bring the shards of all parts together."""
-    gathering = _Gathering(where)
-    for part, structure in enumerate(of_ranks):
-        gathering.take(part, structure)
-    parts = find_parts(own)
+    parts = find_parts(own, structure.divisions)
     paths = frozenset(exact(tree.path) for _, tree in parts)
-    return GlobalState(gathering.tensors(), gather_values(parts, own), tuple(parts), paths)
-
-
-class _Gathering:
-    """Shards being brought together, part after part."""
-
-    def __init__(self, where: str) -> None:
-        self._where = where
-        self._kinds: dict[ExactPath, tuple[LeafType, str]] = {}
-        self._known_to: Counter[ExactPath] = Counter()
-        #: Of each box of each tensor, who has bytes of it; and of those tied to another, the tensor and box of that.
-        self._saved: dict[ExactPath, dict[Box, list[ShardSource]]] = {}
-        self._own: dict[ExactPath, list[ShardSource]] = {}
-        self._tied_in: dict[ExactPath, set[int]] = {}
-        self._tied: dict[ExactPath, dict[Box, tuple[ExactPath, Box]]] = {}
-        #: The tree that was looked at last, and where it has sharded tensors: most ranks have the same.
-        self._tree: SavedNode | None = None
-        self._sharded: list[tuple[ExactPath, Path, int]] = []
-
-    def take(self, part: int, structure: Structure) -> None:
-        """Take in what one rank had."""
-        if not structure.sharded:
-            return
-        if structure.tree is not self._tree:
-            places_in = ((path, node) for path, node in structure.walk() if isinstance(node, SavedSharded))
-            self._sharded = [(exact(path), path, node.index) for path, node in places_in]
-            self._tree = structure.tree
-        places: dict[int, tuple[ExactPath, Box]] = {}
-        found: list[tuple[ExactPath, SavedShard]] = []
-        for key, path, number in self._sharded:
-            kind = structure.sharded[number]
-            self._known_to[key] += 1
-            if key not in self._kinds:
-                self._kinds[key] = kind, readable(path)
-            known, name = self._kinds[key]
-            if known is not kind and known != kind:
-                raise CorruptFileError(
-                    "parts hold shards of different tensors at one path",
-                    expected=str(known),
-                    found=str(kind),
-                    where=f"{self._where}, part {part}, path {name}",
-                )
-            shards = structure.shards.get(number, ())
-            found += [(key, shard) for shard in shards]
-            if structure.aliases:
-                places |= {shard.leaf: (key, shard.box) for shard in shards}
-        for key, shard in found:
-            alias = structure.aliases.get(shard.leaf)
-            if alias is None:
-                source = ShardSource(part, shard.leaf, shard.box)
-                if shard.own:
-                    self._own.setdefault(key, []).append(source)
-                    if shard.box in self._saved.get(key, {}):
-                        continue
-                self._saved.setdefault(key, {}).setdefault(shard.box, []).append(source)
-            elif alias.owner in places and _is_all_of(alias, shard.box, places[alias.owner][1]):
-                self._tied.setdefault(key, {})[shard.box] = places[alias.owner]
-                self._tied_in.setdefault(key, set()).add(part)
-            else:
-                raise CorruptFileError(
-                    "a shard shares its memory with what is no shard of its size", where=f"{self._where}, part {part}"
-                )
-
-    def tensors(self) -> dict[ExactPath, GlobalTensor]:
-        """All tensors."""
-        return {key: self._whole(key, kind, name) for key, (kind, name) in self._kinds.items()}
-
-    def _whole(self, key: ExactPath, kind: LeafType, name: str) -> GlobalTensor:
-        saved, tied = self._saved.get(key, {}), self._tied.get(key, {})
-        sources = [source for found in saved.values() for source in found]
-        for box, (owner, owners_box) in tied.items():
-            if box not in saved:
-                # Each of those who hold the owner's box may have saved some of its bytes.
-                theirs = self._saved.get(owner, {}).get(owners_box, [])
-                sources += [ShardSource(each.part, each.leaf, box) for each in theirs]
-        owners = {owner for owner, _ in tied.values()}
-        tied_to = next(iter(owners)) if not saved and len(owners) == 1 else None
-        own = list(self._own.get(key, ()))
-        for box, (owner, owners_box) in tied.items():
-            # Where ranks had other bytes for the owner, so they had for what shares its memory.
-            theirs = [each for each in self._own.get(owner, ()) if each.box == owners_box]
-            own += [ShardSource(each.part, each.leaf, box) for each in theirs if each.part in self._tied_in[key]]
-        return GlobalTensor(kind, name, tuple(sources), tied_to, self._known_to[key], tuple(own))
-
-
-def _is_all_of(alias: Alias, box: Box, owner: Box) -> bool:
-    """True if a shard is the same elements in the same order as the one whose memory it shares."""
-    return box == owner and not alias.offset and alias.strides == contiguous_strides(box.sizes)
+    return GlobalState(dict(sorted(tensors.items())), gather_values(parts, own), tuple(parts), paths)
 
 
 def with_global_state(base: Structure, global_state: GlobalState) -> Structure:
-    """A structure with whole tensors in place of sharded ones, and with all parts of the state."""
-    if not global_state.tensors and not global_state.parts:
+    """A structure with all parts of the state."""
+    if not global_state.parts:
         return base
-    first, values = len(base.types), len(global_state.values)
-    numbers = {key: first + place for place, key in enumerate(global_state.tensors)}
+    values = len(global_state.values)
     of_values = {key: len(base.values) + place for place, key in enumerate(global_state.values)}
     parts = [
         (rank, replace(each, node=_renumbered(each.node, each.path, of_values))) for rank, each in global_state.parts
     ]
-    tree = _replaced(with_parts(base.tree, parts), (), numbers)
-    tensors = list(global_state.tensors.values())
-    aliases = dict(base.aliases)
-    for number, tensor in enumerate(tensors, start=first):
-        owner = None if tensor.tied_to is None else global_state.tensors.get(tensor.tied_to)
-        if owner is not None and owner.kind == tensor.kind and tensor.tied_to is not None and owner.tied_to is None:
-            aliases[number] = Alias(numbers[tensor.tied_to], 0, contiguous_strides(tensor.kind.shape))
     return replace(
         base,
-        tree=tree,
-        types=base.types + tuple(tensor.kind for tensor in tensors),
-        per_rank=np.append(base.per_rank, np.zeros(len(tensors), dtype=np.bool_)),
-        aliases=aliases,
+        tree=with_parts(base.tree, parts),
         values=base.values + (None,) * values,
         per_rank_values=np.append(base.per_rank_values, np.zeros(values, dtype=np.bool_)),
-        sharded=(),
-        shards={},
     )
 
 
@@ -266,14 +146,6 @@ def _renumbered(node: SavedNode, path: tuple[Any, ...], numbers: Mapping[ExactPa
 def _below(node: SavedBranch, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], SavedNode]]:
     for key, child in zip(node.keys, node.children, strict=True):
         yield path if node.kind == "object" else (*path, key), child
-
-
-def _replaced(node: SavedNode, path: tuple[Any, ...], numbers: Mapping[ExactPath, int]) -> SavedNode:
-    if isinstance(node, SavedSharded):
-        return SavedArray(numbers[exact(path)])
-    if not isinstance(node, SavedBranch):
-        return node
-    return replace(node, children=tuple(_replaced(child, inner, numbers) for inner, child in _below(node, path)))
 
 
 # --- parts of one state -----------------------------------------------------------------------------------------------
@@ -298,18 +170,19 @@ class PartValue:
         return self.contents[rank] if rank in self.contents else next(iter(self.contents.values()))
 
 
-def may_be_part(tree: RankLocalTree) -> bool:
+def may_be_part(tree: RankLocalTree, tensors: Container[int]) -> bool:
     """True if a tree that is rank-local may be a part of one state, and not its rank's own.
 
-    Sharded tensors alone always may. A tree with an array may not, since nobody knows which of several is meant.
+    Global tensors alone always may; ``tensors`` are their numbers. A tree with another array may not, since nobody
+    knows which of several is meant.
     """
-    if tree.place is None or not _has_no_arrays(tree.node):
-        return False
     leaves = [leaf for _, leaf in walk_tree(tree.node, ())]
+    if tree.place is None or any(isinstance(leaf, SavedArray) and leaf.index not in tensors for leaf in leaves):
+        return False
     return tree.part or (bool(leaves) and not any(isinstance(leaf, SavedValue) for leaf in leaves))
 
 
-def find_parts(own: RankItems) -> list[tuple[int, RankLocalTree]]:
+def find_parts(own: RankItems, tensors: Container[int]) -> list[tuple[int, RankLocalTree]]:
     """The trees that are parts of one state, with their ranks, in the order of these.
 
     Those of all ranks at one path are, or none: dicts may have other keys, but where anything else differs, which one
@@ -324,7 +197,7 @@ def find_parts(own: RankItems) -> list[tuple[int, RankLocalTree]]:
             key = exact(tree.path)
             trees.setdefault(key, []).append((rank, tree))
             known = joint.setdefault(key, tree.node)
-            if not may_be_part(tree) or not _is_joinable(known, tree.node):
+            if not may_be_part(tree, tensors) or not _is_joinable(known, tree.node):
                 refused.add(key)
             elif known is not tree.node:
                 joint[key] = _joined(known, tree.node)
@@ -457,7 +330,3 @@ def _merge(found: list[IdKey], others: Sequence[IdKey]) -> None:
     if behind:
         rest = [each for name in found for each in (name, *behind.get(name, ()))]
         found[:] = [*behind.get(None, ()), *rest]
-
-
-def _has_no_arrays(node: SavedNode) -> bool:
-    return all(isinstance(leaf, (SavedSharded, SavedValue)) for _, leaf in walk_tree(node, ()))

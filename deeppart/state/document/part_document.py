@@ -2,7 +2,8 @@
 
 Every part carries a small document with its rank's own values and leaf types; rank 0's also carries the structure
 document (:mod:`deeppart.state.document.structure`). Encoding is left to the background: nothing here may change once
-made.
+made. Of sharded tensors there is nothing in it: the structure document says how they are divided, and the span table
+which box a span is of.
 
 Subtrees that are rank-local from the structure that all ranks share are in the document of each rank that has them. The
 shared structure has a mark in their place in a list, and nothing in a dict, whose other keys the ranks share. A rank's
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,33 +23,30 @@ import numpy.typing as npt
 
 from deeppart._gc import collection_paused
 from deeppart.errors import CorruptFileError
-from deeppart.model import Box, ComparedEarlier
-from deeppart.part import RANK_TABLE, parse_json, short
+from deeppart.model import ComparedEarlier
+from deeppart.part import parse_json, short
 from deeppart.state.document.structure import (
     DICTS,
     RankLocalMark,
-    SavedArray,
     SavedBranch,
     SavedNode,
-    SavedShard,
     Structure,
-    walk_tree,
+    array_numbers,
 )
 from deeppart.state.document.structure_json import (
     CODES,
+    Numbers,
+    SavedTensor,
     check_aliases,
     check_nesting,
     checked_type,
     decode_alias,
     decode_path,
-    decode_shards,
     decode_structure,
     decode_tree,
-    decode_type,
     encode_path,
     encode_structure,
     encode_tree,
-    encode_type,
 )
 from deeppart.state.paths import Key, Path, id_key, readable
 from deeppart.state.tensors import LeafType
@@ -60,49 +58,42 @@ _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
+class FileNumbers:
+    """The numbers that the leaves of one rank have in files, by those that they have on this rank.
+
+    In files the leaves of the structure document come first: what all ranks share, what is rank 0's, and the global
+    tensors. What is rank-local follows.
+
+    Attributes:
+        described: how many arrays and values of this rank are in the structure document, without the global tensors.
+        arrays, values: of arrays and values; of a shard, that of its tensor.
+        boxes: number of the box that a shard is; 0 of every other array.
+    """
+
+    described: tuple[int, int]
+    arrays: npt.NDArray[np.int64]
+    values: npt.NDArray[np.int64]
+    boxes: npt.NDArray[np.int64]
+
+    @classmethod
+    def as_they_are(cls, arrays: int, values: int) -> FileNumbers:
+        """Of a state of which all is in the structure document, and nothing is sharded."""
+        return cls((arrays, values), np.arange(arrays), np.arange(values), np.zeros(arrays, dtype=np.int64))
+
+
+@dataclass(frozen=True, slots=True)
 class Own:
     """The items that are rank-local on one rank (:mod:`deeppart.state.document.part_document`).
 
     Attributes:
         trees: JSON form of the trees.
-        first: numbers, on this rank, of the first array and the first value that are rank-local.
-        shift: to be added to these numbers in files: they follow those of rank 0's.
         rank0: paths of what is rank 0's.
         anywhere: true if anything is rank-local on any rank.
     """
 
     trees: list[Any]
-    first: tuple[int, int]
-    shift: tuple[int, int]
     rank0: list[Any]
     anywhere: bool
-
-
-@dataclass(frozen=True, slots=True)
-class RankShards:
-    """What one rank has of the sharded tensors.
-
-    Attributes:
-        whole: type of each whole tensor, by number.
-        shared: how many of them are in the structure that all ranks share.
-        shards: of each, the numbers of the leaves that are this rank's shards, where these begin, and whether another
-            rank has other bytes for the same one.
-    """
-
-    whole: list[LeafType]
-    shared: int
-    shards: list[list[tuple[int, tuple[int, ...], bool]]]
-
-
-def rank_shards(flat: FlatState, rank_local: Collection[int]) -> RankShards | None:
-    """What this rank has of sharded tensors."""
-    if not flat.sharded:
-        return None
-    shards = [
-        [(number, box.offset, number in rank_local) for number, box in zip(leaf.numbers, leaf.boxes, strict=True)]
-        for leaf in flat.sharded
-    ]
-    return RankShards([leaf.kind for leaf in flat.sharded], flat.shared_sharded, shards)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +104,13 @@ class PartDocument:
         tree: JSON form of the tree that all ranks share.
         types: type of each leaf on this rank.
         aliases: leaves that share memory.
-        per_rank, per_rank_values: which leaves and values are this rank's own.
+        per_rank, per_rank_values: which leaves and values are this rank's own; no shard is.
         values: encoded values, of this checkpoint.
         with_structure: true if this is rank 0, which carries the structure.
         compared: for the manifest, the replicated leaves that were last compared in full before this step.
         own: the items that are rank-local on this rank.
-        sharded: what it has of sharded tensors.
+        tensors: the global tensors, in the order of their numbers.
+        numbers: those that leaves have in files; None if they are the same as here.
     """
 
     tree: Any
@@ -129,12 +121,16 @@ class PartDocument:
     values: list[Encoded]
     with_structure: bool
     compared: tuple[ComparedEarlier, ...] = ()
-    own: Own | None = None
-    sharded: RankShards | None = None
+    own: Own = field(default_factory=lambda: Own([], [], False))
+    tensors: Sequence[SavedTensor] = ()
+    numbers: FileNumbers | None = None
+
+    def _numbers(self) -> FileNumbers:
+        return self.numbers or FileNumbers.as_they_are(len(self.types), len(self.values))
 
     def structure(self) -> dict[str, Any]:
         """The structure document."""
-        leaves, values = (len(self.types), len(self.values)) if self.own is None else self.own.first
+        leaves, values = self._numbers().described
         return encode_structure(
             self.tree,
             self.types[:leaves],
@@ -142,56 +138,40 @@ class PartDocument:
             {index: alias for index, alias in self.aliases.items() if index < leaves},
             self.values[:values],
             self.per_rank_values[:values],
-            [] if self.own is None else self.own.rank0,
-            self.own is not None and self.own.anywhere,
-            [] if self.sharded is None else self.sharded.whole[: self.sharded.shared],
+            self.own.rank0,
+            self.own.anywhere,
+            self.tensors,
         )
 
     def span_table(self, spans: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
         """The rows of the part's span table: those of a share, with the numbers that leaves have in files."""
-        if self.own is None or not self.own.shift[0]:
+        if self.numbers is None:
             return spans
         rows = spans.copy()
-        rows["leaf"][(rows["table"] == RANK_TABLE) & (rows["leaf"] >= self.own.first[0])] += self.own.shift[0]
+        rows["leaf"], rows["box"] = self.numbers.arrays[spans["leaf"]], self.numbers.boxes[spans["leaf"]]
         return rows
 
     @collection_paused()
     def meta(self) -> bytes:
         """The part's JSON document."""
+        numbers = self._numbers()
         own = np.flatnonzero(self.per_rank).tolist()
         values = np.flatnonzero(self.per_rank_values).tolist()
         document: dict[str, Any] = {
-            "leaves": {str(self._number(index, 0)): self._leaf(index) for index in own},
-            "values": {str(self._number(index, 1)): self.values[index] for index in values},
-            "trees": self.own.trees if self.own is not None and self.own.anywhere else [],
-            **self._sharded(),
+            "leaves": {str(numbers.arrays[index]): self._leaf(index, numbers) for index in own},
+            "values": {str(numbers.values[index]): self.values[index] for index in values},
+            "trees": self.own.trees if self.own.anywhere else [],
         }
         if self.with_structure:
             document["structure"] = self.structure()
         return json.dumps(document, separators=(",", ":")).encode()
 
-    def _sharded(self) -> dict[str, Any]:
-        sharded = self.sharded or RankShards([], 0, [])
-        shards = {
-            str(number): [[self._number(leaf, 0), list(offset), *([1] if own else [])] for leaf, offset, own in each]
-            for number, each in enumerate(sharded.shards)
-            if each
-        }
-        rank_local = range(sharded.shared, len(sharded.whole))
-        return {"shards": shards, "sharded": {str(number): encode_type(sharded.whole[number]) for number in rank_local}}
-
-    def _number(self, index: int, which: int) -> int:
-        """The number in files of an array (0) or a value (1)."""
-        if self.own is None or index < self.own.first[which]:
-            return index
-        return index + self.own.shift[which]
-
-    def _leaf(self, index: int) -> list[Any]:
+    def _leaf(self, index: int, numbers: FileNumbers) -> list[Any]:
         kind = self.types[index]
         entry: list[Any] = [kind.kind, kind.dtype, list(kind.shape)]
-        if self.own is not None and index >= self.own.first[0] and index in self.aliases:
+        if index >= numbers.described[0] and index in self.aliases:
             alias = self.aliases[index]
-            entry.append([self._number(alias.owner, 0), alias.offset, list(alias.strides)])
+            entry.append([int(numbers.arrays[alias.owner]), alias.offset, list(alias.strides)])
         return entry
 
 
@@ -214,45 +194,6 @@ class RankLocalTree:
 
 
 @dataclass(frozen=True, slots=True)
-class SavedRankShards:
-    """What a part's document says of sharded tensors.
-
-    Attributes:
-        whole: number -> whole type, of those that stand in the part's own trees.
-        shards: number -> the rank's leaves that are shards of it, where each begins, and whether other ranks had other
-            bytes for the same one.
-    """
-
-    whole: dict[int, LeafType] = field(default_factory=dict)
-    shards: dict[int, tuple[tuple[int, tuple[int, ...], bool], ...]] = field(default_factory=dict)
-
-    def in_row(self, first: int) -> list[LeafType]:
-        """The whole types, which are numbered from ``first`` on."""
-        if sorted(self.whole) != list(range(first, first + len(self.whole))):
-            raise ValueError("sharded tensors that are rank-local are not numbered in a row")
-        return [self.whole[number] for number in sorted(self.whole)]
-
-    def placed(
-        self, whole: Sequence[LeafType], types: dict[int, LeafType], first: int, trees: Sequence[RankLocalTree]
-    ) -> dict[int, tuple[SavedShard, ...]]:
-        """The shards with their boxes."""
-        found: dict[int, tuple[SavedShard, ...]] = {}
-        used = [leaf for tree in trees for leaf in leaves_of(tree.node)]
-        for number, shards in self.shards.items():
-            tensor, placed = whole[number], []
-            for leaf, offset, own in shards:
-                kind, box = types[leaf], Box(offset, types[leaf].shape)
-                if leaf < first or kind.dtype != tensor.dtype or kind.kind != tensor.kind or not box.fits(tensor.shape):
-                    raise ValueError(f"leaf {leaf}, {kind} from {offset} on, is no shard of {tensor}")
-                placed.append(SavedShard(leaf, box, own))
-                used.append(leaf)
-            found[number] = tuple(placed)
-        if len(set(used)) != len(used) or set(used) != {leaf for leaf in types if leaf >= first}:
-            raise ValueError("a leaf that is rank-local is no shard and in no tree, or twice")
-        return found
-
-
-@dataclass(frozen=True, slots=True)
 class RankDocument:
     """The description of a rank's own leaves and values in its part, decoded.
 
@@ -262,7 +203,6 @@ class RankDocument:
         structure: the structure, in rank 0's part.
         trees: the trees that are rank-local on this rank.
         aliases: leaves of ``trees`` that share memory.
-        sharded: its shards of tensors.
     """
 
     types: dict[int, LeafType]
@@ -270,7 +210,6 @@ class RankDocument:
     structure: Structure | None = field(default=None)
     trees: tuple[RankLocalTree, ...] = ()
     aliases: dict[int, Alias] = field(default_factory=dict)
-    sharded: SavedRankShards = field(default_factory=SavedRankShards)
 
     def check(self, structure: Structure, where: str) -> Structure:
         """Refuse a document that names other leaves or values than the structure calls per rank."""
@@ -287,7 +226,7 @@ class RankDocument:
             ) from error
         found = {index for index in self.types if index < shared or not structure.has_rank_local}
         found_values = {index for index in self.values if index < shared_values or not structure.has_rank_local}
-        strange = (self.trees or self.sharded.shards or self.sharded.whole) and not structure.has_rank_local
+        strange = self.trees and not structure.has_rank_local
         if found != leaves or found_values != values or strange:
             raise CorruptFileError(
                 "a part's document does not fit the structure document",
@@ -299,7 +238,7 @@ class RankDocument:
 
     def complete(self, structure: Structure, where: str) -> Structure:
         """The structure of this rank's state: what all ranks share, and what is rank-local on this one."""
-        return of_rank(structure, self.trees, self.types, self.values, self.aliases, self.sharded, where)
+        return of_rank(structure, self.trees, self.types, self.values, self.aliases, where)
 
     def all_types(self, structure: Structure) -> list[LeafType]:
         """Type of every leaf as this rank saved it."""
@@ -320,11 +259,7 @@ def decode_meta(meta: bytes, where: str, *, with_structure: bool = True) -> Rank
             if alias:
                 aliases[number] = decode_alias(alias[0])
         values = {_number(index): decode_value(value, where) for index, value in document["values"].items()}
-        sharded = SavedRankShards(
-            {_number(index): decode_type(each, where) for index, each in document["sharded"].items()},
-            {_number(index): decode_shards(each) for index, each in document["shards"].items()},
-        )
-        trees = decode_rank_local(document["trees"], set(types), set(values), set(sharded.whole), where)
+        trees = decode_rank_local(document["trees"], set(values), where)
         structure = document.get("structure") if with_structure else None
         check_aliases(types, aliases)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
@@ -332,7 +267,7 @@ def decode_meta(meta: bytes, where: str, *, with_structure: bool = True) -> Rank
             "a part's document cannot be read", found=f"{type(error).__name__}: {error}", where=where
         ) from error
     decoded = None if structure is None else decode_structure(structure, where)
-    return RankDocument(types, values, decoded, trees, aliases, sharded)
+    return RankDocument(types, values, decoded, trees, aliases)
 
 
 def saved_outermost(meta: bytes) -> list[Key]:
@@ -354,27 +289,21 @@ def _number(text: str) -> int:
 # --- what is rank-local -----------------------------------------------------------------------------------------------
 
 
-def leaves_of(node: SavedNode) -> Iterator[int]:
-    """Numbers of the arrays in a tree."""
-    return (leaf.index for _, leaf in walk_tree(node, ()) if isinstance(leaf, SavedArray))
-
-
-def encode_rank_local(flat: FlatState, first: tuple[int, int]) -> list[Any]:
+def encode_rank_local(flat: FlatState, numbers: Numbers) -> list[Any]:
     """The JSON form of what is rank-local on this rank."""
     return [
-        [encode_path(each.path), each.place, encode_tree(each.node, first), *([1] if each.part else [])]
+        [encode_path(each.path), each.place, encode_tree(each.node, numbers), *([1] if each.part else [])]
         for each in flat.rank_local
         if each.mine and each.node is not None
     ]
 
 
-def decode_rank_local(
-    documents: Sequence[Any], leaves: set[int], values: set[int], sharded: set[int], where: str
-) -> tuple[RankLocalTree, ...]:
+def decode_rank_local(documents: Sequence[Any], values: set[int], where: str) -> tuple[RankLocalTree, ...]:
     """Inverse of :func:`encode_rank_local`."""
     trees = []
     most = max(values, default=-1) + 1
-    named: tuple[list[int], list[int], list[int]] = ([], [], [])
+    arrays: list[int] = []
+    named: list[int] = []
     if type(documents) is not list:
         raise TypeError("no list of trees")
     for path, place, document, *part in documents:
@@ -384,12 +313,10 @@ def decode_rank_local(
         if part and (part != [1] or type(part[0]) is not int):
             raise ValueError(f"{part!r:.80} is no mark of a part of one state")
         trees.append(RankLocalTree(decode_path(path, where), place, node, bool(part)))
-        named[0].extend(seen.arrays)
-        named[1].extend(seen.values)
-        named[2].extend(seen.sharded)
-    for numbers, known in zip(named, (leaves, values, sharded), strict=True):
-        if len(set(numbers)) != len(numbers) or not known.issuperset(numbers):
-            raise ValueError("a tree names a leaf twice, or one that is not described")
+        arrays += seen.arrays
+        named += seen.values
+    if len(set(arrays)) != len(arrays) or len(set(named)) != len(named) or not values.issuperset(named):
+        raise ValueError("a tree names a leaf twice, or one that is not described")
     return tuple(trees)
 
 
@@ -399,7 +326,6 @@ def of_rank(
     types: dict[int, LeafType],
     values: Iterable[int],
     aliases: dict[int, Alias],
-    sharded: SavedRankShards,
     where: str,
 ) -> Structure:
     """The structure of one rank's state."""
@@ -408,13 +334,14 @@ def of_rank(
     shared, shared_values = len(structure.types), len(structure.values)
     added = sorted(index for index in types if index >= shared)
     added_values = sorted(index for index in values if index >= shared_values)
+    named = {index for tree in trees for index in array_numbers(tree.node)}
     try:
         if added != list(range(shared, shared + len(added))):
             raise ValueError("leaves that are rank-local are not numbered in a row")
         if added_values != list(range(shared_values, shared_values + len(added_values))):
             raise ValueError("values that are rank-local are not numbered in a row")
-        whole = [*structure.sharded, *sharded.in_row(len(structure.sharded))]
-        shards = sharded.placed(whole, types, shared, trees)
+        if not named.issuperset(added) or not structure.placeless.issuperset(named.difference(added)):
+            raise ValueError("a leaf that is rank-local is in no tree, or a tree names one that is not described")
         tree = structure.tree
         if trees or not structure.is_unmarked:
             tree = insert(tree, trees, whole=True)
@@ -432,8 +359,6 @@ def of_rank(
         values=structure.values + (None,) * len(added_values),
         per_rank_values=np.append(structure.per_rank_values, np.ones(len(added_values), dtype=np.bool_)),
         shared=shared,
-        sharded=tuple(whole),
-        shards=shards,
     )
 
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from deeppart.model import Box
+from deeppart.model import Division
 from deeppart.state.objects import REGISTERED, ObjectForm
 from deeppart.state.paths import ExactPath, Key, Path, exact
 from deeppart.state.tensors import COMPOSITES, LeafType
@@ -42,27 +42,6 @@ class SavedValue:
     """Place of a small value in the tree."""
 
     index: int
-
-
-@dataclass(frozen=True, slots=True)
-class SavedSharded:
-    """Place of a sharded tensor in the tree."""
-
-    index: int
-
-
-class SavedShard(NamedTuple):
-    """A shard of a tensor that one rank had.
-
-    Attributes:
-        leaf: number of the leaf, of this rank, that has its elements in C order.
-        box: the part of the tensor that it is.
-        own: other ranks had other bytes for the same box.
-    """
-
-    leaf: int
-    box: Box
-    own: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +74,9 @@ class SavedBranch:
         return replace(self, keys=tuple(key for key, _ in pairs), children=tuple(child for _, child in pairs))
 
 
-SavedNode = SavedBranch | SavedArray | SavedValue | SavedSharded | RankLocalMark
+SavedNode = SavedBranch | SavedArray | SavedValue | RankLocalMark
 #: What is in the tree, and no container.
-SavedLeaf = SavedArray | SavedValue | SavedSharded
+SavedLeaf = SavedArray | SavedValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +93,8 @@ class Structure:
         rank0: paths of what is rank 0's, whatever the others held.
         has_rank_local: true if ranks have saved anything outside the structure that they share.
         shared: number of leaves before those that are rank-local on one rank, if this is the structure of its state.
-        sharded: type of each whole sharded tensor.
-        shards: number of a sharded tensor -> what one rank had of it, if this is the structure of its state.
+        divisions: leaf number -> how it is divided into boxes, of the global tensors: those of which ranks have shards.
+        placeless: those of them that are not in the tree: parts of one state, or a rank's own, have them in theirs.
         is_unmarked: true if it is known that nothing in the tree marks the place of what is rank-local.
     """
 
@@ -128,8 +107,8 @@ class Structure:
     rank0: frozenset[ExactPath] = frozenset()
     has_rank_local: bool = False
     shared: int | None = None
-    sharded: tuple[LeafType, ...] = ()
-    shards: Mapping[int, tuple[SavedShard, ...]] = field(default_factory=dict)
+    divisions: Mapping[int, Division] = field(default_factory=dict)
+    placeless: frozenset[int] = frozenset()
     is_unmarked: bool = False
 
     def walk(self) -> Iterator[tuple[Path, SavedLeaf]]:
@@ -147,19 +126,12 @@ class Structure:
         return found
 
     def array_paths(self) -> list[Path]:
-        """Path of each leaf, by leaf number; that of a shard is its tensor's."""
+        """Path of each leaf, by leaf number."""
         paths: list[Path] = [()] * len(self.types)
         for path, node in self.walk():
             if isinstance(node, SavedArray):
                 paths[node.index] = path
-            elif isinstance(node, SavedSharded):
-                for shard in self.shards.get(node.index, ()):
-                    paths[shard.leaf] = path
         return paths
-
-    def shard_leaves(self) -> frozenset[int]:
-        """Numbers of the leaves that are one rank's shards of tensors."""
-        return frozenset(shard.leaf for shards in self.shards.values() for shard in shards)
 
 
 def array_numbers(tree: SavedNode) -> set[int]:

@@ -7,18 +7,20 @@ its name and its fields. Nothing that comes from a file is believed before it wa
 from __future__ import annotations
 
 import functools
+import itertools
 import keyword
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from deeppart._gc import collection_paused
 from deeppart.errors import CorruptFileError
+from deeppart.model import Box, Division
 from deeppart.part import MAX_LEAF_BYTES, short
 from deeppart.state.document.structure import (
     DICTS,
@@ -26,7 +28,6 @@ from deeppart.state.document.structure import (
     SavedArray,
     SavedBranch,
     SavedNode,
-    SavedSharded,
     SavedValue,
     Structure,
 )
@@ -43,6 +44,7 @@ from deeppart.state.tree import (
     ShardedLeaf,
     UnmadeLeaf,
     ValueLeaf,
+    contiguous_strides,
 )
 from deeppart.state.values import Encoded, decode_key, decode_value, encode_key, encode_value, is_unicode
 
@@ -66,7 +68,6 @@ _KINDS = {code: kind for kind, code in CODES.items()}
 _NODE_ITEMS = {
     "a": 1,
     "v": 1,
-    "h": 1,
     "r": 0,
     "d": 3,
     "o": 3,
@@ -79,30 +80,53 @@ _NODE_ITEMS = {
     COMPOSITE_CODE: 4,
     FORM_CODE: 3,
 }
+#: Boxes of one global tensor: as many as there may be ranks.
+MOST_BOXES = 1 << 24
 #: Of the paths of all leaves together.
 MOST_PATH_CHARACTERS = 1 << 30
 _IDENTIFIER = re.compile(r"[^\W\d]\w*")
 
 
-def encode_tree(root: Node, first: tuple[int, int] = (0, 0)) -> Any:
+class Numbers(NamedTuple):
+    """The numbers that leaves have in a document, by those that they have in a live state.
+
+    Attributes:
+        arrays, values: of what has bytes, and of small values.
+        tensors: of the sharded tensors.
+    """
+
+    arrays: Sequence[int] = range(1 << 62)
+    values: Sequence[int] = range(1 << 62)
+    tensors: Sequence[int] = ()
+
+    @classmethod
+    def behind(cls, arrays: int, values: int) -> Numbers:
+        """In a row behind so many arrays and values."""
+        return cls(range(arrays, 1 << 62), range(values, 1 << 62))
+
+
+_AS_THEY_ARE = Numbers()
+
+
+def encode_tree(root: Node, numbers: Numbers = _AS_THEY_ARE) -> Any:
     """The JSON form of a live tree."""
     if isinstance(root, ArrayLeaf):
-        return ["a", root.index + first[0]]
+        return ["a", numbers.arrays[root.index]]
     if isinstance(root, ValueLeaf):
-        return ["v", root.index + first[1]]
+        return ["v", numbers.values[root.index]]
     if isinstance(root, ShardedLeaf):
-        return ["h", root.index]
+        return ["a", numbers.tensors[root.index]]
     if isinstance(root, RankLocal):
-        return ["r"] if root.mine or root.node is None else encode_tree(root.node, first)
+        return ["r"] if root.mine or root.node is None else encode_tree(root.node, numbers)
     if isinstance(root, UnmadeLeaf):
         raise TypeError("a tensor without memory is in no state that is saved")
     if root.kind in COMPOSITES:
-        children = [encode_tree(child, first) for child in root.children]
+        children = [encode_tree(child, numbers) for child in root.children]
         return [COMPOSITE_CODE, root.kind, branch_name(root.kind, root.container), list(root.keys), children]
     code = CODES[root.kind]
     if root.kind in ("list", "tuple"):
-        return [code, _encode_items(root.children, first)]
-    children = [encode_tree(child, first) for child in root.children]
+        return [code, _encode_items(root.children, numbers)]
+    children = [encode_tree(child, numbers) for child in root.children]
     if root.kind in DICTS:
         place = {id_key(key): i for i, key in enumerate(root.keys) if children[i] != ["r"]}
         order = [place[id_key(key)] for key in root.container if id_key(key) in place]
@@ -122,7 +146,7 @@ def _encode_about(item: Any) -> Any:
     return list(item) if type(item) is tuple else item
 
 
-def _encode_items(children: list[Node], first: tuple[int, int]) -> list[Any]:
+def _encode_items(children: list[Node], numbers: Numbers) -> list[Any]:
     """The items of a list or tuple; many values in a row, which follow each other in number too, as one entry."""
     encoded: list[Any] = []
     place = 0
@@ -131,11 +155,11 @@ def _encode_items(children: list[Node], first: tuple[int, int]) -> list[Any]:
         while place < len(children) and isinstance(children[place], ValueLeaf):
             place += 1
         if isinstance(child, ValueLeaf) and place - start >= LEAST_ITEMS:
-            encoded.append(["v", child.index + first[1], place - start])
+            encoded.append(["v", numbers.values[child.index], place - start])
         elif isinstance(child, ValueLeaf):
-            encoded += [encode_tree(value, first) for value in children[start:place]]
+            encoded += [encode_tree(value, numbers) for value in children[start:place]]
         else:
-            encoded.append(encode_tree(child, first))
+            encoded.append(encode_tree(child, numbers))
             place += 1
     return encoded
 
@@ -154,6 +178,20 @@ def _encode_metadata(container: Any) -> Any:
     return encoded
 
 
+class SavedTensor(NamedTuple):
+    """A global tensor that is about to be described.
+
+    Attributes:
+        kind: dtype and shape of all of it.
+        division: into boxes.
+        owner: place, among the global tensors, of the one whose memory all of its shards share; None if there is none.
+    """
+
+    kind: LeafType
+    division: Division
+    owner: int | None = None
+
+
 def encode_structure(
     tree: Any,
     types: list[LeafType],
@@ -163,15 +201,23 @@ def encode_structure(
     per_rank_values: npt.NDArray[np.bool_],
     rank0: list[Any],
     has_rank_local: bool,
-    sharded: Sequence[LeafType] = (),
+    tensors: Sequence[SavedTensor] = (),
 ) -> dict[str, Any]:
-    """The structure document; ``tree`` comes from :func:`encode_tree`, ``rank0`` from :func:`encode_path`."""
+    """The structure document; ``tree`` comes from :func:`encode_tree`, ``rank0`` from :func:`encode_path`.
+
+    ``tensors``, the global ones, are the last of the leaves.
+    """
     leaves = []
     for index, (kind, own) in enumerate(zip(types, per_rank.tolist(), strict=True)):
         entry: list[Any] = [kind.kind, kind.dtype, list(kind.shape), int(own)]
         if index in aliases:
             alias = aliases[index]
             entry.append([alias.owner, alias.offset, list(alias.strides)])
+        leaves.append(entry)
+    for tensor in tensors:
+        entry = [tensor.kind.kind, tensor.kind.dtype, list(tensor.kind.shape), 0]
+        if tensor.owner is not None:
+            entry.append([len(types) + tensor.owner, 0, list(contiguous_strides(tensor.kind.shape))])
         leaves.append(entry)
     shared = [None if own else value for value, own in zip(values, per_rank_values.tolist(), strict=True)]
     return {
@@ -181,13 +227,17 @@ def encode_structure(
         "per_rank_values": np.flatnonzero(per_rank_values).tolist(),
         "rank0": rank0,
         "apart": has_rank_local,
-        "sharded": [encode_type(kind) for kind in sharded],
+        "boxes": [encode_division(tensor.division) for tensor in tensors],
     }
 
 
-def encode_type(kind: LeafType) -> list[Any]:
-    """A leaf's type without its bytes."""
-    return [kind.kind, kind.dtype, list(kind.shape)]
+def encode_division(division: Division) -> list[Any]:
+    """How a global tensor is divided: a list for each dimension, of where its intervals begin, or one length of all of
+    them; or the boxes, one after the other, behind the text "boxes".
+    """
+    if division.cuts is None:
+        return ["boxes", *itertools.chain.from_iterable((*box.offset, *box.sizes) for box in division.listed)]
+    return [cuts.step if isinstance(cuts, range) else list(cuts) for cuts in division.cuts]
 
 
 def encode_path(path: Path) -> list[Encoded]:
@@ -228,41 +278,112 @@ def _decode_structure(document: Any, where: str) -> Structure:
     values = tuple(_list(document["values"]))
     own_values = np.zeros(len(values), dtype=np.bool_)
     own_values[[_count(index) for index in _list(document["per_rank_values"])]] = True
-    seen = Numbers(len(values))
+    seen = Named(len(values))
     tree = _decode_node(document["tree"], seen, where)
-    if sorted(seen.arrays) != list(range(len(types))) or sorted(seen.values) != list(range(len(values))):
-        raise ValueError("the tree does not name every leaf and value exactly once")
+    divisions = _decode_divisions(_list(document["boxes"]), types, per_rank)
+    named, placeless = set(seen.arrays), frozenset(divisions.keys() - set(seen.arrays))
+    if len(named) != len(seen.arrays) or named | placeless != set(range(len(types))):
+        raise ValueError("the tree does not name every leaf exactly once")
+    if sorted(seen.values) != list(range(len(values))):
+        raise ValueError("the tree does not name every value exactly once")
     check_nesting(tree)
     rank0 = frozenset(exact(decode_path(path, where)) for path in _list(document["rank0"]))
     has_rank_local = document["apart"]
-    if type(has_rank_local) is not bool:
+    if type(has_rank_local) is not bool or (placeless and not has_rank_local):
         raise ValueError(f"apart: {short(has_rank_local)}")
-    sharded = tuple([decode_type(each, where) for each in _list(document["sharded"])])
-    if sorted(seen.sharded) != list(range(len(sharded))) or (sharded and not has_rank_local):
-        raise ValueError("the tree does not name every sharded tensor exactly once")
     check_aliases(types, aliases)
+    _check_ties(types, aliases, divisions)
     what = (tree, tuple(types), per_rank, aliases, values, own_values, rank0, has_rank_local)
-    return Structure(*what, sharded=sharded, is_unmarked=not seen.marks)
+    return Structure(*what, divisions=divisions, placeless=placeless, is_unmarked=not seen.marks)
+
+
+def _decode_divisions(
+    documents: list[Any], types: Sequence[LeafType], per_rank: npt.NDArray[np.bool_]
+) -> dict[int, Division]:
+    """The divisions of the global tensors, which are the last of the leaves."""
+    first = len(types) - len(documents)
+    found: dict[int, Division] = {}
+    known: dict[str, Division] = {}  # of many tensors, most are divided in few ways
+    for number, encoded in enumerate(documents, start=first):
+        kind = types[number]
+        if number < 0 or kind.kind != "torch" or per_rank[number]:
+            raise ValueError(f"leaf {number} is not of a kind that is divided")
+        text = f"{kind.shape} {encoded}"
+        if text not in known:
+            known[text] = decode_division(encoded, kind.shape)
+        found[number] = known[text]
+    return found
+
+
+def decode_division(encoded: Any, shape: tuple[int, ...]) -> Division:
+    """Inverse of :func:`encode_division`."""
+    if _list(encoded)[:1] == ["boxes"]:
+        numbers, width = list(map(_count, encoded[1:])), 2 * len(shape)
+        if not width or len(numbers) % width:
+            raise ValueError(f"{len(numbers)} numbers are no boxes of a tensor of {len(shape)} dimensions")
+        boxes = [
+            Box(tuple(numbers[at : at + len(shape)]), tuple(numbers[at + len(shape) : at + width]))
+            for at in range(0, len(numbers), width)
+        ]
+        if not all(box.fits(shape) and box.elements for box in boxes):
+            raise ValueError("a box is empty or lies outside its tensor")
+        division = Division.of(boxes, shape)
+        if division.cuts is not None or list(division.listed) != boxes:
+            raise ValueError("boxes that are a grid are not written as one, or they do not ascend")
+    else:
+        if len(encoded) != len(shape):
+            raise ValueError(f"cuts of {len(encoded)} dimensions, where a tensor has {len(shape)}")
+        division = Division(shape, tuple(map(_decode_cuts, encoded, shape)))
+    if len(division) > MOST_BOXES:
+        raise ValueError(f"a tensor in {len(division)} boxes, of which {MOST_BOXES} are possible")
+    if fault := division.fault():
+        raise ValueError(f"a tensor is divided so that {fault}")
+    return division
+
+
+def _decode_cuts(encoded: Any, length: int) -> range | tuple[int, ...]:
+    """Where the intervals of a dimension begin."""
+    if type(encoded) is int:
+        if not 0 < encoded <= max(1, length):
+            raise ValueError(f"intervals of {short(encoded)} in a dimension of {length}")
+        return range(0, length, encoded)
+    cuts = tuple(map(_count, _list(encoded)))
+    regular = range(0, length, cuts[1]) if len(cuts) > 1 and cuts[1] else range(0, length, max(1, length))
+    if cuts[:1] != (0,) or cuts[-1] >= length or cuts == tuple(regular[: len(cuts) + 1]):
+        raise ValueError("cuts that do not begin with 0, or that are written in another way")
+    if any(one >= other for one, other in itertools.pairwise(cuts)):
+        raise ValueError("cuts that do not ascend")
+    return cuts
+
+
+def _check_ties(types: Sequence[LeafType], aliases: Mapping[int, Alias], divisions: Mapping[int, Division]) -> None:
+    """See that a global tensor that shares memory is all of another one, divided alike, and that nothing else does."""
+    for index, alias in aliases.items():
+        if index not in divisions and alias.owner not in divisions:
+            continue
+        one, other = divisions.get(index), divisions.get(alias.owner)
+        is_whole = not alias.offset and alias.strides == contiguous_strides(types[index].shape)
+        if one is None or one != other or types[index] != types[alias.owner] or not is_whole:
+            raise ValueError(f"leaf {index} is not all of leaf {alias.owner}, of which ranks have shards")
 
 
 @dataclass(slots=True)
-class Numbers:
+class Named:
     """Numbers of leaves and values that a tree has named; ``count`` values may be. And how many marks it has."""
 
     count: int
     arrays: list[int] = field(default_factory=list)
     values: list[int] = field(default_factory=list)
-    sharded: list[int] = field(default_factory=list)
     marks: int = 0
 
 
-def decode_tree(document: Any, values: int, where: str) -> tuple[SavedNode, Numbers]:
+def decode_tree(document: Any, values: int, where: str) -> tuple[SavedNode, Named]:
     """Read a tree that is rank-local; returns it and the numbers of the leaves that it names."""
-    seen = Numbers(values)
+    seen = Named(values)
     return _decode_node(document, seen, where), seen
 
 
-def _decode_node(document: Any, seen: Numbers, where: str) -> SavedNode:
+def _decode_node(document: Any, seen: Named, where: str) -> SavedNode:
     code, *rest = _list(document)
     if len(rest) != _NODE_ITEMS[code]:
         raise ValueError(f"a node {code!r} with {len(rest)} items behind it")
@@ -272,9 +393,6 @@ def _decode_node(document: Any, seen: Numbers, where: str) -> SavedNode:
     if code == "v":
         seen.values.append(_count(rest[0]))
         return SavedValue(rest[0])
-    if code == "h":
-        seen.sharded.append(_count(rest[0]))
-        return SavedSharded(rest[0])
     if code == "r":
         seen.marks += 1
         return RankLocalMark()
@@ -310,7 +428,7 @@ def _decode_node(document: Any, seen: Numbers, where: str) -> SavedNode:
     raise ValueError(f"node {code!r}")
 
 
-def _decode_object(rest: list[Any], seen: Numbers, where: str) -> SavedNode:
+def _decode_object(rest: list[Any], seen: Named, where: str) -> SavedNode:
     """An object without a state_dict(); whether its data make one is seen when it is made."""
     kind, about = rest[0], [tuple(each) if type(each) is list else each for each in _list(rest[1])]
     if type(kind) is not str or len(about) != ABOUT[kind]:
@@ -328,7 +446,7 @@ def _decode_object(rest: list[Any], seen: Numbers, where: str) -> SavedNode:
     return SavedBranch("object", (None,), (_decode_node(rest[2], seen, where),), name=str(form), form=form)
 
 
-def _decode_composite(rest: list[Any], seen: Numbers, where: str) -> SavedNode:
+def _decode_composite(rest: list[Any], seen: Named, where: str) -> SavedNode:
     """A tensor that is made of others; whether its components fit each other is seen when it is made."""
     kind, name, keys = rest[0], rest[1], _list(rest[2])
     if type(kind) is not str or type(name) is not str or not all(type(key) is str for key in keys):
@@ -352,7 +470,7 @@ def _decode_composite(rest: list[Any], seen: Numbers, where: str) -> SavedNode:
     return SavedBranch(kind, tuple(keys), children, name=name)
 
 
-def _decode_items(documents: list[Any], seen: Numbers, where: str) -> tuple[SavedNode, ...]:
+def _decode_items(documents: list[Any], seen: Named, where: str) -> tuple[SavedNode, ...]:
     items: list[SavedNode] = []
     for document in documents:
         if len(_list(document)) == 3 and document[0] == "v":
@@ -365,14 +483,6 @@ def _decode_items(documents: list[Any], seen: Numbers, where: str) -> tuple[Save
         else:
             items.append(_decode_node(document, seen, where))
     return tuple(items)
-
-
-def decode_type(encoded: Any, where: str) -> LeafType:
-    """Read ``[kind, dtype, shape]`` of a sharded tensor."""
-    kind, dtype, shape = _list(encoded)
-    if kind != "torch":
-        raise ValueError(f"a sharded tensor of kind {short(kind)}")
-    return checked_type(kind, dtype, _list(shape), where)
 
 
 def checked_type(kind: Any, dtype: Any, shape: Any, where: str) -> LeafType:
@@ -389,18 +499,6 @@ def _known_type(kind: Any, dtype: Any, *shape: Any) -> LeafType:
     found = LeafType(kind, dtype, shape)
     found.check("")
     return found
-
-
-def decode_shards(encoded: Any) -> tuple[tuple[int, tuple[int, ...], bool], ...]:
-    """Read ``[[leaf, offset], ...]``: which leaf a shard is, and where it begins in its tensor; and behind these a 1 if
-    other ranks had other bytes for the same shard.
-    """
-    found = []
-    for leaf, offset, *own in map(_list, _list(encoded)):
-        if own not in ([], [1]):
-            raise ValueError(f"a shard with {short(own)} behind it")
-        found.append((_count(leaf), tuple(map(_count, _list(offset))), bool(own)))
-    return tuple(found)
 
 
 def decode_alias(encoded: Any) -> Alias:

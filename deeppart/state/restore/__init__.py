@@ -21,31 +21,23 @@ from deeppart.state.restore.request import (
     request_or_refusal,
 )
 from deeppart.state.restore.scatter import (
-    ANY_PART,
     LeafPiece,
     LiveBox,
-    RankSpans,
     Scatter,
     Want,
     Wanted,
-    check_bytes,
-    check_cover,
-    check_places,
     chunk_pieces,
     cut_patch,
-    wanted_of,
     whole_leaves,
 )
 from deeppart.state.restore.target import DROPPED, Target, decode_values
 
 __all__ = [
-    "ANY_PART",
     "DROPPED",
     "Choice",
     "Globs",
     "LeafPiece",
     "LiveBox",
-    "RankSpans",
     "Request",
     "RestoreArguments",
     "Scatter",
@@ -56,10 +48,7 @@ __all__ = [
     "aligned",
     "build",
     "cast_into",
-    "check_bytes",
     "check_composites",
-    "check_cover",
-    "check_places",
     "choose",
     "chunk_pieces",
     "counterpart",
@@ -75,6 +64,5 @@ __all__ = [
     "resolve_registered",
     "tie",
     "unmet_globs",
-    "wanted_of",
     "whole_leaves",
 ]

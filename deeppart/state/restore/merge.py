@@ -18,7 +18,6 @@ from deeppart.state.document import (
     SavedArray,
     SavedBranch,
     SavedNode,
-    SavedSharded,
     SavedValue,
     walk_tree,
 )
@@ -109,8 +108,8 @@ def build(target: Target, arrays: dict[int, Array], node: SavedNode) -> Any:
         return DROPPED if node.index in target.dropped else arrays[node.index]
     if isinstance(node, SavedValue):
         return target.values[node.index]
-    if isinstance(node, (RankLocalMark, SavedSharded)):
-        return DROPPED  # sharded ones are arrays by now, but for those of another rank's own tree
+    if isinstance(node, RankLocalMark):
+        return DROPPED
     if is_composite(node) and node.kind != SUBCLASS:
         return DROPPED if is_dropped(node, target) else rebuilt(target, arrays, node)
     children = [build(target, arrays, child) for child in node.children]

@@ -1,6 +1,6 @@
 """Bytes of the raw stream back into arrays, wherever and however those lie in memory.
 
-A saved leaf holds a box of a tensor, and a live array holds one: all of it, nearly always. :class:`Scatter` writes what
+A saved piece is a box of a tensor, and a live array holds one: all of it, nearly always. :class:`Scatter` writes what
 the two have in common.
 """
 
@@ -15,10 +15,9 @@ import torch
 
 from deeppart.errors import CorruptFileError, FreedMemoryError
 from deeppart.model import Box
-from deeppart.part import RANK_TABLE, SPAN_DTYPE
-from deeppart.state.document import GlobalTensor, ShardSource, Structure
 from deeppart.state.memory import HeldMemory, memmove
-from deeppart.state.tensors import Array, Bytes, LeafType, flat_bytes, lies_flat_on_host, rectangles
+from deeppart.state.pieces import ANY_PART, Source
+from deeppart.state.tensors import Array, Bytes, flat_bytes, lies_flat_on_host, rectangles
 
 #: Pieces from this length on are copied while other threads run.
 _LONG_BYTES = 256 << 10
@@ -27,9 +26,10 @@ _RAW: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 1
 
 
 class LeafPiece(NamedTuple):
-    """Bytes ``[at, at + length)`` of a chunk are bytes ``[start, start + length)`` of a leaf."""
+    """Bytes ``[at, at + length)`` of a chunk are bytes ``[start, start + length)`` of a leaf, or of a box of it."""
 
     leaf: int
+    box: int
     start: int
     length: int
     at: int
@@ -40,15 +40,15 @@ def chunk_pieces(spans: npt.NDArray[np.void], raw_starts: npt.NDArray[np.uint64]
     pieces: list[list[LeafPiece]] = [[] for _ in range(len(raw_starts) - 1)]
     bounds = raw_starts.tolist()
     chunk = 0
-    columns = (spans[name].tolist() for name in ("leaf", "start", "length", "raw_offset"))
-    for leaf, start, length, offset in zip(*columns, strict=True):
+    columns = (spans[name].tolist() for name in ("leaf", "box", "start", "length", "raw_offset"))
+    for leaf, box, start, length, offset in zip(*columns, strict=True):
         done = 0
         while done < length:
             at = offset + done
             while bounds[chunk + 1] <= at:
                 chunk += 1
             count = min(length - done, bounds[chunk + 1] - at)
-            pieces[chunk].append(LeafPiece(leaf, start + done, count, at - bounds[chunk]))
+            pieces[chunk].append(LeafPiece(leaf, box, start + done, count, at - bounds[chunk]))
             done += count
     return pieces
 
@@ -65,25 +65,17 @@ class LiveBox(NamedTuple):
         return cls(array, Box.whole(tuple(array.shape)))
 
 
-#: In place of the number of a part: every part that has bytes of the leaf.
-ANY_PART = -1
-
-
 class Wanted(NamedTuple):
-    """An array that wants bytes of a saved leaf.
+    """An array that wants bytes of a piece.
 
     Attributes:
-        part: number of the part whose leaf it is, or ANY_PART for one that all ranks saved together.
-        leaf: its number.
-        source: the box that the leaf holds.
+        source: the piece.
         live: the array, and the box that it holds.
         itemsize: bytes of an element.
         name: of the tensor, for errors.
     """
 
-    part: int
-    leaf: int
-    source: Box
+    source: Source
     live: LiveBox
     itemsize: int
     name: str
@@ -94,14 +86,7 @@ def whole_leaves(arrays: Mapping[int, Array], part: int = ANY_PART) -> Iterator[
     for leaf, array in arrays.items():
         live = LiveBox.whole(array)
         itemsize = array.element_size() if isinstance(array, torch.Tensor) else array.itemsize
-        yield Wanted(part, leaf, live.box, live, itemsize, f"leaf {leaf}")
-
-
-def wanted_of(sources: Iterable[ShardSource], live: LiveBox, kind: LeafType, name: str) -> Iterator[Wanted]:
-    """What an array wants of the leaves in which a tensor, of that type, was saved."""
-    for part, leaf, box in sources:
-        if box == live.box or box.meets(live.box):
-            yield Wanted(part, leaf, box, live, kind.itemsize, name)
+        yield Wanted(Source(part, leaf, 0, live.box), live, itemsize, f"leaf {leaf}")
 
 
 class Want(NamedTuple):
@@ -138,31 +123,31 @@ class Scatter:
     """Writes the bytes of saved leaves into the arrays that want them."""
 
     def __init__(self, wanted: Iterable[Wanted]) -> None:
-        self._wants: dict[int, dict[int, list[Want]]] = {}
+        self._wants: dict[int, dict[tuple[int, int], list[Want]]] = {}
         self._items: list[Array] = []
         self._names: list[str] = []
-        for part, leaf, source, live, itemsize, name in wanted:
-            is_same = source == live.box
-            want = Want(len(self._items), None if is_same else source, None if is_same else live.box, itemsize)
-            self._wants.setdefault(part, {}).setdefault(leaf, []).append(want)
+        for (part, leaf, number, box), live, itemsize, name in wanted:
+            is_same = box == live.box
+            want = Want(len(self._items), None if is_same else box, None if is_same else live.box, itemsize)
+            self._wants.setdefault(part, {}).setdefault((leaf, number), []).append(want)
             self._items.append(live.array)
             self._names.append(name)
         self._memory = HeldMemory(self._items)
         #: Of each array: whether it lies in order in host memory; None until it is first written to.
         self._lies_flat: list[bool | None] = [None] * len(self._items)
 
-    def leaves(self, part: int) -> set[int]:
-        """Numbers of the leaves that are wanted of a part."""
+    def pieces(self, part: int) -> set[tuple[int, int]]:
+        """The pieces that are wanted of a part: numbers of a leaf and of its box."""
         return {*self._wants.get(part, ()), *self._wants.get(ANY_PART, ())}
 
-    def wants_of(self, part: int, leaf: int) -> Sequence[Want]:
-        """What is wanted of a leaf. One that all ranks saved together is no rank's own: their numbers differ."""
-        mine = self._wants.get(part, {}).get(leaf)
-        return self._wants.get(ANY_PART, {}).get(leaf, ()) if mine is None else mine
+    def wants_of(self, part: int, piece: LeafPiece) -> Sequence[Want]:
+        """What is wanted of a piece. One that all ranks saved together is no rank's own: their numbers differ."""
+        mine = self._wants.get(part, {}).get(piece[:2])
+        return self._wants.get(ANY_PART, {}).get(piece[:2], ()) if mine is None else mine
 
     def direct(self, part: int, pieces: list[LeafPiece]) -> Bytes | None:
         """Memory into which a chunk of one piece may be received as it is; None if it must go through :meth:`write`."""
-        wants = self.wants_of(part, pieces[0].leaf) if len(pieces) == 1 else ()
+        wants = self.wants_of(part, pieces[0]) if len(pieces) == 1 else ()
         if len(wants) != 1 or wants[0].source is not None:
             return None
         piece, place = pieces[0], wants[0].place
@@ -173,11 +158,11 @@ class Scatter:
 
     def write(self, part: int, pieces: list[LeafPiece], data: Bytes) -> None:
         """Put a chunk's bytes where they belong."""
-        wanted = [(piece, want) for piece in pieces for want in self.wants_of(part, piece.leaf)]
+        wanted = [(piece, want) for piece in pieces for want in self.wants_of(part, piece)]
         self._check_places([want.place for _, want in wanted])
         pointers, begin = self._memory.pointers, int(data.__array_interface__["data"][0])
         for piece, want in wanted:
-            _, start, length, at = piece
+            _, _, start, length, at = piece
             if want.source is not None or length >= _LONG_BYTES or not self._flat(want.place):
                 self._fill(want, piece, data[at : at + length])
             elif self._has_room(want.place, start, length) and at + length <= data.nbytes:
@@ -271,138 +256,6 @@ def _write_elements(array: Any, start: int, source: Bytes) -> None:
         else:
             view = array[index]
             view[...] = piece.view(array.dtype).reshape(view.shape)
-
-
-def check_places(
-    structure: Structure,
-    own_types: Mapping[int, LeafType],
-    spans: npt.NDArray[np.void],
-    raw_starts: npt.NDArray[np.uint64],
-    per_rank: npt.NDArray[np.bool_],
-    where: str,
-) -> None:
-    """Check that a part's spans are of leaves that can stand there: before any of its bytes is put anywhere.
-
-    A span of the rank's own table is of a leaf that each rank saved for itself, and lies in chunks that are marked as
-    such; a span of the shared table is not, and does not. An alias has no spans. No element is cut in two, neither by a
-    span nor by the end of a chunk.
-    """
-    leaf, begins = spans["leaf"].astype(np.int64), spans["raw_offset"]
-    if len(leaf) and int(leaf.max()) >= len(structure.types):
-        raise CorruptFileError("a part holds a leaf that the structure document lacks", where=where)
-    own = spans["table"] == RANK_TABLE
-    aliases = np.zeros(len(structure.types), dtype=np.bool_)
-    aliases[list(structure.aliases)] = True
-    used, place = np.unique(leaf, return_inverse=True)  # a part holds few leaves of many
-    kinds = [own_types.get(number, structure.types[number]) for number in used.tolist()]
-    itemsizes = np.array([kind.itemsize for kind in kinds], dtype=np.uint64)[place]
-    first = np.searchsorted(raw_starts, begins, side="right") - 1
-    stop = np.searchsorted(raw_starts, begins + spans["length"], side="left")
-    marked = np.concatenate([[0], np.cumsum(per_rank, dtype=np.int64)])
-    borders = raw_starts[1:-1]
-    holding = np.searchsorted(begins, borders, side="right") - 1
-    cut = np.zeros(len(spans), dtype=np.bool_)
-    cut[holding[(borders - begins[holding]) % itemsizes[holding] != 0]] = True
-    for bad, why in (
-        (structure.per_rank[leaf] != own, "in the table of the other kind"),
-        (aliases[leaf], "that shares its memory with another, which has the bytes"),
-        (marked[stop] - marked[first] != np.where(own, stop - first, 0), "in a chunk that is marked otherwise"),
-        ((spans["start"] % itemsizes != 0) | (spans["length"] % itemsizes != 0) | cut, "in pieces of elements"),
-    ):
-        if bad.any():
-            row = int(bad.argmax())
-            raise CorruptFileError(
-                f"a part holds a leaf {why}",
-                found=f"leaf {int(leaf[row])}, {kinds[place[row]]}",
-                where=where,
-                todo="the checkpoint was not written by a sound library: restore an earlier step",
-            )
-
-
-def check_cover(types: list[LeafType], wanted: set[int], spans: list[npt.NDArray[np.void]], where: str) -> None:
-    """Check that the parts together hold every byte of every wanted leaf exactly once."""
-    table = (
-        np.concatenate(spans) if spans else np.zeros(0, dtype=[("leaf", "<u4"), ("start", "<u8"), ("length", "<u8")])
-    )
-    if len(table) and int(table["leaf"].max()) >= len(types):
-        raise CorruptFileError("a part holds a leaf that the structure document lacks", where=where)
-    sizes = np.array([kind.nbytes for kind in types], dtype=np.uint64)
-    table = table[np.lexsort((table["start"], table["leaf"]))]
-    ends = table["start"] + table["length"]
-    same = table["leaf"][1:] == table["leaf"][:-1]
-    expected = np.zeros(len(table), dtype=np.uint64)
-    expected[1:][same] = ends[:-1][same]
-    covered = np.zeros(len(types), dtype=np.uint64)
-    np.maximum.at(covered, table["leaf"].astype(np.int64), ends)
-    bad = set(table["leaf"][table["start"] != expected].tolist())
-    bad |= set(np.flatnonzero(covered != sizes).tolist())
-    if bad & wanted:
-        leaf = min(bad & wanted)
-        raise CorruptFileError(
-            "the parts do not hold every byte of a leaf exactly once",
-            expected=f"bytes 0 to {types[leaf].nbytes} of leaf {leaf}, {types[leaf]}",
-            where=where,
-            todo="the checkpoint was not written by a sound library: restore an earlier step",
-        )
-
-
-# --- what parts hold of tensors ---------------------------------------------------------------------------------------
-
-
-class RankSpans:
-    """The rows of a part's span table that are of its rank's own leaves.
-
-    Attributes:
-        in_a_row: leaf -> its bytes, of those of which the part has the first bytes, and each once.
-    """
-
-    def __init__(self, spans: npt.NDArray[np.void]) -> None:
-        own = spans[spans["table"] == RANK_TABLE]
-        own = own[np.lexsort((own["start"], own["leaf"]))]
-        self._rows = own
-        leaves, first = np.unique(own["leaf"], return_index=True)
-        stop = np.append(first[1:], len(own)).astype(np.int64)[: len(first)]
-        self._places = dict(zip(leaves.tolist(), zip(first.tolist(), stop.tolist(), strict=True), strict=True))
-        self.in_a_row: dict[int, int] = {}
-        if len(own):
-            ends = own["start"] + own["length"]
-            expected = np.concatenate([np.zeros(1, dtype=np.uint64), ends[:-1]])
-            expected[first] = 0
-            breaks = np.concatenate([[0], np.cumsum(own["start"] != expected)])
-            sound = breaks[stop] == breaks[first]
-            self.in_a_row = dict(zip(leaves[sound].tolist(), ends[stop - 1][sound].tolist(), strict=True))
-
-    def of(self, leaf: int) -> npt.NDArray[np.void]:
-        """The rows of a leaf, ascending in its bytes."""
-        first, stop = self._places.get(leaf, (0, 0))
-        rows: npt.NDArray[np.void] = self._rows[first:stop]
-        return rows
-
-
-def check_bytes(tensor: GlobalTensor, spans: Sequence[RankSpans], where: str) -> None:
-    """Check that the parts together hold every byte of each box of a tensor exactly once."""
-    by_box: dict[tuple[Box, int], list[ShardSource]] = {}
-    for source in tensor.sources:
-        by_box.setdefault((source.box, -1), []).append(source)
-    by_box |= {(source.box, source.part): [source] for source in tensor.own}
-    itemsize = tensor.kind.itemsize
-    for (box, _), sources in by_box.items():
-        whole = box.elements * itemsize
-        if len(sources) == 1 and spans[sources[0].part].in_a_row.get(sources[0].leaf) == whole:
-            continue  # nearly always
-        rows = [spans[source.part].of(source.leaf) for source in sources]
-        found = np.concatenate([*rows, np.zeros(0, dtype=SPAN_DTYPE)])
-        found = found[np.argsort(found["start"], kind="stable")]
-        ends = found["start"] + found["length"]
-        expected = np.concatenate([np.zeros(1, dtype=np.uint64), ends])
-        if (found["start"] != expected[:-1]).any() or int(expected[-1]) != whole:
-            raise CorruptFileError(
-                "the parts do not hold every byte of a shard exactly once",
-                expected=f"{whole} bytes of {tensor.name} {box}",
-                found=f"{int(found['length'].sum())} bytes in {len(found)} spans",
-                where=where,
-                todo="the checkpoint was not written by a sound library: restore an earlier step",
-            )
 
 
 # --- rectangles of one box in another ---------------------------------------------------------------------------------

@@ -75,15 +75,16 @@ def cycle(path: str, old: Sequence[Any], rank: int, size: int) -> Any:
 
 def restore(
     comm: Any, directory: Path, way: str, step: int = 2, **more: Any
-) -> tuple[list[str], list[tuple[int, int]], str]:
-    """What is not as it was saved, the chunks that this rank has read, and the explanation."""
+) -> tuple[list[str], list[tuple[int, int, int]], str]:
+    """What is not as it was saved, the chunks that this rank has read with their lengths, and the explanation."""
     state = state_of(comm.rank, comm.size, 0)
-    chunks: list[tuple[int, int]] = []
+    chunks: list[tuple[int, int, int]] = []
     load = OpenedPart.load
 
     def recording(self: Any, *what: Any) -> Any:
         part = load(self, *what)
-        chunks.extend((self._reader.rank, chunk) for chunk in part.chunks or ())
+        lengths = self._reader.chunks["encoded_length"].tolist()
+        chunks.extend((self._reader.rank, chunk, lengths[chunk]) for chunk in part.chunks or ())
         return part
 
     with pytest.MonkeyPatch.context() as patch, deeppart.Checkpointer(config(directory, way, **more), comm) as ck:
@@ -127,11 +128,11 @@ def test_every_chunk_is_read_by_one_rank(
     read = [each for _, chunks, _ in found for each in chunks]
     assert len(read) == len(set(read)), "no chunk is read twice"
     for part in range(before):
-        numbers = sorted(chunk for of, chunk in read if of == part)
+        numbers = sorted(chunk for of, chunk, _ in read if of == part)
         assert numbers and numbers == list(range(len(numbers)))
-    readers = [sum(any(of == part for of, _ in chunks) for _, chunks, _ in found) for part in range(before)]
+    readers = [sum(any(of == part for of, *_ in chunks) for _, chunks, _ in found) for part in range(before)]
     assert max(readers) > 1, "some part is read by several ranks"
-    shares = [len(chunks) for _, chunks, _ in found]
+    shares = [sum(length for *_, length in chunks) for _, chunks, _ in found]
     assert max(shares) <= 1.5 * sum(shares) / after
 
 

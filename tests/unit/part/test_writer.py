@@ -24,7 +24,8 @@ RAW = memoryview(bytes(range(200)))
 
 
 def spans_of(rows: Sequence[tuple[int, ...]]) -> np.ndarray:
-    return np.array(rows, dtype=SPAN_DTYPE)
+    """Of (leaf, table, start, length, raw_offset)."""
+    return np.array([(leaf, table, 0, *rest) for leaf, table, *rest in rows], dtype=SPAN_DTYPE)
 
 
 def started() -> PartWriter:
@@ -37,6 +38,10 @@ def test_golden_raw_part_is_written_bit_for_bit() -> None:
     assert make.make_part(0)[0] == (make.PARTS / part_file_name(0, 2)).read_bytes()
 
 
+#: Table and box, and the rest, of the spans of rank 0.
+ROWS = [((table, box), (leaf, start, n, at)) for leaf, table, box, start, n, at in make.SPANS[0]]
+
+
 def test_library_writes_what_the_document_says() -> None:
     """``forge`` follows docs/format.md without using the library."""
     raw = make.RAW[0]
@@ -44,9 +49,9 @@ def test_library_writes_what_the_document_says() -> None:
         forge.chunk_row(raw[:200], dtype=b"float32"),
         forge.chunk_row(raw[200:], offset=4296, dtype=b"bfloat16", flags=1),
     ]
-    spans = [forge.span_row(leaf, start, n, at, table=table) for leaf, table, start, n, at in make.SPANS[0]]
+    spans = [forge.span_row(*row, table=table, box=box) for (table, box), row in ROWS]
     assert forge.part(raw, rows, spans, meta=make.META[0]) == make.make_part(0)[0]
-    assert (CHUNK_DTYPE.itemsize, SPAN_DTYPE.itemsize) == (80, 32)
+    assert (CHUNK_DTYPE.itemsize, SPAN_DTYPE.itemsize) == (80, 40)
 
 
 def test_library_writes_a_base_as_the_document_says() -> None:
@@ -55,7 +60,7 @@ def test_library_writes_a_base_as_the_document_says() -> None:
         forge.chunk_row(raw[:200], base=1, dtype=b"float32"),
         forge.chunk_row(raw[200:], dtype=b"bfloat16", flags=1),
     ]
-    spans = [forge.span_row(leaf, start, n, at, table=table) for leaf, table, start, n, at in make.SPANS[0]]
+    spans = [forge.span_row(*row, table=table, box=box) for (table, box), row in ROWS]
     head = forge.header(sequence=8, step=1300)
     bases = [forge.base_row(base, step=1200)]
     data = forge.part(raw[200:], rows, spans, head=head, bases=bases, raw_bytes=300)

@@ -17,6 +17,7 @@ from deeppart.plan.shards import (
     Claim,
     Placed,
     Split,
+    Verdict,
     in_order,
     judge,
     place_boxes,
@@ -57,8 +58,8 @@ KIND, SHAPE = "float32[4, 2]", (4, 2)
 TOP, BOTTOM = Box((0, 0), (2, 2)), Box((2, 0), (2, 2))
 
 
-def claim(*boxes: Box, ties: tuple[str, ...] | None = None, kind: str = KIND) -> Claim:
-    return Claim(kind, SHAPE, boxes, ("",) * len(boxes) if ties is None else ties)
+def claim(*boxes: Box, tied_to: str = "", kind: str = KIND) -> Claim:
+    return Claim(kind, SHAPE, boxes, tied_to)
 
 
 def fault(claims: dict[int, Claim]) -> str:
@@ -74,23 +75,24 @@ def test_each_is_told_who_has_the_same(drawn: tuple[tuple[int, ...], list[Box]],
     claims = {}
     for rank in range(7):
         mine = tuple(box for box, ranks in zip(boxes, who, strict=True) if rank in ranks)
-        claims[rank] = Claim("k", shape, mine, ("",) * len(mine))
+        claims[rank] = Claim("k", shape, mine, "")
     found = judge("x", claims)
-    assert isinstance(found, dict) and found.keys() == claims.keys()
+    assert isinstance(found, Verdict) and found.holders.keys() == claims.keys() and found.tied_to == ""
     of_box = dict(zip(boxes, who, strict=True))
-    for rank, verdict in found.items():
-        assert verdict.holders == tuple(tuple(sorted(of_box[box])) for box in claims[rank].boxes)
-        assert not any(verdict.tied) and len(verdict.tied) == len(verdict.holders)
+    assert sorted(map(found.division.box, range(len(found.division)))) == sorted(boxes)
+    for rank, holders in found.holders.items():
+        assert holders == tuple(tuple(sorted(of_box[box])) for box in claims[rank].boxes)
 
 
-def test_it_is_tied_if_it_is_so_on_all_that_have_it() -> None:
-    here = claim(TOP, BOTTOM, ties=("head [0:2]", "head [2:4]"))
-    there = claim(BOTTOM, ties=("head [2:4]",))
-    alike = judge("x", {0: here, 1: there})
-    assert isinstance(alike, dict) and alike[0].tied == (True, True) and alike[1].tied == (True,)
-    for other in ("", "tail [2:4]"):
-        apart = judge("x", {0: here, 1: claim(BOTTOM, ties=(other,))})
-        assert isinstance(apart, dict) and apart[0].tied == (True, False) and apart[1].tied == (False,)
+def test_it_is_tied_if_all_of_it_is_so_to_one_tensor_on_all_that_have_any() -> None:
+    def tied_to(*claims: Claim) -> str:
+        found = judge("x", dict(enumerate(claims)))
+        assert isinstance(found, Verdict)
+        return found.tied_to
+
+    here = claim(TOP, BOTTOM, tied_to="head")
+    assert tied_to(here, claim(BOTTOM, tied_to="head")) == tied_to(here, claim()) == "head"
+    assert tied_to(here, claim(BOTTOM)) == tied_to(here, claim(BOTTOM, tied_to="tail")) == ""
 
 
 def test_what_is_wrong_is_said_with_who_has_it() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ from deeppart.recovery.narrowing import flatten_live
 from deeppart.recovery.saved import Documents
 from deeppart.recovery.tables import PartIndexView, Tables, share_tables
 from deeppart.state.capture.staging import Staging
-from deeppart.state.document.part_document import Own, PartDocument, decode_meta, encode_rank_local
-from deeppart.state.document.structure_json import encode_tree
+from deeppart.state.document.part_document import FileNumbers, Own, PartDocument, decode_meta, encode_rank_local
+from deeppart.state.document.structure_json import Numbers, encode_tree
 from deeppart.state.paths.globs import PerRank, PerRankPolicies
 from deeppart.state.paths.keys import Path as Keys
 from deeppart.state.paths.keys import exact
@@ -66,10 +66,10 @@ class Opened:
     def matched(self, state: Any, per_rank: PerRank = "strict") -> Matched:
         """As a restore does it (collective)."""
         saved, policies = self.saved(), PerRankPolicies(per_rank)
-        check_step(saved, self.indexes, policies, self.ranks.comm.size)
+        held = check_step(saved, self.indexes, policies, self.ranks.comm.size)
         flat = flatten_live(state)
         places = find_places(saved, flat, self.ranks, "matching")
-        return match(saved, flat, places, policies, self.ranks.rank, Choice(saved.structure.tree), cast=False)
+        return match(saved, held, flat, places, policies, self.ranks.rank, Choice(saved.structure.tree), cast=False)
 
 
 def open_step(root: Path, comm: Comm | None = None, *, on_nodes: bool = False) -> Opened:
@@ -131,5 +131,6 @@ def _document(state: Any, cuts: RankLocalRules, own: Collection[Keys], leads: bo
         np.array([leaf.index >= values or leaf.path in own for leaf in flat.values], dtype=np.bool_),
         [encode_value(leaf.value, "") for leaf in flat.values],
         leads,
-        own=Own(encode_rank_local(flat, (0, 0)), flat.shared[:2], (0, 0), [], bool(cuts.mine)),
+        own=Own(encode_rank_local(flat, Numbers()), [], bool(cuts.mine)),
+        numbers=replace(FileNumbers.as_they_are(len(flat.arrays), len(flat.values)), described=flat.shared[:2]),
     )

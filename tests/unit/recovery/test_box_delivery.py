@@ -12,8 +12,8 @@ import torch
 from deeppart.comm import Comm
 from deeppart.errors import FreedMemoryError
 from deeppart.model import Box
-from deeppart.state.paths.keys import exact
-from deeppart.state.restore.scatter import LiveBox, Scatter, wanted_of
+from deeppart.recovery.saved import check_spans
+from deeppart.state.restore.scatter import LiveBox, Scatter, Wanted
 from tests.unit.comm.worlds import on_all, world
 from tests.unit.recovery.opened import open_step
 from tests.unit.sharded_states import piece, restore, rows, save
@@ -79,8 +79,9 @@ def brought(root: Path, comm: Comm, *, lose: int = -1, free: int = -1) -> Any:
         opened.recovered.mine.clear()
     column = Box((0, rank, 0), (9, 1, 5))
     live = torch.full(column.sizes, -1)
-    tensor = saved.global_state.tensors[exact(("w",))]
-    scatter = Scatter(wanted_of(tensor.sources, LiveBox(live, column), tensor.kind, "w"))
+    ((leaf, tensor),) = saved.tensors.items()
+    sources = check_spans(saved, opened.indexes).sources(leaf, column)
+    scatter = Scatter(Wanted(each, LiveBox(live, column), tensor.kind.itemsize, "w") for each in sources)
     if free == rank:
         live.untyped_storage().resize_(0)
     return live, opened.delivery.bring(scatter)

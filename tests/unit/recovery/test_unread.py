@@ -51,9 +51,8 @@ def test_each_chunk_that_was_not_read(tmp_path: Path, saving: int, left_out: str
             readers[chunk] = UNREAD
             indexes = [*opened.tables.indexes]
             indexes[place] = replace(index, readers=readers)
-            own = index.per_rank[chunk]
             (leaf,) = {piece.leaf for piece in index.pieces[chunk]}
-            name = "sharded" if own else matched.saved.documents.structure.array_paths()[leaf][0]
+            name = matched.saved.documents.structure.array_paths()[leaf][0]
             found.setdefault(name, set()).add(lacks_bytes(matched, replace(opened.tables, indexes=indexes)))
     names = {"plain", "sharded", "first"}
     assert found == {name: {name != left_out} for name in names}

@@ -14,7 +14,7 @@ from deeppart.errors import StructureMismatchError
 from deeppart.model import Box
 from deeppart.save import share_planning
 from deeppart.save.share_planning import Holders, find_holders, plan_share
-from deeppart.state.capture.layout import OWN, SHARED, ShareLayout
+from deeppart.state.capture.layout import SHARED, ShareLayout
 from deeppart.state.compare import derive
 from deeppart.state.paths.globs import Replication
 from deeppart.state.paths.keys import readable
@@ -33,7 +33,7 @@ def planned(states: list[Any], kappa: float | None = None) -> list[Share]:
         flat = flatten(states[comm.rank])
         layout = derive(flat, Replication("auto"))
         holders = find_holders(comm, flat, layout, WITHIN)
-        layout.untie(holders.untied)
+        layout.untie(holders.untied(flat))
         share = plan_share(comm, layout, flat, kappa, WITHIN, all_tell=True, holders=holders)
         return flat, share
 
@@ -50,8 +50,9 @@ def bytes_of_boxes(found: list[Share]) -> dict[tuple[str, Box], list[tuple[int, 
     for rank, (flat, share) in enumerate(found):
         boxes = {number: box for leaf in flat.sharded for number, box in zip(leaf.numbers, leaf.boxes, strict=True)}
         for row in share.spans:
-            if row["table"] == OWN:
-                number, start = int(row["leaf"]), int(row["start"])
+            assert row["table"] == SHARED, "nobody has other bytes"
+            number, start = int(row["leaf"]), int(row["start"])
+            if number in boxes:
                 key = readable(flat.arrays[number].path), boxes[number]
                 spans[key].append((start, start + int(row["length"]), rank))
     return {key: sorted(each) for key, each in spans.items()}
@@ -81,7 +82,10 @@ def test_every_byte_of_every_box_is_saved_once_by_one_that_has_it(seed: int) -> 
             at = end
         assert at == box.elements * itemsize
     shared = sorted(
-        (int(row["start"]), int(row["length"])) for _, share in found for row in share.spans if row["table"] == SHARED
+        (int(row["start"]), int(row["length"]))
+        for flat, share in found
+        for row in share.spans
+        if int(row["leaf"]) < flat.before_shards
     )
     assert sum(length for _, length in shared) == 20_000
 

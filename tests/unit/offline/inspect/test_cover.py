@@ -12,8 +12,6 @@ import torch
 
 import deeppart
 from deeppart.errors import CorruptFileError, DeeppartError
-from deeppart.offline.inspect.cover import find_faults
-from deeppart.part import RANK_TABLE, SPAN_DTYPE
 from tests.fuzz.images import PartImage
 from tests.unit.cli_support import Spans, call, call_json, flip, forge, make_state, part_path, save
 from tests.unit.one_damage import names, one_damage
@@ -41,24 +39,6 @@ def test_cover(change: Any, start: int, stop: int, tmp_path: Path) -> None:
     damage = one_damage(tmp_path)
     assert damage["kind"] == "cover"
     assert [(leaf["path"], leaf["start"], leaf["stop"]) for leaf in damage["leaves"]] == [("b", start, stop)]
-
-
-def test_find_faults_against_counting() -> None:
-    """Random spans: gaps and extras are exactly the bytes held by none, or by one too many."""
-    random = np.random.default_rng(1)
-    for _ in range(300):
-        sizes = random.integers(0, 12, size=4).astype(np.uint64)
-        numbers = random.integers(1, 6, size=(random.integers(0, 8), 3)).tolist()
-        table = np.array([(leaf, 0, start, length, 0) for leaf, start, length in numbers], dtype=SPAN_DTYPE)
-        counts = np.zeros((6, 12), dtype=int)
-        for leaf, start, length in numbers:
-            counts[leaf, start : start + length] += 1
-        found = {"gap": np.zeros_like(counts), "extra": np.zeros_like(counts)}
-        for fault in find_faults(sizes, [table[: len(table) // 2], table[len(table) // 2 :]]):
-            found[fault.kind][fault.leaf, fault.start : fault.stop] += 1
-        inside = np.arange(12) < np.append(sizes, [0, 0]).astype(int)[:, None]
-        assert np.array_equal(found["gap"], inside & (counts == 0))
-        assert np.array_equal(found["extra"] > 0, counts > inside)
 
 
 @pytest.mark.parametrize("path", ["model/weight", "model/bias", "moments/0", "moments/1", "ids", "noise"])
@@ -142,38 +122,26 @@ def test_shards_that_ranks_did_not_hold_alike_are_shown(tmp_path: Path) -> None:
     assert "2 shards  1 of them not alike on ranks 0-1" in call("show", tmp_path)
 
 
-def lose_span(leaf: int) -> Callable[[int, PartImage], None]:
-    def edit(rank: int, part: PartImage) -> None:
-        kept = [row for row in part.spans if rank or row["table"] != RANK_TABLE or row["leaf"] != leaf]
-        part.spans[:] = kept
-
-    return edit
-
-
-def without_shards(name: str, rank: int) -> Callable[[int, PartImage], None]:
-    """The rank has nothing of a tensor; its bytes stand in the part all the same, of nothing."""
-
-    def edit(at: int, part: PartImage) -> None:
-        if at == rank:
-            (leaf, _), *_ = part.meta["shards"].pop(name)
-            del part.meta["leaves"][str(leaf)]
-
-    return edit
+def lose_spans(rank: int, part: PartImage) -> None:
+    """The spans of the last rank are of another leaf; its bytes stand in the part all the same."""
+    if rank == 3:
+        for row in part.spans:
+            row["leaf"] = 0 if row["box"] == 3 else row["leaf"]
 
 
-def moved(number: str, offset: list[int]) -> Callable[[int, PartImage], None]:
+def of_box(box: int) -> Callable[[int, PartImage], None]:
     def edit(rank: int, part: PartImage) -> None:
         if rank == 3:
-            part.meta["shards"][number][0][1] = offset
+            for row in part.spans:
+                row["box"] = box if row["box"] == 3 else row["box"]
 
     return edit
 
 
 EDITS: dict[str, tuple[Callable[[int, PartImage], None], str]] = {
-    "bytes of a shard": (lose_span(3), "every byte of a shard exactly once"),
-    "a shard that is another one": (moved("2", [4, 0]), "every element of a sharded tensor exactly once"),
-    "a shard beyond the tensor": (moved("2", [7, 0]), "describes another state than the manifest"),
-    "a shard in no list": (without_shards("2", 3), "a leaf that the structure document lacks"),
+    "a shard that is of another leaf": (lose_spans, "every byte exactly once"),
+    "a shard that is another one": (of_box(1), "every byte exactly once"),
+    "a shard beyond the tensor": (of_box(4), "in a box that it does not have"),
 }
 
 
@@ -191,7 +159,12 @@ def test_what_lacks_is_named_and_nobody_restores_it(root: Path, name: str) -> No
     assert torch.equal(states[0]["plain"], torch.ones(30) + 1), "nothing was touched"
 
 
-def test_a_part_that_cannot_be_read_is_told_with_the_tensors_that_lack_it(root: Path) -> None:
+def test_a_part_that_cannot_be_read_is_told_with_the_shards_that_lack_it(root: Path) -> None:
     part_path(root, 1, 2, 4).unlink()
-    found = faults(root)
-    assert any(kind == "cover" and "sharded tensor" in message for kind, message in found), found
+    (step,) = call_json("verify", root, "--all", code=1)["steps"]
+    (damage,) = step["damage"]
+    assert damage["kind"] == "part"
+    found = {leaf["path"]: leaf for leaf in damage["leaves"]}
+    assert found["x"]["box"] == {"offset": [4, 0], "sizes": [2, 10]} and found["x"]["stop"] == 80
+    assert found["plain"]["box"] is None
+    assert "    x [4:6, 0:10], bytes 0 to 80" in call("verify", root, "--all", code=1)

@@ -99,7 +99,7 @@ def test_why_not_complete(tmp_path: Path) -> None:
     os.truncate(part_path(tmp_path, 2, 2, 3), 4000)
     manifest_path(tmp_path, 3).unlink()
     flip(manifest_path(tmp_path, 4), 200)
-    manifest_path(tmp_path, 5).write_bytes(by_hand.seal({"new": "fields"}, version=7))
+    manifest_path(tmp_path, 5).write_bytes(by_hand.seal({"new": "fields"}, version=8))
     steps = {step["step"]: step for step in call_json("ls", tmp_path, code=1)["steps"]}
     found = {step: (entry["state"], entry["reasons"][0]) for step, entry in steps.items()}
     length = part_path(tmp_path, 1, 2, 3).stat().st_size
@@ -107,7 +107,7 @@ def test_why_not_complete(tmp_path: Path) -> None:
     assert found[2] == ("damaged", f"part 2 has 4000 bytes instead of {length}")
     assert found[3] == ("unfinished", "no manifest: the checkpoint was not completed")
     assert found[4][0] == "damaged" and "digest of the manifest does not hold" in found[4][1]
-    assert found[5][0] == "newer" and "format version 7" in found[5][1]
+    assert found[5][0] == "newer" and "format version 8" in found[5][1]
     assert steps[1]["places"][0]["parts"] == [0, 2]
     assert steps[3]["nbytes"] > 0 and steps[3]["raw_bytes"] is None
     text = call("ls", tmp_path, code=1)

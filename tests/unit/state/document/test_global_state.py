@@ -16,11 +16,10 @@ import torch
 
 import deeppart
 from deeppart.errors import CorruptFileError, DeeppartError, PerRankError, StructureMismatchError
-from deeppart.model import Box
+from deeppart.model import Division
 from deeppart.offline.inspect.contents import Value, read_contents
-from deeppart.state.document.global_state import GlobalState, gather_global_state, with_global_state
-from deeppart.state.document.structure import SavedShard, Structure
-from deeppart.state.paths.keys import exact, readable
+from deeppart.state.document.global_state import gather_global_state
+from deeppart.state.document.structure import Structure
 from deeppart.state.tree.ties import Alias
 from tests.unit.part_documents import decoded, read_metas
 from tests.unit.sharded_states import restore, rows, same, save
@@ -390,16 +389,12 @@ def test_a_tied_tensor_that_only_some_ranks_have_is_refused_when_it_is_saved(tmp
 NUMBERS = torch.arange(7 * 4).view(7, 4)
 
 
-def structures(root: Path, states: Sequence[Any]) -> tuple[list[Structure], Structure, GlobalState]:
-    """Of each rank; and as one rank restores it; and the whole tensors."""
+def structure_of(root: Path, states: Sequence[Any]) -> Structure:
+    """The structure that all ranks share."""
     save(root, states)
-    documents, of_ranks = decoded(read_metas(root))
-    global_state = gather_global_state(of_ranks, [(each.trees, each.values) for each in documents], "here")
-    return of_ranks, with_global_state(of_ranks[0], global_state), global_state
-
-
-def names(structure: Structure) -> list[str]:
-    return [readable(path) for path in structure.array_paths()]
+    documents, _ = decoded(read_metas(root))
+    assert documents[0].structure is not None
+    return documents[0].structure
 
 
 def test_tied_tensors_are_saved_once_and_stay_tied(tmp_path: Path) -> None:
@@ -407,13 +402,10 @@ def test_tied_tensors_are_saved_once_and_stay_tied(tmp_path: Path) -> None:
     for rank in range(2):
         mine = rows(NUMBERS, rank, 2)
         states.append({"head": mine, "embed": mine})
-    _, structure, global_state = structures(tmp_path, states)
-    owner, tied = (global_state.tensors[exact((name,))] for name in ("embed", "head"))
-    assert tied.tied_to == exact(("embed",)) and owner.tied_to is None and owner.known_to == 2
-    assert [(each.part, each.leaf, each.box) for each in tied.sources] == [
-        (each.part, each.leaf, each.box) for each in owner.sources
-    ]
-    assert list(structure.aliases.values())[-1] == Alias(names(structure).index("embed", 2), 0, (4, 1))
+    structure = structure_of(tmp_path, states)
+    assert structure.array_paths() == [("embed",), ("head",)], "in the order of their keys"
+    assert structure.aliases == {1: Alias(0, 0, (4, 1))}
+    assert structure.divisions == dict.fromkeys((0, 1), Division((7, 4), (range(0, 7, 4), range(0, 4, 4))))
     loaded = deeppart.load(tmp_path)
     assert loaded["head"].data_ptr() == loaded["embed"].data_ptr() and torch.equal(loaded["head"], NUMBERS)
 
@@ -421,28 +413,29 @@ def test_tied_tensors_are_saved_once_and_stay_tied(tmp_path: Path) -> None:
 def test_those_that_are_tied_on_some_ranks_only_are_saved_for_themselves(tmp_path: Path) -> None:
     first, second = rows(NUMBERS, 0, 2), rows(NUMBERS, 1, 2)
     states = [{"head": first, "embed": first}, {"head": second, "embed": rows(NUMBERS + 1, 1, 2)}]
-    _, _, global_state = structures(tmp_path, states)
-    global_state.check("here")
-    assert [tensor.tied_to for tensor in global_state.tensors.values()] == [None, None]
+    assert structure_of(tmp_path, states).aliases == {}
     loaded = deeppart.load(tmp_path)
     assert loaded["head"].data_ptr() != loaded["embed"].data_ptr()
     assert torch.equal(loaded["head"], NUMBERS)
     assert torch.equal(loaded["embed"], torch.cat([NUMBERS[:4], NUMBERS[4:] + 1]))
 
 
-def test_parts_that_call_other_tensors_by_one_path_are_refused(tmp_path: Path) -> None:
-    of_ranks, _, _ = structures(tmp_path, [{"w": rows(NUMBERS, rank, 2)} for rank in range(2)])
-    other = replace(of_ranks[1].sharded[0], dtype="float64")
-    with pytest.raises(CorruptFileError, match="different tensors at one path") as caught:
-        gather_global_state([of_ranks[0], replace(of_ranks[1], sharded=(other,))], [], "step 1")
-    assert "part 1, path w" in str(caught.value) and "int64[7, 4]" in str(caught.value)
+def test_one_tensor_at_two_paths_is_refused(saved: Path) -> None:
+    documents, _ = decoded(read_metas(saved))
+    structure = documents[0].structure
+    assert structure is not None and len(structure.placeless) == 2
+    own = [(each.trees, each.values) for each in documents]
+    gather_global_state(structure, own, "step 1").check(structure, "step 1")
+    moved = [replace(tree, path=("optim", "other")) for tree in documents[1].trees]
+    with pytest.raises(CorruptFileError, match="stands at two paths") as caught:
+        gather_global_state(structure, [own[0], (moved, own[1][1]), *own[2:]], "step 1")
+    assert "state.first.m" in str(caught.value) and "optim/other" in str(caught.value)
 
 
-@pytest.mark.parametrize("boxes", [[], [Box((4, 0), (2, 4))], [Box((3, 0), (3, 4)), Box((6, 0), (1, 4))]])
-def test_shards_that_are_not_the_whole_are_refused(tmp_path: Path, boxes: list[Box]) -> None:
-    of_ranks, _, _ = structures(tmp_path, [{"w": rows(NUMBERS, rank, 2)} for rank in range(2)])
-    shards = {0: tuple(SavedShard(number, box) for number, box in enumerate(boxes))}
-    global_state = gather_global_state([of_ranks[0], replace(of_ranks[1], shards=shards)], [], "step 1")
-    with pytest.raises(CorruptFileError, match="every element of a sharded tensor exactly once") as caught:
-        global_state.check("step 1")
-    assert "all of w, int64[7, 4]" in str(caught.value)
+def test_a_tensor_that_stands_nowhere_is_refused(saved: Path) -> None:
+    documents, _ = decoded(read_metas(saved))
+    structure = documents[0].structure
+    assert structure is not None
+    own = [(each.trees, each.values) for each in documents[:2]]
+    with pytest.raises(CorruptFileError, match="stands in no tree"):
+        gather_global_state(structure, own, "step 1").check(structure, "step 1")

@@ -21,6 +21,7 @@ from tests.features.script_values import Phase, state
 from tests.golden.make import FILES
 from tests.golden.states import (
     BOTH,
+    ODD,
     ROWS,
     SPARSE,
     STAGE,
@@ -41,10 +42,14 @@ def nothing_registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_by_name", {})
 
 
+#: The tensors of the model, as all ranks together have them.
+WHOLE = {"rows": ROWS, "tied": ROWS, "both": BOTH, "half": ROWS.half(), "stage": STAGE, "odd": ODD}
+WHOLE["buffer"] = torch.arange(3)
+
+
 def assert_whole(model: dict[str, Any]) -> None:
-    for name, whole in (("rows", ROWS), ("tied", ROWS), ("both", BOTH), ("half", ROWS.half()), ("stage", STAGE)):
+    for name, whole in WHOLE.items():
         assert torch.equal(model[name], whole), name
-    assert torch.equal(model["buffer"], torch.arange(3))
 
 
 @pytest.mark.filterwarnings("ignore::deeppart.errors.PerRankNotice")
@@ -89,8 +94,7 @@ def test_it_is_restored_to_the_same(tmp_path: Path) -> None:
 
 def test_its_shards_are_restored_to_whole_tensors(tmp_path: Path) -> None:
     shutil.copytree(GOLDEN, tmp_path / "ckpt")
-    global_state = {"rows": ROWS, "both": BOTH, "half": ROWS.half(), "stage": STAGE, "buffer": torch.arange(3)}
-    model = {name: torch.zeros_like(whole) for name, whole in global_state.items()}
+    model = {name: torch.zeros_like(whole) for name, whole in WHOLE.items()}
     tensors = {"model": model | {"tied": model["rows"]}, "plain": torch.zeros(7).long(), "sparse": None}
     alone: dict[str, Any] = {"tensors": tensors, "values": make_values(0), "step": 0}
     assert restore(tmp_path / "ckpt", [alone], per_rank="rank0") == 9
@@ -124,7 +128,7 @@ DAMAGED: dict[str, Any] = {
 def test_other_forms_are_damage(name: str) -> None:
     document = {
         "tree": DAMAGED[name], "leaves": [], "values": [], "per_rank_values": [], "rank0": [], "apart": False,
-        "sharded": [],
+        "boxes": [],
     }  # fmt: skip
     with pytest.raises(CorruptFileError):
         decode_structure(document, "here")

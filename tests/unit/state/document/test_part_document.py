@@ -115,68 +115,90 @@ def metas(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
 def read(metas: list[Any]) -> None:
     """All that is done with documents before any byte is read."""
     documents, of_ranks = decoded(metas)
-    global_state = gather_global_state(of_ranks, [(each.trees, each.values) for each in documents], "here")
-    global_state.check("here")
+    shared = documents[0].structure
+    assert shared is not None
+    global_state = gather_global_state(shared, [(each.trees, each.values) for each in documents], "here")
+    global_state.check(shared, "here")
     for structure in of_ranks:
         joined = with_global_state(structure, global_state)
         joined.array_paths()
 
 
-def set_shard(number: str, *shards: Any) -> Callable[[list[Any]], None]:
-    """Changes what rank 1 has of a tensor."""
-    return lambda metas: metas[1]["shards"].__setitem__(number, list(shards))
+def divide(*encoded: Any, number: int = 0) -> Callable[[list[Any]], None]:
+    """Says of a tensor, "a" unless another is named, that it is divided in another way."""
+    return lambda metas: metas[0]["structure"]["boxes"].__setitem__(number, list(encoded))
+
+
+def leaf(number: int) -> Callable[[list[Any]], list[Any]]:
+    """The entry of a leaf: 0 is plain; "a", "head", "q" and "w", which is tied to "head", follow it."""
+
+    def entry(metas: list[Any]) -> list[Any]:
+        found: list[Any] = metas[0]["structure"]["leaves"][number]
+        return found
+
+    return entry
+
+
+def tree(metas: list[Any]) -> list[Any]:
+    """The nodes of what rank 1 alone has: the tensor "q", and a list of its own."""
+    found: list[Any] = metas[1]["trees"][0][2][2]
+    return found
 
 
 WRONG: dict[str, Callable[[list[Any]], Any]] = {
-    "a gap": lambda metas: metas[1]["shards"].pop("0"),
-    "an offset beyond the tensor": set_shard("0", [2, [5, 0]]),
-    "an offset before it": set_shard("0", [2, [-1, 0]]),
-    "a huge offset": set_shard("0", [2, [1 << 61, 0]]),
-    "a larger one than numbers are": set_shard("0", [2, [1 << 80, 0]]),
-    "no whole number": set_shard("0", [2, [4.0, 0]]),
-    "true": set_shard("0", [2, [True, 0]]),
-    "a text": set_shard("0", [2, ["4", 0]]),
-    "a text of digits for an offset": set_shard("0", [2, "40"]),
-    "too few dimensions": set_shard("0", [2, [4]]),
-    "too many": set_shard("0", [2, [4, 0, 0]]),
-    "no offset": set_shard("0", [2]),
-    "a shard too many": set_shard("0", [2, [4, 0]], [2, [4, 0]]),
-    "one of an overlapping box": set_shard("0", [2, [3, 0]]),
-    "a leaf that is not there": set_shard("0", [99, [4, 0]]),
-    "a leaf that all ranks share": set_shard("0", [0, [4, 0]]),
-    "a leaf of a tree": set_shard("0", [1, [4, 0]]),
-    "a leaf of another tensor": set_shard("0", [5, [0, 0]]),
-    "a leaf of another dtype": set_shard("1", [2, [4, 0]]),
-    "a negative leaf": set_shard("0", [-1, [4, 0]]),
-    "null": lambda metas: metas[1]["shards"].update({"0": None}),
-    "an object": lambda metas: metas[1]["shards"].update({"0": {"2": [4, 0]}}),
-    "shards of no tensor": lambda metas: metas[1]["shards"].update({"9": [[2, [4, 0]]]}),
-    "a number with a sign": lambda metas: metas[1]["shards"].update({"+0": metas[1]["shards"].pop("0")}),
-    "a list of them": lambda metas: metas[1].update(shards=[]),
-    "a type of no dtype": lambda metas: metas[1]["sharded"]["3"].__setitem__(1, "float33"),
-    "a huge shape": lambda metas: metas[1]["sharded"]["3"].__setitem__(2, [1 << 60, 1 << 60]),
-    "a negative shape": lambda metas: metas[1]["sharded"]["3"].__setitem__(2, [-7, -5]),
-    "a type with more to it": lambda metas: metas[1]["sharded"]["3"].append(0),
-    "numbers with a gap": lambda metas: metas[1]["sharded"].update({"5": metas[1]["sharded"].pop("3")}),
-    "a tensor twice in a tree": lambda metas: metas[1]["trees"][0][2][2].__setitem__(1, ["h", 3]),
-    "a tree that names a shared tensor": lambda metas: metas[1]["trees"][0][2][2].__setitem__(0, ["h", 0]),
+    "intervals of none": divide(0, 5),
+    "longer than the tensor": divide(8, 5),
+    "below nothing": divide(-4, 5),
+    "a huge interval": divide(1 << 80, 5),
+    "no whole number": divide(4.0, 5),
+    "true": divide(True, 5),
+    "a text": divide("4", 5),
+    "null": divide(None, 5),
+    "too few dimensions": divide(4),
+    "too many": divide(4, 5, 1),
+    "nothing": divide(),
+    "an object": lambda metas: metas[0]["structure"]["boxes"].__setitem__(0, {"0": 4}),
+    "cuts that do not begin at 0": divide([1, 4], 5),
+    "cuts that fall": divide([0, 4, 2], 5),
+    "a cut twice": divide([0, 2, 2], 5),
+    "a cut beyond the end": divide([0, 3, 7], 5),
+    "a cut before the beginning": divide([0, -3], 5),
+    "regular cuts one by one": divide([0, 4], 5),
+    "all of it as a list": divide([0], 5),
+    "no cuts": divide([], 5),
+    "boxes that are a grid": divide("boxes", 0, 0, 4, 5, 4, 0, 3, 5),
+    "a gap": divide("boxes", 0, 0, 4, 5, 4, 0, 3, 2, 4, 3, 3, 2),
+    "an overlap": divide("boxes", 0, 0, 4, 5, 3, 0, 1, 5, 4, 0, 3, 5),
+    "boxes that do not ascend": divide("boxes", 4, 0, 3, 2, 0, 0, 4, 5, 4, 2, 3, 3),
+    "a box twice": divide("boxes", 0, 0, 4, 5, 4, 0, 3, 5, 4, 0, 3, 5),
+    "an empty box": divide("boxes", 0, 0, 4, 5, 4, 0, 0, 5, 4, 0, 3, 2, 4, 2, 3, 3),
+    "a box beyond the end": divide("boxes", 0, 0, 4, 5, 4, 0, 4, 2, 4, 2, 3, 3),
+    "half of a box": divide("boxes", 0, 0, 4, 5, 4, 0, 3),
+    "no boxes": divide("boxes"),
+    "other words": divide("box", 0, 0, 4, 5),
+    "one tensor less than there are": lambda metas: metas[0]["structure"]["boxes"].pop(),
+    "more tensors than leaves": lambda metas: metas[0]["structure"].update(boxes=[[4, 5]] * 9),
+    "none at all": lambda metas: metas[0]["structure"].pop("boxes"),
+    "no list": lambda metas: metas[0]["structure"].update(boxes={}),
+    "a tensor that is each rank's own": lambda metas: leaf(1)(metas).__setitem__(3, 1),
+    "an array of texts": lambda metas: leaf(1)(metas).__setitem__(slice(2), ["numpy", "<U3"]),
+    "a tensor without its place": lambda metas: metas[0]["structure"].update(apart=False),
+    "a tensor twice in a tree": lambda metas: tree(metas).__setitem__(1, ["a", 3]),
+    "a tree that names a shared tensor": lambda metas: tree(metas).__setitem__(0, ["a", 1]),
+    "a tree that names a plain leaf": lambda metas: tree(metas).__setitem__(0, ["a", 0]),
+    "a tree that names no leaf": lambda metas: tree(metas).__setitem__(0, ["a", 99]),
+    "a tensor in no tree": lambda metas: tree(metas).__setitem__(0, ["l", []]),
     "a huge place among the keys": lambda metas: metas[1]["trees"][0].__setitem__(1, 1 << 70),
     "a path where something stands": lambda metas: metas[1]["trees"][0].__setitem__(0, ["p"]),
     "a path below a tensor": lambda metas: metas[1]["trees"][0].__setitem__(0, ["w", "x"]),
-    "a tie to a plain leaf": lambda metas: metas[1]["leaves"]["4"][3].__setitem__(0, 1),
-    "a tie to half of a leaf": lambda metas: metas[1]["leaves"]["4"][3].__setitem__(1, 8),
-    "a tie in another order": lambda metas: metas[1]["leaves"]["4"][3].__setitem__(2, [1, 3]),
-    "a tie in steps of none": lambda metas: metas[1]["leaves"]["4"][3].__setitem__(2, [0, 0]),
-    "an array of texts": lambda metas: _of_texts(metas),
-    "the structure's tensors without a mark": lambda metas: metas[0]["structure"].update(apart=False),
-    "the structure without types": lambda metas: metas[0]["structure"].pop("sharded"),
-    "the structure with one type more": lambda metas: metas[0]["structure"]["sharded"].append(["torch", "int8", [1]]),
+    "a tie to a plain leaf": lambda metas: leaf(4)(metas)[4].__setitem__(0, 0),
+    "a tie to a tensor of another dtype": lambda metas: leaf(4)(metas)[4].__setitem__(0, 1),
+    "a tie to a tensor that is divided in another way": lambda metas: leaf(4)(metas)[4].__setitem__(0, 3),
+    "a tie to half of a leaf": lambda metas: leaf(4)(metas)[4].__setitem__(1, 8),
+    "a tie in another order": lambda metas: leaf(4)(metas)[4].__setitem__(2, [1, 7]),
+    "a tie in steps of none": lambda metas: leaf(4)(metas)[4].__setitem__(2, [0, 0]),
+    "a plain leaf that is tied to a tensor": lambda metas: leaf(0)(metas).append([2, 0, [1]]),
 }
-
-
-def _of_texts(metas: list[Any]) -> None:
-    """A sharded tensor is no array of numpy."""
-    metas[1]["sharded"]["3"] = metas[1]["leaves"]["5"] = ["numpy", "<U3", [7, 5]]
 
 
 @pytest.mark.parametrize("name", WRONG)

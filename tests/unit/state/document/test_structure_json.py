@@ -18,6 +18,7 @@ import deeppart
 from deeppart.errors import CorruptFileError
 from deeppart.state.document.structure import SavedArray, SavedBranch, SavedNode, Unit, units_of
 from deeppart.state.document.structure_json import (
+    Numbers,
     check_aliases,
     check_nesting,
     decode_structure,
@@ -116,7 +117,7 @@ def test_order_of_dicts_is_that_of_each_checkpoint(tmp_path: Path) -> None:
 
 def tree_of(state: Any, first: tuple[int, int] = (0, 0), cuts: RankLocalRules | None = None) -> Any:
     """The tree as it stands in a file."""
-    return json.loads(json.dumps(encode_tree(flatten(state, cuts=cuts).root, first)))
+    return json.loads(json.dumps(encode_tree(flatten(state, cuts=cuts).root, Numbers.behind(*first))))
 
 
 def test_names_of_versions_in_a_state_dict_are_kept_and_nothing_else_of_it() -> None:
@@ -183,7 +184,7 @@ DAMAGE: dict[str, Callable[[dict[str, Any]], Any]] = {
     "no values": lambda found: found.pop("values"),
     "no rank0": lambda found: found.pop("rank0"),
     "no word on what stands apart": lambda found: found.pop("apart"),
-    "no sharded tensors": lambda found: found.pop("sharded"),
+    "no divisions": lambda found: found.pop("boxes"),
     "no numbers of per-rank values": lambda found: found.pop("per_rank_values"),
     "apart is a number": put("apart", 1),
     "rank0 is no list": put("rank0", {"x": 1}),
@@ -341,7 +342,7 @@ NODES: list[Any] = [
 def test_a_node_that_no_writer_means(node: Any) -> None:
     leaf = ["torch", "float32", [3], 0]
     document = {
-        "leaves": [leaf, leaf], "values": [1, 2], "per_rank_values": [], "rank0": [], "apart": False, "sharded": [],
+        "leaves": [leaf, leaf], "values": [1, 2], "per_rank_values": [], "rank0": [], "apart": False, "boxes": [],
     }  # fmt: skip
     with pytest.raises(CorruptFileError) as caught:
         decode_structure({**document, "tree": node}, "here")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,21 +17,17 @@ from hypothesis import strategies as st
 import deeppart
 from deeppart.errors import CorruptFileError, FreedMemoryError
 from deeppart.model import Box
-from deeppart.part import RANK_TABLE, SHARED_TABLE, SPAN_DTYPE
-from deeppart.state.document.global_state import GlobalTensor, ShardSource
+from deeppart.part import SPAN_DTYPE
+from deeppart.state.pieces import ANY_PART, Source
 from deeppart.state.restore.scatter import (
     LeafPiece,
     LiveBox,
-    RankSpans,
     Scatter,
     Wanted,
-    check_bytes,
-    check_cover,
     chunk_pieces,
     cut_patch,
     patch_bytes,
     patches,
-    wanted_of,
     whole_leaves,
 )
 from deeppart.state.tensors.leaves import LeafType
@@ -40,16 +36,16 @@ from tests.unit.state.restore.mismatches import check_brought_back, config, zero
 COUNTING = np.arange(24, dtype=np.uint8)
 
 
-def spans(*rows: tuple[int, int, int, int, int]) -> np.ndarray:
+def spans(*rows: tuple[int, int, int, int, int, int]) -> np.ndarray:
     return np.array([*rows], dtype=SPAN_DTYPE)
 
 
 def test_spans_are_cut_where_chunks_end() -> None:
-    rows = spans((7, 0, 0, 10, 0), (8, 0, 4, 6, 10))
+    rows = spans((7, 0, 0, 0, 10, 0), (8, 0, 3, 4, 6, 10))
     assert chunk_pieces(rows, np.array([0, 4, 12, 16], dtype=np.uint64)) == [
-        [LeafPiece(7, 0, 4, 0)],
-        [LeafPiece(7, 4, 6, 0), LeafPiece(8, 4, 2, 6)],
-        [LeafPiece(8, 6, 4, 0)],
+        [LeafPiece(7, 0, 0, 4, 0)],
+        [LeafPiece(7, 0, 4, 6, 0), LeafPiece(8, 3, 4, 2, 6)],
+        [LeafPiece(8, 3, 6, 4, 0)],
     ]
     assert chunk_pieces(spans(), np.array([0], dtype=np.uint64)) == []
 
@@ -76,22 +72,25 @@ def test_bytes_come_to_the_elements_in_c_order(make: Any, cut: int) -> None:
     array = make()
     scatter = Scatter(whole_leaves({5: array}))
     for start in range(0, 24, cut):
-        pieces = [LeafPiece(4, 0, 1, 0), LeafPiece(5, start, min(cut, 24 - start), 1)]  # nobody wants leaf 4
+        pieces = [LeafPiece(4, 0, 0, 1, 0), LeafPiece(5, 0, start, min(cut, 24 - start), 1)]  # nobody wants leaf 4
         scatter.write(0, pieces, np.concatenate([[99], COUNTING[start : start + cut]]).astype(np.uint8))
     assert np.asarray(array).reshape(-1).tobytes() == COUNTING.tobytes()
-    assert scatter.leaves(7) == {5}
+    assert scatter.pieces(7) == {(5, 0)}
 
 
 def test_only_one_piece_of_an_array_in_order_is_received_where_it_belongs() -> None:
     flat, transposed = _flat(), _transposed()
     scatter = Scatter(whole_leaves({0: flat, 1: transposed}))
-    there = scatter.direct(0, [LeafPiece(0, 4, 6, 0)])
+    there = scatter.direct(0, [LeafPiece(0, 0, 4, 6, 0)])
     assert there is not None and there.size == 6
     there[:] = 7
     assert flat.view(torch.uint8).tolist() == [0] * 4 + [7] * 6 + [0] * 14
-    assert scatter.direct(0, [LeafPiece(1, 4, 6, 0)]) is None, "not in order"
-    assert scatter.direct(0, [LeafPiece(0, 0, 2, 0), LeafPiece(0, 2, 2, 2)]) is None and scatter.direct(0, []) is None
-    assert scatter.direct(0, [LeafPiece(9, 0, 2, 0)]) is None, "not wanted"
+    assert scatter.direct(0, [LeafPiece(1, 0, 4, 6, 0)]) is None, "not in order"
+    assert (
+        scatter.direct(0, [LeafPiece(0, 0, 0, 2, 0), LeafPiece(0, 0, 2, 2, 2)]) is None
+        and scatter.direct(0, []) is None
+    )
+    assert scatter.direct(0, [LeafPiece(9, 0, 0, 2, 0)]) is None, "not wanted"
 
 
 @pytest.mark.parametrize("nbytes", [0, 8])
@@ -103,9 +102,9 @@ def test_memory_that_was_freed_before_its_first_use(how: str, make: Any, nbytes:
     tensor.untyped_storage().resize_(nbytes)
     with pytest.raises(FreedMemoryError, match="leaf 3"):
         if how == "direct":
-            scatter.direct(0, [LeafPiece(3, 0, 4, 0)])
+            scatter.direct(0, [LeafPiece(3, 0, 0, 4, 0)])
         else:
-            scatter.write(0, [LeafPiece(3, 0, 4, 0)], COUNTING)
+            scatter.write(0, [LeafPiece(3, 0, 0, 4, 0)], COUNTING)
 
 
 def test_an_array_that_was_resized_before_its_first_use() -> None:
@@ -113,10 +112,10 @@ def test_an_array_that_was_resized_before_its_first_use() -> None:
     scatter = Scatter(whole_leaves({0: array}))
     array.resize((3,), refcheck=False)
     with pytest.raises(FreedMemoryError, match="leaf 0"):
-        scatter.direct(0, [LeafPiece(0, 0, 8, 0)])
+        scatter.direct(0, [LeafPiece(0, 0, 0, 8, 0)])
 
 
-@pytest.mark.parametrize("piece", [LeafPiece(0, 20, 8, 0), LeafPiece(0, 4000, 8, 0), LeafPiece(0, 0, 12, 16)])
+@pytest.mark.parametrize("piece", [LeafPiece(0, 0, 20, 8, 0), LeafPiece(0, 0, 4000, 8, 0), LeafPiece(0, 0, 0, 12, 16)])
 def test_what_would_lie_outside_is_not_written(piece: LeafPiece) -> None:
     """Beyond the leaf's memory, or beyond the chunk: by address nothing else would notice."""
     around = torch.zeros(30, dtype=torch.int16)
@@ -134,39 +133,9 @@ def test_short_pieces_and_long_ones_in_one_chunk(elements: int) -> None:
     saved = rng.integers(0, 256, 12 + 4 * elements, dtype=np.uint8)
     short, long = torch.zeros(3, dtype=torch.int32), np.zeros(elements, dtype=np.int32)
     Scatter(whole_leaves({0: short, 9: long})).write(
-        0, [LeafPiece(0, 0, 12, 0), LeafPiece(9, 0, 4 * elements, 12)], saved
+        0, [LeafPiece(0, 0, 0, 12, 0), LeafPiece(9, 0, 0, 4 * elements, 12)], saved
     )
     assert short.numpy().tobytes() + long.tobytes() == saved.tobytes()
-
-
-TYPES = [LeafType("tensor", "float32", (4,)), LeafType("tensor", "float32", (0,)), LeafType("tensor", "float32", (2,))]
-
-
-@pytest.mark.parametrize(
-    ("tables", "good"),
-    [
-        ([[(0, 0, 16), (2, 0, 8)]], True),
-        ([[(2, 0, 8), (0, 8, 8)], [(0, 0, 8)]], True),
-        ([[(2, 0, 8), (0, 8, 8)]], False),
-        ([[(2, 0, 8), (0, 0, 8)]], False),
-        ([[(2, 0, 8), (0, 0, 16)], [(0, 8, 8)]], False),
-        ([[(2, 0, 8), (0, 0, 12), (0, 8, 8)]], False),
-        ([[(2, 0, 8), (0, 0, 20)]], False),
-        ([[(2, 0, 8), (0, 0, 16), (3, 0, 4)]], False),
-        ([], False),
-    ],
-)
-def test_every_byte_once(tables: list[list[tuple[int, int, int]]], good: bool) -> None:
-    rows = [spans(*((leaf, 0, start, length, 0) for leaf, start, length in table)) for table in tables]
-    if good:
-        check_cover(TYPES, {0, 1, 2}, rows, "here")
-    else:
-        with pytest.raises(CorruptFileError, match="here"):
-            check_cover(TYPES, {0, 1, 2}, rows, "here")
-
-
-def test_what_is_not_wanted_need_not_be_there() -> None:
-    check_cover(TYPES, {2}, [spans((2, 0, 0, 8, 0))], "here")
 
 
 # --- through a whole restore ------------------------------------------------------------------------------------------
@@ -205,12 +174,12 @@ LEFT, RIGHT = Box((0, 0), (4, 2)), Box((0, 2), (4, 4))
 Bytes = npt.NDArray[np.uint8]
 
 
-def tensor(*sources: ShardSource) -> GlobalTensor:
-    return GlobalTensor(KIND, "model/w", sources, None, 2)
+#: The left columns are box 0 of leaf 5, in part 0; the right ones box 1, of which parts 0 and 1 have half the bytes.
+SOUND = Source(ANY_PART, 5, 0, LEFT), Source(ANY_PART, 5, 1, RIGHT)
 
 
-#: The left columns in leaf 5 of part 0; the right ones in leaf 3 of parts 0 and 1, which have half of the bytes each.
-SOUND = tensor(ShardSource(0, 5, LEFT), ShardSource(0, 3, RIGHT), ShardSource(1, 3, RIGHT))
+def wanted_of(live: LiveBox) -> Iterator[Wanted]:
+    return (Wanted(source, live, KIND.itemsize, "w") for source in SOUND if source.box.meets(live.box))
 
 
 def raw(box: Box) -> Bytes:
@@ -220,9 +189,9 @@ def raw(box: Box) -> Bytes:
 def fill(scatter: Scatter) -> None:
     """Give it two chunks of part 0, of two and one pieces, and one of part 1."""
     first = np.concatenate([np.zeros(8, dtype=np.uint8), raw(LEFT), raw(RIGHT)[:12]])
-    scatter.write(0, [LeafPiece(5, 0, 32, 8), LeafPiece(3, 0, 12, 40), LeafPiece(9, 0, 8, 0)], first)
-    scatter.write(0, [LeafPiece(3, 12, 20, 0)], raw(RIGHT)[12:32])
-    scatter.write(1, [LeafPiece(3, 32, 32, 4)], np.concatenate([np.zeros(4, dtype=np.uint8), raw(RIGHT)[32:]]))
+    scatter.write(0, [LeafPiece(5, 0, 0, 32, 8), LeafPiece(5, 1, 0, 12, 40), LeafPiece(5, 9, 0, 8, 0)], first)
+    scatter.write(0, [LeafPiece(5, 1, 12, 20, 0)], raw(RIGHT)[12:32])
+    scatter.write(1, [LeafPiece(5, 1, 32, 32, 4)], np.concatenate([np.zeros(4, dtype=np.uint8), raw(RIGHT)[32:]]))
 
 
 def test_each_array_gets_its_box() -> None:
@@ -235,61 +204,18 @@ def test_each_array_gets_its_box() -> None:
         LiveBox(nothing, Box((4, 0), (0, 6))),
         LiveBox(rows, Box((2, 0), (2, 6))),
     ]
-    scatter = Scatter(each for live in boxes for each in wanted_of(SOUND.sources, live, KIND, "w"))
-    assert scatter.leaves(0) == {3, 5} and scatter.leaves(1) == {3} and not scatter.leaves(2)
+    scatter = Scatter(each for live in boxes for each in wanted_of(live))
+    assert scatter.pieces(0) == scatter.pieces(1) == {(5, 0), (5, 1)}
     fill(scatter)
     assert torch.equal(whole, WHOLE) and torch.equal(column, WHOLE[1:, 2:3]) and torch.equal(rows, WHOLE[2:])
 
 
 def test_memory_that_was_freed_is_not_written_to() -> None:
     live = torch.zeros(4, 6, dtype=torch.int32)
-    scatter = Scatter(wanted_of(SOUND.sources, LiveBox.whole(live), KIND, "w"))
+    scatter = Scatter(wanted_of(LiveBox.whole(live)))
     live.untyped_storage().resize_(0)
     with pytest.raises(FreedMemoryError, match="restored"):
         fill(scatter)
-
-
-# --- parts that hold too little or too much ---------------------------------------------------------------------------
-
-
-def part_spans(*rows: tuple[int, int, int, int]) -> npt.NDArray[np.void]:
-    """(table, leaf, start, length)"""
-    table = np.zeros(len(rows), dtype=SPAN_DTYPE)
-    for place, row in enumerate(rows):
-        for name, value in zip(("table", "leaf", "start", "length"), row, strict=True):
-            table[place][name] = value
-    return table
-
-
-def sound() -> list[list[tuple[int, int, int, int]]]:
-    first = [(SHARED_TABLE, 3, 0, 40), (RANK_TABLE, 3, 20, 12), (RANK_TABLE, 3, 0, 20), (RANK_TABLE, 5, 0, 32)]
-    return [first, [(RANK_TABLE, 3, 32, 32), (RANK_TABLE, 4, 0, 8)]]
-
-
-def test_all_bytes_once_in_whatever_order() -> None:
-    check_bytes(SOUND, [RankSpans(part_spans(*part)) for part in sound()], "here")
-    check_bytes(tensor(), [], "here")
-
-
-Parts = list[list[tuple[int, int, int, int]]]
-WRONG: dict[str, Callable[[Parts], object]] = {
-    "a gap": lambda parts: parts[0].pop(1),
-    "nothing of a shard": lambda parts: parts[0].pop(3),
-    "nothing at the end": lambda parts: parts[1].pop(0),
-    "twice": lambda parts: parts[1].append((RANK_TABLE, 3, 0, 20)),
-    "an overlap": lambda parts: parts[1].append((RANK_TABLE, 3, 28, 8)),
-    "beyond the end": lambda parts: parts[1].append((RANK_TABLE, 3, 64, 4)),
-    "in the other table": lambda parts: parts[1].__setitem__(0, (SHARED_TABLE, 3, 32, 32)),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_any_other_bytes_are_refused(name: str) -> None:
-    parts = sound()
-    WRONG[name](parts)
-    with pytest.raises(CorruptFileError, match="every byte of a shard exactly once") as caught:
-        check_bytes(SOUND, [RankSpans(part_spans(*part)) for part in parts], "step 4")
-    assert "model/w" in str(caught.value) and "step 4" in str(caught.value)
 
 
 SHAPES = st.lists(st.integers(1, 5), max_size=4).map(tuple)
@@ -347,11 +273,12 @@ def test_each_element_comes_where_numpy_says(case: Whole, dtype: torch.dtype, or
     size = whole.element_size()
     data = raw_bytes(whole[source.slices()])[start * size : (start + count) * size]
     live = memory_orders(target.sizes, dtype)[order]
-    scatter = Scatter([Wanted(2, 5, source, LiveBox(live, target), size, "x")])
-    piece = LeafPiece(5, start * size, count * size, 0)
+    scatter = Scatter([Wanted(Source(2, 5, 0, source), LiveBox(live, target), size, "x")])
+    piece = LeafPiece(5, 0, start * size, count * size, 0)
     if packed:
-        (want,) = scatter.wants_of(2, 5)
-        pieces = [cut_patch(data, patch, size).tobytes() for patch in patches(source, *piece[1:3], size, target)]
+        (want,) = scatter.wants_of(2, piece)
+        found = patches(source, piece.start, piece.length, size, target)
+        pieces = [cut_patch(data, patch, size).tobytes() for patch in found]
         sent = np.frombuffer(b"".join(pieces), dtype=np.uint8)
         assert scatter.fill_packed(want, piece, sent, 0) == len(sent) == want.nbytes_of(piece)
     else:
@@ -390,8 +317,8 @@ def test_arrays_of_numpy_are_written_byte_by_byte(name: str) -> None:
     live = ARRAYS[name]()
     whole = np.arange(12, dtype=live.dtype).reshape(3, 4)
     saved = np.frombuffer(np.pad(whole, 1).astype(whole.dtype).tobytes(), dtype=np.uint8)
-    scatter = Scatter([Wanted(0, 0, Box.whole((5, 6)), LiveBox(live, Box((1, 1), (3, 4))), 4, "x")])
-    scatter.write(0, [LeafPiece(0, 0, 120, 0)], saved)
+    scatter = Scatter([Wanted(Source(0, 0, 0, Box.whole((5, 6))), LiveBox(live, Box((1, 1), (3, 4))), 4, "x")])
+    scatter.write(0, [LeafPiece(0, 0, 0, 120, 0)], saved)
     assert live.tolist() == whole.tolist()
 
 
@@ -399,6 +326,6 @@ def test_bits_that_are_no_number_stay_what_they_are() -> None:
     """Signalling NaNs, in every memory order."""
     bits = torch.tensor([0x7F800001, 0x7FC00001, -1], dtype=torch.int32)
     for live in memory_orders((3,), torch.float32):
-        scatter = Scatter([Wanted(0, 0, Box.whole((4,)), LiveBox(live, Box.whole((3,))), 4, "x")])
-        scatter.write(0, [LeafPiece(0, 0, 12, 0)], raw_bytes(bits))
+        scatter = Scatter([Wanted(Source(0, 0, 0, Box.whole((4,))), LiveBox(live, Box.whole((3,))), 4, "x")])
+        scatter.write(0, [LeafPiece(0, 0, 0, 12, 0)], raw_bytes(bits))
         assert live.contiguous().view(torch.int32).tolist() == bits.tolist()
