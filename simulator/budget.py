@@ -1,7 +1,6 @@
-"""What checkpoints cost beside time: node-hours, money and energy; space, and the life of drives.
+"""What checkpoints cost beside time: node-hours and money; space, and the life of drives.
 
-All nodes of a job are paid for as long as it runs, those that wait for a repair and spare ones too. A node draws
-``[power] busy`` while it trains, also where that training is lost later, and ``waiting`` while it does not.
+All nodes of a job are paid for as long as it runs, those that wait for a repair and spare ones too.
 
 A level keeps its newest steps (``keep``) while another one is written. The local level also keeps what the redundant
 levels protect: where those are written more rarely, their newest steps are older ones
@@ -36,7 +35,6 @@ class Item:
     what: str  # the time went to
     node_hours: float  # of all nodes
     money: float | None  # in the machine's currency; None where it has no price
-    kwh: float | None  # energy; None where the machine file does not say what a node draws
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,90 +52,55 @@ class Bill:
     @property
     def lost(self) -> Item:
         """Of what was no useful training."""
-        nothing = replace(self.total, node_hours=0.0, money=_nothing(self.total.money), kwh=_nothing(self.total.kwh))
+        nothing = replace(self.total, node_hours=0.0, money=None if self.total.money is None else 0.0)
         return _sum("not useful", [nothing, *(item for item in self.items if item.what != USEFUL)])
 
     def document(self) -> dict[str, Any]:
-        """The bill for JSON; money and energy are null where they are not known."""
+        """The bill for JSON; money is null where there is no price."""
         return {"currency": self.currency, "items": self.items, "not_useful": self.lost, "total": self.total}
 
     def row(self) -> dict[str, Any]:
         """What a row of a table has room for."""
         lost = self.lost
         row = {"node_hours": self.total.node_hours, "lost_node_hours": lost.node_hours}
-        return row | {"lost_money": lost.money, "lost_kwh": lost.kwh, "currency": self.currency}
+        return row | {"lost_money": lost.money, "currency": self.currency}
 
 
-def item(machine: Machine, what: str, node_hours: float, *, busy: bool) -> Item:
+def item(machine: Machine, what: str, node_hours: float) -> Item:
     """What so many node-hours cost."""
-    power, price = machine.power, machine.price
-    watts = power.busy if busy or math.isinf(power.waiting) else power.waiting
-    kwh = None if math.isinf(watts) else node_hours * watts / 1000
-    return Item(what, node_hours, _money(node_hours, price.node_hour, kwh, price.kwh), kwh)
+    price = machine.price.node_hour
+    return Item(what, node_hours, None if math.isinf(price) else node_hours * price)
 
 
-def _money(node_hours: float, per_hour: float, kwh: float | None, per_kwh: float) -> float | None:
-    """Without the price of an hour, energy alone is what is paid; without both there is none."""
-    parts = [] if math.isinf(per_hour) else [node_hours * per_hour]
-    parts += [] if math.isinf(per_kwh) or kwh is None else [kwh * per_kwh]
-    return sum(parts) if parts else None
-
-
-def bill(
-    machine: Machine, nodes: int, seconds: float, shares: Mapping[str, float], busy: Iterable[str] = (), spares: int = 0
-) -> Bill:
+def bill(machine: Machine, nodes: int, seconds: float, shares: Mapping[str, float], spares: int = 0) -> Bill:
     """The bill of a run."""
     hours = nodes * seconds / HOUR_S
-    training = {USEFUL, *busy}
-    items = [item(machine, what, share * hours, busy=what in training) for what, share in shares.items()]
-    items += [item(machine, SPARES, spares * seconds / HOUR_S, busy=False)] if spares else []
+    items = [item(machine, what, share * hours) for what, share in shares.items()]
+    items += [item(machine, SPARES, spares * seconds / HOUR_S)] if spares else []
     return Bill(tuple(items), machine.price.currency)
-
-
-def _nothing(amount: float | None) -> float | None:
-    """None of what is known, which is not the same as what is not known."""
-    return None if amount is None else 0.0
 
 
 def _sum(what: str, items: Iterable[Item]) -> Item:
     found = list(items)
     money = [each.money for each in found if each.money is not None]
-    kwh = [each.kwh for each in found if each.kwh is not None]
-    return Item(what, sum(each.node_hours for each in found), sum(money) if money else None, sum(kwh) if kwh else None)
+    return Item(what, sum(each.node_hours for each in found), sum(money) if money else None)
 
 
 def missing(machine: Machine) -> list[str]:
     """What is left out of a bill, and the keys of the machine file that would bring it in."""
-    lines = []
-    if math.isinf(min(machine.price.node_hour, machine.price.kwh)):
-        lines.append("no money: [price] node_hour (or kwh) and currency are not in the machine file")
-    elif math.isinf(machine.price.node_hour) and math.isinf(machine.power.busy):
-        lines.append("no money: [price] kwh needs [power] busy, which is not in the machine file")
-    elif math.isinf(machine.power.busy) and not math.isinf(machine.price.kwh):
-        lines.append("money without that for energy: [price] kwh needs [power] busy, which is not in the machine file")
-    if math.isinf(machine.power.busy):
-        lines.append("no energy: [power] busy is not in the machine file")
-    return lines
+    if math.isinf(machine.price.node_hour):
+        return ["no money: [price] node_hour and currency are not in the machine file"]
+    return []
 
 
 def cells(each: Item, currency: str) -> list[str]:
-    """Node-hours, and money and energy where they are known, for people."""
-    found = [show_hours(each.node_hours)]
-    found += [show_money(each.money, currency)] if each.money is not None else []
-    return found + ([show_energy(each.kwh)] if each.kwh is not None else [])
+    """Node-hours, and money where there is a price, for people."""
+    return [show_hours(each.node_hours), *([] if each.money is None else [show_money(each.money, currency)])]
 
 
 def show_money(amount: float, currency: str) -> str:
     """Money for people: ``1,234 USD``, ``0.42 USD``."""
     return f"{amount:,.0f} {currency}" if amount >= 100 else f"{amount:.3g} {currency}"
-
-
-def show_energy(kwh: float) -> str:
-    """Energy for people: ``3.2 MWh``."""
-    for factor, unit in ((1e6, "GWh"), (1e3, "MWh"), (1.0, "kWh")):
-        if kwh >= 0.9995 * factor:
-            return f"{kwh / factor:.3g} {unit}"
-    return f"{kwh * 1000:.3g} Wh"
 
 
 def show_hours(node_hours: float) -> str:
@@ -297,7 +260,6 @@ SHARE_WORDS = {
     "leaving": "saving before the end of a turn",
     "queued": "in the queue",
 }
-_BUSY = (SHARE_WORDS["lost"], SHARE_WORDS["slowed"])
 #: What an elastic job's nodes do that are not there: it trains more slowly while they are repaired.
 FEWER = "training on fewer nodes"
 _ROUNDING = 1e-9
@@ -311,7 +273,7 @@ def bill_of_run(planned: Planned, cadences: Cadences, summary: Summary) -> Bill:
     fewer = held - sum(shares.values())
     shares |= {FEWER: fewer} if fewer > _ROUNDING else {}
     shares = {words: share / held if held > 0 else 0.0 for words, share in shares.items()}
-    return bill(planned.job.machine, planned.nodes, cadences.wall_s * held, shares, _BUSY, cadences.spares)
+    return bill(planned.job.machine, planned.nodes, cadences.wall_s * held, shares, cadences.spares)
 
 
 def space_of_run(planned: Planned, cadences: Cadences) -> Space:
@@ -403,6 +365,6 @@ def costs_of_blocking(
         for way in sorted([*dict.fromkeys(asked), *ways], key=lambda each: each.blocked_s):
             lost = lost_share(way.blocked_s, period_s)
             hours = lost * nodes * days * DAY_S / HOUR_S
-            cost = item(machine, way.name, hours, busy=False)
+            cost = item(machine, way.name, hours)
             found.append(Row(period_s, way.blocked_s, way.name, lost, cost))
     return found

@@ -265,4 +265,4 @@ def bill_of(choice: Choice) -> Bill:
         _REDONE: waste.rework,
         _BACK: waste.restart,
     }
-    return bill(choice.job.machine, choice.job.nodes, MONTH_DAYS * DAY_S, shares, busy=(_SLOWED, _REDONE))
+    return bill(choice.job.machine, choice.job.nodes, MONTH_DAYS * DAY_S, shares)

@@ -256,7 +256,7 @@ def _survives(struck: tuple[int, ...], places: Placement, protection: Protection
 
 #: Nobody waits longer than that.
 LIMIT_S = 3600.0
-#: Seconds of one core (AMD EPYC, 2 GHz), measured: a call, alone or in a row of calls (:mod:`.calm`); a failure, and
+#: Seconds of one core (AMD EPYC, 2 GHz), measured: a call, alone or in a row of calls; a failure, and
 #: each node of the job then.
 _CALL_S, _IN_ROW_S, _FAILURE_S, _NODE_S = 100e-6, 6e-6, 0.5e-3, 5e-6
 

@@ -3,7 +3,7 @@
 Rules are the library's: at most two checkpoints in the background, the next waits for one of them; staging memory is
 free once the local part is written; levels complete in order, the newest ``keep`` of each stay; after a failure the
 restart planner finds the newest step that survives, and what a step lost is rebuilt in the background. One seed is
-one sequence of events, always the same. Rows of calls that go to the nodes alone are one event (:mod:`.calm`).
+one sequence of events, always the same. Rows of calls that go to the nodes alone are one event (:func:`calm_row`).
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import simpy
 
-from deeppart.model import LEVELS
+from deeppart.model import LEVELS, Level
 
 from ..traces.record import PREEMPTION, TIME_LIMIT
 from .background import Background, bursts, tell
-from .calm import Call, Calm, Pace, Passed, calm_row
 from .costs import NOTHING
 from .failures import AFTER, ENDS, Failure, Scheduling, Size, drawn, pieces_s, rates_per_s, repair_after_s, stopped_s
 from .outcomes import RunResult
-from .plan import Cadences, Planned
+from .plan import Cadences, Planned, SizedJob
 from .survival import JobNodes, Stored, recover
 
 #: Mean length of a burst of other jobs on the file system.
 _BURST_S = 300.0
-#: Calls in a row that are passed in one event, at most: a failure leaves the rest of them for nothing.
-_MOST_CALM = 256
+#: Rounding of the time until something strikes.
+_ROUNDING_S = 1e-3
 #: The pieces of a comeback that come before nodes are gathered.
 _BEFORE = ("detect", "requeue")
 
@@ -55,7 +55,7 @@ class _Run:
         self._world = planned.on(nodes)
         self._result.least_nodes = nodes
         self._doing, self._since, self._rate = "training", 0.0, 0.0
-        self._calm: Calm | None = None
+        self._failure_s = math.inf  # when the next failure is
         self._wake = self.env.event()  # training looks up when it comes
         self._progress = 0.0
         self._sequence = self._first = 0  # of the next call, and of the session's first one
@@ -79,11 +79,8 @@ class _Run:
         """The figures of the run until now; to be called once, at the end."""
         # What is under way then has not been accounted yet.
         elapsed = self.env.now - self._since
-        if self._calm is not None:
-            self._pass(self._calm.after(elapsed))
-        else:
-            self._result.buckets[self._doing] += elapsed
-            self._work(elapsed)
+        self._result.buckets[self._doing] += elapsed
+        self._work(elapsed)
         self._result.useful_s = self._progress
         # The process under way will be closed when the simulation is freed, and then account its time once more.
         return copy.deepcopy(self._result)
@@ -165,48 +162,32 @@ class _Run:
 
     def _call(self) -> Generator[Any, Any, float]:
         """A call, or a row of them that go to the nodes alone; returns the work since the last one."""
-        pace = Pace(self._cadences.period_s, self._world.speed, self._planned.job.machine.interference)
-        calls = self._calm_calls(pace)
-        if len(calls) < 2:
-            yield from self._checkpoint()
-            return 0.0
-        calm = Calm(pace, calls)
-        self._calm, self._since = calm, self.env.now
-        try:
-            yield self.env.timeout(calm.takes_s)
-        except simpy.Interrupt:
-            self._pass(calm.after(self.env.now - self._since))
-            raise
-        passed = calm.after(calm.takes_s)
-        self._pass(passed)
-        return passed.work_s - (passed.calls - 1) * self._cadences.period_s
-
-    def _calm_calls(self, pace: Pace) -> list[Call]:
-        """The next calls that go to the nodes alone, each of them done before the next one."""
+        speed, interference = self._world.speed, self._planned.job.machine.interference
+        until_s = min(self._failure_s, self._turn.ends_s, self._cadences.wall_s) - _ROUNDING_S
         may_grow = self._cadences.elastic and self._nodes.missing > 0
         may_be_told = self._cadences.scheduling.notice_s > 0  # within a row nobody listens
-        if may_grow or may_be_told or not self._background.is_idle:
-            return []
-        return calm_row(self._world, self._cadences, self._sequence - self._first, pace, _MOST_CALM)
-
-    def _pass(self, passed: Passed) -> None:
-        """Account a row of calls."""
-        calm, result = self._calm, self._result
-        assert calm is not None
-        self._calm, self._since, self._doing = None, self.env.now, "blocked" if passed.blocking else "training"
-        result.buckets["training"] += passed.trained_s
-        result.buckets["blocked"] += passed.blocked_s
-        result.slowed_s += passed.slowed_s
-        nodes, period_s = tuple(self._nodes.used), self._cadences.period_s
-        self._background.add(
-            self._world,
-            (
-                Stored(self._sequence + number, self._progress + number * period_s, nodes, set(levels))
-                for number, levels in enumerate(calm.complete(passed))
-            ),
+        row = None
+        if not may_grow and not may_be_told and self._background.is_idle:
+            number = self._sequence - self._first
+            row = calm_row(self._world, self._cadences, number, interference, until_s - self.env.now)
+        if row is None:
+            yield from self._checkpoint()
+            return 0.0
+        yield self.env.timeout(row.takes_s)
+        result, period_s, nodes = self._result, self._cadences.period_s, tuple(self._nodes.used)
+        result.buckets["training"] += row.takes_s - row.blocked_s
+        result.buckets["blocked"] += row.blocked_s
+        result.slowed_s += speed * interference * row.busy_s
+        self._doing, self._since = "training", self.env.now
+        stored = (
+            Stored(self._sequence + number, self._progress + number * period_s, nodes, set(levels))
+            for number, levels in enumerate(row.levels)
         )
-        self._sequence += passed.calls
-        self._progress += passed.work_s
+        self._background.add(self._world, stored)
+        since = speed * (1 - interference) * row.since_s
+        self._sequence += len(row.levels)
+        self._progress += (len(row.levels) - 1) * period_s + since
+        return since
 
     # --- the scheduler ------------------------------------------------------------------------------------------------
 
@@ -242,15 +223,17 @@ class _Run:
 
     def _fail(self, failures: Iterator[Failure]) -> Events:
         for failure in failures:
-            if failure.at_s > self._cadences.wall_s:
-                return
             preempted = failure.kind == PREEMPTION
             notice_s = self._cadences.scheduling.notice_s if preempted else 0.0
+            self._failure_s = failure.at_s - notice_s
+            if failure.at_s > self._cadences.wall_s:
+                return
             yield self.env.timeout(max(0.0, failure.at_s - notice_s - self.env.now))
             if preempted:
                 self._turn.preempt(failure.at_s)
             elif self._turn.running and self._nodes.at(failure.nodes):
                 self._job.interrupt(failure)
+        self._failure_s = math.inf
 
     def _strike(self, failure: Failure) -> None:
         """Processes are gone, and so is what was under way; of lost nodes, everything on their storage."""
@@ -382,6 +365,7 @@ class Turn:
 
     Attributes:
         told: what will end it, since it was told; None before.
+        ends_s: when it will end, or be told.
         running: false while it waits in the queue.
     """
 
@@ -398,11 +382,12 @@ class Turn:
         self._everyone, self._tell, self._end = everyone, tell, end
         self._clocks: list[simpy.Process] = []
         self.told: str | None = None
+        self.ends_s = math.inf
         self.running = False
 
     def begin(self) -> None:
         """The job has its nodes."""
-        self.told, self.running = None, True
+        self.told, self.ends_s, self.running = None, math.inf, True
         limit_s, preemption_s = self._scheduling.limit_s, self._scheduling.preemption_s
         if math.isfinite(limit_s):
             self._clocks.append(self._env.process(self._clock(limit_s, TIME_LIMIT)))
@@ -430,6 +415,7 @@ class Turn:
 
     def _clock(self, after_s: float, kind: str) -> Generator[Any, Any, None]:
         notice_s = min(self._scheduling.notice_s, after_s)
+        self.ends_s = min(self.ends_s, self._env.now + after_s - notice_s)
         try:
             yield self._env.timeout(after_s - notice_s)
             if notice_s:
@@ -440,3 +426,49 @@ class Turn:
                 self._end(Failure(self._env.now, kind, self._everyone))
         except simpy.Interrupt:
             pass
+
+
+# --- calls between which nothing happens ------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Row:
+    """Calls in a row between which nothing happens but what is known before, from the first one until the last one's
+    background is over: most calls of a campaign. Flushes share the file system with other jobs, and are never part.
+    """
+
+    levels: list[tuple[str, ...]]  # that each call has completed
+    takes_s: float = 0.0
+    blocked_s: float = 0.0  # of that training has waited
+    busy_s: float = 0.0  # the background has worked, and training was slower
+    since_s: float = 0.0  # of that since the last call
+
+
+def calm_row(world: SizedJob, cadences: Cadences, sequence: int, interference: float, within_s: float) -> Row | None:
+    """The calls from a number on that go to the nodes alone, each of them done before the next one, and the last one
+    within some time; None where these are less than two.
+    """
+    row, begins_s = Row([]), 0.0
+    while (done := _on_nodes(world, cadences.due(sequence + len(row.levels)))) is not None:
+        blocked_s, levels, busy_s = done
+        trains_s = cadences.period_s / world.speed + interference * busy_s
+        if busy_s >= trains_s or begins_s + blocked_s + busy_s > within_s:
+            break
+        row.levels.append(levels)
+        row.takes_s = begins_s + blocked_s + busy_s
+        row.blocked_s, row.busy_s, row.since_s = row.blocked_s + blocked_s, row.busy_s + busy_s, busy_s
+        begins_s += blocked_s + trains_s
+    return row if len(row.levels) > 1 else None
+
+
+def _on_nodes(world: SizedJob, due: tuple[str, ...]) -> tuple[float, tuple[str, ...], float] | None:
+    """(seconds that a call to some levels blocks, the levels in their order, seconds of its background); None if it is
+    flushed, and so not known before.
+    """
+    if Level.PERSISTENT in due:
+        return None
+    if not due:
+        return 0.0, (), 0.0
+    redundant = world.redundant(due)
+    busy_s = world.local_s + (world.stages["capture"] if world.times.lazy else 0.0)
+    return world.blocked_s, (str(Level.LOCAL), *redundant), busy_s + sum(world.stages[level] for level in redundant)

@@ -12,13 +12,11 @@ from deeppart.errors import ConfigError
 from deeppart.model import meant_todo, show_seconds
 
 from ..cluster.applications import SHIPPED, Application, Archive, read_workload, restarts_s
-from ..cluster.engine import Cluster, Outcome, mean_of, run
+from ..cluster.engine import Cluster, Outcome, run
 from ..cluster.policies import POLICIES, policy_of
 from ..report.blocks import Result, Section, Table
 from .options import MOST_RANKS, OUTPUT, Asked, command, given, no_effect, option, read_time
 from .output import flat, status_console
-
-_FIGURES = ("mean_s", "median_s", "p90_s", "makespan_s", "restarts", "stopped_s")
 
 
 @command(
@@ -78,7 +76,7 @@ def cluster(asked: Asked) -> Result:
 def _document(outcome: Outcome) -> dict[str, Any]:
     jobs = [flat(job) | {"completion_s": job.completion_s} for job in outcome.jobs]
     about = {"policy": outcome.policy, "workload": outcome.workload, "restart_s": outcome.restart_s}
-    return about | {name: getattr(outcome, name) for name in _FIGURES} | {"jobs": jobs}
+    return about | outcome.figures | {"jobs": jobs}
 
 
 def _policies(text: str) -> list[str]:
@@ -110,8 +108,8 @@ def _table(policies: Sequence[str], delays: Sequence[Mapping[str, float]], outco
     for policy in policies:
         for delay in delays:
             of_it = [each for each in outcomes if each.policy == policy and each.restart_s == delay]
-            means = {name: mean_of(of_it, name) for name in _FIGURES}
-            times = [f"{means[name]:,.0f} s" for name in _FIGURES[:4]]
+            means = {name: float(np.mean([each.figures[name] for each in of_it])) for name in of_it[0].figures}
+            times = [f"{means[name]:,.0f} s" for name in ("mean_s", "median_s", "p90_s", "makespan_s")]
             least, most = min(delay.values()), max(delay.values())
             one = show_seconds(least) if most <= 1.01 * least else f"{show_seconds(least)} to {show_seconds(most)}"
             rows.append([policy, one, *times, f"{means['restarts']:.2f}", f"{means['stopped_s']:,.0f} s"])

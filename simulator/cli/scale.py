@@ -51,7 +51,7 @@ _MOST_DAYS, _LEAST_S = 36_525.0, 1e-6
 def scale(asked: Asked) -> Result:
     """Time of each stage and level of one checkpoint, speed-up and efficiency, against the number of ranks.
 
-    With --goodput also what calls that block for so long take of the goodput, in node-hours, money and energy. Beside
+    With --goodput also what calls that block for so long take of the goodput, in node-hours and money. Beside
     these stands what this library, whole tensors as DCP deals them out, and torch.save are predicted to block for.
     """
     numbers = read_counts(asked.ranks, "--ranks")

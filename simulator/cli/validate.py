@@ -9,11 +9,10 @@ import click
 from ..machine.files import read_machine
 from ..machine.record import Machine
 from ..measure.calibrate import calibrate
-from ..measure.validate import Comparison, cases_of, shards_of
+from ..measure.validate import Comparison, cases_of
 from ..measure.validate import validate as compare
 from ..report.blocks import Result
 from ..report.sections import validation_section
-from ..workload.layout import Layout, read_layout
 from .options import MEASURING, OUTPUT, Asked, command, option, read_counts
 from .output import flat, status_console
 
@@ -28,7 +27,6 @@ from .output import flat, status_console
     option("--passes", type=click.IntRange(min=1), default=1, help="Number of calibrations and comparisons."),
     option("--only", multiple=True, metavar="KIND",
            help="Kinds of checkpoints, as in the first column; may be given again."),
-    option("--layout", metavar="LAYOUT", help="Divide tensors among ranks: fsdp, hsdp=N or tp=N.  [default: do not]"),
     *MEASURING,
 )  # fmt: skip
 def validate(asked: Asked) -> Result:
@@ -41,9 +39,6 @@ def validate(asked: Asked) -> Result:
     known = None if asked.machine is None else read_machine(asked.machine)
     numbers = read_counts(asked.ranks, "--ranks")
     cases_of(asked.only, quick=asked.quick)
-    layout = Layout() if asked.layout is None else read_layout(asked.layout, "--layout")
-    for count in numbers:
-        shards_of(layout, count)  # before minutes of calibration
     directories = asked.directories()
     with status_console().status("") as status:
 
@@ -54,14 +49,13 @@ def validate(asked: Asked) -> Result:
             )  # fmt: skip
 
         found = compare(
-            machine_for, directories, numbers, layout=layout, passes=asked.passes, quick=asked.quick, kinds=asked.only,
+            machine_for, directories, numbers, passes=asked.passes, quick=asked.quick, kinds=asked.only,
             progress=lambda text: status.update(f"checkpoints: {text}"),
         )  # fmt: skip
     rows = [_row(each) for each in found.comparisons]
     document = {
         "format": "deeppart-sim-validation",
         "version": 1,
-        "layout": str(layout),
         "median_error": found.median_error,
         "worst_error": found.worst_error,
         "met": found.met,

@@ -17,7 +17,7 @@ import csv
 import io
 import math
 import zipfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import resources
@@ -300,14 +300,14 @@ class Archive:
     def __init__(self, where: str | Path = SHIPPED) -> None:
         self.name = str(where)
         path = Path(str(resources.files(__package__) / "adaptdl.zip")) if self.name == SHIPPED else Path(where)
-        self._folder = path if path.is_dir() else None
-        self._zip = None
-        if self._folder is not None:
-            files = [each for each in path.rglob("*.csv") if each.is_file()]
-            self.names = tuple(sorted(each.relative_to(path).as_posix() for each in files))
-        else:
-            self._zip = _opened(path)
-            self.names = tuple(sorted(name for name in self._zip.namelist() if name.endswith(".csv")))
+        try:
+            self._root: Path | zipfile.Path = path if path.is_dir() else zipfile.Path(path)
+        except (OSError, zipfile.BadZipFile) as error:
+            raise ConfigError(
+                "there is no such trace", expected=f"a folder, a zip archive, or {SHIPPED!r}",
+                found=f"{path}: {error}", where="--trace", todo="docs/simulator.md has the layout",
+            ) from error  # fmt: skip
+        self.names = tuple(sorted(_tables(self._root)))
 
     def workloads(self, name: str) -> list[str]:
         """The workloads of a folder, or the one of that name."""
@@ -326,7 +326,9 @@ class Archive:
         if name not in self.names:
             raise ConfigError("a trace lacks a table", expected=name, found="no such file", where=self.name)
         try:
-            rows: list[Mapping[str, str]] = list(csv.DictReader(io.StringIO(self._read(name).decode("utf-8"))))
+            with self._root.joinpath(name).open("rb") as file:
+                text = file.read(_MOST_BYTES).decode("utf-8")
+            rows: list[Mapping[str, str]] = list(csv.DictReader(io.StringIO(text)))
         except (UnicodeDecodeError, csv.Error, zipfile.BadZipFile, OSError) as error:
             where = f"{self.name}: {name}"
             raise ConfigError("a table of a trace cannot be read", found=str(error), where=where) from error
@@ -334,23 +336,14 @@ class Archive:
             raise ConfigError("a table of a trace is empty, or its rows differ", where=f"{self.name}: {name}")
         return rows
 
-    def _read(self, name: str) -> bytes:
-        if self._folder is not None:
-            with (self._folder / name).open("rb") as file:
-                return file.read(_MOST_BYTES)
-        assert self._zip is not None
-        with self._zip.open(name) as file:
-            return file.read(_MOST_BYTES)
 
-
-def _opened(path: Path) -> zipfile.ZipFile:
-    try:
-        return zipfile.ZipFile(path)
-    except (OSError, zipfile.BadZipFile) as error:
-        raise ConfigError(
-            "there is no such trace", expected=f"a folder, a zip archive, or {SHIPPED!r}", found=f"{path}: {error}",
-            where="--trace", todo="docs/simulator.md has the layout",
-        ) from error  # fmt: skip
+def _tables(folder: Path | zipfile.Path, within: str = "") -> Iterator[str]:
+    """The CSV files of a folder and of those in it."""
+    for each in folder.iterdir():
+        if each.is_dir():
+            yield from _tables(each, f"{within}{each.name}/")
+        elif each.name.endswith(".csv"):
+            yield within + each.name
 
 
 # --- restarts ---------------------------------------------------------------------------------------------------------

@@ -234,36 +234,16 @@ class Outcome:
     jobs: Sequence[JobResult]  # how each went
 
     @property
-    def mean_s(self) -> float:
-        """From submission to end, of all jobs."""
-        return float(np.mean([job.completion_s for job in self.jobs]))
-
-    @property
-    def median_s(self) -> float:
-        """The same, of the job in the middle."""
-        return float(np.median([job.completion_s for job in self.jobs]))
-
-    @property
-    def p90_s(self) -> float:
-        """Nine of ten jobs take no longer."""
-        return float(np.quantile([job.completion_s for job in self.jobs], 0.9))
-
-    @property
-    def makespan_s(self) -> float:
-        """Until the last one is done."""
-        return max(job.finished_s for job in self.jobs)
-
-    @property
-    def restarts(self) -> float:
-        """Of a job, on average."""
-        return float(np.mean([job.restarts for job in self.jobs]))
-
-    @property
-    def stopped_s(self) -> float:
-        """That a job spent starting, on average."""
-        return float(np.mean([job.stopped_s for job in self.jobs]))
-
-
-def mean_of(outcomes: Sequence[Outcome], name: str) -> float:
-    """The mean of a figure over workloads."""
-    return float(np.mean([getattr(outcome, name) for outcome in outcomes]))
+    def figures(self) -> dict[str, float]:
+        """From submission to end (the mean, the median, what nine of ten jobs do not exceed); until the last one is
+        done; of a job on average, its restarts and the time that it spent starting.
+        """
+        took_s = [job.completion_s for job in self.jobs]
+        return {
+            "mean_s": float(np.mean(took_s)),
+            "median_s": float(np.median(took_s)),
+            "p90_s": float(np.quantile(took_s, 0.9)),
+            "makespan_s": max(job.finished_s for job in self.jobs),
+            "restarts": float(np.mean([job.restarts for job in self.jobs])),
+            "stopped_s": float(np.mean([job.stopped_s for job in self.jobs])),
+        }

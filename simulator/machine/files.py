@@ -30,7 +30,6 @@ from .record import (
     Memory,
     Network,
     Persistent,
-    Power,
     Price,
     Restart,
     Serialize,
@@ -48,7 +47,6 @@ TABLES: Mapping[str, type[Any]] = MappingProxyType(
         "failures": Failures,
         "restart": Restart,
         "price": Price,
-        "power": Power,
     }
 )
 PLAIN = ("name", "source", "nodes", "ranks_per_node", "cores", "encode_threads", "interference")
@@ -168,7 +166,6 @@ def _machine(document: dict[str, Any], where: str) -> Machine:
     for name, record in TABLES.items():
         tables[name] = _record(record, document.get(name, {}), name, where)
     _check_price(tables["price"], where)
-    _check_power(tables["power"], where)
     tables["failures"] = replace(tables["failures"], groups=_named(Group, "groups", "NAME", document, where))
     for name in tables["failures"].groups:
         if name in _TAKEN or not _GROUP_NAME.fullmatch(name):
@@ -194,14 +191,8 @@ def keys_of(record: type[Any]) -> tuple[str, ...]:
 
 def _check_price(price: Price, where: str) -> None:
     """Money without a currency is not money."""
-    if not price.currency and not math.isinf(min(price.node_hour, price.kwh)):
-        raise _refusal("price.currency", "nothing", 'a currency, such as "USD", beside prices', where, "add the key")
-
-
-def _check_power(power: Power, where: str) -> None:
-    """What a node draws while it waits is only a part of what it draws."""
-    if math.isinf(power.busy) and not math.isinf(power.waiting):
-        raise _refusal("power.busy", "nothing", "watts, beside waiting", where, "add the key")
+    if not price.currency and not math.isinf(price.node_hour):
+        raise _refusal("price.currency", "nothing", 'a currency, such as "USD", beside the price', where, "add the key")
 
 
 def _record(record: type[Any], table: object, name: str, where: str) -> Any:

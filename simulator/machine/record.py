@@ -14,19 +14,8 @@ from typing import Any
 
 from deeppart.model import BYTES_WORDS, RATE_WORDS, SECONDS_WORDS, read_bytes, read_rate, read_seconds
 
-_WATTS = {"W": 1.0, "kW": 1e3, "MW": 1e6}
 #: Longer is a sentence.
 _LONGEST_CURRENCY = 8
-
-
-def read_watts(value: object) -> float:
-    """Watts from ``2500`` or ``"2.5 kW"``; NaN for another unit."""
-    if isinstance(value, str):
-        number, _, unit = value.strip().partition(" ")
-        return float(number) * _WATTS.get(unit, math.nan)
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
-    raise ValueError("watts")
 
 
 def read_currency(value: object) -> str:
@@ -81,8 +70,6 @@ def _mtbf(value: object) -> float:
 LEAST_RATE = 1e6
 #: A file system, a drive, what it may take: smaller is a number whose unit was forgotten.
 LEAST_BYTES = 1e6
-#: Watts of a node: below there is none, above it is the whole machine.
-LEAST_WATTS, MOST_WATTS = 10.0, 1e6
 #: More share no node; the simulator lays out so many places on every node.
 MOST_RANKS_PER_NODE = 4096
 #: A hundred times as many as the largest machines have.
@@ -101,9 +88,6 @@ BYTES = Kind(read_bytes, BYTES_WORDS + ", at least 1 MB", least=LEAST_BYTES)
 PER_DAY = Kind(_number, "a number per day, above 0", above=True)
 CURRENCY = Kind(read_currency, 'a currency, such as "USD"', text=True)
 MONEY = Kind(_number, "a number, at least 0")
-WATTS = Kind(
-    read_watts, 'watts of a node, such as 2500 or "2.5 kW", from 10 W to 1 MW', least=LEAST_WATTS, most=MOST_WATTS
-)
 #: The default of what a machine file need not say, and what depends on it is then not said either.
 NOT_SAID = math.inf
 DAY_S = 86_400.0
@@ -387,15 +371,6 @@ class Price:
 
     currency: str = of(CURRENCY, "")  # of the numbers; to be given with them
     node_hour: float = of(MONEY, NOT_SAID)  # of a node for an hour
-    kwh: float = of(MONEY, NOT_SAID)  # of a kilowatt-hour, where that is not in ``node_hour``
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Power:
-    """What a node draws."""
-
-    busy: float = of(WATTS, NOT_SAID)  # while it trains
-    waiting: float = of(WATTS, NOT_SAID)  # while training waits, as for a checkpoint or a restart; as busy if not given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -420,7 +395,6 @@ class Machine:
     failures: Failures = field(default_factory=Failures)
     restart: Restart = field(default_factory=Restart)
     price: Price = field(default_factory=Price)
-    power: Power = field(default_factory=Power)
     #: dtype -> the codec on it; a dtype without one is stored as it is
     codecs: Mapping[str, Codec] = field(default_factory=lambda: MappingProxyType({}))
 

@@ -1,34 +1,28 @@
-"""This machine's numbers, from running the library on it: real checkpoints of few and many, small and large tensors.
+"""This machine's numbers, from running the library on it: those with which the simulator predicts what was measured.
 
-Each stage's time is taken to be a constant + a part for each byte + a part for each tensor (:mod:`.fitting`). One rank
-alone tells what a rank can do, ``ranks_per_node`` ranks together what the node can.
+Real checkpoints of few and many, small and large tensors are made by one rank alone and by all ranks of a node. The
+numbers of the machine are those with the least squares of the logarithms of :func:`.predict.predict` against what was
+measured, outliers counting less. What runs in a loop of its own (digests, messages, ``torch.save``, what a codec saves)
+is taken as it was timed there.
 """
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from statistics import median
 from types import MappingProxyType
 from typing import Any
 
-from deeppart.cli.calibrate.tasks import LOSE, RESTORE, TRAIN, SaveTask
+import numpy as np
 
-from ..machine.record import Codec, Local, Machine, Memory, Persistent, Serialize
-from .fitting import (
-    Encoded,
-    Sample,
-    after,
-    as_encoded,
-    between_ranks,
-    bytes_beside,
-    fit,
-    fit_planning,
-    guards_s,
-    late_copies,
-    rate,
-)
+from deeppart.cli.calibrate.tasks import LOSE, NOTHING, RESTORE, TRAIN, SaveTask
+from deeppart.model import Level
+
+from ..machine.record import RATE, RATIO, Codec, Local, Machine, Memory, Network, Persistent, Serialize
+from .predict import MOST_GROUP, predict
 from .start import Directories, measure
 
 DTYPES = ("float32", "bfloat16", "float16", "float64", "int64")
@@ -52,16 +46,15 @@ LAZY_SHARES, QUICK_LAZY_SHARES = ((160 << 20, 512), (160 << 20, 32)), ((24 << 20
 ENCODED_SHARE, QUICK_ENCODED_SHARE = (64 << 20, 32), (24 << 20, 16)
 #: Rounds of each session; of what takes long, or is to be known less well; and sessions.
 ROUNDS, QUICK_ROUNDS = (3, 3, 2), (4, 2, 1)
-#: The shares that have copies and parity, and that are written to the local level alone.
-_PROTECTED, _LOCAL_ONLY = slice(0, 2), slice(0, 3, 2)
-#: The shares that are restored from the file system.
-_FETCHED = slice(0, 2)
-#: The parity groups that are measured have at most so many nodes.
-MOST_GROUP = 4
-#: What is fitted: levels until they are complete, from when training goes on; processors' time in the background.
-_FITTED = ("capture", "local", "persistent", "work", "restore")
-#: What a leaf takes in the manifest, where that cannot be told from the rest: 25 ms for 16,384 (docs/simulator.md).
-_MANIFEST_LEAF_S = 2e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Real checkpoints of one kind."""
+
+    ranks: int  # that made them
+    task: SaveTask  # the checkpoints
+    seconds: Mapping[str, float]  # what took how long, by medians of the slowest rank
 
 
 def calibrate(
@@ -73,280 +66,183 @@ def calibrate(
     progress: Callable[[str], None] = lambda text: None,
 ) -> Machine:
     """Measure this machine; it is taken for a machine of one node."""
-    measured = _Measuring(directories, quick)
-    progress("one rank alone")
-    alone = together = measured.on(1, DTYPES)
-    if ranks_per_node > 1:
-        progress(f"{ranks_per_node} ranks")
-        together = measured.on(ranks_per_node, DTYPES[:1])
-    return machine_from(name, ranks_per_node, alone, together)
+    measured, pieces = list[Measured](), dict[str, Any]()
+    for ranks in sorted({1, ranks_per_node}):
+        progress("one rank alone" if ranks == 1 else f"{ranks} ranks")
+        tasks, sessions = tasks_of(ranks, quick=quick)
+        found = measure(ranks, tasks, directories, DTYPES if ranks == 1 else DTYPES[:1], sessions=sessions)
+        pieces |= {what: each for what, each in found["pieces"].items() if each is not None and what not in pieces}
+        for task, of_task in zip(tasks, found["saves"], strict=True):
+            measured.append(Measured(ranks, task, {what: median(rounds) for what, rounds in of_task.items()}))
+    progress("fitting")
+    return fitted(first_guess(name, ranks_per_node, pieces, measured), measured)
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """What ranks have measured together."""
+def tasks_of(ranks: int, *, quick: bool) -> tuple[list[SaveTask], int]:
+    """What is measured on so many ranks, and in how many sessions."""
+    shares, (rounds, few, sessions) = (QUICK_SHARES, QUICK_ROUNDS) if quick else (SHARES, ROUNDS)
 
-    samples: Sequence[Sample]  # of plain checkpoints and restores, one for each share
-    pieces: Mapping[str, Any]  # of :func:`deeppart.cli.calibrate.pieces.measure_pieces`
-    local_only: Sequence[Sample] = ()  # of some of the shares, without a persistent level: only their ``work``
-    #: of some of the shares, each rank taken for a node: with copies on another one, ``partner``; with parity,
-    #: ``parity``, and by how much longer a restore takes where a node is lost, ``rebuild``. Empty with one rank.
-    protected: Sequence[Sample] = ()
-    #: seconds of a lazy call as such, and for each tensor of the share, beside planning
-    defer: tuple[float, float] = (0.0, 15e-6)
-    late: tuple[float, float] = (1.0, 0.0)  # of lazy copies, as of :func:`.lazy.late_copies`
-    #: time that training lost to the background, as a share of what this takes without training
-    interference: float = 0.02
-    #: of some of the shares, ``restore`` from the file system, where there is nothing on the nodes
-    fetched: Sequence[Sample] = ()
-    encoded: Encoded | None = None  # a compressed checkpoint
+    def tasks(those: Sequence[tuple[int, int]], rounds: int, **how: Any) -> Iterator[SaveTask]:
+        for nbytes, tensors in those:
+            yield SaveTask(nbytes * ranks, tensors * ranks, rounds=rounds, **({"persistent": True} | how))
 
-
-@dataclass(frozen=True, slots=True)
-class _Measuring:
-    directories: Directories
-    quick: bool
-
-    def on(self, ranks: int, dtypes: Sequence[str]) -> Measured:
-        """Measure on so many ranks."""
-        shares, (rounds, few, sessions) = (QUICK_SHARES, QUICK_ROUNDS) if self.quick else (SHARES, ROUNDS)
-        lazy = QUICK_LAZY_SHARES if self.quick else LAZY_SHARES
-        encoded_share = QUICK_ENCODED_SHARE if self.quick else ENCODED_SHARE
-
-        def tasks(those: Sequence[tuple[int, int]], rounds: int, **how: Any) -> list[SaveTask]:
-            return [
-                SaveTask(nbytes * ranks, tensors * ranks, rounds=rounds, **({"persistent": True} | how))
-                for nbytes, tensors in those
-            ]
-
-        parity = {"nodes": True, "parity_group": min(ranks, MOST_GROUP)}
-        protected = shares[_PROTECTED] if ranks > 1 else ()
-        # A restore makes the next checkpoint slower: apart from the others.
-        groups = (
-            tasks(shares, rounds),
-            tasks(shares, few, persistent=False, after=RESTORE),
-            tasks(shares[:1], rounds, after=TRAIN),
-            tasks(shares[_LOCAL_ONLY], few, persistent=False),
-            tasks(lazy, rounds, capture="lazy"),
-            tasks(protected, rounds, nodes=True, partner=True),
-            tasks(protected, rounds, **parity),
-            tasks(protected, few, persistent=False, after=LOSE, **parity),
-            tasks(shares[_FETCHED], few, local=False, after=RESTORE),
-            tasks([encoded_share], rounds, compression="tensor"),
-            tasks([encoded_share], rounds, persistent=False, compression="tensor", after=RESTORE),
-        )
-        saves = [task for group in groups for task in group]
-        found = measure(ranks, saves, self.directories, dtypes, sessions=sessions)
-        results = iter(found["saves"])
-        by_group = ([next(results) for _ in group] for group in groups)
-        plain, restored, trained, local_only, late, copied, kept, lost, fetched, (encoded,), (decoded,) = by_group
-        samples = [
-            _sample(ranks, share, saved, again) for share, saved, again in zip(shares, plain, restored, strict=True)
-        ]
-        return Measured(
-            samples,
-            found["pieces"],
-            [
-                Sample(ranks, *share, {"work": median(each["work"])})
-                for share, each in zip(shares[_LOCAL_ONLY], local_only, strict=True)
-            ],
-            [
-                Sample(ranks, *share, _redundancy(one, two, three, sample))
-                for share, one, two, three, sample in zip(protected, copied, kept, lost, samples, strict=False)
-            ],
-            guards_s(late, samples, lazy),
-            late_copies(late, samples, lazy),
-            _interference(trained[0], plain[0]),
-            [
-                Sample(ranks, *share, {"restore": median(each["restore"])})
-                for share, each in zip(shares[_FETCHED], fetched, strict=True)
-            ],
-            Encoded(
-                ranks,
-                *encoded_share,
-                after(encoded, "local", "blocked"),
-                _longer_than_raw_s(decoded, samples, encoded_share),
-                after(encoded, "persistent", "local"),
-            ),
-        )
-
-
-def _sample(
-    ranks: int, share: tuple[int, int], saved: Mapping[str, Sequence[float]], restored: Mapping[str, Sequence[float]]
-) -> Sample:
-    seconds = {name: median(saved[name]) for name in ("capture", "blocked", "work")}
-    # Not the slowest rank's planning: where ranks share cores, one plans while another copies already.
-    seconds["plan"] = max(0.0, after(saved, "blocked", "capture"))
-    seconds |= {level: after(saved, level, "blocked") for level in ("local", "persistent")}
-    seconds["restore"] = median(restored["restore"])
-    return Sample(ranks, *share, seconds)
-
-
-def _redundancy(
-    copied: Mapping[str, Sequence[float]],
-    kept: Mapping[str, Sequence[float]],
-    lost: Mapping[str, Sequence[float]],
-    sample: Sample,
-) -> dict[str, float]:
-    """Seconds from the local level to copies, and to parity; and of a restore beyond one that lacks nothing."""
-    return {
-        "partner": after(copied, "partner", "local"),
-        "parity": after(kept, "parity", "local"),
-        "rebuild": max(0.0, median(lost["restore"]) - sample.seconds["restore"]),
-    }
-
-
-def _longer_than_raw_s(
-    decoded: Mapping[str, Sequence[float]], samples: Sequence[Sample], share: tuple[int, int]
-) -> float:
-    """Seconds that a restore of what was encoded takes beyond one of raw parts."""
-    constant, per_byte, per_tensor = fit(samples, "restore")
-    return median(decoded["restore"]) - (constant + per_byte * share[0] + per_tensor * share[1])
-
-
-def _interference(trained: Mapping[str, Sequence[float]], saved: Mapping[str, Sequence[float]]) -> float:
-    """Time that training loses, as a share of what the same background takes where nothing trains.
-
-    Not of what it takes beside training: on shared cores the background has to wait, and lasts several times as long,
-    and what predictions know is how long it takes alone.
-    """
-    lost = [
-        with_one - blocked - alone
-        for with_one, blocked, alone in zip(trained["trained"], trained["blocked"], trained["alone"], strict=True)
-    ]
-    busy = after(saved, "persistent", "blocked")
-    return min(max(0.0, median(lost) / busy), 0.99) if busy > 0 else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Fits:
-    """What was fitted to the plain checkpoints, and what the model's terms take of it."""
-
-    ranks: int  # of a node
-    crowding: float  # how many times as long computing takes where these share cores
-    rank: Mapping[str, tuple[float, float, float]]  # stage -> (constant, per byte, per tensor), of one rank alone
-    node: Mapping[str, tuple[float, float, float]]  # the same, of all ranks of a node together
-    #: rank_plan, node_plan: planning: (constant, per tensor, besides per large tensor)
-    rank_plan: tuple[float, float, float]
-    node_plan: tuple[float, float, float]
-
-    @property
-    def copies(self) -> tuple[float, float]:
-        """Bytes per second that one rank alone copies, and all ranks of the node together."""
-        return rate(self.rank["capture"][1]), rate(self.node["capture"][1], self.ranks)
-
-
-def machine_from(name: str, ranks_per_node: int, alone: Measured, together: Measured) -> Machine:
-    """The machine that was measured, by one rank alone and by all of a node together.
-
-    What ranks compute takes longer where they share cores; a machine file has what it takes with a core of one's own.
-    """
-    pieces = alone.pieces
-    cores = len(os.sched_getaffinity(0))
-    fits = _Fits(
-        ranks_per_node,
-        max(1.0, ranks_per_node / cores),
-        {what: fit(alone.samples, what) for what in _FITTED},
-        {what: fit(together.samples, what) for what in _FITTED},
-        fit_planning(alone.samples),
-        fit_planning(together.samples),
+    encoded = [QUICK_ENCODED_SHARE if quick else ENCODED_SHARE]
+    parity = {"nodes": True, "parity_group": min(ranks, MOST_GROUP)}
+    protected = shares[:2] if ranks > 1 else ()
+    # A restore makes the next checkpoint slower: apart from the others.
+    groups = (
+        tasks(shares, rounds),
+        tasks(shares, few, persistent=False, after=RESTORE),
+        tasks(shares[:1], rounds, after=TRAIN),
+        tasks([max(shares, key=lambda share: (share[0], -share[1]))], few, persistent=False),
+        tasks(QUICK_LAZY_SHARES if quick else LAZY_SHARES, rounds, capture="lazy"),
+        tasks(protected, rounds, nodes=True, partner=True),
+        tasks(protected, rounds, **parity),
+        tasks(protected, few, persistent=False, after=LOSE, **parity),
+        tasks(shares[:2], few, local=False, after=RESTORE),
+        tasks(encoded, rounds, compression="tensor"),
+        tasks(encoded, rounds, persistent=False, compression="tensor", after=RESTORE),
     )
+    return [task for group in groups for task in group], sessions
+
+
+# --- the fit ----------------------------------------------------------------------------------------------------------
+
+
+#: Codecs are timed in a loop, where they are up to 1.8 times as fast as within a checkpoint.
+_ENCODE, _DECODE = "codecs.encode", "codecs.decode"
+#: What is fitted: keys of the machine file.
+_FITTED = (
+    "memory.copy", "memory.tensor", "memory.call", "memory.leaf", "memory.defer_call", "memory.defer", "memory.late",
+    "memory.late_tensor", "memory.restore", "memory.restored_leaf",
+    "local.rank_write", "local.rank_read", "local.file", "local.tensor", "local.work",
+    "persistent.rank_write", "persistent.rank_read", "persistent.file", "persistent.tensor", "persistent.commit",
+    "persistent.work", _ENCODE, _DECODE, "interference",
+)  # fmt: skip
+#: One rank alone compares nothing, and shares with nobody.
+_OF_SEVERAL = (
+    "persistent.leaf", "memory.compare", "memory.compare_large",
+    "network.copies", "network.parity", "network.rebuild", "network.exchange",
+)  # fmt: skip
+#: Table, rate of one rank -> rates of the node: from that to as many times that as there are ranks.
+_OF_NODE = {
+    ("memory", "copy"): ("node_copy",),
+    ("local", "rank_write"): ("write",),
+    ("local", "rank_read"): ("read",),
+    ("persistent", "rank_write"): ("write", "node_write"),
+    ("persistent", "rank_read"): ("read", "node_read"),
+}
+_RECORDS = ("memory", "local", "network", "persistent")
+#: Steps, what is no improvement any more, and from which error on one counts less.
+_MOST_STEPS, _CLOSE, _USUAL = 40, 1e-6, 0.3
+#: One rank alone tells what all of a node cannot; where both do, these count.
+_ALONE_COUNTS = 0.3
+#: Nothing is shorter, in seconds.
+_LEAST_S = 1e-9
+#: Of each number in units of the first guess: seconds, or for a rate seconds per byte.
+_LEAST, _MOST = 1e-6, 1e4
+_BOUNDS = {_ENCODE: (0.5, 4.0), _DECODE: (0.5, 4.0), "memory.late": (1.0, 10.0), "interference": (_LEAST, 9.9)}
+
+
+def first_guess(name: str, ranks: int, pieces: Mapping[str, Any], measured: Sequence[Measured]) -> Machine:
+    """A machine of round numbers, with what was timed in a loop, and with rates that are too slow: those at which all
+    of the time would go into bytes. A level that is predicted to wait for nothing but the one before would tell nothing
+    of its own speed.
+    """
+    cores = len(os.sched_getaffinity(0))
     codecs = {dtype: Codec(**found) for dtype, found in pieces["codec"].items() if found["ratio"] < 1}
-    local, persistent = _storage(fits, alone, together)
-    machine = Machine(
+    copy, write, flush = (_slowest(measured, what, _RAW) for what in ("capture", Level.LOCAL, Level.PERSISTENT))
+    read, fetch = (_slowest(measured, "restore", _RESTORED | {"local": local}) for local in (True, False))
+    return Machine(
         name=name,
         source="deeppart-sim calibrate",
         nodes=1,
-        ranks_per_node=ranks_per_node,
+        ranks_per_node=ranks,
         cores=cores,
         encode_threads=max(1, min(4, cores - 1)),
-        interference=together.interference,
-        memory=_memory(fits, together, pieces["hash"]),
-        local=local,
-        network=between_ranks(together.pieces, together.protected, fits.crowding, local.file),
-        persistent=persistent,
+        interference=0.1,
+        memory=Memory(
+            copy=copy, node_copy=copy, defer_call=1e-3, compare_large=1e-6, late_tensor=5e-6, hash=pieces["hash"]
+        ),
+        local=Local(write=write, read=read, rank_write=write, rank_read=read, work=4e9),
+        network=Network(**(pieces.get("network") or {"bandwidth": 1e10}), copies=1e9, parity=5e8, exchange=5e-3),
+        persistent=Persistent(
+            write=flush, read=fetch, node_write=flush, node_read=fetch, rank_write=flush, rank_read=fetch,
+            commit=1e-3, work=2e9,
+        ),
         serialize=Serialize(**pieces["serialize"]),
         codecs=MappingProxyType(codecs),
-    )
-    return machine if together.encoded is None else as_encoded(machine, together.encoded)
+    )  # fmt: skip
 
 
-def _memory(fits: _Fits, together: Measured, hash_rate: float) -> Memory:
-    """Planning, copies and restores."""
-    node, ranks, crowding = fits.node, fits.ranks, fits.crowding
-    copy, node_copy = fits.copies
-    begin, together_leaf, together_large = fits.node_plan
-    leaf = fits.rank_plan[1]
-    # Every rank looks at all ranks' leaves.
-    held = ranks * crowding
-    return Memory(
-        copy=copy,
-        node_copy=node_copy,
-        tensor=node["capture"][2] / crowding,
-        call=(begin + node["capture"][0]) / crowding,
-        leaf=leaf,
-        defer_call=together.defer[0] / crowding,
-        defer=together.defer[1] / crowding,
-        late=together.late[0],
-        late_tensor=together.late[1] / crowding,
-        hash=hash_rate,
-        compare=max(0.0, together_leaf / held - leaf) if ranks > 1 else 0.0,
-        compare_large=together_large / held if ranks > 1 else 0.0,
-        restore=node["restore"][0] / crowding,
-        restored_leaf=node["restore"][2] / ranks / crowding,
-    )
+_RAW: Mapping[str, Any] = {"after": NOTHING, "capture": "eager", "compression": "none", "persistent": True}
+_RESTORED: dict[str, Any] = {"after": RESTORE, "compression": "none"}
 
 
-def _storage(fits: _Fits, alone: Measured, together: Measured) -> tuple[Local, Persistent]:
-    """The node's own storage, and the file system."""
-    rank, node, ranks, crowding = fits.rank, fits.node, fits.ranks, fits.crowding
-    copy, node_copy = fits.copies
-    # A restore ends with a copy of the whole state by every rank, which the model has apart.
-    copied, all_copied = 1 / copy, ranks / min(copy, node_copy / ranks)
-    rank_read, read = _rest(rank["restore"][1], copied), _rest(node["restore"][1], all_copied)
-    rank_fetch, fetch = rank_read, read
-    if alone.fetched and together.fetched:
-        # The model has a restore as such and a file of the file system beside it.
-        begin, leaf, file = node["restore"][0] / crowding, node["restore"][2] / ranks / crowding, node["persistent"][0]
+def _slowest(measured: Sequence[Measured], what: str, how: Mapping[str, Any]) -> float:
+    """Bytes per second of one rank alone, from the largest checkpoint of a kind."""
+    found = [each for each in measured if each.ranks == 1 and all(getattr(each.task, key) == how[key] for key in how)]
+    largest = max(found, key=lambda each: (each.task.nbytes, -each.task.tensors))
+    return float(largest.task.nbytes / largest.seconds[what])
 
-        def known_s(measured: Measured, crowded: float) -> list[float]:
-            """Every rank restores all ranks' leaves: one rank alone has few of them."""
-            return [crowded * (begin + leaf * each.ranks * each.share_tensors) + file for each in measured.fetched]
 
-        rank_fetch = _rest(bytes_beside(alone.fetched, "restore", known_s(alone, 1.0)), copied)
-        fetch = _rest(bytes_beside(together.fetched, "restore", known_s(together, crowding)), all_copied)
-    # Of what a tensor takes until the commit, rank 0's part grows with all ranks' tensors; one rank alone cannot tell.
-    alone_s, together_s = rank["persistent"][2], node["persistent"][2] / crowding
-    most = together_s / ranks
-    manifest = min(most, _MANIFEST_LEAF_S)
+def fitted(guess: Machine, measured: Sequence[Measured]) -> Machine:
+    """The machine that predicts best what was measured."""
+    from scipy.optimize import least_squares  # late: other commands need no scipy
+
+    ranks = guess.ranks_per_node
+    bounds = {path: _BOUNDS.get(path, (_LEAST, _MOST)) for path in _FITTED}
     if ranks > 1:
-        manifest = min(most, max(0.0, (together_s - alone_s) / (ranks - 1)))
-    local_work = (
-        min(fit(together.local_only, "work", tensors=False)[1], node["work"][1]) if together.local_only else 0.0
-    )
-    local = Local(
-        write=rate(node["local"][1], ranks),
-        read=rate(read, ranks),
-        rank_write=rate(rank["local"][1]),
-        rank_read=rate(rank_read),
-        file=node["local"][0],
-        tensor=node["local"][2] / crowding,
-        work=rate(local_work),
-    )
-    return local, Persistent(
-        write=rate(node["persistent"][1], ranks),
-        read=rate(fetch, ranks),
-        node_write=rate(node["persistent"][1], ranks),
-        node_read=rate(fetch, ranks),
-        rank_write=rate(rank["persistent"][1]),
-        rank_read=rate(rank_fetch),
-        file=node["persistent"][0],
-        tensor=max(0.0, together_s - ranks * manifest),  # rounding may leave less than nothing
-        leaf=manifest,
-        work=rate(max(node["work"][1] - local_work, node["work"][1] / 10)),
-    )
+        bounds |= dict.fromkeys(_OF_SEVERAL, (_LEAST, _MOST))
+        bounds |= {f"{table}.{keys[0]}": (1.0, float(ranks)) for (table, _), keys in _OF_NODE.items()}
+    found = least_squares(
+        lambda units: list(_errors(_changed(guess, bounds, units), measured)), np.ones(len(bounds)),
+        bounds=tuple(zip(*bounds.values(), strict=True)), x_scale="jac", loss="soft_l1", f_scale=_USUAL,
+        ftol=_CLOSE, xtol=_CLOSE, max_nfev=_MOST_STEPS,
+    )  # fmt: skip
+    return _changed(guess, bounds, found.x)
 
 
-def _rest(seconds_per_byte: float, of_them: float) -> float:
-    """What is left without a part; never less than a quarter, since both were measured."""
-    return max(seconds_per_byte - of_them, seconds_per_byte / 4)
+def _errors(machine: Machine, measured: Sequence[Measured]) -> Iterator[float]:
+    for each in measured:
+        weight = 1.0 if each.ranks == machine.ranks_per_node else _ALONE_COUNTS
+        predicted = predict(machine, each.ranks, each.task, alone_s=each.seconds["alone"])
+        for what in _compared(each.task):
+            yield weight * math.log(max(predicted[what], _LEAST_S) / max(each.seconds[what], _LEAST_S))
+
+
+def _compared(task: SaveTask) -> tuple[str, ...]:
+    """What is predicted of some checkpoints."""
+    if task.after != NOTHING:
+        return ("trained",) if task.after == TRAIN else ("restore",)
+    if not task.persistent:
+        return ("work",)
+    plain = task.capture == "eager" and task.compression == "none" and not task.nodes
+    most = task.nbytes // task.tensors >= 1 << 20  # work as such, and for each tensor, is no part of the model
+    return ("blocked", *task.levels, *(("capture",) if plain else ()), *(("work",) if plain and most else ()))
+
+
+def _changed(guess: Machine, paths: Iterable[str], units: Sequence[float]) -> Machine:
+    """The first guess with so many times the seconds of each number."""
+    tables: dict[str, dict[str, float]] = {name: {} for name in ("", "codecs", *_RECORDS)}
+    for path, unit in zip(paths, np.asarray(units).tolist(), strict=True):
+        table, _, key = path.rpartition(".")
+        tables[table][key] = unit
+    crowds = {(table, keys): tables[table].pop(keys[0], 1.0) for (table, _), keys in _OF_NODE.items()}
+    records = {name: _scaled(getattr(guess, name), tables[name]) for name in _RECORDS}
+    for (table, key), keys in _OF_NODE.items():
+        rate = getattr(records[table], key) * guess.ranks_per_node / crowds[table, keys]
+        records[table] = replace(records[table], **dict.fromkeys(keys, rate))
+    codecs = {dtype: _scaled(codec, tables["codecs"]) for dtype, codec in guess.codecs.items()}
+    found: Machine = replace(_scaled(guess, tables[""]), codecs=MappingProxyType(codecs), **records)
+    return found
+
+
+def _scaled(record: Any, units: Mapping[str, float]) -> Any:
+    """A record where what some keys are about takes so many times as long."""
+    kinds = {each.name: each.metadata["kind"] for each in fields(record) if each.name in units}
+    values = {key: getattr(record, key) for key in kinds}
+    return replace(
+        record,
+        **{key: old / units[key] if kinds[key] in (RATE, RATIO) else old * units[key] for key, old in values.items()},
+    )

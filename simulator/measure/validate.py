@@ -8,29 +8,22 @@ until a state is back, and how long the same training takes with a checkpoint.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from statistics import median, quantiles
-from types import MappingProxyType
 from typing import Any
 
-from deeppart.cli.calibrate.tasks import LOSE, NOTHING, RESTORE, TRAIN, SaveTask
+from deeppart.cli.calibrate.tasks import LOSE, RESTORE, TRAIN, SaveTask
 from deeppart.errors import ConfigError
 from deeppart.model import Level, meant_todo
 
 from ..machine.record import Machine
-from ..timing.restores import restore_s
-from ..timing.stages import Job, Protection, times_of
-from ..workload.layout import Layout
-from ..workload.states import read_state
-from .calibrate import MOST_GROUP
+from .predict import MOST_GROUP, predict
 from .start import Directories, measure
 
 #: What is to be reached: half of the errors, and all of them, as shares of what was measured.
 MEDIAN_TARGET, WORST_TARGET = 0.05, 0.15
 RANKS = (1, 2, 4)
-REPLICATED = Layout()
 _MIB = 1 << 20
 
 
@@ -43,10 +36,9 @@ class Case:
     what: tuple[str, ...]  # that is compared: names of what is measured
     least_ranks: int = 1  # it needs so many
 
-    def on(self, ranks: int, rounds: int, shards: int) -> SaveTask:
+    def on(self, ranks: int, rounds: int) -> SaveTask:
         """The checkpoints on so many ranks."""
-        group = min(ranks, MOST_GROUP) if self.task.parity_group else 0
-        return replace(self.task, rounds=rounds, shards=shards, parity_group=group)
+        return replace(self.task, rounds=rounds, parity_group=min(ranks, MOST_GROUP) if self.task.parity_group else 0)
 
 
 def _task(mebibytes: int, tensors: int, **how: Any) -> SaveTask:
@@ -150,38 +142,36 @@ def validate(
     directories: Directories,
     ranks: Sequence[int] = RANKS,
     *,
-    layout: Layout = REPLICATED,
     passes: int = 1,
     quick: bool = False,
     kinds: Collection[str] = (),
     progress: Callable[[str], None] = lambda text: None,
 ) -> Validation:
     """Run and compare."""
-    shards = {count: shards_of(layout, count) for count in ranks}
     rounds, sessions = QUICK_ROUNDS if quick else ROUNDS
     cases = cases_of(kinds, quick=quick)
     found: dict[tuple[int, Case, str], list[tuple[float, list[float]]]] = {}
     for number in range(passes):
         for count in ranks:
-            possible = [case for case in cases if case.least_ranks <= count and (shards[count] == 1 or _shared(case))]
+            possible = [case for case in cases if case.least_ranks <= count]
             if not possible:
                 continue
             machine = machine_for(count)
             of = f", pass {number + 1} of {passes}" if passes > 1 else ""
             progress((f"{count} ranks" if count > 1 else "one rank") + of)
-            tasks = [case.on(count, rounds, shards[count]) for case in possible]
+            tasks = [case.on(count, rounds) for case in possible]
             results = measure(count, tasks, directories, sessions=sessions)["saves"]
             for case, task, measured in zip(possible, tasks, results, strict=True):
-                predicted = predict(machine, count, task, layout, alone_s=median(measured["alone"]))
+                predicted = predict(machine, count, task, alone_s=median(measured["alone"]))
                 for what in case.what:
                     found.setdefault((count, case, what), []).append((predicted[what], measured[what]))
     if not found:
         raise ConfigError(
             "nothing would be measured",
-            expected="kinds that are possible with these ranks and this layout",
+            expected="kinds that are possible with these ranks",
             found=", ".join(sorted({case.kind for case in cases})),
             where="--only",
-            todo="take more --ranks, or no --layout",
+            todo="take more --ranks",
         )
     return Validation(tuple(_comparison(*found_of, of_passes) for found_of, of_passes in found.items()))
 
@@ -199,25 +189,6 @@ def cases_of(kinds: Collection[str], *, quick: bool) -> tuple[Case, ...]:
             todo=meant_todo(unknown[0], known, "leave --only out for all of them"),
         )
     return tuple(case for case in cases if not kinds or case.kind in kinds)
-
-
-def _shared(case: Case) -> bool:
-    """True if a state that ranks divide is measured in this way, too."""
-    return case.task.after == NOTHING
-
-
-def shards_of(layout: Layout, ranks: int) -> int:
-    """Among how many ranks a layout divides each of the tensors that are measured."""
-    grid = layout.at(ranks)
-    if grid.stages > 1 or grid.expert > 1 or grid.optimizer_sharded or (grid.shards > 1 and grid.tensor > 1):
-        raise ConfigError(
-            "this layout cannot be measured",
-            expected="fsdp, hsdp=N or tp=N",
-            found=str(layout),
-            where="--layout",
-            todo="take one of these, or none: every rank then holds all tensors",
-        )
-    return grid.shards * grid.tensor
 
 
 def _comparison(ranks: int, case: Case, what: str, found: Sequence[tuple[float, list[float]]]) -> Comparison:
@@ -245,89 +216,3 @@ def _spread(rounds: Sequence[float]) -> float:
         return 0.0
     quarter, middle, three = quantiles(rounds, n=4, method="inclusive")
     return (three - quarter) / middle
-
-
-def predict(
-    machine: Machine, ranks: int, task: SaveTask, layout: Layout = REPLICATED, *, alone_s: float = 0.0
-) -> dict[str, float]:
-    """The simulator's prediction for such checkpoints, in seconds."""
-    state = replace(read_state(f"tensors-{task.tensors}x{task.nbytes // task.tensors // 4 * 4}"), layout=layout)
-    job = Job(
-        state=state,
-        machine=as_nodes(machine, ranks, _lost(task)) if task.nodes else machine,
-        ranks=ranks,
-        ranks_per_node=1 if task.nodes else ranks,
-        compression=task.compression,
-        capture=task.capture,
-        protection=Protection(partner=task.partner, parity_group=task.parity_group),
-        flush_bandwidth=math.inf if task.flush_bandwidth is None else task.flush_bandwidth,
-    )
-    shares = job.shares()
-    times = times_of(job, shares)
-    complete = times.complete()
-    busy_s = max(complete.values()) - times.blocked_s
-    found = {"blocked": times.blocked_s} | complete
-    found["trained"] = alone_s + times.blocked_s + machine.interference * busy_s
-    found["restore"] = restore_s(job, shares, _parts(task, job.nodes), job.nodes)
-    return found
-
-
-def _lost(task: SaveTask) -> str | None:
-    """The level that has what was on a node that is lost; None if none is."""
-    if task.after != LOSE:
-        return None
-    return Level.PARTNER if task.partner else Level.PARITY if task.parity_group else Level.PERSISTENT
-
-
-def _parts(task: SaveTask, nodes: int) -> dict[str, int]:
-    """Level -> nodes whose parts are read there."""
-    level = _lost(task)
-    return {Level.LOCAL: nodes} if level is None else {Level.LOCAL: nodes - 1, level: 1}
-
-
-def as_nodes(machine: Machine, nodes: int, lost: str | None = None) -> Machine:
-    """The machine that consists of such nodes, one rank on each.
-
-    Each of them has its part of the memory and of the local storage, whether or not the others use theirs: that is what
-    nodes are. The file system is one for all, and one node alone has what one rank has of it.
-    """
-    crowding = machine.crowding(nodes)
-    memory, local, network, persistent = machine.memory, machine.local, machine.network, machine.persistent
-    copy = min(memory.copy, memory.node_copy / nodes)
-    read = min(local.rank_read, local.read / nodes)
-    if lost == Level.PARTNER:  # as much with the others as without them
-        read = 2 / (1 / read + 1 / min(local.rank_read, local.read))
-    memory = replace(_crowded(memory, _COMPUTED, crowding), copy=copy, node_copy=copy, hash=memory.hash / crowding)
-    local = _crowded(local, ("tensor",), crowding, ("work",))
-    persistent = _crowded(persistent, ("tensor", "leaf"), crowding, ("work",))
-    codecs = {name: _crowded(codec, (), crowding, ("encode", "decode")) for name, codec in machine.codecs.items()}
-    return replace(
-        machine,
-        nodes=nodes,
-        ranks_per_node=1,
-        cores=max(1, machine.cores // nodes),
-        memory=memory,
-        local=replace(local, write=min(local.rank_write, local.write / nodes), read=read),
-        network=_crowded(network, (), crowding, ("copies", "parity", "rebuild")),
-        persistent=replace(
-            persistent,
-            write=min(persistent.write, persistent.node_write),
-            read=min(persistent.read, persistent.node_read),
-            node_write=min(persistent.rank_write, persistent.node_write),
-            node_read=min(persistent.rank_read, persistent.node_read),
-        ),
-        codecs=MappingProxyType(codecs),
-    )
-
-
-#: Seconds of ``[memory]`` that ranks compute, and that take longer where they share cores.
-_COMPUTED = (
-    "tensor", "call", "leaf", "defer_call", "defer", "late_tensor", "compare", "compare_large", "restore",
-    "restored_leaf",
-)  # fmt: skip
-
-
-def _crowded(record: Any, seconds: Sequence[str], crowding: float, rates: Sequence[str] = ()) -> Any:
-    """A record with what is computed as slow as with so many ranks on a core."""
-    values = {name: getattr(record, name) * crowding for name in seconds}
-    return replace(record, **values, **{name: getattr(record, name) / crowding for name in rates})

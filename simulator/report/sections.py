@@ -145,7 +145,6 @@ def goodput_section(job: Job, found: Sequence[Row], days: float) -> Section:
     )
     head = ["every", "a call blocks", "as", "goodput lost", f"node-hours in {days:g} days"]
     head += ["money"] if found[0].cost.money is not None else []
-    head += ["energy"] if found[0].cost.kwh is not None else []
     lines = [
         [show_seconds(row.period_s), show_seconds(row.blocked_s), row.way, show_share(row.lost)]
         + cells(row.cost, job.machine.price.currency)
@@ -403,7 +402,6 @@ def bill_table(bill: Bill, title: str) -> Table:
     """The items of a bill, then what was not useful, and all; columns only for what is known."""
     total = bill.total
     head = ["", "node-hours", *(["money"] if total.money is not None else [])]
-    head += ["energy"] if total.kwh is not None else []
     shown_items = [each for each in bill.items if each.node_hours]
     rows = [[each.what, *cells(each, bill.currency)] for each in (*shown_items, bill.lost, total)]
     return Table(title, head, rows, breaks={len(shown_items)})

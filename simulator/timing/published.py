@@ -8,13 +8,13 @@ are taken that state the bandwidth of their storage: Azure Managed Lustre is sol
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from ..machine.files import read_machine
 from ..machine.record import Machine
-from ..workload.shapes import WORKLOADS, Workload
+from ..workload.shapes import WORKLOADS
 from ..workload.states import State, read_state
 from .stages import (
     TORCH_SAVE,
@@ -140,17 +140,24 @@ def _torchsnapshot() -> Iterator[Figure]:
 
 
 def _mlperf() -> Iterator[Figure]:
-    for result, what, published, simulated in compared():
+    rates = read_machine("azure-lustre").persistent  # of one rank; the rest is that of each result
+    for result in RESULTS:
         name, storage_s = result.workload.removeprefix("mlperf-").upper(), result.size * 2**30 / result.storage
-        case = f"{name}, {what}, {result.hosts} x {result.ranks_per_host}"
-        given = result.workload == GIVEN
-        why = "gives the rate of one rank, or of a host's four; what holds them back was not published"
-        if not given:
-            why = "all ranks at that rate" if simulated > 1.01 * storage_s else "the bandwidth the storage is sold with"
-            why += f", {result.storage / 1e9:g} GB/s" if simulated <= 1.01 * storage_s else ""
-        if published < 0.99 * storage_s:
-            why += "; measured was more than that"
-        yield Figure(MLPERF, case, "s", published, simulated, why, given)
+        nbytes = by_node(WORKLOADS[result.workload].rank_bytes(), result.ranks_per_host)
+        left, given = result.storage * (1 - rates.others), result.workload == GIVEN
+        for what, rate, published in (
+            ("write", rates.rank_write, result.save_s), ("read", rates.rank_read, result.load_s),
+        ):  # fmt: skip
+            simulated = float(finish_times_of_all(nbytes, rate, result.link, left).max())
+            why = "gives the rate of one rank, or of a host's four; what holds them back was not published"
+            if not given:
+                at_rate = simulated > 1.01 * storage_s
+                why = "all ranks at that rate" if at_rate else "the bandwidth the storage is sold with"
+                why += "" if at_rate else f", {result.storage / 1e9:g} GB/s"
+            if published < 0.99 * storage_s:
+                why += "; measured was more than that"
+            case = f"{name}, {what}, {result.hosts} x {result.ranks_per_host}"
+            yield Figure(MLPERF, case, "s", published, simulated, why, given)
 
 
 def _thesis() -> Iterator[Figure]:
@@ -205,33 +212,3 @@ RESULTS = (
 )
 #: The result from which the machine file has the rate of one rank.
 GIVEN = "mlperf-8b"
-
-
-def machine_of(result: Result) -> Machine:
-    """The preset, with the hosts and the storage of a result."""
-    machine = read_machine("azure-lustre")
-    storage, link = result.storage, result.link
-    persistent = replace(machine.persistent, write=storage, read=storage, node_write=link, node_read=link)
-    return replace(machine, nodes=result.hosts, ranks_per_node=result.ranks_per_host, persistent=persistent)
-
-
-def save_s(machine: Machine, workload: Workload) -> float:
-    """Seconds until the last rank has written its files."""
-    storage = machine.persistent
-    rates = (storage.rank_write, storage.node_write, storage.write * (1 - storage.others))
-    return float(finish_times_of_all(by_node(workload.rank_bytes(), machine.ranks_per_node), *rates).max())
-
-
-def load_s(machine: Machine, workload: Workload) -> float:
-    """Seconds until the last rank has read them."""
-    storage = machine.persistent
-    rates = (storage.rank_read, storage.node_read, storage.read * (1 - storage.others))
-    return float(finish_times_of_all(by_node(workload.rank_bytes(), machine.ranks_per_node), *rates).max())
-
-
-def compared() -> Iterator[tuple[Result, str, float, float]]:
-    """(result, "write" or "read", published seconds, simulated ones)."""
-    for result in RESULTS:
-        machine, workload = machine_of(result), WORKLOADS[result.workload]
-        yield result, "write", result.save_s, save_s(machine, workload)
-        yield result, "read", result.load_s, load_s(machine, workload)

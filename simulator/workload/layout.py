@@ -31,7 +31,7 @@ class Layout:
     #: ZeRO, SC 2020).
     optimizer_sharded: bool = False
 
-    def at(self, ranks: int, where: str = "--ranks") -> RankGrid:
+    def at(self, ranks: int) -> RankGrid:
         """The layout on so many ranks."""
         block = self.tensor * self.pipeline
         data, rest = divmod(ranks, block)
@@ -42,7 +42,7 @@ class Layout:
                 "the layout does not fit the number of ranks",
                 expected=f"a multiple of {block * max(1, self.sharded, self.expert)} ranks for {self}",
                 found=str(ranks),
-                where=where,
+                where="--ranks",
                 todo="choose another number of ranks, or other numbers behind @ in --state",
             )
         return RankGrid(self.pipeline, data // shards, shards, self.tensor, self.expert, self.optimizer_sharded)
@@ -96,7 +96,7 @@ class RankGrid:
         return ranks.transpose(1, 0, 2).reshape(shards, 1, -1)
 
 
-def read_layout(text: str, where: str = "--state") -> Layout:
+def read_layout(text: str) -> Layout:
     """A layout from ``tp=8,pp=4,zero1``."""
     found: dict[str, int] = {}
     for item in text.split(","):
@@ -104,25 +104,25 @@ def read_layout(text: str, where: str = "--state") -> Layout:
         plain = key in ("fsdp", "zero1") and not separator
         sized = key in ("tp", "pp", "ep", "hsdp") and value.isdigit() and int(value) > 0
         if not (plain or sized) or key in found:
-            raise _refusal(f"{item!r} in {text!r}", where, key)
+            raise _refusal(f"{item!r} in {text!r}", key)
         found[key] = int(value) if sized else 0
     if "fsdp" in found and "hsdp" in found:
-        raise _refusal("both fsdp and hsdp", where)
+        raise _refusal("both fsdp and hsdp")
     sharded = 0 if "fsdp" in found else found.get("hsdp", 1)
     if found.get("ep", 1) > 1 and sharded != 1:
-        raise _refusal("ep together with sharding of all leaves, which is not modelled", where)
+        raise _refusal("ep together with sharding of all leaves, which is not modelled")
     return Layout(
         found.get("tp", 1), found.get("pp", 1), found.get("ep", 1), sharded, "zero1" in found and sharded == 1
     )
 
 
-def _refusal(found: str, where: str, key: str = "") -> ConfigError:
+def _refusal(found: str, key: str = "") -> ConfigError:
     names = [known.partition("=")[0] for known in KEYS]
     return ConfigError(
         "the layout cannot be read",
         expected="after @, separated by commas, each once: " + ", ".join(KEYS),
         found=found,
-        where=where,
+        where="--state",
         todo=meant_todo(
             "" if key in names else key, names, "write it as for example in llama3-70b+adam-mixed@tp=8,pp=4"
         ),

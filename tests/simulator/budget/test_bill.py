@@ -1,4 +1,4 @@
-"""Bills by hand: hours, money and energy, with each of the prices and without."""
+"""Bills by hand: hours and money, with a price and without."""
 
 from __future__ import annotations
 
@@ -12,48 +12,41 @@ from deeppart_simulator.budget import (
     USEFUL,
     bill,
     bill_of_run,
-    item,
     missing,
 )
 from deeppart_simulator.campaign.failures import Scheduling, Waits
 from deeppart_simulator.campaign.outcomes import summarize
 from deeppart_simulator.campaign.plan import Planned
 from deeppart_simulator.campaign.run import run
-from deeppart_simulator.machine.record import Power, Price
+from deeppart_simulator.machine.record import Price
 
 from tests.simulator.campaign.jobs import DAY, busy
 from tests.simulator.timing.jobs import MACHINE
 
-PRICED = replace(MACHINE, price=Price(currency="USD", node_hour=3.0), power=Power(busy=2000.0, waiting=500.0))
+PRICED = replace(MACHINE, price=Price(currency="USD", node_hour=3.0))
 SHARES = {USEFUL: 0.9, "blocked": 0.06, "lost": 0.04}
 
 
 def test_a_day_of_ten_nodes() -> None:
-    """240 node-hours at 3 USD; 225.6 of them at 2 kW, the 14.4 that are blocked at 0.5 kW."""
-    found = bill(PRICED, 10, 86400.0, SHARES, busy=["lost"])
+    """240 node-hours at 3 USD."""
+    found = bill(PRICED, 10, 86400.0, SHARES)
     assert [each.node_hours for each in found.items] == pytest.approx([216.0, 14.4, 9.6])
     assert found.total.node_hours == pytest.approx(240) and found.total.money == pytest.approx(720)
-    assert found.total.kwh == pytest.approx(225.6 * 2 + 14.4 * 0.5)
     assert found.lost.node_hours == pytest.approx(24) and found.lost.money == pytest.approx(72)
-    assert found.lost.kwh == pytest.approx(9.6 * 2 + 14.4 * 0.5) and found.currency == "USD"
+    assert found.currency == "USD"
 
 
 def test_what_is_not_known_is_left_out_and_its_key_said() -> None:
     found = bill(MACHINE, 10, 3600.0, SHARES)
     assert found.total.node_hours == pytest.approx(10)
-    assert found.total.money is None and found.lost.kwh is None and all(each.money is None for each in found.items)
-    assert [line.split(":")[0] for line in missing(MACHINE)] == ["no money", "no energy"]
-    assert "[price] node_hour" in missing(MACHINE)[0] and "[power] busy" in missing(MACHINE)[1]
-    assert missing(PRICED) == []
-    energy_alone = replace(MACHINE, price=Price(currency="EUR", kwh=0.2))
-    both = replace(MACHINE, price=Price(currency="EUR", node_hour=3.0, kwh=0.2))
-    assert missing(both)[0].startswith("money without that for energy") and item(both, "x", 2.0, busy=True).money == 6
-    assert "needs [power] busy" in missing(energy_alone)[0] and item(energy_alone, "x", 1.0, busy=True).money is None
+    assert found.total.money is None and found.lost.money is None and all(each.money is None for each in found.items)
+    (line,) = missing(MACHINE)
+    assert line.startswith("no money") and "[price] node_hour" in line and missing(PRICED) == []
 
 
 PLANNED, CADENCES = busy()
-PRICE, POWER = Price(currency="USD", node_hour=2.0), Power(busy=1000.0, waiting=100.0)
-PRICED_RUNS = Planned(replace(PLANNED.job, machine=replace(PLANNED.job.machine, price=PRICE, power=POWER)))
+PRICE = Price(currency="USD", node_hour=2.0)
+PRICED_RUNS = Planned(replace(PLANNED.job, machine=replace(PLANNED.job.machine, price=PRICE)))
 RESULTS = [run(PLANNED, CADENCES, seed) for seed in (1, 2)]
 SUMMARY = summarize(RESULTS)
 

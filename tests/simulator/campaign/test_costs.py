@@ -96,10 +96,9 @@ def test_the_share_is_that_of_all_rows_of_failures_that_the_planner_cannot_resto
                     after[gone | {node}] += chance * follows / len(EIGHT)
             sets = dict(after)
         found = share_beyond(level, struck, len(EIGHT), Rows(follows, 1 / len(EIGHT)), protection, domain_nodes)
-        # Exact where one node of a ring, or the only group, is struck; groups are taken one by one.
-        one_of_a_ring = len(struck) == 1 and level == "partner" and not domain_nodes
-        exact = one_of_a_ring or protection.parity_group == len(EIGHT)
-        assert found == pytest.approx(beyond / counted, rel=1e-5 if exact else 0.2), follows
+        # Groups are taken one by one: of few nodes a failure takes none of one group that takes one of another.
+        groups_apart = level == "parity" and len(struck) > 1 and protection.parity_group < len(EIGHT)
+        assert found == pytest.approx(beyond / counted, rel=0.2 if groups_apart else 0.1), follows
 
 
 def often_lost(protection: Protection, node_mtbf_s: float = 16 * DAY / 12) -> Planned:

@@ -88,8 +88,6 @@ capacity = "8 TB"
 endurance = "50 PB"
 [persistent]
 capacity = "1 PB"
-[power]
-busy = "6 kW"
 [failures]
 node = "1 day"
 """
@@ -104,12 +102,12 @@ def priced(tmp_path: Path) -> str:
 
 
 def test_advise_says_what_a_month_takes(capsys: pytest.CaptureFixture[str], priced: str, tmp_path: Path) -> None:
-    """4 nodes for 720 hours at 32.77 USD and 6 kW."""
+    """4 nodes for 720 hours at 32.77 USD."""
     table = tmp_path / "choices.csv"
     document = sim_json(capsys, "advise", *SOME, "--machine", priced, "--csv", str(table))
     total, lost = document["bill"]["total"], document["bill"]["not_useful"]
     assert total["node_hours"] == pytest.approx(2880) and total["money"] == pytest.approx(2880 * 32.77)
-    assert total["kwh"] == pytest.approx(2880 * 6) and document["bill"]["currency"] == "USD"
+    assert document["bill"]["currency"] == "USD"
     assert lost["money"] == pytest.approx(document["advised"]["waste"] * 2880 * 32.77)
     assert document["advised"]["lost_money"] == lost["money"]
     first = rows_of(table)[0]
@@ -121,7 +119,7 @@ def test_advise_says_what_a_month_takes(capsys: pytest.CaptureFixture[str], pric
     assert space["drive_writes_per_day"] == pytest.approx(advised["node_daily_bytes"] / 8e12)
     assert space["file_system_bandwidth_share"] == pytest.approx(advised["drained_daily_bytes"] / (100e9 * 86400))
     code, out, _ = sim(capsys, "advise", *SOME, "--machine", priced)
-    assert code == 0 and "in 30 days of this, as advised" in out and "94,378 USD" in out and "17.3 MWh" in out
+    assert code == 0 and "in 30 days of this, as advised" in out and "94,378 USD" in out
     assert (
         "0.0064 % of its capacity, 1 PB" in out and "does not say" not in out and "not in the machine file" not in out
     )
@@ -147,7 +145,6 @@ def test_a_campaign_has_its_bill(capsys: pytest.CaptureFixture[str], priced: str
     document = sim_json(capsys, *some, "--csv", str(table))
     total = document["bill"]["total"]
     assert total["node_hours"] == pytest.approx(5 * 24 * 5) and total["money"] == pytest.approx(600 * 32.77)
-    assert total["kwh"] == pytest.approx(600 * 6), "as busy while it waits, since nothing else is said"
     items = {item["what"]: item["node_hours"] for item in document["bill"]["items"]}
     assert items["spare nodes"] == pytest.approx(120)
     shares = document["summary"]["shares"]

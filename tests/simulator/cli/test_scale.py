@@ -53,16 +53,12 @@ def test_the_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert (document["format"], document["version"], document["nodes"]) == ("deeppart-sim-scale", 1, 8)
     asked = next(row for row in document["goodput"]["rows"] if not row["way"])
     assert asked["lost"] == pytest.approx(1 / 600) and asked["cost"]["node_hours"] == pytest.approx(9.6)
-    assert (
-        asked["cost"]["money"] == pytest.approx(9.6 * 32.77)
-        and asked["cost"]["kwh"] == pytest.approx(9.6 * 6.5)
-        and document["goodput"]["currency"] == "USD"
-    )
+    assert asked["cost"]["money"] == pytest.approx(9.6 * 32.77) and document["goodput"]["currency"] == "USD"
     assert {row["way"] for row in document["goodput"]["rows"]} >= {"deeppart", "torch.save, one rank for each part"}
     assert [float(row["lost"]) for row in rows_of(file)] == [row["lost"] for row in document["goodput"]["rows"]]
     code, out, _ = sim(capsys, *SOME, "--every", "599s", "--blocked", "1s")
-    assert code == 0 and "315 USD" in out and "62.4 kWh" in out and "in 30 days" in out
+    assert code == 0 and "315 USD" in out and "in 30 days" in out
     code, out, _ = sim(
         capsys, "scale", "--goodput", "--state", "mlperf-8b", "--machine", "azure-lustre", "--ranks", "64"
     )
-    assert code == 0 and "no energy: [power] busy" in out and "no money: [price]" in out
+    assert code == 0 and "no money: [price]" in out
