@@ -42,8 +42,7 @@ class MemoryStore:
         return data
 
     def open(self, key: str) -> MemoryObject:
-        data, written = self._found(key)
-        return MemoryObject(data, written, self.where(key))
+        return MemoryObject(self, key, *self._found(key))
 
     def stat(self, key: str) -> Stat | None:
         found = self.objects.get(key)
@@ -80,23 +79,23 @@ class MemoryStore:
 class MemoryObject:
     """One that is open."""
 
-    def __init__(self, data: bytes, written: float, where: str) -> None:
-        self._data, self._where = data, where
+    def __init__(self, store: MemoryStore, key: str, data: bytes, written: float) -> None:
+        self._store, self._key, self._data = store, key, data
         self.size, self.written = len(data), written
 
     def read_at(self, offset: int, length: int) -> bytes:
         if offset < 0 or length < 0 or offset + length > self.size:
-            raise CorruptFileError("the object ends before that", where=self._where)
+            raise CorruptFileError("the object ends before that", where=self._store.where(self._key))
         return self._data[offset : offset + length]
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         buffer.cast("B")[:] = self.read_at(offset, buffer.nbytes)
 
-    def beside(self, name: str) -> MemoryObject:
-        raise CorruptFileError("nothing refers to other objects here", found=name, where=self._where)
+    def at_step(self, place: str) -> MemoryObject:
+        return self._store.open(f"{place}/{self._key.rpartition('/')[2]}")
 
     def reopen(self) -> MemoryObject:
-        return MemoryObject(self._data, self.written, self._where)
+        return MemoryObject(self._store, self._key, self._data, self.written)
 
     def close(self) -> None:
         self._data = b""

@@ -96,7 +96,7 @@ def _end_lines(contents: offline.Contents) -> Iterator[Any]:
         text += f", {show_bytes(totals.sharded_bytes)} sharded"
     files = f"{count(contents.manifest.attempt.world_size, 'part file')}, {show_bytes(totals.file_bytes)}"
     if totals.referenced_bytes:
-        files += f", and {show_bytes(totals.referenced_bytes)} unchanged in older files"
+        files += f", and {show_bytes(totals.referenced_bytes)} unchanged in earlier steps"
     yield line(f"{text}; in all {files}", "dim")
     for each in contents.passed_over:
         yield line(each, "yellow")

@@ -65,7 +65,7 @@ def _decide(reports: list[Any], commit: Commit | None) -> RoundResult:
         return RoundResult(f"{rank_names(failed)} failed: " + str(next(iter(failed.values()))))
     if commit is not None:
         try:
-            commit([PartRecord(*report) for report in reports])
+            commit([PartRecord.from_json(report) for report in reports])
         except CommitMayStandError as error:
             return RoundResult(f"rank 0 could not commit, yet {error}: {error.__cause__}", may_stand=True)
         except Exception as error:  # of whatever kind: the other ranks wait for the verdict

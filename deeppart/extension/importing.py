@@ -113,7 +113,7 @@ def write_step(
             _commit(session, attempt, document, summary)
         except BaseException:
             if not session.persistent.may_be_committed(attempt.key):
-                session.persistent.remove({attempt.key})
+                session.persistent.remove(attempt.key)
             raise
         return Written(step, len(agreed.layout.types), len(agreed.layout.per_rank_values), layout.nbytes)
 

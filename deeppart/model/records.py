@@ -6,7 +6,7 @@ Pure data: no I/O, no torch, no MPI. Units are in the names; every length is in 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -145,17 +145,22 @@ class StepKey:
 
 @dataclass(frozen=True, slots=True)
 class BaseRecord:
-    """An older part file of the same rank that holds chunks of a part: its *base*.
+    """An earlier part of the same rank and session that holds chunks of a part: its *base*.
 
     Attributes:
-        index_digest: xxh3-128 of the base's index, 32 hex digits; names the file.
-        nbytes: length of the file.
-        step: the step it was written for.
+        index_digest: xxh3-128 of the base's index, 32 hex digits.
+        nbytes: length of its file.
+        step, sequence: of the checkpoint it was written for.
     """
 
     index_digest: str
     nbytes: int
     step: int
+    sequence: int
+
+    def key(self, session: str) -> StepKey:
+        """The attempt at a step that it belongs to."""
+        return StepKey(self.step, session, self.sequence)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +175,8 @@ class PartRecord:
         digest: xxh3-128 of the whole file, 32 hex digits.
         index_digest: xxh3-128 of the file's index, 32 hex digits; the index holds every chunk's digest.
         node_index_digest: the same of the part on nodes, where it is encoded in another way; "" where there is no such.
-        referenced_bytes: encoded bytes of the part that lie in its bases, beside the file.
+        referenced_bytes: encoded bytes of the part that lie in its bases.
+        bases: earlier parts in which these lie.
     """
 
     rank: int
@@ -181,6 +187,13 @@ class PartRecord:
     index_digest: str
     node_index_digest: str = ""
     referenced_bytes: int = 0
+    bases: tuple[BaseRecord, ...] = ()
+
+    @classmethod
+    def from_json(cls, fields: list[Any]) -> PartRecord:
+        """Inverse of ``dataclasses.astuple``, by way of JSON."""
+        *rest, bases = fields
+        return replace(cls(*rest), bases=tuple(BaseRecord(*base) for base in bases))
 
     @property
     def index_digests(self) -> frozenset[str]:
@@ -315,5 +328,11 @@ class Manifest:
 
     @property
     def referenced_bytes(self) -> int:
-        """Bytes of their bases that belong to the checkpoint too."""
+        """Bytes in earlier parts that belong to the checkpoint too."""
         return sum(part.referenced_bytes for part in self.parts)
+
+    @property
+    def needed_parts(self) -> frozenset[tuple[StepKey, int]]:
+        """Step and rank of the parts of other steps to which this one refers."""
+        session = self.attempt.session
+        return frozenset((base.key(session), part.rank) for part in self.parts for base in part.bases)

@@ -17,11 +17,11 @@ from deeppart.part.format import (
     SHARED_TABLE,
     SPAN_DTYPE,
     PartHeader,
-    base_file_name,
     is_hex32,
-    parse_base_file_name,
     parse_part_file_name,
+    parse_step_name,
     part_file_name,
+    step_name,
 )
 from deeppart.part.json_text import parse_json
 from deeppart.part.manifest import MAX_MANIFEST_BYTES, decode_manifest, encode_manifest
@@ -60,7 +60,6 @@ __all__ = [
     "Signing",
     "Sink",
     "StoredBytes",
-    "base_file_name",
     "check_encoded",
     "check_strong_digest",
     "decode_manifest",
@@ -70,13 +69,14 @@ __all__ = [
     "is_hex32",
     "is_parity_file_name",
     "parity_file_name",
-    "parse_base_file_name",
     "parse_json",
     "parse_part_file_name",
+    "parse_step_name",
     "part_file_name",
     "read_key_files",
     "set_id",
     "short",
+    "step_name",
     "stripes_of",
     "strong_digest",
 ]

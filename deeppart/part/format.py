@@ -18,7 +18,7 @@ import numpy.typing as npt
 import xxhash
 
 from deeppart.errors import CorruptFileError, FormatError, NewerFormatError, short
-from deeppart.model import Attempt
+from deeppart.model import Attempt, StepKey
 from deeppart.part.signing import STRONG_DIGEST_BYTES, TAG_BYTES
 
 #: Of every file of a checkpoint: parts, parity, manifests, suspect records, and the documents in them.
@@ -54,7 +54,7 @@ MAX_INDEX_BYTES: Final = (
     INDEX_HEAD_BYTES
     + MAX_CHUNKS * (80 + STRONG_DIGEST_BYTES)
     + MAX_SPANS * 40
-    + MAX_BASES * 32
+    + MAX_BASES * 40
     + MAX_META_BYTES
     + TAG_BYTES
 )
@@ -77,7 +77,7 @@ CHUNK_DTYPE: Final = np.dtype(
         ("raw_length", "<u8"),
         ("codec", "<u2"),
         ("flags", "<u2"),
-        ("base", "<u4"),  # 0: the chunk lies in this file; n: in base n of the table, counted from 1
+        ("base", "<u4"),  # 0: the chunk lies in this part; n: in base n of the table, counted from 1
         ("dtype", "S16"),
         ("encoded_digest", "u1", (16,)),
         ("raw_digest", "u1", (16,)),
@@ -93,7 +93,7 @@ SPAN_DTYPE: Final = np.dtype(
         ("raw_offset", "<u8"),
     ]
 )
-BASE_DTYPE: Final = np.dtype([("index_digest", "u1", (16,)), ("nbytes", "<u8"), ("step", "<u8")])
+BASE_DTYPE: Final = np.dtype([("index_digest", "u1", (16,)), ("nbytes", "<u8"), ("step", "<u8"), ("sequence", "<u8")])
 
 #: A structured array of CHUNK_DTYPE, SPAN_DTYPE or BASE_DTYPE.
 Table = npt.NDArray[np.void]
@@ -105,7 +105,7 @@ _DIGEST64_BYTES = 8
 DTYPE_TAG: Final = re.compile(rb"[A-Za-z0-9_.]{0,16}")
 
 _PART_NAME = re.compile(r"part-([0-9]{5,8})-of-([0-9]{5,8})\.dpp", re.ASCII)
-_BASE_NAME = re.compile(r"base-([0-9]{5,8})-of-([0-9]{5,8})-([0-9a-f]{32})\.dpp", re.ASCII)
+_STEP_NAME = re.compile(r"step-([0-9]{12,19})-([0-9a-f]{32})-([0-9]{6,19})", re.ASCII)
 _HEX32 = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
 
@@ -123,19 +123,18 @@ def parse_part_file_name(name: str) -> tuple[int, int] | None:
     return (rank, world_size) if rank < world_size and name == part_file_name(rank, world_size) else None
 
 
-def base_file_name(rank: int, world_size: int, index_digest: str) -> str:
-    """Return the name under which a base lies beside the parts that refer to it."""
-    return f"base-{rank:05d}-of-{world_size:05d}-{index_digest}.dpp"
+def step_name(key: StepKey) -> str:
+    """``step-000000000100-<session, 32 hex digits>-000007``: the place of one attempt at a step."""
+    return f"step-{key.step:012d}-{key.session}-{key.sequence:06d}"
 
 
-def parse_base_file_name(name: str) -> tuple[int, int, str] | None:
-    """Return ``(rank, world_size, index_digest)`` when ``name`` is what :func:`base_file_name` gives, else None."""
-    match = _BASE_NAME.fullmatch(name)
+def parse_step_name(name: str) -> StepKey | None:
+    """Inverse of :func:`step_name`; None for any other name."""
+    match = _STEP_NAME.fullmatch(name)
     if match is None:
         return None
-    rank, world_size = int(match[1]), int(match[2])
-    found = rank, world_size, match[3]
-    return found if rank < world_size and name == base_file_name(*found) else None
+    key = StepKey(int(match[1]), match[2], int(match[3]))
+    return key if step_name(key) == name else None
 
 
 def is_hex32(text: object) -> bool:

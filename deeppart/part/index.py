@@ -40,7 +40,7 @@ class PartIndex:
         spans: array of SPAN_DTYPE in the order of the raw stream.
         meta: UTF-8 JSON document of the package ``state``, not interpreted here.
         raw_bytes: length of the raw stream.
-        bases: array of BASE_DTYPE: older files in which chunks of this part lie.
+        bases: array of BASE_DTYPE: earlier parts in which chunks of this one lie.
         strong: a row of 32 bytes for each chunk, the sha256 of its encoded bytes; empty where it is not signed.
     """
 
@@ -136,8 +136,9 @@ def _check_bases(chunks: Table, bases: Table, where: str) -> None:
     """Check the table of bases, and that chunks which lie in one lie within its payload."""
     nbytes = bases["nbytes"]
     _refuse((nbytes < fmt.MIN_FILE_BYTES) | (nbytes > fmt.MAX_FILE_BYTES), "base", "impossible length", where)
-    _refuse(bases["step"] > fmt.MAX_COUNTER, "base", "impossible step", where)
-    if len({row.tobytes() for row in bases["index_digest"]}) != len(bases):
+    impossible = (bases["step"] > fmt.MAX_COUNTER) | (bases["sequence"] > fmt.MAX_COUNTER)
+    _refuse(impossible, "base", "impossible step", where)
+    if len({row.tobytes() for row in bases["sequence"]}) != len(bases):
         raise corrupt("the base table of the part is not valid: a base stands in it twice", where=where)
     base, offset = chunks["base"], chunks["offset"]
     _refuse(base > len(bases), "chunk", "lies in a base that is not in the table", where)

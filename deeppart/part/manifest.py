@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import Final
 
 from deeppart.errors import CorruptFileError, short
-from deeppart.model import Attempt, ComparedEarlier, Manifest, PartRecord
+from deeppart.model import Attempt, BaseRecord, ComparedEarlier, Manifest, PartRecord
 from deeppart.part import format as fmt
 from deeppart.part.sealed import Sealed
 from deeppart.part.signing import MANIFEST, Signing
@@ -36,8 +36,9 @@ _MAX_LIBRARY_CHARS = 200
 
 _FIELDS: Final = frozenset({"attempt", "compared", "created", "library", "parts", "structure"})
 _ATTEMPT_FIELDS: Final = frozenset({"lineage", "session", "sequence", "step", "world_size"})
+_BASE_FIELDS: Final = frozenset({"index_digest", "nbytes", "step", "sequence"})
 _PART_FIELDS: Final = frozenset(
-    {"rank", "file", "nbytes", "raw_bytes", "digest", "index_digest", "node_index_digest", "referenced_bytes"}
+    {"rank", "file", "nbytes", "raw_bytes", "digest", "index_digest", "node_index_digest", "referenced_bytes", "bases"}
 )
 #: Leaf numbers, and how many leaves, are below this.
 _MOST_LEAVES: Final = 1 << 32
@@ -55,7 +56,10 @@ def encode_manifest(manifest: Manifest, signing: Signing | None = None) -> bytes
         "compared": [[group.step, [list(each) for each in group.ranges]] for group in manifest.compared],
         "created": manifest.created,
         "library": manifest.library,
-        "parts": [{name: getattr(part, name) for name in _PART_FIELDS} for part in manifest.parts],
+        "parts": [
+            {**{name: getattr(part, name) for name in _PART_FIELDS}, "bases": list(map(asdict, part.bases))}
+            for part in manifest.parts
+        ],
         "structure": manifest.structure,
     }
     return _SEALED.encode(
@@ -78,7 +82,7 @@ def decode_manifest(data: bytes | memoryview, *, where: str, signing: Signing | 
         raise _SEALED.damaged("has a malformed library name", where, found=short(library))
     if not isinstance(structure, dict):
         raise _SEALED.damaged("has a structure that is not an object", where, found=short(structure))
-    parts = _parts(top["parts"], attempt.world_size, where)
+    parts = _parts(top["parts"], attempt, where)
     return Manifest(attempt, created, library, parts, structure, _comparisons(top["compared"], where), signed=signed)
 
 
@@ -120,17 +124,19 @@ def _leaf_ranges(items: list[object], where: str) -> tuple[tuple[int, int], ...]
     return tuple(ranges)
 
 
-def _parts(items: object, world_size: int, where: str) -> tuple[PartRecord, ...]:
+def _parts(items: object, attempt: Attempt, where: str) -> tuple[PartRecord, ...]:
     """Check the list of parts: one for each rank, in rank order."""
+    world_size = attempt.world_size
     if not isinstance(items, list) or len(items) != world_size:
         found = f"{len(items)} parts" if isinstance(items, list) else short(items)
         raise _SEALED.damaged("does not list one part per rank", where, expected=f"{world_size} parts", found=found)
-    return tuple(_part(item, rank, fmt.part_file_name(rank, world_size), where) for rank, item in enumerate(items))
+    return tuple(_part(item, rank, attempt, where) for rank, item in enumerate(items))
 
 
-def _part(item: object, rank: int, name: str, where: str) -> PartRecord:
+def _part(item: object, rank: int, attempt: Attempt, where: str) -> PartRecord:
     """Check one part; by its place in the list it has to be that of ``rank``, so none is missing or there twice."""
     fields = _SEALED.fields(item, _PART_FIELDS, f"a part {rank}", where)
+    name = fmt.part_file_name(rank, attempt.world_size)
     if type(fields["rank"]) is not int or fields["rank"] != rank:
         raise _wrong(rank, "another rank", fields["rank"], str(rank), where)
     if fields["file"] != name:
@@ -147,7 +153,33 @@ def _part(item: object, rank: int, name: str, where: str) -> PartRecord:
     for key in ("digest", "index_digest", "node_index_digest"):
         if not fmt.is_hex32(fields[key]) and (key, fields[key]) != ("node_index_digest", ""):
             raise _wrong(rank, f"a malformed {key}", fields[key], "32 lower-case hex digits", where)
-    return PartRecord(**fields)
+    return PartRecord(**fields | {"bases": _bases(fields["bases"], rank, attempt, where)})
+
+
+def _bases(items: object, rank: int, attempt: Attempt, where: str) -> tuple[BaseRecord, ...]:
+    """Check the earlier parts to which one refers: of this session, each once."""
+    if not isinstance(items, list) or len(items) > fmt.MAX_BASES:
+        raise _wrong(rank, "a malformed list of bases", items, f"at most {fmt.MAX_BASES}", where)
+    bases = []
+    for item in items:
+        fields = _SEALED.fields(item, _BASE_FIELDS, f"a base of part {rank}", where)
+        limits = (
+            ("nbytes", fmt.MIN_FILE_BYTES, fmt.MAX_FILE_BYTES),
+            ("step", 0, fmt.MAX_COUNTER),
+            ("sequence", 0, attempt.sequence - 1),
+        )
+        for key, least, most in limits:
+            value = fields[key]
+            if type(value) is not int or not least <= value <= most:
+                raise _wrong(rank, f"a base with an impossible {key}", value, f"from {least} to {most}", where)
+        if not fmt.is_hex32(fields["index_digest"]):
+            raise _wrong(
+                rank, "a base with a malformed index_digest", fields["index_digest"], "32 lower-case hex digits", where
+            )
+        bases.append(BaseRecord(**fields))
+    if len({base.sequence for base in bases}) != len(bases):
+        raise _wrong(rank, "a base twice", items, "each once", where)
+    return tuple(bases)
 
 
 def _wrong(rank: int, what: str, found: object, expected: str, where: str) -> CorruptFileError:

@@ -5,8 +5,8 @@ Invariants
 * A reader exists only for a file whose header, footer and index have been checked completely.
 * The digest of encoded bytes is checked before they are decoded, and that of the decoded bytes after.
 * Every byte that comes out stood under a digest; every length is checked before memory is taken for it.
-* Chunks that lie in a base, an older file beside this one, come from nowhere else: the base is one whose footer names
-  the index that this part's table names.
+* Chunks that lie in a base, an earlier part of the same rank and session, come from nowhere else: the base is one whose
+  footer names the index that this part's table names. What a base refers to is not looked at: there are no chains.
 * Wrong bytes end in CorruptFileError, NewerFormatError or StorageError and in nothing else.
 
 The order of the checks is in docs/format.md. A reader never changes once made: threads may share one.
@@ -24,7 +24,7 @@ from deeppart.codec import RawCodec, codec_by_id
 from deeppart.errors import CorruptFileError, FormatError
 from deeppart.model import Attempt, BaseRecord
 from deeppart.part import format as fmt
-from deeppart.part.format import PartFooter, PartHeader, base_file_name, check_digest, corrupt
+from deeppart.part.format import PartFooter, PartHeader, check_digest, corrupt, step_name
 from deeppart.part.index import PartIndex
 from deeppart.part.signing import PART, TAG_BYTES, Signing, check_strong_digest
 from deeppart.part.source import ByteSource
@@ -52,7 +52,7 @@ class PartReader:
         chunks: read-only array of CHUNK_DTYPE.
         spans: read-only array of SPAN_DTYPE.
         meta: UTF-8 JSON document, not interpreted.
-        bases: older files that hold chunks of this part, in the order of its table.
+        bases: earlier parts that hold chunks of this one, in the order of its table.
         raw_bytes: length of the raw stream.
         raw_starts: first byte of each chunk in the raw stream, and at the end its length; uint64, chunks + 1 values.
         index_digest: xxh3-128 of the index, 32 hex digits.
@@ -103,8 +103,13 @@ class PartReader:
             signed=header.signed,
         )
         self.bases = tuple(
-            BaseRecord(row["index_digest"].tobytes().hex(), int(row["nbytes"]), int(row["step"])) for row in index.bases
+            BaseRecord(
+                row["index_digest"].tobytes().hex(), *(int(row[name]) for name in ("nbytes", "step", "sequence"))
+            )
+            for row in index.bases
         )
+        if any(base.sequence >= self.attempt.sequence for base in self.bases):
+            raise corrupt("a part refers to one that is not an earlier one", found=str(self.bases), where=where)
         self._base_sources: dict[int, ByteSource] = {}
         self.chunks, self.spans, self._strong = index.chunks, index.spans, index.strong
         self.meta, self.raw_bytes = index.meta, index.raw_bytes
@@ -161,17 +166,12 @@ class PartReader:
         """Read the encoded bytes of chunk ``i``, wherever they lie; nothing is checked."""
         self._source_of(i).read_into(int(self.chunks["offset"][i]), encoded)
 
-    def base_name(self, base: int) -> str:
-        """Name of the file that is base ``base`` of the table, counted from 1."""
-        return base_file_name(self.rank, self.attempt.world_size, self.bases[base - 1].index_digest)
-
-    @property
-    def base_names(self) -> tuple[str, ...]:
-        """Names of all bases, in the order of the table."""
-        return tuple(self.base_name(base) for base in range(1, len(self.bases) + 1))
+    def base_place(self, base: int) -> str:
+        """The place of base ``base`` of the table, counted from 1: that of its step."""
+        return step_name(self.bases[base - 1].key(self.attempt.session))
 
     def check_bases(self) -> None:
-        """See that every base lies beside this file and is the one that the table names; no chunk is read."""
+        """See that every base is there and is the one that the table names; no chunk is read."""
         for base in range(1, len(self.bases) + 1):
             self.check_base(base)
 
@@ -186,8 +186,8 @@ class PartReader:
     def _base(self, base: int) -> ByteSource:
         found = self._base_sources.get(base)
         if found is None:
-            found = self._source.beside(self.base_name(base))
-            record, where = self.bases[base - 1], f"{self._where}, base {self.base_name(base)}"
+            found = self._source.at_step(self.base_place(base))
+            record, where = self.bases[base - 1], f"{self._where}, base in {self.base_place(base)}"
             if found.size != record.nbytes:
                 raise corrupt(
                     "a base of a part has another length than the part says",
@@ -199,7 +199,7 @@ class PartReader:
             digest = PartFooter.decode(end, file_length=found.size, where=where).index_digest.hex()
             if digest != record.index_digest:
                 raise corrupt(
-                    "a base of a part is another file", expected=record.index_digest, found=digest, where=where
+                    "a base of a part is another part", expected=record.index_digest, found=digest, where=where
                 )
             self._base_sources[base] = found
         return found
@@ -229,8 +229,6 @@ class PartReader:
 
     def verify(self, *, expected_digest: str | None = None, pace: Callable[[int], None] = lambda nbytes: None) -> str:
         """Read the whole file once, check and decode every chunk in it; return the file's xxh3-128 as 32 hex digits.
-
-        Bases are files of their own.
 
         Memory: one chunk, encoded and decoded. Measured, one core, from tmpfs: 4.4 GB/s stored raw, 0.9 GB/s (of raw
         bytes) from zstd.

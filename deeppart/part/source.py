@@ -44,8 +44,8 @@ class ByteSource(Protocol):
         """Fill ``buffer`` (writable, contiguous) from ``offset``, or raise CorruptFileError or StorageError."""
         ...
 
-    def beside(self, name: str) -> ByteSource:
-        """The file of that name in the same directory, or raise CorruptFileError or StorageError."""
+    def at_step(self, place: str) -> ByteSource:
+        """The object of the same name in another step's place, or raise CorruptFileError or StorageError."""
         ...
 
 
@@ -62,7 +62,7 @@ class StoredBytes(ByteSource, Protocol):
         """The same object, opened once more, also after this one was closed."""
 
     def close(self) -> None:
-        """Let go of it, and of what was opened beside it; a second call does nothing."""
+        """Let go of it, and of what was opened through it; a second call does nothing."""
 
     def __enter__(self) -> Self:
         """Returns itself."""
@@ -76,7 +76,7 @@ class StoredBytes(ByteSource, Protocol):
 class FileSource:
     """A regular file, read with pread.
 
-    A context manager; it also closes the files it has opened beside its own.
+    A context manager; it also closes the files of other steps that were opened through it.
 
     Attributes:
         path: as given.
@@ -89,7 +89,7 @@ class FileSource:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
         self.location = path if isinstance(path, Path) else Path(path)
-        self._beside: dict[str, FileSource] = {}
+        self._others: dict[str, FileSource] = {}
         self._opening = threading.Lock()
         try:
             self._file = access.ReadFile(self.location, access.open_file)
@@ -149,12 +149,12 @@ class FileSource:
         except OSError as error:
             raise self._storage_error("cannot map a part file", error) from error
 
-    def beside(self, name: str) -> FileSource:
-        """The file ``name`` in the same directory, opened once."""
+    def at_step(self, place: str) -> FileSource:
+        """The file of the same name in the directory ``place`` beside its own, opened once."""
         with self._opening:
-            if name not in self._beside:
-                self._beside[name] = FileSource(self.location.with_name(name))
-            return self._beside[name]
+            if place not in self._others:
+                self._others[place] = FileSource(self.location.parent.with_name(place) / self.location.name)
+            return self._others[place]
 
     def reopen(self) -> FileSource:
         """The file that has the name now."""
@@ -162,7 +162,7 @@ class FileSource:
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
-        for other in self._beside.values():
+        for other in self._others.values():
             other.close()
         self._file.close()
 
@@ -220,9 +220,9 @@ class MemorySource:
         """A stretch of the part, where it lies."""
         return self._data[start:stop]
 
-    def beside(self, name: str) -> ByteSource:
-        """There is no other."""
-        raise corrupt("a part in memory has no other files beside it", expected=name, where=self.name)
+    def at_step(self, place: str) -> ByteSource:
+        """There is none."""
+        raise corrupt("a part in memory refers to another step", found=place, where=self.name)
 
 
 _LIBC = ctypes.CDLL(None, use_errno=True)

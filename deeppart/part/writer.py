@@ -2,8 +2,8 @@
 
 Invariants
 ----------
-* Bytes go to the sink in file order and never again: any pipe, file or buffer can be a sink. Chunks that lie in another
-  file, a *base*, do not go there at all: only their rows do.
+* Bytes go to the sink in file order and never again: any pipe, file or buffer can be a sink. Chunks that lie in an
+  earlier part, a *base*, do not go there at all: only their rows do.
 * Chunk payload is never copied: the digests read the caller's memory, and the sink gets that same memory.
 * The digest of the whole file is taken while it is written; nothing is read back.
 * After a sink error the part is lost; a second call cannot turn half a write into a file that looks whole.
@@ -72,7 +72,7 @@ class PartSummary:
         name = fmt.part_file_name(rank, attempt.world_size)
         node_digest = "" if on_node is None or on_node.index_digest == self.index_digest else on_node.index_digest
         digests = (self.digest, self.index_digest, node_digest)
-        return PartRecord(rank, name, self.nbytes, self.raw_bytes, *digests, self.referenced_bytes)
+        return PartRecord(rank, name, self.nbytes, self.raw_bytes, *digests, self.referenced_bytes, self.bases)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class ChunkPlace:
         offset: of its first byte.
         encoded: codec and digests; without the bytes.
         nbytes: encoded bytes.
-        base: the file, if it is not the part's own.
+        base: the part in whose file they are, if it is another one.
     """
 
     offset: int
@@ -169,7 +169,7 @@ class PartWriter:
         bases = np.zeros(len(self._bases), BASE_DTYPE)
         for row, base in zip(bases, self._bases, strict=True):
             row["index_digest"] = np.frombuffer(bytes.fromhex(base.index_digest), np.uint8)
-            row["nbytes"], row["step"] = base.nbytes, base.step
+            row["nbytes"], row["step"], row["sequence"] = base.nbytes, base.step, base.sequence
         strong = np.frombuffer(bytes(self._strong), np.uint8).reshape(-1, STRONG_DIGEST_BYTES)
         index = PartIndex(chunks, spans, meta, self._raw_bytes, bases, strong)
         try:

@@ -5,7 +5,7 @@ from deeppart.recovery.candidates import Reading, Recovered, read_candidate, rec
 from deeppart.recovery.inventory import take_inventory
 from deeppart.recovery.narrow_reading import NarrowReading
 from deeppart.recovery.narrowing import look_at_live, refusal_of_state
-from deeppart.recovery.parts import LoadedPart, load_part, sound_pieces
+from deeppart.recovery.parts import LoadedPart, load_part
 from deeppart.recovery.saved import SavedStep, saved_step, share_documents
 from deeppart.recovery.suspect_warnings import suspect_lines, warn_suspect
 from deeppart.recovery.tables import Ranks
@@ -25,7 +25,6 @@ __all__ = [
     "restore_state",
     "saved_step",
     "share_documents",
-    "sound_pieces",
     "suspect_lines",
     "take_inventory",
     "warn_suspect",

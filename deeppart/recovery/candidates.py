@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from deeppart.comm import Comm
@@ -47,13 +47,11 @@ class Recovered:
         candidate: which checkpoint, with the sources that turned out bad struck out.
         reads: the readers and source of each part, in part order.
         mine: part number -> what this rank has read of it, of those that it has read any of.
-        bases: part number -> names of the files beside its source in which chunks of it lie, of all that have any.
     """
 
     candidate: Candidate
     reads: tuple[Read, ...]
     mine: dict[int, LoadedPart]
-    bases: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def slowest_level_read(self) -> str:
@@ -183,8 +181,6 @@ def read_candidate(
                     break
         if not failed:
             recovered = Recovered(candidate, reads, mine)
-            bases = _gather_bases(comm, recovered.led_by(comm.rank), f"{label}, reading", run)
-            recovered = replace(recovered, bases=bases)
             try:
                 if use is not None:
                     use(recovered)
@@ -225,13 +221,6 @@ def gather_failures(
     if lines:
         raise no_more_files(f"{what}: the files of a checkpoint cannot be opened", lines, comm.rank)
     return [(part, Location(rank, path), reason, lacks) for _, (part, rank, path, reason, lacks) in told]
-
-
-def _gather_bases(comm: Comm, led: dict[int, LoadedPart], what: str, run: Run) -> dict[int, tuple[str, ...]]:
-    """Everyone's, on every rank."""
-    named = [(part, [name for name, _ in loaded.bases()]) for part, loaded in led.items() if loaded.reader.bases]
-    texts = run(comm.allgather(json.dumps(named).encode()), what)
-    return {part: tuple(names) for text in texts for part, names in json.loads(text)}
 
 
 def _read_mine(

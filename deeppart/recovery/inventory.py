@@ -50,7 +50,7 @@ def take_inventory(
         found=tuple(tuple(StoredPart.from_json(part) for part in parts) for parts, *_ in gathered),
         node_of=node_of,
         committed=tuple(
-            Committed(Attempt(*identity), directory, tuple(PartRecord(*record) for record in records), created)
+            Committed(Attempt(*identity), directory, tuple(map(PartRecord.from_json, records)), created)
             for identity, directory, records, created in committed
         ),
         problems=tuple(line for _, _, lines, *_ in gathered for line in lines) + tuple(unfinished),

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from deeppart.codec import RawCodec
 from deeppart.errors import CorruptFileError, StorageError
@@ -26,7 +25,6 @@ from deeppart.plan.restart import Read
 
 #: While one thread waits for storage, another can check what has come.
 LEAST_THREADS = 2
-_BLOCK_BYTES = 8 << 20
 
 
 #: What became of bytes that were used where they lie; None: nothing.
@@ -126,12 +124,6 @@ class LoadedPart:
                     self.reader.check_chunk(index, data)
                     yield data
         yield tail
-
-    def bases(self) -> list[tuple[str, Path]]:
-        """Name and path of the files in which chunks of the part lie, besides its own."""
-        if not isinstance(self.source, Path):
-            return []
-        return [(name, self.source.with_name(name)) for name in self.reader.base_names]
 
 
 def problem_of(file: FileSource, ask_digests: Callable[[], Problem]) -> Problem:
@@ -264,18 +256,6 @@ def load_part(
     """Bring one part into memory of its own and check every chunk."""
     opened = OpenedPart(source, read, attempt, signing)
     return opened.load(np.empty(opened.room_bytes(), dtype=np.uint8), threads)
-
-
-def sound_pieces(path: Path) -> Iterator[memoryview]:
-    """The bytes of a part file that has been read and checked completely before."""
-    with FileSource(path) as source:
-        expected, found = PartReader(source, where=str(path)).verify(), xxhash.xxh3_128()
-        for offset in range(0, source.size, _BLOCK_BYTES):
-            piece = source.read_at(offset, min(_BLOCK_BYTES, source.size - offset))
-            found.update(piece)
-            yield piece
-        if found.hexdigest() != expected:
-            raise CorruptFileError("a file changed while it was read", expected=expected, found=found.hexdigest())
 
 
 def _scratch(local: threading.local, length: int) -> memoryview:

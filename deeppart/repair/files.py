@@ -9,7 +9,6 @@ part is not written over. Memory: one part; two where parity is computed from pa
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -33,22 +32,19 @@ from deeppart.part import (
     Signing,
     is_parity_file_name,
     parity_file_name,
-    parse_base_file_name,
     parse_part_file_name,
-    part_file_name,
     set_id,
     stripes_of,
 )
 from deeppart.plan.restart import Committed, FilesByAttempt, Inventory, Read, Source
-from deeppart.recovery import LoadedPart, load_part, sound_pieces
-from deeppart.repair.mending import Repaired, Required, check_file, put_part, required_of_base
+from deeppart.recovery import LoadedPart, load_part
+from deeppart.repair.mending import Repaired, Required, check_file, put_part
 from deeppart.repair.moved_files import advice, header_of, misnamed
 from deeppart.storage import (
     DurableFile,
     NodeContents,
     PosixStore,
     is_temporary_name,
-    list_steps,
     parse_step_name,
     read_manifests,
     step_name,
@@ -69,14 +65,9 @@ def repair_files(
     """
     repairing = _Repairing(root, stocks, damaged, signing)
     repairing.remove_leftovers()
-    return [repairing.repair(path) for path in sorted(damaged, key=_order)]
-
-
-def _order(path: Path) -> int:
-    """Bases before the parts that refer to them, these before the parity that is computed of them."""
-    if parse_base_file_name(path.name) is not None:
-        return 0
-    return 2 if is_parity_file_name(path.name) else 1
+    # Parts before the parity that is computed of them. Several steps may refer to one that is damaged.
+    ordered = sorted(dict.fromkeys(damaged), key=lambda path: is_parity_file_name(path.name))
+    return [repairing.repair(path) for path in ordered]
 
 
 class _Repairing:
@@ -97,7 +88,6 @@ class _Repairing:
         self._manifests = {step.manifest.attempt: step.manifest for step in steps}
         self._damaged = {str(path) for path in damaged}
         self._parts = [part for stock in stocks for part in stock.parts]
-        self._bases = [base for stock in stocks for base in stock.bases]
         self._parity = [each for stock in stocks for each in stock.parity]
         self._files = FilesByAttempt(
             Inventory(
@@ -143,77 +133,11 @@ class _Repairing:
         """Put a sound file in place; returns its source."""
         if is_parity_file_name(path.name):
             return self._mend_parity(path)
-        if parse_base_file_name(path.name) is not None:
-            return self._mend_base(path)
         required = self._required(path)
-        if (sources := self._mend_bases_of(path, required)) is not None:
-            return sources
         self._refuse_the_only_file(path, required.attempt)
         part, source = self._load(required, path)
-
-        def open_base(name: str) -> DurableFile | None:
-            beside = path.with_name(name)
-            if self._is_base(beside):
-                return None
-            self._refuse_the_only_file(beside, None)
-            return DurableFile(beside, over="damaged")
-
-        put_part(part, open_base, lambda: DurableFile(path, over="damaged"), required.digest)
+        put_part(part, DurableFile(path, over="damaged"), required.digest)
         return source.path if source.rebuild is not None else f"{source.level} {source.path}"
-
-    def _mend_bases_of(self, path: Path, required: Required) -> str | None:
-        """Put in place again what a part refers to; None if that is not all that is wrong with it, or is nowhere."""
-        try:
-            with FileSource(path) as file:
-                reader = PartReader(
-                    file,
-                    where=str(path),
-                    expected_attempt=required.attempt,
-                    expected_rank=required.rank,
-                    signing=self._signing,
-                )
-            if required.index_digests and reader.index_digest not in required.index_digests:
-                return None
-            lacking = [base for base in map(path.with_name, reader.base_names) if not self._is_base(base)]
-            sources = [self._mend_base(base) for base in lacking]
-            if sources:
-                self._check(path)
-                return ", ".join(sources)
-        except (FormatError, StorageError):
-            pass
-        return None
-
-    def _mend_base(self, path: Path) -> str:
-        """Find the same file anywhere else: by names, and by what was found."""
-        self._refuse_the_only_file(path, None)
-        required = required_of_base(path.name)
-        names = [
-            self._at(each.path) for each in (*self._bases, *self._parts) if each.index_digest in required.index_digests
-        ]
-        parsed = parse_base_file_name(path.name)
-        assert parsed is not None
-        for key in list_steps(PosixStore(self._root)):
-            directory = self._root / step_name(key)
-            names += [directory / path.name, directory / part_file_name(*parsed[:2])]
-        for step in self._steps.values():
-            records = [each for each in step.manifest.parts if each.index_digest in required.index_digests]
-            names += [self._root / step_name(step.key) / each.file for each in records]
-        tried = []
-        for other in dict.fromkeys(names):
-            if str(other) in self._damaged or not access.exists(other) or _are_one(path, other):
-                continue
-            try:
-                check_file(other, required, self._signing)
-                DurableFile(path, over="damaged").fill(sound_pieces(other))
-                return str(other)
-            except (FormatError, StorageError) as error:
-                tried.append(one_line(error))
-        raise CorruptFileError(
-            "there is no other sound file with these chunks within reach",
-            found="; ".join(tried) or "no other file",
-            where=str(path),
-            todo="name the local_dir of nodes with --local, or let a restored job write a new checkpoint",
-        )
 
     def _mend_parity(self, path: Path) -> str:
         """Compute a share of parity again, from all parts that it protects."""
@@ -238,24 +162,12 @@ class _Repairing:
         return f"the {len(parts)} parts that it protects"
 
     def _check(self, path: Path) -> None:
-        """Read a file whole, and what it refers to; raises if it is not what its location requires."""
+        """Read a file whole; raises if it is not what its location requires."""
         if is_parity_file_name(path.name):
             with FileSource(path) as file:
                 ParityReader(file, where=str(path)).verify()
             return
-        is_base = parse_base_file_name(path.name) is not None
-        required = required_of_base(path.name) if is_base else self._required(path)
-        for name in check_file(path, required, self._signing).base_names:
-            if not is_base:
-                check_file(path.with_name(name), required_of_base(name), self._signing)
-
-    def _is_base(self, path: Path) -> bool:
-        """True if a base is the file that its name says; its chunks are not read."""
-        try:
-            with FileSource(path) as file:
-                return PartReader(file, where=str(path)).index_digest in required_of_base(path.name).index_digests
-        except (FormatError, StorageError):
-            return False
+        check_file(path, self._required(path), self._signing)
 
     # --- what a location requires, and what there is for it ---
 
@@ -280,7 +192,7 @@ class _Repairing:
         record = self._record(attempt, rank)
         if self._is_persistent(path):
             if record is None:
-                return Required(attempt, rank)
+                return Required(attempt, rank, self._referred_to(attempt, rank))
             return Required(attempt, rank, frozenset({record.index_digest}), record.digest)
         mine = [each for each in self._parts if (each.attempt, each.rank) == (attempt, rank)]
         found = frozenset(each.index_digest for each in mine if each.path == str(path))
@@ -294,14 +206,28 @@ class _Repairing:
         is_as_named = record is not None and digests == {record.index_digest}
         return Required(attempt, rank, digests, record.digest if is_as_named and record else None)
 
+    def _referred_to(self, attempt: Attempt, rank: int) -> frozenset[str]:
+        """What later steps refer to in a part of a step that has no manifest any more."""
+        return frozenset(
+            base.index_digest
+            for other, manifest in self._manifests.items()
+            if other.session == attempt.session and rank < other.world_size
+            for base in manifest.parts[rank].bases
+            if base.key(other.session) == attempt.key
+        )
+
     def _attempt_of(self, path: Path, world_size: int) -> Attempt:
         """The checkpoint to which a file belongs, according to the directory in which it lies."""
         key = parse_step_name(path.parent.name)
         if key in self._steps and self._is_persistent(path):
             return self._steps[key].manifest.attempt
+        if key is not None and self._is_persistent(path):
+            for other in self._manifests:
+                if other.session == key.session and other.world_size == world_size:
+                    return replace(other, step=key.step, sequence=key.sequence)
         known = [each for each in self._files.attempts() if each.key == key and each.world_size == world_size]
         if not known and (header := header_of(path)) is not None:
-            # Perhaps the only file of its step within reach, and it lacks its bases.
+            # Perhaps the only file of its step within reach.
             is_of_place = header.attempt.key == key and header.attempt.lineage in path.parts
             known = [header.attempt] if is_of_place else []
         if len(known) != 1:
@@ -314,7 +240,6 @@ class _Repairing:
 
     def _load(self, required: Required, path: Path) -> tuple[LoadedPart, Source]:
         """A sound copy of a part, in memory."""
-        assert required.attempt is not None and required.rank is not None
         finding = self._files.findings(required.attempt)[required.rank]
         tried = list(finding.remarks)
         than = "" if self._is_persistent(path) else " than copies and parity here"
@@ -411,11 +336,6 @@ class _Repairing:
                     check_file(self._at(each.path), Required(attempt, rank), self._signing)
                     return True
         return False
-
-
-def _are_one(path: Path, other: Path) -> bool:
-    """True if two names belong to one file."""
-    return access.exists(path) and os.path.samestat(access.lstat(path), access.lstat(other))
 
 
 def encode_share(

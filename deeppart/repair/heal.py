@@ -10,7 +10,7 @@ name: what is written there was checked to be that attempt's, and takes no place
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from deeppart.nodes import Arena, Incoming, Outgoing, PartFile, Protection, enco
 from deeppart.plan.redundancy import ParitySet
 from deeppart.plan.restart import Encode, Healing, Inventory, Location, Transfer, Wish, Write, plan_healing
 from deeppart.recovery import LoadedPart, Recovered
-from deeppart.repair.mending import Checked, Required, check_file, put_part, required_of_base
+from deeppart.repair.mending import Checked, Required, check_file, put_part
 from deeppart.storage import DurableFile, NodeLevel, RateLimit
 
 #: Drives an operation to its end, on the thread that the MPI library wants.
@@ -63,45 +63,24 @@ class Healer:
         self._phase(to_other_nodes)
         self._phase(partial(self._encode, healing.encodes, attempt))
 
-    def damaged_files(
-        self, healing: Healing, recovered: Recovered, inventory: Inventory
-    ) -> tuple[set[Location], set[int]]:
-        """Files that a plan reads and that are damaged, and parts in memory that lack such a file (collective).
-
-        Parts that the restore has read are not read again. Of bases it has read some chunks only. What is copied is
-        whole files, so a part beside a damaged base counts as damaged, too.
-        """
+    def damaged_files(self, healing: Healing, recovered: Recovered, inventory: Inventory) -> set[Location]:
+        """Files that a plan reads and that are damaged (collective); what the restore has read is not read again."""
         rank = self._comm.rank
         node = inventory.location(rank, "").rank
         read = {(each.part, each.source.path) for each in recovered.reads if each.source.location.rank == node}
-        mine = {(each.part, each.path, each.bases) for each in (*healing.moves, *healing.copies) if each.source == rank}
+        mine = {(each.part, each.path) for each in (*healing.moves, *healing.copies) if each.source == rank}
         for each in healing.encodes:
             stored = zip(each.which.members, each.members, each.paths, strict=True)
             mine |= {
-                (part.part, path, ()) for member, part, path in stored if member.rank == rank and part.part is not None
+                (part.part, path) for member, part, path in stored if member.rank == rank and part.part is not None
             }
-        damaged: list[str] = []
-        for part, path, bases in sorted(each for each in mine if each[1]):
-            file = self._at(path)
-            found = self._damaged_bases(file.with_name(name) for name in bases)
-            unread = (part, path) not in read
-            if found or (unread and not self._is_sound(file, Required(recovered.attempt, part))):
-                damaged += [path, *found]
-        lacking: list[int] = []
-        for part in sorted(write.part for write in healing.writes if write.rank == rank):
-            if found := self._damaged_bases(path for _, path in recovered.mine[part].bases()):
-                damaged += found
-                lacking.append(part)
-        reports = self._drive(self._comm.allgather(json.dumps([damaged, lacking]).encode()))
-        files, parts = set[Location](), set[int]()
-        for sender, text in enumerate(reports):
-            theirs, without = json.loads(text)
-            files |= {inventory.location(sender, path) for path in theirs}
-            parts |= set(without)
-        return files, parts
-
-    def _damaged_bases(self, paths: Iterable[Path]) -> list[str]:
-        return [str(path) for path in paths if not self._is_sound(path, required_of_base(path.name))]
+        damaged = [
+            path
+            for part, path in sorted(mine - read)
+            if path and not self._is_sound(self._at(path), Required(recovered.attempt, part))
+        ]
+        reports = self._drive(self._comm.allgather(json.dumps(damaged).encode()))
+        return {inventory.location(sender, path) for sender, text in enumerate(reports) for path in json.loads(text)}
 
     def _is_sound(self, path: Path, required: Required) -> bool:
         try:
@@ -138,49 +117,37 @@ class Healer:
         return problem
 
     def _write_part(self, part: int, attempt: Attempt, loaded: LoadedPart) -> None:
-        local = self._levels[Level.LOCAL]
-        put_part(
-            loaded,
-            lambda name: local.open_base(attempt, name, mend=True),
-            lambda: local.open_part(attempt, part, mend=True),
-        )
+        put_part(loaded, self._levels[Level.LOCAL].open_part(attempt, part, mend=True))
 
     def _transfer(self, transfers: Sequence[Transfer], attempt: Attempt) -> None:
         """Send part files to other nodes (collective)."""
         rank = self._comm.rank
         if not transfers:
             return
-        # Bases first: the part, without a name here, refers to them.
-        files = [(each, name) for each in transfers for name in (*each.bases, "")]
         sends, problem = [], None
-        for each, name in files:
+        for each in transfers:
             if each.source == rank:
                 try:
-                    sends.append(self._outgoing(each, name, attempt))
+                    sends.append(self._outgoing(each, attempt))
                 except Exception as error:  # of whatever kind: the other ranks are waiting for the file
                     problem = problem or error
                     # So that no rank waits for it.
                     sends.append(Outgoing(each.part, Path(each.path), 0, "", each.target))
         levels = {each.part: each.level for each in transfers if each.target == rank}
-        receives = [Incoming(each.part, each.source, name) for each, name in files if each.target == rank]
+        receives = [Incoming(each.part, each.source) for each in transfers if each.target == rank]
 
-        def opened(incoming: Incoming, _: tuple[str, ...]) -> DurableFile:
-            level = self._levels[levels[incoming.part]]
-            if incoming.name:
-                return level.open_base(attempt, incoming.name, mend=True)
-            return level.open_part(attempt, incoming.part, mend=True)
+        def opened(incoming: Incoming) -> DurableFile:
+            return self._levels[levels[incoming.part]].open_part(attempt, incoming.part, mend=True)
 
         self._commit(exchange_copies(self._comm, sends, receives, opened, self._arena, self._limit))
         if problem is not None:
             raise problem
 
-    def _outgoing(self, transfer: Transfer, base: str, attempt: Attempt) -> Outgoing:
-        """Check a part, or one of its bases, before copies of it are made."""
+    def _outgoing(self, transfer: Transfer, attempt: Attempt) -> Outgoing:
+        """Check a part before copies of it are made."""
         local = self._levels[Level.LOCAL]
         path = self._at(transfer.path) if transfer.path else local.part_path(attempt, transfer.part)
-        if base:
-            path = path.with_name(base)
-        checked = self._check(path, required_of_base(base) if base else Required(attempt, transfer.part))
+        checked = self._check(path, Required(attempt, transfer.part))
         return Outgoing(transfer.part, path, checked.nbytes, checked.digest, transfer.target)
 
     def _encode(self, encodes: Sequence[Encode], attempt: Attempt) -> None:
@@ -227,7 +194,7 @@ def healing_for(
     if not wish.partner and not wish.group_size:
         return Healing((), (), (), ())
     readers = {read.part: read.reader for read in recovered.reads}
-    return plan_healing(recovered.candidate, readers, parity, wish, recovered.bases)
+    return plan_healing(recovered.candidate, readers, parity, wish)
 
 
 def heal_recovered(
@@ -247,12 +214,11 @@ def heal_recovered(
     known = set(damaged)
     in_memory = {write.part for write in healing.writes}
     while True:
-        worse, lacking = healer.damaged_files(healing, recovered, inventory)
-        if worse <= known and not lacking:
+        worse = healer.damaged_files(healing, recovered, inventory)
+        if worse <= known:
             break
         known |= worse
-        in_memory -= lacking
-        candidate = recovered.candidate.without_files(known).without_parts(lacking)
+        candidate = recovered.candidate.without_files(known)
         # What another plan would write first has been in memory, and that may be in use again.
         only_in_memory = {
             part

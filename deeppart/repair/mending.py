@@ -6,7 +6,7 @@ name that was not checked.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,8 +14,8 @@ import xxhash
 
 from deeppart.errors import CorruptFileError
 from deeppart.model import Attempt
-from deeppart.part import FileSource, PartReader, Signing, parse_base_file_name
-from deeppart.recovery import LoadedPart, sound_pieces
+from deeppart.part import FileSource, PartReader, Signing
+from deeppart.recovery import LoadedPart
 from deeppart.storage import DurableFile
 
 
@@ -24,13 +24,13 @@ class Required:
     """What the location of a part file requires of it.
 
     Attributes:
-        attempt, rank: whose part; None: of whatever checkpoint or rank, as of a base.
+        attempt, rank: whose part.
         index_digests: what its index may be; empty: anything.
         digest: of the whole file; None: anything.
     """
 
-    attempt: Attempt | None
-    rank: int | None = None
+    attempt: Attempt
+    rank: int
     index_digests: frozenset[str] = frozenset()
     digest: str | None = None
 
@@ -42,12 +42,10 @@ class Checked:
     Attributes:
         nbytes: its length.
         digest: xxh3-128 of all of it.
-        base_names: of the files beside it in which chunks of it lie; these were not read.
     """
 
     nbytes: int
     digest: str
-    base_names: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +66,14 @@ def outcome(source: str | None, problem: str | None) -> str:
 
 
 def check_file(path: Path, required: Required, signing: Signing | None) -> Checked:
-    """Read all of a part or base; raises FormatError or StorageError if it is not sound, or not what is required."""
+    """Read all of a part's file; raises FormatError or StorageError if it is not sound, or not what is required."""
     with FileSource(path) as source:
         reader = PartReader(
             source,
             where=str(path),
             expected_attempt=required.attempt,
             expected_rank=required.rank,
-            signing=None if required.attempt is None else signing,
+            signing=signing,
         )
         if required.index_digests and reader.index_digest not in required.index_digests:
             raise CorruptFileError(
@@ -85,30 +83,14 @@ def check_file(path: Path, required: Required, signing: Signing | None) -> Check
                 where=str(path),
             )
         digest = reader.verify(expected_digest=required.digest)
-        return Checked(source.size, digest, reader.base_names)
+        return Checked(source.size, digest)
 
 
-def required_of_base(name: str) -> Required:
-    """A base is required to be the file that its name says."""
-    parsed = parse_base_file_name(name)
-    assert parsed is not None
-    return Required(None, parsed[0], frozenset({parsed[2]}))
-
-
-def put_part(
-    part: LoadedPart,
-    open_base: Callable[[str], DurableFile | None],
-    open_part: Callable[[], DurableFile],
-    digest: str | None = None,
-) -> None:
-    """Write a part that was checked, and before it what it refers to; ``open_base`` gives None for what is there.
-
-    ``digest``: of the file that is to be written; it gets its name only if it has that.
+def put_part(part: LoadedPart, file: DurableFile, digest: str | None = None) -> None:
+    """Write a part that was checked. ``digest``: of the file that is to be written; it gets its name only if it has
+    that.
     """
-    for name, path in part.bases():
-        if (file := open_base(name)) is not None:
-            file.fill(sound_pieces(path))
-    open_part().fill(part.pieces() if digest is None else _with_digest(part.pieces(), digest))
+    file.fill(part.pieces() if digest is None else _with_digest(part.pieces(), digest))
 
 
 def _with_digest(pieces: Iterable[memoryview | bytes], digest: str) -> Iterator[memoryview | bytes]:

@@ -16,9 +16,7 @@ from deeppart.part import (
     HEADER_BYTES,
     FileSource,
     PartHeader,
-    PartReader,
     is_parity_file_name,
-    parse_base_file_name,
     parse_part_file_name,
 )
 from deeppart.storage import PosixStore, list_steps, read_manifest, step_name
@@ -36,13 +34,11 @@ def header_of(path: Path) -> PartHeader | None:
 def misnamed(path: Path, attempt: Attempt | None) -> PartHeader | None:
     """The header of a file that is another one than its name and ``attempt`` say; None if it is not, or unreadable.
 
-    ``attempt`` None: of a base, any will do.
+    ``attempt`` None: any will do.
     """
     found = header_of(path)
     if found is None or is_parity_file_name(path.name):
         return found
-    if (base := parse_base_file_name(path.name)) is not None:
-        return None if (found.rank, _index_digest(path) or base[2]) == (base[0], base[2]) else found
     named = parse_part_file_name(path.name)
     rank = named[0] if named is not None else found.rank
     return None if found.rank == rank and attempt in (None, found.attempt) else found
@@ -74,11 +70,3 @@ def _origin(path: Path, found: PartHeader) -> Path | None:
     except (FormatError, StorageError):
         return None
     return root / step_name(key) / manifest.parts[found.rank].file if manifest.attempt == found.attempt else None
-
-
-def _index_digest(path: Path) -> str | None:
-    try:
-        with FileSource(path) as source:
-            return PartReader(source, where=str(path)).index_digest
-    except (FormatError, StorageError):
-        return None

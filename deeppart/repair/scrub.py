@@ -191,7 +191,6 @@ class Scrubber:
         stock = take_stock(self._ground.directory, self._ground.lineage, self._persistent.signing)
         parts = [part for part in stock.parts if part.attempt == attempt]
         paths = [part.path for part in parts]
-        paths += [path for part in parts for path in part.base_paths]
         paths += [each.path for each in stock.parity if each.identity.attempt == attempt]
         return [self._ground.at(path) for path in sorted(paths)[self._ground.share :: self._ground.shares]]
 
@@ -280,7 +279,6 @@ class Scrubber:
         candidates = [each for each in survey(inventory, attempt.step).candidates if each.attempt == attempt]
         if not candidates:
             return "some part has no sound file any more"
-        damaged = damaged | _refer_to(damaged, inventory)
         candidate = candidates[0].without_files(damaged)
         if candidate.lacking:
             return f"no sound source for part {candidate.lacking[0]}"
@@ -297,15 +295,17 @@ class Scrubber:
         if recovered is None:
             return "; ".join(lines)
         healing = healing_for(self._protection, recovered, inventory, damaged)
+        parts = ", ".join(map(str, healing.unprotected))
+        unprotected = f"parts {parts} are in persistent_dir alone, referring to earlier steps there" if parts else None
         if not healing:
-            return None
+            return unprotected
         healer = Healer(self._comm, self._drive_healing, self._levels, self._limit, self._arena)
         try:
             heal_recovered(healer, healing, recovered, inventory, self._protection, lambda: None, damaged)
         except CheckpointError as error:  # all ranks have it; the next cycle may do better
             return str(error)
         self._note(repaired=1)
-        return None
+        return unprotected
 
     def _drive(self, operation: Operation[Any], what: str) -> Any:
         return finish(self._comm, operation, f"scrubbing, {what}", self._pipeline.timeout, background=True)
@@ -317,16 +317,6 @@ class Scrubber:
         self.report = replace(
             self.report, **{name: getattr(self.report, name) + count for name, count in counts.items()}
         )
-
-
-def _refer_to(damaged: set[Location], inventory: Inventory) -> set[Location]:
-    """The parts beside damaged bases that refer to them: they cannot be had from there either."""
-    return {
-        inventory.location(rank, part.path)
-        for rank, found in enumerate(inventory.found)
-        for part in found
-        if damaged.intersection(inventory.location(rank, path) for path in part.base_paths)
-    }
 
 
 def _is_gone(path: Path) -> bool:

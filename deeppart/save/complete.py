@@ -23,13 +23,14 @@ from deeppart.errors import (
     on_ranks,
 )
 from deeppart.model import LIBRARY, REDUNDANT_LEVELS, Level, Manifest, PartRecord, StepKey
-from deeppart.part import encode_manifest
+from deeppart.part import PartSummary, encode_manifest
 from deeppart.pending import DONE, FAILED
 from deeppart.save.incremental import Incremental
-from deeppart.save.job import Job, Outcome, Written
+from deeppart.save.job import Job, Outcome
+from deeppart.save.protect import remove_files
 from deeppart.save.retention import CallNotes, Removals, Retention, report_refusals
 from deeppart.save.write import RankStorage
-from deeppart.storage import DirectoryOwner, remove_links
+from deeppart.storage import DirectoryOwner
 
 
 class Completer:
@@ -74,7 +75,8 @@ class Completer:
             retire = partial(self._retention.committed, level, job.attempt.key, may_go)
             report_refusals(job, level, self._call_notes, retire)
         else:
-            self._incremental.failed(level)
+            if level == Level.PERSISTENT and verdict.may_stand:
+                self._incremental.in_doubt()
             # Before the step is free to be used again; and at once, because it may be for lack of space that it failed.
             if not verdict.may_stand:
                 self._discard(job, level, outcome)
@@ -91,8 +93,8 @@ class Completer:
         if isinstance(outcome, DeeppartError):
             return str(outcome)
         try:
-            if isinstance(outcome, Written):
-                return outcome.summary.record(job.attempt, self._storage.rank, job.local_summary)
+            if isinstance(outcome, PartSummary):
+                return outcome.record(job.attempt, self._storage.rank, job.local_summary)
             return None
         except Exception as error:  # the other ranks wait for the report
             return str(as_error(error, "the part that was written could not be recorded"))
@@ -101,22 +103,17 @@ class Completer:
         """Remove what this rank has written at a level that is not complete, as far as the system lets us."""
         if level not in REDUNDANT_LEVELS:
             self._storage.discard_part(level, job.attempt)
-            remove_links(outcome.links if isinstance(outcome, Written) else ())
         elif isinstance(outcome, list):
-            remove_links(outcome)
+            remove_files(outcome)
 
     def _remember(self, job: Job, level: str, outcome: Outcome) -> None:
         """The chunks to which the next checkpoint may refer; none if there is no memory for that."""
+        if level != Level.PERSISTENT or not isinstance(outcome, PartSummary):
+            return
         try:
-            summary = outcome.summary if isinstance(outcome, Written) else None
-            at = Level.LOCAL if level == Level.PARTNER else level
-            if level == Level.PARTNER:
-                summary = job.local_summary
-            directory = self._storage.directory(at, job.attempt)
-            if summary is not None and directory is not None:
-                self._incremental.completed(level, directory, job.attempt, summary)
+            self._incremental.completed(job.attempt, outcome)
         except Exception:  # the level is complete on all ranks all the same
-            self._incremental.failed(level)
+            self._incremental.in_doubt()
 
     def _commit(self, job: Job, parts: list[PartRecord]) -> None:
         """Rank 0: make the step a checkpoint.

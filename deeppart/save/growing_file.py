@@ -8,9 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from types import MappingProxyType
+from collections.abc import Callable
 
 from deeppart import access
 from deeppart.access import storage_error
@@ -21,8 +19,6 @@ from deeppart.storage import DurableFile
 
 #: A reader looks at least this often whether there is more; it is woken when there is.
 _LOOK_S = 0.05
-#: Stands for the file itself among its bases.
-_OWN = ""
 
 
 class SourceLostError(StorageError):
@@ -32,23 +28,20 @@ class SourceLostError(StorageError):
 class GrowingFile:
     """A sink that passes everything on to a file, and lets it be read from the start meanwhile."""
 
-    def __init__(self, file: DurableFile, bases: Mapping[str, Path] = MappingProxyType({})) -> None:
+    def __init__(self, file: DurableFile) -> None:
         self._file = file
-        #: Guards all that follows, but the paths; :meth:`close` may come while another thread reads.
+        #: Guards all that follows; :meth:`close` may come while another thread reads.
         self._changed = threading.Condition()
         self._written = 0
         self._chunks: list[ChunkPlace] = []
         self._summary: PartSummary | None = None
         self._failed = self._closed = False
         self._reading = 0
-        self._paths = {_OWN: file.temporary, **bases}
-        self._fds: dict[str, int] = {}
+        self._path = file.temporary
         try:
-            for base, path in self._paths.items():
-                self._fds[base] = access.open_file(path)
+            self._fd = access.open_file(self._path)
         except OSError as error:
-            self.close()
-            raise storage_error("cannot read a checkpoint file back", error, path) from error
+            raise storage_error("cannot read a checkpoint file back", error, self._path) from error
 
     def write(self, buffer: memoryview | bytes, /) -> None:
         """Append to the file."""
@@ -105,8 +98,7 @@ class GrowingFile:
 
     def read_chunk(self, place: ChunkPlace, buffer: memoryview) -> None:
         """Read the bytes of a chunk that :meth:`chunk` has returned."""
-        base = _OWN if place.base is None else place.base.index_digest
-        if self._read(place.offset, buffer, base) != len(buffer):
+        if self._read(place.offset, buffer) != len(buffer):
             raise SourceLostError("the part file to copy is shorter than it was", where=str(self._file.path))
 
     def _wait(self, enough: Callable[[], bool]) -> None:
@@ -117,15 +109,15 @@ class GrowingFile:
     def _not_completed(self) -> SourceLostError:
         return SourceLostError("the part file to copy was not completed", where=str(self._file.path))
 
-    def _read(self, offset: int, buffer: memoryview, base: str = _OWN) -> int:
+    def _read(self, offset: int, buffer: memoryview) -> int:
         count = 0
         with self._changed:
             if self._closed:
                 raise self._not_completed()
             self._reading += 1
         try:
-            with storage_operation("read", self._paths[base]):
-                while count < len(buffer) and (got := os.preadv(self._fds[base], [buffer[count:]], offset + count)):
+            with storage_operation("read", self._path):
+                while count < len(buffer) and (got := os.preadv(self._fd, [buffer[count:]], offset + count)):
                     count += got
         except OSError as error:
             raise SourceLostError(
@@ -148,7 +140,8 @@ class GrowingFile:
             self._close_if_unused()
 
     def _close_if_unused(self) -> None:
-        """Nothing was written through the descriptors, so an error says nothing."""
-        while self._closed and not self._reading and self._fds:
+        """Nothing was written through the descriptor, so an error says nothing."""
+        if self._closed and not self._reading and self._fd >= 0:
             with contextlib.suppress(OSError):
-                os.close(self._fds.popitem()[1])
+                os.close(self._fd)
+            self._fd = -1

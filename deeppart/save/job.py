@@ -7,7 +7,7 @@ Nothing here changes once it is made, but for :class:`Progress` and :class:`Stag
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum
@@ -20,7 +20,7 @@ import numpy.typing as npt
 from deeppart.comm import Comm
 from deeppart.errors import CheckpointError, DeeppartError
 from deeppart.model import REDUNDANT_LEVELS, Attempt, Level
-from deeppart.part import ChunkPlace, PartSummary
+from deeppart.part import PartSummary
 from deeppart.pending import DONE, Pending
 from deeppart.save.encoding import Encoding
 from deeppart.save.growing_file import GrowingFile
@@ -51,21 +51,6 @@ class Staged:
     def per_rank_bytes(self) -> int:
         """How many of the bytes are this rank's own."""
         return sum(chunk.length for chunk in self.layout.chunks if chunk.per_rank)
-
-
-@dataclass(frozen=True, slots=True)
-class Unchanged:
-    """The known chunks of a share before it is written.
-
-    Attributes:
-        digests: xxh3-128 of the raw bytes of each; None if not known.
-        references: number of a chunk -> where it lies already, in a file beside the new one.
-        names: index digest -> path of these files.
-    """
-
-    digests: Sequence[bytes] | None = None
-    references: Mapping[int, ChunkPlace] = field(default_factory=dict)
-    names: Mapping[str, Path] = field(default_factory=dict)
 
 
 class Reader(Enum):
@@ -196,13 +181,13 @@ class LocalPart:
         file: being written.
         growing: the file that is written and read back.
         encoding: how it is encoded.
-        unchanged: the chunks to which it refers.
+        digests: of the raw bytes of each chunk; None if not known.
     """
 
     file: DurableFile
     growing: GrowingFile
     encoding: Encoding
-    unchanged: Unchanged
+    digests: Sequence[bytes] | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -220,21 +205,8 @@ class Opened:
     local: LocalPart | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
-    """A part that this rank has written.
-
-    Attributes:
-        summary: of its file.
-        links: second names of older files that it refers to.
-    """
-
-    summary: PartSummary
-    links: tuple[Path, ...] = ()
-
-
 #: What a rank has done at a level: its part, the files that it has stored for others, or why not.
-Outcome = Written | list[Path] | DeeppartError
+Outcome = PartSummary | list[Path] | DeeppartError
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -57,9 +57,9 @@ class Keeping:
         """The steps that may be removed now that a newer step is committed."""
         listed = list_steps(self._store)
         present = set(committed_steps(self._store, listed))
-        # A removal that was refused half-way has taken the manifest.
-        unseen = (self._earlier | set(abandoned)) - present
-        dropped = {key for key in unseen.intersection(listed) if self._is_unfinished(key)} | self._leaving
+        # A removal that was refused half-way has taken the manifest, and so has one that left parts for other steps.
+        unseen = (self._earlier | set(abandoned) | self._leaving) - present
+        dropped = {key for key in unseen.intersection(listed) if self._is_unfinished(key)}
         if self._keep:
             committed = [key for key in self._own if key in present]
             latest = {key.step: key for key in committed}
@@ -72,7 +72,6 @@ class Keeping:
             if len(steps) >= self._keep:
                 newest = max((key.sequence for key in own), default=-1)
                 dropped.update(key for key in present.intersection(abandoned) if key.sequence < newest)
-        self._leaving = set(dropped)
         return dropped
 
     def take_notices(self) -> list[str]:
@@ -80,11 +79,15 @@ class Keeping:
         notices, self._notices = self._notices, []
         return notices
 
-    def forget(self, keys: Collection[StepKey]) -> None:
-        """These are gone."""
-        self._earlier.difference_update(keys)
-        self._leaving.difference_update(keys)
-        self._own = [key for key in self._own if key not in keys]
+    def leaves(self, key: StepKey) -> None:
+        """A step is about to lose its manifest."""
+        self._leaving.add(key)
+
+    def forget(self, key: StepKey) -> None:
+        """It is gone."""
+        self._earlier.discard(key)
+        self._leaving.discard(key)
+        self._own = [each for each in self._own if each != key]
 
     def _removable_of_earlier(self, present: set[StepKey], steps: set[int]) -> set[StepKey]:
         """The steps to remove; ``steps``, those that stay and count, are newer, and get more here."""

@@ -42,12 +42,12 @@ from deeppart.comm import Comm, Operation, finish
 from deeppart.config import Config
 from deeppart.errors import BackgroundFailureWarning, CheckpointError, CommError, DeeppartError, as_error
 from deeppart.model import MOST_IN_FLIGHT, REDUNDANT_LEVELS, Level, StepKey
-from deeppart.part import parse_base_file_name
+from deeppart.part import PartSummary
 from deeppart.pending import FAILED, RUNNING, Pending
 from deeppart.save.complete import Completer, level_error
 from deeppart.save.encoding import Compressing
 from deeppart.save.incremental import Incremental
-from deeppart.save.job import Captured, Job, LocalPart, Opened, Outcome, Reader, Repair, StagingLease, Written
+from deeppart.save.job import Captured, Job, LocalPart, Opened, Outcome, Reader, Repair, StagingLease
 from deeppart.save.protect import Protector
 from deeppart.save.retention import CallNotes, Removals, Retention
 from deeppart.save.workers import Workers, lower_priority
@@ -227,13 +227,13 @@ class Pipeline:
         part = failure if failure is not None else self._attempted(Level.LOCAL, lambda: self._open_local(job, digests))
         _resolve(job, Opened(failure, digests, part if isinstance(part, LocalPart) else None))
         outcome = self._write_local(job, part) if isinstance(part, LocalPart) else part
-        if isinstance(outcome, Written):
+        if isinstance(outcome, PartSummary):
             job.lease.stored()
         else:
             job.lease.done(Reader.STORE)
         complete = self._finish_level(job, Level.LOCAL, outcome)
         redundant = job.due & {*REDUNDANT_LEVELS}
-        if redundant and complete and isinstance(outcome, Written):
+        if redundant and complete and isinstance(outcome, PartSummary):
             self._stages.put("protect", job)
         elif redundant:
             self._fail(job, redundant, CheckpointError("the local level, whose parts it protects, is not complete"))
@@ -243,7 +243,7 @@ class Pipeline:
             raise CheckpointError("there is no local level to write to")
         return self._writer.open_local(job, self._storage.local, digests)
 
-    def _write_local(self, job: Job, part: LocalPart) -> Written | DeeppartError:
+    def _write_local(self, job: Job, part: LocalPart) -> PartSummary | DeeppartError:
         return self._timed(job, Level.LOCAL, lambda: self._writer.write_local(job, part))
 
     def _give_up_storing(self, captured: Captured, failure: DeeppartError) -> None:
@@ -297,7 +297,7 @@ class Pipeline:
         assert summary is not None  # a job comes here once its local level is complete
         drive = partial(self._drive, channel, what=f"step {job.attempt.step}, exchange of level {level}")
         paths = self._protector.protect(job.attempt, summary, level, channel, drive)
-        written = sum(access.lstat(path).st_size for path in paths if parse_base_file_name(path.name) is None)
+        written = sum(access.lstat(path).st_size for path in paths)
         job.pending.note_level(level, RUNNING, nbytes=written)
         return paths
 

@@ -5,15 +5,17 @@ Works on the parts that the local level has stored; so it comes after that level
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
+from deeppart import access
 from deeppart.comm import Comm, Operation
 from deeppart.model import Attempt, Level
 from deeppart.nodes import Arena, Incoming, Outgoing, PartFile, Protection, begin_together, encode_sets, exchange_copies
-from deeppart.part import PartSummary, base_file_name
-from deeppart.storage import DurableFile, NodeLevel, RateLimit, remove_links
+from deeppart.part import PartSummary
+from deeppart.storage import DurableFile, NodeLevel, RateLimit
 
 #: Drives an operation to its end, on the thread that the MPI library wants.
 Drive = Callable[[Operation[list[DurableFile]]], list[DurableFile]]
@@ -33,9 +35,7 @@ class Protector:
 
     def protect(self, attempt: Attempt, summary: PartSummary, level: str, comm: Comm, drive: Drive) -> list[Path]:
         """Do this rank's share of a redundant level; returns the files it stored, durable and named."""
-        adopted: list[Path] = []
-        copies, what = level == Level.PARTNER, (comm, attempt, summary)
-        begin = partial(self._copy, *what, adopted) if copies else partial(self._encode, *what)
+        begin = partial(self._copy if level == Level.PARTNER else self._encode, comm, attempt, summary)
         files: list[DurableFile] = []
         named: list[Path] = []
         try:
@@ -46,29 +46,17 @@ class Protector:
         except BaseException:
             for file in files:
                 file.abort()
-            remove_links([*named, *adopted])
+            remove_files(named)
             raise
-        return [*named, *adopted]
+        return named
 
-    def _copy(
-        self, comm: Comm, attempt: Attempt, summary: PartSummary, adopted: list[Path]
-    ) -> Operation[list[DurableFile]]:
-        local, partner = self._levels[Level.LOCAL], self._levels[Level.PARTNER]
-        path = local.part_path(attempt, self._rank)
-        world_size = attempt.world_size
-        bases = tuple(base_file_name(self._rank, world_size, base.index_digest) for base in summary.bases)
-        what = (path, summary.nbytes, summary.digest)
-        sends = [Outgoing(copy.part, *what, copy.target, bases) for copy in self._sends]
+    def _copy(self, comm: Comm, attempt: Attempt, summary: PartSummary) -> Operation[list[DurableFile]]:
+        path = self._levels[Level.LOCAL].part_path(attempt, self._rank)
+        sends = [Outgoing(copy.part, path, summary.nbytes, summary.digest, copy.target) for copy in self._sends]
         receives = [Incoming(copy.part, copy.source) for copy in self._receives]
 
-        def opened(incoming: Incoming, names: tuple[str, ...]) -> DurableFile:
-            file = partner.open_part(attempt, incoming.part)
-            try:
-                adopted.extend(partner.adopt_bases(attempt, names))
-            except BaseException:
-                file.abort()
-                raise
-            return file
+        def opened(incoming: Incoming) -> DurableFile:
+            return self._levels[Level.PARTNER].open_part(attempt, incoming.part)
 
         return exchange_copies(comm, sends, receives, opened, self._arena, self._limit)
 
@@ -79,3 +67,10 @@ class Protector:
             (each, own if each.members[each.place_of(self._rank)].part == self._rank else None) for each in self._sets
         ]
         return encode_sets(comm, sets, attempt, self._levels[Level.PARITY].open_parity, self._arena, self._limit)
+
+
+def remove_files(paths: Iterable[Path]) -> None:
+    """Take files away again, as far as the system lets us."""
+    for path in paths:
+        with contextlib.suppress(OSError):
+            access.remove(path)

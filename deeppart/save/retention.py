@@ -10,6 +10,9 @@ Invariants
   another session writes later is ever a candidate, however late this one acts.
 * Nothing is removed at a level before a newer step is committed there; on the persistent level, nothing by a session
   that another has taken the directory from.
+* Nothing is removed from the persistent level unless every manifest there could be read, and no part that one of them
+  refers to. Manifests go first, durably; parts go once no manifest that is left needs them. A part that is being
+  written refers to what the newest complete step holds or refers to, which stays.
 * A step whose verdict this rank has not heard stays until a newer one is committed at the level, beside the last one
   that is known to be: other ranks may have heard that it is complete, and have removed what it replaces.
 * A local part is not removed while it is being flushed, copied or encoded, nor as long as copies or parity of its step
@@ -28,7 +31,7 @@ from deeppart.errors import BackgroundFailureWarning, DeeppartWarning, KeepNotic
 from deeppart.model import REDUNDANT_LEVELS, Attempt, Level, StepKey
 from deeppart.save.job import Job
 from deeppart.save.keeping import Keeping
-from deeppart.storage import DirectoryOwner, NodeLevel, PersistentLevel
+from deeppart.storage import DirectoryOwner, NeededParts, NodeLevel, PersistentLevel
 
 #: Checkpoints that are remembered as complete: ranks learn of that one after the other.
 _REMEMBERED = 3
@@ -59,10 +62,10 @@ class Retention:
         # A file system may take seconds to remove a step: what happens on nodes does not wait for that.
         self._removing = threading.Lock()  # guards the next two; taken first
         self._removed_count = 0
-        self._keeping = None
+        self._keeping, self._needed = None, None
         if persistent is not None:
             what = (keep[Level.PERSISTENT], earlier[Level.PERSISTENT], persistent.signing)
-            self._keeping = Keeping(persistent.store, *what)
+            self._keeping, self._needed = Keeping(persistent.store, *what), NeededParts(persistent.store)
 
     def went_on(self) -> None:
         """A step was restored, from which this session goes on."""
@@ -109,31 +112,50 @@ class Retention:
 
     def remove_old(self, newest: StepKey) -> list[str]:
         """A step is committed: remove what ``keep`` no longer wants from the persistent level."""
-        persistent, keeping = self._persistent, self._keeping
-        if persistent is None or keeping is None:
+        persistent, keeping, needed = self._persistent, self._keeping, self._needed
+        if persistent is None or keeping is None or needed is None:
             return []
         with self._removing:
             keeping.committed(newest)
             with self._lock:
                 abandoned = set(self._abandoned)
             dropped = keeping.removable(abandoned)
-            refusal: StorageError | None = None
-            for key in sorted(dropped):
-                if self._owner is not None:
-                    self._owner.check()  # each time: a removal may take as long as a job to take the directory over
-                try:
-                    persistent.remove({key})
-                except StorageError as error:  # it stays on record: it may have lost its manifest by then
-                    refusal = refusal or error
-                    continue
-                finally:
-                    self._removed_count += 1  # a refused one may have lost files that took space
-                keeping.forget({key})
-                with self._lock:
-                    self._abandoned.discard(key)
-            if refusal is not None:
-                raise refusal
+            if dropped:
+                needed.look()
+            refusals: list[StorageError] = []
+            rest = sorted(dropped)
+            for _ in range(2):  # a part may be needed by a step that goes later
+                rest = [key for key in rest if not self._removed(persistent, keeping, needed, key, refusals)]
+            if refusals:
+                raise refusals[0]
             return keeping.take_notices()
+
+    def _removed(
+        self,
+        persistent: PersistentLevel,
+        keeping: Keeping,
+        needed: NeededParts,
+        key: StepKey,
+        refusals: list[StorageError],
+    ) -> bool:
+        """Remove a step; false if parts of it are left that others need. A refusal is noted: the others go all the
+        same.
+        """
+        if self._owner is not None:
+            self._owner.check()  # each time: a removal may take as long as a job to take the directory over
+        keeping.leaves(key)
+        try:
+            if not persistent.remove(key, needed):
+                return False
+        except StorageError as error:  # it stays on record: it may have lost its manifest by then
+            refusals.append(error)
+            return True
+        finally:
+            self._removed_count += 1  # a refused one may have lost files that took space
+        keeping.forget(key)
+        with self._lock:
+            self._abandoned.discard(key)
+        return True
 
     def _retire_nodes(self, retire: Callable[[set[StepKey]], set[StepKey]]) -> None:
         """The redundant levels first: what they keep, the local level keeps too."""

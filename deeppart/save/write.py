@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import MappingProxyType
 
 import xxhash
@@ -26,12 +25,12 @@ from deeppart.pending import RUNNING
 from deeppart.save.encoding import Chunk, Compressing, Encoding, adds_to
 from deeppart.save.growing_file import GrowingFile, SourceLostError
 from deeppart.save.incremental import Incremental
-from deeppart.save.job import Job, LocalPart, Opened, Staged, Unchanged, Written
+from deeppart.save.job import Job, LocalPart, Opened, Staged
 from deeppart.save.retention import Removals
 from deeppart.save.workers import Workers, WriteBehind
 from deeppart.state.capture import ShareLayout
 from deeppart.state.document import PartDocument
-from deeppart.storage import DirectoryOwner, NodeLevel, PersistentLevel, Writer, remove_links, step_name
+from deeppart.storage import DirectoryOwner, NodeLevel, PersistentLevel, Writer, step_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +49,12 @@ class RankStorage:
     persistent: PersistentLevel
     owner: DirectoryOwner | None = None
 
-    def directory(self, level: str, attempt: Attempt) -> Path | None:
-        """Where files can be linked to the rank's part of a checkpoint, at the local or the persistent level."""
-        return self._at(level).directory(attempt)
-
     def discard_part(self, level: str, attempt: Attempt) -> None:
         """Remove the rank's part of a checkpoint there, as far as the system lets us."""
         name = part_file_name(self.rank, attempt.world_size)
+        at = self.local if level == Level.LOCAL and self.local is not None else self.persistent
         with contextlib.suppress(StorageError):
-            self._at(level).store.delete(step_name(attempt.key), [name], durable=False)
-
-    def _at(self, level: str) -> NodeLevel | PersistentLevel:
-        return self.local if level == Level.LOCAL and self.local is not None else self.persistent
+            at.store.delete(step_name(attempt.key), [name], durable=False)
 
 
 #: Errors that network file systems and devices get over; the persistent part is then written again after these pauses.
@@ -78,7 +71,7 @@ PASSING_ERRORS = frozenset(
     }
 )
 RETRY_PAUSES_S = (0.2, 1.0)
-_ALL_NEW = Unchanged()
+_NOTHING: Mapping[int, ChunkPlace] = MappingProxyType({})
 
 
 class ShareWriter:
@@ -108,30 +101,28 @@ class ShareWriter:
         layout, _ = job.description()
         encoding = self._compressing.begin(Level.LOCAL, layout)
         file = level.open_part(job.attempt, self._storage.rank)
-        unchanged = Unchanged(digests)
         try:
-            unchanged = self._incremental.refer(Level.LOCAL, job.due, digests, layout, file.path.parent)
-            return LocalPart(file, GrowingFile(file, unchanged.names), encoding, unchanged)
+            return LocalPart(file, GrowingFile(file), encoding, digests)
         except BaseException:
-            _abort(file, unchanged)
+            file.abort()
             raise
 
-    def write_local(self, job: Job, part: LocalPart) -> Written:
+    def write_local(self, job: Job, part: LocalPart) -> PartSummary:
         """Write and name the local part file; what was written of it is removed if that fails."""
         began = time.monotonic()
         try:
             staged = job.lease.memory
             if staged is None:
                 raise CheckpointError("the share is not in staging memory")
-            summary = write_part(staged, part.growing, part.encoding, job.attempt, self._storage.rank, part.unchanged)
+            summary = write_part(staged, part.growing, part.encoding, job.attempt, self._storage.rank, part.digests)
             job.check_capture()
             part.growing.complete(summary)
             part.file.commit()
             self._note(job, Level.LOCAL, part.encoding, summary, part.file.busy_s, time.monotonic() - began)
-            return Written(summary, tuple(part.unchanged.names.values()))
+            return summary
         except BaseException:
             part.growing.give_up()
-            _abort(part.file, part.unchanged)
+            part.file.abort()
             raise
 
     def _note(
@@ -151,7 +142,7 @@ class ShareWriter:
         job.pending.note(encoded_bytes=summary.encoded_bytes)
         job.pending.note_level(level, RUNNING, nbytes=summary.nbytes, referenced_bytes=summary.referenced_bytes)
 
-    def write_persistent(self, job: Job, opened: Opened) -> Written:
+    def write_persistent(self, job: Job, opened: Opened) -> PartSummary:
         """Copy the local part, or write from staging memory; again after an error that may pass."""
         if opened.failure is not None:
             raise opened.failure
@@ -166,31 +157,32 @@ class ShareWriter:
                 time.sleep(pause_s)
         raise AssertionError("the last try returns or raises")
 
-    def _write_persistent_once(self, job: Job, opened: Opened) -> Written:
+    def _write_persistent_once(self, job: Job, opened: Opened) -> PartSummary:
         layout, _ = job.description()
         encoding = self._compressing.begin(Level.PERSISTENT, layout)
-        file = self._storage.persistent.open_part(job.attempt, self._storage.rank)
-        directory = self._storage.persistent.directory(job.attempt)
-        unchanged = Unchanged(opened.digests)
+        persistent, rank = self._storage.persistent, self._storage.rank
+        file = persistent.open_part(job.attempt, rank)
         began = time.monotonic()
         try:
-            unchanged = self._incremental.refer(Level.PERSISTENT, job.due, opened.digests, layout, directory)
-            summary, remarks = self._fill(job, opened, file, encoding, unchanged)
+            references = self._incremental.refer(
+                opened.digests, layout.chunks, lambda base: persistent.holds(base, job.attempt, rank)
+            )
+            summary, remarks = self._fill(job, opened, file, encoding, references)
             job.check_capture()
             file.commit()
             self._note(job, Level.PERSISTENT, encoding, summary, file.busy_s, time.monotonic() - began, remarks)
-            return Written(summary, tuple(unchanged.names.values()))
+            return summary
         except BaseException:
-            _abort(file, unchanged)
+            file.abort()
             raise
 
     def _fill(
-        self, job: Job, opened: Opened, file: Writer, encoding: Encoding, unchanged: Unchanged
+        self, job: Job, opened: Opened, file: Writer, encoding: Encoding, references: Mapping[int, ChunkPlace]
     ) -> tuple[PartSummary, tuple[str, ...]]:
         """From the local part if that works out, otherwise from staging memory if it is still there."""
         if opened.local is not None:
             try:
-                return self._follow(job, opened.local, file, encoding, unchanged)
+                return self._follow(job, opened.local, file, encoding, references)
             except (SourceLostError, CorruptFileError):
                 if job.lease.claim() is None:
                     raise
@@ -199,20 +191,19 @@ class ShareWriter:
         staged = job.lease.claim()
         if staged is None:
             raise CheckpointError("the share is neither in staging memory nor in a local part")
-        return write_part(staged, file, encoding, job.attempt, self._storage.rank, unchanged), ()
+        return write_part(staged, file, encoding, job.attempt, self._storage.rank, opened.digests, references), ()
 
     def _follow(
-        self, job: Job, local: LocalPart, file: Writer, encoding: Encoding, unchanged: Unchanged
+        self, job: Job, local: LocalPart, file: Writer, encoding: Encoding, references: Mapping[int, ChunkPlace]
     ) -> tuple[PartSummary, tuple[str, ...]]:
         """Copy the local part as it grows; chunks that only this level is to have encoded are encoded on the way.
 
-        Where either part refers to other files, the one cannot be a copy of the other.
+        One that refers to earlier parts is no copy of it.
         """
         (layout, document), growing = job.description(), local.growing
-        refers = unchanged.references or local.unchanged.references
-        if refers or adds_to(encoding.chooser, local.encoding.chooser, layout):
+        if references or adds_to(encoding.chooser, local.encoding.chooser, layout):
             what = (layout, document, file, encoding, job.attempt, self._storage.rank)
-            summary = recode_part(growing, *what, self._behind, unchanged.references)
+            summary = recode_part(growing, *what, self._behind, references)
             growing.wait_for_end()  # the manifest will name the local part too
             return summary, ()
         found, copied = copy_part(growing, file, self._behind), growing.summary
@@ -222,28 +213,23 @@ class ShareWriter:
         return copied, ("a copy of the local part",)
 
 
-def _abort(file: Writer, unchanged: Unchanged) -> None:
-    """Leave nothing of a part that does not come to be."""
-    file.abort()
-    remove_links(unchanged.names.values())
-
-
 def write_part(
     staged: Staged,
     sink: Sink,
     encoding: Encoding,
     attempt: Attempt,
     rank: int,
-    unchanged: Unchanged = _ALL_NEW,
+    digests: Sequence[bytes] | None = None,
+    references: Mapping[int, ChunkPlace] = _NOTHING,
 ) -> PartSummary:
     """Encode a share chunk by chunk into a file (not yet committed)."""
     data = staged.data.data
 
     def chunks() -> Iterator[Chunk]:
         for number, plan in enumerate(staged.layout.chunks):
-            digest = None if unchanged.digests is None else unchanged.digests[number]
+            digest = None if digests is None else digests[number]
             raw = data[plan.start : plan.start + plan.length]
-            yield Chunk(raw, plan.dtype, None, digest, unchanged.references.get(number))
+            yield Chunk(raw, plan.dtype, None, digest, references.get(number))
 
     return write_chunks(chunks(), staged.layout, staged.document, sink, encoding, attempt, rank)
 
@@ -257,7 +243,7 @@ def recode_part(
     attempt: Attempt,
     rank: int,
     behind: Workers,
-    references: Mapping[int, ChunkPlace] = MappingProxyType({}),
+    references: Mapping[int, ChunkPlace] = _NOTHING,
 ) -> PartSummary:
     """Write a part file again for another level, while it is being written: chunks stored raw in it are encoded."""
     chunks = _stored_chunks(growing, layout, encoding.encoders.most_ahead + 1, references)

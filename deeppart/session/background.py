@@ -47,7 +47,7 @@ def pipeline_for(session: Session, retention: Retention, call_notes: CallNotes) 
         session.channels,
         RankStorage(rank, session.node_levels.get(Level.LOCAL), session.persistent, session.owner),
         Compressing(config.compression, session.processors, lower_priority, session.persistent.signing),
-        Incremental(rank, on=config.incremental),
+        Incremental(on=config.incremental),
         retention,
         Protector(rank, session.protection, session.node_levels, session.limit),
         call_notes,

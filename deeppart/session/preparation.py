@@ -11,10 +11,11 @@ import threading
 from deeppart._threads import start_thread
 from deeppart.errors import BackgroundFailureWarning, warn_now
 from deeppart.model import Level
-from deeppart.part import base_file_name, part_file_name
+from deeppart.part import part_file_name
 from deeppart.save import ShareSize, lower_priority
 from deeppart.session.record import Session
 from deeppart.state.capture import Staging
+from deeppart.storage import spare_name
 
 #: What a part file has besides the share, at most as a rule; and for each leaf of the state.
 _INDEX_BYTES, _INDEX_BYTES_PER_LEAF = 256 << 10, 200
@@ -87,11 +88,10 @@ class Preparation:
         config, keep = self._session.config, self._session.config.keep[Level.LOCAL]
         if not keep or not share.nbytes or config.compression not in ("none", "auto"):
             return (), 0  # nothing is written over, or files will be shorter; "auto" leaves memory raw, as a rule
-        rank, size = self._session.comm.rank, self._session.comm.size
-        more = (base_file_name(rank, size, f"{each:032x}") for each in range(keep))
+        name = part_file_name(self._session.comm.rank, self._session.comm.size)
         # Shorter than the file will be, they would have to be mapped again.
         nbytes = share.nbytes + _INDEX_BYTES + _INDEX_BYTES_PER_LEAF * share.leaves
-        return (part_file_name(rank, size), *more), nbytes
+        return tuple(spare_name(name, each) for each in range(keep + 1)), nbytes
 
     def _run(self) -> None:
         lower_priority()

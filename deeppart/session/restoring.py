@@ -229,9 +229,11 @@ def heal_redundancy(
         # Its files say whose they are, and on nodes only those of this lineage count.
         reason = "it was saved under another lineage; it is in persistent_dir, the next checkpoint is protected again"
         return (f"step {step}: its redundancy is not rebuilt: {reason}",)
-    if healing.lacks_parity:
-        reason = "its parts refer to older files; the next checkpoint of that level is protected again"
-        lines.append(f"step {step}: its parity is not rebuilt: {reason}")
+    if healing.unprotected:
+        count = len(healing.unprotected)
+        parts = "part is" if count == 1 else "parts are"
+        reason = "in persistent_dir alone, referring to earlier steps there; the next checkpoint is protected again"
+        lines.append(f"step {step}: the redundancy of {count} of its parts is not rebuilt: the {parts} {reason}")
     if not healing:
         pipeline.call_notes.restored(attempt)
         return tuple(lines)

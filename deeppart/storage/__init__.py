@@ -1,6 +1,6 @@
 """Where checkpoints are stored: stores, the levels in them, their manifests and records, and who owns a directory."""
 
-from deeppart.storage.exclusive import link, remove_links
+from deeppart.part import parse_step_name, step_name
 from deeppart.storage.files import (
     BLOCK_BYTES,
     Appending,
@@ -9,6 +9,7 @@ from deeppart.storage.files import (
 from deeppart.storage.lineage import LINEAGE_NAME, LOCK_NAME, is_copy, read_lineage
 from deeppart.storage.manifests import (
     CommittedStep,
+    NeededParts,
     committed_steps,
     part_problem,
     read_manifest,
@@ -20,16 +21,15 @@ from deeppart.storage.persistent import PersistentLevel
 from deeppart.storage.posix import PosixStore
 from deeppart.storage.rate import RateLimit
 from deeppart.storage.records import Suspicions, note_protection, read_suspicions, reduced_runs, write_suspicion
+from deeppart.storage.spares import spare_name
 from deeppart.storage.steps import (
     MANIFEST_NAME,
     MOST_LOOKS,
     is_gone,
     is_temporary_name,
     list_steps,
-    parse_step_name,
     part_key,
     remove_step,
-    step_name,
 )
 from deeppart.storage.store import Stat, Store, Writer
 
@@ -44,6 +44,7 @@ __all__ = [
     "CommittedStep",
     "DirectoryOwner",
     "DurableFile",
+    "NeededParts",
     "NodeContents",
     "NodeLevel",
     "PersistentLevel",
@@ -58,7 +59,6 @@ __all__ = [
     "is_copy",
     "is_gone",
     "is_temporary_name",
-    "link",
     "list_steps",
     "note_protection",
     "parse_step_name",
@@ -69,8 +69,8 @@ __all__ = [
     "read_manifests",
     "read_suspicions",
     "reduced_runs",
-    "remove_links",
     "remove_step",
+    "spare_name",
     "step_name",
     "take_stock",
     "write_suspicion",

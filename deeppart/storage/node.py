@@ -11,13 +11,21 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from deeppart import access
 from deeppart.access import PERMISSIONS, storage_error
-from deeppart.errors import FormatError, MissingError, SignatureError, StorageError, lacks_descriptors, one_line
+from deeppart.errors import (
+    CorruptFileError,
+    FormatError,
+    MissingError,
+    SignatureError,
+    StorageError,
+    lacks_descriptors,
+    one_line,
+)
 from deeppart.mapped import forget_removed
 from deeppart.model import Attempt, Level, ParityIdentity, StepKey
 from deeppart.part import (
@@ -25,19 +33,17 @@ from deeppart.part import (
     ParityReader,
     PartReader,
     Signing,
-    base_file_name,
     is_parity_file_name,
     parity_file_name,
-    parse_base_file_name,
     parse_part_file_name,
     part_file_name,
+    step_name,
 )
 from deeppart.plan.restart import StoredParity, StoredPart
-from deeppart.storage.exclusive import link, remove_links
 from deeppart.storage.files import DurableFile, Over
 from deeppart.storage.posix import PosixStore, make_directory
 from deeppart.storage.spares import Recycled
-from deeppart.storage.steps import is_gone, list_steps, part_key, remove_steps, step_name
+from deeppart.storage.steps import is_gone, list_steps, part_key, remove_steps
 
 #: Folder of a level below ``local_dir/<lineage>/``.
 NODE_FOLDERS: dict[str, str] = {Level.LOCAL: "", Level.PARTNER: "partner", Level.PARITY: "parity"}
@@ -86,51 +92,6 @@ class NodeLevel:
         """Begin a part file."""
         return self._open(part_key(attempt, rank), mend)
 
-    def open_base(self, attempt: Attempt, name: str, *, mend: bool = False) -> DurableFile:
-        """Begin a file in which chunks of a part of a step lie; see :meth:`open_part`."""
-        return self._open(f"{step_name(attempt.key)}/{name}", mend)
-
-    def adopt_bases(self, attempt: Attempt, names: Iterable[str]) -> list[Path]:
-        """Give files that lie here, in other steps of this session, a name beside a part that refers to them."""
-        directory = self.store.path(step_name(attempt.key))
-        made: list[Path] = []
-        for name in names:
-            try:
-                if access.exists(directory / name):
-                    continue
-                linked = any(link(path, directory / name) for path in self._holders(name))
-            except OSError as error:  # other ranks are in the exchange, which survives a StorageError alone
-                remove_links(made)
-                raise storage_error("cannot look for a file that a part refers to", error, directory / name) from error
-            if not linked:
-                remove_links(made)
-                raise StorageError(
-                    "a part refers to a file that is not on this node",
-                    expected=name,
-                    where=self.store.where(),
-                    todo="nothing: the next checkpoint refers to nothing here",
-                )
-            made.append(directory / name)
-        return made
-
-    def _holders(self, name: str) -> Iterator[Path]:
-        """Files of this session that are the base of a name, those of the newest steps first."""
-        parsed = parse_base_file_name(name)
-        if parsed is None:
-            return
-        rank, world_size, index_digest = parsed
-        own = [key for key in list_steps(self.store) if key.session == self._session]
-        for key in sorted(own, key=lambda key: key.sequence, reverse=True):
-            directory = self.store.path(step_name(key))
-            if access.exists(directory / name):
-                yield directory / name
-            path = directory / part_file_name(rank, world_size)
-            try:
-                if access.exists(path) and stored_part(path, self.name, self.signing).index_digest == index_digest:
-                    yield path
-            except (FormatError, StorageError):
-                continue
-
     def open_parity(self, identity: ParityIdentity, *, mend: bool = False) -> DurableFile:
         """Begin a parity file; see :meth:`open_part`."""
         return self._open(f"{step_name(identity.attempt.key)}/{parity_file_name(identity)}", mend)
@@ -146,10 +107,6 @@ class NodeLevel:
                 raise
             make_directory(self._local, *self._below)
             return self.store.writer(key, over=over)
-
-    def directory(self, attempt: Attempt) -> Path:
-        """That of a step."""
-        return self.store.path(step_name(attempt.key))
 
     def steps(self) -> set[StepKey]:
         """Steps that have anything here."""
@@ -178,8 +135,7 @@ class NodeContents:
     """The files on a node's storage.
 
     Attributes:
-        parts: whose header, footer and index are sound, and whose bases are there; of `local` and `partner`.
-        bases: files in which chunks of these lie, likewise sound.
+        parts: whose header, footer and index are sound; of `local` and `partner`.
         parity: likewise.
         problems: a line about each file that is not sound.
         damaged: the files that those lines are about.
@@ -192,7 +148,6 @@ class NodeContents:
 
     parts: list[StoredPart] = field(default_factory=list)
     parity: list[StoredParity] = field(default_factory=list)
-    bases: list[StoredPart] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     damaged: list[Path] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
@@ -259,13 +214,6 @@ def _look_at(path: Path, key: StepKey, level: str, lineage: str, signing: Signin
         name = part_file_name(part.rank, part.attempt.world_size)
         if _is_what_its_name_says(path, part.attempt, key, name, lineage, found):
             found.parts.append(part)
-    elif parse_base_file_name(path.name) is not None:
-        base = stored_part(path, level, None)  # each chunk of it is signed where it is referred to
-        name = base_file_name(base.rank, base.attempt.world_size, base.index_digest)
-        if base.attempt.lineage == lineage and name == path.name:
-            found.bases.append(base)
-        else:
-            found.remark(f"{path}: ignored: by its contents it is {name}, or of another lineage")
     elif is_parity_file_name(path.name):
         parity = stored_parity(path)
         name, attempt = parity_file_name(parity.identity), parity.identity.attempt
@@ -289,14 +237,17 @@ def _is_what_its_name_says(
 
 
 def stored_part(path: Path, level: str, signing: Signing | None) -> StoredPart:
-    """Check a part file's header, footer and index, that its bases are there, and with keys its signature."""
+    """Check a part file's header, footer and index, that it is whole in itself, and with keys its signature."""
     with FileSource(path) as source:
         reader = PartReader(source, where=str(path), signing=signing)
-        bases: tuple[str, ...] = ()
-        if parse_base_file_name(path.name) is None:
-            reader.check_bases()
-            bases = reader.base_names
-        what = (level, reader.attempt, reader.rank, str(path), source.size, reader.index_digest, bases)
+        if reader.bases:
+            raise CorruptFileError(
+                "a part on a node refers to other steps",
+                expected="a whole part",
+                where=str(path),
+                todo="remove it: it is a copy of one in a persistent directory, which can be restored from there alone",
+            )
+        what = (level, reader.attempt, reader.rank, str(path), source.size, reader.index_digest)
         return StoredPart(
             *what, written=source.written, content_digest=reader.content_digest, raw_bytes=reader.raw_bytes
         )
@@ -310,14 +261,13 @@ def stored_parity(path: Path) -> StoredParity:
 
 
 def file_problem(path: Path, signing: Signing | None, pace: Callable[[int], None]) -> str | None:
-    """Read all of a part, base or parity file; what is wrong with it, or None."""
+    """Read all of a part or parity file; what is wrong with it, or None."""
     try:
         with FileSource(path) as source:
             if is_parity_file_name(path.name):
                 ParityReader(source, where=str(path)).verify(pace=pace)
             else:
-                own = None if parse_base_file_name(path.name) else signing
-                PartReader(source, where=str(path), signing=own).verify(pace=pace)
+                PartReader(source, where=str(path), signing=signing).verify(pace=pace)
     except (FormatError, StorageError) as error:
         return one_line(error)
     return None

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import errno
 import os
-from pathlib import Path
+from dataclasses import replace
 
-from deeppart.errors import MissingError, StorageError
-from deeppart.model import Attempt, Level, StepKey
-from deeppart.part import Signing
+from deeppart.errors import CorruptFileError, MissingError, StorageError
+from deeppart.model import Attempt, BaseRecord, Level, StepKey
+from deeppart.part import Signing, step_name
 from deeppart.storage.lineage import LINEAGE_NAME, LOST_TODO
-from deeppart.storage.manifests import is_committed
-from deeppart.storage.posix import PosixStore
-from deeppart.storage.steps import MANIFEST_NAME, manifest_key, part_key, remove_steps, step_name
+from deeppart.storage.manifests import NeededParts, is_committed
+from deeppart.storage.steps import MANIFEST_NAME, manifest_key, part_key, remove_manifest, remove_step
 from deeppart.storage.store import Store, Writer
 
 
@@ -45,10 +44,6 @@ class PersistentLevel:
         self.check_mounted()
         return self.store.writer(part_key(attempt, rank))
 
-    def directory(self, attempt: Attempt) -> Path | None:
-        """The directory of a step, to link files in; None where the store is none."""
-        return self.store.path(step_name(attempt.key)) if isinstance(self.store, PosixStore) else None
-
     def commit(self, key: StepKey, manifest: bytes) -> None:
         """Make a step a checkpoint: its manifest appears, complete and durable, or not at all."""
         self.store.put_new(manifest_key(key), manifest)
@@ -68,6 +63,19 @@ class PersistentLevel:
         except StorageError:
             return True
 
-    def remove(self, keys: set[StepKey]) -> None:
-        """Remove steps."""
-        remove_steps(self.store, keys)
+    def holds(self, base: BaseRecord, attempt: Attempt, rank: int) -> bool:
+        """True if an earlier part of a rank is there, as far as its length tells; False if that cannot be seen."""
+        earlier = replace(attempt, step=base.step, sequence=base.sequence)
+        try:
+            found = self.store.stat(part_key(earlier, rank))
+        except (StorageError, CorruptFileError):
+            return False
+        return found is not None and found.nbytes == base.nbytes
+
+    def remove(self, key: StepKey, needed: NeededParts | None = None) -> bool:
+        """Remove a step but for the parts that others need; true if none is left. Its manifest goes first."""
+        if needed is None:
+            return remove_step(self.store, key)
+        remove_manifest(self.store, key)
+        needed.forget(key)
+        return remove_step(self.store, key, needed.names(key))

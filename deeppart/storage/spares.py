@@ -1,8 +1,8 @@
 """Recycled files: those of a retired step, over which the next checkpoint writes (docs/decisions/0006).
 
 They are written in place, so it matters who else may have the file. A session sets aside only files of directories that
-carry its own name, in a folder that does, too, and takes them from there alone. Second names of a file, bases, are
-given within a session as well. So no other session can have named what is written over, or be writing to it.
+carry its own name, in a folder that does, too, and takes them from there alone: no other session can be writing to what
+is written over.
 
 The first checkpoints of a session have none of these, and on a file system in memory a new file's pages must be found,
 cleared and mapped, which takes longer than to copy into them: such files can be made in the background.
@@ -18,8 +18,8 @@ from pathlib import Path
 from deeppart import access
 from deeppart.access.hanging import call
 from deeppart.mapped import bytes_in_memory, file_memory, forget_removed
-from deeppart.part import parse_base_file_name, parse_part_file_name
-from deeppart.storage.steps import in_order_of_removal, is_checkpoint_file
+from deeppart.part import parse_part_file_name
+from deeppart.storage.steps import is_checkpoint_file
 
 #: Folder of a level; followed by the session.
 _FOLDER = ".spare"
@@ -48,7 +48,7 @@ class Recycled:
             with access.open_folder(path) as folder:
                 access.make_folder(self.folder)
                 with access.open_folder(self.folder) as there:
-                    for name in in_order_of_removal(folder.names()):
+                    for name in folder.names():
                         if is_checkpoint_file(name):
                             folder.rename(name, there, name)
         except OSError:
@@ -58,8 +58,7 @@ class Recycled:
         """Give one of them another name and open it; None if there is none. Ranks of a session may take them.
 
         What is not a file of this user's own (a link, a FIFO, a file of another) is not written to, and neither is a
-        file that has yet another name: it is a base, which a newer step needs. Its names are looked at last, when
-        nobody can give it more: bases are named after files in step directories.
+        file that has yet another name: somebody has linked it to keep it.
         """
         try:
             found = sorted(access.names_in(self.folder))
@@ -67,7 +66,7 @@ class Recycled:
             return None
         wanted = name.name.split(".tmp-")[0].lstrip(".")
         # A process has mapped those that it has written to: of its rank, at best of the same name.
-        for spare in sorted(found, key=lambda each: (each != wanted, _rank_of(each) != _rank_of(wanted))):
+        for spare in sorted(found, key=lambda each: (_plain(each) != wanted, _rank_of(each) != _rank_of(wanted))):
             try:
                 access.rename(self.folder / spare, name)
             except OSError:
@@ -112,7 +111,7 @@ class Recycled:
             level = Recycled(root, self._session)
             for folder in (level.folder, level.unfinished):
                 with contextlib.suppress(OSError):
-                    found |= any(map(is_checkpoint_file, access.names_in(folder)))
+                    found |= any(map(_is_recycled, access.names_in(folder)))
                 _drop(folder)
         forget_removed()
         return found
@@ -142,8 +141,22 @@ class Recycled:
                     _drop(self._root / name)
 
 
+def spare_name(name: str, number: int) -> str:
+    """The name among the recycled files of one of several that are to become files of one name."""
+    return f"{name}.{number}"
+
+
+def _plain(name: str) -> str:
+    head, _, number = name.rpartition(".")
+    return head if number.isdecimal() else name
+
+
+def _is_recycled(name: str) -> bool:
+    return is_checkpoint_file(_plain(name))
+
+
 def _rank_of(name: str) -> int | None:
-    parsed = parse_part_file_name(name) or parse_base_file_name(name)
+    parsed = parse_part_file_name(_plain(name))
     return None if parsed is None else parsed[0]
 
 
@@ -168,7 +181,7 @@ def _drop(folder: Path) -> None:
     with contextlib.suppress(OSError):
         with access.open_folder(folder) as opened:
             for name in opened.names():
-                if is_checkpoint_file(name):
+                if _is_recycled(name):
                     opened.remove(name)
         with access.open_folder(folder.parent) as above:
             above.remove_directory(folder.name)

@@ -10,34 +10,19 @@ from __future__ import annotations
 import contextlib
 import errno
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Container, Iterator
 from pathlib import Path
 
 from deeppart import access
 from deeppart.errors import MissingError, StorageError
 from deeppart.model import Attempt, StepKey
-from deeppart.part import is_parity_file_name, parse_base_file_name, parse_part_file_name, part_file_name
+from deeppart.part import is_parity_file_name, parse_part_file_name, parse_step_name, part_file_name, step_name
 from deeppart.storage.store import Store
 
 MANIFEST_NAME = "manifest"
-_STEP = re.compile(r"step-([0-9]{12,19})-([0-9a-f]{32})-([0-9]{6,19})", re.ASCII)
 _TEMPORARY = re.compile(r"\..+\.tmp-[0-9]+(-[0-9a-f]+)?", re.ASCII)
 #: How often we look again because a running job has removed what it was about to read.
 MOST_LOOKS = 20
-
-
-def step_name(key: StepKey) -> str:
-    """``step-000000000100-<session, 32 hex digits>-000007``: the place of one attempt at a step."""
-    return f"step-{key.step:012d}-{key.session}-{key.sequence:06d}"
-
-
-def parse_step_name(name: str) -> StepKey | None:
-    """Inverse of :func:`step_name`; None for any other name."""
-    match = _STEP.fullmatch(name)
-    if match is None:
-        return None
-    key = StepKey(int(match[1]), match[2], int(match[3]))
-    return key if step_name(key) == name else None
 
 
 def part_key(attempt: Attempt, rank: int) -> str:
@@ -56,14 +41,8 @@ def is_temporary_name(name: str) -> bool:
 
 
 def is_checkpoint_file(name: str) -> bool:
-    """True if a name is that of a part, a base or parity."""
-    parsed = parse_part_file_name(name) or parse_base_file_name(name)
-    return parsed is not None or is_parity_file_name(name)
-
-
-def in_order_of_removal(names: Iterable[str]) -> list[str]:
-    """Names of files of a step, what refers to others before these: a part without its base is damage, then."""
-    return sorted(names, key=lambda name: parse_base_file_name(name) is not None)
+    """True if a name is that of a part or of parity."""
+    return parse_part_file_name(name) is not None or is_parity_file_name(name)
 
 
 def list_steps(store: Store) -> list[StepKey]:
@@ -85,23 +64,40 @@ def remove_steps(store: Store, keys: Collection[StepKey]) -> None:
         raise first
 
 
-def remove_step(store: Store, key: StepKey) -> None:
+def remove_manifest(store: Store, key: StepKey) -> None:
+    """Durably make a step no checkpoint any more, if it is one."""
+    place = step_name(key)
+    with _removing(store, place):
+        if MANIFEST_NAME in store.list(place):
+            store.delete(place, [MANIFEST_NAME])
+
+
+def remove_step(store: Store, key: StepKey, needed: Container[str] = ()) -> bool:
     """Remove a step: the manifest first, so that it stops being a checkpoint before it stops being whole.
 
-    Parts go before the bases that they refer to: who looks on meanwhile can tell this from damage
-    (:mod:`deeppart.storage.steps`). Only what this library names is removed; the rest, and the place that has it, stay.
+    ``needed`` are names of parts that stay, since other steps refer to them. Only what this library names is removed;
+    the rest, and the place that has it, stay. Returns true if no needed part is left.
     """
     place = step_name(key)
+    remove_manifest(store, key)
+    with _removing(store, place):
+        ours = [name for name in store.list(place) if is_checkpoint_file(name) or is_temporary_name(name)]
+        going = [name for name in ours if name not in needed]
+        if going or not ours:
+            store.delete(place, going)
+        return len(going) == len(ours)
+    return True
+
+
+@contextlib.contextmanager
+def _removing(store: Store, place: str) -> Iterator[None]:
+    """What is not there, or is a file that somebody has named like a step, is left alone."""
     try:
-        names = store.list(place)
-        if MANIFEST_NAME in names:
-            store.delete(place, [MANIFEST_NAME])
-        ours = [name for name in in_order_of_removal(names) if is_checkpoint_file(name) or is_temporary_name(name)]
-        store.delete(place, ours)
+        yield
     except MissingError:
         return
     except StorageError as error:
-        if error.errno == errno.ENOTDIR:  # a file that somebody has named like a step
+        if error.errno == errno.ENOTDIR:
             return
         error.summary, error.where = "cannot remove an old checkpoint", store.where(place)
         raise

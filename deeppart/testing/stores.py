@@ -65,6 +65,16 @@ def a_range_is_what_was_written(store: Store) -> None:
     assert isinstance(_refusal(store.get, _KEY, len(data) - 1), CorruptFileError)
 
 
+def a_part_of_another_step_is_reached(store: Store) -> None:
+    """By who has opened one of the same name: parts refer to earlier ones."""
+    for place in ("step", "earlier"):
+        _made(store, f"{place}/part", place.encode())
+    with store.open(_KEY) as source:
+        assert bytes(source.at_step("earlier").read_at(0, 4)) == b"earl"
+        assert isinstance(_refusal(source.at_step, "nowhere"), MissingError)
+        assert bytes(source.read_at(0, 4)) == b"step"
+
+
 def what_is_given_up_leaves_nothing(store: Store) -> None:
     """``abort`` at any time; and ``restart`` forgets what was written."""
     file = store.writer(_KEY)
@@ -123,6 +133,7 @@ STORE_CHECKS: tuple[Callable[[Store], None], ...] = (
     an_object_appears_whole_or_not_at_all,
     what_is_there_is_never_replaced,
     a_range_is_what_was_written,
+    a_part_of_another_step_is_reached,
     what_is_given_up_leaves_nothing,
     what_is_deleted_is_gone,
     what_is_not_there_is_missing,

@@ -14,7 +14,7 @@ import torch
 import deeppart
 from deeppart import access
 from deeppart.comm import Comm
-from deeppart.storage import LINEAGE_NAME, PersistentLevel, PosixStore, Store, list_steps
+from deeppart.storage import LINEAGE_NAME, PersistentLevel, PosixStore, Store, committed_steps, list_steps
 from deeppart.testing import LEVEL_CHECKS, STORE_CHECKS, Level, difference
 from tests.memory_store import MemoryStore
 from tests.unit.sharded_states import checkpointer, on_ranks
@@ -57,6 +57,10 @@ def state(step: int) -> dict[str, object]:
     return {"w": torch.randn(300_000, generator=generator), "frozen": torch.zeros(200_000), "step": step}
 
 
+def committed(store: MemoryStore) -> list[int]:
+    return [key.step for key in committed_steps(store)]
+
+
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> MemoryStore:
     """That of the persistent level of all that follow; the owner's lock stays a file."""
@@ -78,7 +82,9 @@ def test_a_job_whose_persistent_level_is_no_directory(
         assert ck.restore(state(0)) is None
         for step in range(1, 5):
             ck.checkpoint(state(step), step).wait("persistent", 120)
-    assert [key.step for key in list_steps(store)] == [3, 4] and list_steps(PosixStore(directory)) == []
+    assert committed(store) == [3, 4] and list_steps(PosixStore(directory)) == []
+    # Zeros are worth no base once they are compressed; otherwise both refer to step 1, of which the part is left.
+    assert [key.step for key in list_steps(store)] == ([1, 3, 4] if compression == "none" else [3, 4])
     if node is not None:
         shutil.rmtree(node)
     live = state(0)
@@ -86,7 +92,7 @@ def test_a_job_whose_persistent_level_is_no_directory(
         assert ck.restore(live) == 4
         ck.checkpoint(state(5), 5).wait("persistent", 120)
     assert difference(state(4), live) is None
-    assert [key.step for key in list_steps(store)] == [4, 5]
+    assert committed(store) == [4, 5]
 
 
 def test_damage_in_a_store_is_noticed(store: MemoryStore, tmp_path: Path) -> None:

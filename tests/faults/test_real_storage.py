@@ -20,9 +20,9 @@ import torch
 import deeppart
 from deeppart.errors import BackgroundFailureWarning, CheckpointError, DirectoryInUseError, StorageError
 from deeppart.model import Attempt
-from deeppart.part import base_file_name, part_file_name
+from deeppart.part import part_file_name
 from deeppart.save import write
-from deeppart.storage import NodeLevel
+from deeppart.storage import NodeLevel, spare_name
 from deeppart.testing.states import difference
 
 
@@ -164,7 +164,7 @@ def test_files_made_in_advance_leave_the_room_to_what_is_written(mount_tmpfs: Ca
     """A tmpfs on which the parts of a node and copies find room, but not files to write over besides."""
     directory = mount_tmpfs("node", 16)
     local, partner = (NodeLevel(directory, "1" * 32, name, "2" * 32) for name in ("local", "partner"))
-    for name in (part_file_name(0, 2), base_file_name(0, 2, "0" * 32)):
+    for name in (spare_name(part_file_name(0, 2), number) for number in range(2)):
         assert local.recycled.make(name, 6 << 20, lambda: True)
     for level, rank in ((local, 0), (partner, 1)):
         file = level.open_part(Attempt("1" * 32, "2" * 32, 0, 1, 2), rank)

@@ -45,7 +45,7 @@ STAGES = {
     "manifest: before its name": ("deeppart.storage.files.DurableFile.commit", False, "/manifest"),
     "manifest: after its name": ("deeppart.storage.files.DurableFile.commit", True, "/manifest"),
     "retiring: before": ("deeppart.storage.persistent.PersistentLevel.remove", False, ""),
-    "retiring: a step removed": ("deeppart.storage.steps.remove_step", True, ""),
+    "retiring: a step removed": ("deeppart.storage.persistent.remove_step", True, ""),
 }
 
 

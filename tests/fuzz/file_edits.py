@@ -28,7 +28,7 @@ def edit_part(part: PartImage, rng: random.Random) -> None:
         lambda: _rows(part.chunks, rng, ("offset", "encoded_length", "raw_length", "codec", "flags", "base")),
         lambda: _chunk(part.chunks, rng),
         lambda: _chunk(part.chunks, rng),
-        lambda: _rows(part.bases, rng, ("nbytes", "step")),
+        lambda: _rows(part.bases, rng, ("nbytes", "step", "sequence")),
         lambda: _claims(part, rng),
     ]
     rng.choice(edits)()

@@ -31,7 +31,7 @@ _HEADER = struct.Struct("<8sII16s16sQQIII")
 _INDEX = struct.Struct("<8sQQQQ8sI12s")
 _CHUNK = struct.Struct("<QQQHHI16s16s16s")
 _SPAN = struct.Struct("<IIQQQQ")
-_BASE = struct.Struct("<16sQQ")
+_BASE = struct.Struct("<16sQQQ")
 _FOOTER = struct.Struct("<8sQQQ16s8s")
 
 HEADER_FIELDS = (
@@ -58,7 +58,7 @@ CHUNK_FIELDS = (
     "raw_digest",
 )
 SPAN_FIELDS = ("leaf", "table", "box", "start", "length", "raw_offset")
-BASE_FIELDS = ("index_digest", "nbytes", "step")
+BASE_FIELDS = ("index_digest", "nbytes", "step", "sequence")
 
 Row = dict[str, Any]
 
@@ -107,7 +107,7 @@ class PartImage:
         _, index_offset, index_length, *_ = _FOOTER.unpack_from(data, len(data) - 64)
         index = data[index_offset : index_offset + index_length]
         _, n_chunks, n_spans, _, _, _, n_bases, _ = _INDEX.unpack_from(index)
-        if max(n_chunks * 80, n_spans * 40, n_bases * 32) > len(index):
+        if max(n_chunks * 80, n_spans * 40, n_bases * 40) > len(index):
             raise ValueError("not sound")
         at = _INDEX.size
         chunks = []
@@ -121,8 +121,8 @@ class PartImage:
         at += 80 * n_chunks
         spans = [dict(zip(SPAN_FIELDS, _SPAN.unpack_from(index, at + 40 * i), strict=True)) for i in range(n_spans)]
         at += 40 * n_spans
-        bases = [dict(zip(BASE_FIELDS, _BASE.unpack_from(index, at + 32 * i), strict=True)) for i in range(n_bases)]
-        at += 32 * n_bases
+        bases = [dict(zip(BASE_FIELDS, _BASE.unpack_from(index, at + 40 * i), strict=True)) for i in range(n_bases)]
+        at += 40 * n_bases
         tag = b""
         if head["signed"]:
             for i, row in enumerate(chunks):
@@ -155,7 +155,7 @@ class PartImage:
             offset += len(row["encoded"])
         table += b"".join(_packed(_SPAN, (32, 32, 64, 64, 64, 64), row, SPAN_FIELDS) for row in self.spans)
         for row in self.bases:
-            table += _BASE.pack(row["index_digest"], of_width(row["nbytes"], 64), of_width(row["step"], 64))
+            table += _BASE.pack(row["index_digest"], *(of_width(row[name], 64) for name in BASE_FIELDS[1:]))
         if self.tag:
             table += b"".join(row["strong"] or sha256(row["encoded"]).digest() for row in self.chunks)
         meta = self.meta if isinstance(self.meta, bytes) else to_json(self.meta)

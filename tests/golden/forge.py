@@ -71,9 +71,14 @@ def chunk_row(
     )
 
 
-def base_row(file: bytes, *, nbytes: int | None = None, step: int = 0) -> bytes:
+def base_row(file: bytes, *, nbytes: int | None = None, step: int = 0, sequence: int = 0) -> bytes:
     """A row of the base table, for a base with these bytes: its index digest stands in its footer."""
-    return file[-32:-16] + struct.pack("<QQ", len(file) if nbytes is None else nbytes, step)
+    return file[-32:-16] + struct.pack("<QQQ", len(file) if nbytes is None else nbytes, step, sequence)
+
+
+def base_record(number: int, sequence: int) -> dict[str, Any]:
+    """What a manifest says of a base."""
+    return {"index_digest": f"{number:032x}", "nbytes": 5000, "step": 1100, "sequence": sequence}
 
 
 def span_row(leaf: int, start: int, length: int, raw_offset: int, *, table: int = 0, box: int = 0) -> bytes:
@@ -175,6 +180,7 @@ def manifest_document(world_size: int = 2) -> dict[str, Any]:
                 "index_digest": f"{rank + 16:032x}",
                 "node_index_digest": f"{rank + 32:032x}" if rank % 2 else "",
                 "referenced_bytes": 150 * rank,
+                "bases": [base_record(7, 6), base_record(8, 2)][: 2 * rank],
             }
             for rank in range(world_size)
         ],

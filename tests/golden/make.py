@@ -5,7 +5,8 @@ way changes the format, and needs another version number. Everything in them is 
 compress chunks into other (equally good) bytes, and for the names of the checkpoint in ``ckpt``:
 
 - ``parts``: two parts, their manifest, and parity of them, which with part 1 is enough to compute part 0;
-- ``later``: a part that refers to part 0 as its base, and one whose chunks went through the tensor codec;
+- ``later``: a step with a part that refers to part 0 as its base, which lies in the step before beside it, and one
+  whose chunks went through the tensor codec;
 - ``signed``: a part and a manifest with signatures;
 - ``runs.json``: containers of small values;
 - ``ckpt``: a checkpoint of a state that has everything (:mod:`tests.golden.states`). Its job's lock file was left out.
@@ -32,16 +33,16 @@ from deeppart.part import (
     PartSummary,
     PartWriter,
     Signing,
-    base_file_name,
     encode_manifest,
     part_file_name,
+    step_name,
     stripes_of,
     strong_digest,
 )
 from tests.golden import forge
 
 FILES = Path(__file__).parent / "files"
-PARTS, LATER_FILES, SIGNED = FILES / "parts", FILES / "later", FILES / "signed"
+PARTS, SIGNED = FILES / "parts", FILES / "signed"
 
 # --- parts, and their manifest ----------------------------------------------------------------------------------------
 
@@ -117,9 +118,10 @@ def _chunks() -> list[tuple[str, bytes]]:
 
 CHUNKS = _chunks()
 LATER = replace(ATTEMPT, sequence=8, step=1300)
+LATER_FILES = FILES / "later" / step_name(LATER.key)
 #: Of rank 0: its first chunk is as it was.
 LATER_RAW = RAW[0][:200] + bytes(reversed(RAW[0][200:]))
-BASE = BaseRecord(make_part(0)[1].index_digest, make_part(0)[1].nbytes, ATTEMPT.step)
+BASE = BaseRecord(make_part(0)[1].index_digest, make_part(0)[1].nbytes, ATTEMPT.step, ATTEMPT.sequence)
 
 
 def make_later_part() -> bytes:
@@ -212,16 +214,16 @@ def main(directory: str) -> None:
         f"parts/{part_file_name(1, 2)}": make_part(1)[0],
         "parts/manifest": make_manifest(),
         f"parts/{PARITY_NAME}": forge_parity(),
-        f"later/{part_file_name(0, 2)}": make_later_part(),
-        f"later/{base_file_name(0, 2, BASE.index_digest)}": make_part(0)[0],
-        f"later/{part_file_name(1, 2)}": make_tensor_part(),
+        f"later/{step_name(LATER.key)}/{part_file_name(0, 2)}": make_later_part(),
+        f"later/{step_name(ATTEMPT.key)}/{part_file_name(0, 2)}": make_part(0)[0],
+        f"later/{step_name(LATER.key)}/{part_file_name(1, 2)}": make_tensor_part(),
         f"signed/{part_file_name(0, 2)}": make_signed_part(),
         "signed/manifest": make_manifest(SIGNING),
         "runs.json": json.dumps(states.encoded_runs(), indent=0).encode(),
     }
     root.mkdir()
     for name, data in files.items():
-        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(data)
     save(root / "ckpt", states.make_states(), step=9, status="none")
     (root / "ckpt" / ".deeppart.lock").unlink()

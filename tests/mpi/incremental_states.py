@@ -51,12 +51,6 @@ def at_once(comm: Any, function: Any, *args: Any) -> None:
     comm.Barrier()
 
 
-def remove(directory: Path, pattern: str) -> None:
-    """The directory below of such a name."""
-    (found,) = directory.glob(pattern)
-    shutil.rmtree(found)
-
-
 def lose(directory: Path, *nodes: int) -> None:
     for node in nodes:
         shutil.rmtree(directory / "local" / f"node{node}")

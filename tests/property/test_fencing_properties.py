@@ -26,6 +26,7 @@ from deeppart.storage import (
     NODE_FOLDERS,
     DirectoryOwner,
     DurableFile,
+    NeededParts,
     NodeLevel,
     PersistentLevel,
     PosixStore,
@@ -42,14 +43,15 @@ class Late(PersistentLevel):
 
     def __init__(self, directory: Path) -> None:
         super().__init__(PosixStore(directory, direct=True))
-        self.decided: list[set[StepKey]] = []
+        self.decided: list[tuple[StepKey, NeededParts | None]] = []
 
-    def remove(self, keys: set[StepKey]) -> None:
-        self.decided.append(keys)
+    def remove(self, key: StepKey, needed: NeededParts | None = None) -> bool:
+        self.decided.append((key, needed))
+        return True
 
     def act(self) -> None:
-        for keys in self.decided:
-            super().remove(keys)
+        for key, needed in self.decided:
+            super().remove(key, needed)
         self.decided = []
 
 

@@ -93,7 +93,7 @@ def save_states(root: Path, *states: Any, **settings: Any) -> Path:
 
 
 def save_incrementally(root: Path, local: Path) -> Path:
-    """Steps 1 to 3, all on both levels; 2 and 3 refer to a file of step 1. The steps on the node."""
+    """Steps 1 to 3, all on both levels; 2 and 3 refer to step 1 on the persistent one. The steps on the node."""
     frozen = torch.arange(2_000_000, dtype=torch.int32)
     where: dict[str, Any] = {"persistent_dir": str(root), "local_dir": str(local)}
     config = deeppart.Config(**where, keep={"persistent": 0, "local": 0}, compression="none")

@@ -28,8 +28,9 @@ def retire(directory: Path) -> None:
 def manifest_of(step: int, session: str = FIRST, sequence: int = 0, **changes: Any) -> Manifest:
     """A sound one, of two ranks."""
     sound = decode_manifest(forge.seal(forge.manifest_document()), where="sound")
+    parts = tuple(replace(part, bases=()) for part in sound.parts)
     attempt = Attempt(forge.LINEAGE.hex(), session, sequence, step, 2)
-    return replace(sound, **{"attempt": attempt, "compared": (), **changes})
+    return replace(sound, **{"attempt": attempt, "compared": (), "parts": parts, **changes})
 
 
 def commit(

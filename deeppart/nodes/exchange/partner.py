@@ -23,8 +23,7 @@ from deeppart.storage import DurableFile, RateLimit
 #: One message; measured fastest between processes of one machine (docs/benchmarks.md).
 BLOCK_BYTES = 8 << 20
 _IN_FLIGHT = 2
-#: Space for the names of as many bases as a part may have.
-_HEAD_BYTES = 8192
+_HEAD_BYTES = 256
 _HEAD_TAG, _DATA_TAG = 0, 1
 _UNREADABLE, _UNWRITABLE = "a part file could not be read", "a copy could not be written"
 
@@ -39,7 +38,6 @@ class Outgoing:
         nbytes: its length.
         digest: xxh3-128 of the whole file, 32 hex digits: what the copy must have; "" where it cannot be read.
         to: the rank that stores the copy.
-        bases: names of the files in which chunks of it lie; the other node has them.
     """
 
     part: int
@@ -47,7 +45,6 @@ class Outgoing:
     nbytes: int
     digest: str
     to: int
-    bases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +54,14 @@ class Incoming:
     Attributes:
         part: its number.
         source: the rank that sends it.
-        name: of the file, where it is a base of the part; "" for the part itself.
     """
 
     part: int
     source: int
-    name: str = ""
 
 
-#: Begins the file for what comes in; given the names of the bases that the part refers to. Raises StorageError.
-OpenCopy = Callable[[Incoming, tuple[str, ...]], DurableFile]
+#: Begins the file for what comes in. Raises StorageError.
+OpenCopy = Callable[[Incoming], DurableFile]
 
 
 def exchange_copies(
@@ -124,8 +119,7 @@ def _send(
     limit: RateLimit | None,
     problems: list[DeeppartError],
 ) -> Operation[None]:
-    told = {"part": outgoing.part, "nbytes": outgoing.nbytes, "digest": outgoing.digest, "bases": outgoing.bases}
-    head = _head(told)
+    head = _head({"part": outgoing.part, "nbytes": outgoing.nbytes, "digest": outgoing.digest})
     yield from comm.send(head, outgoing.to, _HEAD_TAG)
     flying: list[Operation[None]] = []
     for number, offset in enumerate(range(0, outgoing.nbytes, BLOCK_BYTES)):
@@ -159,7 +153,7 @@ def _receive_all(
         yield from comm.receive_into(head, incoming.source, _HEAD_TAG)
         yield True
         told = json.loads(head.tobytes())
-        sink = _Sink(incoming, tuple(told["bases"]), open_copy, problems)
+        sink = _Sink(incoming, open_copy, problems)
         if sink.file is not None:
             files.append(sink.file)
         flying: list[tuple[Operation[None], Bytes, bool]] = []
@@ -185,14 +179,12 @@ def _land(flight: tuple[Operation[None], Bytes, bool], sink: _Sink) -> Operation
 class _Sink:
     """A copy being written. After an error it takes the rest and does nothing with it."""
 
-    def __init__(
-        self, incoming: Incoming, bases: tuple[str, ...], open_copy: OpenCopy, problems: list[DeeppartError]
-    ) -> None:
+    def __init__(self, incoming: Incoming, open_copy: OpenCopy, problems: list[DeeppartError]) -> None:
         self._part, self._source, self._problems, self._failed = incoming.part, incoming.source, problems, False
         self._digest = xxhash.xxh3_128()
         self.file: DurableFile | None = None
         try:
-            self.file = open_copy(incoming, bases)
+            self.file = open_copy(incoming)
         except Exception as error:  # of whatever kind: the sender is waiting
             self._fail(as_error(error, _UNWRITABLE))
 

@@ -1,8 +1,8 @@
 """The steps in a checkpoint directory and, if asked, on node-local storage, complete or with the reason why not.
 
 Cheap: manifests, and the lengths, headers, footers and indexes of parts are read; no chunk is. "Complete" means that
-every part is there and is the one that the manifest names, and so are the older files that it refers to. That the bytes
-are sound is for :mod:`deeppart.offline.inspect.verifying` to find.
+every part is there and is the one that the manifest names, and so are the earlier parts that it refers to. That the
+bytes are sound is for :mod:`deeppart.offline.inspect.verifying` to find.
 """
 
 from __future__ import annotations
@@ -392,7 +392,9 @@ class PersistentStep:
 
 
 def examine(root: Path, signing: Signing | None = None) -> list[PersistentStep]:
-    """Every step directory of a persistent directory, by ascending step, less what is retired meanwhile."""
+    """Every step directory of a persistent directory, by ascending step, less what is retired meanwhile, and less those
+    that have been removed but for parts to which later steps refer.
+    """
     found: dict[StepKey, PersistentStep | None] = {}
     for _ in range(MOST_LOOKS):
         new = set(list_steps(PosixStore(root))) - found.keys()
@@ -400,7 +402,9 @@ def examine(root: Path, signing: Signing | None = None) -> list[PersistentStep]:
         found |= looked
         if None not in looked.values():  # otherwise the job has committed newer ones, and there may be no others
             break
-    return sorted((entry for entry in found.values() if entry is not None), key=_order)
+    entries = [entry for entry in found.values() if entry is not None]
+    needed = {key for entry in entries if entry.manifest is not None for key, _ in entry.manifest.needed_parts}
+    return sorted((entry for entry in entries if entry.is_committed or entry.key not in needed), key=_order)
 
 
 def _order(entry: PersistentStep) -> tuple[int, bool, str, int]:

@@ -139,10 +139,6 @@ def _of_other_bytes(
 
 def _sound(stock: NodeContents, step: int | None) -> list[tuple[Path, int]]:
     files = [(Path(part.path), part.nbytes) for part in stock.parts if step in (None, part.attempt.step)]
-    for base in stock.bases:
-        path = Path(base.path)
-        if _is_of(path, step):
-            files.append((path, base.nbytes))
     return files + [
         (Path(each.path), each.nbytes) for each in stock.parity if step in (None, each.identity.attempt.step)
     ]

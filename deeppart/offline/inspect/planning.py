@@ -49,8 +49,8 @@ class PlannedSource:
     path: str
     nbytes: int
     index_digest: str
-    bases: tuple[str, ...]
     raw_bytes: int
+    refers: bool
     readers: int
 
 
@@ -230,7 +230,7 @@ def _planned(read: Read, sources: Sequence[Source]) -> PlannedPart:
         tuple(read.readers),
         tuple(
             PlannedSource(
-                each.level, each.path, each.nbytes, each.index_digest, each.bases, each.raw_bytes, len(each.readers)
+                each.level, each.path, each.nbytes, each.index_digest, each.raw_bytes, each.refers, len(each.readers)
             )
             for each in sources
         ),

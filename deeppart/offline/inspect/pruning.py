@@ -26,7 +26,16 @@ from deeppart.offline.inspect.listing import (
 from deeppart.offline.inspect.node_files import lineage_on_nodes
 from deeppart.offline.inspect.ownership import Owner, read_owner
 from deeppart.part import Signing
-from deeppart.storage import NODE_FOLDERS, CommittedStep, PosixStore, list_steps, remove_step, step_name
+from deeppart.storage import (
+    NODE_FOLDERS,
+    CommittedStep,
+    NeededParts,
+    PersistentLevel,
+    PosixStore,
+    list_steps,
+    remove_step,
+    step_name,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +132,19 @@ def plan_prune(
     names = step_names([*places, *kept])
     for key in sorted(places):
         entry = chosen.get(key)
-        state, nbytes = (entry.state, entry.nbytes) if entry else (None, 0)
+        state, nbytes = (entry.state, entry.nbytes - _needed_bytes(entry, stay)) if entry else (None, 0)
         removals.append(Removal(key, state, nbytes, tuple(places[key]), names[key]))
     signed = tuple(entry.step for entry in steps if entry.manifest is not None and entry.manifest.signed)
     checked, problems = signing is not None, tuple(_lines(uncounted))
     return PrunePlan(root, read_owner(root), tuple(removals), kept, signed, checked, problems)
+
+
+def _needed_bytes(entry: PersistentStep, stay: Iterable[PersistentStep]) -> int:
+    """Bytes of the parts that do not go with a step, since steps that stay refer to them."""
+    if entry.manifest is None:
+        return 0
+    needed = {each for other in stay if other.manifest is not None for each in other.manifest.needed_parts}
+    return sum(part.nbytes for part in entry.manifest.parts if (entry.key, part.rank) in needed)
 
 
 def _refusal(root: Path, lost: Sequence[int], uncounted: Mapping[StepKey, str]) -> CheckpointError:
@@ -188,18 +205,31 @@ def prune(plan: PrunePlan) -> PrunePlan:
     removed: list[StepKey] = []
     failed: dict[StepKey, str] = {}
     left: list[Path] = []
-    # A restore takes the newest: going back that is cut short has gone back some of the way.
+    persistent = PersistentLevel(PosixStore(plan.directory))
+    needed = NeededParts(persistent.store)
+    if plan.remove:
+        needed.look()
+    referred_to = needed.steps
+
+    def is_gone(directory: Path, key: StepKey) -> bool:
+        try:
+            if directory.parent == plan.directory:
+                return persistent.remove(key, needed)
+            return remove_step(PosixStore(directory.parent), key)
+        except StorageError as error:
+            failed[key] = f"{error.summary}: {error.found}: {error.where}"
+            return False
+
+    # A restore takes the newest: going back that is cut short has gone back some of the way. And none refers to newer.
     for removal in reversed(plan.remove):
         for directory in removal.directories:
-            try:
-                remove_step(PosixStore(directory.parent), removal.key)
-            except StorageError as error:
-                failed[removal.key] = f"{error.summary}: {error.found}: {error.where}"
-                continue
-            if access.exists(directory):
+            if is_gone(directory, removal.key) and access.exists(directory):
                 left.append(directory)
         if removal.key not in failed:
             removed.append(removal.key)
+    # What was left for steps that have gone since, now or before.
+    for key in (referred_to | {removal.key for removal in plan.remove}) - needed.committed:
+        is_gone(plan.directory / step_name(key), key)
     return replace(plan, removed=tuple(sorted(removed)), failed=dict(sorted(failed.items())), left=tuple(sorted(left)))
 
 

@@ -33,7 +33,7 @@ from deeppart.offline.inspect.listing import (
 from deeppart.offline.inspect.node_files import NodeFiles, lineage_on_nodes, verify_nodes
 from deeppart.offline.inspect.ownership import Owner, hold_directory, read_owner
 from deeppart.offline.step_files import OpenPart, StepFiles
-from deeppart.part import HEADER_BYTES, Signing, parse_base_file_name, parse_json
+from deeppart.part import HEADER_BYTES, Signing, parse_json
 from deeppart.repair import Repaired, advice, misnamed, repair_files
 from deeppart.state.document import Structure
 from deeppart.state.pieces import EXTRA, GAP, Fault, Held, check_places, own_faults
@@ -104,7 +104,9 @@ def choose_steps(
             if numbers
             else "give the persistent_dir of a job that has saved a step",
         )
-    return [_subject(root, key, signing) for key in keys]
+    subjects = [_subject(root, key, signing) for key in keys]
+    needed = {key for each in subjects if each.manifest for key, _ in each.manifest.needed_parts}
+    return [each for each in subjects if each.key not in needed or not isinstance(each.error, MissingError)]
 
 
 def _subject(root: Path, key: StepKey, signing: Signing | None) -> Subject:
@@ -189,7 +191,7 @@ class VerifyResult:
 
     @property
     def damaged_files(self) -> tuple[str, ...]:
-        """Names of the parts and bases that are missing or damaged, by rank."""
+        """Names of the parts that are missing or damaged, by rank; those of earlier steps with their directory."""
         if self.manifest is None:
             return ()
         bad = {(d.rank, d.file) for d in self.damage if d.rank is not None and d.file and d.kind != "cover"}
@@ -283,7 +285,9 @@ def _repair(
     root: Path, results: Sequence[VerifyResult], nodes: NodeFiles | None, signing: Signing | None
 ) -> list[Repaired]:
     damaged = [] if nodes is None else [each.path for each in nodes.damage]
-    damaged += [root / step_name(result.key) / file for result in results for file in result.damaged_files]
+    for result in results:
+        for file in result.damaged_files:
+            damaged.append(root / file if "/" in file else root / step_name(result.key) / file)
     return repair_files(root, () if nodes is None else nodes.stocks, damaged, signing)
 
 
@@ -385,18 +389,24 @@ class _Checking:
                 reader.check_base(base)
             except (FormatError, StorageError) as error:
                 gone.add(base)
-                path = self._files.directory / reader.base_name(base)
-                message = self._problem(error, path, "an older file that holds chunks of the part is missing")
+                file = self._base_file(part, base)
+                path = self._files.directory.parent / file
+                message = self._problem(error, path, "an earlier part that holds chunks of this one is missing")
                 chunks = np.flatnonzero(reader.chunks["base"] == base).tolist()
                 leaves = tuple(leaf for chunk in chunks for leaf in self._leaves(part, chunk))
-                self._damage.append(Damage("part", message, reader.base_name(base), rank, leaves=leaves))
+                self._damage.append(Damage("part", message, file, rank, leaves=leaves))
         return gone
+
+    def _base_file(self, part: OpenPart, base: int) -> str:
+        """Directory and name of a base."""
+        return f"{part.reader.base_place(base)}/{part.record.file}"
 
     def _problem(self, error: FormatError | StorageError, path: Path, missing: str) -> str:
         """What is wrong with a file that cannot be opened as a part; what it is instead, if it is another one."""
         if isinstance(error, StorageError):
             return missing if error.errno == errno.ENOENT else _text(error)
-        attempt = None if parse_base_file_name(path.name) else self._files.manifest.attempt
+        manifest = self._files.manifest
+        attempt = manifest.attempt if path.parent == self._files.directory else None
         other = misnamed(path, attempt)
         return _text(error) if other is None else f"{_text(error)}; {advice(path, other)}"
 
@@ -455,7 +465,7 @@ class _Checking:
                 whole.update(encoded)
             reader.decode_chunk(chunk, encoded)
         except (FormatError, StorageError) as error:
-            file = reader.base_name(base) if base else part.record.file
+            file = self._base_file(part, base) if base else part.record.file
             place = (file, part.record.rank, offset, offset + length)
             self._damage.append(Damage("chunk", _text(error), *place, self._leaves(part, chunk)))
             return False

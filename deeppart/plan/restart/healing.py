@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from deeppart.model import Level, ParityIdentity, ParityMember
 from deeppart.plan.redundancy import Nodes, ParitySet, block_bytes_for, parity_sets, partner_nodes
@@ -36,7 +35,6 @@ class Transfer:
         path: the file it reads; "" for the one that this plan's first phase puts on its node.
         target: the rank that stores it.
         level: "local" or "partner".
-        bases: names of the files beside it in which chunks of it lie; they go with it.
     """
 
     part: int
@@ -44,7 +42,6 @@ class Transfer:
     path: str
     target: int
     level: str
-    bases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +68,14 @@ class Healing:
         moves: parts that their home lacks go there.
         copies: parts go to the partner of their home, if that does not have them.
         encodes: parity sets to be computed.
-        lacks_parity: true if there should be parity and cannot be: parts refer to other files.
+        unprotected: parts that are on the persistent level alone and refer to earlier ones: no file has all of them.
     """
 
     writes: tuple[Write, ...]
     moves: tuple[Transfer, ...]
     copies: tuple[Transfer, ...]
     encodes: tuple[Encode, ...]
-    lacks_parity: bool = False
+    unprotected: tuple[int, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.writes or self.moves or self.copies or self.encodes)
@@ -116,50 +113,45 @@ def plan_healing(
     readers: Mapping[int, int],
     parity: Sequence[tuple[int, StoredParity]],
     wish: Wish,
-    bases: Mapping[int, tuple[str, ...]] = MappingProxyType({}),
 ) -> Healing:
-    """Compare what there is with what should be.
-
-    Parts that refer to other files are not encoded: parity would give back the part, and not those files.
-    """
+    """Compare what there is with what should be."""
     node_of = {rank: node for node, ranks in enumerate(wish.nodes.ranks) for rank in ranks}
     same_world = candidate.attempt.world_size == len(node_of)
     writes, moves, copies = [], [], []
     held: list[list[tuple[int, int]]] = [[] for _ in wish.nodes.ranks]
     paths: dict[int, str] = {}
     stored: dict[int, Source] = {}
-    beside: dict[int, tuple[str, ...]] = {}
+    unprotected: list[int] = []
     partners = partner_nodes(wish.nodes) if len(wish.nodes) > 1 else (0,)
     for part, sources in enumerate(candidate.sources):
-        if not sources:
+        files = _by_node(sources, node_of)
+        refers = bool(sources) and not files and sources[0].refers
+        if refers:
+            unprotected.append(part)
+        if refers or not sources:
             if same_world:
                 held[node_of[part]].append((part, part))  # or the others' parity would be other sets
             continue
-        files = _by_node(sources, node_of)
         if not files:
             rank = readers[part]
             home = node_of[rank]
             writes.append(Write(part, rank))
-            paths[part], stored[part], beside[part] = "", sources[0], bases.get(part, ())
+            paths[part], stored[part] = "", sources[0]
         else:
             first = next(iter(files))
             home = node_of[part] if same_world else first
             rank = part if same_world else _rank(wish.nodes, home, part)
             paths[part] = files[home].path if home in files else ""
             stored[part] = files.get(home, files[first])
-            beside[part] = stored[part].bases
             if home not in files:
                 source = _rank(wish.nodes, first, part)
-                moves.append(Transfer(part, source, files[first].path, rank, Level.LOCAL, beside[part]))
+                moves.append(Transfer(part, source, files[first].path, rank, Level.LOCAL))
         held[home].append((part, rank))
         if wish.partner and partners[home] != home and partners[home] not in files:
             target = _rank(wish.nodes, partners[home], part)
-            copies.append(Transfer(part, rank, paths[part], target, Level.PARTNER, beside[part]))
-    refers = any(beside.values())
-    encodes: tuple[Encode, ...] = ()
-    if wish.group_size and not refers:
-        encodes = _encodes(candidate, held, paths, stored, parity, wish)
-    return Healing(tuple(writes), tuple(moves), tuple(copies), encodes, bool(wish.group_size) and refers)
+            copies.append(Transfer(part, rank, paths[part], target, Level.PARTNER))
+    encodes = _encodes(candidate, held, paths, stored, parity, wish) if wish.group_size else ()
+    return Healing(tuple(writes), tuple(moves), tuple(copies), encodes, tuple(unprotected))
 
 
 def _by_node(sources: Sequence[Source], node_of: dict[int, int]) -> dict[int, Source]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import PurePath
 from typing import Any
 
 from deeppart.model import Attempt, ParityIdentity, ParityMember, PartRecord
@@ -40,7 +39,6 @@ class StoredPart:
         path: the file, as seen by the process that found it.
         nbytes: length of the file.
         index_digest: xxh3-128 of the index, 32 hex digits.
-        bases: names of the files beside it in which chunks of it lie; they are there.
         written: when it was written, in seconds since 1970, as far as its file tells.
         content_digest: the same for two encodings of the same bytes; "" where it is not known.
         raw_bytes: of the part, decoded; 0 where that is not known.
@@ -52,27 +50,21 @@ class StoredPart:
     path: str
     nbytes: int
     index_digest: str
-    bases: tuple[str, ...] = ()
     written: float = 0.0
     content_digest: str = ""
     raw_bytes: int = 0
 
-    @property
-    def base_paths(self) -> tuple[str, ...]:
-        """Paths of these files."""
-        return tuple(str(PurePath(self.path).with_name(name)) for name in self.bases)
-
     def to_json(self) -> list[Any]:
         """For sending to other ranks."""
         what = [self.rank, self.path, self.nbytes, self.index_digest]
-        rest = [self.bases, self.written, self.content_digest, self.raw_bytes]
+        rest = [self.written, self.content_digest, self.raw_bytes]
         return [self.level, _attempt_to_json(self.attempt), *what, *rest]
 
     @classmethod
     def from_json(cls, document: list[Any]) -> StoredPart:
         """Inverse of :meth:`to_json`."""
-        level, identity, rank, path, nbytes, index_digest, bases, *rest = document
-        return cls(level, Attempt(*identity), rank, path, nbytes, index_digest, tuple(bases), *rest)
+        level, identity, *rest = document
+        return cls(level, Attempt(*identity), *rest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,8 +61,8 @@ class Source:
         nbytes: length of the file.
         index_digest: the required digest of the part's index.
         rebuild: for parity: how.
-        bases: names of the files beside it in which chunks of it lie, of files on nodes.
         raw_bytes: of the part, decoded; 0 where that is not known.
+        refers: true if chunks of it lie in earlier parts.
     """
 
     level: str
@@ -71,8 +71,8 @@ class Source:
     nbytes: int
     index_digest: str
     rebuild: Rebuild | None = None
-    bases: tuple[str, ...] = ()
     raw_bytes: int = 0
+    refers: bool = False
 
     @property
     def load_bytes(self) -> int:
@@ -119,7 +119,7 @@ class _Placed:
 
     def as_source(self) -> Source:
         file = self.file
-        what = (file.nbytes, file.index_digest, None, file.bases, file.raw_bytes)
+        what = (file.nbytes, file.index_digest, None, file.raw_bytes)
         return Source(file.level, file.path, self.readers, *what)
 
 
@@ -239,8 +239,8 @@ class FilesByAttempt:
                     remarks.append(problem)
         if committed is not None and record is not None:
             path = f"{committed.directory}/{record.file}"
-            what = (record.nbytes, record.index_digest)
-            sources.append(Source(Level.PERSISTENT, path, self.everyone, *what, raw_bytes=record.raw_bytes))
+            what = (record.nbytes, record.index_digest, None, record.raw_bytes, bool(record.bases))
+            sources.append(Source(Level.PERSISTENT, path, self.everyone, *what))
         return Finding(tuple(sources), tuple(remarks), tuple(contradictions))
 
     def _rebuild(self, wanted: _Encoded, placed: dict[int, list[_Placed]]) -> Rebuild:

@@ -41,7 +41,7 @@ class Stored:
         stamp: tells whether it has been written anew.
         written_ns: when its content changed last.
         session, part, world: what its header says; "" where it has none or is not sound.
-        bases: of a part: names of the files beside it that it refers to.
+        bases: of a part: directories, beside its own, in which the parts lie that it refers to.
         index_digest: of a part: what its footer says. A part can be encoded in two ways, on nodes and persistently.
         members, tolerate, place, set_name: of a parity file: parts of the set's members, None for those without.
         member_digests: of a parity file: the index digests of these parts' files; parity is of no use with others.
@@ -106,7 +106,9 @@ def sound(files: Iterable[Stored], damaged: dict[Path, Stamp], swapped: Collecti
 
     good = [each for each in files if is_good(each)]
     there = {each.path for each in good}
-    return [each for each in good if all(each.path.with_name(name) in there for name in each.bases)]
+    return [
+        each for each in good if all(each.path.parent.with_name(base) / each.path.name in there for base in each.bases)
+    ]
 
 
 def _is_in_place(file: Stored) -> bool:
@@ -139,6 +141,8 @@ def _look_at(path: Path, base: Path) -> Stored:
     node = int(places[1][4:]) if on_node else -1
     lineage = places[2] if on_node and len(places) > 3 else ""
     kind = _kind(path.name, places, on_node)
+    if kind == "persistent" and not (path.parent / "manifest").exists():
+        kind = "base"  # all that is left of its step, unless that was never committed
     plain = Stored(path, kind, node, lineage, step, stamp_of(path), path.stat().st_mtime_ns)
     try:
         if kind == "manifest":
@@ -160,8 +164,6 @@ def _kind(name: str, places: tuple[str, ...], on_node: bool) -> str:
         return "temporary"
     if name.startswith("parity-"):
         return "parity"
-    if name.startswith("base-"):
-        return "base"
     if name.startswith("part-"):
         return "partner" if "partner" in places else "local" if on_node else "persistent"
     return {"manifest": "manifest", "deeppart.json": "lineage", ".deeppart.lock": "lock"}.get(name, "other")
@@ -169,8 +171,6 @@ def _kind(name: str, places: tuple[str, ...], on_node: bool) -> str:
 
 def _read_part(plain: Stored, file: BinaryIO) -> Stored:
     _, _, _, _, session, _, step, rank, world = _PART.unpack(file.read(_PART.size))
-    if plain.kind == "base":  # it lies in the folders of later steps
-        return _filled(plain, session.hex(), plain.step, world, part=rank)
     index = _index(file, 1 << 26)
     file.seek(-FOOTER_BYTES + 32, 2)
     digest = file.read(16).hex()
@@ -179,9 +179,9 @@ def _read_part(plain: Stored, file: BinaryIO) -> Stored:
     if count > 64:
         raise ValueError("too many bases")
     at = 64 + 80 * chunks + 32 * spans
-    digests = [index[at + 32 * number : at + 32 * number + 16].hex() for number in range(count)]
-    names = tuple(f"base-{rank:05d}-of-{world:05d}-{digest}.dpp" for digest in digests)
-    return _filled(plain, session.hex(), step, world, part=rank, bases=names, index_digest=digest)
+    rows = [struct.unpack_from("<24xQQ", index, at + 40 * number) for number in range(count)]
+    bases = tuple(f"step-{base:012d}-{session.hex()}-{sequence:06d}" for base, sequence in rows)
+    return _filled(plain, session.hex(), step, world, part=rank, bases=bases, index_digest=digest)
 
 
 def _index(file: BinaryIO, most_bytes: int) -> bytes:

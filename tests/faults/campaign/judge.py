@@ -342,8 +342,9 @@ def check_healed(
         return []  # a slow machine: nothing says that it will not be
     problems, step = [], results[0]["step"]
     told = [event["text"] for _, event in outcome.events("warned") if event["type"] == "BackgroundFailureWarning"]
-    if not life.every["partner"] and any(each.bases for each in after if each.step == step):
-        return []  # parts that refer to other files cannot be encoded
+    on_nodes = {each.part for each in after if each.step == step and each.kind in ("local", "partner")}
+    if any(each.bases and each.part not in on_nodes for each in after if each.step == step):
+        return []  # parts that refer to earlier ones are not put on nodes
     unread = [each for each in look_sound if each.kind in ("partner", "parity")]
     whole = oracle.newest(oracle.recoverable([*after, *unread], oracle.View(nodes, outcome.lineage, (-1,))))
     if told and (whole is None or whole < step):

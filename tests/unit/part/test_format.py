@@ -5,20 +5,10 @@ from __future__ import annotations
 import pytest
 
 from deeppart.part import (
-    base_file_name,
-    parse_base_file_name,
     parse_json,
     parse_part_file_name,
     part_file_name,
 )
-
-
-def test_base_names() -> None:
-    name = base_file_name(3, 8, "0123456789abcdef" * 2)
-    assert parse_base_file_name(name) == (3, 8, "0123456789abcdef" * 2) and parse_part_file_name(name) is None
-    for wrong in (name.upper(), name + "x", name.replace("00003", "00008"), name.replace("-of-00008", "-of-000008")):
-        assert parse_base_file_name(wrong) is None
-
 
 # --- names -----------------------------------------------------------------------------------------------------------
 

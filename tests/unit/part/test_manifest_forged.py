@@ -44,9 +44,10 @@ ALL_FIELDS = [
         ("parts", 1, name)
         for name in (
             *("rank", "file", "nbytes", "raw_bytes", "digest", "index_digest"),
-            *("node_index_digest", "referenced_bytes"),
+            *("node_index_digest", "referenced_bytes", "bases"),
         )
     ),
+    *(("parts", 1, "bases", 0, name) for name in ("index_digest", "nbytes", "step", "sequence")),
     ("parts", 0),
 ]
 
@@ -57,6 +58,8 @@ def test_wrong_type_missing_or_unknown_field(path: tuple[Any, ...]) -> None:
     for value in (None, True, False, -1, 1.0, 2**70, "", "\0", "x" * 10**6, [], [[]], [1]):
         if (path[-1], value) == ("node_index_digest", ""):
             continue  # there is no other file on nodes
+        if path[-1] == "bases" and value == []:
+            continue  # it refers to nothing
         if path == ("compared",) and (value is None or value == []):
             continue  # not known; all at this step
         refused(changed(path, value))
@@ -125,6 +128,11 @@ def test_file_names_of_others(name: str) -> None:
         (("parts", 1, "nbytes"), 2**62),
         (("parts", 1, "raw_bytes"), 2**62),
         (("parts", 1, "referenced_bytes"), 2**62),
+        (("parts", 1, "bases", 0, "sequence"), 7),
+        (("parts", 1, "bases", 0, "sequence"), 2),
+        (("parts", 1, "bases", 0, "step"), 2**63),
+        (("parts", 1, "bases", 0, "nbytes"), 4223),
+        (("parts", 1, "bases"), [forge.base_record(number, number % 7) for number in range(65)]),
         (("parts", 1, "rank"), 0),
         (("parts", 1, "rank"), 2),
         (("parts", 0, "rank"), False),

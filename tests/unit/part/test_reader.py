@@ -17,8 +17,8 @@ from deeppart.part import (
     FileSource,
     MemorySource,
     PartReader,
-    base_file_name,
     part_file_name,
+    step_name,
 )
 from tests.golden import forge, make
 from tests.unit.part.read_whole import read_all, refused
@@ -51,7 +51,7 @@ def test_golden_part_reads_as_written(rank: int) -> None:
 
 
 def test_golden_part_with_a_base() -> None:
-    """One chunk lies in the golden part of the step before, which lies beside it under the name of a base."""
+    """One chunk lies in the golden part of the step before, in the directory of that."""
     with FileSource(make.LATER_FILES / part_file_name(0, 2)) as source:
         reader = PartReader(source, where="golden", expected_attempt=make.LATER, expected_rank=0)
         assert b"".join(reader.read_chunk(i) for i in range(2)) == make.LATER_RAW
@@ -64,7 +64,7 @@ def test_golden_part_with_a_base() -> None:
 def referring(**wrong: Any) -> bytes:
     """A part of one chunk of 200 bytes in a base of 5000, made by hand; or one that is wrong somewhere."""
     row: dict[str, Any] = {"base": 1, "dtype": b"uint8"} | {k: v for k, v in wrong.items() if k in ("base", "offset")}
-    bases = wrong.get("bases", [forge.base_row(bytes(5000), step=3)])
+    bases = wrong.get("bases", [forge.base_row(bytes(5000), step=3, sequence=2)])
     rows = [forge.chunk_row(RAW, **row)]
     return forge.part(b"", rows, [forge.span_row(0, 0, 200, 0)], bases=bases, raw_bytes=200)
 
@@ -72,15 +72,23 @@ def referring(**wrong: Any) -> bytes:
 def test_what_is_sound_opens_without_its_base() -> None:
     reader = PartReader(MemorySource(referring()), where="part under test")
     assert [base.nbytes for base in reader.bases] == [5000]
-    with pytest.raises(CorruptFileError, match=r"no other files beside it[\s\S]*base-00000-of-00002-"):
+    with pytest.raises(CorruptFileError, match=r"refers to another step[\s\S]*step-000000000003-f0e1d2c3"):
         reader.read_chunk(0)
     with pytest.raises(CorruptFileError):
         reader.check_bases()
 
 
+@pytest.mark.parametrize("sequence", [7, 8, 2**63 - 1])
+def test_a_base_must_be_an_earlier_part(sequence: int) -> None:
+    error = refused(referring(bases=[forge.base_row(bytes(5000), step=3, sequence=sequence)]))
+    assert "not an earlier one" in str(error)
+
+
 def test_a_base_must_be_the_file_that_was_meant(tmp_path: Path) -> None:
     data = make.make_later_part()
-    path, base = tmp_path / part_file_name(0, 2), tmp_path / base_file_name(0, 2, make.BASE.index_digest)
+    path, base = (tmp_path / step_name(each.key) / part_file_name(0, 2) for each in (make.LATER, make.ATTEMPT))
+    for directory in (path.parent, base.parent):
+        directory.mkdir()
     path.write_bytes(data)
     good, other = make.make_part(0)[0], make.make_part(1)[0]
 
@@ -368,7 +376,7 @@ def test_impossible_spans(rows: list[tuple[int, int, int, int]]) -> None:
         ({"offset": 4095}, "within its base"),
         ({"offset": 5000 - 128 - 199}, "within its base"),
         ({"offset": 2**64 - 100}, "within its base"),
-        ({"bases": [forge.base_row(bytes(5000)), forge.base_row(b"\1" * 5001)]}, "no chunk lies in a base"),
+        ({"bases": [forge.base_row(bytes(5000)), forge.base_row(b"\1" * 5001, sequence=1)]}, "no chunk lies in a base"),
         ({"bases": [forge.base_row(bytes(5000))] * 2}, "twice"),
         ({"bases": [forge.base_row(bytes(4223))]}, "impossible length"),
         ({"bases": [forge.base_row(bytes(5000), nbytes=2**63)]}, "impossible length"),

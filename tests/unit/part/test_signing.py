@@ -212,7 +212,7 @@ def test_golden_files() -> None:
     part = (make.SIGNED / "part-00000-of-00002.dpp").read_bytes()
     assert part == make.make_signed_part()
     source = MemorySource(part)
-    source.beside = lambda name: FileSource(make.PARTS / "part-00000-of-00002.dpp")  # type: ignore[method-assign]
+    source.at_step = lambda place: FileSource(make.PARTS / "part-00000-of-00002.dpp")  # type: ignore[method-assign]
     reader = PartReader(source, where="golden", signing=make.SIGNING)
     assert b"".join(bytes(reader.read_chunk(chunk)) for chunk in range(2)) == make.LATER_RAW
 

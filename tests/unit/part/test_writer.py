@@ -62,10 +62,10 @@ def test_library_writes_a_base_as_the_document_says() -> None:
     ]
     spans = [forge.span_row(*row, table=table, box=box) for (table, box), row in ROWS]
     head = forge.header(sequence=8, step=1300)
-    bases = [forge.base_row(base, step=1200)]
+    bases = [forge.base_row(base, step=1200, sequence=7)]
     data = forge.part(raw[200:], rows, spans, head=head, bases=bases, raw_bytes=300)
     assert data == make.make_later_part() == (make.LATER_FILES / part_file_name(0, 2)).read_bytes()
-    assert BASE_DTYPE.itemsize == 32
+    assert BASE_DTYPE.itemsize == 40
 
 
 # --- writer ----------------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
 from pathlib import Path
@@ -16,36 +15,35 @@ from tests.unit.cli_support import call_json, flip, forge, part_path, save, save
 PART = "part-00000-of-00001.dpp"
 
 
-def base_of(directory: Path) -> Path:
-    (base,) = directory.glob("base-*")
-    return base
-
-
 def repairs(*arguments: object, code: int = 0) -> dict[str, Any]:
     """By name of the file: where it was repaired from, or why it was not."""
     found = call_json("verify", *arguments, "--repair", code=code)["repairs"]
     return {each["path"].rpartition("/")[2]: each["source"] or each["problem"] for each in found}
 
 
-def test_the_part_of_another_step_in_the_place_of_one_that_lacks_its_base(tmp_path: Path) -> None:
-    """With its base beside it, it would be sound; and still not what the place requires."""
+def test_the_part_of_another_step_in_the_place_of_one_that_refers(tmp_path: Path) -> None:
+    """It is sound, and still not what the place requires; the part on the node is whole, and not that file either."""
     root, local = tmp_path / "p", tmp_path / "l"
     save_incrementally(root, local)
-    two, three = step_dir(root, 2), step_dir(root, 3)
-    sound = (three / PART).read_bytes()
-    shutil.copy(two / PART, three / PART)
-    base_of(three).unlink()
-    assert "no sound copy of part 0" in repairs(root, code=1)[PART]
-    assert "persistent" not in repairs(root, "--local", local)[PART]
-    assert (three / PART).read_bytes() == sound and base_of(three).is_file()
+    two, three = part_path(root, 2), part_path(root, 3)
+    wrong = two.read_bytes()
+    sound = three.read_bytes()
+    three.write_bytes(wrong)
+    for arguments in ((), ("--local", local)):
+        assert "no sound copy of part 0" in repairs(root, *arguments, code=1)[PART]
+        assert three.read_bytes() == wrong
+    three.write_bytes(sound)
     assert call_json("verify", root, "--all", "--local", local)["good"]
 
 
 @pytest.mark.parametrize(
     ("level", "damage"),
     [
-        *itertools.product(["persistent", "node"], ["chunk of the part", "chunk of the base", "no base", "other base"]),
-        ("persistent", "other part"),
+        ("node", "chunk of the part"),
+        *(
+            ("persistent", what)
+            for what in ("chunk of the part", "other part", "chunk of the base", "no base", "other base")
+        ),
     ],
 )
 def test_what_is_still_wrong_afterwards_is_not_called_repaired(
@@ -55,17 +53,13 @@ def test_what_is_still_wrong_afterwards_is_not_called_repaired(
     root, local = tmp_path / "p", tmp_path / "l"
     node = save_incrementally(root, local)
     steps = root if level == "persistent" else node
-    path, base = part_path(steps, 3), base_of(step_dir(steps, 3))
-    if "base" in damage:
-        data = base.read_bytes()
-        base.unlink()
-        base.write_bytes(path.read_bytes() if damage == "other base" else data)
+    path = part_path(steps, 1 if "base" in damage else 3)
     if damage == "no base":
-        base.unlink()
-    elif damage == "other part":
+        path.unlink()
+    elif "other" in damage:
         shutil.copy(part_path(steps, 2), path)
-    elif damage != "other base":
-        flip(base if "base" in damage else path, 4_000_000 if "base" in damage else 5000)
+    else:
+        flip(path, 4_000_000 if "base" in damage else 5000)
     for module in (files, mending):
         monkeypatch.setattr(module.DurableFile, "fill", lambda *_: None)
     found = call_json("verify", root, "--local", local, "--repair", code=1)["repairs"]
@@ -82,17 +76,6 @@ def test_a_place_tells_the_checkpoint_and_not_what_lies_there(tmp_path: Path) ->
     assert part_path(root, 2).read_bytes() == sound
     shutil.copy(part_path(node, 1), part_path(node, 2))
     assert call_json("verify", root, "--local", local)["nodes"]["remarks"]
-
-
-def test_a_part_on_a_node_without_its_base_and_without_a_manifest(tmp_path: Path) -> None:
-    """Nothing but its own header tells what it is."""
-    root, local = tmp_path / "p", tmp_path / "l"
-    three = step_dir(save_incrementally(root, local), 3)
-    shutil.rmtree(step_dir(root, 3))
-    base = base_of(three)
-    base.unlink()
-    repairs(root, "--all", "--local", local)
-    assert base.is_file()
 
 
 def test_what_an_interrupted_repair_has_left_goes_with_the_next(tmp_path: Path) -> None:

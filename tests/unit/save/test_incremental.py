@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -11,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,20 +19,19 @@ import deeppart
 from deeppart.codec import EncodedChunk
 from deeppart.model import BaseRecord
 from deeppart.offline.inspect.verifying import choose_steps, verify
-from deeppart.part import ChunkPlace, parse_base_file_name
+from deeppart.part import ChunkPlace
 from deeppart.save.incremental import (
     LEAST_LIVE,
     MOST_BASES,
     SPACE_FACTOR,
-    Holdings,
+    Held,
     choose,
 )
 from deeppart.state.capture.layout import ChunkPlan
-from deeppart.storage import parse_step_name, take_stock
+from deeppart.storage import PosixStore, list_steps, parse_step_name, read_manifest
 from deeppart.testing.faults import StorageFaults
 from deeppart.testing.states import difference
 from tests.unit.cli_support import flip, invoke, step_dir
-from tests.unit.commits import retire
 
 FROZEN, CHANGING = 6_000_000, 300_000
 
@@ -68,17 +67,29 @@ def restored(settings: deeppart.Config) -> tuple[int | None, str | None, str]:
 
 
 def files(directory: Path) -> dict[int, list[Path]]:
-    """Part and base files by step; a job that runs may be about to remove some."""
+    """Part files by step; a job that runs may be about to remove some."""
     found: dict[int, list[Path]] = {}
     for place, _, names in os.walk(directory):
         key = parse_step_name(Path(place).name)
         if key is not None:
             found[key.step] = sorted(Path(place, name) for name in names if name.endswith(".dpp"))
+    return dict(sorted(found.items()))
+
+
+def bases(directory: Path) -> dict[int, list[int]]:
+    """By step, the steps to which it refers."""
+    store = PosixStore(directory)
+    found = {}
+    for key in list_steps(store):
+        with contextlib.suppress(deeppart.errors.MissingError):
+            (part,) = read_manifest(store, key, None).parts
+            found[key.step] = [base.step for base in part.bases]
     return found
 
 
-def bases(directory: Path) -> list[Path]:
-    return [path for paths in files(directory).values() for path in paths if parse_base_file_name(path.name)]
+def part(directory: Path, step: int) -> Path:
+    (path,) = files(directory / "ckpt")[step]
+    return path
 
 
 def verdict(directory: Path, step: int) -> Any:
@@ -92,12 +103,12 @@ def test_only_what_changes_is_written(tmp_path: Path, compression: str) -> None:
         whole = save(checkpointer, 1)
         report = save(checkpointer, 2, 3, 4)
         assert checkpointer.failures == 0
-    for level in ("local", "persistent"):
-        found = report.levels[level]
-        assert found.nbytes <= 1.1 * 4 * CHANGING + 10_000 < whole.levels[level].nbytes / 5
-        assert found.nbytes + found.referenced_bytes >= 0.98 * whole.levels[level].nbytes
-    # One base, that of step 1, under a name in every step that is left: they are one file.
-    assert len({path.stat().st_ino for path in bases(tmp_path / "ckpt")}) == 1
+    found, before = report.levels["persistent"], whole.levels["persistent"]
+    assert found.nbytes <= 1.1 * 4 * CHANGING + 10_000 < before.nbytes / 5
+    assert found.nbytes + found.referenced_bytes >= 0.98 * before.nbytes
+    assert report.levels["local"].nbytes >= 0.98 * whole.levels["local"].nbytes, "parts on nodes are whole"
+    assert bases(tmp_path / "ckpt") == {2: [1], 3: [1], 4: [1]}, "the base is named where the bytes lie"
+    assert list(files(tmp_path / "ckpt")) == [1, 2, 3, 4], "of step 1, which is retired, the part is left"
     assert restored(settings)[:2] == (4, None)
     assert difference(state(4), deeppart.load(tmp_path / "ckpt")) is None
     for step in (3, 4):
@@ -107,15 +118,38 @@ def test_only_what_changes_is_written(tmp_path: Path, compression: str) -> None:
     assert (newest, differs) == (4, None) and "1 of 1 parts persistent" in explanation
 
 
-def test_older_steps_may_go_in_any_way(tmp_path: Path) -> None:
+def test_older_steps_may_be_pruned(tmp_path: Path) -> None:
     settings = config(tmp_path, keep={"persistent": 0, "local": 0})
     with deeppart.Checkpointer(settings) as checkpointer:
         save(checkpointer, 1, 2, 3)
-    retire(step_dir(tmp_path / "ckpt", 1))
-    shutil.rmtree(step_dir(tmp_path / "ckpt", 2))
+    root = str(tmp_path / "ckpt")
+    assert json.loads(invoke("prune", root, "--keep", "1", "--yes", "--json").output)["failed"] == []
+    assert list(files(tmp_path / "ckpt")) == [1, 3], "the part of step 1 is left, since step 3 refers to it"
+    assert [step["step"] for step in json.loads(invoke("ls", root, "--json").output)["steps"]] == [3]
+    assert json.loads(invoke("verify", root, "--all", "--json").output)["good"] is True
+    invoke("prune", root, "--incomplete", "--yes")
     assert verdict(tmp_path, 3).state == "sound"
     shutil.rmtree(tmp_path / "local")
     assert restored(settings)[:2] == (3, None)
+    assert invoke("prune", root, "--before", "4", "--yes", "--allow-empty").exit_code == 0
+    assert files(tmp_path / "ckpt") == {}
+
+
+def test_a_step_that_is_removed_by_hand_takes_along_those_that_refer_to_it(tmp_path: Path) -> None:
+    settings = config(tmp_path, keep={"persistent": 0}, local_dir=None)
+    with deeppart.Checkpointer(settings) as checkpointer:
+        save(checkpointer, 1, 2)
+        shutil.rmtree(step_dir(tmp_path / "ckpt", 1))
+        report = save(checkpointer, 3)
+        assert checkpointer.failures == 0
+    assert not report.levels["persistent"].referenced_bytes, "what is not there any more is not referred to"
+    assert verdict(tmp_path, 3).state == "sound"
+    (damage,) = verdict(tmp_path, 2).damage
+    assert "earlier part that holds chunks of this one is missing" in damage.message
+    key = parse_step_name(damage.file.split("/")[0])
+    assert key is not None and key.step == 1
+    with pytest.raises(deeppart.DeeppartError, match="step-000000000001-"):
+        deeppart.load(tmp_path / "ckpt", 2)
 
 
 def test_what_nobody_needs_any_more_is_given_back(tmp_path: Path) -> None:
@@ -125,25 +159,8 @@ def test_what_nobody_needs_any_more_is_given_back(tmp_path: Path) -> None:
         save(checkpointer, 4, 5, frozen=FROZEN // 2)  # another structure: all is new
         save(checkpointer, 6, frozen=FROZEN // 2)
     whole = 4 * (FROZEN // 2 + CHANGING)
-    kept = {path.stat().st_ino: path.stat().st_size for path in (tmp_path / "ckpt").rglob("*.dpp")}
-    assert list(files(tmp_path / "ckpt")) == [6]
-    assert sum(kept.values()) < 1.2 * whole
-
-
-def test_the_local_copy_is_not_written_over_while_it_is_needed(memory: Path, tmp_path: Path) -> None:
-    """On a tmpfs, files of retired steps are written over by the next checkpoint: not those that are bases."""
-    settings = config(tmp_path, local_dir=str(memory / "local"), every={"persistent": 0}, keep={"local": 1})
-    with deeppart.Checkpointer(settings) as checkpointer:
-        save(checkpointer, 1)
-        (path,) = files(memory)[1]
-        content = xxhash.xxh3_128_hexdigest(path.read_bytes())
-        for step in range(2, 8):
-            save(checkpointer, step)
-            (base,) = (path for path in files(memory)[step] if parse_base_file_name(path.name))
-            assert xxhash.xxh3_128_hexdigest(base.read_bytes()) == content
-        live = state(0)
-        assert checkpointer.restore(live) == 7
-    assert difference(state(7), live) is None
+    assert list(files(tmp_path / "ckpt")) == [4, 6] and bases(tmp_path / "ckpt") == {6: [4]}
+    assert sum(path.stat().st_size for path in (tmp_path / "ckpt").rglob("*.dpp")) < 1.2 * whole
 
 
 def test_off(tmp_path: Path) -> None:
@@ -152,71 +169,68 @@ def test_off(tmp_path: Path) -> None:
     assert report.levels["persistent"].nbytes > 3 * FROZEN and not bases(tmp_path)
 
 
-def test_file_systems_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise OSError(errno.EPERM, "Operation not permitted")
-
-    monkeypatch.setattr(os, "link", refuse)
-    settings = config(tmp_path)
-    with deeppart.Checkpointer(settings) as checkpointer:
-        report = save(checkpointer, 1, 2)
-        assert checkpointer.failures == 0
-    assert report.levels["persistent"].nbytes > 3 * FROZEN and not bases(tmp_path)
-    assert restored(settings)[:2] == (2, None)
-
-
 @pytest.mark.parametrize(("local", "persistent"), [("none", "tensor"), ("auto", "auto")])
 def test_the_levels_encode_in_their_own_ways(tmp_path: Path, local: str, persistent: str) -> None:
-    """A local part with a base, of which the persistent one is no copy."""
     first, second = config(tmp_path, compression=local), config(tmp_path, compression=persistent)
     with deeppart.Checkpointer(first) as checkpointer:
-        save(checkpointer, 1, 2)
-        shutil.rmtree(step_dir(tmp_path / "ckpt", 2))  # the base of the persistent level, not of the local one
-        report = save(checkpointer, 3)
+        report = save(checkpointer, 1, 2)
         assert checkpointer.failures == 0
-    assert report.levels["local"].referenced_bytes and not report.levels["persistent"].referenced_bytes
+    assert report.levels["persistent"].referenced_bytes and not report.levels["local"].referenced_bytes
     for lost in (tmp_path / "nothing", tmp_path / "local"):
         shutil.rmtree(lost, ignore_errors=True)
-        assert restored(second)[:2] == (3, None)
+        assert restored(second)[:2] == (2, None)
 
 
 def test_a_damaged_base_is_named_with_its_leaves_and_passed_over(tmp_path: Path) -> None:
     settings = config(tmp_path, keep={"persistent": 0})
     with deeppart.Checkpointer(settings) as checkpointer:
         save(checkpointer, 1, 2)
-    (base,) = bases(tmp_path / "ckpt")
+    base = part(tmp_path, 1)
     flip(base, 9_000_000)
     found = verdict(tmp_path, 2)
     assert found.state == "damaged" and found.damaged_leaves == ("frozen",)
-    assert {damage.file for damage in found.damage} == {base.name}
+    assert {damage.file for damage in found.damage} == {f"{base.parent.name}/{base.name}"}
     assert restored(settings)[:2] == (2, None), "the local part is sound"
-    (local,) = bases(tmp_path / "local")
-    local.unlink()
-    stock = take_stock(tmp_path / "local", next((tmp_path / "local").iterdir()).name, None)
-    assert not stock.parts and "base-00000" in "".join(stock.problems)
+    shutil.rmtree(tmp_path / "local")
     with pytest.raises(deeppart.RestoreError, match="digest of a chunk"):
-        restored(settings)  # step 1 on the persistent level is the same file
-    base.unlink()
-    assert "older file that holds chunks of the part is missing" in "".join(
-        damage.message for damage in verdict(tmp_path, 2).damage
-    )
+        restored(settings)  # step 1 is the same file
 
 
-@pytest.mark.parametrize("level", ["local", "persistent"])
-def test_a_step_that_fails_leaves_no_names(tmp_path: Path, level: str) -> None:
+@pytest.mark.parametrize("is_retired", [False, True])
+def test_a_damaged_base_is_repaired_from_a_node(tmp_path: Path, is_retired: bool) -> None:
+    """Also that of a step of which only this part is left: the steps that refer to it say what it has to be."""
+    keep = {"persistent": 1 if is_retired else 0, "local": 0}
+    with deeppart.Checkpointer(config(tmp_path, keep=keep, compression="none")) as checkpointer:
+        save(checkpointer, 1, 2)
+    base = part(tmp_path, 1)
+    assert (base.parent / "manifest").exists() is not is_retired
+    good = base.read_bytes()
+    for damage in ("flipped", "gone"):
+        if damage == "gone":
+            base.unlink()
+        else:
+            flip(base, 9_000_000)
+        alone = json.loads(invoke("verify", tmp_path / "ckpt", "--repair", "--json").output)
+        assert not alone["good"] and base.parent.name in alone["repairs"][0]["path"]
+        assert "no sound copy of part 0" in alone["repairs"][0]["problem"]
+        local = ("--local", str(tmp_path / "local"))
+        repaired = json.loads(invoke("verify", tmp_path / "ckpt", "--repair", *local, "--json").output)
+        assert repaired["good"] and base.read_bytes() == good
+        assert verdict(tmp_path, 2).state == "sound"
+
+
+def test_a_step_that_fails_is_referred_to_by_none(tmp_path: Path) -> None:
     settings = config(tmp_path, status="none")  # which is written in between, if this takes long
     with deeppart.Checkpointer(settings) as checkpointer:
         save(checkpointer, 1)
-        root = tmp_path / ("local" if level == "local" else "ckpt")
-        with StorageFaults(root) as faults:
+        with StorageFaults(tmp_path / "ckpt") as faults:
             faults.refuse(0, errno.ENOSPC, count=None, only=("write",))
             pending = checkpointer.checkpoint(state(2), 2)
             with pytest.raises(deeppart.errors.CheckpointError):
-                pending.wait(level)
-            pending.wait("persistent" if level == "local" else "local")
-        assert not bases(root)
+                pending.wait("persistent")
+            pending.wait("local")
         report = save(checkpointer, 3)
-    assert report.levels[level].referenced_bytes > 3 * FROZEN
+    assert report.levels["persistent"].referenced_bytes > 3 * FROZEN and bases(tmp_path / "ckpt")[3] == [1]
 
 
 def test_a_chunk_that_is_two_steps_old_keeps_its_base(tmp_path: Path) -> None:
@@ -235,8 +249,8 @@ def test_a_chunk_that_is_two_steps_old_keeps_its_base(tmp_path: Path) -> None:
             expected[step] = sum(parts[number].nbytes for number in changes) if step else sum(p.nbytes for p in parts)
             nbytes = pending.report.levels["persistent"].nbytes
             assert expected[step] <= nbytes <= 1.01 * expected[step] + 5000, step
-    names = {directory: len(paths) - 1 for directory, paths in files(tmp_path / "ckpt").items()}
-    assert names[3] == 2 and names[4] == 1
+    found = bases(tmp_path / "ckpt")
+    assert sorted(found[3]) == [0, 1] and found[4] == [0]
     assert difference(state, deeppart.load(tmp_path / "ckpt")) is None
 
 
@@ -281,34 +295,34 @@ def test_ls_show_and_verify_tell_of_references(tmp_path: Path) -> None:
     listed = json.loads(invoke("ls", root, "--json").output)["steps"]
     assert [step["referenced_bytes"] > 3 * FROZEN for step in listed] == [False, True]
     assert listed[1]["nbytes"] < FROZEN < listed[0]["nbytes"]
-    assert "unchanged in older files" in invoke("show", root).output
+    assert "unchanged in earlier steps" in invoke("show", root).output
     assert "unchanged" not in invoke("show", root, "--step", "1").output
     done = json.loads(invoke("verify", root, "--json").output)["steps"][0]
     assert done["state"] == "sound" and done["nbytes"] > 3 * FROZEN
-    bases(tmp_path / "ckpt")[0].unlink()
+    base = part(tmp_path, 1)
+    base.unlink()
     listed = json.loads(invoke("ls", root, "--local", tmp_path / "local", "--json").output)["steps"][1]
-    assert listed["state"] == "recoverable" and "refers to a file" in listed["reasons"][0]
+    assert listed["state"] == "recoverable" and "refers to a part" in listed["reasons"][0]
     shutil.rmtree(tmp_path / "local")
     (damage,) = json.loads(invoke("verify", root, "--json").output)["steps"][0]["damage"]
-    assert damage["file"].startswith("base-00000-of-00001-") and damage["leaves"][0]["path"] == "frozen"
-    assert "older file" in damage["message"]
+    assert damage["file"] == f"{base.parent.name}/{base.name}" and damage["leaves"][0]["path"] == "frozen"
+    assert "earlier part" in damage["message"]
 
 
-def holdings_of(chunks: list[tuple[bytes, int, BaseRecord]]) -> Holdings:
-    places = {
+def held(chunks: list[tuple[bytes, int, BaseRecord]]) -> Held:
+    return {
         digest: (length, ChunkPlace(4096, EncodedChunk(0, b"", digest, digest), length, base))
         for digest, length, base in chunks
     }
-    return Holdings(Path("step"), 0, 1, BaseRecord("f" * 32, 1 << 30, 9), places)
 
 
 @given(st.data())
 def test_the_files_are_never_much_longer_than_what_is_needed(data: st.DataObject) -> None:
     records = [
-        BaseRecord(f"{number:032x}", data.draw(st.integers(5000, 40_000)), number)
+        BaseRecord(f"{number:032x}", data.draw(st.integers(5000, 40_000)), number, number)
         for number in range(data.draw(st.integers(1, 12)))
     ]
-    cuts, digests, held = [], [], []
+    cuts, digests, there = [], [], []
     left = {record: record.nbytes - 4500 for record in records}
     start = 0
     for number in range(data.draw(st.integers(0, 60))):
@@ -319,14 +333,12 @@ def test_the_files_are_never_much_longer_than_what_is_needed(data: st.DataObject
         start += length
         if record is not None and left[record] >= length:
             left[record] -= length
-            held.append((digest, length, record))
-    allowed = data.draw(st.none() | st.frozensets(st.sampled_from([record.index_digest for record in records])))
-    found = choose(digests, cuts, holdings_of(held), allowed)
-    known = {digest: (length, record) for digest, length, record in held}
+            there.append((digest, length, record))
+    found = choose(digests, cuts, held(there))
+    known = {digest: (length, record) for digest, length, record in there}
     live: dict[BaseRecord, int] = {}
     for number, place in found.items():
         assert place.base is not None and known[digests[number]] == (cuts[number].length, place.base)
-        assert allowed is None or place.base.index_digest in allowed
         live[place.base] = live.get(place.base, 0) + place.nbytes
     assert all(nbytes >= LEAST_LIVE * base.nbytes for base, nbytes in live.items()) and len(live) <= MOST_BASES
     if live:

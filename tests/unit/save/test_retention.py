@@ -20,7 +20,7 @@ from deeppart.comm import Comm, finish
 from deeppart.errors import BackgroundFailureWarning, CheckpointError, StorageError
 from deeppart.model import StepKey
 from deeppart.save import Retention
-from deeppart.storage import NodeLevel, PersistentLevel, PosixStore, list_steps, step_name
+from deeppart.storage import NeededParts, NodeLevel, PersistentLevel, PosixStore, list_steps, step_name
 from tests.unit.cli_support import steps_in
 from tests.unit.commits import step_directory
 from tests.unit.sharded_states import checkpointer, on_ranks
@@ -41,12 +41,12 @@ class SlowRemoval:
 def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowRemoval]:
     found, remove = SlowRemoval(), PersistentLevel.remove
 
-    def slowly(self: PersistentLevel, keys: set[StepKey]) -> None:
+    def slowly(self: PersistentLevel, key: StepKey, needed: NeededParts) -> bool:
         found.begun.set()
         assert found.go_on.wait(PATIENCE_S)
         if found.failure is not None:
             raise found.failure
-        remove(self, keys)
+        return remove(self, key, needed)
 
     monkeypatch.setattr(PersistentLevel, "remove", slowly)
     yield found
@@ -150,10 +150,11 @@ def test_who_is_overtaken_in_the_middle_removes_no_more(tmp_path: Path, monkeypa
             ck.checkpoint(STATE, step).wait("persistent", PATIENCE_S)
     remove, gone = PersistentLevel.remove, list[int]()
 
-    def overtaken(self: PersistentLevel, keys: set[StepKey]) -> None:
-        remove(self, keys)
-        gone.extend(key.step for key in keys)
+    def overtaken(self: PersistentLevel, key: StepKey, needed: NeededParts) -> bool:
+        is_gone = remove(self, key, needed)
+        gone.append(key.step)
         (tmp_path / ".deeppart.lock").unlink()
+        return is_gone
 
     monkeypatch.setattr(PersistentLevel, "remove", overtaken)
     with pytest.warns(BackgroundFailureWarning), opened(tmp_path) as ck:

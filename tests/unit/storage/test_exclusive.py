@@ -13,7 +13,7 @@ import pytest
 
 from deeppart import access
 from deeppart.errors import StorageError
-from deeppart.storage import DirectoryOwner, DurableFile, PosixStore, exclusive, link
+from deeppart.storage import DirectoryOwner, DurableFile, PosixStore, exclusive
 from deeppart.storage.exclusive import rename_new
 
 WAYS = ("rename", "link", "claim")
@@ -167,10 +167,3 @@ def test_jobs_that_start_at_once_without_locks_have_one_lineage_and_one_owner(na
         owner = DirectoryOwner.__new__(DirectoryOwner)
         owner.directory, owner._path = directory, directory / ".deeppart.lock"
         assert owner._read()[0]["session"] in {session for _, session in known}
-
-
-def test_a_name_that_another_file_has_is_left_to_it(tmp_path: Path) -> None:
-    (tmp_path / "part").write_bytes(b"bytes")
-    (tmp_path / "base").write_bytes(b"bytes")  # the same bytes are not the same file
-    assert not link(tmp_path / "part", tmp_path / "base")
-    assert not os.path.samefile(tmp_path / "part", tmp_path / "base")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 import warnings
 from pathlib import Path
 
@@ -10,23 +11,22 @@ import pytest
 import torch
 
 import deeppart
-from deeppart import access
 from deeppart.errors import StorageError
 from deeppart.model import Attempt
-from deeppart.storage import NodeLevel
+from deeppart.storage import NodeLevel, take_stock
+from tests.golden import make
 
 
-def test_an_error_of_the_system_is_a_storage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The exchange of copies goes on after a StorageError; after anything else this rank leaves the others waiting."""
-
-    def refused(path: Path) -> bool:
-        raise OSError(errno.EIO, "Input/output error", str(path))
-
-    lineage = "0" * 32
-    level = NodeLevel(tmp_path, lineage, "partner", "1" * 32)
-    monkeypatch.setattr(access, "exists", refused)
-    with pytest.raises(StorageError, match="cannot look for a file that a part refers to"):
-        level.adopt_bases(Attempt(lineage, "1" * 32, 0, 5, 2), ["base-0"])
+def test_a_part_that_refers_to_other_steps_is_none_on_a_node(tmp_path: Path) -> None:
+    """It would be copied, encoded and removed without them."""
+    lineage = make.LATER.lineage
+    shutil.copytree(make.LATER_FILES.parent, tmp_path / lineage)
+    found = take_stock(tmp_path, lineage, None)
+    assert sorted((part.attempt.step, part.rank) for part in found.parts) == [(1200, 0), (1300, 1)]
+    (problem,) = found.problems
+    assert "a part on a node refers to other steps" in problem and found.damaged == [
+        tmp_path / lineage / make.LATER_FILES.name / "part-00000-of-00002.dpp"
+    ]
 
 
 def test_nothing_is_made_in_the_place_of_a_file_system_that_is_gone(tmp_path: Path, memory: Path) -> None:

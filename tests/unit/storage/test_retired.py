@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +9,7 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.part import PartReader
 from deeppart.storage import take_stock
-from deeppart.storage.spares import Recycled
 from tests.unit.cli_support import call_json, flip, forge, manifest_path, part_path, step_dir
 from tests.unit.commits import retire
 
@@ -21,7 +17,7 @@ from tests.unit.commits import retire
 def before(monkeypatch: pytest.MonkeyPatch, name: str, *retired: Path) -> None:
     """Have a running job retire steps just before something is called for the first time."""
     module, _, attribute = name.rpartition(".")
-    owner: Any = PartReader if module == "PartReader" else __import__(module, fromlist=["x"])
+    owner: Any = __import__(module, fromlist=["x"])
     real = getattr(owner, attribute)
     waiting = list(retired)
 
@@ -90,16 +86,14 @@ def test_what_is_damaged_stays_damaged(root: Path) -> None:
     assert call_json("show", root, "--step", 1, code=1)["problems"]
 
 
-def incremental(base: Path) -> Path:
-    """Two steps on the only node, the second with a base; the folder of its lineage."""
+def on_a_node(base: Path) -> Path:
+    """Two steps on the only node; the folder of their lineage."""
     with deeppart.Checkpointer(
         persistent_dir=str(base / "ckpt"), local_dir=str(base / "node"), keep={"local": 0}
     ) as checkpointer:
-        frozen = torch.arange(300_000, dtype=torch.float32)
         for step in (1, 2):
-            checkpointer.checkpoint({"frozen": frozen, "w": torch.full((10,), float(step))}, step).wait(timeout=200)
+            checkpointer.checkpoint({"w": torch.full((10,), float(step))}, step).wait(timeout=200)
     (lineage,) = (each for each in (base / "node").iterdir() if len(each.name) == 32)
-    assert list(step_dir(lineage, 2).glob("base-*"))
     return lineage
 
 
@@ -110,14 +104,13 @@ def nodes(base: Path, code: int = 0) -> list[str]:
 
 MOMENTS = {
     "before a file is opened": "deeppart.storage.node.stored_part",
-    "before its bases are": "PartReader.check_bases",
     "before all of it is read": "deeppart.offline.inspect.node_files.file_problem",
 }
 
 
 @pytest.mark.parametrize("when", MOMENTS)
 def test_verify_local(when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lineage = incremental(tmp_path)
+    lineage = on_a_node(tmp_path)
     before(monkeypatch, MOMENTS[when], step_dir(lineage, 1), step_dir(lineage, 2))
     assert nodes(tmp_path) == []
     before(monkeypatch, MOMENTS[when])
@@ -125,34 +118,7 @@ def test_verify_local(when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_is_damaged_on_a_node_stays_damaged(tmp_path: Path) -> None:
-    lineage = incremental(tmp_path)
+    lineage = on_a_node(tmp_path)
     part_path(lineage, 1).write_bytes(b"x" * 9000)
-    for path in step_dir(lineage, 2).glob("base-*"):
-        path.unlink()
-    assert len(nodes(tmp_path, code=1)) == 2
-    assert len(take_stock(tmp_path / "node", lineage.name, None).damaged) == 2
-
-
-@pytest.mark.parametrize("how", ["removed", "set aside"])
-def test_parts_go_before_their_bases(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lineage = incremental(tmp_path)
-    gone: list[str] = []
-
-    def noting(real: Callable[..., None]) -> Callable[..., None]:
-        def note(name: str, *arguments: Any, **options: Any) -> None:
-            gone.append(Path(name).name)
-            real(name, *arguments, **options)
-
-        return note
-
-    for call_name in ("unlink", "rename"):
-        monkeypatch.setattr(os, call_name, noting(getattr(os, call_name)))
-    real = os.listdir
-    monkeypatch.setattr(os, "listdir", lambda where: sorted(real(where)))  # base-... before part-...
-    path = step_dir(lineage, 2)
-    if how == "removed":
-        retire(path)
-    else:
-        Recycled(lineage, "ab" * 16).set_aside(path)
-    files = [name for name in gone if name.startswith(("part-", "base-"))]
-    assert files and files == sorted(files, reverse=True)
+    assert len(nodes(tmp_path, code=1)) == 1
+    assert len(take_stock(tmp_path / "node", lineage.name, None).damaged) == 1

@@ -121,7 +121,7 @@ def test_a_refusal_leaves_no_old_bytes_under_a_parts_name(root: Path) -> None:
     assert 3 < number < 199
 
 
-NAME, BASE = "part-00001-of-00002.dpp", f"base-00001-of-00002-{7:032x}.dpp"
+NAME, SECOND = "part-00001-of-00002.dpp", "part-00001-of-00002.dpp.1"
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def recycled(memory: Path) -> Recycled:
 def test_it_gives_way_where_any_level_of_the_node_has_no_space(memory: Path, level: str, operation: str) -> None:
     """To what is written now."""
     levels = {name: NodeLevel(memory, "1" * 32, name, "2" * 32) for name in ("local", "partner", "parity")}
-    if not levels["local"].recycled.make(BASE, 1000, lambda: True):
+    if not levels["local"].recycled.make(SECOND, 1000, lambda: True):
         pytest.skip("no file system in memory here")
     made, unfinished = levels["local"].recycled.folder, levels["local"].recycled.unfinished
     unfinished.mkdir(exist_ok=True)

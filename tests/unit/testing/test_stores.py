@@ -43,8 +43,19 @@ class Shifted(MemoryStore):
     """Ranges begin a byte early."""
 
     def open(self, key: str) -> MemoryObject:
-        data, written = self.objects[key]
-        return ShiftedObject(data, written, key)
+        return ShiftedObject(self, key, *self.objects[key])
+
+
+class OwnStepObject(MemoryObject):
+    def at_step(self, place: str) -> MemoryObject:
+        return self.reopen()
+
+
+class OwnStep(MemoryStore):
+    """Another step is never reached."""
+
+    def open(self, key: str) -> MemoryObject:
+        return OwnStepObject(self, key, *self.objects[key])
 
 
 class StubbornWriter(MemoryWriter):
@@ -96,6 +107,7 @@ BROKEN: dict[str, type[MemoryStore]] = {
     "an_object_appears_whole_or_not_at_all": Early,
     "what_is_there_is_never_replaced": Replacing,
     "a_range_is_what_was_written": Shifted,
+    "a_part_of_another_step_is_reached": OwnStep,
     "what_is_given_up_leaves_nothing": Remembering,
     "what_is_deleted_is_gone": Keeping,
     "what_is_not_there_is_missing": Vague,

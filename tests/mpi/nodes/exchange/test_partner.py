@@ -42,13 +42,13 @@ def exchanged(world: Any, directory: Path, fault: str = "") -> tuple[str, list[s
     if fault == "gone" and comm.rank == 0:
         part.unlink()
 
-    def open_copy(incoming: Incoming, bases: tuple[str, ...]) -> DurableFile:
-        assert incoming == Incoming(other, other) and bases == (f"base of {other}",)
+    def open_copy(incoming: Incoming) -> DurableFile:
+        assert incoming == Incoming(other, other)
         if fault == "full" and comm.rank == 1:
             raise StorageError("no space left")
         return DurableFile(copies / f"part-{incoming.part}")
 
-    outgoing = Outgoing(comm.rank, part, LENGTHS[comm.rank], digest, other, (f"base of {comm.rank}",))
+    outgoing = Outgoing(comm.rank, part, LENGTHS[comm.rank], digest, other)
     operation = exchange_copies(comm, [outgoing], [Incoming(other, other)], open_copy, Arena(), None)
     error = ""
     try:

@@ -22,8 +22,8 @@ from deeppart.testing.strategies import states
 from tests.sampling import examples
 from tests.unit.cli_support import call, call_json, flip, make_state, part_path, save, step_dir, steps_in
 from tests.unit.extension.export.reading import plain, read_back, written
-from tests.unit.save.test_incremental import bases
 from tests.unit.save.test_incremental import config as incremental_config
+from tests.unit.save.test_incremental import part
 from tests.unit.save.test_incremental import save as save_incremental
 
 
@@ -79,10 +79,10 @@ def checkpointer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[deeppart.
         yield ck
 
 
-def test_unchanged_chunks_come_from_the_older_files(tmp_path: Path) -> None:
+def test_unchanged_chunks_come_from_earlier_steps(tmp_path: Path) -> None:
     with deeppart.Checkpointer(incremental_config(tmp_path)) as ck:
         save_incremental(ck, 1, 2, 3)
-    base = bases(tmp_path / "ckpt")[0]
+    base = part(tmp_path, 1)
     exported = call_json("export", tmp_path / "ckpt", tmp_path / "out.h5")
     assert exported["step"] == 3 and exported["nbytes"] > 10 * part_path(tmp_path / "ckpt", 3).stat().st_size
     with h5py.File(tmp_path / "out.h5") as file:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
-from deeppart.model import Attempt
+from deeppart.model import Attempt, BaseRecord
 from deeppart.plan.redundancy import Nodes
 from deeppart.plan.restart import Candidate, Inventory, survey
 from deeppart.plan.restart.healing import Encode, Healing, Transfer, Wish, Write, plan_healing
@@ -29,8 +30,8 @@ def copies_of(of: Attempt, lost: Collection[int] = ()) -> list[list[object]]:
     ]
 
 
-def heal(found: Inventory, wanted: Wish, **options: object) -> Healing:
-    return plan_healing(candidate(found), {part: part for part in range(4)}, (), wanted, **options)  # type: ignore[arg-type]
+def heal(found: Inventory, wanted: Wish) -> Healing:
+    return plan_healing(candidate(found), {part: part for part in range(4)}, (), wanted)
 
 
 def test_where_all_is_there_nothing_is_done() -> None:
@@ -78,8 +79,11 @@ def test_on_fewer_nodes_parts_stay_where_they_are() -> None:
     assert not plan_healing(candidate(found), {}, (), two)
 
 
-def test_parts_that_refer_to_other_files_are_not_encoded_and_that_is_said() -> None:
-    found = inventory(*parts_left(STEP, [2]), commits=[committed(STEP)])
-    healing = heal(found, wish(group=4), bases={2: ("base",)})
-    assert healing.encodes == () and healing.lacks_parity
-    assert not heal(found, wish(), bases={2: ("base",)}).lacks_parity, "none was asked for"
+def test_parts_that_refer_to_earlier_steps_are_not_put_on_nodes_and_that_is_said() -> None:
+    commit = committed(STEP)
+    bases = (BaseRecord("b" * 32, 5000, 1, 0),)
+    commit = replace(commit, parts=tuple(replace(each, bases=bases) for each in commit.parts))
+    healing = heal(inventory(*parts_left(STEP, [2]), commits=[commit]), wish(partner=True, group=4))
+    assert healing.writes == healing.encodes == () and healing.unprotected == (2,)
+    assert [each.part for each in healing.copies] == [0, 1, 3], "those that are whole on a node"
+    assert not heal(inventory(*parts_left(STEP), commits=[commit]), wish(group=4)).unprotected
