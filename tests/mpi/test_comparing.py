@@ -55,8 +55,6 @@ BUFFERS: dict[str, tuple[Callable[[], Any], Callable[..., None], int]] = {
     "numpy": (lambda: np.zeros((ROWS, 8), dtype=np.float32), fill_rows, 1),
     "bitmap": (lambda: torch.zeros(500_000, dtype=torch.bool), fill_bits, 1),
     "every other row": (lambda: torch.zeros(2 * ROWS, 8)[::2], fill_rows, 1),
-    "not counted": (lambda: torch.zeros(ROWS, 8), fill_data, 1),
-    "frozen": (lambda: torch.nn.Parameter(torch.zeros(ROWS, 8), requires_grad=False), fill_data, 1),
     "through numpy": (lambda: torch.zeros(ROWS, 8), fill_numpy, 1),
 }
 
@@ -89,6 +87,31 @@ def test_a_buffer_of_each_rank_is_found_at_the_next_checkpoint(run_on: Any, shar
         assert reported[1] == ("buffer: rank 0 holds other bytes than rank 1",)
         assert same, "every rank gets its own back, of the first step that differs too"
         assert records == 0, "no earlier step is suspect"
+
+
+def filled_unseen(comm: Any, directory: Path) -> tuple[int, tuple[str, ...], list[int]]:
+    """The same through ``.data``, which torch does not count, until it is found; then the steps that are suspect."""
+    buffer = torch.zeros(ROWS, 8)
+    with deeppart.Checkpointer(config(directory), comm) as ck:
+        for step in range(1, SLICES + 3):
+            if step > 1:
+                fill_data(buffer, comm.rank, step, 1)
+            pending = ck.checkpoint({"buffer": buffer}, step)
+            pending.wait(timeout=200)
+            if pending.report.diverged:
+                break
+        suspect = [each.step for each in list_directory(directory).steps if each.suspect]
+    return step, pending.report.diverged, suspect
+
+
+@pytest.mark.timeout(240)
+def test_a_buffer_that_is_filled_unseen_is_found_in_turn_and_makes_steps_suspect(
+    run_on: Any, shared_path: Path
+) -> None:
+    for found, diverged, suspect in run_on(2, filled_unseen, shared_path):
+        assert 2 < found <= SLICES + 1
+        assert diverged[0].startswith("buffer: rank 0 holds other bytes than rank 1")
+        assert suspect == list(range(2, found))
 
 
 def unseen(comm: Any, directory: Path) -> tuple[int, tuple[str, ...], list[str], int, list[Any]]:
