@@ -55,7 +55,7 @@ class Report:
     Attributes:
         step: the user's step.
         raw_bytes: bytes of this rank's share.
-        per_rank_bytes: those of them that only this rank has.
+        per_rank_bytes: those of them that are only this rank's; of shards, those that other ranks had otherwise.
         encoded_bytes: bytes of the share after encoding; 0 while not known.
         blocked_s: seconds ``checkpoint()`` took, waiting included.
         waited_s: those of them spent waiting for an earlier checkpoint (``on_busy="wait"``).
@@ -108,7 +108,7 @@ class Report:
             return
         yield f"step {self.step}: training blocked for {show_seconds(self.blocked_s)}{self._waits()}"
         if self.raw_bytes:
-            own = f", {show_bytes(self.per_rank_bytes)} of it per rank or sharded" if self.per_rank_bytes else ""
+            own = f", {show_bytes(self.per_rank_bytes)} of it per rank" if self.per_rank_bytes else ""
             smaller = 0 < self.encoded_bytes < self.raw_bytes
             encoded = f", {show_bytes(self.encoded_bytes)} when encoded" if smaller else ""
             yield f"share of this rank: {show_bytes(self.raw_bytes)}{own}{encoded}"

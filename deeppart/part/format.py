@@ -66,7 +66,7 @@ MAX_FILE_BYTES: Final = HEADER_BYTES + MAX_RAW_BYTES + MAX_INDEX_BYTES + FOOTER_
 FLAG_PER_RANK: Final = 1
 KNOWN_FLAGS: Final = FLAG_PER_RANK
 
-#: Values of a span's ``table``: which table of leaves ``leaf`` counts in.
+#: Values of a span's ``table``: whose the bytes are, all ranks' or this one's.
 SHARED_TABLE: Final = 0
 RANK_TABLE: Final = 1
 

@@ -114,7 +114,7 @@ def _leaves(layout: StateLayout, flat: FlatState, holders: Holders | None, size:
 
 
 def _is_own(leaf: int, flat: FlatState, holders: Holders | None) -> bool:
-    """True if nobody else has these bytes of a leaf that is not in the shared structure, in the sense of a restore."""
+    """True if what is saved of a leaf outside of the shared structure is no bytes of all ranks, but this one's."""
     return leaf < flat.before_shards or holders is None or leaf in holders.own
 
 

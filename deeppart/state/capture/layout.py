@@ -24,7 +24,7 @@ CHUNK_BYTES = 4 << 20
 #: A span of at least this many bytes does not share its chunks with others: it can be restored in place.
 ALONE_BYTES = 1 << 20
 
-#: ``table`` of a span: leaf described by the structure document, or by this rank's own table.
+#: ``table`` of a span: bytes that are those of all ranks, or of this one alone.
 SHARED, OWN = 0, 1
 
 
@@ -43,7 +43,7 @@ class ShareLayout:
     """A rank's share.
 
     Attributes:
-        spans: rows of ``part.SPAN_DTYPE`` (table, leaf, start, length, raw_offset), in raw-stream order.
+        spans: rows of ``part.SPAN_DTYPE`` in raw-stream order, with the numbers of leaves on this rank and no boxes.
         chunks: cuts of the raw stream.
         nbytes: length of the raw stream.
     """

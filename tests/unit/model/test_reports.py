@@ -31,7 +31,7 @@ REPORT = Report(
 def test_a_report_shows_time_share_and_the_levels_that_are_on() -> None:
     assert str(REPORT) == (
         "step 100: training blocked for 27.4 ms\n"
-        "  share of this rank: 2.01 GB, 12.3 kB of it per rank or sharded, 1.65 GB when encoded\n"
+        "  share of this rank: 2.01 GB, 12.3 kB of it per rank, 1.65 GB when encoded\n"
         "  local: done after 812 ms, 1.65 GB written, 300 MB unchanged and not written again\n"
         "  partner: running\n"
         "  persistent: waiting"
@@ -66,7 +66,7 @@ def test_everything_that_happened_is_shown() -> None:
     )
     assert str(eventful) == (
         "step 100: training blocked for 27.4 ms, 20 ms of it for an earlier checkpoint; optimizer.step() for 3 ms\n"
-        "  share of this rank: 2.01 GB, 12.3 kB of it per rank or sharded, 1.65 GB when encoded\n"
+        "  share of this rank: 2.01 GB, 12.3 kB of it per rank, 1.65 GB when encoded\n"
         "  persistent: done after 1 s\n"
         "  persistent part written again, after errors that passed: 2 times\n"
         "  old checkpoints could not be removed: permission denied\n"
