@@ -178,7 +178,7 @@ def _read_part(plain: Stored, file: BinaryIO) -> Stored:
     (count,) = struct.unpack_from("<48xI", index)
     if count > 64:
         raise ValueError("too many bases")
-    at = 64 + 80 * chunks + 32 * spans
+    at = 64 + 80 * chunks + 40 * spans
     rows = [struct.unpack_from("<24xQQ", index, at + 40 * number) for number in range(count)]
     bases = tuple(f"step-{base:012d}-{session.hex()}-{sequence:06d}" for base, sequence in rows)
     return _filled(plain, session.hex(), step, world, part=rank, bases=bases, index_digest=digest)
