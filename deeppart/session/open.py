@@ -51,8 +51,8 @@ from deeppart.storage import (
     PosixStore,
     RateLimit,
     Store,
-    committed_steps,
     list_steps,
+    may_be_committed,
     note_protection,
     read_lineage,
 )
@@ -195,7 +195,8 @@ def take_persistent(
         _check_place(directory)
         owner = DirectoryOwner(directory, who, config.permissions)
         steps = list_steps(store)
-        committed = committed_steps(store, steps)
+        # One that cannot be looked at is no reason not to start: it stays, and is not restored.
+        committed = [key for key in steps if may_be_committed(store, key)]
         keys = ([astuple(key) for key in each] for each in (steps, committed))
         return json.dumps([owner.lineage, owner.session, *keys]).encode()
 

@@ -188,6 +188,14 @@ def is_committed(store: Store, key: StepKey) -> bool:
         raise
 
 
+def may_be_committed(store: Store, key: StepKey) -> bool:
+    """True if a step has a manifest, or if that cannot be found out."""
+    try:
+        return is_committed(store, key)
+    except StorageError:
+        return True
+
+
 def part_problem(
     store: Store, manifest: Manifest, record: PartRecord, signing: Signing | None
 ) -> tuple[str | None, int]:

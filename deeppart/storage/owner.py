@@ -18,6 +18,7 @@ import threading
 import time
 import uuid
 import weakref
+from functools import partial
 from pathlib import Path
 
 from deeppart import access
@@ -28,8 +29,9 @@ from deeppart.errors import CorruptFileError, DirectoryInUseError, MissingError,
 from deeppart.model import StepKey
 from deeppart.part import parse_json
 from deeppart.storage.lineage import LOCK_NAME, LOST_TODO, NOTE, SMALL_FILE_BYTES, take_lineage
-from deeppart.storage.manifests import committed_steps
+from deeppart.storage.manifests import may_be_committed
 from deeppart.storage.posix import PosixStore, make_directory
+from deeppart.storage.steps import list_steps
 from deeppart.storage.store import Store
 
 #: Length of the lock file, and how many sessions' commits it names at most.
@@ -290,7 +292,7 @@ def _newest_commits(store: Store) -> dict[str, int]:
     An overtaken session finds here which of its commits its successor knows of, and goes on from.
     """
     newest: dict[str, int] = {}
-    for key in sorted(committed_steps(store), reverse=True):
+    for key in filter(partial(may_be_committed, store), reversed(list_steps(store))):
         if key.session in newest or len(newest) < _MOST_FOUND:
             newest[key.session] = max(key.sequence, newest.get(key.session, 0))
     return newest

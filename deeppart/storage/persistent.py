@@ -13,7 +13,7 @@ from deeppart.errors import CorruptFileError, MissingError, StorageError
 from deeppart.model import Attempt, BaseRecord, Level, StepKey
 from deeppart.part import Signing, step_name
 from deeppart.storage.lineage import LINEAGE_NAME, LOST_TODO
-from deeppart.storage.manifests import NeededParts, is_committed
+from deeppart.storage.manifests import NeededParts, may_be_committed
 from deeppart.storage.steps import MANIFEST_NAME, manifest_key, part_key, remove_manifest, remove_step
 from deeppart.storage.store import Store, Writer
 
@@ -58,10 +58,7 @@ class PersistentLevel:
 
     def may_be_committed(self, key: StepKey) -> bool:
         """True if a step has a manifest, or if that cannot be found out."""
-        try:
-            return is_committed(self.store, key)
-        except StorageError:
-            return True
+        return may_be_committed(self.store, key)
 
     def holds(self, base: BaseRecord, attempt: Attempt, rank: int) -> bool:
         """True if an earlier part of a rank is there, as far as its length tells; False if that cannot be seen."""

@@ -193,7 +193,7 @@ def opening(comm: Any, directory: Path, owner: Any, name: str, on_rank: int) -> 
 @pytest.mark.parametrize(
     ("owner", "name", "on_rank", "outcomes"),
     [
-        (starting, "committed_steps", 0, ["CheckpointError", "RemoteRankError"]),
+        (starting, "list_steps", 0, ["CheckpointError", "RemoteRankError"]),
         (starting, "NodeLevel", 1, ["RemoteRankError", "CheckpointError"]),
         (inventory, "read_manifests", 0, ["step 1", "step 1"]),
         (inventory, "take_stock", 1, ["step 1", "step 1"]),

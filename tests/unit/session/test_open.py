@@ -50,12 +50,23 @@ def take(directory: Path) -> tuple[DirectoryOwner, set[StepKey], set[StepKey]]:
     return owner, steps, committed
 
 
+def test_a_step_that_cannot_be_looked_at_stays_and_is_no_reason_not_to_start(tmp_path: Path) -> None:
+    root = tmp_path / "ckpt"
+    keys = {commit(root, step) for step in (1, 2)}
+    with StorageFaults(manifest_file(root, min(keys)).parent) as faults:
+        faults.refuse(0, errno.EACCES, only=("stat",), count=None)
+        owner, steps, committed = take(root)
+        owner.close()
+        assert faults.refused
+    assert steps == committed == keys
+
+
 def test_what_fails_behind_the_lock_gives_it_back(tmp_path: Path) -> None:
     root = tmp_path / "ckpt"
     take(root)[0].close()
     commit(root, 1)
     with StorageFaults(root) as faults:
-        faults.refuse(0, errno.EIO, only=("stat",), count=None)
+        faults.refuse(0, errno.EIO, only=("fsync",), count=None)
         with pytest.raises(StorageError):
             take(root)
         assert faults.refused
