@@ -84,13 +84,12 @@ def served_by(level: str) -> records.Scenario:
 
 
 def harmed_base() -> records.Scenario:
-    """What has not changed since the first of two checkpoints is referred to, and lies in a file that is damaged.
+    """What has not changed since the first checkpoint is referred to when that is gone, and lies in a damaged file.
 
     Leaves of one dtype share chunks, and whole chunks are what is referred to.
     """
-    saves = dataclasses.replace(
-        sweep.quiet_life("checkpoint"), every=dict.fromkeys(records.LEVELS, 0) | {"local": 1, "persistent": 1}
-    )
+    every = dict.fromkeys(records.LEVELS, 0) | {"local": 1, "persistent": 1}
+    saves = dataclasses.replace(sweep.quiet_life("checkpoint"), checkpoints=5, every=every)
     restores = dataclasses.replace(saves, checkpoints=0, before=(records.FileFault("flip", "base", 1, 0, 0),))
     frozen = records.Leaf("own0", "float32", 30_000, False, True, False, frozen=True)
     changing = records.Leaf("own1", "int64", 5000, False, True, False)
