@@ -5,8 +5,8 @@ holders first, on top of what they have; what all ranks hold levels the load. Th
 :mod:`deeppart.plan.shards`; every rank computes only the sets that it is in.
 
 Which ranks hold the same shards is found out once for a structure (:func:`find_holders`). Each rank tells what it has
-of a tensor to the rank that keeps the book on it, so no rank hears of all shards of all ranks. How each tensor is
-divided all ranks are told: with that, a shard is a number.
+of a tensor to the rank that keeps the book on it, so no rank hears of all shards of all ranks. All ranks learn
+how each tensor is divided: with that, a shard is a number.
 """
 
 from __future__ import annotations
@@ -280,7 +280,7 @@ def _judged(told: list[list[Any]]) -> tuple[dict[tuple[str, str], Verdict], list
 
 
 def _described(rows: Sequence[Any], places: Mapping[str, int]) -> tuple[SavedTensor, ...]:
-    """The tensors, by what those have told who keep the books on them."""
+    """The tensors, from the rows that their keepers have sent."""
     found = []
     divisions: dict[str, Division] = {}  # thousands of tensors are divided in a handful of ways
     for _, dtype, shape, division, tied_to in rows:

@@ -68,13 +68,13 @@ class Expected:
     Attributes:
         sizes: uint64 per leaf: bytes of those that are one piece; 0 of those that are not expected.
         tensors: number of a divided leaf -> its division and the bytes of an element.
-        apart: of these, the boxes that are not expected, by leaf.
+        excluded: of these, the boxes that are not expected, by leaf.
         is_whole: all other boxes are; otherwise any may be lacking.
     """
 
     sizes: npt.NDArray[np.uint64]
     tensors: Mapping[int, tuple[Division, int]] = field(default_factory=dict)
-    apart: Mapping[int, Collection[int]] = field(default_factory=dict)
+    excluded: Mapping[int, Collection[int]] = field(default_factory=dict)
     is_whole: bool = True
 
 
@@ -241,8 +241,8 @@ def _sizes(expected: Expected, leaf: npt.NDArray[np.int64], box: npt.NDArray[np.
         boxes = box[begin:end]
         known = boxes < len(division)
         found = np.where(known, _elements(division, np.where(known, boxes, 0).astype(np.int64)), 0) * itemsize
-        if number in expected.apart:
-            found[np.isin(boxes, list(expected.apart[number]))] = 0
+        if number in expected.excluded:
+            found[np.isin(boxes, list(expected.excluded[number]))] = 0
         sizes[begin:end] = found
     return sizes
 
@@ -285,10 +285,10 @@ def _lacking(
     runs = {number: (begin, end) for number, begin, end in _runs(leaf)} if expected.is_whole else {}
     for number, (division, itemsize) in expected.tensors.items() if expected.is_whole else ():
         begin, end = runs.get(number, (0, 0))
-        apart = expected.apart.get(number, ())
-        if np.count_nonzero(sizes[begin:end]) + len(apart) >= len(division):
+        excluded = expected.excluded.get(number, ())
+        if np.count_nonzero(sizes[begin:end]) + len(excluded) >= len(division):
             continue
-        held = {*box[begin:end].tolist(), *apart}
+        held = {*box[begin:end].tolist(), *excluded}
         for each in islice((each for each in range(len(division)) if each not in held), _MOST_NAMED):
             yield Fault(number, each, 0, division.box(each).elements * itemsize, GAP)
 
