@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import os
 import resource
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from deeppart import access
 from deeppart.access import ReadFile, answers, descriptors
 from deeppart.errors import StorageError, lacks_descriptors
 from deeppart.part import FileSource
+from tests.descriptors import open_at
 
 
 @pytest.fixture
@@ -31,10 +33,6 @@ def files(directory: Path, count: int) -> list[ReadFile]:
     return [ReadFile(path, access.open_file) for path in paths]
 
 
-def open_now() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
 def read(file: ReadFile) -> bytes:
     with file.descriptor() as descriptor:
         return os.pread(descriptor, 1, 0)
@@ -42,15 +40,15 @@ def read(file: ReadFile) -> bytes:
 
 @pytest.mark.usefixtures("few")
 def test_any_number_may_be_open(tmp_path: Path) -> None:
-    before = open_now()
+    before = open_at(tmp_path)
     opened = files(tmp_path, 20)
     for _ in range(2):
         assert [read(file) for file in opened] == [bytes([number]) for number in range(20)]
-        assert open_now() == before + 3
+        assert len(open_at(tmp_path)) == len(before) + 3
     for file in opened:
         file.close()
         file.close()
-    assert open_now() == before
+    assert open_at(tmp_path) == before
 
 
 @pytest.mark.usefixtures("few")
@@ -82,8 +80,9 @@ def exhausted(*, soft_only: bool) -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken: list[int] = []
     descriptors._recent.close_idle()  # what other tests have left
+    gc.collect()  # or it would give some back in the middle
     try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (open_now() + 20, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, hard))
         with contextlib.suppress(OSError):
             while True:
                 taken.append(os.open("/dev/null", os.O_RDONLY))

@@ -17,6 +17,7 @@ import pytest
 from deeppart import access
 from deeppart.access import READING, ForeignAccessError, NotRegularError, Root, Rules
 from deeppart.testing.faults import StorageFaults
+from tests.descriptors import open_at
 from tests.users import STRANGER, TEAM, USER, as_user, needs_root, told_by
 
 NODE, PERSISTENT = Rules(node=True), Rules()
@@ -29,10 +30,6 @@ def read(path: Path) -> bytes:
 
 def mode_of(path: Path) -> int:
     return stat.S_IMODE(os.lstat(path).st_mode)
-
-
-def open_now() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 def operations(path: Path) -> dict[str, Callable[[], object]]:
@@ -55,7 +52,7 @@ def operations(path: Path) -> dict[str, Callable[[], object]]:
 
 
 def test_what_is_missing_is_named_and_nothing_is_made(tmp_path: Path) -> None:
-    before = open_now()
+    before = open_at(tmp_path)
     with pytest.raises(FileNotFoundError) as caught:
         access.names_in(Root(tmp_path / "a" / "b", PERSISTENT).path)
     assert caught.value.filename == str(tmp_path / "a") and os.listdir(tmp_path) == []
@@ -64,7 +61,7 @@ def test_what_is_missing_is_named_and_nothing_is_made(tmp_path: Path) -> None:
         with pytest.raises(NotADirectoryError) as met:
             Root(tmp_path / below, PERSISTENT).make()
         assert met.value.filename == str(tmp_path / "file")
-    assert open_now() == before
+    assert open_at(tmp_path) == before
 
 
 def test_every_new_directory_is_made_durable_in_the_one_above(tmp_path: Path) -> None:
@@ -84,7 +81,7 @@ def test_every_new_directory_is_made_durable_in_the_one_above(tmp_path: Path) ->
 
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP, errno.EIO, errno.ENOSPC])
 def test_a_file_system_that_does_not_sync_directories_need_not(root: Path, code: int) -> None:
-    before = open_now()
+    before = open_at(root)
     with StorageFaults(root) as faults:
         faults.refuse(0, code, only=("fsync",))
         if code in (errno.EINVAL, errno.ENOTSUP):
@@ -93,7 +90,7 @@ def test_a_file_system_that_does_not_sync_directories_need_not(root: Path, code:
             with pytest.raises(OSError, match=os.strerror(code)):
                 access.sync_directory(root / "step")
         assert faults.refused == 1
-    assert open_now() <= before + 2, "the root, and the step"
+    assert len(open_at(root)) <= len(before) + 2, "the root, and the step"
 
 
 @pytest.mark.parametrize(

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from deeppart.errors import DirectoryInUseError
+from tests.descriptors import open_at
 
 pytestmark = pytest.mark.usefixtures("working_directory")
 
 
 def test_closing_gives_the_directory_and_descriptors_back(opened: Any, tmp_path: Path) -> None:
     opened().close()
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_at(tmp_path)
     session = opened()
-    assert len(os.listdir("/proc/self/fd")) > before
+    assert len(open_at(tmp_path)) > len(before)
     with pytest.raises(DirectoryInUseError):
         opened()
     session.close()
     session.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_at(tmp_path) == before
     again = opened()
     assert again.lineage == session.lineage and again.session != session.session
