@@ -18,18 +18,10 @@ from deeppart.model import Box
 from deeppart.offline import Chosen, OpenCheckpoint, find_step, target_of, with_checkpoint
 from deeppart.part import KeyFiles, read_key_files
 from deeppart.recovery import SavedStep
-from deeppart.state.document import (
-    DICTS,
-    RankLocalMark,
-    SavedArray,
-    SavedBranch,
-    SavedNode,
-    SavedValue,
-    array_numbers,
-    with_global_state,
-)
+from deeppart.state.document import with_global_state
 from deeppart.state.restore import DROPPED, LiveBox, Target, build, is_composite, resolve_registered
 from deeppart.state.tensors import SUBCLASS, is_plain
+from deeppart.state.tree import DICTS, ArrayLeaf, Branch, LeafNumbers, Node, ValueLeaf
 from deeppart.storage import PosixStore, committed_steps
 
 
@@ -189,14 +181,12 @@ class Step:
         for into, memory in later:
             into.copy_(memory)
 
-    def _standing(self, node: SavedNode) -> Any:
+    def _standing(self, node: Node) -> Any:
         """What stands in the state for a node of the saved tree."""
         target = self._target
-        if isinstance(node, RankLocalMark):
-            return DROPPED
-        if isinstance(node, SavedValue):
+        if isinstance(node, ValueLeaf):
             return target.values[node.index]
-        if isinstance(node, SavedArray):
+        if isinstance(node, ArrayLeaf):
             kind, structure, alias = (
                 target.types[node.index],
                 target.structure,
@@ -207,7 +197,9 @@ class Step:
             own, owner = bool(structure.per_rank[node.index]), None if alias is None else alias.owner
             is_view = alias is not None and not target.is_twin(node.index, alias)
             return Stored(node.index, kind.torch_dtype, kind.shape, own, owner, is_view, is_tensor=True)
-        if node.kind == "object" and node.form is None:
+        if not isinstance(node, Branch):
+            return DROPPED  # another rank's own
+        if node.is_object:
             return self._standing(node.children[0])
         if node.form is None and node.kind in DICTS:
             items = ((key, self._standing(child)) for key, child in zip(node.keys, node.children, strict=True))
@@ -215,14 +207,14 @@ class Step:
         if node.form is None and node.kind == "list":
             children = map(self._standing, node.children)
             return [None if child is DROPPED else child for child in children]
-        if array_numbers(node):
+        if LeafNumbers.of(node).arrays:
             return Stored(is_tensor=is_composite(node) and node.form is None, subclass=next(_subclasses(node), ""))
         return build(target, {}, node)
 
 
-def _subclasses(node: SavedNode) -> Iterator[str]:
+def _subclasses(node: Node) -> Iterator[str]:
     """The names of the classes of tensors of subclasses."""
-    if isinstance(node, SavedBranch):
+    if isinstance(node, Branch):
         if node.kind == SUBCLASS:
             yield node.name
         for child in node.children:

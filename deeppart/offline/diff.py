@@ -26,11 +26,10 @@ from deeppart.offline.find import Chosen, with_checkpoint
 from deeppart.offline.inspect.listing import require_directory
 from deeppart.offline.reading import OpenCheckpoint
 from deeppart.part import Signing
-from deeppart.state.document import SavedArray, SavedBranch, SavedNode, SavedValue
 from deeppart.state.paths import KIND_NAMES, ExactPath, exact, readable
 from deeppart.state.paths import Path as KeyPath
 from deeppart.state.tensors import Array, Bytes, LeafType
-from deeppart.state.tree import container_items, container_kind, describe_leaf_value
+from deeppart.state.tree import ArrayLeaf, Branch, Node, ValueLeaf, container_items, container_kind, describe_leaf_value
 from deeppart.state.values import same_value
 
 #: only_a, only_b: of one checkpoint alone. type: other dtype, shape or container. tie: shares memory with another leaf,
@@ -195,7 +194,7 @@ class _Row:
 _Rows = dict[ExactPath, _Row]
 
 
-def _rows_of(checkpoint: OpenCheckpoint, tree: SavedNode, *, lacks_rank: bool) -> _Rows:
+def _rows_of(checkpoint: OpenCheckpoint, tree: Node, *, lacks_rank: bool) -> _Rows:
     """All of a tree in its order, items of containers of small values included; without what is a rank's own if the
     checkpoint has no such rank.
     """
@@ -220,19 +219,19 @@ def _rows_of(checkpoint: OpenCheckpoint, tree: SavedNode, *, lacks_rank: bool) -
         row = found[exact(path)] = _Row(path, text, own, Held(text, 0, 1, 0), value=value)
         return row
 
-    def visit(node: SavedNode, path: KeyPath) -> _Row | None:
-        if isinstance(node, SavedBranch):
+    def visit(node: Node, path: KeyPath) -> _Row | None:
+        if isinstance(node, Branch):
             if node.kind == "object":
                 return visit(node.children[0], path)
             children = list(zip(node.keys, node.children, strict=True))
             return container(path, node.kind, node.name, children, visit)
-        if isinstance(node, SavedArray):
+        if isinstance(node, ArrayLeaf):
             own, kind = checkpoint.is_own_leaf(node.index), checkpoint.target.types[node.index]
             if not (own and lacks_rank):
                 held = Held(str(kind), 1, 0, kind.nbytes)
                 row = found[exact(path)] = _Row(path, str(kind), own, held, leaf=node.index, kind=kind)
                 return row
-        elif isinstance(node, SavedValue):
+        elif isinstance(node, ValueLeaf):
             own = checkpoint.is_own_value(node.index)
             if not (own and lacks_rank):
                 return small(checkpoint.target.values[node.index], path, own)

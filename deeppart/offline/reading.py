@@ -21,16 +21,7 @@ from deeppart.model import Box, Manifest
 from deeppart.offline.find import Chosen, with_checkpoint
 from deeppart.offline.step_files import StepFiles
 from deeppart.part import FileSource, KeyFiles, PartReader, Signing, read_key_files
-from deeppart.state.document import (
-    RankDocument,
-    SavedArray,
-    SavedBranch,
-    SavedNode,
-    SavedValue,
-    Structure,
-    gather_global_state,
-    with_global_state,
-)
+from deeppart.state.document import RankDocument, Structure, gather_global_state, with_global_state
 from deeppart.state.objects import REGISTERED
 from deeppart.state.paths import ROOT, covers, may_match_below, nearest_globs, readable
 from deeppart.state.pieces import ANY_PART, Fault, Held, Source, check_places, own_faults, refuse
@@ -47,7 +38,17 @@ from deeppart.state.restore import (
     tie,
 )
 from deeppart.state.tensors import COMPOSITES, Array, Bytes
-from deeppart.state.tree import assign, container_items, container_kind, make_container
+from deeppart.state.tree import (
+    ArrayLeaf,
+    Branch,
+    LeafNumbers,
+    Node,
+    ValueLeaf,
+    assign,
+    container_items,
+    container_kind,
+    make_container,
+)
 from deeppart.state.values import CONTAINERS
 from deeppart.storage import MANIFEST_NAME, is_gone
 
@@ -191,7 +192,7 @@ class OpenCheckpoint:
             return in_parts[value - first].differs and self.rank in in_parts[value - first].contents
         return bool(self.structure.per_rank_values[value])
 
-    def select(self, patterns: Sequence[str] | None) -> tuple[SavedNode, set[int]]:
+    def select(self, patterns: Sequence[str] | None) -> tuple[Node, set[int]]:
         """The part of the tree that globs cover, and the numbers of the leaves in it.
 
         Of a value container of which only some items are covered, only these are left among the values of the target.
@@ -378,29 +379,26 @@ def target_of(structure: Structure, own: RankDocument, in_parts: list[Any], wher
     return Target(structure, own.all_types(structure), values)
 
 
-def select(structure: Structure, values: list[Any], patterns: Sequence[str] | None) -> tuple[SavedNode, set[int]]:
+def select(structure: Structure, values: list[Any], patterns: Sequence[str] | None) -> tuple[Node, set[int]]:
     """The part of the tree that the globs cover, and the leaf numbers in it; value containers are cut, too."""
     if patterns is None:
-        return structure.tree, set(_arrays(structure.tree))
+        return structure.tree, LeafNumbers.of(structure.tree).arrays
     kept: set[int] = set()
 
-    def prune(node: SavedNode, path: tuple[Any, ...]) -> SavedNode | None:
+    def prune(node: Node, path: tuple[Any, ...]) -> Node | None:
         text = readable(path)
-        container = not isinstance(node, SavedArray)
-        if (path or not isinstance(node, SavedBranch)) and covers(text, patterns, container=container):
-            kept.update(_arrays(node))
+        container = not isinstance(node, ArrayLeaf)
+        if (path or not isinstance(node, Branch)) and covers(text, patterns, container=container):
+            kept.update(LeafNumbers.of(node).arrays)
             return node
-        if not isinstance(node, SavedBranch):
-            return _select_items(node, values, text, patterns) if isinstance(node, SavedValue) else None
-        inner = [
-            (key, prune(child, path if node.kind == "object" else (*path, key)))
-            for key, child in zip(node.keys, node.children, strict=True)
-        ]
-        found = [(key, child) for key, child in inner if child is not None]
+        if not isinstance(node, Branch):
+            return _select_items(node, values, text, patterns) if isinstance(node, ValueLeaf) else None
+        pruned = [prune(child, inner) for inner, child in node.items(path)]
+        found = [(key, child) for key, child in zip(node.keys, pruned, strict=True) if child is not None]
         if not found:
             return None
         if node.kind in COMPOSITES:  # a tensor is wanted as a whole
-            kept.update(_arrays(node))
+            kept.update(LeafNumbers.of(node).arrays)
             return node
         children = tuple(child for _, child in found)
         whole = len(found) == len(node.children)
@@ -421,16 +419,7 @@ def select(structure: Structure, values: list[Any], patterns: Sequence[str] | No
     return tree, kept
 
 
-def _arrays(node: SavedNode) -> Iterator[int]:
-    """Numbers of the leaves in a tree."""
-    if isinstance(node, SavedArray):
-        yield node.index
-    elif isinstance(node, SavedBranch):
-        for child in node.children:
-            yield from _arrays(child)
-
-
-def _select_items(node: SavedValue, values: list[Any], path: str, patterns: Sequence[str]) -> SavedValue | None:
+def _select_items(node: ValueLeaf, values: list[Any], path: str, patterns: Sequence[str]) -> ValueLeaf | None:
     """A value container of which some items are covered: their paths are those that they would have one by one."""
     value = values[node.index]
     beneath = [pattern for pattern in patterns if may_match_below(path, pattern)]

@@ -15,11 +15,10 @@ from deeppart.offline.find import Chosen, with_checkpoint
 from deeppart.offline.inspect.listing import require_directory
 from deeppart.offline.reading import BATCH_BYTES, OpenCheckpoint
 from deeppart.part import Signing
-from deeppart.state.document import SavedArray, SavedBranch, SavedNode, SavedValue
 from deeppart.state.paths import Path as KeyPath
 from deeppart.state.paths import covers, nearest_globs, readable, some_names
 from deeppart.state.tensors import Array, LeafType
-from deeppart.state.tree import container_items, container_kind
+from deeppart.state.tree import ArrayLeaf, Branch, Node, ValueLeaf, container_items, container_kind
 from deeppart.state.values import CONTAINERS
 
 
@@ -73,7 +72,7 @@ class _Place:
     """Something in the tree: a node, or an item of the container of small values at one."""
 
     path: str
-    node: SavedNode
+    node: Node
     item: Any = None
     inside_value: bool = False
     form: str | None = None
@@ -87,7 +86,7 @@ def read_single(root: Path, key: str, step: int | None = None, rank: int = 0, si
         with ExitStack() as files:
             checkpoint = OpenCheckpoint(files, chosen.directory, chosen.manifest, rank, signing=signing)
             place = _find(checkpoint, key)
-            is_container = isinstance(place.node, SavedBranch)
+            is_container = isinstance(place.node, Branch)
             return Found(chosen.manifest, tuple(_read(checkpoint, place)), is_container, chosen.remarks)
 
     return with_checkpoint(root, step, use, signing)
@@ -97,13 +96,13 @@ def _find(checkpoint: OpenCheckpoint, key: str) -> _Place:
     places = list(_places(checkpoint, checkpoint.structure.tree, ()))
     found = [place for place in places if place.path == key]
     if not found:
-        leaves = [place for place in places if not isinstance(place.node, SavedBranch) and not place.inside_value]
+        leaves = [place for place in places if not isinstance(place.node, Branch) and not place.inside_value]
         found = [place for place in leaves if covers(place.path, [key], container=False)]
     if not found:
         found = [
             place
             for node in places
-            if isinstance(node.node, SavedValue) and not node.inside_value
+            if isinstance(node.node, ValueLeaf) and not node.inside_value
             for place in _container_places(checkpoint.target.values[node.node.index], node)
             if place.path == key
         ]
@@ -130,13 +129,13 @@ def _find(checkpoint: OpenCheckpoint, key: str) -> _Place:
     )
 
 
-def _places(checkpoint: OpenCheckpoint, node: SavedNode, path: KeyPath) -> Iterator[_Place]:
+def _places(checkpoint: OpenCheckpoint, node: Node, path: KeyPath) -> Iterator[_Place]:
     """All that has a path, but for what is inside value containers; an object is what its ``state_dict()`` returned."""
     form = None
-    while isinstance(node, SavedBranch) and node.kind == "object":
+    while isinstance(node, Branch) and node.kind == "object":
         form, node = (None if node.form is None else str(node.form)), node.children[0]
     yield _Place(readable(path), node, form=form)
-    if isinstance(node, SavedBranch):
+    if isinstance(node, Branch):
         for key, child in zip(node.keys, node.children, strict=True):
             yield from _places(checkpoint, child, (*path, key))
 
@@ -153,23 +152,23 @@ def _container_places(value: Any, above: _Place) -> Iterator[_Place]:
 
 
 def _read(checkpoint: OpenCheckpoint, place: _Place) -> Iterator[Item]:
-    nodes = [each for each in _places_below(checkpoint, place) if not isinstance(each.node, SavedBranch)]
-    leaves = {each.node.index for each in nodes if isinstance(each.node, SavedArray)}
+    nodes = [each for each in _places_below(checkpoint, place) if not isinstance(each.node, Branch)]
+    leaves = {each.node.index for each in nodes if isinstance(each.node, ArrayLeaf)}
     _check_size(checkpoint, leaves, place.path)
     checkpoint.check(leaves)
     arrays: dict[int, Array] = checkpoint.read(leaves) if leaves else {}
     for each in nodes:
-        if isinstance(each.node, SavedArray):
+        if isinstance(each.node, ArrayLeaf):
             index = each.node.index
             own = checkpoint.is_own_leaf(index)
             yield Item(each.path, checkpoint.target.types[index], arrays[index], own)
-        elif isinstance(each.node, SavedValue):
+        elif isinstance(each.node, ValueLeaf):
             value = each.item if each.inside_value else checkpoint.target.values[each.node.index]
             yield Item(each.path, None, value, checkpoint.is_own_value(each.node.index), each.form)
 
 
 def _places_below(checkpoint: OpenCheckpoint, place: _Place) -> Iterator[_Place]:
-    if not isinstance(place.node, SavedBranch):
+    if not isinstance(place.node, Branch):
         yield place
         return
     for each in _places(checkpoint, place.node, ()):

@@ -7,46 +7,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from deeppart.state.document import DICTS, SavedArray, SavedBranch, SavedNode, SavedValue, walk_tree
 from deeppart.state.objects import is_optimizer
 from deeppart.state.paths import ExactPath, Path, exact, id_keys
-from deeppart.state.tree import Branch, Node, ShardedLeaf, ValueLeaf
-
-
-@dataclass(frozen=True, slots=True)
-class LeafNumbers:
-    """Some leaves of a step.
-
-    Attributes:
-        arrays, values: numbers of those with bytes, and of small values.
-    """
-
-    arrays: set[int] = field(default_factory=set)
-    values: set[int] = field(default_factory=set)
-
-    @classmethod
-    def of(cls, node: SavedNode) -> LeafNumbers:
-        """Those of a tree."""
-        leaves = [leaf for _, leaf in walk_tree(node, ())]
-        arrays = {leaf.index for leaf in leaves if isinstance(leaf, SavedArray)}
-        return cls(arrays, {leaf.index for leaf in leaves if isinstance(leaf, SavedValue)})
-
-    def any(self) -> bool:
-        """True if there is anything."""
-        return bool(self.arrays or self.values)
-
-    def covers(self, other: LeafNumbers) -> bool:
-        """True if it has all that another one has."""
-        return self.arrays.issuperset(other.arrays) and self.values.issuperset(other.values)
-
-    def meets(self, other: LeafNumbers) -> bool:
-        """True if it has anything that another one has."""
-        return not (self.arrays.isdisjoint(other.arrays) and self.values.isdisjoint(other.values))
-
-    def add(self, other: LeafNumbers) -> None:
-        """Take in another one."""
-        self.arrays.update(other.arrays)
-        self.values.update(other.values)
+from deeppart.state.tree import DICTS, Branch, LeafNumbers, Node, ShardedLeaf, ValueLeaf
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +40,9 @@ class Absent:
         return not (self.in_module or is_of_shards or self.leaves.arrays.isdisjoint(sharded))
 
 
-def absent_items(saved: SavedNode, live: Node, path: Path = (), *, in_module: bool = False) -> Iterator[Absent]:
+def absent_items(saved: Node, live: Node, path: Path = (), *, in_module: bool = False) -> Iterator[Absent]:
     """All of them, but those of optimizers, which make what they lack."""
-    if not isinstance(saved, SavedBranch):
+    if not isinstance(saved, Branch):
         return
     if isinstance(live, Branch) and live.kind == "object":
         if is_optimizer(live.container):
@@ -91,13 +54,13 @@ def absent_items(saved: SavedNode, live: Node, path: Path = (), *, in_module: bo
         return
     if not isinstance(live, Branch):
         return
-    mine = dict(zip(id_keys(live.keys), live.children, strict=True))
+    mine = live.by_key()
     for key, name, child in zip(saved.keys, id_keys(saved.keys), saved.children, strict=True):
         inner, here = mine.get(name), (*path, key)
         is_none = isinstance(inner, ValueLeaf) and inner.value is None
         if (inner is None or is_none) and saved.kind in DICTS:
             yield Absent(here, LeafNumbers.of(child), live, is_none, in_module)
-        elif isinstance(child, SavedBranch) and inner is not None:
+        elif isinstance(child, Branch) and inner is not None:
             yield from absent_items(child, inner, here, in_module=in_module)
 
 

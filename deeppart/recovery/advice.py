@@ -8,18 +8,17 @@ down to the first such place.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import product
 from typing import Any
 
 import torch
 
-from deeppart.state.document import DICTS, SavedArray, SavedBranch, SavedNode, SavedValue
 from deeppart.state.objects import is_optimizer
-from deeppart.state.paths import IdKey, Key, Path, id_key, id_keys, readable, some_names
+from deeppart.state.paths import Key, Path, id_key, id_keys, readable, some_names
 from deeppart.state.restore import Choice, Request, aligned
-from deeppart.state.tensors import Array, LeafType, leaf_type
-from deeppart.state.tree import ArrayLeaf, Branch, Node, ShardedLeaf, UnmadeLeaf, ValueLeaf
+from deeppart.state.tensors import LeafType
+from deeppart.state.tree import DICTS, ArrayLeaf, Branch, Node, ShardedLeaf, UnmadeLeaf, ValueLeaf, inside_objects
 
 #: Prefix -> (what puts it before every name, how to get at the module inside).
 _WRAPPERS = {
@@ -31,12 +30,13 @@ _WRAPPERS = {
 _MOST_KEYS = 5
 #: So many words of a name may have become others, less one.
 _MOST_WORDS = 4
-_Inner = SavedBranch | Branch
 #: The keys of what an optimizer's ``state_dict()`` gives.
 KEYS = frozenset({"state", "param_groups"})
+#: The type of a leaf of a tree.
+TypeOf = Callable[[ArrayLeaf], LeafType]
 
 
-def advice(saved: SavedNode, live: Node) -> str | None:
+def advice(saved: Node, live: Node) -> str | None:
     """An action that makes the live state fit the checkpoint, or None if no usual cause is recognized."""
     found = optimizer_advice(saved, live) or _advice(saved, live, ())
     if found is None and (exchanged := exchanged_optimizers(saved, live)):
@@ -47,12 +47,12 @@ def advice(saved: SavedNode, live: Node) -> str | None:
     return found
 
 
-def _advice(saved: SavedNode, live: Node, path: Path) -> str | None:
+def _advice(saved: Node, live: Node, path: Path) -> str | None:
     theirs, mine = _as_dict(saved), _as_dict(live)
     if theirs is None and mine is None:
         return None
     if theirs is not None and mine is not None:
-        ours, others = children(mine), children(theirs)
+        ours, others = mine.by_key(), theirs.by_key()
         common = [(key, name) for key, name in zip(theirs.keys, others, strict=True) if name in ours]
         for key, name in common:
             found = _advice(others[name], ours[name], (*path, key))
@@ -75,21 +75,19 @@ def _advice(saved: SavedNode, live: Node, path: Path) -> str | None:
     return None
 
 
-def renaming(
-    saved: SavedNode, live: Node, types: Sequence[LeafType], data: Sequence[Array], path: Path = ()
-) -> str | None:
+def renaming(saved: Node, live: Node, saved_type: TypeOf, live_type: TypeOf, path: Path = ()) -> str | None:
     """The ``rename`` that makes the saved names of a dict the live ones, shape by shape; None where there is none."""
     theirs, mine = _as_dict(saved), _as_dict(live)
     if theirs is None or mine is None:
         return None
-    ours, others = children(mine), children(theirs)
+    ours, others = mine.by_key(), theirs.by_key()
     lacking = [key for key, name in zip(mine.keys, ours, strict=True) if name not in others]
     extra = [key for key, name in zip(theirs.keys, others, strict=True) if name not in ours]
     if extra and len(extra) == len(lacking) and all(type(key) is str for key in extra + lacking):
-        before = {key: _shape(others[id_key(key)], types, data) for key in extra}
-        after = {key: _shape(ours[id_key(key)], types, data) for key in lacking}
+        before = {key: _shape(others[id_key(key)], saved_type) for key in extra}
+        after = {key: _shape(ours[id_key(key)], live_type) for key in lacking}
         both = {
-            key: _shape(ours[name], types, data)
+            key: _shape(ours[name], live_type)
             for key, name in zip(mine.keys, ours, strict=True)
             if name in others and type(key) is str
         }
@@ -106,13 +104,13 @@ def renaming(
                     f"leave {left} as the live state has it, which in a new model is random"
                 )
     common = [(key, name) for key, name in zip(mine.keys, ours, strict=True) if name in others]
-    found = (renaming(others[name], ours[name], types, data, (*path, key)) for key, name in common)
+    found = (renaming(others[name], ours[name], saved_type, live_type, (*path, key)) for key, name in common)
     return next((each for each in found if each is not None), None)
 
 
-def _acts_below(request: Request, node: SavedNode | Branch, path: Path) -> bool:
+def _acts_below(request: Request, node: Node | Branch, path: Path) -> bool:
     """True if rules rename anything inside of the items of a dict."""
-    if not isinstance(node, SavedBranch):
+    if not isinstance(node, Branch):
         return False
     below = [((*path, key), child) for key, child in zip(node.keys, node.children, strict=True)]
     return any(
@@ -154,21 +152,18 @@ def _pattern(prefix: str, rests: Iterable[str]) -> str:
     return prefix if list(rests) == [""] else f"{prefix}.*"
 
 
-def _shape(node: SavedNode | Node, types: Sequence[LeafType], data: Sequence[Array]) -> object:
+def _shape(node: Node, type_of: TypeOf) -> object:
     """What has to be the same of two items that are one under two names."""
-    node = inside(node)
-    if isinstance(node, (SavedBranch, Branch)):
+    node = inside_objects(node)
+    if isinstance(node, Branch):
         names = map(str, node.keys)
-        return {name: _shape(child, types, data) for name, child in zip(names, node.children, strict=True)}
-    if isinstance(node, SavedArray):
-        return types[node.index].dtype, list(types[node.index].shape)
+        return {name: _shape(child, type_of) for name, child in zip(names, node.children, strict=True)}
     if isinstance(node, ArrayLeaf):
-        kind = leaf_type(data[node.index])
-        return kind.dtype, list(kind.shape)
+        return type_of(node).dtype, list(type_of(node).shape)
     return (node.kind.dtype, list(node.kind.shape)) if isinstance(node, (ShardedLeaf, UnmadeLeaf)) else None
 
 
-def unreached_optimizers(saved: SavedNode, live: Node, values: Sequence[Any]) -> list[Path]:
+def unreached_optimizers(saved: Node, live: Node, values: Sequence[Any]) -> list[Path]:
     """Paths at which the live state has the result of an optimizer's ``state_dict()``, and more comes back than
     reaches it.
 
@@ -176,11 +171,11 @@ def unreached_optimizers(saved: SavedNode, live: Node, values: Sequence[Any]) ->
     there, and so do settings such as the learning rate.
     """
     found = []
-    for path, theirs, mine in _pairs(saved, live):
-        theirs = inside(theirs)
-        if mine.kind == "object" or not isinstance(theirs, SavedBranch) or set(mine.keys) != KEYS:
+    for path, other, mine in _pairs(saved, live):
+        theirs = inside_objects(other)
+        if mine.kind == "object" or not isinstance(theirs, Branch) or set(mine.keys) != KEYS:
             continue
-        ours, others = children(mine), children(theirs)
+        ours, others = mine.by_key(), theirs.by_key()
         if others.keys() != ours.keys():
             continue
         before, after = (_as_dict(each[id_key("state")]) for each in (ours, others))
@@ -192,30 +187,30 @@ def unreached_optimizers(saved: SavedNode, live: Node, values: Sequence[Any]) ->
     return found
 
 
-def _values_differ(saved: SavedNode, live: Node, values: Sequence[Any]) -> bool:
-    if isinstance(saved, SavedValue) and isinstance(live, ValueLeaf):
+def _values_differ(saved: Node, live: Node, values: Sequence[Any]) -> bool:
+    if isinstance(saved, ValueLeaf) and isinstance(live, ValueLeaf):
         return bool(values[saved.index] != live.value)
-    if isinstance(saved, SavedBranch) and isinstance(live, Branch):
-        ours, others = children(live), children(saved)
+    if isinstance(saved, Branch) and isinstance(live, Branch):
+        ours, others = live.by_key(), saved.by_key()
         return any(_values_differ(others[key], each, values) for key, each in ours.items() if key in others)
     return False
 
 
-def placeless_objects(saved: SavedNode, live: Node) -> list[str]:
+def placeless_objects(saved: Node, live: Node) -> list[str]:
     """Objects whose state a checkpoint has, and that a dict of the live state lacks: ``scheduler (LambdaLR)``.
 
     Their states are put there as dicts, and no object knows of it.
     """
     found = list[str]()
     for path, other, mine in _pairs(saved, live):
-        theirs = inside(other)
-        if not isinstance(theirs, SavedBranch) or theirs.kind not in DICTS or mine.kind == "object":
+        theirs = inside_objects(other)
+        if not isinstance(theirs, Branch) or theirs.kind not in DICTS or mine.kind == "object":
             continue  # an object's own state has no objects in it
-        ours = children(mine)
+        ours = mine.by_key()
         found += [
             f"{readable((*path, key))} ({child.name.rpartition('.')[2]})"
             for key, name, child in zip(theirs.keys, id_keys(theirs.keys), theirs.children, strict=True)
-            if name not in ours and isinstance(child, SavedBranch) and child.kind == "object" and child.form is None
+            if name not in ours and isinstance(child, Branch) and child.is_object
         ]
     return found
 
@@ -280,7 +275,7 @@ def unreached_notice(paths: list[Path]) -> str:
     )
 
 
-def exchanged_optimizers(saved: SavedNode, live: Node) -> list[str]:
+def exchanged_optimizers(saved: Node, live: Node) -> list[str]:
     """``opt: Adam in the checkpoint, AdamW here``: optimizers of a class by another name than those that were saved.
 
     Their ``load_state_dict`` may take what is not theirs, settings such as the weight decay included.
@@ -316,7 +311,7 @@ def exchanged_notice(lines: list[str]) -> str:
     )
 
 
-def _wrapper(theirs: _Inner, mine: _Inner, path: Path) -> str | None:
+def _wrapper(theirs: Branch, mine: Branch, path: Path) -> str | None:
     """One side's names are the other's behind a prefix."""
     saved, live = _names(theirs), _names(mine)
     where = f" at {readable(path)}" if path else ""
@@ -336,7 +331,7 @@ def _wrapper(theirs: _Inner, mine: _Inner, path: Path) -> str | None:
     return None
 
 
-def _alike(outer: _Inner, wanted: Any) -> Key | None:
+def _alike(outer: Branch, wanted: Any) -> Key | None:
     """The key of the child that has the names of what is wanted; None where there is none."""
     inner = _as_dict(wanted)
     if inner is None:
@@ -348,7 +343,7 @@ def _alike(outer: _Inner, wanted: Any) -> Key | None:
     return None
 
 
-def _part_inside(theirs: _Inner, mine: _Inner | None) -> str | None:
+def _part_inside(theirs: Branch, mine: Branch | None) -> str | None:
     """The call for a part of what the checkpoint has one level further in: the model of an application's state."""
     names = set() if mine is None else _names(mine)
     if mine is None or not names or len(names) < len(mine.keys):
@@ -367,37 +362,37 @@ def _overlap(one: set[str], other: set[str]) -> bool:
     return bool(one) and 2 * len(one & other) > max(len(one), len(other))
 
 
-def _as_dict(node: Any) -> _Inner | None:
+def _as_dict(node: Any) -> Branch | None:
     """A dict, or what an object's ``state_dict()`` gives if that is one."""
-    node = inside(node)
-    return node if isinstance(node, (SavedBranch, Branch)) and node.kind in DICTS else None
+    node = inside_objects(node)
+    return node if isinstance(node, Branch) and node.kind in DICTS else None
 
 
-def _pairs(saved: SavedNode, live: Node, path: Path = ()) -> Iterator[tuple[Path, SavedBranch, Branch]]:
+def _pairs(saved: Node, live: Node, path: Path = ()) -> Iterator[tuple[Path, Branch, Branch]]:
     """The containers and objects that stand at one place of both, outermost first; none of an object's own state."""
-    if not isinstance(saved, SavedBranch) or not isinstance(live, Branch):
+    if not isinstance(saved, Branch) or not isinstance(live, Branch):
         return
     yield path, saved, live
-    theirs = inside(saved)
-    if live.kind == "object" or not isinstance(theirs, SavedBranch):
+    theirs = inside_objects(saved)
+    if live.kind == "object" or not isinstance(theirs, Branch):
         return
-    others = children(theirs)
+    others = theirs.by_key()
     for key, name, child in zip(live.keys, id_keys(live.keys), live.children, strict=True):
         if name in others:
             yield from _pairs(others[name], child, (*path, key))
 
 
-def _names(node: _Inner) -> set[str]:
+def _names(node: Branch) -> set[str]:
     return {key for key in node.keys if isinstance(key, str)}
 
 
-def _some(node: _Inner) -> str:
+def _some(node: Branch) -> str:
     names = [str(key) for key in node.keys[:_MOST_KEYS]]
     more = f" and {len(node.keys) - len(names)} more" if len(node.keys) > len(names) else ""
     return ("the key " if len(node.keys) == 1 else "the keys ") + ", ".join(names) + more
 
 
-def _call(node: _Inner, inside: Key | None) -> str:
+def _call(node: Branch, inside: Key | None) -> str:
     """The call of restore with a dict of these keys, as text."""
     items = [f'"{key}": {key if str(key).isidentifier() else "..."}' for key in node.keys[:_MOST_KEYS]]
     items += ["..."] if len(node.keys) > _MOST_KEYS else []
@@ -408,11 +403,11 @@ def _call(node: _Inner, inside: Key | None) -> str:
 # --- optimizers that number their parameters, and those that name them ------------------------------------------------
 
 
-def optimizer_advice(saved: SavedNode, live: Node) -> str | None:
+def optimizer_advice(saved: Node, live: Node) -> str | None:
     """What to give to ``restore`` where an optimizer is not as it was saved; None where none is."""
     for path, other, each in _pairs(saved, live):
-        theirs, mine = inside(other), inside(each)
-        if not isinstance(theirs, SavedBranch) or not isinstance(mine, Branch) or set(theirs.keys) != KEYS:
+        theirs, mine = inside_objects(other), inside_objects(each)
+        if not isinstance(theirs, Branch) or not isinstance(mine, Branch) or set(theirs.keys) != KEYS:
             continue
         if set(mine.keys) == KEYS:
             name = readable(path) if path else "the whole state"
@@ -449,19 +444,7 @@ def _are_numbers(keys: list[Key]) -> bool:
     return all(type(key) is int for key in keys)
 
 
-def _state(node: SavedBranch | Branch) -> list[Key] | None:
+def _state(node: Branch) -> list[Key] | None:
     """The keys of an optimizer's state; None if that is no dict."""
-    state = inside(children(node)[id_key("state")])
-    return list(state.keys) if isinstance(state, (SavedBranch, Branch)) and state.kind in DICTS else None
-
-
-def children(node: SavedBranch | Branch) -> dict[IdKey, Any]:
-    """The items of a container by key."""
-    return dict(zip(id_keys(node.keys), node.children, strict=True))
-
-
-def inside(node: Any) -> Any:
-    """The result of an object's ``state_dict()``."""
-    while isinstance(node, (SavedBranch, Branch)) and node.kind == "object":
-        node = node.children[0]
-    return node
+    state = inside_objects(node.by_key()[id_key("state")])
+    return list(state.keys) if isinstance(state, Branch) and state.kind in DICTS else None

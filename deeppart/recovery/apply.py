@@ -34,7 +34,6 @@ from deeppart.recovery.narrowing import LiveState, narrowed, with_own_of_all
 from deeppart.recovery.old_ranks import Mapped, OldLeaves, bring_old_leaves, map_old_leaves, memory_for_old_leaves
 from deeppart.recovery.saved import SavedStep, saved_step, share_documents
 from deeppart.recovery.tables import Ranks, Tables, share_tables
-from deeppart.state.document import SavedArray, SavedValue, walk_tree
 from deeppart.state.paths import PerRankPolicies, Replication, readable
 from deeppart.state.pieces import ANY_PART, Source
 from deeppart.state.restore import (
@@ -48,7 +47,7 @@ from deeppart.state.restore import (
     tie,
 )
 from deeppart.state.tensors import Array, leaf_type, new_array, read_shards
-from deeppart.state.tree import address, assign, conflicting, overlapping
+from deeppart.state.tree import ArrayLeaf, ValueLeaf, address, assign, conflicting, overlapping, walk_tree
 
 T = TypeVar("T")
 _MATCHING = "matching the live state with the checkpoint failed"
@@ -390,7 +389,7 @@ def report_of(matched: Matched, loaded_bytes: int, saved_bytes: int) -> RestoreR
     """The report of a restore that has ended."""
     target, choice = matched.target, matched.choice
     placed = list(walk_tree(target.structure.tree, ()))
-    names = {node.index: readable(path) for path, node in placed if isinstance(node, SavedArray)}
+    names = {node.index: readable(path) for path, node in placed if isinstance(node, ArrayLeaf)}
     live = {index: leaf_type(data).dtype for index, data in target.casts.items()}
     live |= {index: target.sharded[index].kind.dtype for index in target.cast_shards}
     found = choice.missing, choice.unexpected, choice.beside, choice.unwrapped
@@ -398,7 +397,7 @@ def report_of(matched: Matched, loaded_bytes: int, saved_bytes: int) -> RestoreR
     return RestoreReport(
         matched.saved.attempt.step,
         leaves=len(names.keys() - target.dropped),
-        values=sum(isinstance(node, SavedValue) for _, node in placed),
+        values=sum(isinstance(node, ValueLeaf) for _, node in placed),
         loaded_bytes=loaded_bytes,
         saved_bytes=saved_bytes,
         missing=tuple(missing),

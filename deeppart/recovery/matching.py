@@ -18,7 +18,7 @@ from deeppart.errors import (
     StructureMismatchError,
 )
 from deeppart.model import Box
-from deeppart.recovery.absent import Absent, LeafNumbers, absent_items, has_shards
+from deeppart.recovery.absent import Absent, absent_items, has_shards
 from deeppart.recovery.advice import (
     advice,
     choice_notices,
@@ -34,16 +34,6 @@ from deeppart.recovery.advice import (
 )
 from deeppart.recovery.saved import RankLocalPolicies, SavedStep, check_spans
 from deeppart.recovery.tables import PartIndexView, Ranks
-from deeppart.state.document import (
-    RankLocalMark,
-    SavedArray,
-    SavedNode,
-    SavedValue,
-    array_numbers,
-    units_of,
-    walk_tree,
-    with_items_at,
-)
 from deeppart.state.paths import (
     DROP,
     RANK0,
@@ -58,8 +48,19 @@ from deeppart.state.paths import (
 )
 from deeppart.state.pieces import Held
 from deeppart.state.restore import DROPPED, Choice, Target, create_sharded, decode_values, find_targets
-from deeppart.state.tensors import overlaps_itself, read_shards
-from deeppart.state.tree import FlatState, alias_digests
+from deeppart.state.tensors import leaf_type, overlaps_itself, read_shards
+from deeppart.state.tree import (
+    ArrayLeaf,
+    FlatState,
+    LeafNumbers,
+    Node,
+    RankLocal,
+    ValueLeaf,
+    alias_digests,
+    units_of,
+    walk_tree,
+    with_items_at,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +160,8 @@ def match(
         target.dropped |= saved.left_out
         matched = _untie_from(matched, saved.left_out)
     if places.left_to_others or places.left_out:
-        marks: dict[ExactPath, SavedNode | None] = {exact(item.path): None for item in places.left_to_others}
-        marks |= {exact(item.path): RankLocalMark() if item.is_none else None for item in places.left_out}
+        marks: dict[ExactPath, Node | None] = {exact(item.path): None for item in places.left_to_others}
+        marks |= {exact(item.path): RankLocal() if item.is_none else None for item in places.left_out}
         target.structure = replace(target.structure, tree=with_items_at(target.structure.tree, marks))
         gone = {number for item in places.left_to_others for number in item.leaves.arrays}
         target.dropped |= gone
@@ -168,7 +169,7 @@ def match(
         target.dropped |= {number for item in places.left_out for number in item.leaves.arrays}
         target.unplaced = tuple(item.path for item in places.left_out)
     if sharded:
-        target.dropped |= sharded - array_numbers(target.structure.tree)  # in what is another rank's own
+        target.dropped |= sharded - LeafNumbers.of(target.structure.tree).arrays  # in what is another rank's own
     try:
         find_targets(target, flat)
         create_sharded(target, flat, sharded)
@@ -219,7 +220,7 @@ def _untie_from(matched: Matched, gone: Set[int]) -> Matched:
     """
     saved, target = matched.saved, matched.target
     aliases, kept = target.structure.aliases, dict(target.structure.aliases)
-    placed = {node.index: path for path, node in walk_tree(target.structure.tree, ()) if isinstance(node, SavedArray)}
+    placed = {node.index: path for path, node in walk_tree(target.structure.tree, ()) if isinstance(node, ArrayLeaf)}
     left = {index: alias for index, alias in aliases.items() if alias.owner in gone and index in placed}
     own = {alias.owner for alias in left.values() if target.structure.per_rank[alias.owner]}
     if own and not saved.same_world:
@@ -280,7 +281,7 @@ def _torn_values(matched: Matched) -> list[int]:
     if not torn:
         return []
     walked = walk_tree(matched.target.structure.tree, ())
-    return sorted({node.index for _, node in walked if isinstance(node, SavedValue)} & torn)
+    return sorted({node.index for _, node in walked if isinstance(node, ValueLeaf)} & torn)
 
 
 def _torn_error(saved: SavedStep, torn: Sequence[int], values: Sequence[int]) -> PerRankError:
@@ -296,12 +297,13 @@ def _torn_error(saved: SavedStep, torn: Sequence[int], values: Sequence[int]) ->
 
 def _drop(matched: Matched, torn: Sequence[int], values: Sequence[int]) -> None:
     """Leave the live ones of these tensors and values alone."""
-    matched.target.dropped |= frozenset(torn)
     for index in torn:
         matched.target.sharded.pop(index, None)
-    units = units_of(matched.target.structure.tree, set(torn), set(values))
-    matched.target.dropped |= frozenset(index for unit in units for index in unit.arrays)
-    for index in {*values, *(index for unit in units for index in unit.values)}:
+    left = LeafNumbers(set(torn), set(values))
+    for _, numbers in units_of(matched.target.structure.tree, left):
+        left.add(numbers)
+    matched.target.dropped |= left.arrays
+    for index in left.values:
         matched.target.values[index] = DROPPED
 
 
@@ -350,7 +352,16 @@ def _advise(error: DeeppartError, matched: Matched) -> None:
     saved, flat = matched.saved, matched.flat
     as_saved = None if isinstance(error, LeafMismatchError) else saved.tree_as_saved
     tree = as_saved or saved.structure.tree
-    error.todo = renaming(tree, flat.root, matched.target.types, flat.data) or advice(tree, flat.root) or error.todo
+    error.todo = (
+        renaming(
+            tree,
+            flat.root,
+            lambda leaf: matched.target.types[leaf.index],
+            lambda leaf: leaf_type(flat.data[leaf.index]),
+        )
+        or advice(tree, flat.root)
+        or error.todo
+    )
 
 
 def _target(saved: SavedStep, own: RankLocalPolicies, rank: int) -> Target:
@@ -376,6 +387,6 @@ def _target(saved: SavedStep, own: RankLocalPolicies, rank: int) -> Target:
 
 def _dropped_names(matched: Matched) -> list[str]:
     left = matched.own.left
-    units = [readable(unit.path) for unit in units_of(matched.saved.structure.tree, left.arrays, left.values)]
+    units = [readable(path) for path, _ in units_of(matched.saved.structure.tree, left)]
     inside = tuple(f"{name}/" for name in units)
     return [name for name, way in matched.own.names.items() if way == DROP and not name.startswith(inside)] + units

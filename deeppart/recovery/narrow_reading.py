@@ -19,10 +19,10 @@ from deeppart.model import Attempt
 from deeppart.part import PartReader
 from deeppart.recovery.inventory import Run
 from deeppart.recovery.parts import Chosen
-from deeppart.state.document import SavedArray, Structure, decode_meta, saved_outermost, walk_tree
+from deeppart.state.document import Structure, decode_meta, saved_outermost
 from deeppart.state.paths import IdKey, id_keys
 from deeppart.state.restore import Request, choose, decode_values
-from deeppart.state.tree import Node
+from deeppart.state.tree import ArrayLeaf, Node, walk_tree
 
 #: Keys of the outermost dict of live states; None where everything is asked for.
 Outermost = Collection[IdKey] | None
@@ -95,7 +95,7 @@ class NarrowReading:
         values = decode_values(structure, where)
         chosen = choose(structure.tree, self._live, values, self._request, self._outermost)
         for _, node in walk_tree(chosen.tree, ()):
-            if isinstance(node, SavedArray):
+            if isinstance(node, ArrayLeaf):
                 asked[node.index] = True
         if not same_world:  # what each old rank had for itself is brought as a whole, to be mapped
             asked |= structure.per_rank

@@ -15,12 +15,22 @@ from deeppart.comm import Comm, finish, together
 from deeppart.errors import CorruptFileError, DeeppartError, StateError, UnsupportedLeafError
 from deeppart.recovery.narrow_reading import Outermost
 from deeppart.recovery.saved import SavedStep
-from deeppart.state.document import DICTS, SavedValue, array_numbers, walk_tree
 from deeppart.state.objects import is_optimizer
-from deeppart.state.paths import ExactPath, Excluded, Path, exact, id_key, id_keys, readable
+from deeppart.state.paths import ExactPath, Excluded, Path, exact, id_key, readable
 from deeppart.state.restore import Choice, Request, choose, counterpart, decode_values, unmet_globs
 from deeppart.state.tensors import check_tensor
-from deeppart.state.tree import Branch, FlatState, Node, RankLocalRules, flatten
+from deeppart.state.tree import (
+    DICTS,
+    Branch,
+    FlatState,
+    LeafNumbers,
+    Node,
+    RankLocalRules,
+    ValueLeaf,
+    flatten,
+    inside_objects,
+    walk_tree,
+)
 from deeppart.state.values import encode_value
 
 
@@ -75,10 +85,10 @@ def narrowed(saved: SavedStep, flat: FlatState, request: Request, outermost: Out
     if choice.tree is tree and request.is_default:
         return saved, choice
     choice.unmet = unmet_globs(request, tree, flat.root, [each.path for each in saved.rank_local])
-    before, after = array_numbers(tree), array_numbers(choice.tree)
+    before, after = LeafNumbers.of(tree).arrays, LeafNumbers.of(choice.tree).arrays
     if not after <= before:
         raise CorruptFileError("a leaf stands twice in the structure of a checkpoint", where=f"{saved.attempt.step}")
-    placed = {node.index for _, node in walk_tree(choice.tree, ()) if isinstance(node, SavedValue)}
+    placed = {node.index for _, node in walk_tree(choice.tree, ()) if isinstance(node, ValueLeaf)}
     rank_local, divided = _asked_rank_local(saved, flat.root, request, outermost)
     step = replace(
         saved,
@@ -151,9 +161,8 @@ def _here(live: Node, request: Request, path: Path) -> Path:
     here: Path = ()
     node: Node | None = live
     for key in path:
-        while isinstance(node, Branch) and node.kind == "object":
-            node = node.children[0]
-        mine = dict(zip(id_keys(node.keys), node.children, strict=True)) if isinstance(node, Branch) else {}
+        node = None if node is None else inside_objects(node)
+        mine = node.by_key() if isinstance(node, Branch) else {}
         name, _ = request.renamed(here, key)
         if isinstance(node, Branch) and node.kind in DICTS and id_key(name) not in mine:
             name = counterpart(name, list(node.keys))

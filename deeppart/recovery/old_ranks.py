@@ -16,11 +16,6 @@ from deeppart.state.document import (
     Numbers,
     RankDocument,
     RankLocalTree,
-    SavedArray,
-    SavedBranch,
-    SavedNode,
-    SavedValue,
-    array_numbers,
     check_aliases,
     decode_tree,
     encode_tree,
@@ -30,7 +25,7 @@ from deeppart.state.objects import DATACLASS, ObjectForm, data_of, form_of, make
 from deeppart.state.paths import RANK0, Path, PerRankPolicy, exact, readable
 from deeppart.state.restore import Scatter, detached, find_targets, whole_leaves
 from deeppart.state.tensors import Array, leaf_type, new_array
-from deeppart.state.tree import flatten
+from deeppart.state.tree import ArrayLeaf, Branch, LeafNumbers, Node, ValueLeaf, flatten
 
 #: Per old rank, its per-rank leaves by number.
 OldLeaves = list[dict[int, Array]]
@@ -72,7 +67,7 @@ def _asked_of(rank: int, document: RankDocument, own: RankLocalPolicies) -> set[
     for tree in document.trees:
         way = own.rank_local.get(exact(tree.path))
         if callable(way) or (way == RANK0 and rank == 0):
-            found |= array_numbers(tree.node) & document.types.keys()
+            found |= LeafNumbers.of(tree.node).arrays & document.types.keys()
     return found | {document.aliases[index].owner for index in found & document.aliases.keys()}
 
 
@@ -114,11 +109,11 @@ class _Mapping:
         asked = self._own.leaves.keys() - structure.aliases.keys()
         forms = _forms_of_values(structure.tree)
         for path, node in structure.walk():
-            if isinstance(node, SavedArray) and node.index in asked:
+            if isinstance(node, ArrayLeaf) and node.index in asked:
                 way = self._own.leaves[node.index]
                 old = [entry[node.index] for entry in (self._old if callable(way) else self._old[:1])]
                 self._arrays[node.index] = self._ask(way, path, old)
-            elif isinstance(node, SavedValue) and node.index in self._own.values:
+            elif isinstance(node, ValueLeaf) and node.index in self._own.values:
                 values = [document.values[node.index] for document in documents]
                 form, way = forms.get(node.index), self._own.values[node.index]
                 found = self._ask(way, path, values) if form is None else self._ask_for_object(way, path, form, values)
@@ -229,10 +224,10 @@ class _Mapping:
         find_targets(self._target, self._flat)
 
 
-def _forms_of_values(node: SavedNode) -> dict[int, ObjectForm]:
+def _forms_of_values(node: Node) -> dict[int, ObjectForm]:
     """Number of a value that is all of the data of an object -> the object's form."""
-    if not isinstance(node, SavedBranch):
+    if not isinstance(node, Branch):
         return {}
-    if node.form is not None and isinstance(node.children[0], SavedValue):
+    if node.form is not None and isinstance(node.children[0], ValueLeaf):
         return {node.children[0].index: node.form}
     return {number: form for child in node.children for number, form in _forms_of_values(child).items()}

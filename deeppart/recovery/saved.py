@@ -12,7 +12,7 @@ from deeppart._gc import collection_paused
 from deeppart.comm import together
 from deeppart.errors import CorruptFileError
 from deeppart.model import Attempt
-from deeppart.recovery.absent import LeafNumbers, PartRules
+from deeppart.recovery.absent import PartRules
 from deeppart.recovery.candidates import Recovered
 from deeppart.recovery.tables import PartIndexView, Ranks
 from deeppart.state.document import (
@@ -21,14 +21,10 @@ from deeppart.state.document import (
     PartValue,
     RankDocument,
     RankLocalTree,
-    SavedNode,
-    SavedValue,
     Structure,
     decode_meta,
     gather_global_state,
-    units_of,
     values_in,
-    walk_tree,
     with_global_state,
     without_rank_local,
 )
@@ -36,6 +32,7 @@ from deeppart.state.paths import DROP, RANK0, STRICT, ExactPath, Path, PerRankPo
 from deeppart.state.pieces import Held, check_own, check_places
 from deeppart.state.restore import Target, build, tie
 from deeppart.state.tensors import Array
+from deeppart.state.tree import LeafNumbers, Node, ValueLeaf, units_of, walk_tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +93,7 @@ class SavedStep:
     left_out: frozenset[int] = frozenset()
     left_rank_local: frozenset[ExactPath] = frozenset()
     divided_rank_local: frozenset[ExactPath] = frozenset()
-    tree_as_saved: SavedNode | None = None
+    tree_as_saved: Node | None = None
 
     @property
     def tensors(self) -> Mapping[int, GlobalTensor]:
@@ -152,15 +149,15 @@ class SavedStep:
         values = {
             node.index: readable(path)
             for path, node in whole.walk()
-            if isinstance(node, SavedValue) and node.index in self.own_values
+            if isinstance(node, ValueLeaf) and node.index in self.own_values
         }
         rank_local = {exact(tree.path): readable(tree.path) for tree in self.rank_local}
         names = {name: policies.of(name) for name in (*leaves.values(), *values.values(), *rank_local.values())}
         left = LeafNumbers(
             *({number for number, name in each.items() if names[name] == DROP} for each in (leaves, values))
         )
-        for unit in units_of(self.structure.tree, left.arrays, left.values):
-            left.add(LeafNumbers(set(unit.arrays), set(unit.values)))
+        for _, numbers in units_of(self.structure.tree, left):
+            left.add(numbers)
         return RankLocalPolicies(
             names,
             {index: names[name] for index, name in leaves.items() if index not in left.arrays},
@@ -190,7 +187,7 @@ def saved_step(attempt: Attempt, documents: Documents, rank: int, size: int) -> 
         in_parts = (values_in(tree) for tree in documents.own[mine].trees if global_state.has_part(tree))
         own_values -= frozenset(number for each in in_parts for _, number in each)
     elif own_values:
-        named = [node.index for path, node in base.walk() if isinstance(node, SavedValue) and is_parameter_names(path)]
+        named = [node.index for path, node in base.walk() if isinstance(node, ValueLeaf) and is_parameter_names(path)]
         own_values -= frozenset(named)
     structure = with_global_state(base, global_state)
     return SavedStep(

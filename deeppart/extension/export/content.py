@@ -13,11 +13,10 @@ import torch
 from deeppart.errors import StructureMismatchError
 from deeppart.extension.export.beside import BesideFile, BesideFolder, Stream
 from deeppart.offline import BATCH_BYTES, OpenCheckpoint
-from deeppart.state.document import SavedArray, SavedBranch, SavedNode, SavedValue, array_numbers
 from deeppart.state.paths import Path, readable
 from deeppart.state.restore import build
 from deeppart.state.tensors import COMPOSITES, SUBCLASS, Array, LeafType, flat_bytes
-from deeppart.state.tree import contiguous_strides
+from deeppart.state.tree import ArrayLeaf, Branch, LeafNumbers, Node, ValueLeaf, contiguous_strides, inside_objects
 
 #: From this length on a leaf has chunks of its own, which it can be read by.
 _LARGE_BYTES = 1 << 20
@@ -90,7 +89,7 @@ class Content:
         self.tree, self.leaves = checkpoint.select(keys)
         if inner is not None:
             self.tree = _descend(self.tree, inner)
-            self.leaves = array_numbers(self.tree)
+            self.leaves = LeafNumbers.of(self.tree).arrays
         checkpoint.check(self.leaves)
 
     @property
@@ -116,19 +115,19 @@ class Content:
         """Leaves, values and empty containers, in the order of the state."""
         return self._rows(self.tree, (), "")
 
-    def _rows(self, node: SavedNode, path: Path, composite: str) -> Iterator[Row]:
+    def _rows(self, node: Node, path: Path, composite: str) -> Iterator[Row]:
         structure = self.checkpoint.structure
-        if isinstance(node, SavedArray):
+        if isinstance(node, ArrayLeaf):
             yield Row(path, node.index, is_own=bool(structure.per_rank[node.index]), composite=composite)
-        elif isinstance(node, SavedValue):
+        elif isinstance(node, ValueLeaf):
             own = bool(structure.per_rank_values[node.index])
             yield Row(path, value=self.checkpoint.target.values[node.index], is_own=own, composite=composite)
-        elif isinstance(node, SavedBranch):
+        elif isinstance(node, Branch):
             if not node.children:
                 yield Row(path, is_empty=True, composite=composite)
             kind = node.kind if node.kind in COMPOSITES and node.kind != SUBCLASS else composite
-            for key, child in zip(node.keys, node.children, strict=True):
-                yield from self._rows(child, path if node.kind == "object" else (*path, key), kind)
+            for inner, child in node.items(path):
+                yield from self._rows(child, inner, kind)
 
     def path_of(self, leaf: int) -> str:
         """The path of a leaf, for people."""
@@ -241,26 +240,22 @@ def _octets(array: Array, kind: LeafType) -> memoryview:
     return flat_bytes(ordered).data
 
 
-def _without_forms(node: SavedNode, path: Path, objects: list[str]) -> SavedNode:
+def _without_forms(node: Node, path: Path, objects: list[str]) -> Node:
     """A tree in which objects are their data; their paths are added to ``objects``."""
-    if not isinstance(node, SavedBranch) or node.kind in COMPOSITES:
+    if not isinstance(node, Branch) or node.kind in COMPOSITES:
         return node
     if node.form is not None:
         objects.append(readable(path))
-    children = tuple(
-        _without_forms(child, path if node.kind == "object" else (*path, key), objects)
-        for key, child in zip(node.keys, node.children, strict=True)
-    )
+    children = tuple(_without_forms(child, inner, objects) for inner, child in node.items(path))
     return replace(node, children=children, form=None)
 
 
-def _descend(tree: SavedNode, inner: str) -> SavedNode:
+def _descend(tree: Node, inner: str) -> Node:
     """The container at a path."""
     wanted, node, path = inner.strip("/"), tree, ""
     while path != wanted:
-        while isinstance(node, SavedBranch) and node.kind == "object":
-            node = node.children[0]
-        inside = zip(node.keys, node.children, strict=True) if isinstance(node, SavedBranch) else ()
+        node = inside_objects(node)
+        inside = zip(node.keys, node.children, strict=True) if isinstance(node, Branch) else ()
         for key, child in inside:
             below = f"{path}/{readable((key,))}" if path else readable((key,))
             if wanted == below or wanted.startswith(f"{below}/"):
@@ -268,9 +263,8 @@ def _descend(tree: SavedNode, inner: str) -> SavedNode:
                 break
         else:
             raise _no_container(inner)
-    while isinstance(node, SavedBranch) and node.kind == "object":
-        node = node.children[0]
-    if not isinstance(node, SavedBranch):
+    node = inside_objects(node)
+    if not isinstance(node, Branch):
         raise _no_container(inner)
     return node
 

@@ -21,10 +21,9 @@ from deeppart.access import storage_error
 from deeppart.extension.export.beside import BesideFile
 from deeppart.extension.export.content import Content, Totals
 from deeppart.model import VERSION
-from deeppart.state.document import RankLocalMark, SavedArray, SavedNode, SavedValue
 from deeppart.state.paths import component
 from deeppart.state.tensors import Array, LeafType, flat_bytes
-from deeppart.state.tree import container_kind
+from deeppart.state.tree import ArrayLeaf, Branch, Node, ValueLeaf, container_kind
 from deeppart.state.values import encode_key, encode_value
 
 ARCHIVE_VERSION = 1
@@ -83,14 +82,14 @@ class _Archive:
         if self._suspect:
             file.attrs["suspect"] = list(self._suspect)
 
-    def _place(self, group: h5py.Group, node: SavedNode, name: str, key: str | None) -> None:
+    def _place(self, group: h5py.Group, node: Node, name: str, key: str | None) -> None:
         """Make the groups, write the values, and note where the leaves go."""
-        if isinstance(node, SavedArray):
+        if isinstance(node, ArrayLeaf):
             self._places[node.index] = (group, name, key)
-        elif isinstance(node, SavedValue):
+        elif isinstance(node, ValueLeaf):
             own = bool(self._checkpoint.structure.per_rank_values[node.index])
             _note(write_value(group, name, self._checkpoint.target.values[node.index]), key, own)
-        elif isinstance(node, RankLocalMark):
+        elif not isinstance(node, Branch):
             raise AssertionError("the structure of one rank has everything in its place")  # noqa: TRY004
         elif node.kind == "object":  # what its state_dict() has returned
             self._place(group, node.children[0], name, key)

@@ -24,24 +24,12 @@ from deeppart.offline.reading import OpenCheckpoint
 from deeppart.offline.statistics import Gathering, Stats, has_statistics
 from deeppart.offline.step_files import StepFiles
 from deeppart.part import RANK_TABLE, Signing
-from deeppart.state.document import (
-    DICTS,
-    GlobalState,
-    RankDocument,
-    RankLocalMark,
-    RankLocalTree,
-    SavedArray,
-    SavedBranch,
-    SavedNode,
-    SavedValue,
-    gather_global_state,
-    joined,
-)
+from deeppart.state.document import GlobalState, RankDocument, RankLocalTree, gather_global_state, joined
 from deeppart.state.paths import ROOT, ExactPath, covers, exact, may_match_below, readable
 from deeppart.state.paths import Path as KeyPath
 from deeppart.state.pieces import Held
 from deeppart.state.tensors import LeafType
-from deeppart.state.tree import container_kind, paths_inside
+from deeppart.state.tree import DICTS, ArrayLeaf, Branch, Node, RankLocal, ValueLeaf, container_kind, paths_inside
 from deeppart.state.values import decode_value
 from deeppart.storage import MANIFEST_NAME, PosixStore, is_gone, read_suspicions
 
@@ -120,17 +108,17 @@ class Container:
     """A dict, list, tuple, namedtuple or object.
 
     Attributes:
-        kind: as :class:`deeppart.state.document.structure.SavedBranch`.
+        kind: as :class:`deeppart.state.document.structure.Branch`.
         name: type name of a namedtuple or object.
         children: (key as text, what is there), in the order saved.
     """
 
     kind: str
     name: str
-    children: tuple[tuple[str, Node], ...]
+    children: tuple[tuple[str, Shown], ...]
 
 
-Node = Container | Leaf | Value
+Shown = Container | Leaf | Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +130,7 @@ class Contents:
     directory: Path
     manifest: Manifest
     signature_checked: bool
-    tree: Node = field(metadata={"json": False})
+    tree: Shown = field(metadata={"json": False})
     problems: tuple[str, ...]
     suspect: tuple[SuspectLeaf, ...] = ()
     unreadable_suspect_records: tuple[str, ...] = ()
@@ -181,7 +169,7 @@ class Totals:
     referenced_bytes: int
 
 
-def _walk(node: Node) -> Iterator[Leaf | Value]:
+def _walk(node: Shown) -> Iterator[Leaf | Value]:
     if isinstance(node, Container):
         for _, child in node.children:
             yield from _walk(child)
@@ -278,26 +266,27 @@ class _Describing:
                 holdings.setdefault(leaf, []).append(Holding(rank, start, length))
         return holdings
 
-    def node(self, saved: SavedNode, path: KeyPath, covered: bool = False) -> Node | None:
+    def node(self, saved: Node, path: KeyPath, covered: bool = False) -> Shown | None:
         """The saved node at a path, without what the globs leave out; None if that is all of it."""
-        text, is_leaf = readable(path), isinstance(saved, (SavedArray, SavedValue))
+        text, is_leaf = readable(path), isinstance(saved, (ArrayLeaf, ValueLeaf))
         if not covered and (is_leaf or path):
-            container = not isinstance(saved, SavedArray)
+            container = not isinstance(saved, ArrayLeaf)
             covered = covers(text, self._patterns, container=container)
         covered = covered or not self._patterns
-        if isinstance(saved, RankLocalMark):
+        if isinstance(saved, RankLocal):
             trees = [(rank, tree) for rank, own in self._own.items() for tree in own.trees if tree.path == path]
             found_of = [(f"rank {rank}", self._of_rank(rank, tree, covered)) for rank, tree in trees]
             children = [(name, found) for name, found in found_of if found is not None]
             return Container("per rank", "", tuple(children)) if children or covered else None
-        if not isinstance(saved, SavedBranch):
-            if isinstance(saved, SavedArray):
-                return self._leaf(saved, path) if covered else None
+        if isinstance(saved, ArrayLeaf):
+            return self._leaf(saved, path) if covered else None
+        if isinstance(saved, ValueLeaf):
             value = self._value(saved, path)
             return value if covered or self._covers_items(text, value) else None
+        assert isinstance(saved, Branch)
         children = []
-        for key, child in zip(saved.keys, saved.children, strict=True):
-            found = self.node(child, path if saved.kind == "object" else (*path, key), covered)
+        for key, (inner, child) in zip(saved.keys, saved.items(path), strict=True):
+            found = self.node(child, inner, covered)
             if found is not None:
                 children.append((_name(key), found))
         for rank, tree in self._trees_below(path) if saved.kind in DICTS and self._rank is None else ():
@@ -319,7 +308,7 @@ class _Describing:
         # These are of no rank alone: tensors, of which several ranks have shards, or some ranks have some, and values.
         return kept + [(0, tree) for tree in joined([tree for _, tree in found if self._global_state.has_part(tree)])]
 
-    def _of_rank(self, rank: int, tree: RankLocalTree, covered: bool) -> Node | None:
+    def _of_rank(self, rank: int, tree: RankLocalTree, covered: bool) -> Shown | None:
         """The trees that are rank-local on one rank."""
         self._rank = rank
         try:
@@ -343,7 +332,7 @@ class _Describing:
         prefix = "" if path == ROOT else f"{path}/"
         return any(covers(prefix + readable(each), below) for each in inside)
 
-    def _leaf(self, saved: SavedArray, path: KeyPath) -> Leaf:
+    def _leaf(self, saved: ArrayLeaf, path: KeyPath) -> Leaf:
         index = saved.index
         if index in self._structure.divisions:
             return self._sharded(index, path)
@@ -385,7 +374,7 @@ class _Describing:
     def _last_compared(self, leaf: int) -> int | None:
         return self._compared.get(leaf, self._manifest.attempt.step)
 
-    def _value(self, saved: SavedValue, path: KeyPath) -> Value:
+    def _value(self, saved: ValueLeaf, path: KeyPath) -> Value:
         index, name = saved.index, readable(path)
         if self._rank is not None:
             in_part = self._global_state.values.get(exact(path))
@@ -436,7 +425,9 @@ _Owner = tuple[ExactPath, int | None]
 _Gathered = dict[_Owner, tuple[LeafType, Gathering]]
 
 
-def with_statistics(tree: Node, chosen: Chosen, signing: Signing | None, progress: Progress) -> tuple[Node, list[str]]:
+def with_statistics(
+    tree: Shown, chosen: Chosen, signing: Signing | None, progress: Progress
+) -> tuple[Shown, list[str]]:
     """A tree with statistics of its leaves, and lines about those that cannot be read.
 
     Every chunk of them is read, and its digest checked; at most 256 MiB of leaves, or one leaf, are in memory.
@@ -459,7 +450,7 @@ def with_statistics(tree: Node, chosen: Chosen, signing: Signing | None, progres
     return _with_statistics(tree, reading.found), reading.problems
 
 
-def _with_statistics(node: Node, found: _Gathered) -> Node:
+def _with_statistics(node: Shown, found: _Gathered) -> Shown:
     if isinstance(node, Container):
         return replace(node, children=tuple((key, _with_statistics(child, found)) for key, child in node.children))
     if not isinstance(node, Leaf):
@@ -495,7 +486,7 @@ class _Reading:
         places = {
             node.index: key
             for path, node in checkpoint.structure.walk()
-            if isinstance(node, SavedArray) and (key := exact(path)) in wanted
+            if isinstance(node, ArrayLeaf) and (key := exact(path)) in wanted
         }
         numbers = {leaf for leaf in places if has_statistics(types[leaf])}
         refused = {leaf: error for leaf in sorted(numbers) if (error := checkpoint.repeats(leaf)) is not None}

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from deeppart.model import Box
-from deeppart.state.document import SavedValue, Structure
+from deeppart.state.document import Structure
 from deeppart.state.paths import readable
 from deeppart.state.pieces import Fault
-from deeppart.state.tree import Alias
+from deeppart.state.tree import Alias, ValueLeaf
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class LeafNames:
     def __init__(self, structure: Structure) -> None:
         self._structure = structure
         self._paths = [readable(path) for path in structure.array_paths()]
-        self._values = {node.index: path for path, node in structure.walk() if isinstance(node, SavedValue)}
+        self._values = {node.index: path for path, node in structure.walk() if isinstance(node, ValueLeaf)}
         self._tied: dict[int, list[tuple[str, int, int]]] = {}
         for index, alias in structure.aliases.items():
             extent = self._extent(index, alias)

@@ -13,7 +13,7 @@ from typing import Any
 
 from deeppart.comm import Comm, finish
 from deeppart.errors import StructureMismatchError, on_ranks
-from deeppart.state.document import DICTS, decode_path, encode_path
+from deeppart.state.document import decode_path, encode_path
 from deeppart.state.paths import (
     ALL,
     NONE,
@@ -27,8 +27,18 @@ from deeppart.state.paths import (
     readable,
     some_names,
 )
-from deeppart.state.tensors import COMPOSITES, branch_name
-from deeppart.state.tree import ArrayLeaf, Branch, Node, RankLocal, ShardedLeaf, UnmadeLeaf, ValueLeaf, container_kind
+from deeppart.state.tensors import COMPOSITES
+from deeppart.state.tree import (
+    DICTS,
+    ArrayLeaf,
+    Branch,
+    Node,
+    RankLocal,
+    ShardedLeaf,
+    UnmadeLeaf,
+    ValueLeaf,
+    container_kind,
+)
 from deeppart.state.values import encode_key
 
 #: Kinds of what is described for other ranks, besides those of containers: [kind, items].
@@ -126,7 +136,7 @@ def _describe(node: Node) -> list[Any]:
         return [node.kind, [_describe(child) for child in node.children]]
     kind = node.kind
     if kind == "namedtuple":
-        kind += f" {type(node.container).__name__}"
+        kind += f" {node.name}"
     items = [(key, _describe(child)) for key, child in zip(node.keys, node.children, strict=True)]
     if kind == "odict":
         place = {id_key(key): at for at, key in enumerate(node.container)}
@@ -137,7 +147,7 @@ def _describe(node: Node) -> list[Any]:
 def _describe_composite(node: Branch) -> str:
     """All of its structure in one text: it is saved per rank as a whole, or not at all."""
     inner = [f"{key} {_describe(child)[0]}" for key, child in zip(node.keys, node.children, strict=True)]
-    return f"{_COMPOSITE}{node.kind} {branch_name(node.kind, node.container)}({', '.join(inner)})"
+    return f"{_COMPOSITE}{node.kind} {node.name}({', '.join(inner)})"
 
 
 def _differences(reference: list[Any], mine: list[Any], path: Path, replication: Replication) -> Iterator[Difference]:

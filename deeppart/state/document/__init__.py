@@ -26,17 +26,7 @@ from deeppart.state.document.part_document import (
     without_rank_local,
 )
 from deeppart.state.document.structure import (
-    DICTS,
-    RankLocalMark,
-    SavedArray,
-    SavedBranch,
-    SavedNode,
-    SavedValue,
     Structure,
-    array_numbers,
-    units_of,
-    walk_tree,
-    with_items_at,
 )
 from deeppart.state.document.structure_json import (
     Numbers,
@@ -52,7 +42,6 @@ from deeppart.state.document.structure_json import (
 )
 
 __all__ = [
-    "DICTS",
     "FileNumbers",
     "GlobalState",
     "GlobalTensor",
@@ -61,15 +50,9 @@ __all__ = [
     "PartDocument",
     "PartValue",
     "RankDocument",
-    "RankLocalMark",
     "RankLocalTree",
-    "SavedArray",
-    "SavedBranch",
-    "SavedNode",
     "SavedTensor",
-    "SavedValue",
     "Structure",
-    "array_numbers",
     "check_aliases",
     "decode_division",
     "decode_meta",
@@ -84,10 +67,7 @@ __all__ = [
     "insert",
     "joined",
     "saved_outermost",
-    "units_of",
     "values_in",
-    "walk_tree",
     "with_global_state",
-    "with_items_at",
     "without_rank_local",
 ]

@@ -17,18 +17,10 @@ import numpy as np
 from deeppart.errors import CorruptFileError
 from deeppart.model import Division
 from deeppart.state.document.part_document import RankLocalTree
-from deeppart.state.document.structure import (
-    DICTS,
-    SavedArray,
-    SavedBranch,
-    SavedNode,
-    SavedValue,
-    Structure,
-    walk_tree,
-    with_items_at,
-)
+from deeppart.state.document.structure import Structure
 from deeppart.state.paths import ExactPath, IdKey, Path, exact, id_key, id_keys, readable
 from deeppart.state.tensors import LeafType
+from deeppart.state.tree import DICTS, ArrayLeaf, Branch, Node, ValueLeaf, walk_tree, with_items_at
 from deeppart.state.values import same_value
 
 #: What is rank-local on each rank, and its own values by number.
@@ -100,7 +92,7 @@ def gather_global_state(structure: Structure, own: RankItems, where: str) -> Glo
         found = list(structure.walk())
         found += [each for trees, _ in own for tree in trees for each in walk_tree(tree.node, tree.path)]
         for path, node in found:
-            if not isinstance(node, SavedArray) or node.index not in structure.divisions:
+            if not isinstance(node, ArrayLeaf) or node.index not in structure.divisions:
                 continue
             number = node.index
             tensor = GlobalTensor(number, structure.types[number], path, structure.divisions[number])
@@ -134,18 +126,13 @@ def with_global_state(base: Structure, global_state: GlobalState) -> Structure:
     )
 
 
-def _renumbered(node: SavedNode, path: tuple[Any, ...], numbers: Mapping[ExactPath, int]) -> SavedNode:
+def _renumbered(node: Node, path: tuple[Any, ...], numbers: Mapping[ExactPath, int]) -> Node:
     """A part of the state with other numbers for its values."""
-    if isinstance(node, SavedValue):
-        return SavedValue(numbers[exact(path)])
-    if not isinstance(node, SavedBranch):
+    if isinstance(node, ValueLeaf):
+        return ValueLeaf(numbers[exact(path)])
+    if not isinstance(node, Branch):
         return node
-    return replace(node, children=tuple(_renumbered(child, inner, numbers) for inner, child in _below(node, path)))
-
-
-def _below(node: SavedBranch, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], SavedNode]]:
-    for key, child in zip(node.keys, node.children, strict=True):
-        yield path if node.kind == "object" else (*path, key), child
+    return replace(node, children=tuple(_renumbered(child, inner, numbers) for inner, child in node.items(path)))
 
 
 # --- parts of one state -----------------------------------------------------------------------------------------------
@@ -177,9 +164,9 @@ def may_be_part(tree: RankLocalTree, tensors: Container[int]) -> bool:
     knows which of several is meant.
     """
     leaves = [leaf for _, leaf in walk_tree(tree.node, ())]
-    if tree.place is None or any(isinstance(leaf, SavedArray) and leaf.index not in tensors for leaf in leaves):
+    if tree.place is None or any(isinstance(leaf, ArrayLeaf) and leaf.index not in tensors for leaf in leaves):
         return False
-    return tree.part or (bool(leaves) and not any(isinstance(leaf, SavedValue) for leaf in leaves))
+    return tree.part or (bool(leaves) and not any(isinstance(leaf, ValueLeaf) for leaf in leaves))
 
 
 def find_parts(own: RankItems, tensors: Container[int]) -> list[tuple[int, RankLocalTree]]:
@@ -189,7 +176,7 @@ def find_parts(own: RankItems, tensors: Container[int]) -> list[tuple[int, RankL
     is meant nobody knows, and each rank keeps its own.
     """
     trees: dict[ExactPath, list[tuple[int, RankLocalTree]]] = {}
-    joint: dict[ExactPath, SavedNode] = {}  # all that ranks have there so far
+    joint: dict[ExactPath, Node] = {}  # all that ranks have there so far
     refused: set[ExactPath] = set()
     of_equal: dict[Path, ExactPath] = {}  # keys that are equal for a dict, such as 1 and True, find no place in one
     for rank, (items, _) in enumerate(own):
@@ -207,14 +194,14 @@ def find_parts(own: RankItems, tensors: Container[int]) -> list[tuple[int, RankL
     return sorted(kept, key=lambda each: each[0])
 
 
-def _is_joinable(one: SavedNode, other: SavedNode) -> bool:
+def _is_joinable(one: Node, other: Node) -> bool:
     """True if one tree can have all that two have."""
-    if not isinstance(one, SavedBranch) or not isinstance(other, SavedBranch):
+    if not isinstance(one, Branch) or not isinstance(other, Branch):
         return type(one) is type(other)
     if (one.kind, one.name) != (other.kind, other.name):
         return False
-    mine = dict(zip(id_keys(one.keys), one.children, strict=True))
-    theirs = dict(zip(id_keys(other.keys), other.children, strict=True))
+    mine = one.by_key()
+    theirs = other.by_key()
     if one.kind in DICTS:
         if len(set(one.keys) | set(other.keys)) != len(mine.keys() | theirs.keys()):
             return False
@@ -228,7 +215,7 @@ def _is_joinable(one: SavedNode, other: SavedNode) -> bool:
 
 def values_in(tree: RankLocalTree) -> Iterator[tuple[Path, int]]:
     """Path and number of the values in a tree."""
-    return ((path, leaf.index) for path, leaf in walk_tree(tree.node, tree.path) if isinstance(leaf, SavedValue))
+    return ((path, leaf.index) for path, leaf in walk_tree(tree.node, tree.path) if isinstance(leaf, ValueLeaf))
 
 
 def gather_values(parts: Sequence[tuple[int, RankLocalTree]], own: RankItems) -> dict[ExactPath, PartValue]:
@@ -249,7 +236,7 @@ def _differ(contents: Mapping[int, Any]) -> bool:
     return not all(same_value(first, other) for other in others)
 
 
-def with_parts(root: SavedNode, parts: Sequence[tuple[int, RankLocalTree]]) -> SavedNode:
+def with_parts(root: Node, parts: Sequence[tuple[int, RankLocalTree]]) -> Node:
     """A tree with all parts of the state, in an order that is the same for every rank; one walk for all of them."""
     shared = with_items_at(root, {exact(tree.path): None for _, tree in parts})
     # What this rank has of them, too, so that dicts have the same order on all ranks.
@@ -266,9 +253,9 @@ def joined(trees: Sequence[RankLocalTree]) -> list[RankLocalTree]:
     return list(found.values())
 
 
-def _joined(one: SavedNode, other: SavedNode) -> SavedNode:
+def _joined(one: Node, other: Node) -> Node:
     """One tree with what another has under keys of dicts that it lacks."""
-    if not isinstance(one, SavedBranch) or not isinstance(other, SavedBranch):
+    if not isinstance(one, Branch) or not isinstance(other, Branch):
         return one
     if one.kind not in DICTS:
         return replace(one, children=tuple(map(_joined, one.children, other.children)))
@@ -280,9 +267,9 @@ def _joined(one: SavedNode, other: SavedNode) -> SavedNode:
     return one.with_items(entries[name] for name in names)
 
 
-def _with_others(node: SavedNode, trees: Sequence[_Rest]) -> SavedNode:
+def _with_others(node: Node, trees: Sequence[_Rest]) -> Node:
     below: dict[IdKey, list[_Rest]] = {}
-    if not isinstance(node, SavedBranch):
+    if not isinstance(node, Branch):
         return node
     if node.kind == "object":
         return replace(node, children=(_with_others(node.children[0], trees),))

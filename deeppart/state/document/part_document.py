@@ -25,14 +25,7 @@ from deeppart._gc import collection_paused
 from deeppart.errors import CorruptFileError
 from deeppart.model import ComparedEarlier
 from deeppart.part import parse_json, short
-from deeppart.state.document.structure import (
-    DICTS,
-    RankLocalMark,
-    SavedBranch,
-    SavedNode,
-    Structure,
-    array_numbers,
-)
+from deeppart.state.document.structure import Structure
 from deeppart.state.document.structure_json import (
     CODES,
     Numbers,
@@ -50,7 +43,7 @@ from deeppart.state.document.structure_json import (
 )
 from deeppart.state.paths import Key, Path, id_key, readable
 from deeppart.state.tensors import LeafType
-from deeppart.state.tree import Alias, FlatState
+from deeppart.state.tree import DICTS, Alias, Branch, FlatState, LeafNumbers, Node, RankLocal
 from deeppart.state.values import Encoded, decode_key, decode_value
 
 _DICT_CODES = frozenset(CODES[kind] for kind in DICTS)
@@ -189,7 +182,7 @@ class RankLocalTree:
 
     path: Path
     place: int | None
-    node: SavedNode
+    node: Node
     part: bool = False
 
 
@@ -334,7 +327,7 @@ def of_rank(
     shared, shared_values = len(structure.types), len(structure.values)
     added = sorted(index for index in types if index >= shared)
     added_values = sorted(index for index in values if index >= shared_values)
-    named = {index for tree in trees for index in array_numbers(tree.node)}
+    named = {index for tree in trees for index in LeafNumbers.of(tree.node).arrays}
     try:
         if added != list(range(shared, shared + len(added))):
             raise ValueError("leaves that are rank-local are not numbered in a row")
@@ -366,23 +359,23 @@ def without_rank_local(structure: Structure, trees: Sequence[RankLocalTree]) -> 
     """A structure in which nothing is restored where any rank had something that was rank-local."""
     if not structure.has_rank_local:
         return structure
-    marks = [replace(tree, node=RankLocalMark()) for tree in trees]
+    marks = [replace(tree, node=RankLocal()) for tree in trees]
     return replace(structure, tree=insert(structure.tree, marks, whole=False))
 
 
-def insert(root: SavedNode, trees: Sequence[RankLocalTree], *, whole: bool) -> SavedNode:
+def insert(root: Node, trees: Sequence[RankLocalTree], *, whole: bool) -> Node:
     """A shared tree with what is rank-local in its places."""
     return _insert(root, [(tree.path, tree) for tree in trees], whole)
 
 
-def _insert(node: SavedNode, trees: list[tuple[Path, RankLocalTree]], whole: bool) -> SavedNode:
-    if isinstance(node, RankLocalMark):
+def _insert(node: Node, trees: list[tuple[Path, RankLocalTree]], whole: bool) -> Node:
+    if isinstance(node, RankLocal):
         if [rest for rest, _ in trees] == [()]:
             return trees[0][1].node
         if trees or whole:
             raise ValueError(f"{len(trees)} trees are rank-local where there is a place for one")
         return node
-    if not isinstance(node, SavedBranch):
+    if not isinstance(node, Branch):
         if trees:
             raise ValueError(f"no place for {readable(trees[0][1].path)}")
         return node

@@ -22,23 +22,17 @@ from deeppart._gc import collection_paused
 from deeppart.errors import CorruptFileError
 from deeppart.model import Box, Division
 from deeppart.part import MAX_LEAF_BYTES, short
-from deeppart.state.document.structure import (
-    DICTS,
-    RankLocalMark,
-    SavedArray,
-    SavedBranch,
-    SavedNode,
-    SavedValue,
-    Structure,
-)
+from deeppart.state.document.structure import Structure
 from deeppart.state.objects import ABOUT, DATACLASS, DEQUE, ObjectForm
 from deeppart.state.paths import Path, component, exact, id_key
-from deeppart.state.tensors import COMPOSITES, CONTEXT, JAGGED, KEYS, SUBCLASS, VALUES, LeafType, branch_name
+from deeppart.state.tensors import COMPOSITES, CONTEXT, JAGGED, KEYS, SUBCLASS, VALUES, LeafType
 from deeppart.state.tree import (
     DEEPEST_NESTING,
+    DICTS,
     LEAST_ITEMS,
     Alias,
     ArrayLeaf,
+    Branch,
     Node,
     RankLocal,
     ShardedLeaf,
@@ -122,7 +116,7 @@ def encode_tree(root: Node, numbers: Numbers = _AS_THEY_ARE) -> Any:
         raise TypeError("a tensor without memory is in no state that is saved")
     if root.kind in COMPOSITES:
         children = [encode_tree(child, numbers) for child in root.children]
-        return [COMPOSITE_CODE, root.kind, branch_name(root.kind, root.container), list(root.keys), children]
+        return [COMPOSITE_CODE, root.kind, root.name, list(root.keys), children]
     code = CODES[root.kind]
     if root.kind in ("list", "tuple"):
         return [code, _encode_items(root.children, numbers)]
@@ -133,12 +127,11 @@ def encode_tree(root: Node, numbers: Numbers = _AS_THEY_ARE) -> Any:
         encoded = [encode_key(root.keys[i], "a dict key") for i in order]
         return [code, encoded, [children[i] for i in order], _encode_metadata(root.container)]
     if root.kind == "namedtuple":
-        return [code, type(root.container).__name__, list(root.keys), children]
+        return [code, root.name, list(root.keys), children]
     if root.form is not None:
         return [FORM_CODE, root.form.kind, [_encode_about(each) for each in root.form.about], children[0]]
     if root.kind == "object":
-        kind = type(root.container)
-        return [code, f"{kind.__module__}.{kind.__qualname__}", children[0]]
+        return [code, root.name, children[0]]
     raise AssertionError(root.kind)
 
 
@@ -146,7 +139,7 @@ def _encode_about(item: Any) -> Any:
     return list(item) if type(item) is tuple else item
 
 
-def _encode_items(children: list[Node], numbers: Numbers) -> list[Any]:
+def _encode_items(children: Sequence[Node], numbers: Numbers) -> list[Any]:
     """The items of a list or tuple; many values in a row, which follow each other in number too, as one entry."""
     encoded: list[Any] = []
     place = 0
@@ -377,25 +370,25 @@ class Named:
     marks: int = 0
 
 
-def decode_tree(document: Any, values: int, where: str) -> tuple[SavedNode, Named]:
+def decode_tree(document: Any, values: int, where: str) -> tuple[Node, Named]:
     """Read a tree that is rank-local; returns it and the numbers of the leaves that it names."""
     seen = Named(values)
     return _decode_node(document, seen, where), seen
 
 
-def _decode_node(document: Any, seen: Named, where: str) -> SavedNode:
+def _decode_node(document: Any, seen: Named, where: str) -> Node:
     code, *rest = _list(document)
     if len(rest) != _NODE_ITEMS[code]:
         raise ValueError(f"a node {code!r} with {len(rest)} items behind it")
     if code == "a":
         seen.arrays.append(_count(rest[0]))
-        return SavedArray(rest[0])
+        return ArrayLeaf(rest[0])
     if code == "v":
         seen.values.append(_count(rest[0]))
-        return SavedValue(rest[0])
+        return ValueLeaf(rest[0])
     if code == "r":
         seen.marks += 1
-        return RankLocalMark()
+        return RankLocal()
     if code == COMPOSITE_CODE:
         return _decode_composite(rest, seen, where)
     if code == FORM_CODE:
@@ -404,16 +397,16 @@ def _decode_node(document: Any, seen: Named, where: str) -> SavedNode:
     if kind == "object":
         if type(rest[0]) is not str:
             raise ValueError("the name of an object's class is not a text")
-        return SavedBranch(kind, (None,), (_decode_node(rest[1], seen, where),), name=rest[0])
+        return Branch(kind, (None,), (_decode_node(rest[1], seen, where),), name=rest[0])
     if kind in ("list", "tuple"):
         items = _decode_items(_list(rest[0]), seen, where)
-        return SavedBranch(kind, tuple(range(len(items))), items)
+        return Branch(kind, tuple(range(len(items))), items)
     children = tuple([_decode_node(child, seen, where) for child in _list(rest[-2 if kind in DICTS else -1])])
     if kind in DICTS:
         keys = tuple([decode_key(key, where) for key in _list(rest[0])])
         if len(set(keys)) != len(keys) or len(keys) != len(children):  # 1, 1.0 and True are one key of a dict
             raise ValueError("dict keys are repeated or do not match the children")
-        return SavedBranch(kind, keys, children, metadata=_decode_metadata(rest[2], where))
+        return Branch(kind, keys, children, metadata=_decode_metadata(rest[2], where))
     if kind == "namedtuple":
         name, fields = rest[0], tuple(_list(rest[1]))
         if not all(isinstance(text, str) and _IDENTIFIER.fullmatch(text) for text in (name, *fields)):
@@ -424,11 +417,11 @@ def _decode_node(document: Any, seen: Named, where: str) -> SavedNode:
             raise ValueError("namedtuple fields do not match the children")
         if len({unicodedata.normalize("NFKC", text) for text in fields}) != len(fields):  # as Python reads identifiers
             raise ValueError("two fields of a namedtuple have one name")
-        return SavedBranch(kind, fields, children, name=name)
+        return Branch(kind, fields, children, name=name)
     raise ValueError(f"node {code!r}")
 
 
-def _decode_object(rest: list[Any], seen: Named, where: str) -> SavedNode:
+def _decode_object(rest: list[Any], seen: Named, where: str) -> Node:
     """An object without a state_dict(); whether its data make one is seen when it is made."""
     kind, about = rest[0], [tuple(each) if type(each) is list else each for each in _list(rest[1])]
     if type(kind) is not str or len(about) != ABOUT[kind]:
@@ -443,10 +436,10 @@ def _decode_object(rest: list[Any], seen: Named, where: str) -> SavedNode:
     if not all(type(name) is str and is_unicode(name) and "\0" not in name for name in names):
         raise ValueError(f"an object, or a field of it, without a name: {short(about)}")
     form = ObjectForm(kind, tuple(about))
-    return SavedBranch("object", (None,), (_decode_node(rest[2], seen, where),), name=str(form), form=form)
+    return Branch("object", (None,), (_decode_node(rest[2], seen, where),), name=str(form), form=form)
 
 
-def _decode_composite(rest: list[Any], seen: Named, where: str) -> SavedNode:
+def _decode_composite(rest: list[Any], seen: Named, where: str) -> Node:
     """A tensor that is made of others; whether its components fit each other is seen when it is made."""
     kind, name, keys = rest[0], rest[1], _list(rest[2])
     if type(kind) is not str or type(name) is not str or not all(type(key) is str for key in keys):
@@ -454,24 +447,24 @@ def _decode_composite(rest: list[Any], seen: Named, where: str) -> SavedNode:
     children = tuple([_decode_node(child, seen, where) for child in _list(rest[3])])
     if kind == SUBCLASS:
         *inner, context = children
-        nested = [each for each in inner if not isinstance(each, SavedArray)]
-        sound = keys[-1] == CONTEXT and isinstance(context, SavedValue) and len(set(keys)) == len(keys) > 1
-        sound = sound and all(isinstance(each, SavedBranch) and each.kind in {*KEYS, SUBCLASS} for each in nested)
+        nested = [each for each in inner if not isinstance(each, ArrayLeaf)]
+        sound = keys[-1] == CONTEXT and isinstance(context, ValueLeaf) and len(set(keys)) == len(keys) > 1
+        sound = sound and all(isinstance(each, Branch) and each.kind in {*KEYS, SUBCLASS} for each in nested)
     else:
         fit = [
-            isinstance(child, SavedValue if key in VALUES else SavedArray)
+            isinstance(child, ValueLeaf if key in VALUES else ArrayLeaf)
             for key, child in zip(keys, children, strict=False)
         ]
         if kind == JAGGED and len(children) == 4:
-            fit[2] = isinstance(children[2], (SavedArray, SavedValue))
+            fit[2] = isinstance(children[2], (ArrayLeaf, ValueLeaf))
         sound = tuple(keys) == KEYS[kind] and not name and all(fit)
     if not sound or len(keys) != len(children):
         raise ValueError(f"components that a {short(kind)} tensor does not have")
-    return SavedBranch(kind, tuple(keys), children, name=name)
+    return Branch(kind, tuple(keys), children, name)
 
 
-def _decode_items(documents: list[Any], seen: Named, where: str) -> tuple[SavedNode, ...]:
-    items: list[SavedNode] = []
+def _decode_items(documents: list[Any], seen: Named, where: str) -> tuple[Node, ...]:
+    items: list[Node] = []
     for document in documents:
         if len(_list(document)) == 3 and document[0] == "v":
             first, count = _count(document[1]), _count(document[2])
@@ -479,7 +472,7 @@ def _decode_items(documents: list[Any], seen: Named, where: str) -> tuple[SavedN
                 raise ValueError(f"values {first} to {first + count - 1} of {seen.count}")
             numbers = range(first, first + count)
             seen.values.extend(numbers)
-            items += map(SavedValue, numbers)
+            items += map(ValueLeaf, numbers)
         else:
             items.append(_decode_node(document, seen, where))
     return tuple(items)
@@ -519,17 +512,17 @@ def decode_path(encoded: list[Encoded], where: str) -> Path:
     return tuple(decode_key(key, where) for key in encoded)
 
 
-def check_nesting(tree: SavedNode) -> None:
+def check_nesting(tree: Node) -> None:
     """Refuse a tree that is nested more deeply than a state may be, or whose paths take too much memory.
 
     What walks the tree later may then do so by recursion, and write out its paths: a single long key above many leaves
     would make far more text of a small file.
     """
     total = 0
-    rest: list[tuple[SavedNode, int, int]] = [(tree, 0, 0)]
+    rest: list[tuple[Node, int, int]] = [(tree, 0, 0)]
     while rest:
         node, depth, before = rest.pop()
-        if not isinstance(node, SavedBranch):
+        if not isinstance(node, Branch):
             total += before
             continue
         if depth >= DEEPEST_NESTING:

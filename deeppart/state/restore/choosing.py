@@ -1,7 +1,7 @@
 """What of a checkpoint goes into a live state, and what of that state stays as it is.
 
 The answer is a saved tree that is shaped like the live one: without what is not asked for, with a mark where a live
-item stays (:class:`RankLocalMark`, as where something is another rank's own), and with the names that the live state
+item stays (:class:`RankLocal`, as where something is another rank's own), and with the names that the live state
 has. Everything after that goes on as for a checkpoint that holds just this.
 """
 
@@ -17,15 +17,24 @@ from typing import Any
 import torch
 
 from deeppart.errors import StructureMismatchError
-from deeppart.state.document import DICTS, RankLocalMark, SavedArray, SavedBranch, SavedNode, SavedValue, walk_tree
 from deeppart.state.objects import DEQUE
 from deeppart.state.paths import IdKey, Key, Path, covers, id_key, id_keys, nearest_globs, readable, some_names
 from deeppart.state.restore.composites import is_composite
 from deeppart.state.restore.request import MISSING, UNEXPECTED, Request, aligned, bare_name, matched
 from deeppart.state.restore.target import is_cut, meet
-from deeppart.state.tree import ArrayLeaf, Branch, Node, ValueLeaf, container_items, container_kind
+from deeppart.state.tree import (
+    DICTS,
+    ArrayLeaf,
+    Branch,
+    Node,
+    RankLocal,
+    ValueLeaf,
+    container_items,
+    container_kind,
+    walk_tree,
+)
 
-_STAYS = RankLocalMark()
+_STAYS = RankLocal()
 _BOTH_KINDS = (
     "`deeppart show DIR` lists the names; a pattern without `/` is compared with single keys, one with `/` with whole "
     "paths, in which `*` does not go beyond a `/`"
@@ -46,7 +55,7 @@ class Choice:
         unmet: globs of the caller that cover nothing in the checkpoint or the live state.
     """
 
-    tree: SavedNode
+    tree: Node
     missing: list[Path] = field(default_factory=list)
     unexpected: list[Path] = field(default_factory=list)
     beside: list[Path] = field(default_factory=list)
@@ -56,7 +65,7 @@ class Choice:
 
 
 def choose(
-    saved: SavedNode, live: Node, values: Sequence[Any], request: Request, outermost: Collection[IdKey] | None
+    saved: Node, live: Node, values: Sequence[Any], request: Request, outermost: Collection[IdKey] | None
 ) -> Choice:
     """Choose; nothing is touched."""
     walk = _Choosing(values, request, outermost)
@@ -94,9 +103,9 @@ class _Choosing:
         self._any_asked = request.keys is None
         self.found = Choice(_STAYS)
 
-    def node(self, saved: SavedNode, live: Node, path: Path, at: _At) -> SavedNode:
+    def node(self, saved: Node, live: Node, path: Path, at: _At) -> Node:
         """What is restored of a saved item for which there is a live one."""
-        if isinstance(saved, RankLocalMark):
+        if isinstance(saved, RankLocal):
             return saved
         request = self._request
         if request.exclude and request.excludes(path):
@@ -107,16 +116,16 @@ class _Choosing:
         if isinstance(live, Branch) and live.kind == "object":
             at = replace(at, whole=at.whole or not _has_items(live))
             live = live.children[0]
-        if isinstance(saved, SavedBranch) and saved.kind == "object":
+        if isinstance(saved, Branch) and saved.kind == "object":
             child = self.node(saved.children[0], live, path, at)
-            if isinstance(child, RankLocalMark):
+            if isinstance(child, RankLocal):
                 return child
             return saved if child is saved.children[0] else replace(saved, children=(child,))
         _, met = meet(saved, live, self._values)
-        if isinstance(saved, SavedBranch) and isinstance(met, Branch) and _are_alike(saved, met):
+        if isinstance(saved, Branch) and isinstance(met, Branch) and _are_alike(saved, met):
             return self._items(saved, met, path, at)
         pruned = self._pruned(saved, path, at)
-        if pruned is not None and isinstance(saved, SavedValue) and isinstance(met, ValueLeaf):
+        if pruned is not None and isinstance(saved, ValueLeaf) and isinstance(met, ValueLeaf):
             self._check_live_container(met.value, path)
             self._check_same_keys(self._values[saved.index], met.value, path, at)
         return _STAYS if pruned is None else pruned
@@ -142,16 +151,16 @@ class _Choosing:
                 todo="leave it out (exclude=), or restore it alone, with strict=True: it becomes what was saved",
             )
 
-    def _items(self, saved: SavedBranch, live: Branch, path: Path, at: _At) -> SavedNode:
+    def _items(self, saved: Branch, live: Branch, path: Path, at: _At) -> Node:
         takes_all = at.asked and not self._request.exclude
         if takes_all and not self._request.rules and _are_the_same_arrays(saved, live):
             return saved
-        kept: list[tuple[Key, SavedNode]] = []
+        kept: list[tuple[Key, Node]] = []
         names = self._names(saved, live, path, at)
-        mine = dict(zip(id_keys(live.keys), live.children, strict=True))
+        mine = live.by_key()
         for old, key, child in zip(saved.keys, names, saved.children, strict=True):
             name = id_key(key)
-            if takes_all and type(child) is SavedArray and type(mine.get(name)) is ArrayLeaf:
+            if takes_all and type(child) is ArrayLeaf and type(mine.get(name)) is ArrayLeaf:
                 kept.append((key, child))  # as nearly all are
                 continue
             inner = (*path, key)
@@ -170,7 +179,7 @@ class _Choosing:
         is_refused = len(staying) < len(lacking)  # as what the checkpoint lacks, or removed
         if saved.kind == "list" and any(key != number for number, (key, _) in enumerate(kept)):
             raise _hole_error(path)
-        if not at.asked and not is_refused and all(isinstance(child, RankLocalMark) for _, child in kept):
+        if not at.asked and not is_refused and all(isinstance(child, RankLocal) for _, child in kept):
             return _STAYS
         same = len(kept) == len(saved.children) and all(
             key is old and child is before
@@ -178,7 +187,7 @@ class _Choosing:
         )
         return saved if same else saved.with_items(kept)
 
-    def _names(self, saved: SavedBranch, live: Branch, path: Path, at: _At) -> Sequence[Key]:
+    def _names(self, saved: Branch, live: Branch, path: Path, at: _At) -> Sequence[Key]:
         """What the saved keys are called here."""
         if saved.kind not in DICTS:
             return saved.keys
@@ -198,7 +207,7 @@ class _Choosing:
             _check_names(names, saved.keys, path)
         return names if names != list(saved.keys) else saved.keys
 
-    def _unplaced(self, saved: SavedNode, path: Path, at: _At, live: Branch) -> SavedNode | None:
+    def _unplaced(self, saved: Node, path: Path, at: _At, live: Branch) -> Node | None:
         """What is made of a saved item that the live state lacks; None if nothing is."""
         request = self._request
         if request.excludes(path):
@@ -218,7 +227,7 @@ class _Choosing:
             return None
         return pruned
 
-    def _pruned(self, saved: SavedNode, path: Path, at: _At) -> SavedNode | None:
+    def _pruned(self, saved: Node, path: Path, at: _At) -> Node | None:
         """A saved item for which nothing is live, less what is not asked for; None if nothing is left."""
         request = self._request
         if request.excludes(path):
@@ -228,25 +237,18 @@ class _Choosing:
             return saved
         if not at.asked and not request.may_choose_below(path):
             return None
-        if not isinstance(saved, SavedBranch) or is_composite(saved):
+        if not isinstance(saved, Branch) or is_composite(saved):
             meets = self._request.excludes if at.asked else self._request.covers
-            if isinstance(saved, SavedValue) and _any_item(self._values[saved.index], path, meets):
+            if isinstance(saved, ValueLeaf) and _any_item(self._values[saved.index], path, meets):
                 raise _divided_error(path)
             return saved if at.asked else None
-        inner = [(key, path if saved.kind == "object" else (*path, key)) for key in saved.keys]
-        children = [
-            (key, self._pruned(child, below, at)) for (key, below), child in zip(inner, saved.children, strict=True)
-        ]
-        kept = [(key, child) for key, child in children if child is not None]
+        children = [self._pruned(child, inner, at) for inner, child in saved.items(path)]
+        kept = [(key, child) for key, child in zip(saved.keys, children, strict=True) if child is not None]
         if not kept:
             return None
-        if len(kept) == len(saved.children):
-            return (
-                saved
-                if all(map(operator.is_, (child for _, child in kept), saved.children))
-                else saved.with_items(kept)
-            )
-        if saved.kind not in DICTS:
+        if all(map(operator.is_, children, saved.children)):
+            return saved
+        if len(kept) < len(children) and saved.kind not in DICTS:
             raise _hole_error(path)
         return saved.with_items(kept)
 
@@ -267,7 +269,7 @@ class _Choosing:
         self.found.missing.append(path)
         return True
 
-    def check(self, saved: SavedNode, live: Node) -> None:
+    def check(self, saved: Node, live: Node) -> None:
         """To be asked at the end of the walk over these."""
         request, found = self._request, self.found
         if not self._any_asked:
@@ -283,11 +285,11 @@ class _Choosing:
             )
 
 
-def _are_the_same_arrays(saved: SavedBranch, live: Branch) -> bool:
+def _are_the_same_arrays(saved: Branch, live: Branch) -> bool:
     """True of two dicts of arrays under the same texts: a module's, or an optimizer's of one parameter, as most are."""
     return (
         len(saved.keys) == len(live.keys)
-        and all(type(child) is SavedArray for child in saved.children)
+        and all(type(child) is ArrayLeaf for child in saved.children)
         and all(type(child) is ArrayLeaf for child in live.children)
         and all(type(key) is str for key in saved.keys)
         and set(saved.keys) == set(live.keys)
@@ -307,11 +309,11 @@ def _any_item(value: Any, path: Path, meets: Callable[[Path], bool]) -> bool:
     return any(meets((*path, key)) or _any_item(item, (*path, key), meets) for key, item in pairs)
 
 
-def _is_small(saved: SavedNode) -> bool:
+def _is_small(saved: Node) -> bool:
     """True if there are neither tensors nor objects in it: an epoch comes back where nobody has a place for it."""
-    if isinstance(saved, SavedBranch):
+    if isinstance(saved, Branch):
         return saved.kind != "object" and all(map(_is_small, saved.children))
-    return isinstance(saved, SavedValue)
+    return isinstance(saved, ValueLeaf)
 
 
 def _divided_error(path: Path) -> StructureMismatchError:
@@ -343,7 +345,7 @@ def _check_names(names: Sequence[Key], saved: Sequence[Key], path: Path) -> None
         first[id_key(name)] = key
 
 
-def _are_alike(saved: SavedBranch, live: Branch) -> bool:
+def _are_alike(saved: Branch, live: Branch) -> bool:
     """True if both are containers whose items can be matched one by one."""
     if is_composite(saved) or is_composite(live):
         return False
@@ -353,7 +355,7 @@ def _are_alike(saved: SavedBranch, live: Branch) -> bool:
 # --- globs and rules that meet nothing --------------------------------------------------------------------------------
 
 
-def unmet_globs(request: Request, saved: SavedNode, live: Node, others: Iterable[Path]) -> list[str]:
+def unmet_globs(request: Request, saved: Node, live: Node, others: Iterable[Path]) -> list[str]:
     """Those of ``keys`` and ``exclude`` that cover nothing in the checkpoint or in the live state, and what is like
     them.
     """
@@ -370,7 +372,7 @@ def unmet_globs(request: Request, saved: SavedNode, live: Node, others: Iterable
     return [f"{glob} (perhaps {' or '.join(near)})" if (near := nearest_globs(glob, known)) else glob for glob in left]
 
 
-def no_such_keys(request: Request, saved: SavedNode, live: Node) -> StructureMismatchError:
+def no_such_keys(request: Request, saved: Node, live: Node) -> StructureMismatchError:
     """The refusal of ``keys`` that cover nothing, or nothing that is not excluded."""
     known = dict.fromkeys(map(readable, (*_paths(saved, ()), *_paths(live, ()))))
     keys = request.keys or ()
@@ -388,7 +390,7 @@ def _covers_any(glob: str, paths: Iterable[str]) -> bool:
     return any(covers(path, [glob]) for path in paths)
 
 
-def no_such_names(patterns: Sequence[str], saved: SavedNode) -> StructureMismatchError:
+def no_such_names(patterns: Sequence[str], saved: Node) -> StructureMismatchError:
     """The refusal of rules of ``rename`` that match no name in the checkpoint."""
     error = StructureMismatchError(
         "a rule of rename matches nothing in the checkpoint", found=", ".join(patterns), todo=_BOTH_KINDS
@@ -417,21 +419,20 @@ def _with_wrapper(pattern: str, path: Path, name: str) -> str | None:
     return meant if meant != pattern and matched(meant, path, name) is not None else None
 
 
-def _names(node: SavedNode, path: Path) -> Iterator[tuple[Path, str]]:
+def _names(node: Node, path: Path) -> Iterator[tuple[Path, str]]:
     """The keys of all dicts that are texts, and where the dict is."""
-    if not isinstance(node, SavedBranch):
+    if not isinstance(node, Branch):
         return
-    for key, child in zip(node.keys, node.children, strict=True):
-        if node.kind in DICTS and type(key) is str:
-            yield path, key
-        yield from _names(child, path if node.kind == "object" else (*path, key))
+    if node.kind in DICTS:
+        yield from ((path, key) for key in node.keys if type(key) is str)
+    for inner, child in node.items(path):
+        yield from _names(child, inner)
 
 
-def _paths(node: SavedNode | Node, path: Path) -> Iterator[Path]:
+def _paths(node: Node, path: Path) -> Iterator[Path]:
     """Of all that is in a tree, containers too."""
     if path:
         yield path
-    if isinstance(node, (SavedBranch, Branch)):
-        keys = [None] if node.kind == "object" else node.keys
-        for key, child in zip(keys, node.children, strict=True):
-            yield from _paths(child, path if node.kind == "object" else (*path, key))
+    if isinstance(node, Branch):
+        for inner, child in node.items(path):
+            yield from _paths(child, inner)

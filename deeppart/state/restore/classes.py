@@ -15,7 +15,6 @@ from dataclasses import replace
 from typing import Any
 
 from deeppart.errors import LeafMismatchError, StructureMismatchError, UnsupportedLeafError
-from deeppart.state.document import SavedBranch, SavedNode, SavedValue
 from deeppart.state.objects import (
     DATACLASS,
     REGISTERED,
@@ -45,7 +44,7 @@ def resolve(target: Target, flat: FlatState) -> None:
     target.structure = replace(target.structure, tree=tree)
 
 
-def resolve_registered(target: Target, tree: SavedNode) -> SavedNode:
+def resolve_registered(target: Target, tree: Node) -> Node:
     """The same where there is no live state; what was not registered stays as the file has it."""
     if not known_classes():
         return tree
@@ -66,16 +65,16 @@ class _Resolving:
     def __init__(self, target: Target, *, strict: bool) -> None:
         self._target, self._strict = target, strict
 
-    def all_of(self, tree: SavedNode) -> SavedNode:
+    def all_of(self, tree: Node) -> Node:
         """Resolves the values of a tree in its target; returns the tree."""
         return self._node(tree, ())
 
-    def _node(self, node: SavedNode, path: Path) -> SavedNode:
+    def _node(self, node: Node, path: Path) -> Node:
         """A tree with members of enums among its keys."""
-        if isinstance(node, SavedValue):
+        if isinstance(node, ValueLeaf):
             values = self._target.values
             values[node.index] = self._value(values[node.index], path)
-        if not isinstance(node, SavedBranch):
+        if not isinstance(node, Branch):
             return node
         if node.form is not None and self._strict:
             _check_form(node.form, node.children[0], self._target, path)
@@ -103,14 +102,14 @@ class _Resolving:
         return kind(new_items) if kind in _GROUPS else make_container(container_kind(value) or "", new_keys, new_items)
 
 
-def _check_form(form: ObjectForm, data: SavedNode, target: Target, path: Path) -> None:
+def _check_form(form: ObjectForm, data: Node, target: Target, path: Path) -> None:
     if form.kind == DATACLASS:
         kind = target.class_of(*form.about[:2])
         if kind is None:
             raise _unknown(f"an object of the dataclass {form.about[0]}.{form.about[1]}", form.about[1], path)
         if not issubclass(kind, SavedRecord):
-            value = target.values[data.index] if isinstance(data, SavedValue) else None
-            keys = data.keys if isinstance(data, SavedBranch) else tuple(value) if isinstance(value, dict) else ()
+            value = target.values[data.index] if isinstance(data, ValueLeaf) else None
+            keys = data.keys if isinstance(data, Branch) else tuple(value) if isinstance(value, dict) else ()
             _check_fields(form, kind, keys, path, chosen=target.is_chosen)
     if form.kind == REGISTERED and registered_as(form.about[0]) is None:
         raise StructureMismatchError(

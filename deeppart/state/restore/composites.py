@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from deeppart.errors import LeafMismatchError, StructureMismatchError
-from deeppart.state.document import SavedArray, SavedBranch, SavedNode, SavedValue
 from deeppart.state.paths import Path, readable
 from deeppart.state.restore.target import DROPPED, Target
 from deeppart.state.tensors import (
@@ -32,7 +31,7 @@ from deeppart.state.tensors import (
     leaf_type,
     overlaps_itself,
 )
-from deeppart.state.tree import ArrayLeaf, Branch, FlatState, UnmadeLeaf, ValueLeaf, describe_leaf_value
+from deeppart.state.tree import ArrayLeaf, Branch, FlatState, Node, UnmadeLeaf, ValueLeaf, describe_leaf_value
 from deeppart.state.values import same_value
 
 #: Values that a live tensor must have, whatever it holds.
@@ -40,7 +39,7 @@ _FIXED = ("shape", "dtype", "axis", "ragged_dim", CONTEXT)
 
 
 def match_rebuilt(
-    saved: SavedBranch, live: Branch, target: Target, flat: FlatState, path: Path, *, movable: bool
+    saved: Branch, live: Branch, target: Target, flat: FlatState, path: Path, *, movable: bool
 ) -> dict[int, int]:
     """See that a live sparse, quantized or jagged tensor can get a saved one of its kind; touches nothing."""
     if is_dropped(saved, target):
@@ -49,7 +48,7 @@ def match_rebuilt(
     pairs = [
         (target.types[child.index], flat.data[inner.index], child.index, inner.index)
         for child, inner in zip(saved.children, live.children, strict=True)
-        if isinstance(child, SavedArray) and isinstance(inner, ArrayLeaf)
+        if isinstance(child, ArrayLeaf) and isinstance(inner, ArrayLeaf)
     ]
     for kind, data, _, inner in pairs:
         key = str(flat.arrays[inner].path[-1])
@@ -71,26 +70,26 @@ def match_rebuilt(
     return {}
 
 
-def check_values(saved: SavedBranch, live: Branch, target: Target, path: Path) -> None:
+def check_values(saved: Branch, live: Branch, target: Target, path: Path) -> None:
     """A live tensor must have the saved one's shape, and what else is not to change."""
     for key, child, inner in zip(saved.keys, saved.children, live.children, strict=True):
-        if key in _FIXED and isinstance(child, SavedValue) and isinstance(inner, ValueLeaf):
+        if key in _FIXED and isinstance(child, ValueLeaf) and isinstance(inner, ValueLeaf):
             value = target.values[child.index]
             if value is not DROPPED and not same_value(value, inner.value):
                 raise _differs(path, key, describe_leaf_value(value), describe_leaf_value(inner.value))
 
 
-def is_dropped(saved: SavedBranch, target: Target) -> bool:
+def is_dropped(saved: Branch, target: Target) -> bool:
     """True if a tensor is left alone because some of it is not restored."""
-    arrays = [child.index for child in saved.children if isinstance(child, SavedArray)]
+    arrays = [child.index for child in saved.children if isinstance(child, ArrayLeaf)]
     if any(index in target.dropped for index in arrays):
         return True
-    return any(isinstance(child, SavedBranch) and is_dropped(child, target) for child in saved.children)
+    return any(isinstance(child, Branch) and is_dropped(child, target) for child in saved.children)
 
 
-def check_created(saved: SavedNode, path: Path) -> None:
+def check_created(saved: Node, path: Path) -> None:
     """Refuse to create what only its own class could make."""
-    if not isinstance(saved, SavedBranch):
+    if not isinstance(saved, Branch):
         return
     if saved.kind == SUBCLASS:
         raise StructureMismatchError(
@@ -99,11 +98,11 @@ def check_created(saved: SavedNode, path: Path) -> None:
             where=f"path {readable(path)}",
             todo="make it before restore (of an optimizer: take a step), or make it from what deeppart.load gives",
         )
-    for key, child in zip(saved.keys, saved.children, strict=True):
-        check_created(child, path if saved.kind == "object" else (*path, key))
+    for inner, child in saved.items(path):
+        check_created(child, inner)
 
 
-def check_unmade(saved: SavedArray, live: UnmadeLeaf, target: Target, path: Path, *, movable: bool) -> None:
+def check_unmade(saved: ArrayLeaf, live: UnmadeLeaf, target: Target, path: Path, *, movable: bool) -> None:
     """See that a tensor can be created in place of a live one on the meta device."""
     expected = target.types[saved.index]
     if saved.index not in target.dropped and expected != live.kind:
@@ -117,7 +116,7 @@ def check_unmade(saved: SavedArray, live: UnmadeLeaf, target: Target, path: Path
         )
 
 
-def component(target: Target, arrays: dict[int, Array], node: SavedArray) -> Array:
+def component(target: Target, arrays: dict[int, Array], node: ArrayLeaf) -> Array:
     """The array of a component: the very owner's if it is all of it, as jagged tensors of one shape share offsets."""
     alias = target.structure.aliases.get(node.index)
     if alias is not None and alias.owner in arrays and alias.owner not in target.live and alias.offset == 0:
@@ -127,14 +126,14 @@ def component(target: Target, arrays: dict[int, Array], node: SavedArray) -> Arr
     return arrays[node.index]
 
 
-def composites_of(node: SavedNode) -> Iterator[SavedBranch]:
+def composites_of(node: Node) -> Iterator[Branch]:
     """The tensors in a tree that are made anew of their components."""
-    if isinstance(node, SavedBranch):
+    if isinstance(node, Branch):
         if node.kind in KEYS:
             yield node
         else:
             for child in node.children:
-                if isinstance(child, SavedBranch):
+                if isinstance(child, Branch):
                     yield from composites_of(child)
 
 
@@ -145,18 +144,18 @@ def leaves_to_check(target: Target) -> set[int]:
     found: set[int] = set()
     for node in composites_of(target.structure.tree):
         if not is_dropped(node, target):
-            found |= {child.index for child in node.children if isinstance(child, SavedArray)}
+            found |= {child.index for child in node.children if isinstance(child, ArrayLeaf)}
     aliases = target.structure.aliases
     return {aliases[index].owner if index in aliases else index for index in found}
 
 
-def rebuilt(target: Target, arrays: dict[int, Array], saved: SavedBranch) -> Any:
+def rebuilt(target: Target, arrays: dict[int, Array], saved: Branch) -> Any:
     """A saved sparse, quantized or jagged tensor on the CPU."""
     items: dict[str, Any] = {}
     for key, child in zip(saved.keys, saved.children, strict=True):
-        if isinstance(child, SavedArray):
+        if isinstance(child, ArrayLeaf):
             items[key] = component(target, arrays, child)
-        elif isinstance(child, SavedValue):
+        elif isinstance(child, ValueLeaf):
             items[key] = target.values[child.index]
     return assemble(saved.kind, items)
 
@@ -251,4 +250,4 @@ def _differs(path: Path, key: str, expected: object, found: object) -> LeafMisma
 
 def is_composite(node: object) -> bool:
     """True if this is a tensor that is made of others."""
-    return isinstance(node, (SavedBranch, Branch)) and node.kind in COMPOSITES
+    return isinstance(node, Branch) and node.kind in COMPOSITES

@@ -7,7 +7,7 @@ not stepped. What the checkpoint lacks, or what has another kind, shape or dtype
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -17,7 +17,6 @@ import torch
 
 from deeppart._gc import collection_paused
 from deeppart.errors import LeafMismatchError, StateError, StructureMismatchError
-from deeppart.state.document import DICTS, RankLocalMark, SavedArray, SavedBranch, SavedNode, SavedValue, walk_tree
 from deeppart.state.objects import is_optimizer, replaces
 from deeppart.state.paths import Path, exact, id_keys, name_kind, readable, some_names
 from deeppart.state.restore.classes import resolve
@@ -48,7 +47,6 @@ from deeppart.state.tensors import (
     TORCH_DTYPES,
     Array,
     LeafType,
-    branch_name,
     has_type,
     is_sharded,
     leaf_type,
@@ -56,11 +54,13 @@ from deeppart.state.tensors import (
 )
 from deeppart.state.tree import (
     CONTAINER_KINDS,
+    DICTS,
     Alias,
     ArrayLeaf,
     Branch,
     FlatState,
     Node,
+    RankLocal,
     ShardedLeaf,
     UnmadeLeaf,
     ValueLeaf,
@@ -69,6 +69,7 @@ from deeppart.state.tree import (
     describe_leaf_value,
     find_aliases,
     make_container,
+    walk_tree,
 )
 from deeppart.state.values import MUTABLE, same_value
 
@@ -128,16 +129,16 @@ class _Matching:
             first.where = f"paths {some_names(names, most=MOST_NAMED)}"
         return first
 
-    def node(self, saved: SavedNode, live: Node, path: Path, *, fixed: bool) -> None:
+    def node(self, saved: Node, live: Node, path: Path, *, fixed: bool) -> None:
         """``fixed``: a changed value cannot be put here, because everything above is a tuple."""
-        if isinstance(saved, RankLocalMark):
+        if isinstance(saved, RankLocal):
             return
         if self._target.structure.rank0 and not fixed and exact(path) in self._target.structure.rank0:
             self._rank0(saved, live, path)
         else:
             self._node(saved, live, path, fixed)
 
-    def _rank0(self, saved: SavedNode, live: Node, path: Path) -> None:
+    def _rank0(self, saved: Node, live: Node, path: Path) -> None:
         """Match an item of rank 0's; if it has another structure here, it replaces the live item."""
         if has_object(live):
             self._target.with_objects.add(exact(path))
@@ -159,8 +160,8 @@ class _Matching:
         finally:
             self.refused = others
 
-    def _node(self, saved: SavedNode, live: Node, path: Path, fixed: bool) -> None:
-        if isinstance(saved, SavedArray) and isinstance(live, UnmadeLeaf):
+    def _node(self, saved: Node, live: Node, path: Path, fixed: bool) -> None:
+        if isinstance(saved, ArrayLeaf) and isinstance(live, UnmadeLeaf):
             check_unmade(saved, live, self._target, path, movable=not (fixed or self._objects))
             return
         if is_lacking(saved, live, self._target.structure.types) and not fixed:
@@ -169,21 +170,21 @@ class _Matching:
         saved, live = meet(saved, live, self._target.values)
         if is_composite(saved) or is_composite(live):
             self._composite(saved, live, path, movable=not (fixed or self._modules))
-        elif isinstance(saved, SavedBranch):
+        elif isinstance(saved, Branch):
             if not isinstance(live, Branch) or not _same_kind(saved.kind, live.kind) or not same_form(saved, live):
                 raise self._kind_error(saved, live, path)
             self._branch(saved, live, path, fixed)
-        elif isinstance(saved, SavedArray):
+        elif isinstance(saved, ArrayLeaf):
             if isinstance(live, ShardedLeaf):
                 self._sharded(saved, live, path)
                 return
             if not isinstance(live, ArrayLeaf):
                 raise self._kind_error(saved, live, path)
             self._array(saved.index, live, path)
-        elif isinstance(saved, SavedValue) and self._target.values[saved.index] is not DROPPED:
+        elif isinstance(saved, ValueLeaf) and self._target.values[saved.index] is not DROPPED:
             self._value(saved, live, path, fixed)
 
-    def _value(self, saved: SavedValue, live: Node, path: Path, fixed: bool) -> None:
+    def _value(self, saved: ValueLeaf, live: Node, path: Path, fixed: bool) -> None:
         value = self._target.values[saved.index]
         if not isinstance(live, ValueLeaf):
             raise self._kind_error(saved, live, path)
@@ -234,12 +235,11 @@ class _Matching:
         self._target.live[index] = data
         self.places[live.index] = index
 
-    def _composite(self, saved: SavedNode, live: Node, path: Path, *, movable: bool) -> None:
+    def _composite(self, saved: Node, live: Node, path: Path, *, movable: bool) -> None:
         """A tensor that is made of others; another one can take its place if it is ``movable``."""
-        if not isinstance(saved, SavedBranch) or not isinstance(live, Branch):
+        if not isinstance(saved, Branch) or not isinstance(live, Branch):
             raise self._kind_error(saved, live, path)
-        name = branch_name(live.kind, live.container)
-        if (saved.kind, saved.name, list(saved.keys)) != (live.kind, name, list(live.keys)):
+        if (saved.kind, saved.name, list(saved.keys)) != (live.kind, live.name, list(live.keys)):
             raise self._kind_error(saved, live, path)
         if saved.kind != SUBCLASS:
             self.places |= match_rebuilt(saved, live, self._target, self._flat, path, movable=movable)
@@ -248,12 +248,12 @@ class _Matching:
             return
         check_values(saved, live, self._target, path)
         for key, child, inner in zip(saved.keys, saved.children, live.children, strict=True):
-            if isinstance(child, SavedArray) and isinstance(inner, ArrayLeaf):
+            if isinstance(child, ArrayLeaf) and isinstance(inner, ArrayLeaf):
                 self._array(child.index, inner, (*path, key))
-            elif not isinstance(child, SavedValue):
+            elif not isinstance(child, ValueLeaf):
                 self._composite(child, inner, (*path, key), movable=False)
 
-    def _sharded(self, saved: SavedArray, live: ShardedLeaf, path: Path) -> None:
+    def _sharded(self, saved: ArrayLeaf, live: ShardedLeaf, path: Path) -> None:
         """A live tensor of which this rank has shards gets a leaf of the same type, if all ranks had the same bytes."""
         expected = self._target.types[saved.index]
         if self._target.structure.per_rank[saved.index]:
@@ -277,7 +277,7 @@ class _Matching:
             )
         self._target.sharded[saved.index] = live
 
-    def _branch(self, saved: SavedBranch, live: Branch, path: Path, fixed: bool) -> None:
+    def _branch(self, saved: Branch, live: Branch, path: Path, fixed: bool) -> None:
         around, self._replaced = self._replaced, False
         is_replaced = live.form is not None and replaces(live.container, live.form)
         fixed = fixed and (around or is_replaced or saved.kind in ("tuple", "namedtuple"))
@@ -299,7 +299,7 @@ class _Matching:
             self.node(saved.children[0], live.children[0], path, fixed=False)
             self._objects, self._modules, self._optimizers = depths
             return
-        mine = dict(zip(id_keys(live.keys), live.children, strict=True))
+        mine = live.by_key()
         names = id_keys(saved.keys)
         theirs = set(names)
         lacking = [key for key, name in zip(live.keys, mine, strict=True) if name not in theirs]
@@ -315,7 +315,7 @@ class _Matching:
         for key, name, child in zip(saved.keys, names, saved.children, strict=True):
             inner = mine.get(name)
             try:
-                if plain and isinstance(child, SavedArray) and isinstance(inner, ArrayLeaf):
+                if plain and isinstance(child, ArrayLeaf) and isinstance(inner, ArrayLeaf):
                     self._array(child.index, inner, (*path, key))
                 elif inner is None:
                     check_created(child, (*path, key))
@@ -356,40 +356,36 @@ class _Matching:
 
     def _same_values(self, one: Any, other: Any) -> bool:
         """True if two saved trees or containers hold the same keys and values (arrays: check_ties)."""
-        if isinstance(one, SavedBranch) and isinstance(other, SavedBranch):
-            mine = dict(zip(id_keys(one.keys), one.children, strict=True))
-            theirs = dict(zip(id_keys(other.keys), other.children, strict=True))
+        if isinstance(one, Branch) and isinstance(other, Branch):
+            mine = one.by_key()
+            theirs = other.by_key()
             return mine.keys() == theirs.keys() and all(self._same_values(mine[key], theirs[key]) for key in mine)
-        if isinstance(one, SavedArray) and isinstance(other, SavedArray):
+        if isinstance(one, ArrayLeaf) and isinstance(other, ArrayLeaf):
             # Where there is something live to fill, check_ties looks; what is created has one of them at both places.
             return one.index in self._target.live or place_of(self._target, one.index) == place_of(
                 self._target, other.index
             )
-        if isinstance(one, SavedArray) or isinstance(other, SavedArray):
+        if isinstance(one, ArrayLeaf) or isinstance(other, ArrayLeaf):
             return False
         a, b = (self._contents(one), self._contents(other))
         return a is b or (a is not DROPPED and b is not DROPPED and same_value(a, b))
 
     def _contents(self, saved: Any) -> Any:
         """The content of a saved tree of values; DROPPED if it has anything else, or if a value is not restored."""
-        if isinstance(saved, SavedValue):
+        if isinstance(saved, ValueLeaf):
             return self._target.values[saved.index]
-        if not isinstance(saved, SavedBranch):
-            return DROPPED if isinstance(saved, (SavedArray, RankLocalMark)) else saved
+        if not isinstance(saved, Branch):
+            return DROPPED if isinstance(saved, (ArrayLeaf, RankLocal)) else saved
         items = [self._contents(child) for child in saved.children]
         if saved.kind not in CONTAINER_KINDS or any(item is DROPPED for item in items):
             return DROPPED
         return make_container(saved.kind, saved.keys, items)
 
-    def _kind_error(self, saved: SavedNode, live: Node, path: Path) -> StateError:
-        leaves = (SavedArray, SavedValue, ArrayLeaf, ShardedLeaf, ValueLeaf)
+    def _kind_error(self, saved: Node, live: Node, path: Path) -> StateError:
+        leaves = (ArrayLeaf, ShardedLeaf, ValueLeaf)
         kind = LeafMismatchError if isinstance(saved, leaves) and isinstance(live, leaves) else StructureMismatchError
-        value = self._target.values[saved.index] if isinstance(saved, SavedValue) else None
-        name = (
-            f", the state of {saved.name}"
-            if isinstance(saved, SavedBranch) and saved.kind == "object" and saved.form is None
-            else ""
-        )
+        value = self._target.values[saved.index] if isinstance(saved, ValueLeaf) else None
+        name = f", the state of {saved.name}" if isinstance(saved, Branch) and saved.is_object else ""
         expected, found = (
             describe_node(saved, value),
             describe_node(live, live.value if isinstance(live, ValueLeaf) else None),
@@ -428,10 +424,10 @@ def _lacking_error(saved: list[Any], lacking: list[Any], path: Path) -> Structur
 # --- modules and optimizers -------------------------------------------------------------------------------------------
 
 
-def check_object(saved: SavedBranch, live: Branch, values: list[Any], path: Path) -> None:
+def check_object(saved: Branch, live: Branch, values: list[Any], path: Path) -> None:
     """A module cannot take keys it lacks, nor an optimizer other groups; find out before anything is touched."""
     inner_saved, inner_live = saved.children[0], live.children[0]
-    if not isinstance(inner_saved, SavedBranch) or not isinstance(inner_live, Branch):
+    if not isinstance(inner_saved, Branch) or not isinstance(inner_live, Branch):
         return
     if isinstance(live.container, torch.nn.Module):
         theirs, mine = set(inner_saved.keys), set(inner_live.keys)
@@ -466,7 +462,11 @@ def check_object(saved: SavedBranch, live: Branch, values: list[Any], path: Path
                 todo="DCP makes texts of them: import that checkpoint again, or give what deeppart.load gives, with "
                 "numbers, to its load_state_dict()",
             )
-        shapes = [list(map(len, _in_groups("params", each, values))) for each in (inner_saved, inner_live)]
+        groups = [
+            _groups(inner_saved, lambda leaf: values[leaf.index]),
+            _groups(inner_live, lambda leaf: leaf.value),
+        ]
+        shapes = [[len(_sequence(group, "params")) for group in each] for each in groups]
         if shapes[0] != shapes[1]:
             raise StructureMismatchError(
                 f"an optimizer has other parameter groups than in the checkpoint: {readable(path)}",
@@ -476,7 +476,7 @@ def check_object(saved: SavedBranch, live: Branch, values: list[Any], path: Path
                 todo="build the optimizer over the same parameters, in the same groups",
             )
         # torch goes by the numbers of the parameters alone, and would give one the state of another.
-        names = [chain.from_iterable(_in_groups("param_names", each, values)) for each in (inner_saved, inner_live)]
+        names = [chain.from_iterable(_sequence(group, "param_names") for group in each) for each in groups]
         pairs = [pair for pair in zip(*names, strict=False) if all(isinstance(name, str) for name in pair)]
         if differing := [pair for pair in pairs if bare_name(pair[0]) != bare_name(pair[1])]:
             raise StructureMismatchError(
@@ -489,26 +489,31 @@ def check_object(saved: SavedBranch, live: Branch, values: list[Any], path: Path
             )
 
 
-def _state_keys(state_dict: SavedBranch) -> Sequence[object]:
+def _state_keys(state_dict: Branch) -> Sequence[object]:
     """What the state of an optimizer has for its parameters."""
-    state = dict(zip(state_dict.keys, state_dict.children, strict=True)).get("state")
-    return state.keys if isinstance(state, SavedBranch) else ()
+    state = state_dict.by_key().get("state")
+    return state.keys if isinstance(state, Branch) else ()
 
 
-def _in_groups(name: str, state_dict: SavedBranch | Branch, values: list[Any]) -> list[Sequence[Any]]:
-    """The list of this name in each group of an optimizer's state_dict; empty where there is none."""
-    groups = _plain(dict(zip(state_dict.keys, state_dict.children, strict=True)).get("param_groups"), values)
-    found = [group.get(name) for group in groups if isinstance(group, dict)] if isinstance(groups, list) else []
-    return [each if isinstance(each, (list, tuple)) else () for each in found]
+def _groups(state_dict: Branch, value_of: Callable[[ValueLeaf], Any]) -> list[dict[Any, Any]]:
+    """The parameter groups of an optimizer's state_dict."""
+    groups = _plain(state_dict.by_key().get("param_groups"), value_of)
+    return [group for group in groups if isinstance(group, dict)] if isinstance(groups, list) else []
 
 
-def _plain(node: SavedNode | Node | None, values: list[Any]) -> Any:
+def _sequence(group: dict[Any, Any], name: str) -> Sequence[Any]:
+    """A list of a group; empty where there is none."""
+    found = group.get(name)
+    return found if isinstance(found, (list, tuple)) else ()
+
+
+def _plain(node: Node | None, value_of: Callable[[ValueLeaf], Any]) -> Any:
     """Lists, dicts and small values, with None for anything else."""
-    if isinstance(node, (SavedValue, ValueLeaf)):
-        return values[node.index] if isinstance(node, SavedValue) else node.value
-    if not isinstance(node, (SavedBranch, Branch)):
+    if isinstance(node, ValueLeaf):
+        return value_of(node)
+    if not isinstance(node, Branch):
         return None
-    items = [_plain(child, values) for child in node.children]
+    items = [_plain(child, value_of) for child in node.children]
     return items if node.kind in ("list", "tuple") else dict(zip(node.keys, items, strict=False))
 
 
@@ -591,7 +596,7 @@ def can_cast(saved: LeafType, live: LeafType) -> bool:
 # --- what stands at a place, in the words of errors -------------------------------------------------------------------
 
 
-def first_inside(node: SavedNode | Node) -> str:
+def first_inside(node: Node) -> str:
     """The first thing in a container that is not a small value, and where."""
     first = _first_that_is_no_value(node, ())
     return (
@@ -601,10 +606,10 @@ def first_inside(node: SavedNode | Node) -> str:
     )
 
 
-def _first_that_is_no_value(node: SavedNode | Node, path: Path) -> tuple[Path, SavedNode | Node] | None:
-    if isinstance(node, (SavedValue, ValueLeaf)):
+def _first_that_is_no_value(node: Node, path: Path) -> tuple[Path, Node] | None:
+    if isinstance(node, ValueLeaf):
         return None
-    if not isinstance(node, (SavedBranch, Branch)) or (path and node.kind not in CONTAINER_KINDS):
+    if not isinstance(node, Branch) or (path and node.kind not in CONTAINER_KINDS):
         return path, node
     for key, child in zip(node.keys, node.children, strict=True):
         if (found := _first_that_is_no_value(child, (*path, key))) is not None:
@@ -612,19 +617,15 @@ def _first_that_is_no_value(node: SavedNode | Node, path: Path) -> tuple[Path, S
     return None
 
 
-def describe_node(node: SavedNode | Node, value: Any) -> str:
+def describe_node(node: Node, value: Any) -> str:
     """What stands at a place, for people."""
     if isinstance(node, UnmadeLeaf):
         return f"{node.kind} on the meta device"
-    if isinstance(node, (SavedBranch, Branch)) and is_composite(node):
-        return (
-            f"a {node.name if isinstance(node, SavedBranch) else branch_name(node.kind, node.container)}"
-            if (node.kind == SUBCLASS)
-            else f"a {node.kind} tensor"
-        )
-    if isinstance(node, (SavedBranch, Branch)):
+    if isinstance(node, Branch) and is_composite(node):
+        return f"a {node.name}" if node.kind == SUBCLASS else f"a {node.kind} tensor"
+    if isinstance(node, Branch):
         return f"{name_kind(node.kind)} of {len(node.children)}" if node.form is None else f"a {node.form}"
-    if isinstance(node, (SavedArray, ArrayLeaf)):
+    if isinstance(node, ArrayLeaf):
         return "an array"
     if isinstance(node, ShardedLeaf):
         return f"a sharded tensor of {node.kind}"
@@ -643,7 +644,7 @@ def create_sharded(target: Target, flat: FlatState, sharded: frozenset[int]) -> 
         return
     optimizers = dict(_optimizers(flat.root, ()))
     for path, node in walk_tree(target.structure.tree, ()):
-        if not isinstance(node, SavedArray) or _has_place(target, node.index):
+        if not isinstance(node, ArrayLeaf) or _has_place(target, node.index):
             continue
         like, kind = _parameter(path, optimizers), target.types[node.index]
         if like is not None and is_sharded(like) and tuple(like.shape) == kind.shape and kind.kind == "torch":

@@ -12,15 +12,6 @@ import numpy as np
 import torch
 
 from deeppart.errors import StateError
-from deeppart.state.document import (
-    DICTS,
-    RankLocalMark,
-    SavedArray,
-    SavedBranch,
-    SavedNode,
-    SavedValue,
-    walk_tree,
-)
 from deeppart.state.objects import DATACLASS, is_optimizer, load_state_dict_of, make, remade
 from deeppart.state.objects import put as put_data
 from deeppart.state.paths import Path, exact, id_keys, readable, some_names
@@ -28,7 +19,18 @@ from deeppart.state.restore.composites import are_own, composites_of, is_composi
 from deeppart.state.restore.filling import fill
 from deeppart.state.restore.target import DROPPED, Target, both_plain, is_lacking, meet
 from deeppart.state.tensors import SUBCLASS, Array, LeafType, in_a_row
-from deeppart.state.tree import ArrayLeaf, Branch, FlatState, Node, RankLocal, ShardedLeaf, UnmadeLeaf, ValueLeaf
+from deeppart.state.tree import (
+    DICTS,
+    ArrayLeaf,
+    Branch,
+    FlatState,
+    Node,
+    RankLocal,
+    ShardedLeaf,
+    UnmadeLeaf,
+    ValueLeaf,
+    walk_tree,
+)
 from deeppart.state.values import TABLE_MAKERS
 
 #: What a module's class must not define, and a module not have of its own, where loading is to change nothing.
@@ -84,7 +86,7 @@ def check_composites(target: Target, arrays: Mapping[int, Array]) -> None:
     """See that tensors that are made of others can be made, before anything live is touched."""
     known = dict(arrays)
     for node in composites_of(target.structure.tree):
-        numbers = [child.index for child in node.children if isinstance(child, SavedArray)]
+        numbers = [child.index for child in node.children if isinstance(child, ArrayLeaf)]
         for index in numbers:
             alias = target.structure.aliases.get(index)
             if alias is not None and alias.owner in arrays:
@@ -99,17 +101,17 @@ def put(target: Target, arrays: dict[int, Array], flat: FlatState) -> Any:
     return _Putting(target, arrays, flat).node(target.structure.tree, flat.root, (), copy=False)
 
 
-def build(target: Target, arrays: dict[int, Array], node: SavedNode) -> Any:
+def build(target: Target, arrays: dict[int, Array], node: Node) -> Any:
     """Build what was saved, without a live counterpart: objects become what their ``state_dict()`` returned.
 
     Subclasses of tensors become dicts of what they are made of: only their class could make them.
     """
-    if isinstance(node, SavedArray):
+    if isinstance(node, ArrayLeaf):
         return DROPPED if node.index in target.dropped else arrays[node.index]
-    if isinstance(node, SavedValue):
+    if isinstance(node, ValueLeaf):
         return target.values[node.index]
-    if isinstance(node, RankLocalMark):
-        return DROPPED
+    if not isinstance(node, Branch):
+        return DROPPED  # another rank's own
     if is_composite(node) and node.kind != SUBCLASS:
         return DROPPED if is_dropped(node, target) else rebuilt(target, arrays, node)
     children = [build(target, arrays, child) for child in node.children]
@@ -148,7 +150,7 @@ def _row(name: str, fields: tuple[str, ...], items: tuple[Any, ...]) -> Any:
     return _namedtuple(name, fields)._make(items)
 
 
-def _new_dict(node: SavedBranch, items: list[tuple[Any, Any]]) -> dict[Any, Any]:
+def _new_dict(node: Branch, items: list[tuple[Any, Any]]) -> dict[Any, Any]:
     if node.kind != "odict":
         made: dict[Any, Any] = TABLE_MAKERS[node.kind](items)
         return made
@@ -170,9 +172,9 @@ class _Putting:
         self._offsets: dict[int, torch.Tensor] = {}
         self._casts: set[int] | None = None  # addresses of the live tensors of another dtype, once asked for
 
-    def node(self, saved: SavedNode, live: Node, path: Path, *, copy: bool) -> Any:
+    def node(self, saved: Node, live: Node, path: Path, *, copy: bool) -> Any:
         """``copy``: leave live containers alone and return new ones: an object may hold one at several places."""
-        if isinstance(saved, RankLocalMark):
+        if isinstance(saved, RankLocal):
             return self._live_item(live)
         if self._target.replaced and exact(path) in self._target.replaced:
             return build(self._target, self._arrays, saved)
@@ -180,16 +182,16 @@ class _Putting:
             created = build(self._target, self._arrays, saved)
             return self._live_item(live) if created is DROPPED else created
         saved, live = meet(saved, live, self._target.values)
-        if isinstance(saved, SavedArray):
+        if isinstance(saved, ArrayLeaf):
             assert isinstance(live, (ArrayLeaf, ShardedLeaf))
             return self._live_item(live)
-        if isinstance(saved, SavedValue):
+        if isinstance(saved, ValueLeaf):
             value = self._target.values[saved.index]
             if value is DROPPED:
                 return self._live_item(live)
             assert isinstance(live, ValueLeaf)
             return value if copy else fill(live.value, value)
-        assert isinstance(live, Branch) and isinstance(saved, SavedBranch)
+        assert isinstance(live, Branch) and isinstance(saved, Branch)
         if is_composite(saved):
             return self._composite(saved, live)
         if live.form is not None:
@@ -205,14 +207,14 @@ class _Putting:
             self._load_object(live.container, merged, path)
             self._has_changed = changed
             return live.container
-        mine = dict(zip(id_keys(live.keys), live.children, strict=True))
+        mine = live.by_key()
         merged_items = []
         plain = not self._target.replaced
         for key, name, child in zip(saved.keys, id_keys(saved.keys), saved.children, strict=True):
             inner = mine.get(name)
-            if plain and isinstance(child, SavedArray) and isinstance(inner, ArrayLeaf):
+            if plain and isinstance(child, ArrayLeaf) and isinstance(inner, ArrayLeaf):
                 merged_items.append((key, self._flat.data[inner.index]))
-            elif isinstance(child, SavedValue) and inner is not None and both_plain(child, inner, self._target.values):
+            elif isinstance(child, ValueLeaf) and inner is not None and both_plain(child, inner, self._target.values):
                 merged_items.append((key, self._target.values[child.index]))
             elif inner is not None:
                 merged_items.append((key, self.node(child, inner, (*path, key), copy=copy)))
@@ -244,7 +246,7 @@ class _Putting:
         target = self._target
         written = {*target.live, *target.casts, *target.sharded}
         leaves = walk_tree(target.structure.tree, ())
-        filled = {readable(path[:1]) for path, leaf in leaves if isinstance(leaf, SavedArray) and leaf.index in written}
+        filled = {readable(path[:1]) for path, leaf in leaves if isinstance(leaf, ArrayLeaf) and leaf.index in written}
         changed = [f"tensors of {some_names(sorted(filled))} may hold the checkpoint's bytes"] if filled else []
         changed += [f"load_state_dict has returned for {some_names(self._loaded)}"] if self._loaded else []
         return "; ".join(changed) or "nothing else has changed"
@@ -256,7 +258,7 @@ class _Putting:
             self._casts = {data.data_ptr() for data in arrays if isinstance(data, torch.Tensor)}
         return bool(self._target.cast_shards) or parameter.data_ptr() in self._casts
 
-    def _composite(self, saved: SavedBranch, live: Branch) -> Any:
+    def _composite(self, saved: Branch, live: Branch) -> Any:
         """The live tensor with restored elements, or another one to put in its place."""
         if is_dropped(saved, self._target):
             return live.container
@@ -267,7 +269,7 @@ class _Putting:
             self._has_changed |= changed
             return item
         for child, inner in zip(saved.children, live.children, strict=True):  # plain ones have been filled in place
-            if isinstance(child, SavedBranch) and isinstance(inner, Branch):
+            if isinstance(child, Branch) and isinstance(inner, Branch):
                 self._composite(child, inner)
         return live.container
 

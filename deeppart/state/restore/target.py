@@ -11,12 +11,14 @@ import torch
 
 from deeppart._gc import collection_paused
 from deeppart.errors import StructureMismatchError
-from deeppart.state.document import DICTS, SavedArray, SavedBranch, SavedNode, SavedValue, Structure, walk_tree
+from deeppart.state.document import Structure
 from deeppart.state.paths import ExactPath, Path, readable
 from deeppart.state.tensors import Array, LeafType, new_array
 from deeppart.state.tree import (
     CONTAINER_KINDS,
+    DICTS,
     Alias,
+    ArrayLeaf,
     Branch,
     Node,
     ShardedLeaf,
@@ -26,6 +28,7 @@ from deeppart.state.tree import (
     container_kind,
     contiguous_strides,
     holds_containers,
+    walk_tree,
 )
 from deeppart.state.values import MUTABLE, decode_value
 
@@ -119,7 +122,7 @@ class Target:
         parts = {index for index, alias in aliases.items() if index not in kept and not self.is_twin(index, alias)}
         parts -= self.dropped
         for path, node in walk_tree(self.structure.tree, ()) if parts else ():
-            if isinstance(node, SavedArray) and node.index in parts:
+            if isinstance(node, ArrayLeaf) and node.index in parts:
                 raise _part_error(path, self.types[node.index], self.types[aliases[node.index].owner])
         self.structure = replace(self.structure, aliases=kept)
 
@@ -159,64 +162,64 @@ def decode_values(structure: Structure, where: str) -> list[Any]:
 # --- both sides of a place in one form --------------------------------------------------------------------------------
 
 
-def is_lacking(saved: SavedNode, live: Node, types: Sequence[LeafType]) -> bool:
+def is_lacking(saved: Node, live: Node, types: Sequence[LeafType]) -> bool:
     """True if the live state has nothing yet in the place of a saved array or container, so that one is created.
 
     That is None; a tensor on the meta device; or a number where an array of one element was saved: a best loss begins
     as 1e9, and is a tensor later.
     """
     if isinstance(live, UnmadeLeaf):
-        return isinstance(saved, SavedArray)
+        return isinstance(saved, ArrayLeaf)
     if not isinstance(live, ValueLeaf):
         return False
-    if isinstance(saved, SavedArray) and type(live.value) in _NUMBERS:
+    if isinstance(saved, ArrayLeaf) and type(live.value) in _NUMBERS:
         return math.prod(types[saved.index].shape) == 1
-    takes_itself = isinstance(saved, SavedBranch) and saved.kind == "object" and saved.form is None
-    return live.value is None and not isinstance(saved, SavedValue) and not takes_itself
+    takes_itself = isinstance(saved, Branch) and saved.is_object
+    return live.value is None and not isinstance(saved, ValueLeaf) and not takes_itself
 
 
-def inside_object(saved: SavedNode, live: Node) -> tuple[SavedNode, Node]:
+def inside_object(saved: Node, live: Node) -> tuple[Node, Node]:
     """``{"m": model}`` and ``{"m": model.state_dict()}`` hold the same: look through the object on one side."""
-    live_is_object = isinstance(live, Branch) and live.kind == "object" and live.form is None
-    if isinstance(saved, SavedBranch) and saved.kind == "object" and saved.form is None:
+    live_is_object = isinstance(live, Branch) and live.is_object
+    if isinstance(saved, Branch) and saved.is_object:
         return saved if live_is_object else saved.children[0], live
-    return SavedBranch("object", (None,), (saved,)) if live_is_object else saved, live
+    return Branch("object", (None,), (saved,)) if live_is_object else saved, live
 
 
-def meet(saved: SavedNode, live: Node, values: Sequence[Any]) -> tuple[SavedNode, Node]:
+def meet(saved: Node, live: Node, values: Sequence[Any]) -> tuple[Node, Node]:
     """The two sides in one form: inside objects, and both as a container of leaves or both as a value container.
 
     A list may have been saved item by item and be a value container here, since it has grown; or be short here, and
     have been saved as a value container.
     """
     saved, live = inside_object(saved, live)
-    if isinstance(saved, SavedBranch) and isinstance(live, ValueLeaf):
+    if isinstance(saved, Branch) and isinstance(live, ValueLeaf):
         kind = container_kind(live.value)
         if kind is not None:
             keys, items = container_items(live.value)
             children: list[Node] = [
-                ValueLeaf((*live.path, key), item, -1) for key, item in zip(keys, items, strict=True)
+                ValueLeaf(-1, item, (*live.path, key)) for key, item in zip(keys, items, strict=True)
             ]
-            return saved, Branch(kind, live.value, keys, children)
-    if isinstance(saved, SavedValue) and isinstance(live, Branch) and live.kind in CONTAINER_KINDS:
+            return saved, Branch(kind, keys, children, container=live.value)
+    if isinstance(saved, ValueLeaf) and isinstance(live, Branch) and live.kind in CONTAINER_KINDS:
         value = values[saved.index]
         is_flat = all(isinstance(child, ValueLeaf) and container_kind(child.value) is None for child in live.children)
         if container_kind(value) is not None and (is_flat or (holds_containers(value) and _is_plain(live))):
-            return saved, ValueLeaf((), live.container, -1)
+            return saved, ValueLeaf(-1, live.container)
     return saved, live
 
 
-def both_plain(saved: SavedNode, live: Node, values: list[Any]) -> bool:
+def both_plain(saved: Node, live: Node, values: list[Any]) -> bool:
     """True if a value simply replaces another one: the usual case, answered at little cost."""
     return (
-        type(saved) is SavedValue
+        type(saved) is ValueLeaf
         and type(live) is ValueLeaf
         and type(live.value) in _PLAIN
         and type(values[saved.index]) in _PLAIN
     )
 
 
-def is_cut(saved: SavedBranch, live: Branch, *, is_record: bool) -> bool:
+def is_cut(saved: Branch, live: Branch, *, is_record: bool) -> bool:
     """True if a live container loses what the checkpoint lacks, as value containers do: a list, or a dict of values."""
     if saved.kind == "list":
         return not any(has_object(child, forms=False) for child in live.children[len(saved.children) :])
@@ -238,7 +241,7 @@ def _is_plain(live: Node) -> bool:
     return isinstance(live, ValueLeaf)
 
 
-def same_form(saved: SavedBranch, live: Branch) -> bool:
+def same_form(saved: Branch, live: Branch) -> bool:
     """True if a live object is of the form of a saved one; or if neither has a form."""
     if saved.form is None or live.form is None:
         return saved.form is live.form

@@ -15,7 +15,7 @@ from deeppart.state.tensors.composites import (
     VALUES,
     Parts,
     assemble,
-    branch_name,
+    class_name,
     decompose,
 )
 from deeppart.state.tensors.leaves import (
@@ -59,9 +59,9 @@ __all__ = [
     "Parts",
     "Shards",
     "assemble",
-    "branch_name",
     "check_array",
     "check_tensor",
+    "class_name",
     "decompose",
     "dtype_name",
     "flat_bytes",

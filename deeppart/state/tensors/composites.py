@@ -96,14 +96,9 @@ def decompose(tensor: torch.Tensor, where: str) -> Parts | None:
     return Parts(SUBCLASS, class_name(tensor), _of_subclass(tensor, where))
 
 
-def class_name(tensor: object) -> str:
-    """The name of a subclass's class, as files have it."""
-    return f"{type(tensor).__module__}.{type(tensor).__qualname__}"
-
-
-def branch_name(kind: str, container: object) -> str:
-    """The name that goes with a kind of composite: that of the class of a subclass."""
-    return class_name(container) if kind == SUBCLASS else ""
+def class_name(item: object) -> str:
+    """The name of its class, as files have it."""
+    return f"{type(item).__module__}.{type(item).__qualname__}"
 
 
 def is_wrapper(tensor: torch.Tensor) -> bool:

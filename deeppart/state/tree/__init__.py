@@ -8,23 +8,32 @@ values are in ``value_containers.py``.
 from deeppart.state.tree.flat import (
     ARRAY,
     COMPOSITE,
-    DICT_KINDS,
     FORM,
     OBJECT,
     RANK_LOCAL,
     SHARDED,
     VALUE,
+    FlatState,
+    RankLocalRules,
+)
+from deeppart.state.tree.flattening import DEEPEST_NESTING, flatten
+from deeppart.state.tree.nodes import (
+    DICT_KINDS,
+    DICTS,
     ArrayLeaf,
     Branch,
-    FlatState,
+    Leaf,
+    LeafNumbers,
     Node,
     RankLocal,
-    RankLocalRules,
     ShardedLeaf,
     UnmadeLeaf,
     ValueLeaf,
+    inside_objects,
+    units_of,
+    walk_tree,
+    with_items_at,
 )
-from deeppart.state.tree.flattening import DEEPEST_NESTING, flatten
 from deeppart.state.tree.template import Template
 from deeppart.state.tree.ties import (
     Alias,
@@ -56,6 +65,7 @@ __all__ = [
     "COMPOSITE",
     "CONTAINER_KINDS",
     "DEEPEST_NESTING",
+    "DICTS",
     "DICT_KINDS",
     "FORM",
     "LEAST_ENTRIES",
@@ -69,6 +79,8 @@ __all__ = [
     "ArrayLeaf",
     "Branch",
     "FlatState",
+    "Leaf",
+    "LeafNumbers",
     "Node",
     "RankLocal",
     "RankLocalRules",
@@ -88,8 +100,12 @@ __all__ = [
     "flatten",
     "holds_containers",
     "in_order",
+    "inside_objects",
     "make_container",
     "memory_groups",
     "overlapping",
     "paths_inside",
+    "units_of",
+    "walk_tree",
+    "with_items_at",
 ]

@@ -3,133 +3,19 @@
 from __future__ import annotations
 
 from array import array
-from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from deeppart.model import Box
 from deeppart.state.memory import Extents, HeldMemory
-from deeppart.state.objects import ObjectForm
 from deeppart.state.paths import ExactPath, Excluded, Key, Path
-from deeppart.state.tensors import LeafType
+from deeppart.state.tree.nodes import ArrayLeaf, Branch, Node, RankLocal, ShardedLeaf, UnmadeLeaf, ValueLeaf
 
 # Markers among the tokens; tuples, so that no string key can equal one.
 ARRAY, VALUE, OBJECT, RANK_LOCAL, NUMPY = ("array",), ("value",), ("object",), ("apart",), ("numpy",)
 SHARDED, COMPOSITE, FORM = ("sharded",), ("composite",), ("form",)
-#: Dicts and how they are called in a tree. A Counter is what MultiStepLR keeps its milestones in.
-DICT_KINDS: dict[type, str] = {
-    dict: "dict",
-    OrderedDict: "odict",
-    Counter: "counter",
-    defaultdict: "defaultdict",
-}
-
-
-@dataclass(slots=True)
-class ArrayLeaf:
-    """A tensor or numpy array at a path; the array itself is ``FlatState.data[index]``.
-
-    Attributes:
-        inside: how many of the last keys of its path lead into a tensor of which it is a component.
-    """
-
-    path: Path
-    index: int
-    inside: int = 0
-
-
-@dataclass(slots=True)
-class ValueLeaf:
-    """A small value at a path, or a container of nothing but small values (:mod:`.value_containers`)."""
-
-    path: Path
-    value: Any
-    index: int
-    inside: int = 0
-
-
-@dataclass(slots=True)
-class UnmadeLeaf:
-    """A tensor on the meta device, in a live state that is restored: it has no memory to be filled."""
-
-    path: Path
-    kind: LeafType
-
-
-@dataclass(slots=True)
-class ShardedLeaf:
-    """A tensor of which every rank has shards; those of this rank are leaves with bytes behind all others.
-
-    Attributes:
-        path: its path.
-        index: its number among the sharded tensors of the state.
-        kind: dtype and shape of the whole tensor.
-        item: the live tensor; a plain one where other ranks have nothing.
-        boxes: of this rank's shards.
-        first: number of the first of their arrays; the others follow.
-        layout: as of :class:`~deeppart.state.tensors.sharded.Shards`.
-    """
-
-    path: Path
-    index: int
-    kind: LeafType
-    item: Any
-    boxes: tuple[Box, ...]
-    first: int
-    layout: Any
-
-    @property
-    def numbers(self) -> range:
-        """Of the arrays of its shards."""
-        return range(self.first, self.first + len(self.boxes))
-
-
-@dataclass(slots=True)
-class Branch:
-    """A container of the state.
-
-    Attributes:
-        kind: "dict", "odict", "counter", "defaultdict", "list", "tuple", "namedtuple", "object", or that of a tensor
-            that is made of others (:mod:`deeppart.state.tensors.composites`).
-        container: the live container; for "object" the live object, or the live tensor.
-        keys: dict keys in canonical order, field names of a namedtuple, names of components, otherwise indices; () for
-            an object.
-        children: the nodes under the keys, in the same order; for an object its state_dict(), or its data, alone.
-        path: its path.
-        form: of an object without a ``state_dict()`` what it is.
-    """
-
-    kind: str
-    container: Any
-    keys: Sequence[Key]
-    children: list[Node]
-    path: Path = ()
-    form: ObjectForm | None = None
-
-
-@dataclass(slots=True)
-class RankLocal:
-    """Something that is no part of the structure that all ranks share.
-
-    Attributes:
-        path: its path.
-        mine: true if every rank saves its own; otherwise rank 0's is saved for all.
-        node: the node of this rank; None on the other ranks if it is rank 0's.
-        place: of a dict's key, how many come before it in insertion order; None in other containers.
-        part: true if it is one of :attr:`RankLocalRules.parts`.
-    """
-
-    path: Path
-    mine: bool
-    node: Node | None = None
-    place: int | None = None
-    part: bool = False
-
-
-Node = Branch | ArrayLeaf | ShardedLeaf | ValueLeaf | UnmadeLeaf | RankLocal
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +117,7 @@ class FlatState:
 
 def _objects_below(node: Node) -> Iterator[Branch]:
     if isinstance(node, Branch):
-        if node.kind == "object" and node.form is None:
+        if node.is_object:
             yield node  # what its state_dict() holds are no objects
             return
         for child in node.children:

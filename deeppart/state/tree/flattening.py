@@ -28,6 +28,7 @@ from deeppart.state.tensors import (
     Shards,
     check_array,
     check_tensor,
+    class_name,
     decompose,
     dtype_name,
     is_plain,
@@ -37,23 +38,16 @@ from deeppart.state.tensors import (
 from deeppart.state.tree.flat import (
     ARRAY,
     COMPOSITE,
-    DICT_KINDS,
     FORM,
     NUMPY,
     OBJECT,
     RANK_LOCAL,
     SHARDED,
     VALUE,
-    ArrayLeaf,
-    Branch,
     FlatState,
-    Node,
-    RankLocal,
     RankLocalRules,
-    ShardedLeaf,
-    UnmadeLeaf,
-    ValueLeaf,
 )
+from deeppart.state.tree.nodes import DICT_KINDS, ArrayLeaf, Branch, Node, RankLocal, ShardedLeaf, UnmadeLeaf, ValueLeaf
 from deeppart.state.tree.value_containers import container_levels
 from deeppart.state.values import encode_key, encode_value, is_value
 
@@ -103,7 +97,7 @@ class _Walk:
     ) -> None:
         self._live, self._may_ask = live, may_ask
         self._state_dicts = state_dicts
-        self.flat = FlatState(root=ValueLeaf((), None, 0))
+        self.flat = FlatState(root=ValueLeaf(0))
         self._open: set[int] = set()
         self._cuts = cuts
         self._excluded = None if cuts is None or not cuts.leaves_out else cuts.excluded
@@ -207,7 +201,7 @@ class _Walk:
                 children.append(self._value(item, (*path, key)))
                 self.flat.values[-1].inside = inside
         self._open.discard(id(tensor))
-        return Branch(parts.kind, tensor, keys, children, path)
+        return Branch(parts.kind, keys, children, parts.name, container=tensor, path=path)
 
     def _array(self, found: np.ndarray[Any, Any], path: Path) -> ArrayLeaf:
         note_array(self.flat, found, path)
@@ -240,14 +234,14 @@ class _Walk:
 
     def _leaf(self, data: Any, path: Path) -> ArrayLeaf:
         self.flat.tokens.append(ARRAY)
-        leaf = ArrayLeaf(path, len(self.flat.arrays))
+        leaf = ArrayLeaf(len(self.flat.arrays), path)
         self.flat.arrays.append(leaf)
         self.flat.data.append(data)
         return leaf
 
     def _value(self, value: Any, path: Path) -> ValueLeaf:
         self.flat.tokens.append(VALUE)
-        leaf = ValueLeaf(path, value, len(self.flat.values))
+        leaf = ValueLeaf(len(self.flat.values), value, path)
         self.flat.values.append(leaf)
         return leaf
 
@@ -288,7 +282,7 @@ class _Walk:
         else:
             children = [self.node(container[key], (*path, key)) for key in keys]
         self._open.discard(id(container))
-        return Branch(kind, container, keys, children, path)
+        return Branch(kind, keys, children, container=container, path=path)
 
     def _kept(self, container: dict[Any, Any], path: Path) -> Collection[Key]:
         """The keys of what is not left out, in the order of the dict."""
@@ -314,7 +308,8 @@ class _Walk:
         self._enter(container, path)
         children = [self.node(item, (*path, key)) for key, item in zip(keys, container, strict=True)]
         self._open.discard(id(container))
-        return Branch(kind, container, keys, children, path)
+        name = type(container).__name__ if kind == "namedtuple" else ""
+        return Branch(kind, keys, children, name, container=container, path=path)
 
     def _check_namedtuple(self, kind: type, path: Path) -> None:
         """Its name must be one that ``load`` can give to a namedtuple."""
@@ -343,7 +338,8 @@ class _Walk:
                 self._excluded.refuse((*path, key), f"a field of a {type(item).__name__}")
         child = self.node(given, path)
         self._open.discard(id(item))
-        return Branch("object", item, (), [child], path, form)
+        name = class_name(item) if form is None else str(form)
+        return Branch("object", (None,), [child], name, form, container=item, path=path)
 
     def _enter(self, container: Any, path: Path) -> None:
         if len(self._open) >= DEEPEST_NESTING:
@@ -393,7 +389,7 @@ def note_shards(flat: FlatState, leaf: ShardedLeaf, shards: Shards, *, live: boo
     for box, tensor in zip(shards.boxes, shards.tensors, strict=True):
         flat.tokens += (SHARDED, str(box))
         flat.data.append(note_tensor(flat, tensor, leaf.path, live=live))
-        flat.arrays.append(ArrayLeaf(leaf.path, len(flat.arrays)))
+        flat.arrays.append(ArrayLeaf(len(flat.arrays), leaf.path))
 
 
 def note_array(flat: FlatState, found: np.ndarray[Any, Any], path: Path) -> None:

@@ -19,21 +19,10 @@ import torch
 from deeppart.state.memory import HeldMemory
 from deeppart.state.objects import object_form, object_state
 from deeppart.state.paths import readable
-from deeppart.state.tensors import COMPOSITES, PLAIN_TENSORS, branch_name, decompose, shards_again
-from deeppart.state.tree.flat import (
-    DICT_KINDS,
-    NUMPY,
-    ArrayLeaf,
-    Branch,
-    FlatState,
-    Node,
-    RankLocal,
-    RankLocalRules,
-    ShardedLeaf,
-    UnmadeLeaf,
-    ValueLeaf,
-)
+from deeppart.state.tensors import COMPOSITES, PLAIN_TENSORS, decompose, shards_again
+from deeppart.state.tree.flat import NUMPY, FlatState, RankLocalRules
 from deeppart.state.tree.flattening import flatten, hold_memory
+from deeppart.state.tree.nodes import DICT_KINDS, ArrayLeaf, Branch, Node, RankLocal, ShardedLeaf, UnmadeLeaf, ValueLeaf
 from deeppart.state.tree.value_containers import CONTAINER_KINDS, LEAST_ROWS, container_levels
 from deeppart.state.values import is_value
 
@@ -206,7 +195,7 @@ class Template:
         return fill
 
     def _sharded_filler(self, leaf: ShardedLeaf, kinds: dict[Any, Any]) -> _Filler:
-        kind, wanted = type(leaf.item), [self._tensor_kind(ArrayLeaf(leaf.path, n), kinds) for n in leaf.numbers]
+        kind, wanted = type(leaf.item), [self._tensor_kind(ArrayLeaf(n, leaf.path), kinds) for n in leaf.numbers]
         index, shape, boxes, layout = leaf.index, leaf.kind.shape, leaf.boxes, leaf.layout
 
         def fill(item: Any) -> bool:
@@ -297,11 +286,10 @@ def _dict_filler(
 def _composite_filler(branch: Branch, fillers: Sequence[_Filler]) -> _Filler:
     """Fills a tensor that is made of others; one whose components have other shapes now does not fit."""
     kind, cls, keys, path = branch.kind, type(branch.container), list(branch.keys), branch.path
-    name = branch_name(kind, branch.container)
 
     def fill(item: Any) -> bool:
         parts = decompose(item, readable(path)) if type(item) is cls else None
-        if parts is None or (parts.kind, parts.name) != (kind, name) or list(parts.items) != keys:
+        if parts is None or (parts.kind, parts.name) != (kind, branch.name) or list(parts.items) != keys:
             return False
         branch.container = item
         return all(take(each) for take, each in zip(fillers, parts.items.values(), strict=True))

@@ -12,10 +12,11 @@ import torch
 
 from deeppart.errors import StructureMismatchError
 from deeppart.offline.reading import select
-from deeppart.state.document.structure import SavedBranch, SavedNode, Structure, walk_tree
+from deeppart.state.document.structure import Structure
 from deeppart.state.document.structure_json import decode_structure, encode_structure, encode_tree
 from deeppart.state.paths.keys import readable
 from deeppart.state.tensors.leaves import leaf_type
+from deeppart.state.tree import Branch, Node, ValueLeaf, walk_tree
 from deeppart.state.tree.flattening import flatten
 from deeppart.state.tree.value_containers import LEAST_ENTRIES, LEAST_ROWS
 from deeppart.state.values import encode_value
@@ -88,9 +89,9 @@ def test_what_covers_nothing_is_an_error_that_names_some(patterns: list[str]) ->
     assert caught.value.found == ", ".join(map(repr, patterns))
 
 
-def kinds(node: SavedNode) -> dict[str, tuple[str, tuple[Any, ...]]]:
+def kinds(node: Node) -> dict[str, tuple[str, Sequence[Any]]]:
     """Kind and keys of each container, by path."""
-    if not isinstance(node, SavedBranch):
+    if not isinstance(node, Branch):
         return {}
     found = {"": (node.kind, node.keys)}
     for key, child in zip(node.keys, node.children, strict=True):
@@ -98,7 +99,7 @@ def kinds(node: SavedNode) -> dict[str, tuple[str, tuple[Any, ...]]]:
     return found
 
 
-def selected(state: Any, *patterns: str) -> SavedNode:
+def selected(state: Any, *patterns: str) -> Node:
     return select(*saved(state), patterns)[0]
 
 
@@ -128,7 +129,7 @@ RUNS = {
 def values_left(state: Any, *patterns: str) -> dict[str, Any]:
     structure, values = saved(state)
     tree, _ = select(structure, values, patterns)
-    return {readable(path): values[node.index] for path, node in walk_tree(tree, ())}
+    return {readable(path): values[node.index] for path, node in walk_tree(tree, ()) if isinstance(node, ValueLeaf)}
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ from deeppart.recovery import refusal_of_state
 from deeppart.recovery.matching import check_writable
 from deeppart.recovery.narrowing import flatten_live
 from deeppart.state.restore.target import Target
-from deeppart.state.tree.flat import FlatState, ValueLeaf
+from deeppart.state.tree.flat import FlatState
+from deeppart.state.tree.nodes import ValueLeaf
 from tests.unit.state.restore.mismatches import Case, check_refused, config, ones, zeros
 from tests.unit.state.saved_states import structure_of, target_of
 
@@ -39,7 +40,7 @@ def test_a_mismatch_is_named_and_touches_nothing(tmp_path: Path, name: str) -> N
     check_refused(tmp_path, CASES[name]())
 
 
-NOTHING = FlatState(root=ValueLeaf((), None, 0))
+NOTHING = FlatState(root=ValueLeaf(0))
 
 
 def filled_with(live: Any) -> tuple[Target, list[tuple[Any, ...]]]:

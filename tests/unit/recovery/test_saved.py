@@ -14,7 +14,7 @@ from deeppart.errors import CorruptFileError
 from deeppart.recovery import SavedStep, saved_step
 from deeppart.recovery.saved import check_spans
 from deeppart.recovery.tables import PartIndexView
-from deeppart.state.document.structure import RankLocalMark, SavedBranch
+from deeppart.state.tree import Branch, RankLocal
 from tests.unit.cli_support import forge
 from tests.unit.recovery.opened import Opened, documents_of, open_step
 from tests.unit.suspicions import attempt
@@ -50,8 +50,8 @@ def test_another_number_restores_what_all_ranks_share(size: int) -> None:
         assert not saved.same_world and saved.any_own
         assert saved.paths() == [("a/b",), ("w",)] and saved.own_leaves == {0}
         tree = saved.structure.tree
-        assert isinstance(tree, SavedBranch)
-        assert isinstance(dict(zip(tree.keys, tree.children, strict=True))["only"], RankLocalMark), "left as it is"
+        assert isinstance(tree, Branch)
+        assert isinstance(dict(zip(tree.keys, tree.children, strict=True))["only"], RankLocal), "left as it is"
         assert len(saved.of_ranks) == 2, "what the old ranks had is known all the same"
 
 

@@ -12,9 +12,10 @@ import pytest
 from deeppart.errors import CorruptFileError
 from deeppart.model import Box, Division
 from deeppart.part import RANK_TABLE, SHARED_TABLE, SPAN_DTYPE
-from deeppart.state.document.structure import SavedArray, SavedBranch, Structure
+from deeppart.state.document.structure import Structure
 from deeppart.state.pieces import ANY_PART, EXTRA, GAP, Expected, Held, Source, check_own, find_faults
 from deeppart.state.tensors.leaves import LeafType
+from deeppart.state.tree import ArrayLeaf, Branch
 
 Row = tuple[int, int, int, int, int]
 #: Five columns in a grid of three boxes; and a division that is no grid.
@@ -70,7 +71,7 @@ def test_boxes_that_a_document_claims_cost_nothing() -> None:
 
 TYPES = (LeafType("torch", "uint8", (40,)), LeafType("torch", "int32", (5,)), LeafType("torch", "int32", (2, 3)))
 STRUCTURE = Structure(
-    SavedBranch("list", (0, 1, 2), (SavedArray(0), SavedArray(1), SavedArray(2))),
+    Branch("list", (0, 1, 2), (ArrayLeaf(0), ArrayLeaf(1), ArrayLeaf(2))),
     TYPES,
     np.zeros(3, dtype=np.bool_),
     divisions={1: GRID, 2: ODD},

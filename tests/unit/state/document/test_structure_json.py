@@ -16,7 +16,6 @@ import torch
 
 import deeppart
 from deeppart.errors import CorruptFileError
-from deeppart.state.document.structure import SavedArray, SavedBranch, SavedNode, Unit, units_of
 from deeppart.state.document.structure_json import (
     Numbers,
     check_aliases,
@@ -27,6 +26,7 @@ from deeppart.state.document.structure_json import (
 )
 from deeppart.state.restore.merge import build
 from deeppart.state.tensors.leaves import LeafType
+from deeppart.state.tree import ArrayLeaf, Branch, LeafNumbers, Node, units_of
 from deeppart.state.tree.flat import RankLocalRules
 from deeppart.state.tree.flattening import DEEPEST_NESTING, flatten
 from deeppart.state.tree.ties import Alias
@@ -259,10 +259,10 @@ def test_keys_that_are_one_key_of_a_dict(keys: list[Any]) -> None:
 # --- how deep, and how long -------------------------------------------------------------------------------------------
 
 
-def nested(depth: int, key: Any = 0) -> SavedNode:
-    node: SavedNode = SavedArray(0)
+def nested(depth: int, key: Any = 0) -> Node:
+    node: Node = ArrayLeaf(0)
     for _ in range(depth):
-        node = SavedBranch("dict", (key,), (node,))
+        node = Branch("dict", (key,), (node,))
     return node
 
 
@@ -349,17 +349,17 @@ def test_a_node_that_no_writer_means(node: Any) -> None:
     assert len(str(caught.value)) < 2000
 
 
-def units(state: Any, *, none: bool = False) -> list[Unit]:
+def units(state: Any, *, none: bool = False) -> list[tuple[tuple[Any, ...], LeafNumbers]]:
     """Those that hold any of the state's leaves and values, or none of them."""
     structure = structure_of(state)
-    numbers = set() if none else set(range(len(structure.types))), set() if none else set(range(len(structure.values)))
-    return units_of(structure.tree, *numbers)
+    numbers = LeafNumbers(set(range(len(structure.types))), set(range(len(structure.values))))
+    return units_of(structure.tree, LeafNumbers() if none else numbers)
 
 
 def test_the_outermost_tuple_is_one() -> None:
     tensor = torch.zeros(2)
-    (unit,) = units({"a": ([1, tensor], (tensor + 1, 2)), "b": [tensor + 2]})
-    assert unit.path == ("a",) and len(unit.arrays) == 2
+    ((path, numbers),) = units({"a": ([1, tensor], (tensor + 1, 2)), "b": [tensor + 2]})
+    assert path == ("a",) and len(numbers.arrays) == 2
     assert units({"a": ([1, tensor],)}, none=True) == []
 
 
@@ -367,5 +367,5 @@ def test_the_state_itself_and_what_holds_objects_is_none() -> None:
     tensor = torch.zeros(2)
     assert units((tensor, 1)) == []
     assert units({"a": (Box({"w": tensor}), tensor + 1)}) == []
-    (unit,) = units({"a": (Box({"w": (tensor, 1)}), tensor + 1)})
-    assert unit.path == ("a", 0, "w")
+    ((path, _),) = units({"a": (Box({"w": (tensor, 1)}), tensor + 1)})
+    assert path == ("a", 0, "w")

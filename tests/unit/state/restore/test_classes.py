@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from deeppart.errors import LeafMismatchError, StructureMismatchError
-from deeppart.state.document.structure import SavedBranch, SavedValue, Structure
+from deeppart.state.document.structure import Structure
 from deeppart.state.restore.classes import resolve, resolve_registered
 from deeppart.state.restore.target import Target
+from deeppart.state.tree import Branch, ValueLeaf
 from deeppart.state.tree.flattening import flatten
 from deeppart.state.values import SavedMember
 from tests.features.script_values import Level, Phase, Rights
@@ -20,7 +21,7 @@ HERE = Phase.__module__
 
 
 def target_of(value: Any, key: Any = "v") -> Target:
-    tree = SavedBranch("dict", (key,), (SavedValue(0),))
+    tree = Branch("dict", (key,), (ValueLeaf(0),))
     own = np.zeros(1, dtype=np.bool_)
     return Target(Structure(tree, (), np.zeros(0, dtype=np.bool_), per_rank_values=own), [], [value])
 
@@ -28,7 +29,7 @@ def target_of(value: Any, key: Any = "v") -> Target:
 def resolved(value: Any, live: Any, key: Any = "v") -> Any:
     target = target_of(value, key)
     resolve(target, flatten({"v": live}, live=True))
-    assert isinstance(target.structure.tree, SavedBranch)
+    assert isinstance(target.structure.tree, Branch)
     return target.values[0] if key == "v" else target.structure.tree.keys[0]
 
 
