@@ -2,10 +2,10 @@
 
     python benchmarks/shard_documents.py [--ranks 64] [--tensors 1000] [--repeat 3]
 
-Tensors of two dimensions, sharded by rows over so many ranks. For deeppart, the structure document is decoded and
-checked, the span tables of all parts are checked against it and taken apart, and the sources of one rank's shards are
-looked for in them. For DCP, a `.metadata` file of as many shards is unpickled, and what to read for one rank's shards
-is looked for. Shown are microseconds for each shard that any rank has saved, the median (fastest, slowest), and bytes.
+Tensors of two dimensions, sharded by rows over so many ranks. For deeppart, one of as many ranks decodes and
+checks the structure document, checks against it the span table of one part, checks that the tables of all parts hold
+its share of the tensors once, and looks in all of them for the sources of its shards. For DCP, a `.metadata` file of as many shards is unpickled, and what to read for one rank's shards
+is looked for. Shown are microseconds of processor time for each shard that any rank has saved, the median (fastest, slowest), and bytes.
 One process; no file and no message. Exit code: 0.
 """
 
@@ -43,8 +43,8 @@ from deeppart.part import SHARED_TABLE, SPAN_DTYPE
 from deeppart.state.document.global_state import gather_global_state
 from deeppart.state.document.part_document import FileNumbers, PartDocument, decode_meta
 from deeppart.state.document.structure_json import Numbers, SavedTensor, encode_tree
-from deeppart.state.pieces import Held, check_own, check_places
-from deeppart.state.restore.scatter import LiveBox, Scatter, Wanted, chunk_pieces
+from deeppart.state.pieces import Held, PartPieces, check_own, check_places
+from deeppart.state.restore.scatter import LiveBox, Scatter, Wanted
 from deeppart.state.tensors.leaves import leaf_type
 from deeppart.state.tree.flattening import flatten
 
@@ -110,12 +110,12 @@ def restore(metas: list[bytes], spans: list[npt.NDArray[np.void]]) -> int:
         structure = first.check(first.structure, "part 0")
         state = gather_global_state(structure, [(first.trees, first.values)], "here")
         state.check(structure, "here")
-        for rows in spans:
+        for rows in spans[:1]:
             ends = np.append(rows["raw_offset"], rows["raw_offset"][-1:] + rows["length"][-1:])
             check_places(structure, {}, rows, ends, np.zeros(len(rows), dtype=np.bool_), "here")
             check_own(structure, {}, rows, None, "here")
         held = Held(structure, dict(enumerate(spans)))
-        held.check(None, "here")
+        assert not held.faults_of(0, len(spans))
         live = LiveBox(torch.zeros(_ROWS, _COLUMNS), Box((0, 0), (_ROWS, _COLUMNS)))
         scatter = Scatter(
             Wanted(source, live, tensor.kind.itemsize, tensor.name)
@@ -124,9 +124,8 @@ def restore(metas: list[bytes], spans: list[npt.NDArray[np.void]]) -> int:
         )
         found = 0
         for part, rows in enumerate(spans):
-            wanted = scatter.pieces(part)
-            for pieces in chunk_pieces(rows, np.array([0, rows["length"].sum()])):
-                found += sum(piece[:2] in wanted for piece in pieces)
+            pieces = PartPieces(rows, np.array([0, rows["length"].sum()], dtype=np.uint64))
+            found += sum(len(wants) for _, _, wants in scatter.chunks(part, pieces))
         return found
 
 
@@ -157,9 +156,9 @@ def dcp_load(text: bytes) -> int:
 def _timed(call: Callable[[], int], expected: int, repeat: int, shards: int) -> str:
     found = []
     for _ in range(repeat):
-        began = time.perf_counter()
+        began = time.process_time()
         assert call() == expected
-        found.append((time.perf_counter() - began) * 1e6 / shards)
+        found.append((time.process_time() - began) * 1e6 / shards)
     return f"{median(found):.1f} us ({min(found):.1f}-{max(found):.1f})"
 
 

@@ -24,15 +24,24 @@ from deeppart.part import FileSource, KeyFiles, PartReader, Signing, read_key_fi
 from deeppart.state.document import RankDocument, Structure, gather_global_state, with_global_state
 from deeppart.state.objects import REGISTERED
 from deeppart.state.paths import ROOT, covers, may_match_below, nearest_globs, readable
-from deeppart.state.pieces import ANY_PART, Fault, Held, Source, check_places, own_faults, refuse
-from deeppart.state.restore import (
+from deeppart.state.pieces import (
+    ANY_PART,
+    Fault,
+    Held,
     LeafPiece,
+    PartPieces,
+    Source,
+    check_places,
+    own_faults,
+    piece_keys,
+    refuse,
+)
+from deeppart.state.restore import (
     LiveBox,
     Scatter,
     Target,
     Wanted,
     build,
-    chunk_pieces,
     decode_values,
     resolve_registered,
     tie,
@@ -157,8 +166,7 @@ class OpenCheckpoint:
             or self._held.own
             or any(value.differs for value in self._global_state.values.values())
         )
-        self._pieces = [chunk_pieces(reader.spans, reader.raw_starts) for reader in self._readers]
-        self._chunks = [_chunks_of_pieces(chunks) for chunks in self._pieces]
+        self._pieces = [PartPieces(reader.spans, reader.raw_starts) for reader in self._readers]
         self._look_as(rank)
 
     def _check_rank(self, rank: int) -> None:
@@ -256,8 +264,8 @@ class OpenCheckpoint:
         places = [
             (piece.start, part, chunk, piece)
             for part in self._parts_of(leaf)
-            for chunk in self._chunks[part].get((leaf, 0), ())
-            for piece in self._pieces[part][chunk]
+            for chunk in self._pieces[part].chunks_of(piece_keys([(leaf, 0)]))
+            for piece in self._pieces[part].of(chunk)
             if piece.leaf == leaf
         ]
         return self._in_turn(sorted(places))
@@ -276,15 +284,9 @@ class OpenCheckpoint:
 
     def _holding(self, scatter: Scatter) -> Iterator[tuple[int, int, list[LeafPiece]]]:
         """Part, chunk, and the pieces in it that are wanted, of all chunks that hold any."""
-        for part in range(len(self._readers)):
-            for chunk in sorted({chunk for each in scatter.pieces(part) for chunk in self._chunks[part].get(each, ())}):
-                pieces = [
-                    piece
-                    for piece in self._pieces[part][chunk]
-                    if any(want.has_any_of(piece) for want in scatter.wants_of(part, piece))
-                ]
-                if pieces:
-                    yield part, chunk, pieces
+        for part, pieces in enumerate(self._pieces):
+            for chunk, held, wants in scatter.chunks(part, pieces):
+                yield part, chunk, [held[place] for place in sorted({place for place, _ in wants})]
 
     def _parts_of(self, leaf: int) -> Sequence[int]:
         return [self.rank] if self.structure.per_rank[leaf] else range(len(self._readers))
@@ -360,14 +362,6 @@ class OpenCheckpoint:
     def _with_owners(self, leaves: set[int]) -> set[int]:
         aliases = self.structure.aliases
         return leaves | {aliases[leaf].owner for leaf in leaves if leaf in aliases}
-
-
-def _chunks_of_pieces(pieces: list[list[LeafPiece]]) -> dict[tuple[int, int], list[int]]:
-    chunks: dict[tuple[int, int], list[int]] = {}
-    for chunk, held in enumerate(pieces):
-        for piece in held:
-            chunks.setdefault(piece[:2], []).append(chunk)
-    return chunks
 
 
 def target_of(structure: Structure, own: RankDocument, in_parts: list[Any], where: str) -> Target:

@@ -35,7 +35,7 @@ from deeppart.recovery.old_ranks import Mapped, OldLeaves, bring_old_leaves, map
 from deeppart.recovery.saved import SavedStep, saved_step, share_documents
 from deeppart.recovery.tables import Ranks, Tables, share_tables
 from deeppart.state.paths import PerRankPolicies, Replication, readable
-from deeppart.state.pieces import ANY_PART, Source
+from deeppart.state.pieces import ANY_PART, Source, piece_keys
 from deeppart.state.restore import (
     LiveBox,
     Scatter,
@@ -120,7 +120,8 @@ class _Restoring:
         comm, flat, request = self._comm, live.flat, live.request
         saved, choice = self._together(lambda: narrowed(whole, flat, request, live.outermost), _MATCHING)
         saved = with_own_of_all(saved, whole, comm, self._what, self._timeout)
-        held = self._together(lambda: check_step(saved, self._tables.indexes, self._policies, comm.size), _MATCHING)
+        led = set(self._recovered.led_by(comm.rank))
+        held = self._together(lambda: check_step(saved, self._tables.indexes, led, self._policies, comm), _MATCHING)
         places = find_places(saved, flat, self._ranks, self._what, replication.in_parts)
 
         def matched() -> tuple[Matched, OldLeaves]:
@@ -133,7 +134,7 @@ class _Restoring:
 
     def needs_more(self, matched: Matched) -> bool:
         """True on all ranks if any of them needs bytes that no rank has read."""
-        if not any(index.unread() for index in self._tables.indexes):
+        if not any(index.is_unread.any() for index in self._tables.indexes):
             return False
         lacking = np.array([lacks_bytes(matched, self._tables)], dtype=np.int64)
         return bool(self._ranks.finish(self._comm.maximum(lacking), self._what).any())
@@ -426,10 +427,13 @@ def lacks_bytes(matched: Matched, tables: Tables) -> bool:
     sources, types, boxes = sources_of(matched, matched.saved.own_leaves), matched.target.types, live_boxes(matched)
     wanting = [(index, live.box) for index, shards in boxes.items() for live in shards]
     wanting += [(index, Box.whole(types[index].shape)) for index in matched.target.numbers() if index not in boxes]
-    needed = {each[:3] for index, box in wanting for each in sources(index, box)}
-    return any(
-        (ANY_PART, *piece[:2]) in needed or (index.part, *piece[:2]) in needed
-        for index in tables.indexes
-        for chunk in index.unread()
-        for piece in index.pieces[chunk]
-    )
+    needed: dict[int, set[tuple[int, int]]] = {}
+    for index, box in wanting:
+        for part, leaf, number, _ in sources(index, box):
+            needed.setdefault(part, set()).add((leaf, number))
+    for view in tables.indexes:
+        if view.is_unread.any():
+            keys = piece_keys(needed.get(ANY_PART, set()) | needed.get(view.part, set()))
+            if view.is_unread[view.pieces.chunks_of(keys)].any():
+                return True
+    return False

@@ -63,9 +63,9 @@ class Recovered:
         """The checkpoint."""
         return self.candidate.attempt
 
-    def led_by(self, rank: int) -> dict[int, LoadedPart]:
-        """Those of this rank's parts of which it tells the others what the index says."""
-        return {read.part: self.mine[read.part] for read in self.reads if read.reader == rank}
+    def led_by(self, rank: int) -> list[int]:
+        """The parts of which a rank tells the others what the index says: numbers, so that nothing holds the bytes."""
+        return [read.part for read in self.reads if read.reader == rank]
 
 
 class SourcesFailedError(Exception):

@@ -16,9 +16,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
+from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from deeppart.comm import Operation, exchange, interleaved
 from deeppart.errors import FormatError, StorageError
@@ -29,7 +32,8 @@ from deeppart.plan.restart import Hop, Routes
 from deeppart.recovery.candidates import Recovered
 from deeppart.recovery.parts import LoadedPart
 from deeppart.recovery.tables import UNREAD, Holding, PartIndexView, Ranks, Tables
-from deeppart.state.restore import LeafPiece, Scatter, Want, cut_patch
+from deeppart.state.pieces import LeafPiece
+from deeppart.state.restore import Scatter, Want, cut_patch
 
 T = TypeVar("T")
 #: Relayed chunks on their way at once.
@@ -61,28 +65,28 @@ class _Chunk:
 
     index: PartIndexView
     number: int
-    wants: Sequence[tuple[int, Want]]
+    pieces: list[LeafPiece]
+    wants: list[tuple[int, Want]]
 
     @property
     def reader(self) -> int:
-        return self.index.readers[self.number]
+        return int(self.index.readers[self.number])
 
     @property
     def holding(self) -> Holding:
         return self.index.part, self.reader
 
     @property
-    def pieces(self) -> list[LeafPiece]:
-        return self.index.pieces[self.number]
+    def stretch(self) -> tuple[int, int]:
+        return self.index.stretch(self.number)
 
     @property
     def nbytes(self) -> int:
-        return self.index.lengths[self.number]
+        begin, end = self.stretch
+        return end - begin
 
     def digest(self) -> int:
-        """A number that is the same for ranks that want the same of the chunk; 0 if nothing is wanted."""
-        if not self.wants:
-            return 0
+        """A number that is the same for ranks that want the same of the chunk, and never 0."""
         wants = [(piece, 0 if want.source is None else hash((want.source, want.target))) for piece, want in self.wants]
         return (hash(tuple(wants)) & _DIGEST_BITS) + 1
 
@@ -110,15 +114,20 @@ class Delivery:
         self._ranks, self._recovered, self._tables = ranks, recovered, tables
         self._routes = Routes(ranks.node_of, ranks.rank)
         self._parts = {index.part: index for index in tables.indexes}
+        lengths = [len(index.readers) for index in tables.indexes]
+        #: Numbers of the first chunks of the parts, if those of all parts are counted; and the places of all chunks in
+        #: an order in which their readers take turns.
+        self._firsts = [0, *accumulate(lengths)][:-1]
+        self._places = _in_turns(np.concatenate([index.readers for index in tables.indexes]))
         self._what = f"restore of step {recovered.attempt.step}, distributing"
 
     def bring(self, scatter: Scatter) -> Failure | None:
         """Fill the arrays of all ranks; returns what went wrong first on this one, for all ranks to be told."""
         attempts = _Attempts()
-        chunks = list(self._wanted(scatter, attempts))
+        chunks = self._wanted(scatter, attempts)
         is_relayed = self._agree(chunks)
-        relayed = [chunk for chunk, every in zip(chunks, is_relayed, strict=True) if every]
-        others = [chunk for chunk, every in zip(chunks, is_relayed, strict=True) if not every and chunk.wants]
+        relayed = [chunk for place, chunk in chunks if is_relayed[place]]
+        others = [chunk for place, chunk in chunks if not is_relayed[place]]
         with _copiers(self._ranks.threads) as copy:
             self._ranks.finish(self._relaying(relayed, scatter, attempts, copy), self._what)
             orders: list[list[_Chunk]] = [[] for _ in range(self._ranks.comm.size)]
@@ -134,43 +143,33 @@ class Delivery:
             self._ranks.finish(self._answering(orders, asked, scatter, attempts), self._what)
         return attempts.failure
 
-    def _wanted(self, scatter: Scatter, attempts: _Attempts) -> Iterator[_Chunk]:
-        """All chunks that were read, the readers taking turns: in the same order on all ranks."""
-        queues: dict[int, deque[_Chunk]] = {}
-        for index in self._tables.indexes:
-            wanted = scatter.pieces(index.part)
-            for number, pieces in enumerate(index.pieces):
-                wants = [
-                    (place, want)
-                    for place, piece in enumerate(pieces)
-                    if piece[:2] in wanted
-                    for want in scatter.wants_of(index.part, piece)
-                    if want.has_any_of(piece)
-                ]
-                if index.readers[number] != UNREAD:
-                    queues.setdefault(index.readers[number], deque()).append(_Chunk(index, number, wants))
-                elif wants:
+    def _wanted(self, scatter: Scatter, attempts: _Attempts) -> list[tuple[int, _Chunk]]:
+        """The chunks of which this rank wants something, by their places in the order of all that were read."""
+        chunks: list[tuple[int, _Chunk]] = []
+        for index, first in zip(self._tables.indexes, self._firsts, strict=True):
+            for number, pieces, wants in scatter.chunks(index.part, index.pieces):
+                if index.readers[number] == UNREAD:
                     attempts.failure = attempts.failure or _never_read(index.part, pieces[wants[0][0]].leaf)
-        while any(queues.values()):
-            for queue in queues.values():
-                if queue:
-                    yield queue.popleft()
+                else:
+                    chunks.append((int(self._places[first + number]), _Chunk(index, number, pieces, wants)))
+        return sorted(chunks, key=itemgetter(0))
 
-    def _agree(self, chunks: Sequence[_Chunk]) -> list[bool]:
-        """Of each chunk, whether all ranks want the same of it."""
-        digests = np.array([chunk.digest() for chunk in chunks], dtype=np.int64)
+    def _agree(self, chunks: Sequence[tuple[int, _Chunk]]) -> npt.NDArray[np.bool_]:
+        """By place, whether all ranks want the same of a chunk."""
+        digests = np.zeros(len(self._places), dtype=np.int64)
+        for place, chunk in chunks:
+            digests[place] = chunk.digest()
         most = self._ranks.finish(self._ranks.comm.maximum(np.concatenate([digests, -digests])), self._what)
         highest, lowest = most[: len(digests)], -most[len(digests) :]
-        alike: list[bool] = ((highest == lowest) & (lowest > 0)).tolist()
-        return alike
+        return np.asarray((highest == lowest) & (lowest > 0))
 
     def _bytes_here(self, chunk: _Chunk) -> Callable[[], Bytes] | None:
         """Gives the raw bytes of a chunk, if they are in this rank's memory, or in its node's; None if not."""
         if chunk.reader == self._ranks.rank:
             return lambda: _chunk_in_memory(self._recovered.mine[chunk.index.part], chunk.number)
         if chunk.holding in self._tables.copies.mine:
-            found, start = self._tables.copies.mine[chunk.holding], chunk.index.starts[chunk.number]
-            return lambda: found.stretch(start, start + chunk.nbytes)
+            found = self._tables.copies.mine[chunk.holding]
+            return lambda: found.stretch(*chunk.stretch)
         return None
 
     def _filling(self, chunk: _Chunk, scatter: Scatter, data: Callable[[], Bytes]) -> Callable[[], None]:
@@ -182,7 +181,7 @@ class Delivery:
             if found is None or target is None or len(target) != chunk.nbytes:
                 scatter.write(part, chunk.pieces, data())
             else:
-                found.read_into(chunk.index.starts[chunk.number], target)
+                found.read_into(chunk.stretch[0], target)
 
         return fill
 
@@ -274,7 +273,7 @@ class Delivery:
     def _cut(self, order: list[Any], attempts: _Attempts) -> Bytes:
         """What another rank wants of a chunk, one after the other."""
         part, chunk, wants = order
-        pieces = self._parts[part].pieces[chunk]
+        pieces = self._parts[part].pieces.of(chunk)
         found = [(pieces[number], _want(rest)) for number, *rest in wants]
         packed = np.zeros(sum(want.nbytes_of(piece) for piece, want in found), dtype=np.uint8)
 
@@ -289,6 +288,17 @@ class Delivery:
 
         attempts.result(pack, part)
         return packed
+
+
+def _in_turns(readers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The places of chunks in an order in which their readers take turns, the same on all ranks."""
+    by_reader = np.argsort(readers, kind="stable")
+    ordered = readers[by_reader]
+    turns = np.empty(len(readers), dtype=np.int64)
+    turns[by_reader] = np.arange(len(readers)) - np.searchsorted(ordered, ordered)
+    places = np.empty(len(readers), dtype=np.int64)
+    places[np.lexsort((readers, turns))] = np.arange(len(readers))
+    return places
 
 
 def _want(told: list[Any]) -> Want:

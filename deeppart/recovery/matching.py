@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Container, Sequence, Set
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -133,11 +133,13 @@ def find_places(
     return Places(tuple(left_to_others), tuple(left_out))
 
 
-def check_step(saved: SavedStep, indexes: Sequence[PartIndexView], policies: PerRankPolicies, size: int) -> Held:
+def check_step(
+    saved: SavedStep, indexes: Sequence[PartIndexView], led: Container[int], policies: PerRankPolicies, comm: Comm
+) -> Held:
     """What the parts hold of a step that can be restored on so many ranks, whatever their live state is."""
     if not saved.same_world and (strict := saved.policies_of(policies).refused()):
-        raise strict_error(strict, saved.attempt.world_size, size, saved.attempt.step)
-    return check_spans(saved, indexes)
+        raise strict_error(strict, saved.attempt.world_size, comm.size, saved.attempt.step)
+    return check_spans(saved, indexes, led, comm)
 
 
 def match(

@@ -21,6 +21,7 @@ from deeppart.recovery.inventory import Run
 from deeppart.recovery.parts import Chosen
 from deeppart.state.document import Structure, decode_meta, saved_outermost
 from deeppart.state.paths import IdKey, id_keys
+from deeppart.state.pieces import PartPieces
 from deeppart.state.restore import Request, choose, decode_values
 from deeppart.state.tree import ArrayLeaf, Node, walk_tree
 
@@ -84,7 +85,7 @@ class NarrowReading:
                 mine = self._asked(document.complete(shared, where), same_world, where)
             else:
                 mine = asked
-            chosen = chunks_of(reader, mine)
+            chosen = PartPieces(reader.spans, reader.raw_starts).chunks_with(mine[reader.spans["leaf"]])
             if not chosen.all():
                 found[part] = chosen
         return found
@@ -102,15 +103,3 @@ class NarrowReading:
         owners = [alias.owner for index, alias in structure.aliases.items() if asked[index]]
         asked[owners] = True
         return asked
-
-
-def chunks_of(reader: PartReader, asked: npt.NDArray[np.bool_]) -> Chosen:
-    """By number, whether a chunk of a part has bytes of any leaf that is asked for."""
-    spans = reader.spans[asked[reader.spans["leaf"]] & (reader.spans["length"] > 0)]
-    starts = reader.raw_starts.astype(np.int64)
-    first = np.searchsorted(starts, spans["raw_offset"].astype(np.int64), side="right") - 1
-    stop = np.searchsorted(starts, (spans["raw_offset"] + spans["length"]).astype(np.int64), side="left")
-    steps = np.zeros(len(starts), dtype=np.int64)
-    np.add.at(steps, first, 1)
-    np.add.at(steps, stop, -1)
-    return np.asarray(np.cumsum(steps)[:-1] > 0)

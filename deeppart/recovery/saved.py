@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from deeppart._gc import collection_paused
-from deeppart.comm import together
+from deeppart.comm import Comm, together
 from deeppart.errors import CorruptFileError
 from deeppart.model import Attempt
 from deeppart.recovery.absent import PartRules
@@ -29,7 +29,7 @@ from deeppart.state.document import (
     without_rank_local,
 )
 from deeppart.state.paths import DROP, RANK0, STRICT, ExactPath, Path, PerRankPolicies, PerRankPolicy, exact, readable
-from deeppart.state.pieces import Held, check_own, check_places
+from deeppart.state.pieces import Held, check_own, check_places, refuse
 from deeppart.state.restore import Target, build, tie
 from deeppart.state.tensors import Array
 from deeppart.state.tree import LeafNumbers, Node, ValueLeaf, units_of, walk_tree
@@ -203,19 +203,22 @@ def saved_step(attempt: Attempt, documents: Documents, rank: int, size: int) -> 
     )
 
 
-def check_spans(saved: SavedStep, indexes: Sequence[PartIndexView]) -> Held:
-    """What the parts hold, once it is known that their spans hold every leaf, once, and lie where the leaves are."""
+def check_spans(saved: SavedStep, indexes: Sequence[PartIndexView], led: Container[int], comm: Comm) -> Held:
+    """What the parts hold, once all ranks have found that their spans hold every leaf, once, and lie where leaves are.
+
+    Each rank looks at the parts that it leads, and at its share of the leaves.
+    """
     shared, where = saved.documents.structure, f"step {saved.attempt.step}"
     for index in indexes:
+        if index.part not in led:
+            continue
         part = index.part if len(saved.of_ranks) > 1 else 0
-        raw_starts = np.zeros(len(index.lengths) + 1, dtype=np.uint64)
-        np.cumsum(np.array(index.lengths, dtype=np.uint64), out=raw_starts[1:])
-        marked = np.array(index.per_rank, dtype=np.bool_)
+        spans = index.pieces.spans
         structure, document, whose = saved.of_ranks[part], saved.documents.own[part], f"{where}, part {index.part}"
-        check_places(structure, document.types, index.spans, raw_starts, marked, whose)
-        check_own(structure, document.types, index.spans, None, whose)
-    held = Held(shared, {index.part: index.spans for index in indexes})
-    held.check(None, where)
+        check_places(structure, document.types, spans, index.pieces.raw_starts, index.per_rank, whose)
+        check_own(structure, document.types, spans, None, whose)
+    held = Held(shared, {index.part: index.pieces.spans for index in indexes})
+    refuse(held.faults_of(comm.rank, comm.size), None, shared, {}, where)
     return held
 
 
@@ -252,7 +255,7 @@ def share_documents(ranks: Ranks, recovered: Recovered, text: bytes) -> Document
 
 def _others(ranks: Ranks, recovered: Recovered, what: str) -> list[bytes]:
     """The documents of the parts from 1 on, in part order."""
-    mine = {part: loaded.reader.meta for part, loaded in recovered.led_by(ranks.rank).items() if part}
+    mine = {part: recovered.mine[part].reader.meta for part in recovered.led_by(ranks.rank) if part}
     lengths = [(part, len(text)) for part, text in mine.items()]
     found: dict[int, bytes] = {}
     for parts, theirs in ranks.share(lengths, mine.values(), what):

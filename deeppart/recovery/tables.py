@@ -28,7 +28,7 @@ from deeppart.part import CHUNK_DTYPE, FLAG_PER_RANK, SPAN_DTYPE, FileSource, ch
 from deeppart.plan.restart import Read
 from deeppart.recovery.candidates import Recovered
 from deeppart.recovery.parts import Chosen, FilePlace, LoadedPart, Problem, problem_of
-from deeppart.state.restore import LeafPiece, chunk_pieces
+from deeppart.state.pieces import PartPieces
 
 T = TypeVar("T")
 #: The length of a message's head is given in so many bytes.
@@ -87,25 +87,24 @@ class PartIndexView:
     Attributes:
         part: number of the part: the rank that saved it.
         readers: per chunk, the rank that holds it; UNREAD where it is not needed.
-        spans: rows of SPAN_DTYPE.
-        pieces: per chunk, what it holds.
-        starts, lengths: of the chunks in the raw stream, in bytes.
+        pieces: what lies in which chunk, and where those begin.
         per_rank: per chunk, whether it holds bytes of the saving rank alone.
     """
 
     part: int
-    readers: list[int]
-    spans: npt.NDArray[np.void]
-    pieces: list[list[LeafPiece]]
-    starts: list[int]
-    lengths: list[int]
-    per_rank: list[bool]
+    readers: npt.NDArray[np.int64]
+    pieces: PartPieces
+    per_rank: npt.NDArray[np.bool_]
 
-    def unread(self) -> list[int]:
-        """Numbers of the chunks that no rank has read."""
-        if UNREAD not in self.readers:
-            return []
-        return [chunk for chunk, reader in enumerate(self.readers) if reader == UNREAD]
+    @property
+    def is_unread(self) -> npt.NDArray[np.bool_]:
+        """Per chunk, whether no rank has read it."""
+        return np.asarray(self.readers == UNREAD)
+
+    def stretch(self, chunk: int) -> tuple[int, int]:
+        """Where a chunk begins and ends in the raw stream, in bytes."""
+        begin, end = self.pieces.raw_starts[chunk : chunk + 2].tolist()
+        return begin, end
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +124,13 @@ class Tables:
     @property
     def saved_bytes(self) -> int:
         """Raw bytes of all chunks."""
-        return sum(sum(index.lengths) for index in self.indexes)
+        return sum(int(index.pieces.raw_starts[-1]) for index in self.indexes)
 
     @property
     def loaded_bytes(self) -> int:
         """Raw bytes of those that were read."""
-        return self.saved_bytes - sum(index.lengths[chunk] for index in self.indexes for chunk in index.unread())
+        lengths = (np.diff(index.pieces.raw_starts)[~index.is_unread] for index in self.indexes)
+        return sum(int(each.sum()) for each in lengths)
 
 
 def share_tables(ranks: Ranks, recovered: Recovered) -> Tables:
@@ -167,7 +167,7 @@ def _decomposed(
     places: dict[Holding, Place] = {}
     for (part, rank), text in told.items():
         mine = shared[part][rank]
-        first = indexes[part].starts[mine.start] if mine else 0
+        first = indexes[part].stretch(mine.start)[0] if mine else 0
         was_read = _unpacked(read[part, rank], len(mine))
         places[part, rank] = Place(text, first, tables[part][mine.start : mine.stop], was_read)
     return [indexes[part] for part in sorted(indexes)], places, document
@@ -177,7 +177,7 @@ def _message(recovered: Recovered, rank: int) -> tuple[list[_Head], list[bytes]]
     """What this rank has read: heads of parts, and the tables of those that it leads; the document of part 0."""
     heads: list[_Head] = []
     tables: list[bytes] = []
-    led = recovered.led_by(rank)
+    led = set(recovered.led_by(rank))
     for part, loaded in recovered.mine.items():
         if part not in led:
             heads.append((part, described(loaded), _packed(loaded), 0, 0, 0))
@@ -213,20 +213,12 @@ def _view(
     raw_starts = np.zeros(len(chunks) + 1, dtype=np.uint64)
     np.cumsum(chunks["raw_length"], out=raw_starts[1:])
     shared = read.chunks(raw_starts.tolist())
-    readers: list[int] = []
+    readers = np.full(len(chunks), UNREAD, dtype=np.int64)
     for rank, mine in shared.items():
         chosen = _unpacked(was_read.get((read.part, rank), ""), len(mine))
-        readers += [rank] * len(mine) if chosen is None else np.where(chosen, rank, UNREAD).tolist()
-    view = PartIndexView(
-        read.part,
-        readers,
-        spans,
-        chunk_pieces(spans, raw_starts),
-        raw_starts[:-1].tolist(),
-        chunks["raw_length"].tolist(),
-        ((chunks["flags"] & FLAG_PER_RANK) != 0).tolist(),
-    )
-    return view, shared
+        readers[mine.start : mine.stop] = rank if chosen is None else np.where(chosen, rank, UNREAD)
+    per_rank = (chunks["flags"] & FLAG_PER_RANK) != 0
+    return PartIndexView(read.part, readers, PartPieces(spans, raw_starts), per_rank), shared
 
 
 #: Number of a part, and a rank that has read some of it, or all.

@@ -30,6 +30,8 @@ from deeppart.state.tensors import LeafType
 Spans = npt.NDArray[np.void]
 #: In place of the number of a part: every part that has bytes of the piece.
 ANY_PART = -1
+#: Of the number of a piece, for that of the box: there are no more than 2^24.
+_BOX_BITS = np.uint64(32)
 GAP, EXTRA = "gap", "extra"
 _TODO = "the checkpoint was not written by a sound library: restore an earlier step"
 #: So many boxes of a tensor that lack bytes are named one by one.
@@ -49,6 +51,67 @@ class Source(NamedTuple):
     leaf: int
     number: int
     box: Box
+
+
+class LeafPiece(NamedTuple):
+    """Bytes ``[at, at + length)`` of a chunk are bytes ``[start, start + length)`` of a leaf, or of a box of it."""
+
+    leaf: int
+    box: int
+    start: int
+    length: int
+    at: int
+
+
+class PartPieces:
+    """Which pieces lie in which chunks of a part: looked up when it is asked, since of most parts a rank needs little.
+
+    Attributes:
+        spans: rows of SPAN_DTYPE, in the order of the raw stream.
+        raw_starts: where the chunks begin in the raw stream, and where the last one ends.
+    """
+
+    def __init__(self, spans: Spans, raw_starts: npt.NDArray[np.uint64]) -> None:
+        self.spans, self.raw_starts = spans, raw_starts
+
+    def of(self, chunk: int) -> list[LeafPiece]:
+        """The pieces in a chunk."""
+        begin, end = self.raw_starts[chunk], self.raw_starts[chunk + 1]
+        first, last = np.searchsorted(self._offsets, begin, "right") - 1, np.searchsorted(self._offsets, end, "left")
+        pieces, begin, end = list[LeafPiece](), int(begin), int(end)
+        columns = (self.spans[name][first:last].tolist() for name in ("leaf", "box", "start", "length", "raw_offset"))
+        for leaf, box, start, length, offset in zip(*columns, strict=True):
+            at, stop = max(offset, begin), min(offset + length, end)
+            pieces.append(LeafPiece(leaf, box, start + at - offset, stop - at, at - begin))
+        return pieces
+
+    def chunks_with(self, rows: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """By number, whether a chunk has bytes of any of these spans."""
+        begins = self._offsets[rows]
+        first = np.searchsorted(self.raw_starts, begins, "right") - 1
+        stop = np.searchsorted(self.raw_starts, begins + self.spans["length"][rows], "left")
+        steps = np.zeros(len(self.raw_starts), dtype=np.int64)
+        np.add.at(steps, first, 1)
+        np.add.at(steps, stop, -1)
+        return np.asarray(np.cumsum(steps)[:-1] > 0)
+
+    def chunks_of(self, wanted: npt.NDArray[np.uint64]) -> list[int]:
+        """Ascending numbers of the chunks that have bytes of any of these pieces, given by :func:`piece_keys`."""
+        keys = (self.spans["leaf"].astype(np.uint64) << _BOX_BITS) + self.spans["box"]
+        places = np.searchsorted(wanted, keys)
+        found = places < len(wanted)
+        found[found] = wanted[places[found]] == keys[found]
+        return np.flatnonzero(self.chunks_with(found)).tolist() if found.any() else []
+
+    @functools.cached_property
+    def _offsets(self) -> npt.NDArray[np.uint64]:
+        return np.ascontiguousarray(self.spans["raw_offset"])
+
+
+def piece_keys(pieces: Iterable[tuple[int, int]]) -> npt.NDArray[np.uint64]:
+    """Numbers for pieces, given by leaf and box, in ascending order."""
+    leaves, boxes = np.array([*pieces], dtype=np.uint64).reshape(-1, 2).T
+    return np.sort((leaves << _BOX_BITS) + boxes)
 
 
 class Fault(NamedTuple):
@@ -91,7 +154,10 @@ class Held:
         self.own: dict[int, dict[int, list[int]]] = {}
         divided = list(structure.divisions)
         for part, table in sorted(spans.items()) if divided else ():
-            rows = table[table["table"] == RANK_TABLE]
+            is_own = table["table"] == RANK_TABLE
+            if not is_own.any():
+                continue
+            rows = table[is_own]
             rows = rows[np.isin(rows["leaf"], divided)]
             for leaf, box in np.unique(rows[["leaf", "box"]]).tolist():
                 self.own.setdefault(leaf, {}).setdefault(box, []).append(part)
@@ -117,12 +183,20 @@ class Held:
     @functools.cached_property
     def faults(self) -> list[Fault]:
         """What is wrong with the pieces that all parts hold together."""
+        return self.faults_of(0, 1)
+
+    def faults_of(self, share: int, shares: int) -> list[Fault]:
+        """The same of one share of the leaves: each of so many ranks looks at one, and all of them at every leaf."""
         structure = self.structure
+        leaves = np.arange(len(structure.types))
         sizes = np.fromiter((kind.nbytes for kind in structure.types), np.uint64, len(structure.types))
-        sizes[structure.per_rank] = 0
+        sizes[structure.per_rank | (leaves % shares != share)] = 0
         sizes[list(structure.aliases.keys() | structure.divisions.keys())] = 0
-        tables = [table[table["table"] != RANK_TABLE] for table in self._spans.values()]
-        return find_faults(Expected(sizes, _tensors(structure, structure.divisions), self.own), tables)
+        tables = [
+            table[(table["table"] != RANK_TABLE) & (table["leaf"] % shares == share)] for table in self._spans.values()
+        ]
+        tensors = _tensors(structure, (leaf for leaf in structure.divisions if leaf % shares == share))
+        return find_faults(Expected(sizes, tensors, self.own), tables)
 
     def check(self, wanted: Collection[int] | None, where: str) -> None:
         """Refuse parts that do not hold all of these leaves, or of all."""

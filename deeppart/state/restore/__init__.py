@@ -21,12 +21,10 @@ from deeppart.state.restore.request import (
     request_or_refusal,
 )
 from deeppart.state.restore.scatter import (
-    LeafPiece,
     LiveBox,
     Scatter,
     Want,
     Wanted,
-    chunk_pieces,
     cut_patch,
     whole_leaves,
 )
@@ -36,7 +34,6 @@ __all__ = [
     "DROPPED",
     "Choice",
     "Globs",
-    "LeafPiece",
     "LiveBox",
     "Request",
     "RestoreArguments",
@@ -50,7 +47,6 @@ __all__ = [
     "cast_into",
     "check_composites",
     "choose",
-    "chunk_pieces",
     "counterpart",
     "create_sharded",
     "cut_patch",

@@ -16,41 +16,13 @@ import torch
 from deeppart.errors import CorruptFileError, FreedMemoryError
 from deeppart.model import Box
 from deeppart.state.memory import HeldMemory, memmove
-from deeppart.state.pieces import ANY_PART, Source
+from deeppart.state.pieces import ANY_PART, LeafPiece, PartPieces, Source, piece_keys
 from deeppart.state.tensors import Array, Bytes, flat_bytes, lies_flat_on_host, rectangles
 
 #: Pieces from this length on are copied while other threads run.
 _LONG_BYTES = 256 << 10
 #: Elements by their length alone: nothing is computed with them.
 _RAW: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
-
-
-class LeafPiece(NamedTuple):
-    """Bytes ``[at, at + length)`` of a chunk are bytes ``[start, start + length)`` of a leaf, or of a box of it."""
-
-    leaf: int
-    box: int
-    start: int
-    length: int
-    at: int
-
-
-def chunk_pieces(spans: npt.NDArray[np.void], raw_starts: npt.NDArray[np.uint64]) -> list[list[LeafPiece]]:
-    """The pieces of leaves in each chunk of a part."""
-    pieces: list[list[LeafPiece]] = [[] for _ in range(len(raw_starts) - 1)]
-    bounds = raw_starts.tolist()
-    chunk = 0
-    columns = (spans[name].tolist() for name in ("leaf", "box", "start", "length", "raw_offset"))
-    for leaf, box, start, length, offset in zip(*columns, strict=True):
-        done = 0
-        while done < length:
-            at = offset + done
-            while bounds[chunk + 1] <= at:
-                chunk += 1
-            count = min(length - done, bounds[chunk + 1] - at)
-            pieces[chunk].append(LeafPiece(leaf, box, start + done, count, at - bounds[chunk]))
-            done += count
-    return pieces
 
 
 class LiveBox(NamedTuple):
@@ -119,6 +91,20 @@ class Want(NamedTuple):
         return sum(patch_bytes(patch, self.itemsize) for patch in self.of(piece))
 
 
+class WantedChunk(NamedTuple):
+    """A chunk that holds something that is wanted.
+
+    Attributes:
+        number: of the chunk in its part.
+        pieces: that it holds.
+        wants: the place of a piece among these, and what is wanted of it.
+    """
+
+    number: int
+    pieces: list[LeafPiece]
+    wants: list[tuple[int, Want]]
+
+
 class Scatter:
     """Writes the bytes of saved leaves into the arrays that want them."""
 
@@ -132,13 +118,25 @@ class Scatter:
             self._wants.setdefault(part, {}).setdefault((leaf, number), []).append(want)
             self._items.append(live.array)
             self._names.append(name)
+        self._keys = piece_keys(self._wants.get(ANY_PART, ()))
         self._memory = HeldMemory(self._items)
         #: Of each array: whether it lies in order in host memory; None until it is first written to.
         self._lies_flat: list[bool | None] = [None] * len(self._items)
 
-    def pieces(self, part: int) -> set[tuple[int, int]]:
-        """The pieces that are wanted of a part: numbers of a leaf and of its box."""
-        return {*self._wants.get(part, ()), *self._wants.get(ANY_PART, ())}
+    def chunks(self, part: int, pieces: PartPieces) -> Iterator[WantedChunk]:
+        """The chunks of a part that hold anything of what is wanted, ascending."""
+        mine = self._wants.get(part)
+        keys = self._keys if mine is None else np.union1d(self._keys, piece_keys(mine))
+        for chunk in pieces.chunks_of(keys):
+            held = pieces.of(chunk)
+            wants = [
+                (place, want)
+                for place, piece in enumerate(held)
+                for want in self.wants_of(part, piece)
+                if want.has_any_of(piece)
+            ]
+            if wants:
+                yield WantedChunk(chunk, held, wants)
 
     def wants_of(self, part: int, piece: LeafPiece) -> Sequence[Want]:
         """What is wanted of a piece. One that all ranks saved together is no rank's own: their numbers differ."""

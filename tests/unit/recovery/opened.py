@@ -56,6 +56,10 @@ class Opened:
     def attempt(self) -> Attempt:
         return self.recovered.attempt
 
+    @property
+    def led(self) -> Collection[int]:
+        return set(self.recovered.led_by(self.ranks.rank))
+
     def documents(self) -> Documents:
         return share_documents(self.ranks, self.recovered, self.tables.document)
 
@@ -66,7 +70,7 @@ class Opened:
     def matched(self, state: Any, per_rank: PerRank = "strict") -> Matched:
         """As a restore does it (collective)."""
         saved, policies = self.saved(), PerRankPolicies(per_rank)
-        held = check_step(saved, self.indexes, policies, self.ranks.comm.size)
+        held = check_step(saved, self.indexes, self.led, policies, self.ranks.comm)
         flat = flatten_live(state)
         places = find_places(saved, flat, self.ranks, "matching")
         return match(saved, held, flat, places, policies, self.ranks.rank, Choice(saved.structure.tree), cast=False)

@@ -80,7 +80,7 @@ def brought(root: Path, comm: Comm, *, lose: int = -1, free: int = -1) -> Any:
     column = Box((0, rank, 0), (9, 1, 5))
     live = torch.full(column.sizes, -1)
     ((leaf, tensor),) = saved.tensors.items()
-    sources = check_spans(saved, opened.indexes).sources(leaf, column)
+    sources = check_spans(saved, opened.indexes, opened.led, comm).sources(leaf, column)
     scatter = Scatter(Wanted(each, LiveBox(live, column), tensor.kind.itemsize, "w") for each in sources)
     if free == rank:
         live.untyped_storage().resize_(0)

@@ -17,9 +17,9 @@ from deeppart.model import RestoreReport
 from deeppart.part import FileSource, PartReader
 from deeppart.plan.restart import Read, Source
 from deeppart.recovery import NarrowReading
-from deeppart.recovery.narrow_reading import chunks_of
 from deeppart.recovery.parts import OpenedPart
 from deeppart.state.capture import layout
+from deeppart.state.pieces import PartPieces
 from tests.unit.sharded_states import checkpointer, on_ranks, restore, rows, save
 
 pytestmark = [
@@ -156,7 +156,7 @@ def test_chunks_of_leaves_that_begin_and_end_within_them(tmp_path: Path) -> None
                 begin, end = map(int, reader.raw_starts[index : index + 2])
                 overlap = min(end, int(row["raw_offset"] + row["length"])) - max(begin, int(row["raw_offset"]))
                 expected[index] |= bool(asked[row["leaf"]]) and overlap > 0
-        assert chunks_of(reader, asked).tolist() == expected
+        assert PartPieces(reader.spans, reader.raw_starts).chunks_with(asked[reader.spans["leaf"]]).tolist() == expected
     file.close()
 
 

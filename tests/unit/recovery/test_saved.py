@@ -14,6 +14,7 @@ from deeppart.errors import CorruptFileError
 from deeppart.recovery import SavedStep, saved_step
 from deeppart.recovery.saved import check_spans
 from deeppart.recovery.tables import PartIndexView
+from deeppart.state.pieces import PartPieces
 from deeppart.state.tree import Branch, RankLocal
 from tests.unit.cli_support import forge
 from tests.unit.recovery.opened import Opened, documents_of, open_step
@@ -66,56 +67,63 @@ def opened(tmp_path: Path) -> Opened:
 
 
 def of_leaf(index: PartIndexView, leaf: int) -> np.ndarray:
-    these: np.ndarray = index.spans["leaf"] == leaf
+    these: np.ndarray = index.pieces.spans["leaf"] == leaf
     return these
 
 
-def changed(opened: Opened, part: int, **changes: Any) -> list[PartIndexView]:
-    return [replace(index, **changes) if index.part == part else index for index in opened.indexes]
+def check(opened: Opened, part: int = -1, spans: Any = None, per_rank: Any = None) -> None:
+    """As one rank does that leads all parts, of which one has another table."""
+    indexes = []
+    for index in opened.indexes:
+        if index.part == part:
+            pieces = index.pieces if spans is None else PartPieces(spans, index.pieces.raw_starts)
+            index = replace(index, pieces=pieces, per_rank=index.per_rank if per_rank is None else per_rank)
+        indexes.append(index)
+    check_spans(opened.saved(), indexes, opened.led, opened.ranks.comm)
 
 
 def test_sound_parts_hold_every_byte_once(opened: Opened) -> None:
-    check_spans(opened.saved(), opened.indexes)
+    check(opened)
 
 
 @pytest.mark.parametrize("leaf", [0, 1, 2])
 def test_a_leaf_of_which_a_part_lacks_its_bytes(opened: Opened, leaf: int) -> None:
     index = opened.indexes[0]
-    wrong = changed(opened, 0, spans=index.spans[~of_leaf(index, leaf)])
+    spans = index.pieces.spans[~of_leaf(index, leaf)]
     with pytest.raises(CorruptFileError, match=f"of leaf {leaf}") as caught:
-        check_spans(opened.saved(), wrong)
+        check(opened, 0, spans)
     assert str(caught.value.where).startswith("step 4")
 
 
 def test_bytes_that_two_parts_hold(opened: Opened) -> None:
     """The second part has the span of the first, too."""
-    spans = opened.indexes[1].spans.copy()
+    spans = opened.indexes[1].pieces.spans.copy()
     spans["start"][of_leaf(opened.indexes[1], 0)] = 0
     with pytest.raises(CorruptFileError, match="exactly once"):
-        check_spans(opened.saved(), changed(opened, 1, spans=spans))
+        check(opened, 1, spans=spans)
 
 
 @pytest.mark.parametrize("leaf", [0, 2])
 def test_a_span_in_the_table_of_the_other_kind(opened: Opened, leaf: int) -> None:
     index = opened.indexes[1]
-    spans = index.spans.copy()
+    spans = index.pieces.spans.copy()
     spans["table"][of_leaf(index, leaf)] ^= 1
     with pytest.raises(CorruptFileError, match="in the table of the other kind") as caught:
-        check_spans(opened.saved(), changed(opened, 1, spans=spans))
+        check(opened, 1, spans=spans)
     assert caught.value.where == "step 4, part 1"
 
 
 def test_chunks_that_are_marked_otherwise(opened: Opened) -> None:
     index = opened.indexes[1]
     with pytest.raises(CorruptFileError, match="in a chunk that is marked otherwise"):
-        check_spans(opened.saved(), changed(opened, 1, per_rank=[not own for own in index.per_rank]))
+        check(opened, 1, per_rank=~index.per_rank)
 
 
 def test_a_leaf_that_no_document_describes(opened: Opened) -> None:
-    spans = opened.indexes[0].spans.copy()
+    spans = opened.indexes[0].pieces.spans.copy()
     spans["leaf"][of_leaf(opened.indexes[0], 1)] = 3
     with pytest.raises(CorruptFileError, match="structure document lacks"):
-        check_spans(opened.saved(), changed(opened, 0, spans=spans))
+        check(opened, 0, spans=spans)
 
 
 def test_parts_that_were_written_so_are_refused(tmp_path: Path) -> None:

@@ -47,11 +47,11 @@ def test_each_chunk_that_was_not_read(tmp_path: Path, saving: int, left_out: str
     found: dict[str, set[bool]] = {}
     for place, index in enumerate(opened.tables.indexes):
         for chunk in range(len(index.readers)):
-            readers = [*index.readers]
+            readers = index.readers.copy()
             readers[chunk] = UNREAD
             indexes = [*opened.tables.indexes]
             indexes[place] = replace(index, readers=readers)
-            (leaf,) = {piece.leaf for piece in index.pieces[chunk]}
+            (leaf,) = {piece.leaf for piece in index.pieces.of(chunk)}
             name = matched.saved.documents.structure.array_paths()[leaf][0]
             found.setdefault(name, set()).add(lacks_bytes(matched, replace(opened.tables, indexes=indexes)))
     names = {"plain", "sharded", "first"}

@@ -18,13 +18,11 @@ import deeppart
 from deeppart.errors import CorruptFileError, FreedMemoryError
 from deeppart.model import Box
 from deeppart.part import SPAN_DTYPE
-from deeppart.state.pieces import ANY_PART, Source
+from deeppart.state.pieces import ANY_PART, LeafPiece, PartPieces, Source, piece_keys
 from deeppart.state.restore.scatter import (
-    LeafPiece,
     LiveBox,
     Scatter,
     Wanted,
-    chunk_pieces,
     cut_patch,
     patch_bytes,
     patches,
@@ -42,12 +40,20 @@ def spans(*rows: tuple[int, int, int, int, int, int]) -> np.ndarray:
 
 def test_spans_are_cut_where_chunks_end() -> None:
     rows = spans((7, 0, 0, 0, 10, 0), (8, 0, 3, 4, 6, 10))
-    assert chunk_pieces(rows, np.array([0, 4, 12, 16], dtype=np.uint64)) == [
+    pieces = PartPieces(rows, np.array([0, 4, 12, 16], dtype=np.uint64))
+    assert [pieces.of(chunk) for chunk in range(3)] == [
         [LeafPiece(7, 0, 0, 4, 0)],
         [LeafPiece(7, 0, 4, 6, 0), LeafPiece(8, 3, 4, 2, 6)],
         [LeafPiece(8, 3, 6, 4, 0)],
     ]
-    assert chunk_pieces(spans(), np.array([0], dtype=np.uint64)) == []
+    for wanted, chunks in (
+        ([(7, 0)], [0, 1]),
+        ([(8, 3)], [1, 2]),
+        ([(8, 0), (7, 3), (9, 0)], []),
+        ([(8, 3), (7, 0)], [0, 1, 2]),
+    ):
+        assert pieces.chunks_of(piece_keys(wanted)) == chunks
+    assert PartPieces(spans(), np.array([0], dtype=np.uint64)).chunks_of(piece_keys([(7, 0)])) == []
 
 
 def _flat() -> Any:
@@ -75,7 +81,6 @@ def test_bytes_come_to_the_elements_in_c_order(make: Any, cut: int) -> None:
         pieces = [LeafPiece(4, 0, 0, 1, 0), LeafPiece(5, 0, start, min(cut, 24 - start), 1)]  # nobody wants leaf 4
         scatter.write(0, pieces, np.concatenate([[99], COUNTING[start : start + cut]]).astype(np.uint8))
     assert np.asarray(array).reshape(-1).tobytes() == COUNTING.tobytes()
-    assert scatter.pieces(7) == {(5, 0)}
 
 
 def test_only_one_piece_of_an_array_in_order_is_received_where_it_belongs() -> None:
@@ -205,7 +210,6 @@ def test_each_array_gets_its_box() -> None:
         LiveBox(rows, Box((2, 0), (2, 6))),
     ]
     scatter = Scatter(each for live in boxes for each in wanted_of(live))
-    assert scatter.pieces(0) == scatter.pieces(1) == {(5, 0), (5, 1)}
     fill(scatter)
     assert torch.equal(whole, WHOLE) and torch.equal(column, WHOLE[1:, 2:3]) and torch.equal(rows, WHOLE[2:])
 
