@@ -8,13 +8,9 @@ the file has for it.
 
 from __future__ import annotations
 
-import json
-import keyword
 import math
 import os
-import re
-from collections import namedtuple
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,31 +18,16 @@ from typing import Any
 
 import h5py
 import numpy as np
-import torch
 
 from deeppart.errors import CorruptFileError, DeeppartError, UnsupportedLeafError, short
-from deeppart.extension import ForeignFile, LeafType, decode, leaf_bytes, readable
-from deeppart.extension.export.hdf5 import stored_type
-from deeppart.interop.opened import FileSpan, Opened, Source, address_of, damage_named
-from deeppart.state.objects import ABOUT, DEQUE, ObjectForm, make
-from deeppart.state.tensors import COMPOSITES, assemble
-from deeppart.state.values import TABLE_MAKERS
+from deeppart.extension import ForeignFile, LeafType, leaf_bytes, readable
+from deeppart.extension.export.hdf5 import ARCHIVE, ARCHIVE_VERSION, STRUCTURE, Archived, stored_type
+from deeppart.interop.opened import Array, FileSpan, Opened, Source, address_of, damage_named
 
 KeyPath = tuple[Any, ...]
 #: Links of a file, one object may be under many names: what is nested in many ways would have no end.
 _MOST_LINKS = 1_000_000
 _MOST_DEPTH = 200
-_ARCHIVE = "deeppart_archive"
-_OF_VALUES = ("type", "items", "encoding", "form")
-#: Of an attribute; longer ones are stored elsewhere in the file, and none that is read here is.
-_MOST_ATTRIBUTE_BYTES = 1 << 20
-_READABLE = (
-    h5py.h5t.TypeStringID,
-    h5py.h5t.TypeIntegerID,
-    h5py.h5t.TypeFloatID,
-    h5py.h5t.TypeEnumID,
-    h5py.h5t.TypeCompoundID,
-)
 #: Of deflate, and what else is part of HDF5 and h5py. Others are libraries that HDF5 would look for and load.
 _FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32", 5: "nbit", 6: "scaleoffset", 32000: "lzf"}
 #: deflate makes at most 1,032 bytes of one.
@@ -58,15 +39,10 @@ _TORCH = (
     "float64 float32 float16 bfloat16 complex128 complex64 complex32 int64 int32 int16 int8 "
     "uint64 uint32 uint16 uint8 bool"
 ).split()
-#: NUL, and halves of surrogate pairs.
-_NOT_IN_NAMES = re.compile("[\0\ud800-\udfff]")
 _OPAQUE_TAG = "NUMPY:"
 #: Names of numpy for what torch has in the order of bytes of this machine alone.
 _NUMPY = [f"{order}{code}" for order in "><" for code in ("f2", "f4", "f8", "i2", "i4", "i8", "u2", "u4", "u8", "c8")]
 _NUMPY += [f"{order}c16" for order in "><"]
-
-Attribute = str | int | None
-_NUMBERS: dict[str, Callable[[Any], Any]] = {"int": int, "float": float, "bool": bool, "complex": complex}
 
 
 def load(path: str | os.PathLike[str], keys: str | Sequence[str] | None = None) -> Any:
@@ -118,30 +94,61 @@ class _Walk:
     def __init__(self, foreign: ForeignFile, file: h5py.h5f.FileID, where: str) -> None:
         self._links, self._where = _Links(file, where), where
         self._elements = _Elements(foreign, where)
-        self._is_archive = _attribute(self._links.root, _ARCHIVE) == 1
         #: Number of an object of the file -> what was made of it; of groups only while they are open.
         self._leaves: dict[int, Any] = {}
         self._open: set[int] = set()
-        self._left, self._attributes, self._composites = _MOST_LINKS, 0, 0
+        self._left, self._attributes, self._components = _MOST_LINKS, 0, 0
         self.sources: dict[int, Source] = {}
 
     def state(self) -> Any:
         """All of it."""
         root = self._links.root
-        if not self._is_archive:
+        if (version := _version(root)) is None:
             return self._group(root, ())
-        inner = self._links.target(root, b"state") if root.links.exists(b"state") else None
-        if inner is None:
-            raise CorruptFileError("an archive of deeppart export has no state", where=self._where)
-        return self._item(inner, ())
+        if version != ARCHIVE_VERSION:
+            raise CorruptFileError(
+                "an archive of another version of deeppart export",
+                expected=f"version {ARCHIVE_VERSION}",
+                found=f"version {version}",
+                where=self._where,
+                todo="export the checkpoint again",
+            )
+        return self._archived(root)
+
+    def _archived(self, root: h5py.h5g.GroupID) -> Any:
+        """The state that `deeppart export` has written."""
+        document = self._links.dataset(root, STRUCTURE)
+        self._elements.check(document, STRUCTURE)
+        text = np.empty(_nbytes(document), dtype=np.uint8)
+        document.read(h5py.h5s.ALL, h5py.h5s.ALL, text, mtype=document.get_type())
+        archived, arrays = Archived(text.tobytes(), self._where), dict[int, Array]()
+        for leaf, kind, name in archived.stored:
+            dataset = self._links.dataset(root, name)
+            self._elements.check(dataset, name)
+            if not stored_type(kind).equal(dataset.get_type()) or tuple(dataset.shape or ()) != kind.shape:
+                raise CorruptFileError(
+                    "a data set of an archive is not what its structure says",
+                    expected=str(kind),
+                    found=f"{_describe(dataset.get_type())}, shape {dataset.shape}",
+                    where=f"{self._where}, {name}",
+                )
+            arrays[leaf] = array = kind.new()
+            if kind.nbytes:
+                source = self._elements.source(dataset, kind, name)
+                if leaf in archived.components:
+                    source.read_into(0, leaf_bytes(array).data)
+                else:
+                    self.sources[address_of(array)] = source
+        self._components = len(archived.components)
+        return archived.state(arrays)
 
     def remarks(self) -> tuple[str, ...]:
         """Lines about what is not there, or is in memory."""
         found = []
         if self._attributes:
             found.append(f"attributes of groups and data sets were left out: {self._attributes}")
-        if self._composites:
-            found.append(f"tensors that are made of others are held in memory as a whole: {self._composites}")
+        if self._components:
+            found.append(f"components of tensors that are made of others are held in memory: {self._components}")
         return tuple(found)
 
     def _item(self, item: Any, path: KeyPath) -> Any:
@@ -162,79 +169,34 @@ class _Walk:
                 todo="leave out the link that leads back (h5repack does not copy it)",
             )
         self._open.add(number)
-        kind = _attribute(group, "type") if self._is_archive else None
-        order = _attribute(group, "order") if self._is_archive else None
-        if kind == "namedtuple" and order is None:
-            kind = "dict"  # of a release that has not noted it: fields would be exchanged
-        self._count_attributes(group)
-        found: list[tuple[Any, Any]] = []
-        for encoded in _in_order(self._links.names(group), order):
+        self._attributes += h5py.h5a.get_num_attrs(group)
+        found: dict[str, Any] = {}
+        for encoded in self._links.names(group):
             self._left -= 1
             if self._left < 0:
                 raise CorruptFileError(
                     "an HDF5 file has too many links", expected=f"at most {_MOST_LINKS}", where=self._where
                 )
             name = encoded.decode("utf-8")
-            self._add(found, group, encoded, name, path, kind)
+            try:
+                found[name] = self._item(self._links.target(group, encoded), (*path, name))
+            except DeeppartError as error:
+                found[name] = _Refused(error)  # takes part in the choice of keys first
         self._open.discard(number)
-        if not self._is_archive:
-            return dict(found)
-        items = {key: self._in_memory(item) for key, item in found} if kind in COMPOSITES else dict(found)
-        self._composites += kind in COMPOSITES
-        return _container_of(
-            str(kind), _attribute(group, "name"), _attribute(group, "form"), items, f"{self._where}, {readable(path)}"
-        )
-
-    def _add(
-        self,
-        found: list[tuple[Any, Any]],
-        group: h5py.h5g.GroupID,
-        encoded: bytes,
-        name: str,
-        path: KeyPath,
-        kind: str | int | None,
-    ) -> None:
-        """Append what a link leads to; what is refused takes part in the choice of keys first."""
-        key: Any = name
-        try:
-            item = self._links.target(group, encoded)
-            key = _key_of(_attribute(item, "key"), name, kind, self._where) if self._is_archive else name
-            found.append((key, self._item(item, (*path, key))))
-        except DeeppartError as error:
-            found.append((key, _Refused(error)))
+        return found
 
     def _dataset(self, dataset: h5py.h5d.DatasetID, name: str) -> Any:
-        where = f"{self._where}, {name}"
         self._elements.check(dataset, name)
-        self._count_attributes(dataset)
-        said = _attribute(dataset, "type") if self._is_archive else None
-        if self._is_archive and not _is_leaf(said):
-            return _value_of(dataset, {each: _attribute(dataset, each) for each in _OF_VALUES}, where)
+        self._attributes += h5py.h5a.get_num_attrs(dataset)
         if dataset.get_space().get_simple_extent_type() == h5py.h5s.NULL:
             return None
-        if said is None and _is_text(dataset) and dataset.shape == ():
-            return _scalar_of(dataset)
-        kind = _type_of(dataset, None if said is None else str(said), where)
+        if _is_text(dataset) and dataset.shape == ():
+            return _text_of(dataset)
+        kind = _type_of(dataset, f"{self._where}, {name}")
         array = kind.new()
         if kind.nbytes:
             self.sources[address_of(array)] = self._elements.source(dataset, kind, name)
         return array
-
-    def _in_memory(self, item: Any) -> Any:
-        """A component of a tensor that is made of others, with its bytes."""
-        if isinstance(item, (torch.Tensor, np.ndarray)) and (source := self.sources.get(address_of(item))) is not None:
-            source.read_into(0, leaf_bytes(item).data)
-        return item
-
-    def _count_attributes(self, item: Any) -> None:
-        if not self._is_archive:
-            self._attributes += h5py.h5a.get_num_attrs(item)
-
-
-def _is_leaf(said: str | int | None) -> bool:
-    """True if the attribute ``type`` of an archive's data set is that of a leaf: ``torch.float32``, ``numpy.<f4``."""
-    library, _, dtype = str(said).partition(".")
-    return library == "torch" or (library == "numpy" and not dtype.replace("_", "").isalnum())
 
 
 # --- links ---
@@ -258,6 +220,17 @@ class _Links:
         index = h5py.h5.INDEX_CRT_ORDER if by_making else h5py.h5.INDEX_NAME
         group.links.iterate(names.append, idx_type=index, order=h5py.h5.ITER_INC)
         return names
+
+    def dataset(self, root: h5py.h5g.GroupID, path: str) -> h5py.h5d.DatasetID:
+        """The data set at a path, over hard links alone."""
+        item: Any = root
+        for name in path.strip("/").split("/"):
+            if not isinstance(item, h5py.h5g.GroupID) or not item.links.exists(name.encode()):
+                raise ValueError(f"an archive has no data set {short(path)}")
+            item = self.target(item, name.encode())
+        if not isinstance(item, h5py.h5d.DatasetID):
+            raise TypeError(f"{short(path)} of an archive is no data set")
+        return item
 
     def target(self, group: h5py.h5g.GroupID, name: bytes) -> h5py.h5d.DatasetID | h5py.h5g.GroupID:
         """What a hard link leads to: the others may lead out of the file, and the library would follow them."""
@@ -283,40 +256,19 @@ def _identity(item: h5py.h5d.DatasetID | h5py.h5g.GroupID) -> int:
     return int(h5py.h5o.get_info(item).addr)
 
 
-def _attribute(item: h5py.h5d.DatasetID | h5py.h5g.GroupID, name: str) -> str | int | None:
-    """An attribute that is one text or one integer; None if there is none of that kind."""
-    encoded = name.encode()
-    if not h5py.h5a.exists(item, encoded):
+def _version(root: h5py.h5g.GroupID) -> int | None:
+    """Of an archive of `deeppart export`; None of any other file."""
+    if not h5py.h5a.exists(root, ARCHIVE.encode()):
         return None
-    found = h5py.h5a.open(item, encoded)
-    kind = found.get_type()
-    plain = isinstance(kind, (h5py.h5t.TypeStringID, h5py.h5t.TypeIntegerID)) and found.shape == ()
-    if not plain or found.get_storage_size() > _MOST_ATTRIBUTE_BYTES:
-        return None
-    value = _wrapped(item).attrs[name]
-    return value if isinstance(value, str) else value.decode() if isinstance(value, bytes) else int(value)
+    found = h5py.h5a.open(root, ARCHIVE.encode())
+    is_number = isinstance(found.get_type(), h5py.h5t.TypeIntegerID) and found.shape == ()
+    return int(h5py.Group(root).attrs[ARCHIVE]) if is_number else -1
 
 
-def _wrapped(item: h5py.h5d.DatasetID | h5py.h5g.GroupID) -> Any:
-    """With h5py's reader of texts."""
-    made: Callable[[Any], Any] = h5py.Dataset if isinstance(item, h5py.h5d.DatasetID) else h5py.Group
-    return made(item)
-
-
-def _scalar_of(dataset: h5py.h5d.DatasetID) -> Any:
-    """What a data set holds, by h5py's reader: numbers, or a text; of opaque elements their bytes.
-
-    To be asked once its length is known to be harmless.
-    """
-    kind = dataset.get_type()
-    if isinstance(kind, h5py.h5t.TypeOpaqueID):  # h5py would have numpy interpret what the file calls it
-        octets = np.empty(kind.get_size(), dtype=np.uint8)
-        dataset.read(h5py.h5s.ALL, h5py.h5s.ALL, octets, mtype=kind)
-        return octets.tobytes()
-    if not isinstance(kind, _READABLE):
-        raise TypeError(f"a {type(kind).__name__} where a value should be")
-    found = _wrapped(dataset)[()]
-    return found.decode("utf-8") if isinstance(found, bytes) else found
+def _text_of(dataset: h5py.h5d.DatasetID) -> str:
+    """The one text of a data set, by h5py's reader; to be asked once its length is known to be harmless."""
+    found = h5py.Dataset(dataset)[()]
+    return found.decode("utf-8") if isinstance(found, bytes) else str(found)
 
 
 # --- elements ---
@@ -402,21 +354,9 @@ class _Compressed:
             self._held = None
 
 
-def _type_of(dataset: h5py.h5d.DatasetID, said: str | None, where: str) -> LeafType:
-    """The type of the leaf that a data set is."""
+def _type_of(dataset: h5py.h5d.DatasetID, where: str) -> LeafType:
+    """The type of the leaf that a data set of others is."""
     stored, shape = dataset.get_type(), tuple(map(int, dataset.shape or ()))
-    if said is not None:
-        library, _, dtype = said.partition(".")
-        kind = LeafType(library, dtype, shape)
-        kind.check(where)
-        if not stored_type(kind).equal(stored):
-            raise CorruptFileError(
-                "a data set of an archive is not what its attribute says",
-                expected=f"elements of {said}",
-                found=_describe(stored),
-                where=where,
-            )
-        return kind
     for library, name in (*(("torch", each) for each in _TORCH), *(("numpy", each) for each in _NUMPY)):
         if stored_type(LeafType(library, name, ())).equal(stored):
             return _checked(LeafType(library, name, shape), where)
@@ -459,7 +399,7 @@ def _describe(stored: Any) -> str:
     return f"{kind} of {stored.get_size()} bytes"
 
 
-# --- keys, containers and small values of an archive: the inverse of extension/export/ ---
+# --- what is refused ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -481,91 +421,3 @@ def _first_refused(state: Any) -> _Refused | None:
         elif isinstance(item, (list, tuple)):
             left += list(item)[::-1]
     return None
-
-
-def _key_of(said: Attribute, name: str, kind: Attribute, where: str) -> Any:
-    """The key of what has a name in a group."""
-    if said is not None:
-        key = decode(json.loads(str(said)), where)
-        hash(key)
-        return key
-    return int(name) if kind in ("list", "tuple") else name
-
-
-def _in_order(names: list[bytes], said: Attribute) -> list[bytes]:
-    """The names in a group, as its attribute ``order`` has them if it has one."""
-    if said is None:
-        return names
-    ordered = [str(name).encode() for name in json.loads(str(said))]
-    if sorted(ordered) != sorted(names):
-        raise ValueError("the order of a container is one of other names")
-    return ordered
-
-
-def _container_of(kind: str, name: Attribute, form: Attribute, items: dict[Any, Any], where: str) -> Any:
-    """A container, a tensor that is made of others, or an object."""
-    if (refused := _first_refused(list(items.values()))) is not None and (kind not in TABLE_MAKERS or form):
-        return refused
-    if kind in ("list", "tuple"):
-        if sorted(items) != list(range(len(items))):
-            raise ValueError(f"items {short(list(items))} of a {kind}")
-        made: Any = [items[place] for place in range(len(items))]
-        made = made if kind == "list" else tuple(made)
-    elif kind == "namedtuple":
-        made = _named_tuple(str(name), items)
-    elif kind in COMPOSITES:
-        made = assemble(kind, items)
-    elif kind in TABLE_MAKERS:
-        made = TABLE_MAKERS[kind](items.items())
-    else:
-        raise ValueError(f"a container of kind {short(kind)}")
-    return made if form is None else _object_of(str(form), made, where)
-
-
-def _named_tuple(name: str, items: dict[Any, Any]) -> Any:
-    names = [name, *items]
-    if not all(type(each) is str and each.isidentifier() and not keyword.iskeyword(each) for each in names[:1]):
-        raise ValueError(f"no class can be called {short(name)}")
-    return namedtuple(name, list(items), rename=True)(*items.values())
-
-
-def _object_of(form: str, data: Any, where: str) -> Any:
-    """An object without a ``state_dict()``, as ``deeppart.load`` gives it."""
-    kind, *about = [tuple(each) if type(each) is list else each for each in json.loads(form)]
-    names = [] if kind == DEQUE else [text for each in about for text in (each if type(each) is tuple else (each,))]
-    if kind not in ABOUT or len(about) != ABOUT[kind]:
-        raise ValueError(f"no form of an object: {short(form)}")
-    if not all(
-        type(text) is str and not any(each == "\0" or "\ud800" <= each <= "\udfff" for each in text) for text in names
-    ):
-        raise ValueError(f"an object without a name: {short(form)}")
-    if kind == DEQUE and about[0] is not None and (type(about[0]) is not int or about[0] < 0):
-        raise ValueError(f"a deque of {short(about[0])}")
-    return make(ObjectForm(kind, tuple(about)), data, None, lambda: where)
-
-
-def _value_of(dataset: h5py.h5d.DatasetID, said: dict[str, Attribute], where: str) -> Any:
-    """A small value."""
-    kind = str(said["type"])
-    if dataset.get_space().get_simple_extent_type() == h5py.h5s.NULL:
-        found: Any = None
-        if kind != "NoneType":
-            raise CorruptFileError("a value of an archive is missing", expected=kind, where=where)
-        return found
-    content = _scalar_of(dataset)
-    if said["encoding"] == "json":
-        found = decode(json.loads(content), where)
-    elif said["items"] is not None:
-        found = list(map(_NUMBERS[str(said["items"])], content.tolist()))
-        found = tuple(found) if kind == "tuple" else found
-    elif kind in _NUMBERS:
-        found = _NUMBERS[kind](content)
-    elif kind == "bytes":
-        found = bytes(content)
-    elif kind == "str":
-        found = str(content)
-    elif kind.startswith("numpy.") and isinstance(content, np.generic):
-        found = content
-    else:
-        raise CorruptFileError("a value of an archive is of no kind that is known", found=short(kind), where=where)
-    return found if said["form"] is None else _object_of(str(said["form"]), found, where)

@@ -1,5 +1,8 @@
 """A committed checkpoint as one HDF5 file (docs/commands.md, export), without losing a bit.
 
+The leaves are data sets below `/state`, for any reader. What HDF5 cannot say of the state, `/structure` does: the
+structure document of a checkpoint (docs/format.md), from which :class:`Archived` makes the state again.
+
 HDF5 has no types for bfloat16, float8 and numpy's wide texts and times. bfloat16 is described to it as the float that
 it is, so that any HDF5 reader gets numbers; float8 and float4 are stored as the bytes they are; the others as opaque
 bytes that carry numpy's name of them, which h5py reads back.
@@ -9,7 +12,8 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +25,16 @@ from deeppart.access import storage_error
 from deeppart.extension.export.beside import BesideFile
 from deeppart.extension.export.content import Content, Totals
 from deeppart.model import VERSION
+from deeppart.state.document import Numbers, decode_structure, encode_structure, encode_tree
 from deeppart.state.paths import component
+from deeppart.state.restore import Target, build, decode_values, leaves_to_check, tie
 from deeppart.state.tensors import Array, LeafType, flat_bytes
-from deeppart.state.tree import ArrayLeaf, Branch, Node, ValueLeaf, container_kind
-from deeppart.state.values import encode_key, encode_value
+from deeppart.state.tree import ArrayLeaf, Branch, LeafNumbers, Node, ValueLeaf, container_kind, inside_objects
+from deeppart.state.values import encode_value
 
-ARCHIVE_VERSION = 1
+#: The attribute of the file that has the version, and the data set that has the document.
+ARCHIVE, STRUCTURE = "deeppart_archive", "structure"
+ARCHIVE_VERSION = 2
 
 
 class Hdf5Writer:
@@ -52,7 +60,7 @@ class _Archive:
         self._content, self._filter = content, filter
         self._tree, self._leaves = content.tree, content.leaves
         content.refuse_repeats()
-        self._places: dict[int, tuple[h5py.Group, str, str | None]] = {}
+        self._places: dict[int, tuple[h5py.Group, str]] = {}
 
     def write(self, path: Path, out: Path) -> Totals:
         """Write all of it."""
@@ -61,7 +69,8 @@ class _Archive:
         try:
             with h5py.File(path, "w", libver=("earliest", "v110"), locking="best-effort") as file:
                 self._describe(file)
-                self._place(file, self._tree, "state", None)
+                self._place(file, self._tree, "state")
+                file[STRUCTURE] = np.frombuffer(self._structure(), dtype=np.uint8)
                 done = 0
                 for batch in self._checkpoint.batches(self._leaves):
                     self._write_leaves(batch)
@@ -73,7 +82,7 @@ class _Archive:
 
     def _describe(self, file: h5py.File) -> None:
         manifest = self._checkpoint.manifest
-        file.attrs["deeppart_archive"] = ARCHIVE_VERSION
+        file.attrs[ARCHIVE] = ARCHIVE_VERSION
         file.attrs["library"] = f"deeppart {VERSION}"
         file.attrs["step"] = manifest.attempt.step
         file.attrs["created"] = manifest.created
@@ -82,55 +91,97 @@ class _Archive:
         if self._suspect:
             file.attrs["suspect"] = list(self._suspect)
 
-    def _place(self, group: h5py.Group, node: Node, name: str, key: str | None) -> None:
+    def _place(self, group: h5py.Group, node: Node, name: str) -> None:
         """Make the groups, write the values, and note where the leaves go."""
+        node = inside_objects(node)
         if isinstance(node, ArrayLeaf):
-            self._places[node.index] = (group, name, key)
+            self._places[node.index] = (group, name)
         elif isinstance(node, ValueLeaf):
-            own = bool(self._checkpoint.structure.per_rank_values[node.index])
-            _note(write_value(group, name, self._checkpoint.target.values[node.index]), key, own)
-        elif not isinstance(node, Branch):
-            raise AssertionError("the structure of one rank has everything in its place")  # noqa: TRY004
-        elif node.kind == "object":  # what its state_dict() has returned
-            self._place(group, node.children[0], name, key)
-            if node.form is not None and name in group:
-                group[name].attrs["object"] = str(node.form)
-                group[name].attrs["form"] = json.dumps([node.form.kind, *node.form.about])
+            made = write_value(group, name, self._checkpoint.target.values[node.index])
+            self._note_own(made, self._checkpoint.structure.per_rank_values[node.index])
         else:
+            assert isinstance(node, Branch), "the structure of one rank has no marks"
             made = group.create_group(name)
-            made.attrs["type"] = node.kind
-            if node.name:
-                made.attrs["name"] = node.name
-            _note(made, key, False)
             taken: set[str] = set()
-            names = [link_name(child_key, taken) for child_key in node.keys]
-            if node.kind in ORDERED:  # what is in a group is listed by name
-                made.attrs["order"] = json.dumps(names)
-            for child_key, child_name, child in zip(node.keys, names, node.children, strict=True):
-                plain = child_name == child_key or node.kind in ("list", "tuple")
-                self._place(made, child, child_name, None if plain else exact_key(child_key))
+            for key, child in zip(node.keys, node.children, strict=True):
+                self._place(made, child, link_name(key, taken))
 
     def _write_leaves(self, batch: set[int]) -> None:
         structure, types = self._checkpoint.structure, self._checkpoint.target.types
         arrays = self._checkpoint.read(batch)
         for leaf in sorted(batch, key=lambda leaf: (leaf in structure.aliases, leaf)):
-            group, name, key = self._places[leaf]
-            owner = self._same(leaf)
-            if owner is not None:  # two names of one data set, as two tied leaves are of one tensor
-                owner_group, owner_name, _ = self._places[owner]
+            group, name = self._places[leaf]
+            if (owner := self._content.same_as(leaf)) is not None:  # two names of one data set
+                owner_group, owner_name = self._places[owner]
                 group[name] = owner_group[owner_name]
                 continue
             made = write_array(group, name, arrays[leaf], types[leaf], self._filter)
-            made.attrs["type"] = type_name(types[leaf])
-            _note(made, key, bool(structure.per_rank[leaf]))
-            if leaf in structure.aliases and structure.aliases[leaf].owner in self._places:
-                owner_group, owner_name, _ = self._places[structure.aliases[leaf].owner]
-                made.attrs["shares_memory_with"] = f"{owner_group.name}/{owner_name}"
+            made.attrs["type"] = f"{types[leaf].kind}.{types[leaf].dtype}"
+            self._note_own(made, structure.per_rank[leaf])
 
-    def _same(self, leaf: int) -> int | None:
-        """The leaf of the archive that this one is, in all but its place; None if there is none."""
-        owner = self._content.same_as(leaf)
-        return owner if owner is not None and self._places[owner][2] == self._places[leaf][2] else None
+    def _note_own(self, made: h5py.Dataset, own: np.bool_) -> None:
+        if own:
+            made.attrs["per_rank"] = True
+
+    def _structure(self) -> bytes:
+        """The document: leaves and values numbered anew, and views of what is not exported as leaves."""
+        structure, target = self._checkpoint.structure, self._checkpoint.target
+        leaves, values = sorted(self._leaves), sorted(LeafNumbers.of(self._tree).values)
+        numbers = Numbers(_new_numbers(leaves, len(target.types)), _new_numbers(values, len(target.values)))
+        types = [target.types[leaf] for leaf in leaves]
+        aliases = {
+            numbers.arrays[leaf]: replace(alias, owner=numbers.arrays[alias.owner])
+            for leaf, alias in structure.aliases.items()
+            if leaf in self._leaves and alias.owner in self._leaves
+            if types[numbers.arrays[leaf]].kind == "torch" or self._content.same_as(leaf) is not None
+        }
+        document = encode_structure(
+            encode_tree(self._tree, numbers),
+            types,
+            np.zeros(len(leaves), dtype=np.bool_),
+            aliases,
+            [encode_value(target.values[value], f"value {value}") for value in values],
+            np.zeros(len(values), dtype=np.bool_),
+            [],
+            False,
+        )
+        names = [f"{group.name}/{name}" for group, name in map(self._places.__getitem__, leaves)]
+        return json.dumps({"structure": document, "names": names}).encode()
+
+
+def _new_numbers(kept: Sequence[int], count: int) -> list[int]:
+    """By old number, the place among those that are kept."""
+    found = [0] * count
+    for place, number in enumerate(kept):
+        found[number] = place
+    return found
+
+
+class Archived:
+    """What ``/structure`` says of an archive.
+
+    Attributes:
+        stored: number, type and data set of each leaf that is no view of another.
+        components: numbers of those whose bytes :meth:`state` needs.
+    """
+
+    def __init__(self, text: bytes, where: str) -> None:
+        document = json.loads(text)
+        structure, names = decode_structure(document["structure"], where), document["names"]
+        if len(names) != len(structure.types) or not all(type(name) is str for name in names):
+            raise ValueError("the names of data sets are not those of the leaves")
+        self._target = Target(structure, list(structure.types), decode_values(structure, where))
+        self.stored = [
+            (leaf, kind, name)
+            for leaf, (kind, name) in enumerate(zip(structure.types, names, strict=True))
+            if leaf not in structure.aliases
+        ]
+        self.components = leaves_to_check(self._target)
+
+    def state(self, arrays: dict[int, Array]) -> Any:
+        """The state, of an array for each leaf that is stored: as ``deeppart.load`` gives it."""
+        tie(self._target, arrays)
+        return build(self._target, arrays, self._target.structure.tree)
 
 
 def _as_os_error(error: OSError | RuntimeError | ValueError) -> OSError:
@@ -139,13 +190,6 @@ def _as_os_error(error: OSError | RuntimeError | ValueError) -> OSError:
     if isinstance(error, OSError) and (error.errno or not named):
         return error
     return OSError(int(named[1]), str(error)) if named else OSError(str(error))
-
-
-def _note(made: h5py.HLObject, key: str | None, own: bool) -> None:
-    if key is not None:
-        made.attrs["key"] = key
-    if own:
-        made.attrs["per_rank"] = True
 
 
 _INT64_LIMIT = 1 << 63
@@ -173,13 +217,6 @@ def _bfloat16() -> h5py.h5t.TypeFloatID:
 
 
 _UTF8_NAMES, _BFLOAT16 = _utf8_names(), _bfloat16()
-#: Kinds of containers that are other ones in another order of what is in them.
-ORDERED = frozenset({"odict", "namedtuple"})
-
-
-def type_name(kind: LeafType) -> str:
-    """The ``type`` attribute of a leaf: ``torch.bfloat16``, ``numpy.<f4``."""
-    return f"{kind.kind}.{kind.dtype}"
 
 
 def link_name(key: Any, taken: set[str]) -> str:
@@ -194,11 +231,6 @@ def link_name(key: Any, taken: set[str]) -> str:
         name = f"{text}~{type(key).__name__}" if number == 2 else f"{text}~{number}"
     taken.add(name)
     return name
-
-
-def exact_key(key: Any) -> str:
-    """A key as JSON, so that 1, "1" and True can be told apart (docs/format.md, small values)."""
-    return json.dumps(encode_key(key, "a dict key"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,22 +298,18 @@ def stored_type(kind: LeafType) -> h5py.h5t.TypeID:
 
 
 def write_value(group: h5py.Group, name: str, value: Any) -> h5py.Dataset:
-    """Store a small value as a scalar: as it is where HDF5 has its like, else as text, JSON (docs/format.md).
+    """Store a small value for readers: as it is where HDF5 has its like, else as text, JSON (docs/format.md).
 
     A list or tuple of numbers of one type becomes a data set with one dimension.
     """
     numbers = _as_numbers(value)
     if numbers is not None:
-        made = group.create_dataset(name, data=numbers)
-        made.attrs["items"] = type(value[0]).__name__
-    elif _is_plain(value):
+        return group.create_dataset(name, data=numbers)
+    if _is_plain(value):
         data = h5py.Empty("f8") if value is None else np.void(value) if type(value) is bytes else value
-        made = group.create_dataset(name, data=data)
-    else:
-        made = group.create_dataset(name, data=json.dumps(encode_value(value, name)), dtype=h5py.string_dtype())
-        made.attrs["encoding"] = "json"
-    library = "numpy." if isinstance(value, np.generic) else ""  # numpy has a bool of its own
-    made.attrs["type"] = library + type(value).__name__
+        return group.create_dataset(name, data=data)
+    made = group.create_dataset(name, data=json.dumps(encode_value(value, name)), dtype=h5py.string_dtype())
+    made.attrs["encoding"] = "json"
     return made
 
 

@@ -38,6 +38,7 @@ from deeppart.state.document.structure_json import (
     decode_tree,
     encode_division,
     encode_path,
+    encode_structure,
     encode_tree,
 )
 
@@ -62,6 +63,7 @@ __all__ = [
     "encode_division",
     "encode_path",
     "encode_rank_local",
+    "encode_structure",
     "encode_tree",
     "gather_global_state",
     "insert",

@@ -103,7 +103,7 @@ _AS_THEY_ARE = Numbers()
 
 
 def encode_tree(root: Node, numbers: Numbers = _AS_THEY_ARE) -> Any:
-    """The JSON form of a live tree."""
+    """The JSON form of a tree."""
     if isinstance(root, ArrayLeaf):
         return ["a", numbers.arrays[root.index]]
     if isinstance(root, ValueLeaf):
@@ -123,9 +123,14 @@ def encode_tree(root: Node, numbers: Numbers = _AS_THEY_ARE) -> Any:
     children = [encode_tree(child, numbers) for child in root.children]
     if root.kind in DICTS:
         place = {id_key(key): i for i, key in enumerate(root.keys) if children[i] != ["r"]}
-        order = [place[id_key(key)] for key in root.container if id_key(key) in place]
+        order = [place[id_key(key)] for key in root.ordered_keys if id_key(key) in place]
         encoded = [encode_key(root.keys[i], "a dict key") for i in order]
-        return [code, encoded, [children[i] for i in order], _encode_metadata(root.container)]
+        return [
+            code,
+            encoded,
+            [children[i] for i in order],
+            _encode_metadata(root.metadata or getattr(root.container, "_metadata", None)),
+        ]
     if root.kind == "namedtuple":
         return [code, root.name, list(root.keys), children]
     if root.form is not None:
@@ -157,9 +162,8 @@ def _encode_items(children: Sequence[Node], numbers: Numbers) -> list[Any]:
     return encoded
 
 
-def _encode_metadata(container: Any) -> Any:
+def _encode_metadata(metadata: Any) -> Any:
     """``state_dict()._metadata`` ({module path: {"version": n}}), which torch uses to load older layouts."""
-    metadata = getattr(container, "_metadata", None)
     if not isinstance(metadata, dict):
         return None
     encoded = {}

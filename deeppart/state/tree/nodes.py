@@ -152,6 +152,11 @@ class Branch:
         """True for an object with a ``state_dict()``."""
         return self.kind == "object" and self.form is None
 
+    @property
+    def ordered_keys(self) -> Iterable[Key]:
+        """The keys of a dict in insertion order."""
+        return self.keys if self.container is None else self.container
+
     def by_key(self) -> dict[IdKey, Node]:
         """The children by their keys."""
         return dict(zip(id_keys(self.keys), self.children, strict=True))
