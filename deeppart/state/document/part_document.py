@@ -44,7 +44,7 @@ from deeppart.state.document.structure_json import (
 from deeppart.state.paths import Key, Path, id_key, readable
 from deeppart.state.tensors import LeafType
 from deeppart.state.tree import DICTS, Alias, Branch, FlatState, LeafNumbers, Node, RankLocal
-from deeppart.state.values import Encoded, decode_key, decode_value
+from deeppart.state.values import Encoded, decode_value
 
 _DICT_CODES = frozenset(CODES[kind] for kind in DICTS)
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
@@ -269,7 +269,7 @@ def saved_outermost(meta: bytes) -> list[Key]:
     Nothing else of it is decoded or checked.
     """
     code, *rest = parse_json(meta)["structure"]["tree"]
-    return [decode_key(key, "outermost keys") for key in rest[0]] if code in _DICT_CODES else []
+    return list(decode_path(rest[0], "outermost keys")) if code in _DICT_CODES else []
 
 
 def _number(text: str) -> int:

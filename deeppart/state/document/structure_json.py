@@ -407,7 +407,7 @@ def _decode_node(document: Any, seen: Named, where: str) -> Node:
         return Branch(kind, tuple(range(len(items))), items)
     children = tuple([_decode_node(child, seen, where) for child in _list(rest[-2 if kind in DICTS else -1])])
     if kind in DICTS:
-        keys = tuple([decode_key(key, where) for key in _list(rest[0])])
+        keys = decode_path(rest[0], where)
         if len(set(keys)) != len(keys) or len(keys) != len(children):  # 1, 1.0 and True are one key of a dict
             raise ValueError("dict keys are repeated or do not match the children")
         return Branch(kind, keys, children, metadata=_decode_metadata(rest[2], where))
@@ -513,7 +513,8 @@ def _decode_metadata(document: Any, where: str) -> dict[str, dict[str, Any]] | N
 
 def decode_path(encoded: list[Encoded], where: str) -> Path:
     """Inverse of :func:`encode_path`."""
-    return tuple(decode_key(key, where) for key in encoded)
+    path: Path = decode_key(["tuple", encoded], where)  # many texts in few steps
+    return path
 
 
 def check_nesting(tree: Node) -> None:
