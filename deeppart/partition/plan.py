@@ -208,6 +208,9 @@ def partition(
 ) -> Plan:
     """Share leaves out so that all ranks' costs, counting what they carry already, are as equal as cuts allow.
 
+    A save and the simulator call this once for each set of ranks, in the order of ``deeppart.plan.shards``; only the
+    planner for DCP passes several replica sets at once.
+
     Replica sets smaller than the world are balanced first, each within its ranks on top of what these carry, smaller
     sets before larger; then what every rank holds fills up the rest. For sets that are disjoint or nested in one
     another this order reaches the lowest common level. What the default strategy guarantees for each set, and why, is

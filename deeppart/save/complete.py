@@ -2,7 +2,8 @@
 
 Invariants
 ----------
-* A level of a step is complete on all ranks or on none; an error on one rank is an error of the level everywhere.
+* A level of a step is complete on all ranks or on none; an error on one rank is an error of the level everywhere. Only
+  where a rank gives up waiting in the middle of the round does it not know: the manifest decides then.
 * What a level that is not complete has written is removed at once, unless nobody knows whether it is complete.
 """
 
@@ -63,8 +64,8 @@ class Completer:
         try:
             round_ = commit_round(channel, str(job.attempt.key), report, commit)
             verdict = finish(channel, round_, what, self._timeout, background=True)
-        except DeeppartError as error:  # rank 0 may have committed the step, or be about to
-            verdict, agreed = RoundResult(str(error), may_stand=not failed), False
+        except DeeppartError as error:  # rank 0 may have committed the step, or be about to, if it has this report
+            verdict, agreed = RoundResult(str(error), may_stand=begun and not failed), False
         complete = verdict.problem is None and not failed
         if complete:
             self._remember(job, level, outcome)  # first: who waits for the level may save again at once
@@ -80,8 +81,8 @@ class Completer:
             # Before the step is free to be used again; and at once, because it may be for lack of space that it failed.
             if not verdict.may_stand:
                 self._discard(job, level, outcome)
-            self._retention.abandon(level, job.attempt.key, in_doubt=begun and verdict.may_stand)
-            failure = level_error(job, level, verdict.problem or str(outcome))
+            self._retention.abandon(level, job.attempt.key, in_doubt=verdict.may_stand)
+            failure = level_error(job, level, verdict.problem or str(outcome), is_over=channel.broken is not None)
             failure = on_ranks(failure, self._storage.rank) if agreed else failure
             job.pending.note_level(level, FAILED, error=failure, agreed=agreed)
         return complete
@@ -151,11 +152,12 @@ class Completer:
             raise
 
 
-def level_error(job: Job, level: str, problem: str) -> CheckpointError:
-    """The error that says why a level of a step is not complete."""
+def level_error(job: Job, level: str, problem: str, *, is_over: bool = False) -> CheckpointError:
+    """The error that says why a level of a step is not complete; ``is_over``: ranks do not meet there any more."""
+    next_one = "this level fails until a new Checkpointer is opened" if is_over else "the next checkpoint tries again"
     return CheckpointError(
         f"step {job.attempt.step} is not complete at level {level!r}",
         found=problem.replace("\n", "\n    "),
         where=f"step {job.attempt.step}, level {level}",
-        todo="fix the cause; training goes on, earlier checkpoints stay, the next checkpoint tries again",
+        todo=f"fix the cause; training goes on, earlier checkpoints stay, {next_one}",
     )

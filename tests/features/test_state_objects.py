@@ -12,6 +12,7 @@ import torch
 from torch.optim import lr_scheduler
 
 import deeppart
+from deeppart.errors import StructureMismatchError
 from deeppart.testing.states import difference
 from tests.unit.trained import network, save_and_restore, train
 
@@ -304,3 +305,22 @@ def test_random_number_states(tmp_path: Path) -> None:
     other = torch.Generator()
     other.set_state(live["rng"])
     assert torch.equal(torch.rand(5, generator=other), torch.rand(5, generator=generator))
+
+
+class LowRank(torch.optim.Adam):
+    """Not torch's: it may keep what it likes for a parameter."""
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, LowRank])
+def test_moments_of_another_parameter_are_refused_by_their_shape(tmp_path: Path, kind: type[torch.optim.Adam]) -> None:
+    long, short = (torch.nn.Parameter(torch.ones(size)) for size in (5, 3))
+    saved = kind([long, short])
+    (long.sum() + short.sum()).backward()
+    saved.step()
+    live = {"optimizer": kind([short, long])}
+    if kind is LowRank:
+        save_and_restore(tmp_path, {"optimizer": saved}, live)
+        return
+    with pytest.raises(StructureMismatchError, match="or in another order") as caught:
+        save_and_restore(tmp_path, {"optimizer": saved}, live)
+    assert "optimizer/state/0/exp_avg" in str(caught.value) and not live["optimizer"].state

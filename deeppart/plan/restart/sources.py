@@ -1,5 +1,8 @@
 """The sources of each part of an attempt: files on nodes, a rebuild from parity, the persistent level. Pure.
 
+Their order is fixed: a file at local, one at partner, a rebuild from parity, persistent. The first is read
+(``reading.py: assign``); one that fails is struck out on all ranks (``recovery/candidates.py: read_candidate``).
+
 Which bytes are the right ones is settled here too. Files of one attempt and part that differ in the digest of their
 index contradict each other, unless they hold the same bytes, encoded in two ways: the manifest names both then, and
 what they hold has one digest. The manifest decides if there is one, else the parity, which records the digests of what

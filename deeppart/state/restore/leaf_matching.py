@@ -78,6 +78,10 @@ _SHAPED_IN_TRAINING = (
     "deeppart.load gives to its load_state_dict()"
 )
 _OF_ANOTHER_TYPE = "; a module can be converted once it is restored, module.to(dtype)"
+#: What torch's optimizers keep for each element of a parameter.
+_OF_ELEMENTS = frozenset(
+    "acc_delta ax exp_avg exp_avg_sq exp_inf grad_avg max_exp_avg_sq momentum_buffer prev square_avg sum".split()
+)
 #: Leaves that an error names, of those that do not match.
 MOST_NAMED = 10
 #: Two numbers in a byte, which torch converts into nothing.
@@ -291,7 +295,7 @@ class _Matching:
             self._replaced = False
             return
         if saved.kind == "object":
-            check_object(saved, live, self._target.values, path)
+            check_object(saved, live, self._target, path)
             depths = self._objects, self._modules, self._optimizers
             self._objects += 1
             self._modules += isinstance(live.container, torch.nn.Module)
@@ -424,8 +428,9 @@ def _lacking_error(saved: list[Any], lacking: list[Any], path: Path) -> Structur
 # --- modules and optimizers -------------------------------------------------------------------------------------------
 
 
-def check_object(saved: Branch, live: Branch, values: list[Any], path: Path) -> None:
+def check_object(saved: Branch, live: Branch, target: Target, path: Path) -> None:
     """A module cannot take keys it lacks, nor an optimizer other groups; find out before anything is touched."""
+    values = target.values
     inner_saved, inner_live = saved.children[0], live.children[0]
     if not isinstance(inner_saved, Branch) or not isinstance(inner_live, Branch):
         return
@@ -487,6 +492,27 @@ def check_object(saved: Branch, live: Branch, values: list[Any], path: Path) -> 
                 todo="give the optimizer named_parameters() in the order in which they were saved; or, if only the "
                 "names have changed, parameters()",
             )
+        if type(live.container).__module__.startswith("torch.optim."):  # others may keep them in other shapes
+            _check_moments(inner_saved, live.container, target.types, path)
+
+
+def _check_moments(saved: Branch, optimizer: Any, types: Sequence[LeafType], path: Path) -> None:
+    """What an optimizer keeps for each element of a parameter has the shape of the one that gets it by its number."""
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    state = saved.by_key().get("state")
+    for number, moments in zip(state.keys, state.children, strict=True) if isinstance(state, Branch) else ():
+        if type(number) is not int or not 0 <= number < len(parameters) or not isinstance(moments, Branch):
+            continue
+        for name, leaf in zip(moments.keys, moments.children, strict=True):
+            shape = types[leaf.index].shape if name in _OF_ELEMENTS and isinstance(leaf, ArrayLeaf) else None
+            if shape is not None and shape != tuple(parameters[number].shape):
+                raise StructureMismatchError(
+                    f"an optimizer has other parameters than in the checkpoint, or in another order: {readable(path)}",
+                    expected=f"shape {list(shape)} of parameter {number}, as its {name} (checkpoint)",
+                    found=f"shape {list(parameters[number].shape)} (live)",
+                    where=f"path {readable((*path, 'state', number, name))}",
+                    todo="give the optimizer the parameters in the order in which they were saved",
+                )
 
 
 def _state_keys(state_dict: Branch) -> Sequence[object]:

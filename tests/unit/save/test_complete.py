@@ -13,6 +13,7 @@ import deeppart
 from deeppart.errors import (
     BackgroundFailureWarning,
     CheckpointError,
+    PeerTimeoutError,
 )
 from tests.unit.cli_support import block
 from tests.unit.one_rank import config, local_steps, persistent_steps, state
@@ -61,3 +62,17 @@ def test_retiring_that_is_refused_is_reported_and_made_up_for(memory: Path, monk
         (text,) = texts  # on the node, the old files are set aside to be written over, which takes no unlink
         assert "step 2 is complete at level 'persistent'" in text
     assert persistent_steps(memory) == [3] and local_steps(memory) == [3]
+
+
+def test_parts_of_a_level_that_is_over_do_not_pile_up(memory: Path) -> None:
+    """Once ranks have given up waiting for each other at a level, nothing can be committed there any more."""
+    with deeppart.Checkpointer(config(memory)) as ck:
+        ck.checkpoint(state(1), 1).wait(timeout=200)
+        ck._pipeline._completer._channels["persistent"].broken = PeerTimeoutError("rank 1 did not answer")
+        for step in (2, 3):
+            pending = ck.checkpoint(state(step), step)
+            pending.wait("local", timeout=200)
+            with pytest.raises(CheckpointError, match="until a new Checkpointer is opened"):
+                pending.wait("persistent", timeout=200)
+            ck._pipeline.wait_until_idle(30)
+            assert len(list((memory / "p").glob("step-*/part-*"))) == 1
