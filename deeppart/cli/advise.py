@@ -2,67 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.table import Table
 
-from deeppart.cli.commands import GOOD, print_json
 from deeppart.cli.options import directory_argument
-from deeppart.cli.output import console, count, table, to_json
+from deeppart.cli.output import command, count, line, table
 from deeppart.errors import ConfigError
 from deeppart.model import show_seconds, show_share
-from deeppart.plan.goodput import Advice, Size
+from deeppart.plan.goodput import Advice, Limits, Size
 from deeppart.plan.goodput import advise as advise_sizes
 
 
-@click.command(short_help="Say which number of ranks pays for a job.")
-@directory_argument
-@click.option("--ranks", metavar="N,N,...", help="Sizes; up to twice what was measured if left out.")
-@click.option("--batch", type=click.IntRange(min=1), help="Samples of a step, of all ranks; the best if left out.")
-@click.option(
-    "--worth",
-    type=click.FloatRange(0, 1, min_open=True),
-    default=0.5,
-    show_default=True,
-    help="More ranks pay while each does this share of what one does where it does most.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def advise(directory: Path, ranks: str | None, batch: int | None, worth: float, as_json: bool) -> int:
-    """Say what to expect of the job in DIR on other numbers of ranks: step time, goodput, the best batch, and which
-    size pays.
+@dataclass(frozen=True, slots=True)
+class Advised:
+    """What pays in a directory's job. Fields: docs/commands.md, advise."""
 
-    Goodput is samples per second, times what each is worth beside one of the job's first batch. It is fitted to what
-    the job has measured of its steps itself. Nothing is said of more than twice the ranks, or four times the batch,
-    that were measured.
-    """
-    from deeppart.elastic.profile import PROFILE_NAME, goodput_of, read_profile
-
-    profile = read_profile(directory)
-    if profile is None:
-        raise ConfigError(
-            "this job has no profile",
-            expected=f"{PROFILE_NAME}, which a job with deeppart.elastic writes",
-            found="no such file",
-            where=str(directory),
-            todo="train for some steps with deeppart.elastic.ElasticDataLoader first",
-        )
-    limits = profile.limits
-    sizes = None if ranks is None else _read_ranks(ranks)
-    for size in sizes or ():
-        limits.check_ranks(size)
-    if batch is not None:
-        limits.check_batch(batch)
-    goodput, bounds = goodput_of(profile)
-    found = advise_sizes(goodput, bounds, limits, profile.ranks, batch=batch, ranks=sizes, worth=worth)
-    if as_json:
-        print_json({"directory": str(directory), **to_json(limits), **to_json(found)})
-        return GOOD
-    out = console()
-    out.print(_table(found))
-    for line in _lines(found, limits.profiled_ranks, limits.profiled_batch, known=profile.noise is not None):
-        out.print(line, soft_wrap=True)
-    return GOOD
+    directory: Path
+    limits: Limits = field(metadata={"json": "inline"})
+    advice: Advice = field(metadata={"json": "inline"})
+    is_noise_known: bool = field(metadata={"json": False})
 
 
 def _read_ranks(text: str) -> list[int]:
@@ -104,16 +67,60 @@ def _micro_batches(size: Size) -> str:
     return f"{size.local_batch:,}" if not size.accumulation else f"{size.accumulation + 1} x {size.local_batch:,}"
 
 
-def _lines(found: Advice, ranks: int, batch: int, *, known: bool) -> list[str]:
-    best = found.best
-    lines = [
+def _lines(advised: Advised) -> Iterator[Any]:
+    found, best = advised.advice, advised.advice.best
+    ranks, batch = advised.limits.profiled_ranks, advised.limits.profiled_batch
+    yield _table(found)
+    yield line(
         f"{count(best.ranks, 'rank')} with a batch of {best.batch:,}: the most goodput where each rank does at least "
-        f"{show_share(found.worth)} of what one does at best",
+        f"{show_share(found.worth)} of what one does at best"
+    )
+    yield line(
         f"from steps on up to {count(ranks, 'rank')} and with batches of up to {batch:,}; nothing is said beyond twice "
-        "the ranks or four times the batch",
-    ]
-    if not known:
-        lines.append("the noise of gradients was not measured: the batch stays as it is")
+        "the ranks or four times the batch"
+    )
+    if not advised.is_noise_known:
+        yield line("the noise of gradients was not measured: the batch stays as it is")
     if found.capped:
-        lines.append(f"larger batches are allowed, but too far from what was measured: {4 * batch:,} at most here")
-    return lines
+        yield line(f"larger batches are allowed, but too far from what was measured: {4 * batch:,} at most here")
+
+
+@command("Say which number of ranks pays for a job.", _lines)
+@directory_argument
+@click.option("--ranks", metavar="N,N,...", help="Sizes; up to twice what was measured if left out.")
+@click.option("--batch", type=click.IntRange(min=1), help="Samples of a step, of all ranks; the best if left out.")
+@click.option(
+    "--worth",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=0.5,
+    show_default=True,
+    help="More ranks pay while each does this share of what one does where it does most.",
+)
+def advise(directory: Path, ranks: str | None, batch: int | None, worth: float) -> Advised:
+    """Say what to expect of the job in DIR on other numbers of ranks: step time, goodput, the best batch, and which
+    size pays.
+
+    Goodput is samples per second, times what each is worth beside one of the job's first batch. It is fitted to what
+    the job has measured of its steps itself. Nothing is said of more than twice the ranks, or four times the batch,
+    that were measured.
+    """
+    from deeppart.elastic.profile import PROFILE_NAME, goodput_of, read_profile
+
+    profile = read_profile(directory)
+    if profile is None:
+        raise ConfigError(
+            "this job has no profile",
+            expected=f"{PROFILE_NAME}, which a job with deeppart.elastic writes",
+            found="no such file",
+            where=str(directory),
+            todo="train for some steps with deeppart.elastic.ElasticDataLoader first",
+        )
+    limits = profile.limits
+    sizes = None if ranks is None else _read_ranks(ranks)
+    for size in sizes or ():
+        limits.check_ranks(size)
+    if batch is not None:
+        limits.check_batch(batch)
+    goodput, bounds = goodput_of(profile)
+    found = advise_sizes(goodput, bounds, limits, profile.ranks, batch=batch, ranks=sizes, worth=worth)
+    return Advised(directory, limits, found, profile.noise is not None)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import click
 
 from deeppart.cli.commands import Commands
-from deeppart.errors import FormatError, RestoreError, StructureMismatchError
 from deeppart.model import VERSION
 
 
@@ -29,7 +28,6 @@ class _Commands(Commands):
         "advise",
         "elastic-run",
     )
-    about_content = (FormatError, RestoreError, StructureMismatchError)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -29,13 +29,11 @@ class Commands(click.Group):
             ``elastic-run``), imported when it is called: on a cluster's file system torch, which some of them need,
             can take a minute to import.
         names: of the commands.
-        about_content: errors that say something about what was looked at, rather than about how it was asked for.
         extra: (packages that may not be installed, what installs them).
     """
 
     package: ClassVar[str]
     names: ClassVar[tuple[str, ...]]
-    about_content: ClassVar[tuple[type[DeeppartError], ...]] = ()
     extra: ClassVar[tuple[tuple[str, ...], str]] = ((), "")
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -88,7 +86,7 @@ class Commands(click.Group):
             click.echo("interrupted", err=True)
             return INTERRUPTED
         except DeeppartError as error:
-            return tell(error, NOT_GOOD if isinstance(error, self.about_content) else REFUSED, self._as_json(arguments))
+            return tell(error, REFUSED, self._as_json(arguments))
         except click.ClickException as error:
             if self._as_json(arguments):
                 return tell(DeeppartError(error.format_message()), REFUSED, True, kind="UsageError")

@@ -11,10 +11,9 @@ import click
 from rich.text import Text
 
 from deeppart import offline
-from deeppart.cli.commands import GOOD, NOT_GOOD, REFUSED, printable, tell
-from deeppart.cli.options import Place, json_option, place_argument, rank_option, sign_key_option
-from deeppart.cli.output import count, cut, line, progress, render, unchecked_line, value_text
-from deeppart.errors import FormatError, RestoreError, StructureMismatchError
+from deeppart.cli.commands import REFUSED, printable
+from deeppart.cli.options import Place, place_argument, rank_option, sign_key_option
+from deeppart.cli.output import command, count, cut, line, progress, unchecked_line, value_text
 from deeppart.model import show_bytes
 from deeppart.part import Signing
 
@@ -34,63 +33,6 @@ def _finite(context: click.Context, parameter: click.Parameter, value: float | N
     if value is not None and not math.isfinite(value):
         raise click.BadParameter("a finite number is expected")
     return value
-
-
-@click.command(short_help="Compare two checkpoints.")
-@place_argument("a", "A")
-@place_argument("b", "B")
-@click.argument("keys", metavar="[KEYS]...", nargs=-1)
-@rank_option("Rank whose per-rank leaves are compared; those of every rank if left out.")
-@click.option(
-    "--rtol",
-    metavar="X",
-    type=click.FloatRange(min=0),
-    callback=_finite,
-    help="Numbers are equal if they differ by at most X times the larger of the two.",
-)
-@click.option(
-    "--atol",
-    metavar="X",
-    type=click.FloatRange(min=0),
-    callback=_finite,
-    help="Numbers are equal if they differ by at most X; 0: if they are the same number.",
-)
-@sign_key_option
-@json_option
-def diff(
-    a: Place,
-    b: Place,
-    keys: tuple[str, ...],
-    rank: int | None,
-    rtol: float | None,
-    atol: float | None,
-    signing: Signing | None,
-    as_json: bool,
-) -> int:
-    """Compare the checkpoints A and B, each of them DIR, for its newest step, or DIR@STEP.
-
-    Every byte of both is read and checked. Bit for bit, unless --rtol or --atol is given; together they allow
-    ATOL + RTOL * max(abs(a), abs(b)). KEYS are globs over paths, as for deeppart.load: model '*.bias'.
-
-    Exit code 0 if they are equal, 1 if they differ, and 2 for all else: wrong usage, no such checkpoint, damage.
-    """
-    tolerance = None if rtol is None and atol is None else offline.Tolerance(rtol or 0.0, atol or 0.0)
-    try:
-        with progress(shown=not as_json) as bar:
-            found = offline.compare(
-                a.directory,
-                b.directory,
-                steps=(a.step, b.step),
-                keys=keys,
-                rank=rank,
-                tolerance=tolerance,
-                signing=signing,
-                progress=bar,
-            )
-    except (FormatError, RestoreError, StructureMismatchError) as error:
-        return tell(error, REFUSED, as_json)  # nobody is to take damage for a difference
-    render(found, as_json, _lines)
-    return REFUSED if found.problems else NOT_GOOD if found.differences else GOOD
 
 
 def _lines(found: offline.Diff) -> Iterator[Any]:
@@ -186,3 +128,53 @@ def _summary(found: offline.Diff) -> str:
     ]
     parts += [f"{kinds[kind]:,} {_HEADINGS[kind]}" for kind in ("type", "tie", "only_a", "only_b") if kinds[kind]]
     return f"they differ: {', '.join(parts)}{within}"
+
+
+@command("Compare two checkpoints.", _lines, damage_code=REFUSED)  # nobody is to take damage for a difference
+@place_argument("a", "A")
+@place_argument("b", "B")
+@click.argument("keys", metavar="[KEYS]...", nargs=-1)
+@rank_option("Rank whose per-rank leaves are compared; those of every rank if left out.")
+@click.option(
+    "--rtol",
+    metavar="X",
+    type=click.FloatRange(min=0),
+    callback=_finite,
+    help="Numbers are equal if they differ by at most X times the larger of the two.",
+)
+@click.option(
+    "--atol",
+    metavar="X",
+    type=click.FloatRange(min=0),
+    callback=_finite,
+    help="Numbers are equal if they differ by at most X; 0: if they are the same number.",
+)
+@sign_key_option
+def diff(
+    a: Place,
+    b: Place,
+    keys: tuple[str, ...],
+    rank: int | None,
+    rtol: float | None,
+    atol: float | None,
+    signing: Signing | None,
+) -> offline.Diff:
+    """Compare the checkpoints A and B, each of them DIR, for its newest step, or DIR@STEP.
+
+    Every byte of both is read and checked. Bit for bit, unless --rtol or --atol is given; together they allow
+    ATOL + RTOL * max(abs(a), abs(b)). KEYS are globs over paths, as for deeppart.load: model '*.bias'.
+
+    Exit code 0 if they are equal, 1 if they differ, and 2 for all else: wrong usage, no such checkpoint, damage.
+    """
+    tolerance = None if rtol is None and atol is None else offline.Tolerance(rtol or 0.0, atol or 0.0)
+    with progress() as bar:
+        return offline.compare(
+            a.directory,
+            b.directory,
+            steps=(a.step, b.step),
+            keys=keys,
+            rank=rank,
+            tolerance=tolerance,
+            signing=signing,
+            progress=bar,
+        )

@@ -11,9 +11,9 @@ import click
 from rich.text import Text
 
 from deeppart import offline
-from deeppart.cli.commands import GOOD, NOT_GOOD, printable_lines
-from deeppart.cli.options import complete_directory, directory_argument, json_option, sign_key_option, step_option
-from deeppart.cli.output import line, render
+from deeppart.cli.commands import printable_lines
+from deeppart.cli.options import complete_directory, directory_argument, sign_key_option, step_option
+from deeppart.cli.output import Shown, command, line
 from deeppart.comm import connect, finish
 from deeppart.config import expand_directory, job_name, launch, node_name
 from deeppart.part import Signing
@@ -21,49 +21,8 @@ from deeppart.part import Signing
 _TIMEOUT_S = 120.0
 
 
-@click.command(short_help="Say what a restore would do.")
-@directory_argument
-@click.option(
-    "--local",
-    "local_dirs",
-    metavar="DIR",
-    multiple=True,
-    shell_complete=complete_directory,
-    help="Node-local directory. May be repeated.",
-)
-@sign_key_option
-@click.option("--ranks", metavar="N", type=click.IntRange(min=1), help="Ranks of the job that would restore.")
-@step_option("Only this step; by default the newest recoverable.")
-@json_option
-def explain(
-    directory: Path,
-    local_dirs: tuple[str, ...],
-    signing: Signing | None,
-    ranks: int | None,
-    step: int | None,
-    as_json: bool,
-) -> int:
-    """Say which step a restore would take, which rank would read which part from where, and why newer steps cannot
-    be restored. Reads manifests, headers and indexes, no chunk; changes nothing.
-
-    In one process, each --local DIR counts as a node. Started on the nodes themselves (srun --mpi=pmi2 or mpirun, one
-    process per node), every process reads its own --local DIR, which may contain {node} and $VARIABLES. Exit code 1 if
-    nothing can be recovered.
-    """
-    launched = launch()
-    if launched is None or launched.size == 1:
-        plan, is_first = offline.plan_here(directory, [Path(text) for text in local_dirs], ranks, step, signing), True
-    else:
-        plan, is_first = _plan_on_nodes(directory, local_dirs, step, signing)
-    if is_first:
-        render(plan, as_json, _lines)
-    return NOT_GOOD if plan.step is None else GOOD
-
-
-def _plan_on_nodes(
-    directory: Path, local_dirs: tuple[str, ...], step: int | None, signing: Signing | None
-) -> tuple[offline.RestorePlan, bool]:
-    """The plan, and whether this is the process that prints it."""
+def _plan_on_nodes(directory: Path, local_dirs: tuple[str, ...], step: int | None, signing: Signing | None) -> Shown:
+    """The plan, which one of the processes prints."""
     if len(local_dirs) > 1:
         raise click.UsageError("started on the nodes, every process has one --local DIR")
     comm = connect(None, _TIMEOUT_S)
@@ -75,7 +34,7 @@ def _plan_on_nodes(
     node_of = tuple(list(dict.fromkeys(names)).index(each) for each in names)
     leads, mine = places.index(places[comm.rank]) == comm.rank, local[0] if local else None
     plan = offline.plan_together(comm, directory, mine, node_of, _TIMEOUT_S, step, signing, leads=leads)
-    return plan, comm.rank == 0
+    return Shown(plan, _lines if comm.rank == 0 else None)
 
 
 def _lines(plan: offline.RestorePlan) -> Iterator[Any]:
@@ -92,3 +51,32 @@ def _lines(plan: offline.RestorePlan) -> Iterator[Any]:
         yield line(f"could be recovered too: {', '.join(map(str, plan.others))}")
     for text in plan.suspect:
         yield line(text, "yellow")
+
+
+@command("Say what a restore would do.")
+@directory_argument
+@click.option(
+    "--local",
+    "local_dirs",
+    metavar="DIR",
+    multiple=True,
+    shell_complete=complete_directory,
+    help="Node-local directory. May be repeated.",
+)
+@sign_key_option
+@click.option("--ranks", metavar="N", type=click.IntRange(min=1), help="Ranks of the job that would restore.")
+@step_option("Only this step; by default the newest recoverable.")
+def explain(
+    directory: Path, local_dirs: tuple[str, ...], signing: Signing | None, ranks: int | None, step: int | None
+) -> Shown:
+    """Say which step a restore would take, which rank would read which part from where, and why newer steps cannot
+    be restored. Reads manifests, headers and indexes, no chunk; changes nothing.
+
+    In one process, each --local DIR counts as a node. Started on the nodes themselves (srun --mpi=pmi2 or mpirun, one
+    process per node), every process reads its own --local DIR, which may contain {node} and $VARIABLES. Exit code 1 if
+    nothing can be recovered.
+    """
+    launched = launch()
+    if launched is None or launched.size == 1:
+        return Shown(offline.plan_here(directory, [Path(text) for text in local_dirs], ranks, step, signing), _lines)
+    return _plan_on_nodes(directory, local_dirs, step, signing)

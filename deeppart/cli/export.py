@@ -11,9 +11,8 @@ from typing import Any
 
 import click
 
-from deeppart.cli.commands import GOOD
-from deeppart.cli.options import SIGN_KEY_HELP, directory_argument, json_option, local_path, rank_option, step_option
-from deeppart.cli.output import count, line, progress, render
+from deeppart.cli.options import SIGN_KEY_HELP, directory_argument, local_path, rank_option, step_option
+from deeppart.cli.output import command, count, line, progress
 from deeppart.errors import DeeppartWarning
 from deeppart.interop.formats import COMPRESSIONS, FORMATS, form_of, writer_for
 from deeppart.model import read_bytes, show_bytes
@@ -31,7 +30,17 @@ def _read_size(context: click.Context, parameter: click.Parameter, value: str | 
     return found
 
 
-@click.command(short_help="Write a checkpoint as HDF5, safetensors, torch.save or DCP.")
+def _lines(done: Any) -> Iterator[Any]:
+    what = f"{count(done.leaves, 'leaf')} and {count(done.values, 'value')}, {show_bytes(done.nbytes)}"
+    where = f"{done.path}" if done.form == "hdf5" else f"{done.path} ({done.form})"
+    yield line(f"step {done.step}: {what} written to {where} in {done.seconds:.2f} s")
+    for remark in done.remarks:
+        yield line(remark, "yellow")
+    if done.per_rank:
+        yield line(f"{done.per_rank:,} of them {'is' if done.per_rank == 1 else 'are'} rank {done.rank}'s own")
+
+
+@command("Write a checkpoint as HDF5, safetensors, torch.save or DCP.", _lines)
 @directory_argument
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path), callback=local_path)
 @click.option(
@@ -58,7 +67,6 @@ def _read_size(context: click.Context, parameter: click.Parameter, value: str | 
 )
 @click.option("--sign-key-file", "key_files", metavar="FILE", type=click.Path(), multiple=True, help=SIGN_KEY_HELP)
 @click.option("--overwrite", is_flag=True, help="Replace OUT if there is one.")
-@json_option
 def export(
     directory: Path,
     out: Path,
@@ -66,10 +74,9 @@ def export(
     max_shard_bytes: int | None,
     compression: str,
     key_files: tuple[str, ...],
-    as_json: bool,
     keys: tuple[str, ...],
     **options: Any,
-) -> int:
+) -> Any:
     """Write a step of DIR into OUT, in a format that can be read without deeppart.
 
     Every digest is checked while the data is read; OUT appears when it is complete. OUT is a directory for dcp, and for
@@ -79,20 +86,9 @@ def export(
 
     writer = writer_for(form or form_of(out), out, max_shard_bytes, compression)
     began = time.monotonic()
-    with progress(out.name, shown=not as_json) as bar, warnings.catch_warnings():
+    with progress(out.name) as bar, warnings.catch_warnings():
         warnings.simplefilter("ignore", DeeppartWarning)  # they are among the remarks
         done = export_archive(
             directory, out, writer, keys=keys or None, sign_key_file=key_files, progress=bar, **options
         )
-    render(replace(done, seconds=round(time.monotonic() - began, 6)), as_json, _lines)
-    return GOOD
-
-
-def _lines(done: Any) -> Iterator[Any]:
-    what = f"{count(done.leaves, 'leaf')} and {count(done.values, 'value')}, {show_bytes(done.nbytes)}"
-    where = f"{done.path}" if done.form == "hdf5" else f"{done.path} ({done.form})"
-    yield line(f"step {done.step}: {what} written to {where} in {done.seconds:.2f} s")
-    for remark in done.remarks:
-        yield line(remark, "yellow")
-    if done.per_rank:
-        yield line(f"{done.per_rank:,} of them {'is' if done.per_rank == 1 else 'are'} rank {done.rank}'s own")
+    return replace(done, seconds=round(time.monotonic() - began, 6))

@@ -11,15 +11,22 @@ from typing import Any
 
 import click
 
-from deeppart.cli.commands import GOOD
-from deeppart.cli.options import json_option, local_path
-from deeppart.cli.output import count, line, progress, render
+from deeppart.cli.options import local_path
+from deeppart.cli.output import command, count, line, progress, wants_json
 from deeppart.errors import DeeppartWarning
 from deeppart.interop.formats import SOURCES
 from deeppart.model import show_bytes
 
 
-@click.command(name="import", short_help="Make a step of DCP, torch.save, safetensors or HDF5.")
+def _lines(done: Any) -> Iterator[Any]:
+    what = f"{count(done.leaves, 'leaf')} and {count(done.values, 'value')}, {show_bytes(done.nbytes)}"
+    source = f"{count(done.files, 'file')} ({done.form})"
+    yield line(f"step {done.step} of {done.directory}: {what} from {source} in {done.seconds:.2f} s")
+    for remark in done.remarks:
+        yield line(remark, "yellow")
+
+
+@command("Make a step of DCP, torch.save, safetensors or HDF5.", _lines, name="import")
 @click.argument("source", metavar="SOURCE", type=click.Path(path_type=Path), callback=local_path)
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path), callback=local_path)
 @click.option(
@@ -34,7 +41,6 @@ from deeppart.model import show_bytes
     "--keys", metavar="GLOB", multiple=True, help="Only paths that match GLOB: model, '*.bias'. May be repeated."
 )
 @click.option("--sign-key-file", "key_file", metavar="FILE", type=click.Path(), help="Sign the step with this key.")
-@json_option
 def import_(
     source: Path,
     directory: Path,
@@ -42,8 +48,7 @@ def import_(
     step: int | None,
     keys: tuple[str, ...],
     key_file: str | None,
-    as_json: bool,
-) -> int:
+) -> Any:
     """Make a committed step in DIR of SOURCE: a DCP directory, a file of torch.save, a safetensors file, a directory
     of them as Hugging Face has it, or an HDF5 file.
 
@@ -52,8 +57,8 @@ def import_(
     from deeppart.interop.importing import import_checkpoint  # imports torch: completion need not wait for it
 
     began = time.monotonic()
-    with progress(source.name, shown=not as_json) as bar, warnings.catch_warnings():
-        if as_json:
+    with progress(source.name) as bar, warnings.catch_warnings():
+        if wants_json():
             warnings.simplefilter("ignore", DeeppartWarning)
         done = import_checkpoint(
             source,
@@ -64,13 +69,4 @@ def import_(
             sign_key_file=key_file,
             progress=bar,
         )
-    render(replace(done, seconds=round(time.monotonic() - began, 6)), as_json, _lines)
-    return GOOD
-
-
-def _lines(done: Any) -> Iterator[Any]:
-    what = f"{count(done.leaves, 'leaf')} and {count(done.values, 'value')}, {show_bytes(done.nbytes)}"
-    source = f"{count(done.files, 'file')} ({done.form})"
-    yield line(f"step {done.step} of {done.directory}: {what} from {source} in {done.seconds:.2f} s")
-    for remark in done.remarks:
-        yield line(remark, "yellow")
+    return replace(done, seconds=round(time.monotonic() - began, 6))

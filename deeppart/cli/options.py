@@ -86,11 +86,6 @@ def step_option(what: str) -> Callable[[F], F]:
     return click.option("--step", type=click.IntRange(min=0), help=what, shell_complete=complete_step)
 
 
-def json_option(function: F) -> F:
-    """``--json``, as ``as_json``."""
-    return click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")(function)
-
-
 def rank_option(what: str, default: int | None = None) -> Callable[[F], F]:
     """``--rank R``, as ``rank``."""
     return click.option("--rank", metavar="R", type=click.IntRange(min=0), default=default, help=what)

@@ -1,7 +1,8 @@
-"""How the commands print: one record, as JSON, or as lines and tables for people; counts, times, a progress bar."""
+"""A command, declared: its function returns one record, which is printed as JSON, or as lines and tables for people."""
 
 from __future__ import annotations
 
+import functools
 import io
 import math
 import sys
@@ -9,15 +10,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
+import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 from rich.text import Text
 
 from deeppart import offline
-from deeppart.cli.commands import end_quietly, print_json, printable
+from deeppart.cli.commands import GOOD, NOT_GOOD, REFUSED, end_quietly, print_json, printable, tell
+from deeppart.errors import FormatError, RestoreError, StructureMismatchError
 from deeppart.model import Manifest, show_bytes, show_rate, show_seconds
 
 #: JSON readers keep integers of so many bits.
@@ -31,6 +34,9 @@ _MOST_ALONE = 1000
 _UNLIMITED = 1 << 30
 #: Columns where the output is no terminal: nothing is cut or wrapped in a file or a pipe.
 _UNLIMITED_COLUMNS = 100_000
+
+#: Errors that say something about what was looked at, rather than about how it was asked for.
+ABOUT_CONTENT = (FormatError, RestoreError, StructureMismatchError)
 
 _STYLES = {
     "complete": "green",
@@ -60,13 +66,66 @@ def console() -> Console:
     return PlainConsole()
 
 
-def render(record: Any, as_json: bool, people: Callable[[Any], Iterable[Any]]) -> None:
-    """Print the record of a command: as its JSON document, or what ``people`` makes of it, one below the other."""
-    if as_json:
-        print_json(to_json(record))
-        return
-    out = console()
-    for each in people(record):
+#: What people see of a record, one below the other.
+Lines = Callable[[Any], Iterable[Any]]
+
+
+class Shown(NamedTuple):
+    """A record that is shown in another way than its command says; None: not at all."""
+
+    record: Any
+    lines: Lines | None
+
+
+def command(
+    summary: str, lines: Lines | None = None, *, name: str | None = None, damage_code: int = NOT_GOOD
+) -> Callable[..., click.Command]:
+    """A command whose function returns a record, or a :class:`Shown`.
+
+    With ``--json`` the record is printed as a document, else as what ``lines`` makes of it. The exit code follows from
+    its ``good``: true (also if it has none), false, or None where that cannot be told. ``damage_code`` is that of an
+    error which says something about what was looked at.
+    """
+
+    def declare(function: Callable[..., Any]) -> click.Command:
+        @functools.wraps(function)
+        def run(**arguments: Any) -> int:
+            try:
+                found = function(**arguments)
+            except ABOUT_CONTENT as error:
+                return tell(error, damage_code, wants_json())
+            record, shown_as = found if isinstance(found, Shown) else (found, lines)
+            if shown_as is not None and wants_json():
+                print_json(to_json(record))
+            elif shown_as is not None:
+                render(shown_as(record))
+            return {True: GOOD, False: NOT_GOOD, None: REFUSED}[getattr(record, "good", True)]
+
+        made = click.command(name, short_help=summary)(run)
+        made.params.append(json_option())
+        return made
+
+    return declare
+
+
+def json_option() -> click.Option:
+    """``--json``, of which :func:`wants_json` knows."""
+
+    def keep(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+        context.meta[__name__] = value
+
+    return click.Option(["--json"], is_flag=True, expose_value=False, callback=keep, help="Print one JSON document.")
+
+
+def wants_json() -> bool:
+    """Whether the command that runs was given ``--json``."""
+    return bool(click.get_current_context().meta.get(__name__))
+
+
+def render(lines: Iterable[Any], out: Console | None = None) -> None:
+    """Print lines and tables, one below the other."""
+    out = out or console()
+    for each in lines:
         out.print(each, soft_wrap=isinstance(each, Text) or not (out.is_terminal or isinstance(each, Table)))
 
 
@@ -79,9 +138,9 @@ def to_json(value: Any) -> Any:
     """What ``--json`` prints of a record: its fields, by name, and the properties that it names in ``json_also``.
 
     A field of ``metadata`` "json" False is left out; "value" and "values" say that it is a value of a checkpoint, or a
-    dict of those. The fields of a manifest stand among those of the record that has it. A dict, whose keys need not be
-    text, is a list of pairs. What JSON does not have is text, as Python writes it; integers beyond 64 bits in
-    hexadecimal, because Python refuses to write out those of thousands of digits.
+    dict of those; the fields of one that is "inline", or of a manifest, stand among those of the record. A dict, whose
+    keys need not be text, is a list of pairs. What JSON does not have is text, as Python writes it; integers beyond 64
+    bits in hexadecimal, because Python refuses to write out those of thousands of digits.
     """
     if isinstance(value, Manifest):
         return {**to_json(value.attempt), **{name: getattr(value, name) for name in ("created", "library", "signed")}}
@@ -93,6 +152,8 @@ def to_json(value: Any) -> Any:
         return dict(zip(value._fields, map(to_json, value), strict=True))
     if isinstance(value, (list, tuple, set, frozenset)):
         return [to_json(item) for item in value]
+    if type(value).__name__ == "ndarray":
+        return _elements_json(value)
     if type(value) is int:
         return value if value.bit_length() < _MOST_BITS else hex(value)
     if value is None or type(value) in (bool, str) or (type(value) is float and math.isfinite(value)):
@@ -106,7 +167,7 @@ def _record_json(record: Any) -> dict[str, Any]:
         form, item = each.metadata.get("json", True), getattr(record, each.name)
         if not form or each.name.startswith("_"):
             continue
-        if isinstance(item, Manifest):
+        if form == "inline" or isinstance(item, Manifest):
             document |= to_json(item)
         elif form is True or is_dataclass(item):
             document[each.name] = to_json(item)
@@ -116,12 +177,6 @@ def _record_json(record: Any) -> dict[str, Any]:
                 [[key, json_value(each)] for key, each in item.items()] if is_dict else json_value(item)
             )
     return document
-
-
-def record_json(record: Any, *properties: str, without: Sequence[str] = ()) -> dict[str, Any]:
-    """The same of one record, with some of its properties, and without some of its fields."""
-    names = [*properties, *(each.name for each in fields(record) if each.name not in without)]
-    return {name: to_json(getattr(record, name)) for name in names}
 
 
 def table_of(records: Sequence[Any]) -> Table:
@@ -200,10 +255,8 @@ def unchecked_line(*steps: int) -> str:
 
 
 @contextmanager
-def progress(
-    description: str = "", *, shown: bool, screen: Console | None = None
-) -> Iterator[Callable[[int, int], None]]:
-    """A bar, where the output is a terminal; it is gone in the end. Takes how many bytes are done, and of how many.
+def progress(description: str = "", screen: Console | None = None) -> Iterator[Callable[[int, int], None]]:
+    """A bar, where people read on a terminal; it is gone in the end. Takes how many bytes are done, and of how many.
 
     What is printed meanwhile is printed on ``screen``.
     """
@@ -216,7 +269,7 @@ def progress(
         TimeRemainingColumn(),
         console=screen,
         transient=True,
-        disable=not (shown and screen.is_terminal),
+        disable=wants_json() or not screen.is_terminal,
     ) as bar:
         task = bar.add_task(description, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
@@ -238,6 +291,20 @@ def json_value(value: Any) -> Any:
             return [json_value(item) for item in value]
         return [[json_value(key), json_value(item)] for key, item in value.items()]
     return describe_value(value) if type(value) is io.BytesIO else _scalar(value)
+
+
+def _elements_json(array: Any) -> Any:
+    """Nested lists of what JSON has exactly, else of Python's notation; times as numpy writes them."""
+    import numpy as np
+
+    if array.dtype.kind in "mM":
+        return array.astype(np.str_).tolist()
+    is_plain = array.dtype.kind in "bi" or (array.dtype.kind == "f" and bool(np.isfinite(array).all()))
+    return array.tolist() if is_plain and array.dtype.itemsize <= 8 else _nested(array.tolist())
+
+
+def _nested(items: Any) -> Any:
+    return list(map(_nested, items)) if isinstance(items, list) else json_value(items)
 
 
 def _scalar(value: Any) -> Any:

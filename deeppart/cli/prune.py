@@ -11,75 +11,15 @@ from typing import Any
 import click
 
 from deeppart import offline
-from deeppart.cli.commands import GOOD, NOT_GOOD
+from deeppart.cli.commands import NOT_GOOD
 from deeppart.cli.options import directory_argument, local_option, sign_key_option
-from deeppart.cli.output import console, count, line, render, table_of, unchecked_line
+from deeppart.cli.output import Shown, command, count, line, render, table_of, unchecked_line, wants_json
 from deeppart.errors import CheckpointError
 from deeppart.model import show_bytes
 from deeppart.part import Signing
+from deeppart.storage import hold_directory
 
 _STEP = click.IntRange(min=0)
-
-
-@click.command(short_help="Remove steps no longer wanted.")
-@directory_argument
-@click.option("--keep", metavar="N", type=click.IntRange(min=1), help="All but the N complete steps committed last.")
-@click.option("--after", metavar="STEP", type=_STEP, help="Committed steps newer than STEP: to go back to STEP.")
-@click.option("--before", metavar="STEP", type=_STEP, help="Committed steps older than STEP.")
-@click.option("--incomplete", is_flag=True, help="Also steps that were never committed.")
-@local_option("to remove the same steps from")
-@sign_key_option
-@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--allow-empty", is_flag=True, help="Even if no complete checkpoint is left.")
-@click.option(
-    "--no-lock", is_flag=True, help="For file systems without locks: you are sure that no job is running there."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document. Never asks: see --yes.")
-def prune(
-    directory: Path,
-    local_dirs: tuple[Path, ...],
-    signing: Signing | None,
-    dry_run: bool,
-    yes: bool,
-    no_lock: bool,
-    as_json: bool,
-    **options: Any,
-) -> int:
-    """Remove steps from DIR. Options that select limit each other: --keep 3 --before 1000 removes steps that are
-    older than step 1000 and not among the last three. Only --incomplete adds to the others.
-
-    It refuses while a job is running there, and if no complete checkpoint would be left. Only deeppart's own files are
-    removed. With a key, only steps that are signed with it count as complete. Exit code 1 if something could not be
-    removed, or if you answered no.
-    """
-    selection = offline.Selection(**options)
-    _check(selection, local_dirs)
-    plan = offline.plan_prune(directory, selection, local_dirs, signing)
-    if dry_run:
-        render(replace(plan, dry_run=True), as_json, _dry_run_lines)
-        return GOOD
-    asked = plan.remove and not yes
-    if asked:
-        if as_json or not _can_ask():
-            raise click.UsageError("there is nobody to ask: use --yes or --dry-run")
-        with offline.hold_directory(directory, without_lock=no_lock):
-            pass  # a refusal comes before the question, and jobs are not kept out while it is being thought about
-        for each in (table_of(plan.remove), *_signature_lines(plan)):
-            console().print(each)
-        if not click.confirm(f"Remove {count(len(plan.remove), 'step')} ({show_bytes(plan.nbytes)})?", err=True):
-            return NOT_GOOD
-    if plan.remove:
-        with offline.hold_directory(directory, without_lock=no_lock):
-            if offline.plan_prune(directory, selection, local_dirs, signing) != plan:
-                raise CheckpointError(
-                    "the directory has changed since you were asked; nothing was removed",
-                    where=str(directory),
-                    todo="look again",
-                )
-            plan = offline.prune(plan)
-    render(plan, as_json, lambda done: [*_result_lines(done), *([] if asked else _signature_lines(done))])
-    return NOT_GOOD if plan.failed else GOOD
 
 
 def _can_ask() -> bool:
@@ -133,3 +73,59 @@ def _kept(plan: offline.PrunePlan) -> str:
     more = ", ..." if len(plan.kept) > 8 else ""
     steps = f"{', '.join(plan.names[key] for key in plan.kept[:8])}{more}"
     return f"step {steps} stays" if len(plan.kept) == 1 else f"steps {steps} stay"
+
+
+@command("Remove steps no longer wanted.")
+@directory_argument
+@click.option("--keep", metavar="N", type=click.IntRange(min=1), help="All but the N complete steps committed last.")
+@click.option("--after", metavar="STEP", type=_STEP, help="Committed steps newer than STEP: to go back to STEP.")
+@click.option("--before", metavar="STEP", type=_STEP, help="Committed steps older than STEP.")
+@click.option("--incomplete", is_flag=True, help="Also steps that were never committed.")
+@local_option("to remove the same steps from")
+@sign_key_option
+@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
+@click.option("--yes", is_flag=True, help="Do not ask. Needed with --json.")
+@click.option("--allow-empty", is_flag=True, help="Even if no complete checkpoint is left.")
+@click.option(
+    "--no-lock", is_flag=True, help="For file systems without locks: you are sure that no job is running there."
+)
+def prune(
+    directory: Path,
+    local_dirs: tuple[Path, ...],
+    signing: Signing | None,
+    dry_run: bool,
+    yes: bool,
+    no_lock: bool,
+    **options: Any,
+) -> Shown:
+    """Remove steps from DIR. Options that select limit each other: --keep 3 --before 1000 removes steps that are
+    older than step 1000 and not among the last three. Only --incomplete adds to the others.
+
+    It refuses while a job is running there, and if no complete checkpoint would be left. Only deeppart's own files are
+    removed. With a key, only steps that are signed with it count as complete. Exit code 1 if something could not be
+    removed, or if you answered no.
+    """
+    selection = offline.Selection(**options)
+    _check(selection, local_dirs)
+    plan = offline.plan_prune(directory, selection, local_dirs, signing)
+    if dry_run:
+        return Shown(replace(plan, dry_run=True), _dry_run_lines)
+    asked = plan.remove and not yes
+    if asked:
+        if wants_json() or not _can_ask():
+            raise click.UsageError("there is nobody to ask: use --yes or --dry-run")
+        with hold_directory(directory, without_lock=no_lock):
+            pass  # a refusal comes before the question, and jobs are not kept out while it is being thought about
+        render([table_of(plan.remove), *_signature_lines(plan)])
+        if not click.confirm(f"Remove {count(len(plan.remove), 'step')} ({show_bytes(plan.nbytes)})?", err=True):
+            raise click.exceptions.Exit(NOT_GOOD)
+    if plan.remove:
+        with hold_directory(directory, without_lock=no_lock):
+            if offline.plan_prune(directory, selection, local_dirs, signing) != plan:
+                raise CheckpointError(
+                    "the directory has changed since you were asked; nothing was removed",
+                    where=str(directory),
+                    todo="look again",
+                )
+            plan = offline.prune(plan)
+    return Shown(plan, lambda done: [*_result_lines(done), *([] if asked else _signature_lines(done))])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,43 +12,15 @@ from rich.text import Text
 from rich.tree import Tree
 
 from deeppart import offline
-from deeppart.cli.commands import GOOD, NOT_GOOD, printable
-from deeppart.cli.options import directory_argument, json_option, sign_key_option, step_option
-from deeppart.cli.output import count, cut, line, moment, progress, render, unchecked_line, value_text
+from deeppart.cli.commands import printable
+from deeppart.cli.options import directory_argument, sign_key_option, step_option
+from deeppart.cli.output import Shown, command, count, cut, line, moment, progress, unchecked_line, value_text
 from deeppart.model import show_bytes
 from deeppart.part import Signing
 
 _MOST_RANKS = 4
 #: Columns that a table of paths is aligned to; a longer path pushes its own line out, and not all others.
 _MOST_PATH_COLUMNS = 160
-
-
-@click.command(short_help="Show the content of a checkpoint.")
-@directory_argument
-@click.argument("keys", metavar="[KEYS]...", nargs=-1)
-@step_option("Which step; the newest with a sound manifest if left out.")
-@sign_key_option
-@click.option("--stats", is_flag=True, help="Read the elements too: smallest, largest, mean, deviation, zeros, NaNs.")
-@click.option("--flat", is_flag=True, help="One line per leaf instead of a tree.")
-@json_option
-def show(
-    directory: Path,
-    keys: tuple[str, ...],
-    step: int | None,
-    signing: Signing | None,
-    stats: bool,
-    flat: bool,
-    as_json: bool,
-) -> int:
-    """Show the content of a checkpoint in DIR: paths, dtypes, shapes, bytes, and the parts with these bytes.
-
-    KEYS are globs over paths, as for deeppart.load: model '*.bias'. Reads the manifest and indexes, and no chunk
-    without --stats. Exit code 1 if something cannot be read, or there is nothing to show.
-    """
-    with progress(shown=stats and not as_json) as bar:
-        contents = offline.read_contents(directory, step, keys, signing, bar if stats else None)
-    render(contents, as_json, _flat_lines if flat else _tree_lines)
-    return NOT_GOOD if contents.problems else GOOD
 
 
 def _tree_lines(contents: offline.Contents) -> Iterator[Any]:
@@ -166,3 +139,23 @@ def _value_description(leaf: offline.Value) -> list[tuple[str, str]]:
     texts = [f"{rank}: {value_text(value)}" for rank, value in list(leaf.per_rank.items())[:_MOST_RANKS]]
     more = ", ..." if len(leaf.per_rank) > _MOST_RANKS else ""
     return [("= ", ""), (", ".join(texts) + more, "green"), ("  per rank", "yellow")]
+
+
+@command("Show the content of a checkpoint.")
+@directory_argument
+@click.argument("keys", metavar="[KEYS]...", nargs=-1)
+@step_option("Which step; the newest with a sound manifest if left out.")
+@sign_key_option
+@click.option("--stats", is_flag=True, help="Read the elements too: smallest, largest, mean, deviation, zeros, NaNs.")
+@click.option("--flat", is_flag=True, help="One line per leaf instead of a tree.")
+def show(
+    directory: Path, keys: tuple[str, ...], step: int | None, signing: Signing | None, stats: bool, flat: bool
+) -> Shown:
+    """Show the content of a checkpoint in DIR: paths, dtypes, shapes, bytes, and the parts with these bytes.
+
+    KEYS are globs over paths, as for deeppart.load: model '*.bias'. Reads the manifest and indexes, and no chunk
+    without --stats. Exit code 1 if something cannot be read, or there is nothing to show.
+    """
+    with progress() if stats else nullcontext() as bar:
+        contents = offline.read_contents(directory, step, keys, signing, bar)
+    return Shown(contents, _flat_lines if flat else _tree_lines)

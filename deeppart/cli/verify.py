@@ -10,51 +10,12 @@ import click
 from rich.text import Text
 
 from deeppart import offline
-from deeppart.cli.commands import GOOD, NOT_GOOD
-from deeppart.cli.options import directory_argument, json_option, local_option, sign_key_option, step_option
-from deeppart.cli.output import console, count, line, progress, render, state_text, unchecked_line
+from deeppart.cli.options import directory_argument, local_option, sign_key_option, step_option
+from deeppart.cli.output import command, console, count, line, progress, render, state_text, unchecked_line, wants_json
 from deeppart.model import show_bytes
 
 #: Leaves printed per damaged place; --json has all of them.
 _MOST_LEAVES = 20
-
-
-@click.command(short_help="Check every byte of a checkpoint.")
-@directory_argument
-@step_option("Which step; the newest commit if left out.")
-@click.option("--all", "every", is_flag=True, help="Every step.")
-@local_option("to read too: its parts, copies and parity")
-@sign_key_option
-@click.option(
-    "--repair", is_flag=True, help="Replace damaged files by sound copies, or compute them from parity and parts."
-)
-@click.option(
-    "--no-lock",
-    "without_lock",
-    is_flag=True,
-    help="For --repair on file systems without locks: you are sure that no job is running there.",
-)
-@json_option
-def verify(directory: Path, step: int | None, every: bool, as_json: bool, **options: Any) -> int:
-    """Read all of a checkpoint in DIR and check every digest.
-
-    It continues after damage, and names the damaged leaves. Exit code 1 if anything is damaged or incomplete and has
-    not been repaired. --repair refuses while a job is running there: a job repairs its own nodes (scrub_bandwidth).
-    """
-    if every and step is not None:
-        raise click.UsageError("--step and --all exclude each other")
-    out = console()
-
-    def print_step(result: offline.VerifyResult) -> None:
-        for each in () if as_json else _step_lines(result):
-            out.print(each, soft_wrap=True)
-
-    with progress(shown=not as_json, screen=out) as bar:
-        found = offline.verify_directory(
-            directory, step=step, every=every, progress=bar, verified=print_step, **options
-        )
-    render(found, as_json, _lines)
-    return GOOD if found.good else NOT_GOOD
 
 
 def _step_lines(result: offline.VerifyResult) -> Iterator[Any]:
@@ -106,3 +67,35 @@ def _lines(found: offline.Verification) -> Iterator[Any]:
         yield line(str(repair), "green" if repair.problem is None else "red")
     if found.owner is not None and found.owner.line:
         yield line(found.owner.line)
+
+
+@command("Check every byte of a checkpoint.", _lines)
+@directory_argument
+@step_option("Which step; the newest commit if left out.")
+@click.option("--all", "every", is_flag=True, help="Every step.")
+@local_option("to read too: its parts, copies and parity")
+@sign_key_option
+@click.option(
+    "--repair", is_flag=True, help="Replace damaged files by sound copies, or compute them from parity and parts."
+)
+@click.option(
+    "--no-lock",
+    "without_lock",
+    is_flag=True,
+    help="For --repair on file systems without locks: you are sure that no job is running there.",
+)
+def verify(directory: Path, step: int | None, every: bool, **options: Any) -> offline.Verification:
+    """Read all of a checkpoint in DIR and check every digest.
+
+    It continues after damage, and names the damaged leaves. Exit code 1 if anything is damaged or incomplete and has
+    not been repaired. --repair refuses while a job is running there: a job repairs its own nodes (scrub_bandwidth).
+    """
+    if every and step is not None:
+        raise click.UsageError("--step and --all exclude each other")
+    out = console()
+
+    def verified(result: offline.VerifyResult) -> None:
+        render(() if wants_json() else _step_lines(result), out)
+
+    with progress(screen=out) as bar:
+        return offline.verify_directory(directory, step=step, every=every, progress=bar, verified=verified, **options)

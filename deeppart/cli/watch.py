@@ -14,59 +14,32 @@ from rich.table import Table
 from rich.text import Text
 
 from deeppart._times import seconds_of, timestamp
-from deeppart.cli.commands import GOOD, NOT_GOOD, print_json, printable
+from deeppart.cli.commands import printable
 from deeppart.cli.options import directory_argument
-from deeppart.cli.output import add_record, console, count, moment, record_json, table
+from deeppart.cli.output import Shown, add_record, command, console, count, line, moment, table, wants_json
 from deeppart.errors import StorageError
 from deeppart.model import show_seconds
-from deeppart.offline import CheckpointView, JobView, age_of, blocked_of, look_at_job, name_ranks
+from deeppart.offline import CheckpointView, JobView, age_of, look_at_job, name_ranks
 from deeppart.telemetry import RankStatus, prometheus_text
 
 #: Errors and lines of a kind that are shown to people.
 _MOST_SHOWN = 5
 
 
-@click.command(short_help="Watch a running job.")
-@directory_argument
-@click.option("--interval", metavar="S", type=click.FloatRange(0.1, 86400), default=2.0, help="Seconds between looks.")
-@click.option("--once", is_flag=True, help="Look once, and end.")
-@click.option("--prometheus", is_flag=True, help="Look once, and print metrics for Prometheus.")
-@click.option("--json", "as_json", is_flag=True, help="Look once, and print one JSON document.")
-def watch(directory: Path, interval: float, once: bool, prometheus: bool, as_json: bool) -> int:
-    """Show what the job in DIR is at: last complete steps, checkpoints in flight, rates, blocked time, errors, ranks
-    that are late, and whether it still runs. It reads the files that the job writes (`status`), and disturbs nothing.
-
-    Goes on until interrupted. With --once, --json or --prometheus: exit code 0 if the job runs, or has ended as it
-    should, and nothing is wrong, else 1.
-    """
-    if as_json and prometheus:
-        raise click.UsageError("--json and --prometheus are two forms of one thing")
-    view = look_at_job(directory, time.time())
-    if as_json:
-        print_json(_document(view))
-    elif prometheus:
-        click.echo(prometheus_text(view.ranks), nl=False)
-    elif once:
-        console().print(_shown(view))
-    else:
-        _watch(directory, interval, view)
-    return NOT_GOOD if view.reasons else GOOD
-
-
 def _watch(directory: Path, interval_s: float, view: JobView) -> None:
     """Look until interrupted: a picture that changes, or a line whenever anything has, where there is no terminal."""
     out = console()
     if out.is_terminal:
-        with Live(_shown(view), console=out, auto_refresh=False) as live:
+        with Live(Group(*_lines(view)), console=out, auto_refresh=False) as live:
             while True:
                 time.sleep(interval_s)
                 live.update(_look_again(directory), refresh=True)
     last = ""
     while True:
-        line = _line(view)
-        if line != last:
-            out.print(f"{moment(timestamp(view.time))} {line}")
-        last = line
+        text = _summary(view)
+        if text != last:
+            out.print(f"{moment(timestamp(view.time))} {text}")
+        last = text
         time.sleep(interval_s)
         try:
             view = look_at_job(directory, time.time())
@@ -77,33 +50,29 @@ def _watch(directory: Path, interval_s: float, view: JobView) -> None:
 
 def _look_again(directory: Path) -> Group:
     try:
-        return _shown(look_at_job(directory, time.time()))
+        return Group(*_lines(look_at_job(directory, time.time())))
     except StorageError as error:
-        return Group(_text(f"{error.summary}: {error.found}", "bold red"))
+        return Group(line(f"{error.summary}: {error.found}", "bold red"))
 
 
 # --- for people ---
 
 
-def _shown(view: JobView) -> Group:
-    parts: list[Any] = [_text(line) for line in _head(view)]
-    parts += [_text(line, "bold red") for line in view.reasons[: 2 * _MOST_SHOWN]]
+def _lines(view: JobView) -> Iterator[Any]:
+    yield from map(line, _head(view))
+    for reason in view.reasons[: 2 * _MOST_SHOWN]:
+        yield line(reason, "bold red")
     if view.levels:
-        parts.append(_levels_table(view))
-    parts += [_text(line) for line in (*_in_flight(view), *_figures(view))]
+        yield _levels_table(view)
+    yield from map(line, (*_in_flight(view), *_figures(view)))
     for rank, error in view.errors[-_MOST_SHOWN:]:
         what = f"level {error.level}" if error.level else "removing old steps"
         brief = _brief(error.text.splitlines())
-        parts.append(_text(f"error      {moment(error.at)} rank {rank}, step {error.step}, {what}: {brief}"))
-    parts += [_text(f"note: {problem}") for problem in view.problems[:_MOST_SHOWN]]
+        yield line(f"error      {moment(error.at)} rank {rank}, step {error.step}, {what}: {brief}")
+    for problem in view.problems[:_MOST_SHOWN]:
+        yield line(f"note: {problem}")
     if len(view.problems) > _MOST_SHOWN:
-        parts.append(_text(f"note: and {count(len(view.problems) - _MOST_SHOWN, 'such line')}"))
-    return Group(*parts)
-
-
-def _text(line: str, style: str = "") -> Text:
-    """A line that cannot steer the terminal, whatever a file has put into it."""
-    return Text(printable(line), style)
+        yield line(f"note: and {count(len(view.problems) - _MOST_SHOWN, 'such line')}")
 
 
 def _brief(lines: list[str]) -> str:
@@ -149,7 +118,7 @@ def _figures(view: JobView) -> Iterator[str]:
     lead = view.lead
     if lead is None:
         return
-    blocked = blocked_of(view)
+    blocked = view.blocked
     if blocked is not None:
         mean = "" if blocked.mean_s is None else f", mean {show_seconds(blocked.mean_s)}"
         most = f", most {show_seconds(blocked.most_s)}, {show_seconds(blocked.total_s)} in all" if mean else ""
@@ -161,7 +130,7 @@ def _figures(view: JobView) -> Iterator[str]:
     if lead.scrubbed is not None:
         found = count(lead.scrubbed.damaged, "damaged file")
         yield f"scrubbing  {count(lead.scrubbed.cycles, 'full round')}, {found} found by rank {lead.rank}"
-    yield from (f"reduced    {line}" for line in lead.reduced)
+    yield from (f"reduced    {each}" for each in lead.reduced)
 
 
 def _next_text(lead: RankStatus, now_s: float) -> str:
@@ -171,13 +140,13 @@ def _next_text(lead: RankStatus, now_s: float) -> str:
     return f", next in {show_seconds(left_s)}" if left_s > 0 else f", next due since {show_seconds(-left_s)}"
 
 
-def _line(view: JobView) -> str:
+def _summary(view: JobView) -> str:
     """All of it in a line that changes only when something has happened."""
     parts = [view.state]
     parts += [f"{level.name} {level.step}" for level in view.levels if level.step is not None]
     parts += [f"in flight: step {each.step} ({_levels_text(each)})" for each in view.checkpoints if not each.over]
     parts += [f"{level.name}: {level.failed} failed" for level in view.levels if level.failed]
-    if blocked := blocked_of(view):
+    if blocked := view.blocked:
         parts.append(f"blocked {show_seconds(blocked.last_s)}")
     if view.stale:
         parts.append(f"stale: rank {name_ranks(view.stale)}")
@@ -185,14 +154,23 @@ def _line(view: JobView) -> str:
     return printable("; ".join(parts))
 
 
-# --- for scripts ---
+@command("Watch a running job.")
+@directory_argument
+@click.option("--interval", metavar="S", type=click.FloatRange(0.1, 86400), default=2.0, help="Seconds between looks.")
+@click.option("--once", is_flag=True, help="Look once, and end.")
+@click.option("--prometheus", is_flag=True, help="Look once, and print metrics for Prometheus.")
+def watch(directory: Path, interval: float, once: bool, prometheus: bool) -> Shown:
+    """Show what the job in DIR is at: last complete steps, checkpoints in flight, rates, blocked time, errors, ranks
+    that are late, and whether it still runs. It reads the files that the job writes (`status`), and disturbs nothing.
 
-
-def _document(view: JobView) -> dict[str, Any]:
-    blocked = blocked_of(view)
-    shown_elsewhere = ("every", "metrics", "checkpoints", "errors")
-    return {
-        **record_json(view, "reasons", without=("ranks",)),
-        "ranks": [record_json(each, without=shown_elsewhere) for each in view.ranks],
-        "blocked": None if blocked is None else record_json(blocked, "mean_s"),
-    }
+    Goes on until interrupted. With --once, --json or --prometheus: exit code 0 if the job runs, or has ended as it
+    should, and nothing is wrong, else 1.
+    """
+    if wants_json() and prometheus:
+        raise click.UsageError("--json and --prometheus are two forms of one thing")
+    view = look_at_job(directory, time.time())
+    if prometheus:
+        return Shown(view, lambda view: [Text(prometheus_text(view.ranks).rstrip("\n"))])
+    if not once and not wants_json():
+        _watch(directory, interval, view)
+    return Shown(view, _lines)

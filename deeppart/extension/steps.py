@@ -76,8 +76,8 @@ class Step:
         self.number, self.where, self.rank = number, where, 0
         self._target = target
         self.state = self._standing(resolve_registered(target, target.structure.tree))
-        #: Of a directory: what to open, as which rank, with which keys.
-        self._directory: tuple[Chosen, int, Any] | None = None
+        #: Of a directory: what to open, and as which rank.
+        self._directory: tuple[Chosen, int] | None = None
 
     @classmethod
     def of_session(cls, checkpointer: Checkpointer, number: int | None = None) -> Step | None:
@@ -118,10 +118,10 @@ class Step:
 
         def use(chosen: Chosen) -> Step:
             with ExitStack() as files:
-                opened = _open(files, chosen, rank, signing)
+                opened = _open(files, chosen, rank)
             target = opened.target
-            made = cls(chosen.manifest.attempt.step, target, str(chosen.directory))
-            made._directory, made.rank = (chosen, rank, signing), opened.rank
+            made = cls(chosen.step.key.step, target, chosen.step.where)
+            made._directory, made.rank = (chosen, rank), opened.rank
             return made
 
         found = with_checkpoint(root, number, use, signing)
@@ -138,8 +138,7 @@ class Step:
         root = access.below_root(Path(source))
         if not committed_steps(PosixStore(root)):
             return None
-        chosen, _ = find_step(root, None, read_key_files(sign_key_file))
-        return chosen.manifest.attempt.step
+        return find_step(root, None, read_key_files(sign_key_file)).step.key.step
 
     @staticmethod
     def check_keys(sign_key_file: KeyFiles) -> None:
@@ -165,7 +164,7 @@ class Step:
             wanted: number of a leaf -> boxes, each with a tensor of its sizes; of another dtype, it is converted.
         """
         assert self._directory is not None, "a step of a session is read by restore()"
-        chosen, rank, signing = self._directory
+        chosen, rank = self._directory
         later: list[tuple[torch.Tensor, torch.Tensor]] = []
         boxes: dict[int, list[LiveBox]] = {}
         for leaf, parts in wanted.items():
@@ -177,7 +176,7 @@ class Step:
                     later.append((into, memory))
                 boxes.setdefault(leaf, []).append(LiveBox(memory, box))
         with ExitStack() as files:
-            _open(files, chosen, rank, signing).read_boxes(boxes)
+            _open(files, chosen, rank).read_boxes(boxes)
         for into, memory in later:
             into.copy_(memory)
 
@@ -221,9 +220,8 @@ def _subclasses(node: Node) -> Iterator[str]:
             yield from _subclasses(child)
 
 
-def _open(files: ExitStack, chosen: Chosen, rank: int, signing: Any) -> OpenCheckpoint:
-    rank = min(rank, chosen.manifest.attempt.world_size - 1)
-    return OpenCheckpoint(files, chosen.directory, chosen.manifest, rank, signing=signing)
+def _open(files: ExitStack, chosen: Chosen, rank: int) -> OpenCheckpoint:
+    return OpenCheckpoint(files, chosen.step, min(rank, chosen.manifest.attempt.world_size - 1))
 
 
 def _target(step: SavedStep, rank: int) -> Target:

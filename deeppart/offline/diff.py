@@ -19,17 +19,17 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
-from deeppart.errors import FormatError, StateError, StorageError, StructureMismatchError, one_line
+from deeppart.errors import DeeppartError, StructureMismatchError, one_line
 from deeppart.model import Manifest
 from deeppart.offline.elements import Numbers, bits, count_of, numbers, octets_of, pieces
 from deeppart.offline.find import Chosen, with_checkpoint
 from deeppart.offline.inspect.listing import require_directory
-from deeppart.offline.reading import OpenCheckpoint
+from deeppart.offline.reading import OpenCheckpoint, Row
 from deeppart.part import Signing
 from deeppart.state.paths import KIND_NAMES, ExactPath, exact, readable
 from deeppart.state.paths import Path as KeyPath
 from deeppart.state.tensors import Array, Bytes, LeafType
-from deeppart.state.tree import ArrayLeaf, Branch, Node, ValueLeaf, container_items, container_kind, describe_leaf_value
+from deeppart.state.tree import ArrayLeaf, Branch, Node, container_kind, describe_leaf_value
 from deeppart.state.values import same_value
 
 #: only_a, only_b: of one checkpoint alone. type: other dtype, shape or container. tie: shares memory with another leaf,
@@ -129,6 +129,11 @@ class Diff:
     signatures_checked: bool = False
 
     @property
+    def good(self) -> bool | None:
+        """None if something cannot be read: damage is not to be taken for a difference."""
+        return None if self.problems else not self.differences
+
+    @property
     def equal(self) -> bool | None:
         """None if nothing differs in what can be read, and something cannot."""
         return not self.differences if self.differences or not self.problems else None
@@ -156,7 +161,7 @@ def compare(
     def with_a(chosen_a: Chosen) -> Diff:
         def with_both(chosen_b: Chosen) -> Diff:
             with ExitStack() as files:
-                comparing = _Comparing(files, (chosen_a, chosen_b), rank or 0, signing, tolerance)
+                comparing = _Comparing(files, (chosen_a, chosen_b), rank or 0, tolerance)
                 comparing.compare(tuple(keys), rank, progress)
                 both = ((a, chosen_a), (b, chosen_b))
                 found = comparing.result(*(Compared(root, chosen.manifest, chosen.remarks) for root, chosen in both))
@@ -173,7 +178,6 @@ class _Row:
 
     Attributes:
         path: where it stands.
-        text: what it is, for people.
         own: true if a rank has saved it for itself: of a container, everything in it.
         held: what is in it, or it is.
         container: kind and name of a container; None of all else.
@@ -182,7 +186,6 @@ class _Row:
     """
 
     path: KeyPath
-    text: str
     own: bool
     held: Held
     container: tuple[str, str] | None = None
@@ -198,47 +201,37 @@ def _rows_of(checkpoint: OpenCheckpoint, tree: Node, *, lacks_rank: bool) -> _Ro
     """All of a tree in its order, items of containers of small values included; without what is a rank's own if the
     checkpoint has no such rank.
     """
-    found: dict[ExactPath, Any] = {}
-
-    def container(path: KeyPath, kind: str, name: str, children: Sequence[tuple[Any, Any]], visit: Any) -> _Row:
-        key = exact(path)
-        found[key] = None  # its place in the order
-        inner = [row for each, child in children if (row := visit(child, (*path, each))) is not None]
-        text = f"{' '.join(filter(None, (KIND_NAMES.get(kind, kind), name)))} of {len(children)}"
-        counts = [sum(getattr(row.held, each) for row in inner) for each in ("leaves", "values", "nbytes")]
-        own = bool(inner) and all(row.own for row in inner)
-        row = found[key] = _Row(path, text, own, Held(text, *counts), (kind, name))
-        return row
-
-    def small(value: Any, path: KeyPath, own: bool) -> _Row:
-        kind = container_kind(value)
-        if kind is not None:
-            items = list(zip(*container_items(value), strict=True))
-            return container(path, kind, "", items, lambda item, inner: small(item, inner, own))
-        text = f"{type(value).__name__} {describe_leaf_value(value)}"
-        row = found[exact(path)] = _Row(path, text, own, Held(text, 0, 1, 0), value=value)
-        return row
-
-    def visit(node: Node, path: KeyPath) -> _Row | None:
-        if isinstance(node, Branch):
-            if node.kind == "object":
-                return visit(node.children[0], path)
-            children = list(zip(node.keys, node.children, strict=True))
-            return container(path, node.kind, node.name, children, visit)
-        if isinstance(node, ArrayLeaf):
-            own, kind = checkpoint.is_own_leaf(node.index), checkpoint.target.types[node.index]
-            if not (own and lacks_rank):
-                held = Held(str(kind), 1, 0, kind.nbytes)
-                row = found[exact(path)] = _Row(path, str(kind), own, held, leaf=node.index, kind=kind)
-                return row
-        elif isinstance(node, ValueLeaf):
-            own = checkpoint.is_own_value(node.index)
-            if not (own and lacks_rank):
-                return small(checkpoint.target.values[node.index], path, own)
-        return None
-
-    visit(tree, ())
+    found: _Rows = {}
+    for row in checkpoint.rows(tree, items=True):
+        if row.own and lacks_rank:
+            continue
+        found[exact(row.path)] = made = _row_of(row, checkpoint)
+        if made.container is None:
+            for end in range(len(row.path)):  # the containers around it have it, too
+                above = found[exact(row.path[:end])]
+                counts = ((getattr(each.held, name) for each in (above, made)) for name in _COUNTS)
+                own = made.own and (above.own or not above.held.leaves + above.held.values)
+                found[exact(row.path[:end])] = replace(above, own=own, held=Held(above.held.text, *map(sum, counts)))
     return found
+
+
+#: Of what is held.
+_COUNTS = ("leaves", "values", "nbytes")
+
+
+def _row_of(row: Row, checkpoint: OpenCheckpoint) -> _Row:
+    if row.is_container:
+        kind, name, size = container_kind(row.value) or "", "", len(row.value or ())
+        if isinstance(row.node, Branch):
+            kind, name, size = row.node.kind, row.node.name, len(row.node.keys)
+        text = f"{' '.join(filter(None, (KIND_NAMES.get(kind, kind), name)))} of {size}"
+        return _Row(row.path, False, Held(text, 0, 0, 0), (kind, name))
+    if isinstance(row.node, ArrayLeaf):
+        of_type = checkpoint.target.types[row.node.index]
+        held = Held(str(of_type), 1, 0, of_type.nbytes)
+        return _Row(row.path, row.own, held, leaf=row.node.index, kind=of_type)
+    text = f"{type(row.value).__name__} {describe_leaf_value(row.value)}"
+    return _Row(row.path, row.own, Held(text, 0, 1, 0), value=row.value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,10 +256,9 @@ class _Comparing:
         files: ExitStack,
         chosen: tuple[Chosen, Chosen],
         rank: int,
-        signing: Signing | None,
         tolerance: Tolerance | None,
     ) -> None:
-        self._both = [OpenCheckpoint(files, each.directory, each.manifest, rank, signing=signing) for each in chosen]
+        self._both = [OpenCheckpoint(files, each.step, rank) for each in chosen]
         self._tolerance = tolerance
         self._leaves = self._nbytes = self._values = self._within = self._values_within = 0
         self._of_rows: list[Difference] = []
@@ -296,11 +288,11 @@ class _Comparing:
         """The ranks whose own leaves are compared: one will do where no rank has any."""
         if not any(checkpoint.has_own for checkpoint in self._both):
             return range(1)
-        return range(max(checkpoint.manifest.attempt.world_size for checkpoint in self._both))
+        return range(max(checkpoint.world_size for checkpoint in self._both))
 
     @staticmethod
     def _as_rank(checkpoint: OpenCheckpoint, rank: int) -> OpenCheckpoint:
-        lacks_rank = rank >= checkpoint.manifest.attempt.world_size
+        lacks_rank = rank >= checkpoint.world_size
         return checkpoint if lacks_rank or rank == checkpoint.rank else checkpoint.as_rank(rank)
 
     @staticmethod
@@ -311,7 +303,7 @@ class _Comparing:
         for side in sides:
             try:
                 tree, _ = side.select(keys or None)
-                found.append(_rows_of(side, tree, lacks_rank=rank >= side.manifest.attempt.world_size))
+                found.append(_rows_of(side, tree, lacks_rank=rank >= side.world_size))
             except StructureMismatchError as error:
                 refusal = error
                 found.append({})
@@ -322,7 +314,6 @@ class _Comparing:
     def _compare_rows(self, sides: list[OpenCheckpoint], rows: list[_Rows], rank: int, is_first: bool) -> list[_Pair]:
         """Compare what needs no reading; returns the leaves to read. Of other ranks than the first, what is theirs."""
         pairs = []
-        owners = [_Owners(side) for side in sides]
         for key in {**rows[0], **rows[1]}:
             a, b = rows[0].get(key), rows[1].get(key)
             own = any(row is not None and row.own for row in (a, b))
@@ -339,12 +330,12 @@ class _Comparing:
                     add("only_b", None, b.held, b.path)
             elif a.container is not None and b.container is not None:
                 if a.container != b.container:
-                    add("type", a.text, b.text, a.path)
+                    add("type", a.held.text, b.held.text, a.path)
             elif a.container is not None or b.container is not None or a.kind != b.kind:
-                add("type", a.text, b.text, a.path)
+                add("type", a.held.text, b.held.text, a.path)
             elif a.kind is not None:
                 pairs.append(_Pair(readable(a.path), rank if own else None, a.kind, (a.leaf, b.leaf)))
-                tied = owners[0].of(a.leaf), owners[1].of(b.leaf)
+                tied = sides[0].tied_to(a.leaf), sides[1].tied_to(b.leaf)
                 if tied[0] != tied[1]:
                     add("tie", *tied, a.path)
             else:
@@ -358,13 +349,11 @@ class _Comparing:
     def _compare_elements(self, sides: list[OpenCheckpoint], batch: list[_Pair]) -> dict[_Pair, Difference]:
         differences: dict[_Pair, Difference] = {}
         arrays: list[dict[int, Array]] = []
-        errors: list[dict[int, FormatError | StorageError | StateError]] = []
+        errors: list[dict[int, DeeppartError]] = []
         for at, side in enumerate(sides):
-            leaves = {pair.leaves[at] for pair in batch}
-            refused = {leaf: error for leaf in leaves if (error := side.repeats(leaf)) is not None}
-            read, damaged = side.read_sound(leaves - refused.keys())
+            read, damaged = side.read_sound({pair.leaves[at] for pair in batch})
             arrays.append(read)
-            errors.append(refused | damaged)
+            errors.append(damaged)
         for pair in batch:
             failed = [(name, errors[at].get(pair.leaves[at])) for at, name in enumerate("AB")]
             problems = [f"{name}: {pair.name} cannot be read: {one_line(each)}" for name, each in failed if each]
@@ -393,23 +382,6 @@ def _is_alone(row: _Row, key: ExactPath, others: _Rows) -> bool:
         return row.container is None
     above = others.get(key[:-1])
     return above is not None and above.container is not None
-
-
-class _Owners:
-    """The leaves with which others share their memory."""
-
-    def __init__(self, checkpoint: OpenCheckpoint) -> None:
-        self._checkpoint = checkpoint
-        self._paths: list[KeyPath] | None = None
-
-    def of(self, leaf: int) -> str | None:
-        """The path of the leaf whose memory a leaf shares; None if it has its own."""
-        owner = self._checkpoint.owner_of(leaf)
-        if owner == leaf:
-            return None
-        if self._paths is None:
-            self._paths = self._checkpoint.structure.array_paths()
-        return readable(self._paths[owner])
 
 
 # --- elements ---------------------------------------------------------------------------------------------------------

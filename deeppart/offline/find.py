@@ -1,33 +1,24 @@
-"""Finding a committed step in a directory that a job may be writing to."""
+"""A committed step in a directory that a job may be writing to: found, and its parts opened one by one."""
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from deeppart import access
 from deeppart.config import check_step, refuse_url
-from deeppart.errors import DeeppartWarning, FormatError, MissingError, RestoreError, StorageError, warn_caller
+from deeppart.errors import DeeppartWarning, RestoreError, StorageError, warn_caller
 from deeppart.mistaken_paths import no_such_directory, recognize
-from deeppart.model import Manifest
-from deeppart.part import Signing
+from deeppart.model import Manifest, PartRecord
+from deeppart.part import PartReader, Signing, StoredBytes
 from deeppart.recovery import suspect_lines, warn_suspect
-from deeppart.storage import (
-    MANIFEST_NAME,
-    MOST_LOOKS,
-    CommittedStep,
-    PosixStore,
-    Store,
-    committed_steps,
-    is_gone,
-    list_steps,
-    read_manifest,
-    read_manifests,
-    step_name,
-)
+from deeppart.state.document import RankDocument, Structure, decode_meta, decode_structure
+from deeppart.state.pieces import check_places
+from deeppart.storage import MOST_LOOKS, PosixStore, StoredStep, committed_steps, read_steps
 
 T = TypeVar("T")
 
@@ -37,15 +28,19 @@ class Chosen:
     """The committed step that is read.
 
     Attributes:
-        directory, manifest: of the step.
+        step: which.
         passed_over: lines about newer steps that cannot be used.
         suspect: lines about leaves that ranks may not have held alike.
     """
 
-    directory: Path
-    manifest: Manifest
-    passed_over: tuple[str, ...]
-    suspect: tuple[str, ...]
+    step: StoredStep
+    passed_over: tuple[str, ...] = ()
+    suspect: tuple[str, ...] = ()
+
+    @property
+    def manifest(self) -> Manifest:
+        """Of the step."""
+        return self.step.manifest
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -54,10 +49,10 @@ class Chosen:
 
     def warn(self) -> None:
         """Warn the caller of it."""
-        step = self.manifest.attempt.step
+        number = self.step.key.step
         if self.passed_over:
-            warn_caller(f"step {step} is read; {'; '.join(self.passed_over)}", DeeppartWarning)
-        warn_suspect(step, self.suspect)
+            warn_caller(f"step {number} is read; {'; '.join(self.passed_over)}", DeeppartWarning)
+        warn_suspect(number, self.suspect)
 
 
 def with_checkpoint(root: Path, step: int | None, use: Callable[[Chosen], T], signing: Signing | None) -> T:
@@ -66,38 +61,42 @@ def with_checkpoint(root: Path, step: int | None, use: Callable[[Chosen], T], si
     step = None if step is None else check_step(step, "load(path, step)")
     root = access.below_root(root)
     for look in range(MOST_LOOKS):
-        found, passed_over = find_step(root, step, signing)
-        suspect = suspect_lines(PosixStore(root), found.manifest.attempt)
-        directory = root / step_name(found.key)
+        chosen = find_step(root, step, signing)
         try:
-            return use(Chosen(directory, found.manifest, passed_over, tuple(suspect)))
+            return use(chosen)
         except StorageError as error:
             # a job that is running may have committed the next step and removed this one
-            retired = error.errno == errno.ENOENT and is_gone(directory / MANIFEST_NAME)
+            retired = error.errno == errno.ENOENT and chosen.step.is_retired()
             if step is not None or not retired or look == MOST_LOOKS - 1:
                 raise
     raise AssertionError("the last look returns or raises")
 
 
-def find_step(root: Path, step: int | None, signing: Signing | None) -> tuple[CommittedStep, tuple[str, ...]]:
+def find_step(root: Path, step: int | None, signing: Signing | None) -> Chosen:
     """A committed step, or the newest that has a sound manifest. Of several commits of one step, the last."""
     if not root.is_dir():
         _check_place(root)
         raise no_such_directory(root)
     store = PosixStore(root)
-    if step is not None:
-        return _find_exactly(store, root, step, signing), ()
-    for _ in range(MOST_LOOKS):
-        found = read_manifests(store, signing)
-        problems = found.problems
-        if found.steps:
-            newest = found.steps[-1]
-            newer = {key: why for key, why in found.unusable.items() if key.step > newest.key.step}
-            return newest, tuple(f"step {key.step} is newer, and cannot be used: {why}" for key, why in newer.items())
-        if list_steps(store) == list(problems):  # otherwise a running job has moved on meanwhile
-            break
+    found = read_steps(store, signing, step)
+    if found.committed:
+        newest = found.committed[-1]
+        newer = [each for each in found.unusable if step is None and each.key.step > newest.key.step]
+        passed_over = [f"step {each.key.step} is newer, and cannot be used: {each.reason}" for each in newer]
+        return Chosen(newest, tuple(passed_over), tuple(suspect_lines(store, newest.manifest.attempt)))
+    if step is not None and found.unusable:
+        assert found.unusable[-1].error is not None
+        raise found.unusable[-1].error
     _check_place(root)
-    reasons = "; ".join(f"step {key.step}: {reason}" for key, reason in problems.items())
+    if step is not None:
+        committed = sorted({key.step for key in committed_steps(store)})
+        raise RestoreError(
+            f"step {step} is not a committed checkpoint",
+            found=f"committed steps: {committed[-8:] if committed else 'none'}",
+            where=str(root.absolute()),
+            todo="`deeppart ls DIR` lists all steps, with what is wrong with those that are not complete",
+        )
+    reasons = "; ".join(f"step {each.key.step}: {each.reason}" for each in found.others)
     raise RestoreError(
         "there is no committed checkpoint",
         found=reasons or "no step directory",
@@ -115,26 +114,37 @@ def _check_place(root: Path) -> None:
         raise RestoreError(mistaken.what, where=str(root.absolute()), todo=mistaken.todo)
 
 
-def _find_exactly(store: Store, root: Path, step: int, signing: Signing | None) -> CommittedStep:
-    found: list[CommittedStep] = []
-    refusal: FormatError | StorageError | None = None
-    for key in list_steps(store):
-        if key.step == step:
-            try:
-                found.append(CommittedStep(key, read_manifest(store, key, signing)))
-            except MissingError:
-                continue
-            except (FormatError, StorageError) as error:
-                refusal = error
-    if found:
-        return max(found, key=lambda each: each.order)
-    if refusal is not None:
-        raise refusal
-    _check_place(root)
-    committed = sorted({key.step for key in committed_steps(store)})
-    raise RestoreError(
-        f"step {step} is not a committed checkpoint",
-        found=f"committed steps: {committed[-8:] if committed else 'none'}",
-        where=str(root.absolute()),
-        todo="`deeppart ls DIR` lists all steps, with what is wrong with those that are not complete",
-    )
+@dataclass(frozen=True, slots=True)
+class OpenPart:
+    """A part whose header, footer, index and document are sound and are those that the manifest names.
+
+    Attributes:
+        record: the entry of the manifest.
+        source: the open file.
+        reader: index, spans and chunks.
+        own: its rank's own leaves and values.
+    """
+
+    record: PartRecord
+    source: StoredBytes
+    reader: PartReader
+    own: RankDocument
+
+    def check_places(self, structure: Structure, where: str) -> None:
+        """Refuse a part whose leaves cannot stand where it has them, in the structure of its rank's state."""
+        reader = self.reader
+        check_places(structure, self.own.types, reader.spans, reader.raw_starts, reader.marked_per_rank, where)
+
+
+@contextmanager
+def open_part(step: StoredStep, rank: int) -> Iterator[OpenPart]:
+    """Open the part of a rank."""
+    with step.open_part(rank) as (source, reader):
+        record = step.manifest.parts[rank]
+        own = decode_meta(reader.meta, f"{step.where}/{record.file}", with_structure=False)
+        yield OpenPart(record, source, reader, own)
+
+
+def structure_of(step: StoredStep) -> Structure:
+    """The structure of the state that was saved."""
+    return decode_structure(step.manifest.structure, step.where)

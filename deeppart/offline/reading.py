@@ -7,35 +7,23 @@ import errno
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import dataclass, replace
+from pathlib import Path as FilePath
 from typing import Any
 
 import numpy as np
 
 from deeppart._gc import collection_paused
 from deeppart.codec import RawCodec
-from deeppart.errors import FormatError, RestoreError, StateError, StorageError, StructureMismatchError
+from deeppart.errors import DeeppartError, FormatError, RestoreError, StateError, StorageError, StructureMismatchError
 from deeppart.mapped import LockedFile, bring_pages, lies_in_memory, pin
-from deeppart.model import Box, Manifest
-from deeppart.offline.find import Chosen, with_checkpoint
-from deeppart.offline.step_files import StepFiles
-from deeppart.part import FileSource, KeyFiles, PartReader, Signing, read_key_files
+from deeppart.model import Box
+from deeppart.offline.find import Chosen, open_part, structure_of, with_checkpoint
+from deeppart.part import FileSource, KeyFiles, PartReader, StoredBytes, read_key_files
 from deeppart.state.document import RankDocument, Structure, gather_global_state, with_global_state
 from deeppart.state.objects import REGISTERED
-from deeppart.state.paths import ROOT, covers, may_match_below, nearest_globs, readable
-from deeppart.state.pieces import (
-    ANY_PART,
-    Fault,
-    Held,
-    LeafPiece,
-    PartPieces,
-    Source,
-    check_places,
-    own_faults,
-    piece_keys,
-    refuse,
-)
+from deeppart.state.paths import ROOT, Path, covers, may_match_below, nearest_globs, readable
+from deeppart.state.pieces import ANY_PART, Fault, Held, LeafPiece, PartPieces, Source, own_faults, piece_keys, refuse
 from deeppart.state.restore import (
     LiveBox,
     Scatter,
@@ -46,7 +34,7 @@ from deeppart.state.restore import (
     resolve_registered,
     tie,
 )
-from deeppart.state.tensors import COMPOSITES, Array, Bytes
+from deeppart.state.tensors import COMPOSITES, SUBCLASS, Array, Bytes
 from deeppart.state.tree import (
     ArrayLeaf,
     Branch,
@@ -59,7 +47,7 @@ from deeppart.state.tree import (
     make_container,
 )
 from deeppart.state.values import CONTAINERS
-from deeppart.storage import MANIFEST_NAME, is_gone
+from deeppart.storage import StoredStep
 
 #: Leaves are read so many bytes at a time, or one by one where they are larger.
 BATCH_BYTES = 256 << 20
@@ -112,14 +100,14 @@ def load(
 
     def use(chosen: Chosen) -> Any:
         chosen.warn()
-        return _load(chosen, keys, rank, signing)
+        return _load(chosen, keys, rank)
 
-    return with_checkpoint(Path(path), step, use, signing)
+    return with_checkpoint(FilePath(path), step, use, signing)
 
 
-def _load(chosen: Chosen, keys: str | Sequence[str] | None, rank: int, signing: Signing | None) -> Any:
+def _load(chosen: Chosen, keys: str | Sequence[str] | None, rank: int) -> Any:
     with ExitStack() as files:
-        checkpoint = OpenCheckpoint(files, chosen.directory, chosen.manifest, rank, signing=signing)
+        checkpoint = OpenCheckpoint(files, chosen.step, rank)
         tree, leaves = checkpoint.select([keys] if isinstance(keys, str) else keys)
         checkpoint.check(leaves)
         arrays = checkpoint.read(leaves)
@@ -128,34 +116,72 @@ def _load(chosen: Chosen, keys: str | Sequence[str] | None, rank: int, signing: 
         return build(checkpoint.target, arrays, tree)
 
 
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A container, a leaf or a small value of a checkpoint, as one rank saved it.
+
+    Attributes:
+        path: its keys. An object is what its ``state_dict()`` returned.
+        node: as it was saved; of an item of a container of small values, the container's.
+        own: true of a leaf or value that the rank has saved for itself.
+        value: the small value.
+        form: what a value or container is all of the data of, as text: ``deque(maxlen=9)``; None if of nothing.
+        composite: kind of the tensor that it is a component of: "sparse_coo", "quantized", "jagged", ...; "" of none.
+    """
+
+    path: Path
+    node: Node
+    own: bool = False
+    value: Any = None
+    form: str | None = None
+    composite: str = ""
+
+    @property
+    def name(self) -> str:
+        """The path, for people."""
+        return readable(self.path)
+
+    @property
+    def leaf(self) -> int | None:
+        """Number of a leaf; None of anything else."""
+        return self.node.index if isinstance(self.node, ArrayLeaf) else None
+
+    @property
+    def is_empty(self) -> bool:
+        """True of a container, not one of small values, in which nothing is."""
+        return isinstance(self.node, Branch) and not self.node.children
+
+    @property
+    def is_container(self) -> bool:
+        """True if it stands for what is below it."""
+        return isinstance(self.node, Branch) or container_kind(self.value) is not None
+
+
 class OpenCheckpoint:
     """A committed checkpoint whose part files are open, as one of its ranks saved it.
 
     Attributes:
-        manifest, directory, rank: as given.
+        step, rank: as given.
         structure: the state's nesting.
         target: types and values as that rank has saved them.
         has_own: true if some of it is one rank's, of which other ranks may have saved something else.
     """
 
-    def __init__(
-        self, files: ExitStack, directory: Path, manifest: Manifest, rank: int = 0, *, signing: Signing | None
-    ) -> None:
-        self.manifest, self.directory, self._where = manifest, directory, str(directory)
-        step = StepFiles(directory, manifest, signing)
+    def __init__(self, files: ExitStack, step: StoredStep, rank: int = 0) -> None:
+        self.step, self._where = step, step.where
+        shared = structure_of(step)
         self._check_rank(rank)
-        parts = [files.enter_context(step.part(number)) for number in range(manifest.attempt.world_size)]
+        parts = [files.enter_context(open_part(step, number)) for number in range(self.world_size)]
         self._readers, self._sources = [part.reader for part in parts], [part.source for part in parts]
         self._own = [part.own for part in parts]
-        self._may_share, shared = signing is None, step.structure
+        self._may_share = step.signing is None
         self._of_ranks, self._own_faults = list[Structure](), list[list[Fault]]()
-        for number, reader in enumerate(self._readers):
+        for number, part in enumerate(parts):
             where = f"{self._where}, part {number}"
-            self._of_ranks.append(self._own[number].check(shared, where))
-            places = reader.spans, reader.raw_starts, reader.marked_per_rank
-            own_types = self._own[number].types
-            check_places(self._of_ranks[number], own_types, *places, where)
-            self._own_faults.append(own_faults(self._of_ranks[number], own_types, reader.spans))
+            structure = part.own.check(shared, where)
+            part.check_places(structure, where)
+            self._of_ranks.append(structure)
+            self._own_faults.append(own_faults(structure, part.own.types, part.reader.spans))
         self._held = Held(shared, dict(enumerate(reader.spans for reader in self._readers)))
         self._global_state = gather_global_state(shared, [(each.trees, each.values) for each in self._own], self._where)
         self._global_state.check(shared, self._where)
@@ -169,13 +195,18 @@ class OpenCheckpoint:
         self._pieces = [PartPieces(reader.spans, reader.raw_starts) for reader in self._readers]
         self._look_as(rank)
 
+    @property
+    def world_size(self) -> int:
+        """How many ranks saved it."""
+        return self.step.manifest.attempt.world_size
+
     def _check_rank(self, rank: int) -> None:
-        if not 0 <= rank < self.manifest.attempt.world_size:
-            expected = f"a rank below {self.manifest.attempt.world_size}"
+        if not 0 <= rank < self.world_size:
+            expected = f"a rank below {self.world_size}"
             raise RestoreError(f"no rank {rank} saved this checkpoint", expected=expected, where=self._where)
 
     def _look_as(self, rank: int) -> None:
-        self.rank = rank
+        self.rank, self._paths = rank, list[Path]()
         self.structure = with_global_state(self._of_ranks[rank], self._global_state)
         self.target = target_of(self.structure, self._own[rank], self._global_state.contents(rank), self._where)
 
@@ -185,6 +216,12 @@ class OpenCheckpoint:
         other = copy.copy(self)
         other._look_as(rank)
         return other
+
+    @property
+    def paths(self) -> list[Path]:
+        """Of the leaves, by number."""
+        self._paths = self._paths or self.structure.array_paths()
+        return self._paths
 
     def is_own_leaf(self, leaf: int) -> bool:
         """True if the rank saved these bytes for itself, and other ranks may have had others."""
@@ -199,6 +236,29 @@ class OpenCheckpoint:
         if value >= first:
             return in_parts[value - first].differs and self.rank in in_parts[value - first].contents
         return bool(self.structure.per_rank_values[value])
+
+    def rows(self, tree: Node | None = None, path: Path = (), *, items: bool = False) -> Iterator[Row]:
+        """All of a tree that stands at a path, in its order, containers before what is in them; with ``items``, also
+        what is inside of containers of small values.
+        """
+        return self._rows(self.structure.tree if tree is None else tree, path, items, "")
+
+    def _rows(self, node: Node, path: Path, items: bool, composite: str) -> Iterator[Row]:
+        form = None
+        while isinstance(node, Branch) and node.kind == "object":
+            form, node = (None if node.form is None else str(node.form)), node.children[0]
+        if isinstance(node, ArrayLeaf):
+            yield Row(path, node, self.is_own_leaf(node.index), composite=composite)
+        elif isinstance(node, ValueLeaf):
+            value, own = self.target.values[node.index], self.is_own_value(node.index)
+            yield Row(path, node, own, value, form, composite)
+            if items and container_kind(value) is not None:
+                yield from _items(node, value, path, own)
+        elif isinstance(node, Branch):
+            yield Row(path, node, form=form, composite=composite)
+            kind = node.kind if node.kind in COMPOSITES and node.kind != SUBCLASS else composite
+            for key, child in zip(node.keys, node.children, strict=True):
+                yield from self._rows(child, (*path, key), items, kind)
 
     def select(self, patterns: Sequence[str] | None) -> tuple[Node, set[int]]:
         """The part of the tree that globs cover, and the numbers of the leaves in it.
@@ -234,13 +294,12 @@ class OpenCheckpoint:
         """
         self.check(set(wanted))
         views = {leaf for leaf in wanted if leaf in self.structure.aliases}
-        paths = self.structure.array_paths()
         scatter = Scatter(
             each
             for leaf, boxes in wanted.items()
             if leaf not in views
             for live in boxes
-            for each in self._wanted(leaf, live, readable(paths[leaf]))
+            for each in self._wanted(leaf, live, readable(self.paths[leaf]))
         )
         checked: dict[int, ChunkAccess] = {}
         for part, chunk, _ in self._holding(scatter):
@@ -254,13 +313,12 @@ class OpenCheckpoint:
                 assign(live.array, arrays[leaf][live.box.slices()])
         self._fill(scatter, lambda part, chunk: checked[part].data(chunk))
 
-    def stream(self, leaf: int) -> Iterator[memoryview] | None:
-        """The bytes of a leaf in C order, with every chunk's digest checked; each piece is good until the next one.
+    def is_in_one_row(self, leaf: int) -> bool:
+        """True of a leaf that is neither a view of another one nor sharded: :meth:`stream` can give its bytes."""
+        return leaf not in self.structure.aliases and leaf not in self.structure.divisions
 
-        None of a leaf whose bytes are not in one row: a view of another one, or a sharded one.
-        """
-        if leaf in self.structure.aliases or leaf in self.structure.divisions:
-            return None
+    def stream(self, leaf: int) -> Iterator[memoryview]:
+        """The bytes of a leaf in C order, with every chunk's digest checked; each piece is good until the next one."""
         places = [
             (piece.start, part, chunk, piece)
             for part in self._parts_of(leaf)
@@ -296,22 +354,18 @@ class OpenCheckpoint:
         alias = self.structure.aliases.get(leaf)
         return leaf if alias is None else alias.owner
 
+    def tied_to(self, leaf: int) -> str | None:
+        """The path of the leaf whose memory a leaf shares; None if it has its own."""
+        owner = self.owner_of(leaf)
+        return None if owner == leaf else readable(self.paths[owner])
+
     def batches(self, leaves: Collection[int]) -> Iterator[set[int]]:
         """Leaves to be read together, at most :data:`BATCH_BYTES` of them: those that share memory in one go."""
         families: dict[int, set[int]] = {}
         for leaf in sorted(leaves):
             families.setdefault(self.owner_of(leaf), set()).add(leaf)
-        batch: set[int] = set()
-        room = BATCH_BYTES
-        for owner, family in families.items():
-            nbytes = self.target.types[owner].nbytes
-            if batch and room < nbytes:
-                yield batch
-                batch, room = set(), BATCH_BYTES
-            batch |= family
-            room -= nbytes
-        if batch:
-            yield batch
+        for owners in in_batches(families, lambda owner: self.target.types[owner].nbytes):
+            yield set().union(*(families[owner] for owner in owners))
 
     def repeats(self, leaf: int) -> StateError | None:
         """The refusal of a leaf that is small in the checkpoint because its elements lie at one address, as
@@ -325,27 +379,31 @@ class OpenCheckpoint:
             "a leaf repeats its few bytes, as expand() makes it, and would be too large by itself",
             expected=f"at most {BATCH_BYTES} bytes",
             found=f"{nbytes} bytes of {types[leaf]}, of which {stored} are stored",
-            where=f"path {readable(self.structure.array_paths()[leaf])}",
+            where=f"path {readable(self.paths[leaf])}",
             todo="name the other leaves as KEYS",
         )
 
-    def read_sound(self, leaves: set[int]) -> tuple[dict[int, Array], dict[int, FormatError | StorageError]]:
-        """Read leaves, and pass over those of which a byte is damaged or missing."""
+    def read_sound(self, leaves: set[int]) -> tuple[dict[int, Array], dict[int, DeeppartError]]:
+        """Read leaves, and pass over those of which a byte is damaged or missing, and those that only repeat theirs."""
+        refused = {leaf: error for leaf in sorted(leaves) if (error := self.repeats(leaf)) is not None}
+        arrays, damaged = self._read_sound(leaves - refused.keys())
+        return arrays, {**refused, **damaged}
+
+    def _read_sound(self, leaves: set[int]) -> tuple[dict[int, Array], dict[int, DeeppartError]]:
         try:
             self.check(leaves)
             arrays = self.read(leaves)
         except (FormatError, StorageError) as error:
-            gone = isinstance(error, StorageError) and error.errno == errno.ENOENT
-            if gone and is_gone(self.directory / MANIFEST_NAME):
+            if isinstance(error, StorageError) and error.errno == errno.ENOENT and self.step.is_retired():
                 raise
             if len(leaves) == 1:
                 return {}, dict.fromkeys(leaves, error)
         else:
             return {leaf: arrays[leaf] for leaf in leaves}, {}
         found: dict[int, Array] = {}
-        refused: dict[int, FormatError | StorageError] = {}
+        refused: dict[int, DeeppartError] = {}
         for leaf in sorted(leaves):
-            read, errors = self.read_sound({leaf})
+            read, errors = self._read_sound({leaf})
             found |= read
             refused |= errors
         return found, refused
@@ -362,6 +420,27 @@ class OpenCheckpoint:
     def _with_owners(self, leaves: set[int]) -> set[int]:
         aliases = self.structure.aliases
         return leaves | {aliases[leaf].owner for leaf in leaves if leaf in aliases}
+
+
+def in_batches(leaves: Iterable[int], nbytes: Callable[[int], int]) -> Iterator[list[int]]:
+    """Leaves in their order, at most :data:`BATCH_BYTES` of them together, or one."""
+    batch, room = list[int](), BATCH_BYTES
+    for leaf in leaves:
+        if batch and room < nbytes(leaf):
+            yield batch
+            batch, room = [], BATCH_BYTES
+        batch.append(leaf)
+        room -= nbytes(leaf)
+    if batch:
+        yield batch
+
+
+def _items(node: Node, value: Any, path: Path, own: bool) -> Iterator[Row]:
+    """What is inside of a container of small values."""
+    for key, item in zip(*container_items(value), strict=True):
+        yield Row((*path, key), node, own, item)
+        if type(item) in CONTAINERS:
+            yield from _items(node, item, (*path, key), own)
 
 
 def target_of(structure: Structure, own: RankDocument, in_parts: list[Any], where: str) -> Target:
@@ -402,15 +481,21 @@ def select(structure: Structure, values: list[Any], patterns: Sequence[str] | No
 
     tree = prune(structure.tree, ())
     if tree is None:
-        names = sorted(readable(path) for path, _ in structure.walk())
-        near = dict.fromkeys(other for pattern in patterns for other in nearest_globs(pattern, names))
-        raise StructureMismatchError(
-            "no leaf of the checkpoint matches the keys asked for",
-            expected=f"globs over {len(names)} paths such as {', '.join(near or names[:4])}",
-            found=", ".join(map(repr, patterns)),
-            todo="`deeppart show DIR` lists the paths",
-        )
+        raise no_match(structure, patterns)
     return tree, kept
+
+
+def no_match(structure: Structure, patterns: Sequence[str], where: str | None = None) -> StructureMismatchError:
+    """The refusal of globs that cover nothing."""
+    names = sorted(readable(path) for path, _ in structure.walk())
+    near = dict.fromkeys(other for pattern in patterns for other in nearest_globs(pattern, names))
+    return StructureMismatchError(
+        "no leaf of the checkpoint matches the keys asked for",
+        expected=f"globs over {len(names)} paths such as {', '.join(near or names[:4])}",
+        found=", ".join(map(repr, patterns)),
+        where=where,
+        todo="`deeppart show DIR` lists the paths",
+    )
 
 
 def _select_items(node: ValueLeaf, values: list[Any], path: str, patterns: Sequence[str]) -> ValueLeaf | None:
@@ -450,13 +535,13 @@ class ChunkAccess:
     that is still warm, which takes less time than fresh memory for all of them.
     """
 
-    def __init__(self, reader: PartReader, source: FileSource, *, may_share: bool) -> None:
+    def __init__(self, reader: PartReader, source: StoredBytes, *, may_share: bool) -> None:
         self._reader = reader
-        self._path = source.path
+        self._path = source.path if isinstance(source, FileSource) else ""
         self._pinned: LockedFile | None = None
         self._memory: memoryview | None = None
         self._scratch = np.empty(0, dtype=np.uint8)
-        if may_share and source.size:
+        if may_share and source.size and isinstance(source, FileSource):
             try:
                 if lies_in_memory(source.path):
                     self._memory = source.mapped(0, source.size)

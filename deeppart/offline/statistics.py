@@ -1,26 +1,21 @@
 """Statistics of a leaf's elements, gathered piece by piece.
 
-Smallest and largest values and counts are exact, and so is the sum of integers. The moments of floats are those of
-float64: within a piece about its own mean, corrected for what that was rounded by. Pieces are joined as Chan, Golub and
-LeVeque do (Updating formulae and a pairwise algorithm for computing sample variances, 1979). So no large mean hides a
-small deviation.
+Smallest and largest values and counts are exact. Moments are those of a type that holds all values of the elements:
+float64, for elements of 8 bytes long double, in which no square of them overflows either. Within a piece they are about
+its mean, corrected for what that was rounded by, and pieces are joined as Chan, Golub and LeVeque do (Updating formulae
+and a pairwise algorithm for computing sample variances, 1979). So no large mean hides a small deviation.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
 from deeppart.offline.elements import Numbers, numbers, octets_of, pieces
 from deeppart.state.tensors import Array, LeafType
-
-#: Beyond it, or this near to zero, the square of a float64 is no number: such pieces take a longer type.
-_MOST_EXPONENT = 500
 
 Number = int | float | complex
 
@@ -53,36 +48,39 @@ class Stats:
 
 @dataclass(slots=True)
 class _Moments:
-    """Of real numbers: how many, their exact or rounded mean, and the sum of the squares of deviations from it."""
+    """Of real numbers: how many, their mean, and the sum of the squares of deviations from it, as long doubles."""
 
     count: int = 0
     mean: Any = 0.0
     squares: Any = 0.0
 
+    @classmethod
+    def of(cls, values: Numbers) -> _Moments:
+        """Those of an array of floats."""
+        near = values.mean()  # rounded: what that leaves of the deviations is taken off
+        deviations = values - near
+        rest = deviations.mean()
+        squares = np.longdouble(np.square(deviations).sum()) - values.size * np.square(np.longdouble(rest))
+        return cls(values.size, np.longdouble(near) + rest, max(squares, np.longdouble(0)))
+
     def add(self, other: _Moments) -> None:
         """Take in those of other numbers."""
         if not other.count:
             return
-        if not self.count:
-            self.count, self.mean, self.squares = other.count, other.mean, other.squares
-            return
-        count = self.count + other.count
-        apart = other.mean - self.mean
-        # As a longer type, lest the square of a large difference is no number.
-        square = _long(apart) ** 2 * (np.longdouble(self.count) * other.count / count)
-        self.squares = self.squares + other.squares + square
-        self.mean = self.mean + apart * other.count / count
+        count, apart = self.count + other.count, other.mean - self.mean
+        self.squares += other.squares + apart**2 * (np.longdouble(self.count) * other.count / count)
+        self.mean += apart * other.count / count
         self.count = count
 
     @property
     def variance(self) -> Any:
         """Mean square of the deviations."""
-        return np.longdouble(self.squares) / self.count
+        return self.squares / self.count
 
     @property
     def mean_square(self) -> Any:
         """Mean square of the numbers."""
-        return self.variance + _long(self.mean) ** 2
+        return self.variance + self.mean**2
 
 
 @dataclass(slots=True)
@@ -110,7 +108,7 @@ class Gathering:
             if found is None:
                 return
             with np.errstate(all="ignore"):  # what overflows is told as what it becomes
-                self._take(found)
+                self._take(found, np.longdouble if kind.itemsize >= np.dtype(np.float64).itemsize else np.float64)
 
     def add(self, other: Gathering) -> None:
         """Take in what was gathered elsewhere, of numbers of the same type."""
@@ -133,26 +131,21 @@ class Gathering:
         mean = means[0] if len(means) == 1 else complex(*means)
         return Stats(*counts, self.min, self.max, mean, std, rms)
 
-    def _take(self, found: Numbers) -> None:
+    def _take(self, found: Numbers, wide: type[np.floating[Any]]) -> None:
         self.elements += found.size
         self.zeros += found.size - int(np.count_nonzero(found))
-        if found.dtype.kind in "biu":
-            found = found.view(np.uint8) if found.dtype.kind == "b" else found
-            self._extend(int(found.min()), int(found.max()))
-            self._add_parts([_moments_of_integers(found)])
-            return
-        is_nan = np.isnan(found)
-        is_finite = np.isfinite(found)
-        self.nans += int(np.count_nonzero(is_nan))
-        self.infinities += int(np.count_nonzero(~is_finite & ~is_nan))
-        found = found[is_finite]
+        if found.dtype.kind in "fc":
+            is_nan, is_finite = np.isnan(found), np.isfinite(found)
+            self.nans += int(np.count_nonzero(is_nan))
+            self.infinities += int(np.count_nonzero(~is_finite & ~is_nan))
+            found = found[is_finite]
         if not found.size:
             return
-        if found.dtype.kind == "c":
-            self._add_parts([_moments_of_floats(found.real), _moments_of_floats(found.imag)])
-        else:
-            self._extend(float(found.min()), float(found.max()))
-            self._add_parts([_moments_of_floats(found)])
+        if found.dtype.kind != "c":
+            of_type = float if found.dtype.kind == "f" else int
+            self._extend(of_type(found.min()), of_type(found.max()))
+        parts = (found.real, found.imag) if found.dtype.kind == "c" else (found,)
+        self._add_parts([_Moments.of(part.astype(wide, copy=False)) for part in parts])
 
     def _extend(self, least: int | float | None, most: int | float | None) -> None:
         if least is not None:
@@ -170,30 +163,3 @@ class Gathering:
 def has_statistics(kind: LeafType) -> bool:
     """True if the elements of a leaf are numbers."""
     return kind.kind == "torch" or np.dtype(kind.dtype).kind in "biufc"
-
-
-def _long(number: Any) -> Any:
-    return np.longdouble(float(number) if isinstance(number, Fraction) else number)
-
-
-def _moments_of_integers(found: Numbers) -> _Moments:
-    """Exact but for the squares: distances from the smallest are below 2^64, and their sum is taken in two halves."""
-    least = found.min()
-    wide = found.astype(np.uint64) if found.dtype.kind == "u" else found.astype(np.int64).view(np.uint64)
-    base = np.uint64(int(least) % (1 << 64))
-    apart = wide - base  # modulo 2^64, as C computes
-    total = (int((apart >> np.uint64(32)).sum()) << 32) + int((apart & np.uint64(0xFFFFFFFF)).sum())
-    mean = Fraction(total, found.size)
-    deviations = apart.astype(np.float64) - float(mean)
-    return _Moments(found.size, int(least) + mean, np.dot(deviations, deviations))
-
-
-def _moments_of_floats(found: Numbers) -> _Moments:
-    largest = float(np.abs(found).max())
-    if largest and abs(math.frexp(largest)[1]) > _MOST_EXPONENT:
-        found = found.astype(np.longdouble)
-    near = found.mean()  # rounded: what that leaves of the deviations is taken off
-    deviations = found - near
-    rest = deviations.mean()
-    squares = np.square(deviations).sum() - found.size * np.square(rest)
-    return _Moments(found.size, np.longdouble(near) + rest, max(squares, 0.0))

@@ -1,7 +1,7 @@
 """What the status files of a directory say of its job, put together: what is in flight, who is late, what went wrong.
 
-It takes the files as they are and asks no rank. What it knows of whether the job runs is the lock on the directory, as
-:mod:`deeppart.offline.inspect.ownership` sees it. Pure but for :func:`look_at_job`.
+It takes the files as they are and asks no rank. What it knows of whether the job runs is the lock on the directory,.
+Pure but for :func:`look_at_job`.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from deeppart._times import seconds_of, timestamp
 from deeppart.errors import RestoreError
 from deeppart.model import LEVELS, show_seconds
 from deeppart.offline.inspect.listing import name_ranks, require_directory
-from deeppart.offline.inspect.ownership import Owner, read_owner
 from deeppart.pending import FAILED, RUNNING, WAITING
+from deeppart.storage import Owner, read_owner
 from deeppart.telemetry import (
     AGAIN_S,
     LONG_S,
@@ -116,6 +117,8 @@ class JobView:
         problems: lines about files that are not used.
     """
 
+    json_also: ClassVar = ("reasons", "blocked")
+
     directory: str
     time: float
     state: str
@@ -131,6 +134,24 @@ class JobView:
     def lead(self) -> RankStatus | None:
         """The status of the lowest rank: what it says of the job holds for all."""
         return self.ranks[0] if self.ranks else None
+
+    @property
+    def good(self) -> bool:
+        """True if all is well."""
+        return not self.reasons
+
+    @property
+    def blocked(self) -> Blocked | None:
+        """None before the first checkpoint."""
+        if not self.checkpoints:
+            return None
+        worst = max(self.ranks, key=lambda each: _number(each, "checkpoint_blocked_seconds_total"))
+        return Blocked(
+            int(_number(worst, "checkpoints_total")),
+            self.checkpoints[-1].blocked_s,
+            _number(worst, "checkpoint_blocked_seconds_total"),
+            _number(worst, "checkpoint_blocked_seconds_max"),
+        )
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -193,6 +214,8 @@ class Blocked:
         total_s, most_s: of all that are over; of the longest of them.
     """
 
+    json_also: ClassVar = ("mean_s",)
+
     checkpoints: int
     last_s: float
     total_s: float
@@ -202,19 +225,6 @@ class Blocked:
     def mean_s(self) -> float | None:
         """None before the first is over."""
         return self.total_s / self.checkpoints if self.checkpoints else None
-
-
-def blocked_of(view: JobView) -> Blocked | None:
-    """None before the first checkpoint."""
-    if not view.checkpoints:
-        return None
-    worst = max(view.ranks, key=lambda each: _number(each, "checkpoint_blocked_seconds_total"))
-    return Blocked(
-        int(_number(worst, "checkpoints_total")),
-        view.checkpoints[-1].blocked_s,
-        _number(worst, "checkpoint_blocked_seconds_total"),
-        _number(worst, "checkpoint_blocked_seconds_max"),
-    )
 
 
 def _number(status: RankStatus, name: str, label: str = "") -> float:

@@ -13,7 +13,7 @@ from deeppart.errors import RestoreError, as_error, lacks_descriptors, on_ranks,
 from deeppart.model import Attempt, PartRecord
 from deeppart.part import Signing
 from deeppart.plan.restart import Committed, Inventory, StoredParity, StoredPart, on_node
-from deeppart.storage import NodeContents, PersistentLevel, read_manifests, step_name, take_stock
+from deeppart.storage import NodeContents, PersistentLevel, read_steps, take_stock
 
 #: Lines of an error about processes that may not open more files.
 _MOST_LINES = 8
@@ -78,19 +78,19 @@ def _list_committed(
 ) -> tuple[list[Any], list[str], list[str], list[tuple[int, str]]]:
     """(committed checkpoints, lines about steps never completed, lines about damaged ones, these and why)"""
     try:
-        manifests = read_manifests(persistent.store, persistent.signing)
-        if not manifests.steps:
+        steps = read_steps(persistent.store, persistent.signing)
+        if not steps.committed:
             persistent.check_mounted()
     except Exception as error:  # of whatever kind: the other ranks wait for this list
         line = one_line(as_error(error, f"listing the checkpoints in {persistent.store.where()} failed"))
         refused += [line] if lacks_descriptors(error) else []
         return [], [], [line], []
-    store, committed = persistent.store, []
-    for each in manifests.steps:
+    committed = []
+    for each in steps.committed:
         attempt, records = astuple(each.manifest.attempt), list(map(astuple, each.manifest.parts))
-        committed.append([attempt, store.where(step_name(each.key)), records, each.manifest.created])
-    unfinished = [f"step {key.step} (persistent): {reason}" for key, reason in manifests.unfinished.items()]
-    unusable = [(key.step, reason) for key, reason in manifests.unusable.items()]
+        committed.append([attempt, each.where, records, each.manifest.created])
+    unfinished = [f"step {each.key.step} (persistent): {each.reason}" for each in steps.unfinished]
+    unusable = [(each.key.step, each.reason) for each in steps.unusable]
     return committed, unfinished, [f"step {step} (persistent): {reason}" for step, reason in unusable], unusable
 
 

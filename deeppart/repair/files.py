@@ -46,7 +46,7 @@ from deeppart.storage import (
     PosixStore,
     is_temporary_name,
     parse_step_name,
-    read_manifests,
+    read_steps,
     step_name,
 )
 
@@ -83,7 +83,7 @@ class _Repairing:
         self._root, self._signing, self._arena = root, signing, Arena()
         self._at = access.Roots.to_read(root, *(directory for directory, _ in directories)).at
         stocks = [stock for _, stock in directories]
-        steps = read_manifests(PosixStore(root), signing).steps
+        steps = read_steps(PosixStore(root), signing).committed
         self._steps = {step.key: step for step in steps}
         self._manifests = {step.manifest.attempt: step.manifest for step in steps}
         self._damaged = {str(path) for path in damaged}
@@ -96,7 +96,7 @@ class _Repairing:
                 committed=tuple(
                     Committed(
                         step.manifest.attempt,
-                        str(root / step_name(step.key)),
+                        step.where,
                         step.manifest.parts,
                         step.manifest.created,
                     )
@@ -110,9 +110,10 @@ class _Repairing:
         """Remove temporary files from committed steps and beside damaged files, as far as the system lets us."""
         damaged = {self._at(path).parent for path in self._damaged}
         for directory in damaged | {self._root / step_name(key) for key in self._steps}:
-            with contextlib.suppress(OSError):
-                for name in filter(is_temporary_name, access.names_in(directory)):
-                    access.remove(directory / name)
+            store = PosixStore(directory.parent)
+            with contextlib.suppress(StorageError):
+                leftovers = list(filter(is_temporary_name, store.list(directory.name)))
+                store.delete(directory.name, leftovers, durable=False)
 
     def repair(self, path: Path) -> Repaired:
         """Repair one file."""
@@ -226,7 +227,7 @@ class _Repairing:
                 if other.session == key.session and other.world_size == world_size:
                     return replace(other, step=key.step, sequence=key.sequence)
         known = [each for each in self._files.attempts() if each.key == key and each.world_size == world_size]
-        if not known and (header := header_of(path)) is not None:
+        if not known and (header := header_of(*_placed(path))) is not None:
             # Perhaps the only file of its step within reach.
             is_of_place = header.attempt.key == key and header.attempt.lineage in path.parts
             known = [header.attempt] if is_of_place else []
@@ -318,11 +319,11 @@ class _Repairing:
 
     def _refuse_the_only_file(self, path: Path, attempt: Attempt | None) -> None:
         """Raise if what lies in a place belongs elsewhere, and there is no other sound file of it."""
-        other = misnamed(path, attempt)
+        other = misnamed(*_placed(path), attempt)
         if other is not None and not self._is_elsewhere(other, path):
             raise CorruptFileError(
                 "another file lies in its place, and is not written over: it may be the only one",
-                found=advice(path, other, is_only=True),
+                found=advice(*_placed(path), other, is_only=True),
                 where=str(path),
             )
 
@@ -336,6 +337,11 @@ class _Repairing:
                     check_file(self._at(each.path), Required(attempt, rank), self._signing)
                     return True
         return False
+
+
+def _placed(path: Path) -> tuple[PosixStore, str]:
+    """The store in which a file of a step lies, and its key there."""
+    return PosixStore(path.parent.parent), f"{path.parent.name}/{path.name}"
 
 
 def encode_share(

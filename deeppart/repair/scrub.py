@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from deeppart import access
 from deeppart._threads import start_thread
 from deeppart.comm import Comm, Operation, finish
 from deeppart.errors import CheckpointError, CommError, ScrubNotice
@@ -28,7 +27,7 @@ from deeppart.repair.heal import Healer, heal_recovered, healing_for
 from deeppart.repair.mending import outcome
 from deeppart.save import Pipeline
 from deeppart.state.capture import Staging
-from deeppart.storage import NodeLevel, PersistentLevel, RateLimit, file_problem, take_stock
+from deeppart.storage import NodeLevel, PersistentLevel, RateLimit, file_problem, is_gone, take_stock
 
 #: Ranks have a sync round at least this often.
 SLICE_S = 2.0
@@ -196,7 +195,7 @@ class Scrubber:
 
     def _check(self, path: Path) -> None:
         problem = file_problem(path, self._persistent.signing, self._pace)
-        if problem is not None and not _is_gone(path):  # it has been retired meanwhile
+        if problem is not None and not is_gone(path):  # it has been retired meanwhile
             self._damaged.append((str(path), problem))
             self._note(damaged=1)
 
@@ -317,13 +316,3 @@ class Scrubber:
         self.report = replace(
             self.report, **{name: getattr(self.report, name) + count for name, count in counts.items()}
         )
-
-
-def _is_gone(path: Path) -> bool:
-    try:
-        access.lstat(path)
-    except FileNotFoundError:
-        return True
-    except OSError:
-        pass  # storage that refuses this has not lost the file
-    return False

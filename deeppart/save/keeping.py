@@ -18,17 +18,16 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from deeppart.errors import FormatError, StorageError
-from deeppart.model import Manifest, StepKey
+from deeppart.errors import StorageError
+from deeppart.model import StepKey
 from deeppart.part import Signing
 from deeppart.storage import (
     MANIFEST_NAME,
-    CommittedStep,
     Store,
+    StoredStep,
     committed_steps,
     list_steps,
-    part_problem,
-    read_manifest,
+    read_step,
     step_name,
 )
 
@@ -102,24 +101,19 @@ class Keeping:
                 steps.add(each.key.step)
         return dropped
 
-    def _ranking(self, present: set[StepKey]) -> list[CommittedStep]:
+    def _ranking(self, present: set[StepKey]) -> list[StoredStep]:
         """The commits of earlier sessions, in the order of time, and of sequence within a session; as they are now."""
-        found = []
-        for key in self._earlier & present:
-            try:
-                found.append(CommittedStep(key, read_manifest(self._store, key, self._signing)))
-            except (FormatError, StorageError):
-                continue  # when it was committed cannot be told: it is not counted and stays
-        return sorted(found, key=lambda each: each.order_of_commit)
+        found = [read_step(self._store, key, self._signing) for key in self._earlier & present]
+        # When another one was committed cannot be told: it is not counted and stays.
+        return sorted((each for each in found if each.error is None), key=lambda each: each.order_of_commit)
 
-    def _does_count(self, step: CommittedStep) -> bool:
+    def _does_count(self, step: StoredStep) -> bool:
         """Looked at again each time that something may go because of it: it may have been damaged since."""
-        problem = first_problem(self._store, step.manifest, self._signing)
+        problem = step.first_problem()
         if problem is not None and step.key not in self._told:
             self._told.add(step.key)
             self._notices.append(
-                f"step {step.key.step} cannot be restored from {self._store.where(step_name(step.key))} and does not "
-                f"count for `keep`: {problem}"
+                f"step {step.key.step} cannot be restored from {step.where} and does not count for `keep`: {problem}"
             )
         return problem is None
 
@@ -129,12 +123,3 @@ class Keeping:
             return MANIFEST_NAME not in self._store.list(step_name(key))
         except StorageError:
             return False
-
-
-def first_problem(store: Store, manifest: Manifest, signing: Signing | None) -> str | None:
-    """The reason why a committed step cannot be restored, as far as that can be seen; None if it can."""
-    for record in manifest.parts:
-        problem, _ = part_problem(store, manifest, record, signing)
-        if problem is not None:
-            return f"part {record.rank} {problem}"
-    return None

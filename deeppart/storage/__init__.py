@@ -8,16 +8,20 @@ from deeppart.storage.files import (
 )
 from deeppart.storage.lineage import LINEAGE_NAME, LOCK_NAME, is_copy, read_lineage
 from deeppart.storage.manifests import (
-    CommittedStep,
+    DAMAGED,
+    NEWER,
+    UNFINISHED,
     NeededParts,
+    StoredStep,
+    StoredSteps,
     committed_steps,
     may_be_committed,
-    part_problem,
     read_manifest,
-    read_manifests,
+    read_step,
+    read_steps,
 )
 from deeppart.storage.node import NODE_FOLDERS, NodeContents, NodeLevel, file_problem, take_stock
-from deeppart.storage.owner import DirectoryOwner
+from deeppart.storage.owner import DirectoryOwner, Owner, hold_directory, read_owner
 from deeppart.storage.persistent import PersistentLevel
 from deeppart.storage.posix import PosixStore
 from deeppart.storage.rate import RateLimit
@@ -36,27 +40,33 @@ from deeppart.storage.store import Stat, Store, Writer
 
 __all__ = [
     "BLOCK_BYTES",
+    "DAMAGED",
     "LINEAGE_NAME",
     "LOCK_NAME",
     "MANIFEST_NAME",
     "MOST_LOOKS",
+    "NEWER",
     "NODE_FOLDERS",
+    "UNFINISHED",
     "Appending",
-    "CommittedStep",
     "DirectoryOwner",
     "DurableFile",
     "NeededParts",
     "NodeContents",
     "NodeLevel",
+    "Owner",
     "PersistentLevel",
     "PosixStore",
     "RateLimit",
     "Stat",
     "Store",
+    "StoredStep",
+    "StoredSteps",
     "Suspicions",
     "Writer",
     "committed_steps",
     "file_problem",
+    "hold_directory",
     "is_copy",
     "is_gone",
     "is_temporary_name",
@@ -65,10 +75,11 @@ __all__ = [
     "note_protection",
     "parse_step_name",
     "part_key",
-    "part_problem",
     "read_lineage",
     "read_manifest",
-    "read_manifests",
+    "read_owner",
+    "read_step",
+    "read_steps",
     "read_suspicions",
     "reduced_runs",
     "remove_step",

@@ -1,61 +1,183 @@
-"""Committed steps of a store: their manifests, and whether the parts exist that these name.
+"""The steps of a store: which there are, which are committed, which parts they need, and whether those are whole.
 
-A step without a manifest is not a checkpoint. Parts are looked at by length, header, footer and index, without their
-chunks.
+Restoring, keeping, inspecting and repairing ask here. A step without a manifest is not a checkpoint. Parts are looked
+at by length, header, footer and index, without their chunks.
 """
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-from deeppart.errors import CorruptFileError, FormatError, MissingError, StorageError, lacks_descriptors, one_line
-from deeppart.model import Manifest, PartRecord, StepKey
-from deeppart.part import PartReader, Signing, decode_manifest, parse_step_name, part_file_name, step_name
-from deeppart.storage.steps import MANIFEST_NAME, list_steps, manifest_key
+from deeppart.errors import (
+    CorruptFileError,
+    FormatError,
+    MissingError,
+    NewerFormatError,
+    StorageError,
+    lacks_descriptors,
+    one_line,
+)
+from deeppart.model import Manifest, StepKey
+from deeppart.part import (
+    PartReader,
+    Signing,
+    StoredBytes,
+    decode_manifest,
+    parse_step_name,
+    part_file_name,
+    step_name,
+)
+from deeppart.storage.steps import MANIFEST_NAME, MOST_LOOKS, list_steps, manifest_key
 from deeppart.storage.store import Store
 
 _LIMIT_BYTES = 1 << 30
 
 
-@dataclass(frozen=True, slots=True)
-class CommittedStep:
-    """A step with a sound manifest."""
+#: States of a step, as far as its manifest tells: it has a sound one; it was never committed; it has one that a newer
+#: version has written; or one that is damaged.
+COMMITTED, UNFINISHED, NEWER, DAMAGED = "committed", "unfinished", "newer", "damaged"
 
+
+@dataclass(frozen=True, slots=True)
+class StoredStep:
+    """A step of a store: its manifest, or the reason why it has no sound one, and its parts.
+
+    Attributes:
+        store, key: where it is.
+        signing: the keys; it must be signed with one of them. None: not checked.
+        error: why there is no sound manifest; MissingError if it was never committed; None if there is one.
+    """
+
+    store: Store
     key: StepKey
-    manifest: Manifest
+    signing: Signing | None
+    error: FormatError | StorageError | None
+    _manifest: Manifest | None = None
+
+    @property
+    def manifest(self) -> Manifest:
+        """The sound manifest; raises ``error`` if there is none."""
+        if self._manifest is None:
+            assert self.error is not None
+            raise self.error
+        return self._manifest
+
+    @property
+    def state(self) -> str:
+        """One of the states above."""
+        if self.error is None:
+            return COMMITTED
+        if isinstance(self.error, MissingError):
+            return UNFINISHED
+        return NEWER if isinstance(self.error, NewerFormatError) else DAMAGED
+
+    @property
+    def reason(self) -> str:
+        """Why it is no sound checkpoint."""
+        assert self.error is not None
+        has_more = self.error.found and self.state != UNFINISHED
+        return f"{self.error.summary}: {self.error.found}" if has_more else self.error.summary
+
+    @property
+    def where(self) -> str:
+        """The address of its place."""
+        return self.store.where(step_name(self.key))
 
     @property
     def order_of_commit(self) -> tuple[str, int, int]:
         """By time, then sequence: times of one session ascend, whatever its clock says."""
-        return (self.manifest.created, self.manifest.attempt.sequence, self.key.step)
+        return (self.manifest.created, self.key.sequence, self.key.step)
 
     @property
     def order(self) -> tuple[int, str, int]:
         """By which the newest is the last: step, then time of the commit, then sequence. Sessions are random."""
-        return (self.key.step, self.manifest.created, self.manifest.attempt.sequence)
+        return (self.key.step, self.manifest.created, self.key.sequence)
+
+    def is_retired(self) -> bool:
+        """True if a running job, or somebody, has removed it meanwhile; False if that cannot be found out."""
+        try:
+            return MANIFEST_NAME not in self.store.list(step_name(self.key)) and self.state != UNFINISHED
+        except MissingError:
+            return True
+        except StorageError:  # such as a file in place of the directory, which no job puts there
+            return False
+
+    @contextmanager
+    def open_part(self, rank: int) -> Iterator[tuple[StoredBytes, PartReader]]:
+        """Open a part whose length, header, footer and index are those that the manifest names, with the bytes."""
+        record, key = self.manifest.parts[rank], self._key_of(rank)
+        with self.store.open(key) as source:
+            if source.size != record.nbytes:
+                raise CorruptFileError(
+                    f"the part file is {'truncated' if source.size < record.nbytes else 'longer than it was written'}",
+                    found=f"it has {source.size} bytes instead of {record.nbytes}",
+                    where=self.store.where(key),
+                )
+            yield (
+                source,
+                PartReader(
+                    source,
+                    where=self.store.where(key),
+                    expected_attempt=self.manifest.attempt,
+                    expected_rank=rank,
+                    expected_index_digest=record.index_digest,
+                    signing=self.signing,
+                ),
+            )
+
+    def part_problem(self, rank: int) -> str | None:
+        """What is wrong with a part, or None, without its chunks: the earlier parts that it refers to must be there
+        too, and be those that it names.
+        """
+        try:
+            with self.open_part(rank) as (_, reader):
+                try:
+                    reader.check_bases()
+                except (FormatError, StorageError) as error:
+                    return f"refers to a part that cannot be used: {one_line(error)}"
+        except MissingError:
+            return "is missing"
+        except StorageError as error:
+            return f"cannot be looked at: {error.found}"
+        except FormatError as error:
+            return f"is not as it was written: {one_line(error)}"
+        return None
+
+    def first_problem(self) -> str | None:
+        """The reason why it cannot be restored, as far as that can be seen; None if it can."""
+        for rank in range(len(self.manifest.parts)):
+            if (problem := self.part_problem(rank)) is not None:
+                return f"part {rank} {problem}"
+        return None
+
+    def _key_of(self, rank: int) -> str:
+        return f"{step_name(self.key)}/{self.manifest.parts[rank].file}"
 
 
 @dataclass(frozen=True, slots=True)
-class Manifests:
-    """The steps of a store.
+class StoredSteps:
+    """The steps of a store, but for those that were removed except for parts to which others refer.
 
     Attributes:
-        steps: those that are committed, oldest first.
-        unfinished: those without a manifest, in order, and what that means; not those that were removed but for parts
-            to which others refer.
-        unusable: those whose manifest is no sound one, likewise.
+        committed: those with a sound manifest, oldest first.
+        others: those without one, in the order of their keys.
     """
 
-    steps: tuple[CommittedStep, ...]
-    unfinished: Mapping[StepKey, str]
-    unusable: Mapping[StepKey, str]
+    committed: tuple[StoredStep, ...]
+    others: tuple[StoredStep, ...]
 
     @property
-    def problems(self) -> dict[StepKey, str]:
-        """Each step that is no sound checkpoint, in order, with the reason."""
-        return dict(sorted({**self.unfinished, **self.unusable}.items()))
+    def unfinished(self) -> tuple[StoredStep, ...]:
+        """Those that were never committed."""
+        return tuple(each for each in self.others if each.state == UNFINISHED)
+
+    @property
+    def unusable(self) -> tuple[StoredStep, ...]:
+        """Those whose manifest is no sound one."""
+        return tuple(each for each in self.others if each.state != UNFINISHED)
 
 
 def read_manifest(store: Store, key: StepKey, signing: Signing | None) -> Manifest:
@@ -82,23 +204,32 @@ def _describe(key: StepKey) -> str:
     return f"step {key.step} of session {key.session}, sequence {key.sequence}"
 
 
-def read_manifests(store: Store, signing: Signing | None) -> Manifests:
-    """All of them."""
-    found: list[CommittedStep] = []
-    unfinished: dict[StepKey, str] = {}
-    unusable: dict[StepKey, str] = {}
-    for key in list_steps(store):
-        try:
-            found.append(CommittedStep(key, read_manifest(store, key, signing)))
-        except MissingError as error:
-            unfinished[key] = error.summary
-        except (FormatError, StorageError) as error:
-            if lacks_descriptors(error):
-                raise
-            unusable[key] = f"{error.summary}: {error.found}" if error.found else error.summary
-    needed = {key for step in found for key, _ in step.manifest.needed_parts}
-    unfinished = {key: reason for key, reason in unfinished.items() if key not in needed}
-    return Manifests(tuple(sorted(found, key=lambda each: each.order)), unfinished, unusable)
+def read_step(store: Store, key: StepKey, signing: Signing | None) -> StoredStep:
+    """A step, committed or not."""
+    try:
+        return StoredStep(store, key, signing, None, read_manifest(store, key, signing))
+    except (FormatError, StorageError) as error:
+        if lacks_descriptors(error):  # which says nothing of the step
+            raise
+        return StoredStep(store, key, signing, error)
+
+
+def read_steps(store: Store, signing: Signing | None, step: int | None = None) -> StoredSteps:
+    """All steps, or all attempts at one; not those that a running job removes meanwhile."""
+    found: dict[StepKey, StoredStep] = {}
+    for _ in range(MOST_LOOKS):
+        known = {key: each for key, each in found.items() if each.error is None}
+        keys = [key for key in list_steps(store) if step in (None, key.step)]
+        found = {key: known.get(key) or read_step(store, key, signing) for key in keys}
+        retired = {key for key, each in found.items() if each.error is not None and each.is_retired()}
+        if not retired:  # otherwise the job has committed newer ones, and there may be no others
+            break
+    committed = sorted((each for each in found.values() if each.error is None), key=lambda each: each.order)
+    needed = {key for each in committed for key, _ in each.manifest.needed_parts}
+    others = [each for key, each in found.items() if each.error is not None and key not in retired]
+    return StoredSteps(
+        tuple(committed), tuple(each for each in others if each.state != UNFINISHED or each.key not in needed)
+    )
 
 
 class NeededParts:
@@ -194,47 +325,3 @@ def may_be_committed(store: Store, key: StepKey) -> bool:
         return is_committed(store, key)
     except StorageError:
         return True
-
-
-def part_problem(
-    store: Store, manifest: Manifest, record: PartRecord, signing: Signing | None
-) -> tuple[str | None, int]:
-    """The fault of one part, or None; and its length.
-
-    The part is the one that the manifest names if its header says so and its index hashes to what the manifest says.
-    The earlier parts that it refers to must be there, and be those that it names. With keys, its signature must hold.
-    """
-    key = f"{step_name(manifest.attempt.key)}/{record.file}"
-    try:
-        found = store.stat(key)
-    except CorruptFileError as error:
-        return f"is {error.summary}", 0
-    except StorageError as error:
-        return f"cannot be looked at: {error.found}", 0
-    if found is None:
-        return "is missing", 0
-    if found.nbytes != record.nbytes:
-        return f"has {found.nbytes} bytes instead of {record.nbytes}", found.nbytes
-    return _wrong_inside(store, key, manifest, record, signing), found.nbytes
-
-
-def _wrong_inside(
-    store: Store, key: str, manifest: Manifest, record: PartRecord, signing: Signing | None
-) -> str | None:
-    try:
-        with store.open(key) as source:
-            reader = PartReader(
-                source,
-                where=store.where(key),
-                expected_attempt=manifest.attempt,
-                expected_rank=record.rank,
-                expected_index_digest=record.index_digest,
-                signing=signing,
-            )
-            try:
-                reader.check_bases()
-            except (FormatError, StorageError) as error:
-                return f"refers to a part that cannot be used: {one_line(error)}"
-    except (FormatError, StorageError) as error:
-        return f"is not as it was written: {one_line(error)}"
-    return None

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from deeppart import access
-from deeppart.access import PERMISSIONS, storage_error
+from deeppart.access import PERMISSIONS
 from deeppart.errors import (
     CorruptFileError,
     FormatError,
@@ -175,89 +175,91 @@ def take_stock(directory: Path, lineage: str, signing: Signing | None) -> NodeCo
 
 
 def _take_stock(root: Path, level: str, lineage: str, signing: Signing | None, found: NodeContents) -> None:
+    store = PosixStore(root)
     try:
-        steps = list_steps(PosixStore(root))
+        steps = list_steps(store)
     except StorageError as error:
-        if lacks_descriptors(error):
-            raise
-        found.not_listed(f"{error.summary}: {error.found}: {root}")
+        _not_listed(error, root, found)
         return
     for key in steps:
-        directory = root / step_name(key)
+        place = step_name(key)
         try:
-            names = sorted(access.names_in(directory))
-        except FileNotFoundError:  # a running job has retired it meanwhile
+            names = sorted(store.list(place))
+        except MissingError:  # a running job has retired it meanwhile
             continue
-        except OSError as error:
-            if lacks_descriptors(refusal := storage_error("cannot list a checkpoint directory", error, directory)):
-                raise refusal from error
-            found.not_listed(f"cannot list {directory}: {error.strerror}")
+        except StorageError as error:
+            _not_listed(error, root / place, found)
             continue
         for name in names:
             try:
-                _look_at(directory / name, key, level, lineage, signing, found)
+                _look_at(store, f"{place}/{name}", level, lineage, signing, found)
             except (FormatError, StorageError) as error:
                 if lacks_descriptors(error):
                     raise
-                if is_gone(directory / name):
+                if is_gone(root / place / name):
                     continue
                 found.problems.append(one_line(error))
-                found.damaged.append(directory / name)
+                found.damaged.append(root / place / name)
                 found.unread.append(one_line(error))
                 if isinstance(error, SignatureError):
                     found.refused.append(one_line(error))
 
 
-def _look_at(path: Path, key: StepKey, level: str, lineage: str, signing: Signing | None, found: NodeContents) -> None:
-    if parse_part_file_name(path.name) is not None:
-        part = stored_part(path, level, signing)
-        name = part_file_name(part.rank, part.attempt.world_size)
-        if _is_what_its_name_says(path, part.attempt, key, name, lineage, found):
+def _not_listed(error: StorageError, directory: Path, found: NodeContents) -> None:
+    if lacks_descriptors(error):
+        raise error
+    found.not_listed(f"{error.summary}: {error.found}: {directory}")
+
+
+def _look_at(
+    store: PosixStore, key: str, level: str, lineage: str, signing: Signing | None, found: NodeContents
+) -> None:
+    """Take in a file whose header, footer and index are sound; a remark for one that was moved or copied by hand."""
+    name = key.rpartition("/")[2]
+    if parse_part_file_name(name) is not None:
+        part = stored_part(store, key, level, signing)
+        if _is_in_place(store, key, part.attempt, part_file_name(part.rank, part.attempt.world_size), lineage, found):
             found.parts.append(part)
-    elif is_parity_file_name(path.name):
-        parity = stored_parity(path)
-        name, attempt = parity_file_name(parity.identity), parity.identity.attempt
-        if _is_what_its_name_says(path, attempt, key, name, lineage, found):
+    elif is_parity_file_name(name):
+        parity = stored_parity(store, key)
+        if _is_in_place(store, key, parity.identity.attempt, parity_file_name(parity.identity), lineage, found):
             found.parity.append(parity)
 
 
-def _is_what_its_name_says(
-    path: Path, attempt: Attempt, key: StepKey, name: str, lineage: str, found: NodeContents
-) -> bool:
-    """False, and a remark, for a sound file that was moved or copied by hand: it is not used."""
+def _is_in_place(store: PosixStore, key: str, attempt: Attempt, name: str, lineage: str, found: NodeContents) -> bool:
+    """False, and a remark, for a sound file that is another one than its place says: it is not used."""
+    path, home = store.where(key), f"{step_name(attempt.key)}/{name}"
     whose = f"{path}: not used: by its contents it is {name} of step {attempt.step}"
     if attempt.lineage != lineage:
         found.remark(f"{whose} of another lineage")
-        return False
-    if path.name == name and key == attempt.key:
-        return True
-    home = path.parent.parent / step_name(attempt.key) / name
-    found.remark(f"{whose}; to have it used: mv -n {shlex.quote(str(path))} {shlex.quote(str(home))}")
-    return False
+    elif key != home:
+        found.remark(f"{whose}; to have it used: mv -n {shlex.quote(path)} {shlex.quote(store.where(home))}")
+    return attempt.lineage == lineage and key == home
 
 
-def stored_part(path: Path, level: str, signing: Signing | None) -> StoredPart:
+def stored_part(store: PosixStore, key: str, level: str, signing: Signing | None) -> StoredPart:
     """Check a part file's header, footer and index, that it is whole in itself, and with keys its signature."""
-    with FileSource(path) as source:
-        reader = PartReader(source, where=str(path), signing=signing)
+    path = store.where(key)
+    with store.open(key) as source:
+        reader = PartReader(source, where=path, signing=signing)
         if reader.bases:
             raise CorruptFileError(
                 "a part on a node refers to other steps",
                 expected="a whole part",
-                where=str(path),
+                where=path,
                 todo="remove it: it is a copy of one in a persistent directory, which can be restored from there alone",
             )
-        what = (level, reader.attempt, reader.rank, str(path), source.size, reader.index_digest)
+        what = (level, reader.attempt, reader.rank, path, source.size, reader.index_digest)
         return StoredPart(
             *what, written=source.written, content_digest=reader.content_digest, raw_bytes=reader.raw_bytes
         )
 
 
-def stored_parity(path: Path) -> StoredParity:
+def stored_parity(store: PosixStore, key: str) -> StoredParity:
     """Check a parity file's header, footer and index."""
-    with FileSource(path) as source:
-        reader = ParityReader(source, where=str(path))
-        return StoredParity(reader.identity, str(path), source.size)
+    path = store.where(key)
+    with store.open(key) as source:
+        return StoredParity(ParityReader(source, where=path).identity, path, source.size)
 
 
 def file_problem(path: Path, signing: Signing | None, pace: Callable[[int], None]) -> str | None:

@@ -18,6 +18,8 @@ import threading
 import time
 import uuid
 import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -89,7 +91,7 @@ class DirectoryOwner:
         directory = root.path
         self._path: Path = directory / LOCK_NAME
         try:
-            self._fd = self.open_lock(self._path)
+            self._fd = _open_lock(self._path)
         except OSError as error:
             raise storage_error("persistent_dir is not writable", error, self._path) from error
         _owners.add(self)
@@ -113,26 +115,17 @@ class DirectoryOwner:
             raise
 
     def _lock(self) -> None:
-        deadline = time.monotonic() + _LOCK_PATIENCE_S
-        while True:
-            try:
-                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except BlockingIOError as error:
-                if time.monotonic() < deadline:
-                    time.sleep(_LOCK_PAUSE_S)
-                    continue
-                raise self._in_use() from error
-            except OSError as error:
-                if error.errno not in _NO_LOCKS:
-                    raise
-                return
+        try:
+            _lock(self._fd)
+        except BlockingIOError as error:
+            raise self._in_use() from error
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
 
     def _in_use(self) -> DirectoryInUseError:
         expected = "one job at a time on a persistent_dir"
-        found = "; ".join(
-            [f"owned by {self.recorded(self._fd).get('who', 'an unknown process')}", *_holders(self._path)]
-        )
+        found = "; ".join([f"owned by {_recorded(self._fd).get('who', 'an unknown process')}", *_holders(self._path)])
         if any(other is not self and other._holds(self._fd) for other in list(_owners)):
             what = "this process checkpoints into this directory already"
             todo = "use its Checkpointer (deeppart.checkpoint() has one too), or close that, as `with` does"
@@ -156,24 +149,6 @@ class DirectoryOwner:
         group = stat.S_IRGRP | stat.S_IWGRP if mode & stat.S_IWGRP else 0
         with contextlib.suppress(OSError):  # there are no such permissions here
             os.fchmod(self._fd, stat.S_IRUSR | stat.S_IWUSR | group)
-
-    @staticmethod
-    def open_lock(path: Path) -> int:
-        """Open the lock file for reading and writing; it is made if there is none."""
-        for _ in range(_LOOKS):
-            with contextlib.suppress(FileNotFoundError):
-                return access.open_file(path, os.O_RDWR)
-            with contextlib.suppress(FileExistsError):  # another job made it meanwhile
-                return access.create(path)
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-
-    @staticmethod
-    def recorded(descriptor: int) -> dict[str, str]:
-        """What an open lock file says of who has the directory; {} if it cannot be read."""
-        try:
-            return _texts(os.pread(descriptor, SMALL_FILE_BYTES, 0))
-        except OSError:
-            return {}
 
     def check(self) -> None:
         """Raise if another job has taken the directory over since."""
@@ -238,6 +213,126 @@ class DirectoryOwner:
         if descriptor >= 0:
             with contextlib.suppress(OSError):  # the lock is gone with the descriptor, whatever close returns
                 os.close(descriptor)
+
+
+def _open_lock(path: Path) -> int:
+    """Open the lock file for reading and writing; it is made if there is none."""
+    for _ in range(_LOOKS):
+        with contextlib.suppress(FileNotFoundError):
+            return access.open_file(path, os.O_RDWR)
+        with contextlib.suppress(FileExistsError):  # another job made it meanwhile
+            return access.create(path)
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+
+
+def _lock(descriptor: int) -> None:
+    """Lock the lock file; BlockingIOError if another process has it, and does not only look whose it is."""
+    deadline = time.monotonic() + _LOCK_PATIENCE_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(_LOCK_PAUSE_S)
+
+
+def _recorded(descriptor: int) -> dict[str, str]:
+    """What an open lock file says of who has the directory; {} if it cannot be read."""
+    try:
+        return _texts(os.pread(descriptor, SMALL_FILE_BYTES, 0))
+    except OSError:
+        return {}
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The job that took a directory last. Fields: docs/commands.md, ls."""
+
+    running: bool | None
+    who: str
+    since: str
+    session: str
+
+    @property
+    def line(self) -> str | None:
+        """A line for people; None if no job is running."""
+        if self.running is False:
+            return None
+        verb = "in use by" if self.running else "perhaps in use (the file system has no locks): last taken by"
+        return f"{verb} {self.who}, since {self.since[:19].replace('T', ' ')}"
+
+
+def read_owner(root: Path) -> Owner | None:
+    """The owner of a checkpoint directory; None if no job has ever taken it.
+
+    Where no job holds the lock it is shared with us for the microseconds between two system calls.
+    """
+    try:
+        descriptor = access.open_file(root / LOCK_NAME)
+    except FileNotFoundError:
+        return None
+    except OSError:
+        return _owner(None, {})
+    try:
+        return _owner(_is_locked(descriptor), _recorded(descriptor))
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def hold_directory(root: Path, *, without_lock: bool = False) -> Iterator[None]:
+    """Keep jobs out of a directory while something in it is changed; the text of the lock file stays as it is."""
+    try:
+        descriptor = _open_lock(root / LOCK_NAME)
+    except OSError as error:
+        raise storage_error("the checkpoint directory cannot be locked", error, root) from error
+    try:
+        _lock_for_change(descriptor, root, without_lock)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock_for_change(descriptor: int, root: Path, without_lock: bool) -> None:
+    try:
+        _lock(descriptor)
+    except BlockingIOError as error:
+        owner = _owner(True, _recorded(descriptor))
+        raise DirectoryInUseError(
+            "a running job checkpoints into this directory: nothing is changed in it now",
+            found=f"in use by {owner.who}, since {owner.since}",
+            where=str(root),
+            todo="wait for that job to end, or end it",
+        ) from error
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise storage_error("the checkpoint directory cannot be locked", error, root) from error
+        if not without_lock:
+            raise StorageError(
+                "this file system has no locks, so nothing tells whether a job is running there",
+                errno=error.errno,
+                found=os.strerror(error.errno or 0),
+                where=str(root),
+                todo="make sure that no job checkpoints into the directory, then use --no-lock",
+            ) from error
+
+
+def _is_locked(descriptor: int) -> bool | None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    return False
+
+
+def _owner(running: bool | None, record: dict[str, str]) -> Owner:
+    who, since, session = (record.get(name, "") for name in ("who", "since", "session"))
+    return Owner(running, who or "an unknown process", since or "unknown", session)
 
 
 #: Of this process. Processes forked by it, such as data loader workers, must not hold the lock when it has ended.

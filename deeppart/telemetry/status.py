@@ -115,7 +115,7 @@ class RankStatus:
     nodes: int
     began: str
     written: str
-    every: Mapping[str, int]
+    every: Mapping[str, int] = field(metadata={"json": False})  # what commands print of the job has these elsewhere
     reduced: tuple[str, ...]
     ended: str | None = None
     failed: bool = False
@@ -124,9 +124,9 @@ class RankStatus:
     next_due: str | None = None
     repairing: bool = False
     scrubbed: ScrubStatus | None = None
-    metrics: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    checkpoints: tuple[CheckpointStatus, ...] = ()
-    errors: tuple[ErrorStatus, ...] = ()
+    metrics: Mapping[str, Mapping[str, float]] = field(default_factory=dict, metadata={"json": False})
+    checkpoints: tuple[CheckpointStatus, ...] = field(default=(), metadata={"json": False})
+    errors: tuple[ErrorStatus, ...] = field(default=(), metadata={"json": False})
 
     @property
     def in_flight(self) -> tuple[CheckpointStatus, ...]:
@@ -264,23 +264,15 @@ class StatusFile:
 
 def remove_earlier(root: Path, owner: DirectoryOwner) -> None:
     """Remove the status files of all sessions but that of the owner, as far as the system lets us; raises nothing."""
-    with contextlib.suppress(OSError, StorageError):
-        found = [name for name in access.names_in(root) if _session_of(name) not in (None, owner.session)]
-        if found:
+    store = PosixStore(root)
+    with contextlib.suppress(StorageError):
+        folders = [name for name in store.list() if _session_of(name) not in (None, owner.session)]
+        if folders:
             owner.check()
-        for name in found:
-            with contextlib.suppress(OSError):
-                _remove_folder(root, name)
-
-
-def _remove_folder(root: Path, name: str) -> None:
-    """Remove a folder and what a job writes into it; anything else stays, and so does the folder then."""
-    with access.open_folder(root) as above:
-        with access.open_folder(root / name) as folder:
-            for each in folder.names():
-                if _FILE.fullmatch(each) or is_temporary_name(each):
-                    folder.remove(each)
-        above.remove_directory(name)
+        for folder in folders:  # what no job writes into it stays, and so does the folder then
+            with contextlib.suppress(StorageError):
+                ours = [name for name in store.list(folder) if _FILE.fullmatch(name) or is_temporary_name(name)]
+                store.delete(folder, ours)
 
 
 def _session_of(name: str) -> str | None:
@@ -303,35 +295,29 @@ class Statuses:
 
 def sessions_with_status(root: Path) -> tuple[str, ...]:
     """The sessions that have status files in a directory, in no order."""
-    try:
-        found = map(_session_of, access.names_in(root))
-        return tuple(session for session in found if session is not None)
-    except OSError as error:
-        raise storage_error("cannot list a checkpoint directory", error, root) from error
+    return tuple(filter(None, map(_session_of, PosixStore(root).list())))
 
 
 def read_statuses(root: Path, session: str) -> Statuses:
     """The status files of a session; none if it has written none. What cannot be used is a line among the problems."""
-    folder = status_folder(root, session)
+    store, folder = PosixStore(root), f"{_FOLDER}{session}"
     try:
-        names = sorted(name for name in access.names_in(folder) if _FILE.fullmatch(name))
-    except FileNotFoundError:
+        names = sorted(name for name in store.list(folder) if _FILE.fullmatch(name))
+    except MissingError:
         return Statuses()
-    except OSError as error:
-        return Statuses(problems=(f"{folder.name} cannot be read: {error.strerror or error}",))
+    except StorageError as error:
+        return Statuses(problems=(f"{folder} cannot be read: {error.found}",))
     found, problems = [], []
     if len(names) > _MOST_FILES:
         problems.append(f"{len(names)} status files: only {_MOST_FILES} of them are read")
     trusted = _Trusted(root)
     for name in names[:_MOST_FILES]:
         try:
-            found.append(_read_file(folder / name, session, trusted))
-        except (FileNotFoundError, MissingError):  # another session has taken the directory over
+            found.append(_read_file(store, f"{folder}/{name}", session, trusted))
+        except MissingError:  # another session has taken the directory over
             continue
         except (FormatError, StorageError) as error:
-            problems.append(f"{folder.name}/{name}: {': '.join(_texts(error))}")
-        except OSError as error:
-            problems.append(f"{folder.name}/{name}: {error.strerror or error}")
+            problems.append(f"{folder}/{name}: {': '.join(_texts(error))}")
     return Statuses(tuple(found), tuple(problems))
 
 
@@ -343,12 +329,13 @@ def _texts(error: FormatError | StorageError) -> Iterator[str]:
         yield f"expected {error.expected}"
 
 
-def _read_file(path: Path, session: str, trusted: _Trusted) -> RankStatus:
-    trusted.check(path)
-    status = decode_status(PosixStore(path.parent).get(path.name, _MOST_BYTES), str(path))
-    if status.session != session or _file_name(status.rank) != path.name:
+def _read_file(store: PosixStore, key: str, session: str, trusted: _Trusted) -> RankStatus:
+    where = store.where(key)
+    trusted.check(store.path(key))
+    status = decode_status(store.get(key, _MOST_BYTES), where)
+    if key != f"{_FOLDER}{status.session}/{_file_name(status.rank)}":
         found = f"that of rank {status.rank} of session {status.session[:8]}..."
-        raise CorruptFileError("this is another status file than its name says", found=found, where=str(path))
+        raise CorruptFileError("this is another status file than its name says", found=found, where=where)
     return status
 
 
@@ -369,8 +356,11 @@ class _Trusted:
                 self._gid = lock.st_gid
 
     def check(self, path: Path) -> None:
-        """Raise CorruptFileError for a file of another user, OSError if that cannot be told."""
-        status = access.lstat(path)
+        """Raise CorruptFileError for a file of another user, StorageError if that cannot be told."""
+        try:
+            status = access.lstat(path)
+        except OSError as error:
+            raise storage_error("cannot look at a status file", error, path) from error
         if status.st_uid not in self._uids and status.st_gid != self._gid:
             raise CorruptFileError(
                 "a status file of another user is not used",

@@ -19,10 +19,9 @@ from deeppart.config import Config
 from deeppart.errors import CorruptFileError, DirectoryInUseError, FormatError, StateError, StorageError
 from deeppart.extension.export import export
 from deeppart.model import Attempt
-from deeppart.offline.inspect.ownership import read_owner
 from deeppart.part import MemorySource, PartReader
 from deeppart.plan.restart import Inventory, StoredPart, survey
-from deeppart.storage import DirectoryOwner
+from deeppart.storage import DirectoryOwner, read_owner
 from tests.fuzz.images import ManifestImage, PartImage
 from tests.golden import forge
 from tests.unit import cli_support

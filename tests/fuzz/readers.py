@@ -27,11 +27,10 @@ from deeppart.elastic.profile import read_profile
 from deeppart.errors import DeeppartError, StateError
 from deeppart.extension.export import export
 from deeppart.offline.inspect.node_files import verify_nodes
-from deeppart.offline.inspect.ownership import read_owner
 from deeppart.part import FileSource, PartReader, decode_manifest
 from deeppart.plan.restart import Inventory, survey
 from deeppart.state.tensors.composites import decompose
-from deeppart.storage import PosixStore, read_lineage
+from deeppart.storage import PosixStore, read_lineage, read_owner
 
 PACKAGE = Path(deeppart.__file__).parent
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.storage import PosixStore, read_manifests
+from deeppart.storage import PosixStore, read_steps
 from tests.mpi.outcomes import LONG_S, config
 
 
@@ -113,8 +113,8 @@ def compared_at_the_first(comm: Any, directory: Path) -> None:
 def test_the_first_checkpoint_is_compared_in_full_all_the_same(run_on: Any, shared_path: Path) -> None:
     """What was compared when it was prepared is not what is saved: the manifest must not count it."""
     run_on(2, compared_at_the_first, shared_path)
-    found = read_manifests(PosixStore(shared_path / "ckpt"), None)
-    earlier = {each.key.step: each.manifest.compared for each in found.steps}
+    found = read_steps(PosixStore(shared_path / "ckpt"), None)
+    earlier = {each.key.step: each.manifest.compared for each in found.committed}
     assert earlier[1] == () and earlier[2] != ()
 
 

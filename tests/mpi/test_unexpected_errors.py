@@ -195,7 +195,7 @@ def opening(comm: Any, directory: Path, owner: Any, name: str, on_rank: int) -> 
     [
         (starting, "list_steps", 0, ["CheckpointError", "RemoteRankError"]),
         (starting, "NodeLevel", 1, ["RemoteRankError", "CheckpointError"]),
-        (inventory, "read_manifests", 0, ["step 1", "step 1"]),
+        (inventory, "read_steps", 0, ["step 1", "step 1"]),
         (inventory, "take_stock", 1, ["step 1", "step 1"]),
         (OpenedPart, "load", 1, ["step 1", "step 1"]),
         (matching, "find_targets", 1, ["RemoteRankError", "CheckpointError"]),

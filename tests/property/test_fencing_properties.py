@@ -21,7 +21,7 @@ from deeppart._times import timestamp
 from deeppart.errors import DirectoryInUseError, StorageError
 from deeppart.model import Attempt, Manifest, PartRecord, StepKey
 from deeppart.part import encode_manifest, part_file_name
-from deeppart.save import Retention, keeping
+from deeppart.save import Retention
 from deeppart.storage import (
     NODE_FOLDERS,
     DirectoryOwner,
@@ -30,6 +30,7 @@ from deeppart.storage import (
     NodeLevel,
     PersistentLevel,
     PosixStore,
+    StoredStep,
     list_steps,
     parse_step_name,
     step_name,
@@ -185,7 +186,7 @@ def test_no_session_touches_what_another_has_written_since(
         raise OSError(errno.ENOLCK, "no locks here")
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
-    monkeypatch.setattr(keeping, "first_problem", lambda *arguments: None)
+    monkeypatch.setattr(StoredStep, "first_problem", lambda step: None)
     dice = random.Random(seed)
     sessions = [Session(memory, dice)]
     touched, after = 0, files(memory)

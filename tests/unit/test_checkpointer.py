@@ -18,9 +18,8 @@ from deeppart.errors import (
     LevelNotRunError,
     RestoreError,
 )
-from deeppart.offline import step_files
 from deeppart.part import FileSource
-from deeppart.storage import manifests
+from deeppart.storage import manifests, posix
 from deeppart.testing.states import difference
 from tests.unit.cli_support import block, step_dir
 from tests.unit.one_rank import config, leave_behind, local_steps, persistent_steps, state, states_of
@@ -145,7 +144,7 @@ def test_nothing_is_removed_before_its_successor_is_committed(memory: Path) -> N
 def test_load_goes_on_to_the_next_step_if_a_running_job_removes_the_one_it_reads(
     memory: Path, monkeypatch: pytest.MonkeyPatch, gone: str
 ) -> None:
-    owner, name = (manifests, "read_manifest") if gone == "manifest" else (step_files, "FileSource")
+    owner, name = (manifests, "read_manifest") if gone == "manifest" else (posix, "FileSource")
     real = getattr(owner, name)
     with deeppart.Checkpointer(config(memory, keep={"persistent": 1})) as ck:
         ck.checkpoint(state(1), 1).wait(timeout=200)
@@ -158,7 +157,7 @@ def test_load_goes_on_to_the_next_step_if_a_running_job_removes_the_one_it_reads
 
         monkeypatch.setattr(owner, name, train_on)
         assert deeppart.load(memory / "p")["step"] == 2
-        monkeypatch.setattr(step_files, "FileSource", lambda path: FileSource(memory / "p" / "nothing"))
+        monkeypatch.setattr(posix, "FileSource", lambda path: FileSource(memory / "p" / "nothing"))
         with pytest.raises(deeppart.errors.StorageError, match="No such file"):
             deeppart.load(memory / "p")
 

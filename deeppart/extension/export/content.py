@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,11 @@ import torch
 
 from deeppart.errors import StructureMismatchError
 from deeppart.extension.export.beside import BesideFile, BesideFolder, Stream
-from deeppart.offline import BATCH_BYTES, OpenCheckpoint
+from deeppart.offline import OpenCheckpoint, Row, in_batches
 from deeppart.state.paths import Path, readable
 from deeppart.state.restore import build
-from deeppart.state.tensors import COMPOSITES, SUBCLASS, Array, LeafType, flat_bytes
-from deeppart.state.tree import ArrayLeaf, Branch, LeafNumbers, Node, ValueLeaf, contiguous_strides, inside_objects
+from deeppart.state.tensors import COMPOSITES, Array, LeafType, flat_bytes
+from deeppart.state.tree import Branch, LeafNumbers, Node, contiguous_strides, inside_objects
 
 #: From this length on a leaf has chunks of its own, which it can be read by.
 _LARGE_BYTES = 1 << 20
@@ -42,27 +43,6 @@ class Totals:
     nbytes: int
     remarks: tuple[str, ...] = ()
     files: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A leaf or a small value of a checkpoint; or a container that has nothing in it.
-
-    Attributes:
-        path: its keys.
-        leaf: number of the leaf; None of anything else.
-        value: the small value.
-        is_own: one rank's, of which others may have saved something else.
-        is_empty: true of a container without items.
-        composite: kind of the tensor that it is a component of: "sparse_coo", "quantized", "jagged", ...; "" of none.
-    """
-
-    path: Path
-    leaf: int | None = None
-    value: Any = None
-    is_own: bool = False
-    is_empty: bool = False
-    composite: str = ""
 
 
 class Content:
@@ -95,7 +75,7 @@ class Content:
     @property
     def step(self) -> int:
         """The number of the step."""
-        return self.checkpoint.manifest.attempt.step
+        return self.checkpoint.step.key.step
 
     def stream_to(self) -> AbstractContextManager[Stream]:
         """The one file of the archive, to be written from the first byte to the last."""
@@ -113,25 +93,11 @@ class Content:
 
     def rows(self) -> Iterator[Row]:
         """Leaves, values and empty containers, in the order of the state."""
-        return self._rows(self.tree, (), "")
-
-    def _rows(self, node: Node, path: Path, composite: str) -> Iterator[Row]:
-        structure = self.checkpoint.structure
-        if isinstance(node, ArrayLeaf):
-            yield Row(path, node.index, is_own=bool(structure.per_rank[node.index]), composite=composite)
-        elif isinstance(node, ValueLeaf):
-            own = bool(structure.per_rank_values[node.index])
-            yield Row(path, value=self.checkpoint.target.values[node.index], is_own=own, composite=composite)
-        elif isinstance(node, Branch):
-            if not node.children:
-                yield Row(path, is_empty=True, composite=composite)
-            kind = node.kind if node.kind in COMPOSITES and node.kind != SUBCLASS else composite
-            for inner, child in node.items(path):
-                yield from self._rows(child, inner, kind)
+        return (row for row in self.checkpoint.rows(self.tree) if not isinstance(row.node, Branch) or row.is_empty)
 
     def path_of(self, leaf: int) -> str:
         """The path of a leaf, for people."""
-        return readable(self.checkpoint.structure.array_paths()[leaf])
+        return readable(self.checkpoint.paths[leaf])
 
     def state(self, arrays: Mapping[int, Array]) -> tuple[Any, list[str]]:
         """The state, as :func:`deeppart.load` would give it of these leaves; objects are their data.
@@ -167,7 +133,7 @@ class Content:
         """The sizes of it; components of a tensor that are small values are not counted."""
         rows = [row for row in self.rows() if not row.is_empty and (row.leaf is not None or not row.composite)]
         nbytes = sum(self.types[leaf].nbytes for leaf in self.leaves)
-        own = sum(row.is_own for row in rows)
+        own = sum(row.own for row in rows)
         return Totals(len(self.leaves), len(rows) - len(self.leaves), own, nbytes, tuple(remarks), files)
 
     def refuse_repeats(self) -> None:
@@ -184,23 +150,11 @@ class Content:
         same_type = self.types[alias.owner] == self.types[leaf]
         return alias.owner if same_type and alias.strides == contiguous_strides(self.types[leaf].shape) else None
 
-    def read(self, order: Sequence[int]) -> Iterator[tuple[int, Array]]:
+    def read(self, order: Iterable[int]) -> Iterator[tuple[int, Array]]:
         """Leaves in an order, checked; some MiB of them are in memory at a time, or one that is larger."""
-        batch: list[int] = []
-        room = BATCH_BYTES
-        for leaf in order:
-            if batch and room < self.types[leaf].nbytes:
-                yield from self._read_batch(batch)
-                batch, room = [], BATCH_BYTES
-            batch.append(leaf)
-            room -= self.types[leaf].nbytes
-        if batch:
-            yield from self._read_batch(batch)
-
-    def _read_batch(self, batch: list[int]) -> Iterator[tuple[int, Array]]:
-        arrays = self.checkpoint.read(set(batch))
-        for leaf in batch:
-            yield leaf, arrays[leaf]
+        for batch in in_batches(order, lambda leaf: self.types[leaf].nbytes):
+            arrays = self.checkpoint.read(set(batch))
+            yield from ((leaf, arrays[leaf]) for leaf in batch)
 
     def stream(self, order: Sequence[int]) -> Iterator[tuple[int, Iterable[memoryview]]]:
         """The bytes of leaves in an order, checked: little endian, in C order, each piece good until the next one.
@@ -208,24 +162,15 @@ class Content:
         Large ones come as their chunks are read, so that none is in memory as a whole unless it is sharded, or a view
         of another.
         """
-        small: list[int] = []
-        room = BATCH_BYTES
-        for leaf in order:
-            nbytes = self.types[leaf].nbytes
-            pieces = self.checkpoint.stream(leaf) if nbytes >= _LARGE_BYTES and _is_little(self.types[leaf]) else None
-            if small and (pieces is not None or room < nbytes):
-                yield from self._stream_batch(small)
-                small, room = [], BATCH_BYTES
-            if pieces is not None:
-                yield leaf, pieces
-                continue
-            small.append(leaf)
-            room -= nbytes
-        yield from self._stream_batch(small)
+        for by_chunks, leaves in groupby(order, self._has_own_chunks):
+            if by_chunks:
+                yield from ((leaf, self.checkpoint.stream(leaf)) for leaf in leaves)
+            else:
+                yield from ((leaf, (_octets(array, self.types[leaf]),)) for leaf, array in self.read(leaves))
 
-    def _stream_batch(self, batch: list[int]) -> Iterator[tuple[int, Iterable[memoryview]]]:
-        for leaf, array in self._read_batch(batch) if batch else ():
-            yield leaf, (_octets(array, self.types[leaf]),)
+    def _has_own_chunks(self, leaf: int) -> bool:
+        kind = self.types[leaf]
+        return kind.nbytes >= _LARGE_BYTES and _is_little(kind) and self.checkpoint.is_in_one_row(leaf)
 
 
 def _is_little(kind: LeafType) -> bool:

@@ -93,7 +93,7 @@ def export(
             beside: BesideFile | BesideFolder
             beside = (BesideFolder if made_by.is_directory else BesideFile)(folder, out.name, out)
             with ExitStack() as files, beside:
-                checkpoint = OpenCheckpoint(files, chosen.directory, chosen.manifest, rank, signing=signing)
+                checkpoint = OpenCheckpoint(files, chosen.step, rank)
                 content = Content(checkpoint, keys, inner, chosen.suspect, out=beside, progress=told)
                 made = made_by.write(content)
                 file_bytes = beside.finish()

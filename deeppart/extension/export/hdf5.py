@@ -81,7 +81,7 @@ class _Archive:
         return self._content.totals()
 
     def _describe(self, file: h5py.File) -> None:
-        manifest = self._checkpoint.manifest
+        manifest = self._checkpoint.step.manifest
         file.attrs[ARCHIVE] = ARCHIVE_VERSION
         file.attrs["library"] = f"deeppart {VERSION}"
         file.attrs["step"] = manifest.attempt.step

@@ -1,5 +1,5 @@
 """Inspection of checkpoints on storage. The results are frozen records, which the commands print.
 
 One process, no MPI; nothing here takes part in a running job, and only :mod:`~deeppart.offline.inspect.pruning` changes
-anything on storage. ``listing``, ``ownership`` and ``pruning`` work without torch, which takes seconds to import.
+anything on storage. ``listing`` and ``pruning`` work without torch, which takes seconds to import.
 """

@@ -16,13 +16,12 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from deeppart.errors import FormatError, StorageError, StructureMismatchError, one_line
+from deeppart.errors import FormatError, StorageError, one_line
 from deeppart.model import Box, Manifest, SuspectLeaf
-from deeppart.offline.find import Chosen, with_checkpoint
+from deeppart.offline.find import Chosen, open_part, structure_of, with_checkpoint
 from deeppart.offline.inspect.listing import require_directory
-from deeppart.offline.reading import OpenCheckpoint
+from deeppart.offline.reading import OpenCheckpoint, no_match
 from deeppart.offline.statistics import Gathering, Stats, has_statistics
-from deeppart.offline.step_files import StepFiles
 from deeppart.part import RANK_TABLE, Signing
 from deeppart.state.document import GlobalState, RankDocument, RankLocalTree, gather_global_state, joined
 from deeppart.state.paths import ROOT, ExactPath, covers, exact, may_match_below, readable
@@ -31,7 +30,7 @@ from deeppart.state.pieces import Held
 from deeppart.state.tensors import LeafType
 from deeppart.state.tree import DICTS, ArrayLeaf, Branch, Node, RankLocal, ValueLeaf, container_kind, paths_inside
 from deeppart.state.values import decode_value
-from deeppart.storage import MANIFEST_NAME, PosixStore, is_gone, read_suspicions
+from deeppart.storage import PosixStore, StoredStep, read_suspicions
 
 Progress = Callable[[int, int], None]
 
@@ -137,6 +136,11 @@ class Contents:
     passed_over: tuple[str, ...] = ()
 
     @property
+    def good(self) -> bool:
+        """True if everything could be read."""
+        return not self.problems
+
+    @property
     def leaves(self) -> list[Leaf | Value]:
         """Every leaf and value, in the order of the tree."""
         return list(_walk(self.tree))
@@ -188,16 +192,13 @@ def read_contents(
     require_directory(root)
 
     def use(chosen: Chosen) -> Contents:
-        files = StepFiles(chosen.directory, chosen.manifest, signing)
-        describing = _Describing(files, tuple(keys))
-        if describing.problems and is_gone(chosen.directory / MANIFEST_NAME):
-            raise StorageError("the step is gone", errno=errno.ENOENT, where=str(chosen.directory))
-        tree = describing.node(files.structure.tree, ())
-        if tree is None:
-            raise _no_match(files, keys)
+        describing = _Describing(chosen.step, tuple(keys))
+        if describing.problems and chosen.step.is_retired():
+            raise StorageError("the step is gone", errno=errno.ENOENT, where=chosen.step.where)
+        tree = describing.tree()
         problems = list(describing.problems)
         if statistics is not None:
-            tree, more = with_statistics(tree, chosen, signing, statistics)
+            tree, more = with_statistics(tree, chosen.step, statistics)
             problems += more
         suspicions = read_suspicions(PosixStore(root))
         return Contents(
@@ -217,12 +218,11 @@ def read_contents(
 class _Describing:
     """One description under way: first all indexes, then the tree."""
 
-    def __init__(self, files: StepFiles, patterns: tuple[str, ...]) -> None:
-        self._structure, self._patterns = files.structure, patterns
-        self._where = str(files.directory)
-        self._manifest = files.manifest
-        self._compared = _steps_compared(files.manifest)
-        self._paths = [readable(path) for path in files.structure.array_paths()]
+    def __init__(self, step: StoredStep, patterns: tuple[str, ...]) -> None:
+        self._structure, self._patterns = structure_of(step), patterns
+        self._where, self._manifest = step.where, step.manifest
+        self._compared = _steps_compared(step.manifest)
+        self._paths = [readable(path) for path in self._structure.array_paths()]
         self.problems: list[str] = []
         self._own: dict[int, RankDocument] = {}
         #: Whose tree is being described, where it is rank-local.
@@ -230,9 +230,9 @@ class _Describing:
         self._own_holdings: dict[tuple[int, int], list[Holding]] = {}
         tables: list[npt.NDArray[np.void]] = []
         ranks: list[npt.NDArray[np.int64]] = []
-        for rank in range(files.manifest.attempt.world_size):
+        for rank in range(step.manifest.attempt.world_size):
             try:
-                with files.part(rank) as part:
+                with open_part(step, rank) as part:
                     self._own[rank] = part.own
                     tables.append(part.reader.spans)
                     ranks.append(np.full(len(part.reader.spans), rank))
@@ -241,6 +241,13 @@ class _Describing:
         self._holdings = self._sort_holdings(tables, ranks)
         self._held = Held(self._structure, dict(zip(self._own, tables, strict=True)))
         self._global_state = self._gather_global_state()
+
+    def tree(self) -> Shown:
+        """All of it that the globs cover; StructureMismatchError if that is nothing."""
+        found = self.node(self._structure.tree, ())
+        if found is None:
+            raise no_match(self._structure, self._patterns, self._where)
+        return found
 
     def _gather_global_state(self) -> GlobalState:
         """What ranks have together, as far as parts could be read."""
@@ -404,17 +411,6 @@ def _name(key: object) -> str:
     return readable((key,)) if key != "" else "''"
 
 
-def _no_match(files: StepFiles, keys: Sequence[str]) -> StructureMismatchError:
-    names = [readable(path) for path, _ in files.structure.walk()]
-    return StructureMismatchError(
-        "no leaf of the checkpoint matches the keys asked for",
-        expected=f"globs over {len(names)} paths such as {', '.join(names[:4])}",
-        found=", ".join(map(repr, keys)),
-        where=str(files.directory),
-        todo="`deeppart show DIR` lists the paths",
-    )
-
-
 # --- statistics ---
 
 #: A leaf, and the rank that has saved it for itself; None if it is no rank's own.
@@ -425,9 +421,7 @@ _Owner = tuple[ExactPath, int | None]
 _Gathered = dict[_Owner, tuple[LeafType, Gathering]]
 
 
-def with_statistics(
-    tree: Shown, chosen: Chosen, signing: Signing | None, progress: Progress
-) -> tuple[Shown, list[str]]:
+def with_statistics(tree: Shown, step: StoredStep, progress: Progress) -> tuple[Shown, list[str]]:
     """A tree with statistics of its leaves, and lines about those that cannot be read.
 
     Every chunk of them is read, and its digest checked; at most 256 MiB of leaves, or one leaf, are in memory.
@@ -440,9 +434,9 @@ def with_statistics(
     reading = _Reading(sum(leaf.nbytes if leaf.per_rank is None else leaf.stored_bytes for leaf in leaves), progress)
     with ExitStack() as files:
         try:
-            checkpoint = OpenCheckpoint(files, chosen.directory, chosen.manifest, signing=signing)
+            checkpoint = OpenCheckpoint(files, step)
         except (FormatError, StorageError) as error:
-            if is_gone(chosen.directory / MANIFEST_NAME):
+            if step.is_retired():
                 raise
             return tree, [f"no statistics: {one_line(error)}"]
         for rank in sorted(wanted, key=lambda rank: -1 if rank is None else rank):
@@ -489,9 +483,7 @@ class _Reading:
             if isinstance(node, ArrayLeaf) and (key := exact(path)) in wanted
         }
         numbers = {leaf for leaf in places if has_statistics(types[leaf])}
-        refused = {leaf: error for leaf in sorted(numbers) if (error := checkpoint.repeats(leaf)) is not None}
-        self.problems += map(one_line, refused.values())
-        for batch in checkpoint.batches(numbers - refused.keys()):
+        for batch in checkpoint.batches(numbers):
             self._gather(checkpoint, batch, {leaf: (places[leaf], rank) for leaf in batch})
             self._done += sum(types[leaf].nbytes for leaf in batch)
             self._progress(self._done, self._total)

@@ -16,25 +16,27 @@ from pathlib import Path
 from typing import ClassVar
 
 from deeppart.access import storage_error
-from deeppart.errors import FormatError, MissingError, NewerFormatError, RestoreError, SignatureError, StorageError
+from deeppart.errors import FormatError, RestoreError, SignatureError, StorageError
 from deeppart.mistaken_paths import no_such_directory, recognize
 from deeppart.model import LEVELS, Attempt, Level, Manifest, StepKey, SuspectLeaf
 from deeppart.offline.inspect.node_files import stock_of
-from deeppart.offline.inspect.ownership import Owner, read_owner
 from deeppart.part import Signing, parse_part_file_name
 from deeppart.plan.restart import FilesByAttempt, Inventory, Source
 from deeppart.storage import (
+    DAMAGED,
     MANIFEST_NAME,
     MOST_LOOKS,
     NODE_FOLDERS,
+    UNFINISHED,
     NodeContents,
+    Owner,
     PosixStore,
+    Store,
+    StoredStep,
     is_copy,
-    is_gone,
-    list_steps,
-    part_problem,
     read_lineage,
-    read_manifest,
+    read_owner,
+    read_steps,
     read_suspicions,
     reduced_runs,
     step_name,
@@ -130,6 +132,12 @@ class Listing:
     owner: Owner | None
     steps: tuple[StepSummary, ...]
     problems: tuple[str, ...]
+    local_dirs: tuple[Path, ...] = field(default=(), metadata={"json": False})
+
+    @property
+    def good(self) -> bool:
+        """True if there is a step that can be restored."""
+        return any(step.is_restorable for step in self.steps)
 
     @property
     def may_be_on_nodes(self) -> bool:
@@ -137,7 +145,9 @@ class Listing:
 
         Where the newest step is whole nothing tells that the job has a ``local_dir`` at all.
         """
-        return not self.steps or self.steps[-1].state in (UNFINISHED_STATE, DAMAGED)
+        if self.local_dirs:
+            return False
+        return not self.steps or self.steps[-1].state in (UNFINISHED, DAMAGED)
 
     @property
     def reduced(self) -> dict[tuple[str, ...], list[int]]:
@@ -160,12 +170,12 @@ def list_directory(root: Path, local_dirs: Sequence[Path] = (), signing: Signing
         stocks.append((directory, found))
     local = _OnNodes(stocks)
     persistent: dict[int, list[PersistentStep]] = {}
-    for entry in examine(root, signing):
+    store = PosixStore(root)
+    for entry in examine(store, signing):
         persistent.setdefault(entry.step, []).append(entry)
     steps: list[StepSummary] = []
     for step in sorted(persistent.keys() | {attempt.step for attempt in local.attempts}):
         steps += _summaries(root, step, persistent.get(step, ()), local)
-    store = PosixStore(root)
     lines, suspicions = {run.session: run.lines for run in reduced_runs(store)}, read_suspicions(store)
     problems += suspicions.problems
     names = step_names(step.key for step in steps)
@@ -178,7 +188,7 @@ def list_directory(root: Path, local_dirs: Sequence[Path] = (), signing: Signing
         )
         for each in steps
     ]
-    return Listing(root, lineage, read_owner(root), tuple(steps), tuple(problems))
+    return Listing(root, lineage, read_owner(root), tuple(steps), tuple(problems), tuple(local_dirs))
 
 
 def require_directory(root: Path) -> None:
@@ -282,7 +292,7 @@ def _summaries(root: Path, step: int, entries: Sequence[PersistentStep], local: 
     summaries: list[StepSummary] = []
     for entry in entries:
         attempt = entry.manifest.attempt if entry.manifest is not None else None
-        if attempt is None and entry.state == UNFINISHED_STATE:
+        if attempt is None and entry.state == UNFINISHED:
             # Its own files cannot be restored from, but those of the same attempt on nodes can.
             attempt = next((each for each in rest if entry.key == each.key), None)
         summaries.append(_summary(root, entry.key, attempt, entry, local))
@@ -295,13 +305,13 @@ def _summary(
 ) -> StepSummary:
     manifest = persistent.manifest if persistent else None
     places = [StepLocation(Level.PERSISTENT, str(root), persistent.parts)] if persistent and persistent.parts else []
-    state = persistent.state if persistent else UNFINISHED_STATE
+    state = persistent.state if persistent else UNFINISHED
     reasons = persistent.reasons if persistent else ("not on the persistent level",)
     digests = {part.rank: part.index_digests for part in manifest.parts} if manifest else {}
     if attempt is not None:
         on_nodes = local.places(attempt, digests)
         places += on_nodes
-        if state in (UNFINISHED_STATE, DAMAGED):
+        if state in (UNFINISHED, DAMAGED):
             few = local.lacks_nearly_all(attempt) and manifest is None
             usable = set() if few else set(local.sources(attempt, digests))
             usable |= set(persistent.parts if persistent and manifest else ())
@@ -350,35 +360,31 @@ def name_ranks(ranks: Iterable[int], most: int = 8) -> str:
 
 #: Every part that the manifest names is on the persistent level.
 COMPLETE = "complete"
-#: Never committed: no manifest.
-UNFINISHED_STATE = "unfinished"
-#: Committed, but the manifest is damaged, or a part is missing or is not the one that it names.
-DAMAGED = "damaged"
-#: Written by a newer version of the library.
-NEWER = "newer"
 
 
 @dataclass(frozen=True, slots=True)
 class PersistentStep:
-    """A step directory on the persistent level.
+    """A step on the persistent level, of which every part was looked at.
 
     Attributes:
-        key: from its name.
-        state: COMPLETE, UNFINISHED_STATE, DAMAGED or NEWER.
+        stored: its manifest, or why there is none.
+        state: COMPLETE, UNFINISHED, DAMAGED (the manifest, or a part that is missing or is not the one that it names)
+            or NEWER.
         reasons: the reasons why it is not complete.
-        manifest: None where there is no sound one.
-        parts: ranks whose part is there and is the right one; of an unfinished step, ranks whose file is there.
-        nbytes: length of all part files in the directory.
-        refused: true if the only fault of the manifest is that it is not signed with one of the keys.
+        parts: ranks whose part is there and is the right one; without a sound manifest, ranks whose file is there.
+        nbytes: length of all part files in its place.
     """
 
-    key: StepKey
+    stored: StoredStep
     state: str
     reasons: tuple[str, ...]
-    manifest: Manifest | None
     parts: tuple[int, ...]
     nbytes: int
-    refused: bool = False
+
+    @property
+    def key(self) -> StepKey:
+        """From its name."""
+        return self.stored.key
 
     @property
     def step(self) -> int:
@@ -386,25 +392,31 @@ class PersistentStep:
         return self.key.step
 
     @property
+    def manifest(self) -> Manifest | None:
+        """None where there is no sound one."""
+        return self.stored.manifest if self.stored.error is None else None
+
+    @property
     def is_committed(self) -> bool:
         """True if it has a manifest, sound or not."""
-        return self.state != UNFINISHED_STATE
+        return self.state != UNFINISHED
+
+    @property
+    def refused(self) -> bool:
+        """True if the only fault of the manifest is that it is not signed with one of the keys."""
+        return isinstance(self.stored.error, SignatureError)
 
 
-def examine(root: Path, signing: Signing | None = None) -> list[PersistentStep]:
-    """Every step directory of a persistent directory, by ascending step, less what is retired meanwhile, and less those
-    that have been removed but for parts to which later steps refer.
+def examine(store: Store, signing: Signing | None = None) -> list[PersistentStep]:
+    """Every step of a persistent directory, by ascending step, less what is retired meanwhile, and less those that have
+    been removed but for parts to which later steps refer.
     """
-    found: dict[StepKey, PersistentStep | None] = {}
     for _ in range(MOST_LOOKS):
-        new = set(list_steps(PosixStore(root))) - found.keys()
-        looked = {key: examine_step(root, key, signing) for key in sorted(new)}
-        found |= looked
-        if None not in looked.values():  # otherwise the job has committed newer ones, and there may be no others
+        steps = read_steps(store, signing)
+        looked = [_examine(each) for each in (*steps.committed, *steps.others)]
+        if None not in looked:  # otherwise the job has committed newer ones, and there may be no others
             break
-    entries = [entry for entry in found.values() if entry is not None]
-    needed = {key for entry in entries if entry.manifest is not None for key, _ in entry.manifest.needed_parts}
-    return sorted((entry for entry in entries if entry.is_committed or entry.key not in needed), key=_order)
+    return sorted((entry for entry in looked if entry is not None), key=_order)
 
 
 def _order(entry: PersistentStep) -> tuple[int, bool, str, int]:
@@ -412,49 +424,30 @@ def _order(entry: PersistentStep) -> tuple[int, bool, str, int]:
     return (entry.step, entry.is_committed, entry.manifest.created if entry.manifest else "", entry.key.sequence)
 
 
-def examine_step(root: Path, key: StepKey, signing: Signing | None = None) -> PersistentStep | None:
-    """One step directory: its manifest is read, and every part is looked at."""
-    directory = root / step_name(key)
-    entry = _look_at(PosixStore(root), key, signing)
-    if entry.state == UNFINISHED_STATE:
-        return None if is_gone(directory) else entry
-    return None if entry.state != COMPLETE and is_gone(directory / MANIFEST_NAME) else entry
+def _examine(step: StoredStep) -> PersistentStep | None:
+    """Look at every part; None if the step is retired meanwhile."""
+    ranks, nbytes = _part_files(step)
+    if step.error is not None:
+        whole = f"manifest: {step.reason}" if step.state == DAMAGED else step.error.summary
+        return PersistentStep(step, step.state, (whole,), ranks, nbytes)
+    problems = {rank: step.part_problem(rank) for rank in range(len(step.manifest.parts))}
+    reasons = tuple(f"part {rank} {problem}" for rank, problem in problems.items() if problem is not None)
+    if reasons and step.is_retired():
+        return None
+    parts = tuple(rank for rank, problem in problems.items() if problem is None)
+    return PersistentStep(step, DAMAGED if reasons else COMPLETE, reasons, parts, nbytes)
 
 
-def _look_at(store: PosixStore, key: StepKey, signing: Signing | None) -> PersistentStep:
+def _part_files(step: StoredStep) -> tuple[tuple[int, ...], int]:
+    """(ranks, bytes) of the part files that are there, whatever is in them."""
+    place, found = step_name(step.key), dict[int, int]()
     try:
-        manifest = read_manifest(store, key, signing)
-    except MissingError as error:
-        ranks, nbytes = _part_files(store, step_name(key))
-        return PersistentStep(key, UNFINISHED_STATE, (error.summary,), None, ranks, nbytes)
-    except NewerFormatError as error:
-        return PersistentStep(key, NEWER, (error.summary,), None, *_part_files(store, step_name(key)))
-    except (FormatError, StorageError) as error:
-        reason = f"manifest: {error.summary}" + (f": {error.found}" if error.found else "")
-        refused = isinstance(error, SignatureError)
-        return PersistentStep(key, DAMAGED, (reason,), None, *_part_files(store, step_name(key)), refused=refused)
-    parts, reasons, nbytes = [], [], 0
-    for record in manifest.parts:
-        problem, length = part_problem(store, manifest, record, signing)
-        nbytes += length
-        if problem is None:
-            parts.append(record.rank)
-        else:
-            reasons.append(f"part {record.rank} {problem}")
-    return PersistentStep(key, DAMAGED if reasons else COMPLETE, tuple(reasons), manifest, tuple(parts), nbytes)
-
-
-def _part_files(store: PosixStore, step: str) -> tuple[tuple[int, ...], int]:
-    """(ranks, bytes) of the part files in a directory without a sound manifest."""
-    ranks, nbytes = set(), 0
-    try:
-        names = store.list(step)
+        names = step.store.list(place)
     except StorageError:
         return (), 0
     for name in names:
         if (parsed := parse_part_file_name(name)) is not None:
             with contextlib.suppress(StorageError, FormatError):
-                if (found := store.stat(f"{step}/{name}")) is not None:
-                    nbytes += found.nbytes
-                    ranks.add(parsed[0])
-    return tuple(sorted(ranks)), nbytes
+                if (stat := step.store.stat(f"{place}/{name}")) is not None:
+                    found[parsed[0]] = stat.nbytes
+    return tuple(sorted(found)), sum(found.values())

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from deeppart import access
 from deeppart.comm import Comm, SingleComm, finish
-from deeppart.errors import FormatError, StorageError
-from deeppart.model import Attempt, Level, Manifest
+from deeppart.errors import FormatError
+from deeppart.model import Attempt, Level, StepKey
 from deeppart.offline.inspect.listing import require_directory
 from deeppart.offline.inspect.node_files import lineage_on_nodes
 from deeppart.part import Signing
@@ -30,10 +30,10 @@ from deeppart.recovery import suspect_lines, take_inventory
 from deeppart.storage import (
     PersistentLevel,
     PosixStore,
+    StoredStep,
     parse_step_name,
-    part_problem,
     read_lineage,
-    read_manifest,
+    read_step,
     take_stock,
 )
 
@@ -85,6 +85,11 @@ class RestorePlan:
     others: tuple[int, ...]
     suspect: tuple[str, ...]
     problems: tuple[str, ...]
+
+    @property
+    def good(self) -> bool:
+        """True if a step can be recovered."""
+        return self.step is not None
 
 
 def plan_here(
@@ -155,7 +160,7 @@ class _Looks:
 
     def __init__(self, root: Path, signing: Signing | None) -> None:
         self._store, self._signing = PosixStore(access.below_root(root)), signing
-        self._manifests: dict[str, Manifest | str] = {}
+        self._steps: dict[StepKey, StoredStep] = {}
         self.found: dict[str, str | None] = {}
 
     def problem(self, part: int, path: str) -> str | None:
@@ -167,15 +172,10 @@ class _Looks:
     def _problem_of(self, part: int, step: str) -> str | None:
         key = parse_step_name(step)
         assert key is not None, step
-        if step not in self._manifests:
-            try:
-                self._manifests[step] = read_manifest(self._store, key, self._signing)
-            except (FormatError, StorageError) as error:
-                self._manifests[step] = f"cannot be looked at: {error}"
-        manifest = self._manifests[step]
-        if isinstance(manifest, str):
-            return manifest
-        return part_problem(self._store, manifest, manifest.parts[part], self._signing)[0]
+        if key not in self._steps:
+            self._steps[key] = read_step(self._store, key, self._signing)
+        found = self._steps[key]
+        return found.part_problem(part) if found.error is None else f"cannot be looked at: {found.error}"
 
 
 def _take(

@@ -24,15 +24,15 @@ from deeppart.offline.inspect.listing import (
     step_names,
 )
 from deeppart.offline.inspect.node_files import lineage_on_nodes
-from deeppart.offline.inspect.ownership import Owner, read_owner
 from deeppart.part import Signing
 from deeppart.storage import (
     NODE_FOLDERS,
-    CommittedStep,
     NeededParts,
+    Owner,
     PersistentLevel,
     PosixStore,
     list_steps,
+    read_owner,
     remove_step,
     step_name,
 )
@@ -100,6 +100,11 @@ class PrunePlan:
     left: tuple[Path, ...] = ()
 
     @property
+    def good(self) -> bool:
+        """True if nothing that was to be removed could not be."""
+        return not self.failed
+
+    @property
     def names(self) -> dict[StepKey, str]:
         """Of all steps concerned, for people."""
         return step_names([*(removal.key for removal in self.remove), *self.kept])
@@ -115,7 +120,7 @@ def plan_prune(
 ) -> PrunePlan:
     """Find what a selection means for a directory; changes nothing."""
     require_directory(root)
-    steps = examine(root, signing)
+    steps = examine(PosixStore(root), signing)
     uncounted = _uncounted(root, steps)
     counted = {entry.key for entry in steps if entry.state == COMPLETE} - uncounted.keys()
     chosen = {entry.key: entry for entry in _choose(root, steps, selection, counted, uncounted)}
@@ -200,7 +205,7 @@ def _goes_too(
 def prune(plan: PrunePlan) -> PrunePlan:
     """Remove what was planned, newest first; one refusal does not keep the rest from being removed.
 
-    Hold the directory (:func:`deeppart.offline.inspect.ownership.hold_directory`) from planning to the end of this.
+    Hold the directory (:func:`deeppart.storage.hold_directory`) from planning to the end of this.
     """
     removed: list[StepKey] = []
     failed: dict[StepKey, str] = {}
@@ -257,7 +262,7 @@ def _older_than_kept(steps: Sequence[PersistentStep], counted: Collection[StepKe
     """The steps that were committed before the ``keep`` complete ones committed last, in the order of
     ``Config.keep``.
     """
-    found = [CommittedStep(entry.key, entry.manifest) for entry in steps if entry.manifest is not None]
+    found = [entry.stored for entry in steps if entry.manifest is not None]
     older: set[StepKey] = set()
     numbers: set[int] = set()
     above: set[StepKey] = set()

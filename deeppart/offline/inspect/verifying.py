@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,102 +19,62 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from deeppart.errors import DeeppartError, FormatError, MissingError, NewerFormatError, RestoreError, StorageError
-from deeppart.model import Attempt, Manifest, PartRecord, StepKey, SuspectLeaf
-from deeppart.offline.inspect.cover import DamagedLeaf, LeafNames
-from deeppart.offline.inspect.listing import (
-    DAMAGED,
-    NEWER,
-    UNFINISHED_STATE,
-    name_ranks,
-    require_directory,
-    step_names,
-)
+from deeppart.errors import DeeppartError, FormatError, NewerFormatError, RestoreError, StorageError
+from deeppart.model import Attempt, Box, Manifest, PartRecord, StepKey, SuspectLeaf
+from deeppart.offline.find import OpenPart, open_part, structure_of
+from deeppart.offline.inspect.listing import name_ranks, require_directory, step_names
 from deeppart.offline.inspect.node_files import NodeFiles, lineage_on_nodes, verify_nodes
-from deeppart.offline.inspect.ownership import Owner, hold_directory, read_owner
-from deeppart.offline.step_files import OpenPart, StepFiles
-from deeppart.part import HEADER_BYTES, Signing, parse_json
+from deeppart.part import HEADER_BYTES, PartReader, Signing, parse_json
 from deeppart.repair import Repaired, advice, misnamed, repair_files
 from deeppart.state.document import Structure
-from deeppart.state.pieces import EXTRA, GAP, Fault, Held, check_places, own_faults
+from deeppart.state.paths import readable
+from deeppart.state.pieces import EXTRA, GAP, Fault, Held, own_faults
+from deeppart.state.tree import Alias, ValueLeaf
 from deeppart.storage import (
+    DAMAGED,
     MANIFEST_NAME,
-    MOST_LOOKS,
+    NEWER,
+    UNFINISHED,
+    Owner,
     PosixStore,
+    StoredStep,
     Suspicions,
-    committed_steps,
-    is_gone,
+    hold_directory,
     list_steps,
-    read_manifest,
+    read_owner,
+    read_steps,
     read_suspicions,
     step_name,
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """A step to verify.
-
-    Attributes:
-        directory: the step's directory.
-        key: from its name.
-        manifest: None if there is no sound one.
-        error: the reason why there is none; MissingError if it was never committed.
-        signing: the keys; it must be signed with one of them. None: not checked.
-    """
-
-    directory: Path
-    key: StepKey
-    manifest: Manifest | None
-    error: DeeppartError | None
-    signing: Signing | None = None
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that verifying reads."""
-        return self.manifest.nbytes + self.manifest.referenced_bytes if self.manifest else 0
-
-
 def choose_steps(
     root: Path, step: int | None = None, *, every: bool = False, signing: Signing | None = None
-) -> list[Subject]:
-    """The steps to verify: one step, every step directory, or by default the newest commit, sound or not.
+) -> list[StoredStep]:
+    """The steps to verify: one step, every step, or by default the newest commit, sound or not.
 
     Of a step that there are several attempts at, all of them.
     """
     require_directory(root)
     store = PosixStore(root)
-    for _ in range(MOST_LOOKS):
-        present = list_steps(store)
-        keys = present
-        if step is not None:
-            keys = [key for key in present if key.step == step]
-        elif not every:
-            committed = committed_steps(store)
-            keys = [key for key in committed if key.step == committed[-1].step]
-        if keys or present == list_steps(store):  # otherwise a running job has moved on meanwhile
-            break
-    if not keys:
-        numbers = sorted({key.step for key in present})
-        raise RestoreError(
-            "there is no committed checkpoint" if step is None else f"there is no step {step}",
-            found=f"steps {', '.join(map(str, numbers[-8:]))}" if numbers else "no step directory",
-            where=str(root.absolute()),
-            todo="`deeppart ls DIR` lists the steps"
-            if numbers
-            else "give the persistent_dir of a job that has saved a step",
-        )
-    subjects = [_subject(root, key, signing) for key in keys]
-    needed = {key for each in subjects if each.manifest for key, _ in each.manifest.needed_parts}
-    return [each for each in subjects if each.key not in needed or not isinstance(each.error, MissingError)]
-
-
-def _subject(root: Path, key: StepKey, signing: Signing | None) -> Subject:
-    directory = root / step_name(key)
-    try:
-        return Subject(directory, key, read_manifest(PosixStore(root), key, signing), None, signing)
-    except (FormatError, StorageError) as error:
-        return Subject(directory, key, None, error)
+    found = read_steps(store, signing)
+    steps = sorted((*found.committed, *found.others), key=lambda each: each.key)
+    if step is not None:
+        steps = [each for each in steps if each.key.step == step]
+    elif not every:
+        newest = max((each.key.step for each in steps if each.state != UNFINISHED), default=None)
+        steps = [each for each in steps if each.key.step == newest and each.state != UNFINISHED]
+    if steps:
+        return steps
+    numbers = sorted({key.step for key in list_steps(store)})
+    raise RestoreError(
+        "there is no committed checkpoint" if step is None else f"there is no step {step}",
+        found=f"steps {', '.join(map(str, numbers[-8:]))}" if numbers else "no step directory",
+        where=str(root.absolute()),
+        todo="`deeppart ls DIR` lists the steps"
+        if numbers
+        else "give the persistent_dir of a job that has saved a step",
+    )
 
 
 #: Every byte is as it was written. The other states are those of ``deeppart ls``, of which an unfinished or newer step
@@ -127,6 +87,30 @@ REMOVED = "removed"
 _BLOCK_BYTES = 4 << 20
 
 Advance = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedLeaf:
+    """Bytes ``[start, stop)`` of a leaf, or of a box of it, in C order, that cannot be had.
+
+    Attributes:
+        path: components joined by ``/``.
+        rank: whose copy, for a leaf that each rank saved for itself; None if replicated.
+        start, stop: None for a small value, and where only the leaf is known: all of a rank's own leaves in a part that
+            cannot be read, and leaves that share memory with the one hit.
+        box: of a sharded tensor the part in which they are.
+    """
+
+    path: str
+    rank: int | None
+    start: int | None
+    stop: int | None
+    box: Box | None = None
+
+    @property
+    def name(self) -> str:
+        """The path, and the rank where there is one."""
+        return self.path if self.rank is None else f"{self.path} (rank {self.rank})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +206,7 @@ class Verification:
         if self.nodes is not None and (self.nodes.unread or any(each.path not in paths for each in self.nodes.damage)):
             return False
         running = self.owner is not None and bool(self.owner.running)
-        passable = {SOUND, REMOVED, *([UNFINISHED_STATE] if running else [])}
+        passable = {SOUND, REMOVED, *([UNFINISHED] if running else [])}
         return all(step.state in passable or (repairs and step.is_only_parts) for step in self.steps)
 
 
@@ -246,23 +230,24 @@ def verify_directory(
     owner = read_owner(root)
     with hold_directory(root, without_lock=without_lock) if repair else nullcontext():
         suspicions = read_suspicions(PosixStore(root))
-        subjects = []
+        steps = []
         if not local_dirs or list_steps(PosixStore(root)):
-            subjects = choose_steps(root, step, every=every, signing=signing)
-        names = step_names(subject.key for subject in subjects)
-        total, done, results = sum(subject.nbytes for subject in subjects), 0, list[VerifyResult]()
+            steps = choose_steps(root, step, every=every, signing=signing)
+        names = step_names(each.key for each in steps)
+        sizes = [each.manifest.nbytes + each.manifest.referenced_bytes for each in steps if each.error is None]
+        total, done, results = sum(sizes), 0, list[VerifyResult]()
 
         def advance(nbytes: int) -> None:
             nonlocal done
             done += nbytes
             progress(done, total)
 
-        for subject in subjects:
+        for each in steps:
             began = time.monotonic()
-            result = verify(subject, advance)
+            result = verify(each, advance)
             suspect = () if result.manifest is None else suspicions.of(result.manifest.attempt)
             seconds = round(time.monotonic() - began, 6)
-            results.append(replace(result, name=names[subject.key], seconds=seconds, suspect=suspect))
+            results.append(replace(result, name=names[each.key], seconds=seconds, suspect=suspect))
             verified(results[-1])
         nodes = None
         if local_dirs:
@@ -291,47 +276,36 @@ def _repair(
     return repair_files(root, () if nodes is None else nodes.stocks, damaged, signing)
 
 
-def verify(subject: Subject, advance: Advance = lambda nbytes: None) -> VerifyResult:
+def verify(step: StoredStep, advance: Advance = lambda nbytes: None) -> VerifyResult:
     """Read and check all of one step. Raises nothing: whatever is wrong is in the verdict.
 
     Memory: the indexes of all parts, and one chunk.
     """
-    manifest = subject.manifest
-    if manifest is None:
-        return _without_manifest(subject)
+    parts, damage, checking = 0, list[Damage](), None
     try:
-        checking = _Checking(StepFiles(subject.directory, manifest, subject.signing), advance)
-    except FormatError as error:
-        state = NEWER if isinstance(error, NewerFormatError) else DAMAGED
-        damage = Damage("manifest", _text(error), MANIFEST_NAME)
-        return VerifyResult(subject.key, state, len(manifest.parts), 0, 0, (damage,))
-    damage_found = checking.run()
-    state = DAMAGED if damage_found else SOUND
-    if damage_found and is_gone(subject.directory / MANIFEST_NAME):
-        state, damage_found = REMOVED, []
-    counts = len(manifest.parts), checking.nbytes, checking.raw_bytes
-    return VerifyResult(subject.key, state, *counts, tuple(damage_found), manifest)
-
-
-def _without_manifest(subject: Subject) -> VerifyResult:
-    error, directory = subject.error, subject.directory
-    assert error is not None
-    is_unfinished = isinstance(error, MissingError)
-    if is_gone(directory if is_unfinished else directory / MANIFEST_NAME):
-        return VerifyResult(subject.key, REMOVED, 0, 0, 0, ())
-    if is_unfinished:
-        damage = Damage("manifest", error.summary)
-        return VerifyResult(subject.key, UNFINISHED_STATE, 0, 0, 0, (damage,))
-    state = NEWER if isinstance(error, NewerFormatError) else DAMAGED
-    return VerifyResult(subject.key, state, 0, 0, 0, (Damage("manifest", _text(error), MANIFEST_NAME),))
+        parts = len(step.manifest.parts)
+        checking = _Checking(step, advance)
+    except (FormatError, StorageError) as error:
+        state = NEWER if isinstance(error, NewerFormatError) else DAMAGED if step.state != UNFINISHED else UNFINISHED
+        text, file = (error.summary, None) if state == UNFINISHED else (_text(error), MANIFEST_NAME)
+        damage.append(Damage("manifest", text, file))
+    else:
+        damage = checking.run()
+        state = DAMAGED if damage else SOUND
+    if damage and step.is_retired():
+        state, damage = REMOVED, []
+    if checking is None:
+        return VerifyResult(step.key, state, parts, 0, 0, tuple(damage))
+    return VerifyResult(step.key, state, parts, checking.nbytes, checking.raw_bytes, tuple(damage), step.manifest)
 
 
 class _Checking:
     """One step being verified: part after part, then what they cover together."""
 
-    def __init__(self, files: StepFiles, advance: Advance) -> None:
-        self._files, self._advance = files, advance
-        self._names = LeafNames(files.structure)
+    def __init__(self, step: StoredStep, advance: Advance) -> None:
+        self._step, self._advance = step, advance
+        self._structure = structure_of(step)
+        self._names = LeafNames(self._structure)
         self._damage: list[Damage] = []
         self._spans: dict[int, npt.NDArray[np.void]] = {}
         self._unreadable: dict[int, int] = {}  # rank -> place in self._damage
@@ -340,7 +314,7 @@ class _Checking:
 
     def run(self) -> list[Damage]:
         """Everything that is wrong, by part, then what concerns all of them."""
-        for record in self._files.manifest.parts:
+        for record in self._step.manifest.parts:
             self.part(record)
         self._cover()
         return self._damage
@@ -349,12 +323,12 @@ class _Checking:
         """Check one part, and add to everything that is wrong."""
         before = self.nbytes
         try:
-            with self._files.part(record.rank) as part:
+            with open_part(self._step, record.rank) as part:
                 self._part(part)
         except (FormatError, StorageError) as error:
             self._unreadable[record.rank] = len(self._damage)
             leaves = self._names.all_own(record.rank)
-            message = self._problem(error, self._files.directory / record.file, "the part file is missing")
+            message = self._problem(error, f"{step_name(self._step.key)}/{record.file}", "the part file is missing")
             self._damage.append(Damage("part", message, record.file, record.rank, leaves=leaves))
         whole = record.nbytes + record.referenced_bytes
         self._advance(whole - (self.nbytes - before))  # what was not read will not be
@@ -362,26 +336,24 @@ class _Checking:
 
     def _part(self, part: OpenPart) -> None:
         record = part.record
-        self._document(part)
+        structure = self._document(part)
+        names = self._names if structure is self._structure else LeafNames(structure)
         whole = xxhash.xxh3_128()
         payload_end = record.nbytes - len(part.reader.frame()[1])
         complete = self._plain(part, 0, HEADER_BYTES, whole)
-        gone = self._bases(part)
-        for chunk, (offset, length, base) in enumerate(
-            part.reader.chunks[["offset", "encoded_length", "base"]].tolist()
-        ):
+        gone = self._bases(part, names)
+        rows = part.reader.chunks[["offset", "encoded_length", "base"]].tolist()
+        for chunk, (offset, length, base) in enumerate(rows):
             if base not in gone:
-                complete &= self._chunk(part, chunk, offset, length, base, whole)
+                complete &= self._chunk(part, names, chunk, offset, length, base, whole)
         complete &= self._plain(part, payload_end, record.nbytes, whole)
         if complete and whole.hexdigest() != record.digest:
             found = f"the digest of the whole file does not hold: {whole.hexdigest()} instead of {record.digest}"
             self._damage.append(Damage("digest", found, record.file, record.rank))
         self._spans[record.rank] = part.reader.spans.copy()
-        structure = self._structure_of(part)
-        faults = own_faults(structure, part.own.types, part.reader.spans)
-        self._add_faults(faults, record, names=self._names_of(part))
+        self._add_faults(own_faults(structure, part.own.types, part.reader.spans), record, names=names)
 
-    def _bases(self, part: OpenPart) -> set[int]:
+    def _bases(self, part: OpenPart, names: LeafNames) -> set[int]:
         """Those of the part's bases that cannot be had at all; told once each, and not chunk by chunk."""
         gone, reader, rank = set(), part.reader, part.record.rank
         for base in range(1, len(reader.bases) + 1):
@@ -390,72 +362,54 @@ class _Checking:
             except (FormatError, StorageError) as error:
                 gone.add(base)
                 file = self._base_file(part, base)
-                path = self._files.directory.parent / file
-                message = self._problem(error, path, "an earlier part that holds chunks of this one is missing")
+                message = self._problem(error, file, "an earlier part that holds chunks of this one is missing")
                 chunks = np.flatnonzero(reader.chunks["base"] == base).tolist()
-                leaves = tuple(leaf for chunk in chunks for leaf in self._leaves(part, chunk))
+                leaves = tuple(leaf for chunk in chunks for leaf in names.in_chunk(reader, chunk))
                 self._damage.append(Damage("part", message, file, rank, leaves=leaves))
         return gone
 
     def _base_file(self, part: OpenPart, base: int) -> str:
-        """Directory and name of a base."""
+        """The key of a base."""
         return f"{part.reader.base_place(base)}/{part.record.file}"
 
-    def _problem(self, error: FormatError | StorageError, path: Path, missing: str) -> str:
+    def _problem(self, error: FormatError | StorageError, key: str, missing: str) -> str:
         """What is wrong with a file that cannot be opened as a part; what it is instead, if it is another one."""
         if isinstance(error, StorageError):
             return missing if error.errno == errno.ENOENT else _text(error)
-        manifest = self._files.manifest
-        attempt = manifest.attempt if path.parent == self._files.directory else None
-        other = misnamed(path, attempt)
-        return _text(error) if other is None else f"{_text(error)}; {advice(path, other)}"
+        is_own = key.startswith(step_name(self._step.key))
+        other = misnamed(self._step.store, key, self._step.manifest.attempt if is_own else None)
+        return _text(error) if other is None else f"{_text(error)}; {advice(self._step.store, key, other)}"
 
-    def _leaves(self, part: OpenPart, chunk: int) -> tuple[DamagedLeaf, ...]:
-        """The pieces of leaves in a chunk."""
-        first, last = part.reader.raw_starts[chunk : chunk + 2].tolist()
-        return self._names_of(part).in_raw_range(part.reader.spans, first, last, part.record.rank)
-
-    def _structure_of(self, part: OpenPart) -> Structure:
-        """Of the state of one rank."""
+    def _document(self, part: OpenPart) -> Structure:
+        """Check that the part describes leaves and values as the manifest does; the structure of its rank's state."""
+        record, structure, messages = part.record, self._structure, list[str]()
         try:
-            return part.own.complete(self._files.structure, part.record.file)
-        except FormatError:  # told already
-            return self._files.structure
-
-    def _names_of(self, part: OpenPart) -> LeafNames:
-        structure = self._structure_of(part)
-        return self._names if structure is self._files.structure else LeafNames(structure)
-
-    def _document(self, part: OpenPart) -> None:
-        """Check that the part describes leaves and values as the manifest does."""
-        structure, own = self._files.structure, part.own
-        wrong = False
-        try:
-            own.check(structure, part.record.file)
+            structure = part.own.check(self._structure, record.file)
+            if record.rank == 0 and parse_json(part.reader.meta).get("structure") != self._step.manifest.structure:
+                raise FormatError("another structure")
         except FormatError:
-            wrong = True
-        if part.record.rank == 0 and not wrong:
-            wrong = parse_json(part.reader.meta).get("structure") != self._files.manifest.structure
-        if wrong:
-            message = "the part's document describes another state than the manifest does"
-            self._damage.append(Damage("part", message, part.record.file, part.record.rank))
+            messages.append("the part's document describes another state than the manifest does")
         else:
-            self._places(part)
-        if part.reader.raw_bytes != part.record.raw_bytes:
-            message = f"the part holds {part.reader.raw_bytes} raw bytes, the manifest says {part.record.raw_bytes}"
-            self._damage.append(Damage("part", message, part.record.file, part.record.rank))
+            try:
+                part.check_places(structure, f"{self._step.where}/{record.file}")
+            except FormatError as error:
+                messages.append(_text(error))
+        if part.reader.raw_bytes != record.raw_bytes:
+            found, expected = part.reader.raw_bytes, record.raw_bytes
+            messages.append(f"the part holds {found} raw bytes, the manifest says {expected}")
+        self._damage += [Damage("part", message, record.file, record.rank) for message in messages]
+        return structure
 
-    def _places(self, part: OpenPart) -> None:
-        """Its leaves must be ones that can stand where it has them."""
-        structure, where, reader = self._files.structure, str(part.source.path), part.reader
-        try:
-            part.own.check(structure, where)
-            places = reader.spans, reader.raw_starts, reader.marked_per_rank
-            check_places(part.own.complete(structure, where), part.own.types, *places, where)
-        except FormatError as error:
-            self._damage.append(Damage("part", _text(error), part.record.file, part.record.rank))
-
-    def _chunk(self, part: OpenPart, chunk: int, offset: int, length: int, base: int, whole: xxhash.xxh3_128) -> bool:
+    def _chunk(
+        self,
+        part: OpenPart,
+        names: LeafNames,
+        chunk: int,
+        offset: int,
+        length: int,
+        base: int,
+        whole: xxhash.xxh3_128,
+    ) -> bool:
         """Check one chunk; False if it is damaged, so that the digest of the whole file need not be looked at."""
         reader = part.reader
         encoded = self._memory(length)
@@ -467,7 +421,7 @@ class _Checking:
         except (FormatError, StorageError) as error:
             file = self._base_file(part, base) if base else part.record.file
             place = (file, part.record.rank, offset, offset + length)
-            self._damage.append(Damage("chunk", _text(error), *place, self._leaves(part, chunk)))
+            self._damage.append(Damage("chunk", _text(error), *place, names.in_chunk(reader, chunk)))
             return False
         finally:
             self._done(length, int(reader.chunks["raw_length"][chunk]))
@@ -499,7 +453,7 @@ class _Checking:
 
     def _cover(self) -> None:
         """What all parts hold together; gaps are what the unreadable ones held."""
-        faults = Held(self._files.structure, self._spans).faults
+        faults = Held(self._structure, self._spans).faults
         lost = [fault for fault in faults if self._unreadable and fault.kind == GAP]
         self._add_faults([fault for fault in faults if not self._unreadable or fault.kind != GAP])
         if len(self._unreadable) > 1 and lost:
@@ -527,6 +481,64 @@ class _Checking:
             )
         rank, file = (record.rank, record.file) if record else (None, None)
         self._damage.append(Damage("cover", message, file, rank, leaves=(names or self._names).of_faults(faults, rank)))
+
+
+class LeafNames:
+    """From bytes of parts to the leaves of one structure."""
+
+    def __init__(self, structure: Structure) -> None:
+        self._structure = structure
+        self._paths = [readable(path) for path in structure.array_paths()]
+        self._values = {node.index: path for path, node in structure.walk() if isinstance(node, ValueLeaf)}
+        self._tied: dict[int, list[tuple[str, int, int]]] = {}
+        for index, alias in structure.aliases.items():
+            extent = self._extent(index, alias)
+            self._tied.setdefault(alias.owner, []).append((self._paths[index], *extent))
+
+    def _extent(self, index: int, alias: Alias) -> tuple[int, int]:
+        """The bytes of its owner between which an alias lies."""
+        kind = self._structure.types[index]
+        steps = zip(kind.shape, alias.strides, strict=True)
+        last = sum((length - 1) * stride for length, stride in steps) if kind.nbytes else -1
+        return alias.offset, alias.offset + (last + 1) * kind.itemsize
+
+    def all_own(self, rank: int) -> tuple[DamagedLeaf, ...]:
+        """Everything that only this rank's part holds."""
+        own = np.flatnonzero(self._structure.per_rank).tolist()
+        leaves = [DamagedLeaf(self._paths[index], rank, None, None) for index in own]
+        for index in np.flatnonzero(self._structure.per_rank_values).tolist():
+            leaves.append(DamagedLeaf(readable(self._values[index]), rank, None, None))
+        return tuple(leaves)
+
+    def of_faults(self, faults: Iterable[Fault], rank: int | None) -> tuple[DamagedLeaf, ...]:
+        """The leaves in which coverage faults lie."""
+        leaves: list[DamagedLeaf] = []
+        for fault in faults:
+            leaves += self._at(fault.leaf, fault.box, fault.start, fault.stop, rank)
+        return tuple(leaves)
+
+    def in_chunk(self, reader: PartReader, chunk: int) -> tuple[DamagedLeaf, ...]:
+        """The leaves of which a chunk of a part has bytes."""
+        first, last = reader.raw_starts[chunk : chunk + 2].tolist()
+        spans, begins = reader.spans, reader.spans["raw_offset"]
+        leaves: list[DamagedLeaf] = []
+        for row in spans[(begins < last) & (begins + spans["length"] > first)].tolist():
+            leaf, table, box, start, length, raw_offset = row
+            low, high = max(first, raw_offset) - raw_offset, min(last, raw_offset + length) - raw_offset
+            leaves += self._at(leaf, box, start + low, start + high, reader.rank if table else None)
+        return tuple(leaves)
+
+    def _at(self, leaf: int, number: int, start: int, stop: int, rank: int | None) -> list[DamagedLeaf]:
+        """A range of a leaf, and of what shares memory with it."""
+        if leaf >= len(self._paths):
+            return [DamagedLeaf(f"(leaf {leaf}, which the structure lacks)", rank, start, stop)]
+        division = self._structure.divisions.get(leaf)
+        box = division.box(number) if division is not None and number < len(division) else None
+        leaves = [DamagedLeaf(self._paths[leaf], rank, start, stop, box)]
+        for path, begin, end in self._tied.get(leaf, []):
+            if division is not None or (begin < stop and end > start):
+                leaves.append(DamagedLeaf(path, rank, None, None))
+        return leaves
 
 
 def _text(error: DeeppartError) -> str:

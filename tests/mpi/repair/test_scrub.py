@@ -14,7 +14,7 @@ import torch
 import deeppart
 from deeppart.part import FileSource, ParityReader, PartReader
 from deeppart.repair import scrub
-from deeppart.storage import take_stock
+from deeppart.storage import PosixStore, take_stock
 from deeppart.storage.node import stored_parity
 from tests.mpi.patience import patient_barrier
 
@@ -45,7 +45,7 @@ def is_sound(path: Path) -> bool:
     try:
         with FileSource(path) as source:
             if path.suffix == ".dpy":
-                stored_parity(path)
+                stored_parity(PosixStore(path.parent), path.name)
                 ParityReader(source, where="").verify()
             else:
                 PartReader(source, where="").verify()

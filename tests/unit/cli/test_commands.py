@@ -17,10 +17,10 @@ from click.testing import CliRunner
 import deeppart
 from deeppart import access
 from deeppart.cli.app import main
-from deeppart.cli.commands import GOOD, INTERRUPTED, NOT_GOOD, REFUSED, Commands, printable, printable_lines
+from deeppart.cli.commands import GOOD, INTERRUPTED, REFUSED, Commands, printable, printable_lines
 from deeppart.cli.options import directory_argument, local_option, sign_key_option
 from deeppart.cli.output import PlainConsole, json_value, value_text
-from deeppart.errors import ConfigError, CorruptFileError, DeeppartError
+from deeppart.errors import ConfigError
 from deeppart.part import Signing
 from tests.unit.cli_support import call, call_json, flip, manifest_path, save
 
@@ -31,7 +31,6 @@ RAISED: dict[str, BaseException | int | None] = {
     "good": None,
     "code": 7,
     "config": ConfigError("impossible", expected="a number", todo="write one"),
-    "damage": CorruptFileError("a file is damaged", where="/ckpt"),
     "system": PermissionError(13, "Permission denied", "/ckpt"),
     "interrupted": KeyboardInterrupt(),
     "module": ModuleNotFoundError("No module named 'extra_package'", name="extra_package"),
@@ -44,7 +43,6 @@ class Group(Commands):
 
     package: ClassVar[str] = "nowhere"
     names: ClassVar[tuple[str, ...]] = tuple(RAISED)
-    about_content: ClassVar[tuple[type[DeeppartError], ...]] = (CorruptFileError,)
     extra: ClassVar[tuple[tuple[str, ...], str]] = (("extra_package",), "pip install extra")
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -73,7 +71,6 @@ def run(*arguments: str) -> int:
         ("good", GOOD),
         ("code", 7),
         ("config", REFUSED),
-        ("damage", NOT_GOOD),
         ("system", REFUSED),
         ("interrupted", INTERRUPTED),
         ("module", REFUSED),

@@ -31,10 +31,10 @@ from deeppart.errors import (
     StorageError,
     UnsupportedLeafError,
 )
-from deeppart.extension.export import content as reading_module
 from deeppart.extension.export import export
 from deeppart.interop.dcp.writing import DcpWriter
 from deeppart.interop.torch_file import TorchWriter, load
+from deeppart.offline import reading as reading_module
 from deeppart.state.tensors.leaves import TORCH_DTYPES
 from deeppart.testing.states import difference
 from deeppart.testing.strategies import states

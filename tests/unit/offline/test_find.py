@@ -37,13 +37,14 @@ def test_the_newest_with_what_is_newer_and_of_no_use(tmp_path: Path) -> None:
     commit(tmp_path, 9)
     key = commit(tmp_path, 10)
     begun(tmp_path, 12)
-    found, passed_over = find_step(tmp_path, None, None)
-    assert (found.key, found.manifest, passed_over) == (key, manifest_of(10), ()), "what was begun is nothing to tell"
+    found = find_step(tmp_path, None, None)
+    assert (found.step.key, found.manifest) == (key, manifest_of(10))
+    assert found.passed_over == (), "what was begun is nothing to tell"
     damage(tmp_path, 11)
     damage(tmp_path, 8)
-    found, passed_over = find_step(tmp_path, None, None)
-    (line,) = passed_over
-    assert found.key == key and line.startswith("step 11 is newer, and cannot be used: ")
+    found = find_step(tmp_path, None, None)
+    (line,) = found.passed_over
+    assert found.step.key == key and line.startswith("step 11 is newer, and cannot be used: ")
 
 
 def test_of_several_commits_of_one_step_the_last(tmp_path: Path) -> None:
@@ -52,8 +53,8 @@ def test_of_several_commits_of_one_step_the_last(tmp_path: Path) -> None:
     damage(tmp_path, 5, "3" * 32)
     begun(tmp_path, 5, "4" * 32)
     commit(tmp_path, 6)
-    found, passed_over = find_step(tmp_path, 5, None)
-    assert found.key == late and passed_over == ()
+    found = find_step(tmp_path, 5, None)
+    assert found.step.key == late and found.passed_over == ()
 
 
 def test_the_one_asked_for_is_damaged_or_not_signed(tmp_path: Path) -> None:
@@ -97,18 +98,19 @@ def test_steps_that_come_and_go_while_one_looks(tmp_path: Path, monkeypatch: pyt
 
     def listed(store: PosixStore) -> object:
         looks.append(store)
+        found = list_steps(store)
         if len(looks) == 1:
             retire(manifest_file(tmp_path, old).parent)
             commit(tmp_path, 2)
-        return list_steps(store)
+        return found
 
     manifest_file(tmp_path, old).unlink()  # it is on its way out
-    monkeypatch.setattr("deeppart.offline.find.list_steps", listed)
-    assert find_step(tmp_path, None, None)[0].key.step == 2 and len(looks) == 1
+    monkeypatch.setattr("deeppart.storage.manifests.list_steps", listed)
+    assert find_step(tmp_path, None, None).step.key.step == 2 and len(looks) == 2
 
 
 def read_a_part(chosen: Chosen) -> int:
-    with FileSource(chosen.directory / "part"):
+    with FileSource(Path(chosen.step.where) / "part"):
         return chosen.manifest.attempt.step
 
 
@@ -120,7 +122,7 @@ def test_a_step_that_is_retired_while_it_is_read(tmp_path: Path) -> None:
     def use(chosen: Chosen) -> int:
         asked.append(chosen.manifest.attempt.step)
         if len(asked) == 1:
-            retire(chosen.directory)
+            retire(Path(chosen.step.where))
         return read_a_part(chosen)
 
     assert with_checkpoint(tmp_path, None, use, None) == 1 and asked == [2, 1]
@@ -141,12 +143,12 @@ def test_the_one_asked_for_is_not_exchanged_for_another(tmp_path: Path) -> None:
     commit(tmp_path, 2)
 
     def use(chosen: Chosen) -> int:
-        retire(chosen.directory)
+        retire(Path(chosen.step.where))
         return read_a_part(chosen)
 
     with pytest.raises(StorageError):
         with_checkpoint(tmp_path, 2, use, None)
-    assert find_step(tmp_path, None, None)[0].key.step == 1
+    assert find_step(tmp_path, None, None).step.key.step == 1
 
 
 def test_other_errors_are_not_retried(tmp_path: Path) -> None:
@@ -156,7 +158,7 @@ def test_other_errors_are_not_retried(tmp_path: Path) -> None:
 
     def use(chosen: Chosen) -> None:
         asked.append(chosen.manifest.attempt.step)
-        shutil.rmtree(chosen.directory)
+        shutil.rmtree(Path(chosen.step.where))
         raise StorageError("the disk is broken", errno=errno.EIO)
 
     with pytest.raises(StorageError, match="broken"):
@@ -169,7 +171,7 @@ def test_looking_again_has_an_end(tmp_path: Path) -> None:
 
     def use(chosen: Chosen) -> int:
         asked.append(chosen.manifest.attempt.step)
-        retire(chosen.directory)
+        retire(Path(chosen.step.where))
         commit(tmp_path, len(asked) + 1)
         return read_a_part(chosen)
 

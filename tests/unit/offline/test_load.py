@@ -16,7 +16,6 @@ from deeppart.offline.find import find_step
 from deeppart.offline.reading import OpenCheckpoint
 from deeppart.part import FileSource
 from deeppart.state.restore.scatter import LiveBox
-from deeppart.storage import step_name
 
 MIB = 1 << 20
 
@@ -92,8 +91,7 @@ Point = namedtuple("Point", "x y")
 
 
 def opened(files: ExitStack, directory: Path) -> OpenCheckpoint:
-    chosen, _ = find_step(directory, 1, None)
-    return OpenCheckpoint(files, directory / step_name(chosen.key), chosen.manifest, signing=None)
+    return OpenCheckpoint(files, find_step(directory, 1, None).step)
 
 
 @pytest.mark.parametrize("may_share", [True, False])

@@ -31,7 +31,11 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def contents(found: Found) -> list[tuple[str, Any]]:
-    return [(item.path, item.content) for item in found.items]
+    return [(each.path, content_of(each)) for each in found.leaves]
+
+
+def content_of(item: Any) -> Any:
+    return item.content if item.kind == "leaf" else item.value
 
 
 @pytest.mark.parametrize(
@@ -85,10 +89,10 @@ def test_nothing_or_too_much(root: Path, key: str, summary: str, text: str) -> N
 def test_ranks(tmp_path: Path) -> None:
     forge(tmp_path, 5)
     for rank in range(3):
-        found = read_single(tmp_path, "rng", rank=rank).items[0]
-        assert found.own and found.content.tolist() == [rank] * 16
-        assert read_single(tmp_path, "position", rank=rank).items[0].content == 1000 + rank
-    assert not read_single(tmp_path, "a").items[0].own
+        found = read_single(tmp_path, "rng", rank=rank).leaves[0]
+        assert found.own and content_of(found).tolist() == [rank] * 16
+        assert content_of(read_single(tmp_path, "position", rank=rank).leaves[0]) == 1000 + rank
+    assert not read_single(tmp_path, "a").leaves[0].own
     with pytest.raises(RestoreError, match="no rank 3"):
         read_single(tmp_path, "rng", rank=3)
 

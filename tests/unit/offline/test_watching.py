@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from deeppart._times import seconds_of, timestamp
-from deeppart.offline.inspect.ownership import Owner
 from deeppart.offline.watching import (
     DIED,
     ENDED,
@@ -18,9 +17,9 @@ from deeppart.offline.watching import (
     STALE_S,
     UNKNOWN,
     JobView,
-    blocked_of,
     put_together,
 )
+from deeppart.storage import Owner
 from deeppart.telemetry import RankStatus, Statuses
 from tests.unit.telemetry.samples import SESSION, WRITTEN, in_flight, status
 
@@ -91,7 +90,7 @@ def test_the_last_that_is_over_and_all_in_flight_are_shown() -> None:
 def test_blocked_is_that_of_the_slowest_rank() -> None:
     slow = {"checkpoints_total": 4, "checkpoint_blocked_seconds_total": 2.0, "checkpoint_blocked_seconds_max": 1.5}
     metrics = {name: {"": value} for name, value in slow.items()}
-    blocked = blocked_of(view(status(0), status(2, metrics=metrics)))
+    blocked = view(status(0), status(2, metrics=metrics)).blocked
     assert blocked is not None
     assert (blocked.checkpoints, blocked.total_s, blocked.most_s, blocked.mean_s) == (4, 2.0, 1.5, 0.5)
-    assert blocked_of(view(status(0, checkpoints=()))) is None
+    assert view(status(0, checkpoints=())).blocked is None

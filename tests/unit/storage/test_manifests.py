@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 
 from deeppart.errors import CorruptFileError, StorageError
-from deeppart.model import Manifest
 from deeppart.part import Signing, encode_manifest
-from deeppart.save.keeping import first_problem
-from deeppart.storage import PosixStore, committed_steps, parse_step_name, read_manifest, read_manifests
+from deeppart.storage import PosixStore, committed_steps, parse_step_name, read_manifest, read_step, read_steps
 from deeppart.testing.faults import StorageFaults
 from tests.unit.cli_support import flip, forge, part_path, step_dir
 from tests.unit.commits import FIRST, SECOND, begun, commit, manifest_file, manifest_of
@@ -43,12 +41,15 @@ def test_each_step_is_a_checkpoint_or_says_why_not(tmp_path: Path) -> None:
     )
     flip(manifest_file(tmp_path, damaged), 60)
     (tmp_path / "notes").mkdir()
-    found = read_manifests(PosixStore(tmp_path), None)
-    assert [(each.key, each.manifest) for each in found.steps] == [(good, manifest_of(1)), (foreign, manifest_of(4))]
-    assert list(found.unfinished) == [without] and list(found.unusable) == [damaged]
-    assert list(found.problems) == [without, damaged] and "not completed" in found.problems[without]
-    found = read_manifests(PosixStore(tmp_path), KEY)
-    assert found.steps == () and list(found.problems) == [good, without, damaged, foreign]
+    found = read_steps(PosixStore(tmp_path), None)
+    whole = [(each.key, each.manifest) for each in found.committed]
+    assert whole == [(good, manifest_of(1)), (foreign, manifest_of(4))]
+    assert [each.key for each in found.unfinished] == [without] and [each.key for each in found.unusable] == [damaged]
+    assert [each.key for each in found.others] == [without, damaged] and "not completed" in found.others[0].reason
+    with pytest.raises(CorruptFileError, match="the manifest"):
+        _ = found.unusable[0].manifest
+    found = read_steps(PosixStore(tmp_path), KEY)
+    assert found.committed == () and [each.key for each in found.others] == [good, without, damaged, foreign]
 
 
 def test_the_newest_is_the_last(tmp_path: Path) -> None:
@@ -61,8 +62,8 @@ def test_the_newest_is_the_last(tmp_path: Path) -> None:
         "later sequence": commit(tmp_path, 2, FIRST, 9, created=early),
         "oldest": commit(tmp_path, 1, SECOND, created=late),
     }
-    found = read_manifests(PosixStore(tmp_path), None)
-    assert [each.key for each in found.steps] == [
+    found = read_steps(PosixStore(tmp_path), None)
+    assert [each.key for each in found.committed] == [
         keys[name] for name in ("oldest", "earlier session", "later sequence", "later session", "step")
     ]
 
@@ -84,14 +85,10 @@ def directory(tmp_path: Path) -> Path:
     return step_dir(tmp_path, 1)
 
 
-def manifest_in(directory: Path) -> Manifest:
+def problem(directory: Path) -> str | None:
     key = parse_step_name(directory.name)
     assert key is not None
-    return read_manifest(PosixStore(directory.parent), key, None)
-
-
-def problem(directory: Path) -> str | None:
-    return first_problem(PosixStore(directory.parent), manifest_in(directory), None)
+    return read_step(PosixStore(directory.parent), key, None).first_problem()
 
 
 def cut(path: Path) -> None:
@@ -112,7 +109,7 @@ def of_the_other_step(path: Path) -> None:
     [
         (Path.unlink, "is missing"),
         (cut, "bytes instead of"),
-        (pipe, "is not a regular file"),
+        (pipe, "not a regular file"),
         (lambda path: flip(path, 0), "is not as it was written"),
         (lambda path: flip(path, path.stat().st_size - 1), "is not as it was written"),
         (of_the_other_step, "is not as it was written"),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
 import torch
 
 import deeppart
-from deeppart.storage import take_stock
+from deeppart.storage import StoredStep, take_stock
 from tests.unit.cli_support import call_json, flip, forge, manifest_path, part_path, step_dir
 from tests.unit.commits import retire
 
@@ -17,7 +18,7 @@ from tests.unit.commits import retire
 def before(monkeypatch: pytest.MonkeyPatch, name: str, *retired: Path) -> None:
     """Have a running job retire steps just before something is called for the first time."""
     module, _, attribute = name.rpartition(".")
-    owner: Any = __import__(module, fromlist=["x"])
+    owner: Any = resolve_name(module)
     real = getattr(owner, attribute)
     waiting = list(retired)
 
@@ -37,23 +38,15 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-LOOKS = {
-    "parts": "deeppart.offline.inspect.listing.part_problem",
-    "manifest": "deeppart.offline.inspect.listing.read_manifest",
-}
-
-
-@pytest.mark.parametrize("when", LOOKS)
+@pytest.mark.parametrize("when", ["StoredStep.part_problem", "read_manifest"])
 def test_ls(when: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before(monkeypatch, LOOKS[when], step_dir(root, 1))
+    before(monkeypatch, f"deeppart.storage.manifests.{when}", step_dir(root, 1))
     assert [(step["step"], step["state"]) for step in call_json("ls", root)["steps"]] == [(2, "complete")]
 
 
 def test_ls_looks_for_newer_steps_where_it_found_some_retired(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise there may be nothing left, and it says that nothing can be restored."""
-    from deeppart.offline.inspect import listing
-
-    real, retired = listing.part_problem, [step_dir(root, 1), step_dir(root, 2)]  # type: ignore[attr-defined]
+    real, retired = StoredStep.part_problem, [step_dir(root, 1), step_dir(root, 2)]
 
     def late(*arguments: Any) -> Any:
         if retired:
@@ -62,18 +55,24 @@ def test_ls_looks_for_newer_steps_where_it_found_some_retired(root: Path, monkey
             retire(retired.pop())
         return real(*arguments)
 
-    monkeypatch.setattr(listing, "part_problem", late)
+    monkeypatch.setattr(StoredStep, "part_problem", late)
     assert [(step["step"], step["state"]) for step in call_json("ls", root)["steps"]] == [(3, "complete")]
 
 
 def test_show_looks_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before(monkeypatch, "deeppart.offline.inspect.contents.StepFiles", step_dir(root, 2))
+    before(monkeypatch, "deeppart.offline.inspect.contents.structure_of", step_dir(root, 2))
     document = call_json("show", root)
     assert (document["step"], document["problems"]) == (1, [])
 
 
 def test_verify_where_the_manifest_is_gone_before_it_is_read(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before(monkeypatch, "deeppart.offline.inspect.verifying.read_manifest", step_dir(root, 1))
+    before(monkeypatch, "deeppart.storage.manifests.read_manifest", step_dir(root, 1))
+    document = call_json("verify", root, "--all")
+    assert [step["state"] for step in document["steps"]] == ["sound"] and document["good"] is True
+
+
+def test_verify_where_a_part_is_gone_before_it_is_read(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before(monkeypatch, "deeppart.storage.manifests.StoredStep.open_part", step_dir(root, 1))
     document = call_json("verify", root, "--all")
     assert [step["state"] for step in document["steps"]] == ["removed", "sound"] and document["good"] is True
 

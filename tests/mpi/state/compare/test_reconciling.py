@@ -99,7 +99,7 @@ def test_the_order_of_ordered_dicts(run_on: Any, shared_path: Path) -> None:
             for name in ("counts", "rows"):
                 assert list(live[name]) == list(saved[name]), (rank, step, name)
             assert list(live["trusted"]) == list(recent(0, step)["trusted"])
-            rank_local = find_step(shared_path / "ckpt", step, None)[0].manifest.structure["apart"]
+            rank_local = find_step(shared_path / "ckpt", step, None).manifest.structure["apart"]
             assert rank_local == (step > 1)
     notices = [text for texts, _ in of_0 for text in texts]
     assert len(notices) == 1 and "per rank from now on: counts, rows" in notices[0]

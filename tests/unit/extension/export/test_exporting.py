@@ -78,7 +78,7 @@ def test_a_step_is_not_written_over_by_its_own_archive(tmp_path: Path) -> None:
 def looked_at(root: Path, look: Callable[[Content], Any], **options: Any) -> Any:
     def use(chosen: Any) -> Any:
         with ExitStack() as files:
-            checkpoint = OpenCheckpoint(files, chosen.directory, chosen.manifest, 0, signing=None)
+            checkpoint = OpenCheckpoint(files, chosen.step)
             return look(Content(checkpoint, **options))
 
     return with_checkpoint(root, None, use, None)

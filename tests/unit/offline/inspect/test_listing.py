@@ -102,9 +102,8 @@ def test_why_not_complete(tmp_path: Path) -> None:
     manifest_path(tmp_path, 5).write_bytes(by_hand.seal({"new": "fields"}, version=8))
     steps = {step["step"]: step for step in call_json("ls", tmp_path, code=1)["steps"]}
     found = {step: (entry["state"], entry["reasons"][0]) for step, entry in steps.items()}
-    length = part_path(tmp_path, 1, 2, 3).stat().st_size
     assert found[1] == ("damaged", "part 1 is missing")
-    assert found[2] == ("damaged", f"part 2 has 4000 bytes instead of {length}")
+    assert found[2][0] == "damaged" and "the part file is truncated" in found[2][1] and "4000 bytes" in found[2][1]
     assert found[3] == ("unfinished", "no manifest: the checkpoint was not completed")
     assert found[4][0] == "damaged" and "digest of the manifest does not hold" in found[4][1]
     assert found[5][0] == "newer" and "format version 8" in found[5][1]

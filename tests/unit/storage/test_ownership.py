@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 import deeppart
-from deeppart.offline.inspect.ownership import hold_directory, read_owner
-from deeppart.storage import LOCK_NAME
+from deeppart.storage import LOCK_NAME, hold_directory, read_owner
 from tests.unit.cli_support import call, call_json, four_steps, save, steps_on_disk
 
 
