@@ -99,10 +99,8 @@ def starting_ranks(items: list[pytest.Item]) -> list[pytest.Item]:
 #: Debian's packages that some tests need, and without which these are skipped.
 SYSTEM_PACKAGES: dict[str, Callable[[], bool]] = {
     "slurmctld slurmd slurm-client munge": lambda: all(map(_has_command, ("slurmctld", "slurmd", "srun", "munged"))),
-    "chromium": lambda: any(map(_has_command, ("chromium", "chromium-browser", "google-chrome"))),
     "fuse3": lambda: ctypes.util.find_library("fuse3") is not None,
     "dosfstools": lambda: _has_command("mkfs.vfat"),
-    "fiu-utils": lambda: ctypes.util.find_library("fiu") is not None,
 }
 
 

@@ -13,7 +13,7 @@ from rich.text import Text
 from deeppart import offline
 from deeppart.cli.commands import REFUSED, printable
 from deeppart.cli.options import Place, place_argument, rank_option, sign_key_option
-from deeppart.cli.output import command, count, cut, line, progress, unchecked_line, value_text
+from deeppart.cli.output import command, count, counts, cut, line, progress, unchecked_line, value_text
 from deeppart.model import show_bytes
 from deeppart.part import Signing
 
@@ -78,7 +78,7 @@ def _text(each: Any) -> str:
     held = each.a or each.b
     if held.leaves + held.values == 1 and held.nbytes == 0:
         return cut(held.text)
-    inside = "" if held.values == 0 and held.leaves == 1 else f": {_counts(held.leaves, held.values)}"
+    inside = "" if held.values == 0 and held.leaves == 1 else f": {counts(held)}"
     return f"{cut(held.text)}{inside}  {show_bytes(held.nbytes)}"
 
 
@@ -106,12 +106,8 @@ def _short(number: float) -> str:
     return f"{number:,}" if isinstance(number, int) else f"{number:.4g}"
 
 
-def _counts(leaves: int, values: int) -> str:
-    return f"{count(leaves, 'leaf')} and {count(values, 'value')}"
-
-
 def _summary(found: offline.Diff) -> str:
-    compared = f"{_counts(found.leaves, found.values)}, {show_bytes(found.nbytes)}"
+    compared = f"{counts(found)}, {show_bytes(found.nbytes)}"
     alike = [(found.within, "leaf"), (found.values_within, "value")]
     alike_text = " and ".join(count(number, noun) for number, noun in alike if number)
     within = f"; {alike_text} only within the tolerance" if alike_text else ""

@@ -11,8 +11,8 @@ from typing import Any
 
 import click
 
-from deeppart.cli.options import SIGN_KEY_HELP, directory_argument, local_path, rank_option, step_option
-from deeppart.cli.output import command, count, line, progress
+from deeppart.cli.options import SIGN_KEY_HELP, directory_argument, keys_option, local_path, rank_option, step_option
+from deeppart.cli.output import command, counts, line, progress
 from deeppart.errors import DeeppartWarning
 from deeppart.interop.formats import COMPRESSIONS, FORMATS, form_of, writer_for
 from deeppart.model import read_bytes, show_bytes
@@ -31,7 +31,7 @@ def _read_size(context: click.Context, parameter: click.Parameter, value: str | 
 
 
 def _lines(done: Any) -> Iterator[Any]:
-    what = f"{count(done.leaves, 'leaf')} and {count(done.values, 'value')}, {show_bytes(done.nbytes)}"
+    what = f"{counts(done)}, {show_bytes(done.nbytes)}"
     where = f"{done.path}" if done.form == "hdf5" else f"{done.path} ({done.form})"
     yield line(f"step {done.step}: {what} written to {where} in {done.seconds:.2f} s")
     for remark in done.remarks:
@@ -50,9 +50,7 @@ def _lines(done: Any) -> Iterator[Any]:
     help="The format; if left out, that of OUT's ending: .h5, .hdf5, .safetensors, .pt, .pth.",
 )
 @step_option("Which step; the newest commit if left out.")
-@click.option(
-    "--keys", metavar="GLOB", multiple=True, help="Only paths that match GLOB: model, '*.bias'. May be repeated."
-)
+@keys_option
 @click.option("--root", "inner", metavar="PATH", help="Only the content of the container at PATH, as if it were all.")
 @rank_option("Rank whose per-rank leaves are written; 0 if left out.", default=0)
 @click.option(

@@ -11,15 +11,15 @@ from typing import Any
 
 import click
 
-from deeppart.cli.options import local_path
-from deeppart.cli.output import command, count, line, progress, wants_json
+from deeppart.cli.options import keys_option, local_path
+from deeppart.cli.output import command, count, counts, line, progress, wants_json
 from deeppart.errors import DeeppartWarning
 from deeppart.interop.formats import SOURCES
 from deeppart.model import show_bytes
 
 
 def _lines(done: Any) -> Iterator[Any]:
-    what = f"{count(done.leaves, 'leaf')} and {count(done.values, 'value')}, {show_bytes(done.nbytes)}"
+    what = f"{counts(done)}, {show_bytes(done.nbytes)}"
     source = f"{count(done.files, 'file')} ({done.form})"
     yield line(f"step {done.step} of {done.directory}: {what} from {source} in {done.seconds:.2f} s")
     for remark in done.remarks:
@@ -37,9 +37,7 @@ def _lines(done: Any) -> Iterator[Any]:
     help="What SOURCE is; found out if left out.",
 )
 @click.option("--step", type=click.IntRange(min=0), help="Number of the step; 0 if left out and DIR has none.")
-@click.option(
-    "--keys", metavar="GLOB", multiple=True, help="Only paths that match GLOB: model, '*.bias'. May be repeated."
-)
+@keys_option
 @click.option("--sign-key-file", "key_file", metavar="FILE", type=click.Path(), help="Sign the step with this key.")
 def import_(
     source: Path,

@@ -86,6 +86,12 @@ def step_option(what: str) -> Callable[[F], F]:
     return click.option("--step", type=click.IntRange(min=0), help=what, shell_complete=complete_step)
 
 
+def keys_option(function: F) -> F:
+    """``--keys GLOB``, any number of times, as ``keys``."""
+    what = "Only paths that match GLOB: model, '*.bias'. May be repeated."
+    return click.option("--keys", metavar="GLOB", multiple=True, help=what)(function)
+
+
 def rank_option(what: str, default: int | None = None) -> Callable[[F], F]:
     """``--rank R``, as ``rank``."""
     return click.option("--rank", metavar="R", type=click.IntRange(min=0), default=default, help=what)

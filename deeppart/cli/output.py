@@ -245,6 +245,11 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun if number == 1 else plural}"
 
 
+def counts(held: Any) -> str:
+    """``2 leaves and 1 value``: of a record that has as many."""
+    return f"{count(held.leaves, 'leaf')} and {count(held.values, 'value')}"
+
+
 def unchecked_line(*steps: int) -> str:
     """A line about signed steps whose signatures were not checked because no key was given."""
     found = sorted(set(steps))

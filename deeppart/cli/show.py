@@ -14,7 +14,7 @@ from rich.tree import Tree
 from deeppart import offline
 from deeppart.cli.commands import printable
 from deeppart.cli.options import directory_argument, sign_key_option, step_option
-from deeppart.cli.output import Shown, command, count, cut, line, moment, progress, unchecked_line, value_text
+from deeppart.cli.output import Shown, command, count, counts, cut, line, moment, progress, unchecked_line, value_text
 from deeppart.model import show_bytes
 from deeppart.part import Signing
 
@@ -63,7 +63,7 @@ def _flat_lines(contents: offline.Contents) -> Iterator[Any]:
 
 def _end_lines(contents: offline.Contents) -> Iterator[Any]:
     totals = contents.totals
-    text = f"{count(totals.leaves, 'leaf')} and {count(totals.values, 'value')}"
+    text = counts(totals)
     text += f": {show_bytes(totals.replicated_bytes)} replicated, {show_bytes(totals.per_rank_bytes)} per rank"
     if totals.sharded_bytes:
         text += f", {show_bytes(totals.sharded_bytes)} sharded"

@@ -170,21 +170,6 @@ def sample_digest(tensors: Sequence[torch.Tensor], turn: int) -> int:
     return int(hasher.intdigest()) >> 1
 
 
-def sampled_digests(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """The fingerprint of some elements of each tensor, always the same; fetched in one copy per device and dtype."""
-    groups: dict[tuple[str, str], list[tuple[int, torch.Tensor]]] = {}
-    for number, tensor in enumerate(tensors):
-        samples = _sample(tensor, 0)
-        groups.setdefault((str(samples.device), str(samples.dtype)), []).append((number, samples))
-    found = [0] * len(tensors)
-    for group in groups.values():
-        together = torch.cat([samples for _, samples in group]).cpu()
-        pieces = torch.split(together, [len(samples) for _, samples in group])
-        for (number, _), piece in zip(group, pieces, strict=True):
-            found[number] = hash63(flat_bytes(piece).data)
-    return found
-
-
 def full_digest(data: Any) -> int:
     """Fingerprint of all elements of a leaf, in C order. Copies pieces of a few MiB, if it is not flat."""
     if isinstance(data, torch.Tensor) and data.device.type != "cpu":

@@ -105,7 +105,7 @@ MEETING = {
 }
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(
     ("broken", "found"),
     [("digests", "wrong bytes"), ("rebuild", "too much lost"), ("encoding", "too much lost"), ("hang", "hang")],
@@ -149,7 +149,7 @@ def test_the_same_seed_does_the_same_harm(tmp_path: Path) -> None:
         pytest.skip(reason)
     scenario = records.Scenario(SEED, 1, True, leaves, lives)
     traces: list[Trace] = []
-    jobs = Jobs(3, 90.0, None, tmp_path, hash_seed=SEED)
+    jobs = Jobs(3, 90.0, tmp_path, hash_seed=SEED)
     try:
         for name in ("first", "second", "replayed"):
             one = Play(scenario, tmp_path / name, jobs, Tally(), again=traces[0] if name == "replayed" else None)
@@ -183,7 +183,7 @@ def test_the_sweep_reaches_the_last_operation(tmp_path: Path, monkeypatch: pytes
         lost = records.FileFault("remove", "node", 1, 0, number)
         lives.append(sweep.quiet_life(phase, (fault,), (lost,) if phase == "restore" else ()))
     monkeypatch.setattr(runner, "Outcome", Counting)
-    jobs = Jobs(3, 90.0, None, tmp_path, hash_seed=SEED)
+    jobs = Jobs(3, 90.0, tmp_path, hash_seed=SEED)
     try:
         Play(records.Scenario(SEED, 1, True, sweep.LEAVES, tuple(lives)), tmp_path / "play", jobs, Tally()).run()
     finally:

@@ -173,6 +173,7 @@ def test_no_links_no_locks_no_direct_writes(poor: tuple[Path, Path]) -> None:
     assert restored(settings) == 4
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("operation", ["fsync", "write", "rename", "open"])
 def test_a_kernel_that_does_not_answer(poor: tuple[Path, Path], tmp_path: Path, operation: str) -> None:
     """The call hangs below Python: training goes on, the report says where, and the job can close."""

@@ -185,7 +185,7 @@ def locks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.sweep(2, kinds=("stage",))
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_zombie_touches_nothing_of_its_successor(stage: str, locks: str, memory: Path) -> None:
     settings = deeppart.Config(

@@ -8,7 +8,6 @@ import math
 import os
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -74,19 +73,6 @@ def test_measures_everything_and_compares_what_it_restores(tmp_path: Path) -> No
     assert ("--png" in options) == (tmp_path / "result.png").exists()
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [(["--scale", "1e6"], "pass --scale"), (["--repeat", "0"], "impossible"), (["--only", "nobody"], "dcp.async_save")],
-)
-def test_refuses_what_cannot_run_here(
-    options: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from benchmarks.bench import main
-
-    assert main([*options, "--disk", str(tmp_path), "--tmpfs", str(tmp_path)]) == 2
-    assert says in capsys.readouterr().err
-
-
 SABOTAGE = """
 import sys
 from mpi4py import MPI
@@ -124,28 +110,3 @@ def test_a_restore_of_other_bytes_is_a_malfunction(
     said = done.stdout.splitlines()
     assert [line.split(":")[0] for line in said] == ["one element", "nothing restored"]
     assert all("not those saved" in line for line in said)
-
-
-def test_bert_large_by_shapes() -> None:
-    from benchmarks.workload import scaled_shapes, state_bytes
-
-    shapes = scaled_shapes(1.0)
-    assert len(shapes) == 391
-    assert sum(math.prod(shape) for shape in shapes.values()) == 335_141_888
-    assert state_bytes(1.0) == 12 * 335_141_888 + 4 * 391
-    assert state_bytes(0.1) == pytest.approx(0.1 * state_bytes(1.0), rel=0.02)
-
-
-def test_formats_are_measured_beside_those_of_others(tmp_path: Path) -> None:
-    from benchmarks.formats import study
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # DCP's, of a single process
-        found = study(1_000_000, 1, tmp_path)
-    written, read = ("safetensors", "torch", "dcp", "hdf5", "hdf5, gzip"), ("torch.load", "dcp.load")
-    names = {"copy", "torch.save", "dcp.save", *read}
-    names |= {f"{way} {form}" for way in ("export", "import") for form in written}
-    assert names <= found.keys()
-    assert all(len(found[name]["seconds"]) == 1 and found[name]["seconds"][0] > 0 for name in names)
-    assert 0 < found["file of hdf5, gzip"]["bytes"][0] < 2_000_000
-    assert os.listdir(tmp_path) == []

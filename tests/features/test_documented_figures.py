@@ -72,6 +72,7 @@ def stale(example: Example, printed: str, compared: re.Pattern[str]) -> list[str
     return found
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("start", CHECKED)
 def test_what_is_documented_is_what_is_printed(
     start: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

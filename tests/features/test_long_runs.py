@@ -20,7 +20,7 @@ from tests.unit.one_rank import config
 _MOST_BLOCKS = 0.8
 #: Looks at the memory, after so many of them each. What stays of each one is there from every look to the next; what
 #: only happens to be there at one of them is not.
-_LOOKS, _BETWEEN = 6, 60
+_LOOKS, _BETWEEN = 5, 30
 
 
 def training() -> tuple[torch.nn.Module, torch.optim.Optimizer]:

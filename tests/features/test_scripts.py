@@ -21,7 +21,7 @@ from torch.optim import lr_scheduler, swa_utils
 
 import deeppart
 from deeppart.errors import LeafMismatchError, StateError, StructureMismatchError, UnsupportedLeafError
-from deeppart.testing import Box, difference
+from deeppart.testing import Box
 from tests.features import script_values
 from tests.features.script_files import bits, config, restore, save
 from tests.features.script_values import Level, Phase, Plan, Rights, Settings, state
@@ -132,16 +132,6 @@ def test_what_was_loaded_is_saved_as_what_it_stands_for(tmp_path: Path) -> None:
     assert bits(deeppart.load(tmp_path / "again" / "ckpt")) == bits(loaded)
 
 
-def test_parts_are_loaded_by_their_paths(tmp_path: Path) -> None:
-    save(tmp_path, state(1))
-    found = deeppart.load(
-        tmp_path / "ckpt", keys=["in place/deque/1", "in place/settings/rate", "in place/keys/Phase.TRAIN", "*/level"]
-    )
-    place = found["in place"]
-    assert place["deque"].maxlen == 9 and len(place["deque"]) == 1 and vars(place["settings"]) == {"rate": 1}
-    assert list(map(str, place["keys"])) == ["Phase.TRAIN"] and found["values"]["level"].value == 3
-
-
 def test_in_objects_they_come_back_as_copies(tmp_path: Path) -> None:
     """What an object's state_dict() gave is the object's: it gets new ones."""
     saved, live = Box(state(1)), Box(state(0))
@@ -155,14 +145,6 @@ def test_in_objects_they_come_back_as_copies(tmp_path: Path) -> None:
 
 def containers_of(seed: int) -> dict[str, Any]:
     return script_values.containers(seed)
-
-
-def test_what_is_only_in_tuples_is_filled_where_it_can_change(tmp_path: Path) -> None:
-    saved: Any = {1, 2}, (Plan(3), collections.deque([1]))
-    live: Any = {7}, (Plan(3), collections.deque())
-    save(tmp_path, saved)
-    restore(tmp_path, live)
-    assert bits(live) == bits(saved)
 
 
 def test_a_class_may_have_moved_and_must_be_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,31 +244,6 @@ def test_a_function_of_ones_own_is_refused(tmp_path: Path) -> None:
     scheduler.anneal_func = lambda t: t * t
     with deeppart.Checkpointer(persistent_dir=tmp_path) as ck, pytest.raises(UnsupportedLeafError, match="anneal_func"):
         ck.checkpoint({"s": scheduler}, step=1)
-
-
-def test_averaged_model_and_lambdas(tmp_path: Path) -> None:
-    class Decay:
-        def __init__(self, rate: float) -> None:
-            self.rate = rate
-
-        def __call__(self, epoch: int) -> float:
-            return self.rate**epoch
-
-    sides: list[dict[str, Any]] = []
-    for rate in (0.9, 0.5):
-        torch.manual_seed(int(rate * 10))
-        model = torch.nn.Linear(2, 2)
-        averaged = swa_utils.AveragedModel(model)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        scheduler = lr_scheduler.LambdaLR(optimizer, Decay(rate))
-        sides.append({"m": averaged, "o": optimizer, "s": scheduler})
-    for _ in range(3):
-        sides[0]["o"].step()
-        sides[0]["s"].step()
-        sides[0]["m"].update_parameters(torch.nn.Linear(2, 2))
-    save_and_restore(tmp_path, *sides)
-    assert difference(sides[0]["m"].state_dict(), sides[1]["m"].state_dict()) is None
-    assert sides[1]["m"].n_averaged.item() == 3 and sides[1]["s"].lr_lambdas[0].rate == 0.9
 
 
 # --- Values and objects of real scripts that do not fit, or would lose something --------------------------------------

@@ -53,20 +53,6 @@ def disagreements(comm: Any, directory: Path) -> dict[str, tuple[str, str, float
     return met
 
 
-class Refusing:
-    """Fits, and then does not take it."""
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"n": 1}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        raise RuntimeError("the user's object refuses")
-
-
-class Willing(Refusing):
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
-
-
 class Broken:
     def state_dict(self) -> dict[str, Any]:
         raise RuntimeError("the user's object is broken")
@@ -113,26 +99,6 @@ def test_disagreements_are_errors_on_every_rank(run_on: Any, shared_path: Path) 
         assert "rank 0: checkpoint(step=3), rank 1: restore(step=None" in texts["call"]
         assert texts["restored"] == "2"
     assert all(seconds < LONG_S for rank in met for _, _, seconds in rank.values())
-
-
-def refused_restore(comm: Any, directory: Path) -> dict[str, tuple[str, str, float]]:
-    with deeppart.Checkpointer(config(directory), comm) as ck:
-        ck.checkpoint({"w": torch.ones(5000), "o": Willing()}, step=1).wait(timeout=LONG_S)
-        live: dict[str, Any] = {"w": torch.zeros(5000), "o": Refusing() if comm.rank == 1 else Willing()}
-        met = {"refused": outcome(lambda: ck.restore(live)), "w": outcome(lambda: live["w"].sum().item())}
-        rebuilt = {"w": torch.zeros(5000), "o": Willing()}
-        return met | {"again": outcome(lambda: ck.restore(rebuilt))}
-
-
-@pytest.mark.mpi(min_size=2)
-def test_an_object_that_refuses_what_was_restored_for_it(run_on: Any, shared_path: Path) -> None:
-    met = run_on(2, refused_restore, shared_path)
-    assert [met[rank]["refused"][0] for rank in (0, 1)] == ["RemoteRankError", "StateError"]
-    for rank in (0, 1):
-        text = met[rank]["refused"][1]
-        assert "the user's object refuses" in text and "path o" in text and "may" in text and "hold" in text
-        assert met[rank]["w"][1] == "5000.0", "the arrays are restored by then: the error must say so"
-        assert met[rank]["again"][:2] == ("", "1")
 
 
 def alone(directory: Path) -> dict[str, tuple[str, str, float]]:

@@ -52,6 +52,7 @@ def program(path: Path, text: str) -> Path:
     return path
 
 
+@pytest.mark.sweep(2, kinds=("way",))
 @pytest.mark.parametrize("level", ["funneled", "multiple"])
 @pytest.mark.parametrize("way", WAYS)
 def test_checkpointers_that_ranks_leave_in_different_orders(

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-import random
 import signal
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +12,6 @@ from typing import Any
 import pytest
 
 from tests.mpi.launch import JobResult, start_ranks
-from tests.mpi.launchers import ROOT
 
 Run = Callable[..., JobResult]
 
@@ -47,12 +43,6 @@ def meets(directory: Path) -> None:
     comm = world()
     (directory / f"{comm.rank}.ready").touch()
     comm.recv(source=(comm.rank + 1) % comm.size)
-
-
-def inner_pytest(directory: Path) -> None:
-    options = ["-c", str(ROOT / "setup.cfg"), f"--rootdir={directory}", "-p", "no:cacheprovider"]
-    plugins = ["-p", "tests.conftest", "-p", "tests.mpi.conftest"]
-    raise SystemExit(pytest.main([*options, *plugins, str(directory)]))
 
 
 def test_failing_rank_ends_the_job(run_ranks: Run) -> None:
@@ -87,71 +77,6 @@ def test_killed_rank_is_reported(run_ranks: Run, tmp_path: Path) -> None:
     assert "--- rank 1, killed by the test with SIGKILL" in result.output
     assert result.finished == [False] * 3
     assert_gone(pids)
-
-
-def what_was_there() -> dict[str, Any]:
-    """What an interpreter that has just started has not, or has of its own."""
-    import numpy
-
-    open_files = [Path(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]
-    return {
-        "imported": sorted({"mpi4py.MPI", "tests.conftest", "hypothesis"} & sys.modules.keys()),
-        "threads": len(list(Path("/proc/self/task").iterdir())),
-        "leads its session": os.getsid(0) == os.getpid(),
-        "files": sorted(Path(os.readlink(path)).name.partition(":")[0] for path in open_files if path.exists()),
-        "order": list({str(number) for number in range(100)}),
-        "chance": [random.random(), numpy.random.random()],
-        "rank": world().rank,
-    }
-
-
-def test_ranks_from_nurseries_are_like_new(run_ranks: Run) -> None:
-    new, *others = (run_ranks(3, what_was_there, anew=anew).values for anew in (True, False, False))
-    for found in itertools.chain(*others):
-        for what in ("imported", "threads", "leads its session", "files"):
-            assert found[what] == new[found["rank"]][what], what
-    for job in (new, *others):
-        orders = [tuple(found["order"]) for found in job]
-        assert orders[0] != orders[1] != orders[2], "sets of names come in another order on the next rank"
-    chance = [number for job in (new, *others) for found in job for number in found["chance"]]
-    assert len(set(chance)) == len(chance)
-
-
-FAILS_ON_ONE = """
-import pytest
-from mpi4py import MPI
-
-@pytest.mark.mpi
-def test_fails_on_one():
-    assert MPI.COMM_WORLD.rank == 0, "rank 1 differs"
-    MPI.COMM_WORLD.barrier()
-"""
-
-HANGS = """
-import pytest
-from mpi4py import MPI
-
-@pytest.mark.mpi
-@pytest.mark.timeout(0.2)
-def test_hangs():
-    MPI.COMM_WORLD.recv(source=MPI.COMM_WORLD.rank)
-"""
-
-
-def test_failure_on_one_rank_ends_pytest(run_ranks: Run, tmp_path: Path) -> None:
-    (tmp_path / "test_one.py").write_text(FAILS_ON_ONE)
-    result = run_ranks(2, inner_pytest, tmp_path, expect_rc=None)
-    assert result.returncode == 1
-    assert "rank 1 of 2: test_one.py::test_fails_on_one failed in call" in result.logs[1]
-    assert "rank 1 differs" in result.logs[1]
-
-
-def test_hang_ends_pytest(run_ranks: Run, tmp_path: Path) -> None:
-    (tmp_path / "test_one.py").write_text(HANGS)
-    result = run_ranks(2, inner_pytest, tmp_path, expect_rc=None)
-    assert result.returncode != 0
-    assert "in test_hangs" in result.output
-    assert result.seconds < BUSY_S
 
 
 def assert_gone(pids: list[int]) -> None:

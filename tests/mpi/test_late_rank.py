@@ -109,7 +109,7 @@ def files_of(directory: Path, session: str) -> dict[Path, tuple[int, bytes]]:
 
 @pytest.mark.skipif(not launchers.is_mpich(), reason="Open MPI ends a job's other ranks with the one that is killed")
 @pytest.mark.timeout(300)
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_late_rank_touches_nothing_of_the_next_job(
     stage: str, start_ranks: Any, run_ranks: Any, tmp_path: Path

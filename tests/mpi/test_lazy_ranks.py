@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import deeppart
-from deeppart.errors import CheckpointError, LazyCaptureNotice
+from deeppart.errors import CheckpointError
 from deeppart.state.compare import SLICES
 from deeppart.testing.states import difference
 from tests.unit.memory_ways import Slow
@@ -81,64 +81,6 @@ def test_a_bad_capture_on_one_rank_fails_the_checkpoint_on_all(run_on: Any, shar
         assert found == [None] * 4
 
 
-def losing(comm: Any, directory: Path) -> tuple[list[str], list[int], Any, list[str]]:
-    """Memory is replaced on all ranks, freed on one, written to on another: while the copies have not begun."""
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(1500, 400), nn.Linear(400, 500))
-    optimizer = torch.optim.Adam(net.parameters(), 1e-2)
-    state = {"params": dict(net.named_parameters())}
-    config = deeppart.Config(
-        persistent_dir=str(directory / "ckpt"), capture="lazy", keep={"persistent": 0}, timeout=20.0
-    )
-    outcomes, spoiled, expected, notices = [], [], {}, []
-    with warnings.catch_warnings(record=True) as told, deeppart.Checkpointer(config, comm) as ck:
-        warnings.simplefilter("always")
-        for step in range(1, 7):
-            net(torch.full((4, 1500), float(step))).square().sum().backward()
-            optimizer.step()
-            expected[step] = copy.deepcopy(state["params"])
-            slow = Slow(copies_before=0)
-            pending = ck.checkpoint(state, step)
-            spoiled.append(len(ck._saver._lazy._spoiled))  # type: ignore[union-attr]
-            weight: Any = net[0].weight
-            if step == 2:
-                for parameter in net.parameters():
-                    parameter.data = torch.zeros_like(parameter)
-            elif step == 3 and comm.rank == 1:
-                weight.untyped_storage().resize_(0)
-            elif step == 5 and comm.rank == 2:
-                with torch.no_grad():
-                    weight.mul_(2.0)
-            slow.end()
-            try:
-                pending.wait(timeout=200)
-                outcomes.append("done")
-            except CheckpointError as error:
-                outcomes.append(str(error))
-            if step == 3 and comm.rank == 1:
-                weight.untyped_storage().resize_(weight.numel() * 4)
-            with torch.no_grad():  # the ranks are replicas again
-                for name, parameter in net.named_parameters():
-                    parameter.copy_(expected[step][name])
-        notices = [str(each.message) for each in told if each.category is LazyCaptureNotice]
-        found = []
-        for step in (1, 2, 4, 6):
-            assert ck.restore(state, step) == step
-            found.append(difference(expected[step], state["params"]))
-    return outcomes, spoiled, found, notices
-
-
-def test_memory_lost_or_written_to_on_one_rank(run_on: Any, shared_path: Path) -> None:
-    """The checkpoint fails on all ranks; the rank whose share it is copies the tensor at once from then on."""
-    for rank, (outcomes, spoiled, found, notices) in enumerate(run_on(4, losing, shared_path)):
-        assert [outcomes[step - 1] for step in (1, 2, 4, 6)] == ["done"] * 4
-        assert "rank 1" in outcomes[2] and "memory that was freed or replaced: params/0.weight" in outcomes[2]
-        assert "rank 2" in outcomes[4] and "writes to params/0.weight" in outcomes[4]
-        assert spoiled[3] == (rank == 1) and spoiled[5] == (rank in (1, 2))
-        assert found == [None] * 4
-        assert len(notices) == (rank in (1, 2))
-
-
 def interrupted(comm: Any, directory: Path, by: str) -> tuple[int, int]:
     """One element of a trained embedding differs on the last rank, and not all calls are steps of a training.
 
@@ -192,48 +134,3 @@ def test_a_difference_is_found_within_64_checkpoints_whatever_comes_in_between(
     for made, between in run_on(2, interrupted, shared_path, by):
         assert 0 < made <= SLICES + 1, "the stated bound counts checkpoints that were made"
         assert between >= 2, "what the test is about did not happen"
-
-
-def writing(comm: Any, directory: Path) -> tuple[list[int], list[str], bool]:
-    """After a checkpoint, one rank writes to a trained leaf that another one saves, and sets it back.
-
-    Returns:
-        In which calls all bytes were compared; what was found to differ; whether slices are still read after the call.
-    """
-    torch.manual_seed(0)
-    tables = [nn.Embedding(2000, 16) for _ in range(2)]
-    optimizer = torch.optim.SGD([each.weight for each in tables], lr=1e-3)
-    config = deeppart.Config(persistent_dir=str(directory / "ckpt"), capture="lazy", timeout=60.0)
-    in_full, found, ck = [], [], deeppart.Checkpointer(config, comm)
-    with ck, warnings.catch_warnings():
-        warnings.simplefilter("ignore", deeppart.DeeppartWarning)
-        replicas = ck._saver._replicas
-        compare = replicas.compare_in_full
-
-        def noted(*args: Any) -> Any:
-            in_full.append(step)
-            return compare(*args)
-
-        replicas.compare_in_full = noted  # type: ignore[method-assign, assignment]
-        for step in range(1, 9):
-            slow = Slow(copies_before=0)
-            pending = ck.checkpoint({"tables": tables, "optimizer": optimizer}, step)
-            if step == 4 and comm.rank == 1:
-                mine = set(ck._saver._share.spans["leaf"].tolist())  # type: ignore[union-attr]
-                weight = tables[({0, 1} - mine).pop()].weight
-                before = weight.data.clone()
-                weight.data += 1.0
-                ck._pipeline._capturer._job.deferred._slices.read()  # type: ignore[union-attr]
-                weight.data.copy_(before)
-            slow.end()
-            optimizer.zero_grad()
-            sum(each.weight.square().sum() for each in tables).backward()  # type: ignore[union-attr]
-            optimizer.step()
-            pending.wait(timeout=200)
-            found += [str(each) for each in pending.report.diverged]
-        return in_full, found, replicas._defers
-
-
-def test_what_is_written_to_after_the_call_is_compared_within_it_from_then_on(run_on: Any, shared_path: Path) -> None:
-    """The slices that were read meanwhile say nothing of the checkpoint: once, all is compared, and nothing differs."""
-    assert run_on(2, writing, shared_path) == [([1, 5], [], False)] * 2

@@ -100,6 +100,7 @@ def removed_while_running(
     return restore(comm, directory, settings)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("nodes", [(1,), (0, 1, 2, 3)])
 @pytest.mark.parametrize("settings", [PARTNER, PARITY], ids=["partner", "parity"])
 def test_a_directory_that_is_removed_is_made_again(

@@ -101,20 +101,3 @@ def test_another_nodes_file_of_the_same_path_is_read(run_on: Any, shared_path: P
         assert any("(node of rank 0)" in line for line in results[0][2]), "which of the files it was"
         assert results[1] == ("c", True), "and it is whole again"
         assert results[2][:2] == (2, True)
-
-
-def read_elsewhere(comm: Any, directory: Path) -> tuple[Any, bool]:
-    """Part 3 is read on d; parity is encoded of b's file, which nobody has read."""
-    settings = {"every": {"partner": 0, "parity": 1}, "parity_group": 4}
-    save(comm, directory, "abcd", **settings)
-    assert restore(comm, directory, "cdab", **settings)[:2] == (2, True)
-    path = part(directory, "b", 3)
-    on_rank_0(comm, flip, path)
-    result = restore(comm, directory, "acdb", **settings)
-    return result, is_sound(path)
-
-
-@pytest.mark.timeout(110)
-def test_what_was_read_on_one_node_was_not_read_on_the_others(run_on: Any, shared_path: Path) -> None:
-    for result, sound in run_on(4, read_elsewhere, shared_path):
-        assert result[:2] == (2, True) and sound, result

@@ -17,8 +17,8 @@ from deeppart.comm import mpi
 from tests.mpi import over_sockets
 
 #: Enough for a few sessions, not for all that follow.
-COMMUNICATORS_LEFT = 30
-SESSIONS = 60
+COMMUNICATORS_LEFT = 14
+SESSIONS = 32
 TIMEOUT_S = 60.0
 #: Channels that a process keeps for its next session: without MPI a session's are closed with it.
 KEPT = 0 if over_sockets.is_chosen() else 4

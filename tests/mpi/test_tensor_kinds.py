@@ -52,18 +52,3 @@ def test_every_rank_gets_its_own_back(run_on: Any, shared_path: Path) -> None:
     for rank in (0, 1):
         loaded, expected = bits(deeppart.load(shared_path, rank=rank)), bits(state(rank, 2))
         assert all(loaded[key] == expected[key] for key in ("some", "kinds", "other numbers"))
-
-
-def dropped(comm: Any, directory: Path) -> Any:
-    live = {key: item for key, item in state(comm.rank, 5).items() if key not in ("some", "kinds")}
-    with deeppart.Checkpointer(config(directory), comm=comm) as ck:
-        assert ck.restore(live | {"some": None, "kinds": None}, per_rank="drop") == 2
-    return bits(live)
-
-
-def test_on_another_world_size_a_tensor_is_left_alone_as_a_whole(run_on: Any, shared_path: Path) -> None:
-    run_on(2, save, shared_path)
-    (found,) = run_on(1, dropped, shared_path)
-    saved, live = bits(state(0, 2)), bits(state(0, 5))
-    assert found["same"] == saved["same"]
-    assert found["other numbers"] == live["other numbers"] and found["other elements"] == live["other elements"]

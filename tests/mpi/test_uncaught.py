@@ -59,12 +59,6 @@ def check_printed(text: str, rank: int, others: str) -> None:
 
 
 @pytest.mark.skipif(unavailable() is not None, reason=unavailable() or "")
-def test_what_all_ranks_refuse_is_printed_once(script: Path, tmp_path: Path) -> None:
-    text = mpirun_prints(script, tmp_path / "ckpt", "3")
-    check_printed(text, 0, "the checkpoint has leaves that the live module lacks: model/backbone.weight")
-
-
-@pytest.mark.skipif(unavailable() is not None, reason=unavailable() or "")
 def test_the_rank_that_refuses_prints_it(script: Path, tmp_path: Path) -> None:
     check_printed(mpirun_prints(script, tmp_path / "ckpt", "1"), 2, "restore of step 3: refused by rank 2")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -123,32 +122,3 @@ def test_a_job_that_an_exception_ends_says_so(run_ranks: Any, tmp_path: Path) ->
     run_ranks(1, left_by_an_exception, tmp_path, expect_rc=None)
     seen = watched(tmp_path)
     assert seen["state"] == "failed" and seen["ranks"][0]["ended"] is not None
-
-
-def without_a_place(directory: Path) -> tuple[list[str], int | None]:
-    """A job whose status files cannot be written: their folder's name is taken as soon as it has one."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        settings = config(directory, metrics_file=str(directory / "nowhere" / "m.prom"), local_dir=None)
-        with deeppart.Checkpointer(settings) as checkpointer:
-            folder = directory / "ckpt" / f"status-{checkpointer._session.session}"
-            deadline = time.monotonic() + 60
-            while not list(folder.glob("rank-*")):
-                assert time.monotonic() < deadline
-                time.sleep(0.005)
-            for path in folder.iterdir():
-                path.unlink()
-            folder.rmdir()
-            folder.touch()
-            recorder._LEAST_S = 0.0
-            for step in range(1, 6):
-                checkpointer.checkpoint({"x": step}, step).wait()
-                time.sleep(0.02)
-    return [str(warning.message) for warning in caught], deeppart.load(directory / "ckpt")["x"]
-
-
-def test_where_nothing_can_be_written_training_goes_on_and_hears_of_it_once(run_ranks: Any, tmp_path: Path) -> None:
-    (value,) = run_ranks(1, without_a_place, tmp_path).values
-    said, newest = value
-    assert newest == 5
-    assert sorted(text.split(":")[0] for text in said) == ["metrics_file", "status"]

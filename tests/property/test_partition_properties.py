@@ -10,7 +10,7 @@ from fractions import Fraction
 from random import Random
 
 import numpy as np
-from hypothesis import given, note, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -148,45 +148,6 @@ def test_what_ranks_carry_already_is_balanced_too(specs: list[LeafSpec], ranks: 
     taking = got > 0
     assert not taking[carried > math.floor(level)].any()
     assert all(total < level + slack for total in (got + carried)[taking].tolist())
-
-
-@EXAMPLES
-@given(worlds(), KAPPAS, st.integers(0, 2**32))
-def test_each_replica_set_is_balanced_within_itself(world: tuple[list[LeafSpec], int], kappa: int, seed: int) -> None:
-    """Smaller sets first, each against the water level over what its ranks carry by then."""
-    specs, ranks = world
-    load = preloads(ranks, seed)
-    plan = partition(specs, ranks, kappa, preload=load.astype(float))
-    table = plan.table()
-    families: dict[tuple[int, ...], list[int]] = {}
-    for number, spec in enumerate(specs):
-        families.setdefault(spec.replicas or tuple(range(ranks)), []).append(number)
-    for replicas in sorted(families, key=lambda members: (len(members), members)):
-        mine = np.isin(table.leaf, families[replicas])
-        got = np.zeros(ranks, dtype=np.int64)
-        np.add.at(got, table.rank[mine], table.length[mine] + kappa)
-        amount = work([specs[number] for number in families[replicas]], kappa)
-        if not amount:
-            continue
-        level, wet = water_level(load[list(replicas)].tolist(), amount)
-        element = max(specs[number].itemsize for number in families[replicas] if specs[number].nbytes)
-        slack = max(Fraction(amount, wet) / 100, Fraction(element)) + kappa
-        load = load + got
-        note(f"{replicas[:5]}... level {level}")
-        assert all(total < level + slack for total in load[got > 0].tolist())
-
-
-@EXAMPLES
-@given(worlds(), KAPPAS, NAMES)
-def test_few_leaves_are_split(world: tuple[list[LeafSpec], int], kappa: int, strategy: str) -> None:
-    specs, ranks = world
-    plan = partition(specs, ranks, kappa, strategy)
-    owners = np.bincount(plan.table().leaf, minlength=len(specs))
-    assert plan.split_leaves() == int((owners > 1).sum())
-    sets = {spec.replicas if spec.replicas and len(spec.replicas) < ranks else None for spec in specs if spec.nbytes}
-    assert plan.split_leaves() <= sum((ranks if replicas is None else len(replicas)) - 1 for replicas in sets)
-    if strategy in ("whole", "rank0"):
-        assert plan.split_leaves() == 0
 
 
 @EXAMPLES

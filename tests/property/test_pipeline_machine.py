@@ -236,5 +236,5 @@ class PipelineMachine(RuleBasedStateMachine):
 
 TestPipelineMachine = PipelineMachine.TestCase
 TestPipelineMachine.settings = settings(
-    max_examples=examples(60), stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(60), stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )

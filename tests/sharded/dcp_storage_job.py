@@ -339,7 +339,7 @@ class Job:
 def killed(directory: Path) -> None:
     """Rank 1 is killed between an async_save and the next; the others are told."""
     state = build("fsdp", mesh_of("fsdp", RANKS))
-    with open_writer(directory, timeout=5.0) as writer:
+    with open_writer(directory, timeout=30.0) as writer:
         fill(state, 1)
         saving: Any = async_save(state, checkpoint_id=1, storage_writer=writer)
         saving.result(TIMEOUT_S)

@@ -250,19 +250,6 @@ def test_leftovers_are_never_restored_and_go_with_the_next_commit(memory: Path) 
     assert persistent_steps(memory) == [1, 9] and local_steps(memory) == [9]
 
 
-def test_other_experiments_in_one_local_directory(memory: Path) -> None:
-    """Two persistent directories share a scratch directory: neither sees nor removes the other's copies."""
-    one = deeppart.Config(persistent_dir=str(memory / "one"), local_dir=str(memory / "l"), timeout=30.0)
-    two = deeppart.Config(persistent_dir=str(memory / "two"), local_dir=str(memory / "l"), timeout=30.0)
-    with deeppart.Checkpointer(one) as a, deeppart.Checkpointer(two) as b:
-        a.checkpoint(state(10), 10).wait(timeout=200)
-        b.checkpoint(state(5), 5).wait(timeout=200)
-        live = state(0)
-        assert b.restore(live) == 5 and a.restore(live) == 10
-        b.checkpoint(state(6), 6).wait(timeout=200)
-    assert local_steps(memory) == [6, 10]
-
-
 @pytest.mark.parametrize("in_thread", [False, True], ids=["signal handler", "thread"])
 def test_a_call_within_another_one_is_refused(memory: Path, *, in_thread: bool) -> None:
     """As from a handler of a signal that arrives at that moment: the outer call would save what is left of its tree."""

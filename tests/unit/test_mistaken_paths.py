@@ -104,10 +104,3 @@ def test_the_commands_say_it_too(saved: Path, name: str) -> None:
     assert outcome.exit_code != 0
     words = {"a step": "one step", "local_dir": "local_dir", "DCP": "torch.distributed.checkpoint"}
     assert words.get(name, "a file") in " ".join((outcome.output + outcome.stderr).split())
-
-
-def test_one_directory_for_both_levels_is_a_checkpoint_directory(tmp_path: Path) -> None:
-    both = tmp_path / "both"
-    with deeppart.Checkpointer(persistent_dir=str(both), local_dir=str(both), timeout=30.0) as ck:
-        ck.checkpoint({"a": 1}, 1).wait()
-    assert deeppart.load(both)["a"] == 1

@@ -17,7 +17,6 @@ every life begins with a restore, which is judged by what is known of every file
 | ``incidents`` | what happens to a rank's process: kills, stops, signals, forks |
 | ``repeating`` | makes names and encodings depend on the seed |
 | ``order`` | what the runner tells the ranks |
-| ``libc`` | faults inside the C library, where libfiu is installed |
 | ``files`` | what lies on storage, read without the library; ``faults`` what is done to it |
 | ``oracle`` | what has to come back, and what may not be lost |
 | ``trace`` | what was harmed, written down so that it can be done again |

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tests.faults.campaign import libc, plan, records, report, special, stages, sweep
+from tests.faults.campaign import plan, records, report, special, stages, sweep
 from tests.faults.campaign.cutting import Cutting
 from tests.faults.campaign.jobs import Jobs
 from tests.faults.campaign.judge import Problem
@@ -35,11 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(reason, file=sys.stderr)
         return 2
     stages.check()
-    libfiu = None if options.libfiu is None else libc.preload(Path(options.libfiu) if options.libfiu else None)
-    if options.libfiu is not None and libfiu is None:
-        print("libfiu and its preload libraries are not installed (Debian: fiu-utils, libfiu0)", file=sys.stderr)
-        return 2
-    campaign = Campaign(scenarios, options, libfiu)
+    campaign = Campaign(scenarios, options)
     began = time.monotonic()
     try:
         campaign.run()
@@ -63,7 +59,6 @@ class Campaign:
     Args:
         scenarios: in this order.
         options: of the command line.
-        libfiu: the variables that put libfiu below a process, or None.
 
     Attributes:
         tally, failed: what has been found.
@@ -71,10 +66,8 @@ class Campaign:
         interrupted: it was broken off; what is found from then on is a consequence of that.
     """
 
-    def __init__(
-        self, scenarios: list[records.Scenario], options: argparse.Namespace, libfiu: dict[str, str] | None
-    ) -> None:
-        self._options, self._libfiu = options, libfiu
+    def __init__(self, scenarios: list[records.Scenario], options: argparse.Namespace) -> None:
+        self._options = options
         self._waiting: Iterator[records.Scenario] = iter(scenarios)
         self._ranks = max((life.world for each in scenarios for life in each.lives), default=1)
         self._lock = threading.Lock()
@@ -154,7 +147,7 @@ class Campaign:
         return Play(scenario, base, jobs, self.tally, broken, self._again.get(scenario.name))
 
     def _new_jobs(self, directory: Path, seed: int) -> Jobs:
-        jobs = Jobs(self._ranks, self._options.limit, self._libfiu, Path(tempfile.mkdtemp(dir=directory)), seed)
+        jobs = Jobs(self._ranks, self._options.limit, Path(tempfile.mkdtemp(dir=directory)), seed)
         self._jobs.append(jobs)
         return jobs
 
@@ -194,11 +187,7 @@ def _unique(problems: Sequence[Problem]) -> list[str]:
 def _needed(options: argparse.Namespace) -> str:
     """Options without which a scenario is another one."""
     defaults = _parse([])
-    names = [
-        name
-        for name in ("ranks", "kills", "libfiu", "break_library")
-        if getattr(options, name) != getattr(defaults, name)
-    ]
+    names = [name for name in ("ranks", "kills", "break_library") if getattr(options, name) != getattr(defaults, name)]
     return "".join(f" --{name.replace('_library', '')} {getattr(options, name)}" for name in names)
 
 
@@ -242,13 +231,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--kills", type=float, default=0.4, help="share of scenarios with a SIGKILL (default 0.4)")
     add("--limit", type=float, default=60.0, help="seconds after which a life hangs (default 60)")
     add("--data", type=Path, help="keep the data of failed scenarios below this directory")
-    add(
-        "--libfiu",
-        nargs="?",
-        const="",
-        metavar="DIR",
-        help="faults inside the C library too, where libfiu is installed",
-    )
     add("--break", dest="break_library", choices=stages.BREAKS, help="break the library, to see that it is noticed")
     return parser.parse_args(arguments)
 

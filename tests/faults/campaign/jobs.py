@@ -91,19 +91,14 @@ class Jobs:
     Args:
         ranks: of the serving jobs.
         limit_s: seconds that a life may take.
-        libfiu: the variables that put libfiu below the serving jobs, or None.
         directory: for small files.
         hash_seed: of the ranks' interpreters: in which order they see sets of names.
     """
 
-    def __init__(
-        self, ranks: int, limit_s: float, libfiu: dict[str, str] | None, directory: Path, hash_seed: int
-    ) -> None:
+    def __init__(self, ranks: int, limit_s: float, directory: Path, hash_seed: int) -> None:
         self._limit_s, self._directory = limit_s, directory
-        self.libfiu = libfiu is not None
         self._env = {"PYTHONHASHSEED": str(hash_seed % (1 << 32))}
-        more = self._env | (libfiu or {})
-        environments = {True: more, False: more | _SINGLE}
+        environments = {True: self._env, False: self._env | _SINGLE}
         self._servers = {threads: Server(ranks, limit_s, env, directory) for threads, env in environments.items()}
 
     def play(self, order: Order) -> tuple[int, ...]:

@@ -35,7 +35,6 @@ class Order:
         next_step: the smallest step that was never used.
         members: ranks of the serving job that play it, in rank order.
         broken: how the library is to be broken, or "".
-        libfiu: whether the ranks run above it.
         stopped: process ids of ranks of earlier lives that were left behind.
     """
 
@@ -45,7 +44,6 @@ class Order:
     next_step: int
     members: tuple[int, ...]
     broken: str
-    libfiu: bool = False
     stopped: tuple[int, ...] = ()
 
     @property

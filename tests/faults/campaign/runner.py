@@ -143,7 +143,6 @@ class Play:
             self._next_step,
             members,
             self._broken,
-            self._jobs.libfiu and not each.alone,
             self._stopped,
         )
         try:
@@ -223,12 +222,6 @@ class Play:
                 self._note(f"{fault.error}: {fault.phase}, {fault.root}", how, detail, **met)
                 if fault.phase != "checkpoint":  # there was a restore after it in the same life
                     self._resolve_now(outcome, fault.phase)
-        for rank, event in outcome.events("libc"):
-            if event["refused"]:
-                how = "once" if event["refused"] == 1 else "repeatedly"
-                self._note(f"libfiu: {event['point']}", how, "", life=number, rank=rank)
-            else:
-                self._tally.missed += 1
         for rank, event in outcome.events("running"):
             running = each.running[event["fault"]]
             self._note(_RUNNING[running.kind], "while running", "", life=number, rank=rank, at=running.at)

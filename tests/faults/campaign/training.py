@@ -9,7 +9,6 @@ import posix  # these faults are not to be refused by StorageFaults, which repla
 import shutil
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,6 @@ import torch
 from deeppart.errors import CheckpointError, LevelNotRunError, StepExistsError
 from deeppart.testing.faults import StorageFaults
 from tests.faults.campaign import contents, stages
-from tests.faults.campaign.libc import LibcFault, LibcFaults, planned
 from tests.faults.campaign.rebinding import rebind
 from tests.faults.campaign.records import HANG, StorageFault
 
@@ -60,13 +58,11 @@ class Training:
         """All checkpoints."""
         life, record = self._rank.life, self._rank.record
         step = restored if life.reuse and restored is not None else self._rank.order.next_step - 1
-        with self._rank.refusing("checkpoint") as active, self._refusing_calls() as calls:
+        with self._rank.refusing("checkpoint") as active:
             if life.prepares:
                 self._ck.prepare(self._rank.live)
             for at in range(life.checkpoints):
                 self._go_wrong(at)
-                if calls is not None and calls[0].at == at:
-                    calls[1].arm()
                 for _, fault, watching in active:
                     if fault.at == at:
                         refuse(watching, fault)
@@ -87,18 +83,6 @@ class Training:
             if life.alone:
                 time.sleep(_GRACE_S)
         record("trained", failures=self._ck.failures)
-
-    @contextlib.contextmanager
-    def _refusing_calls(self) -> Iterator[tuple[LibcFault, LibcFaults] | None]:
-        """This rank's fault inside the C library, if there is one; afterwards it is recorded what it did."""
-        order = self._rank.order
-        fault = planned(order.scenario.name, order.number, order.life) if order.libfiu else None
-        if fault is None or fault.rank != self._rank.rank:
-            yield None
-            return
-        with LibcFaults(fault) as faults:
-            yield fault, faults
-        self._rank.record("libc", point=fault.point, refused=faults.refused, seen=faults.seen)
 
     def _checkpoint(self, step: int) -> int:
         """Save the next step that is free; returns which one that was."""

@@ -38,7 +38,7 @@ def late(directory: Path, level: str) -> list[dict[str, str]]:
     """Rank 0 decides on step 2 when the others wait no longer; a third step follows. Then node 0 is lost."""
     from mpi4py import MPI
 
-    comm, timeout = MPI.COMM_WORLD, 1.5
+    comm, timeout = MPI.COMM_WORLD, 4.0
     decide, decided = commit._decide, []
 
     def slowly(reports: list[Any], act: Any) -> Any:
@@ -70,6 +70,7 @@ def lose_and_restore(directory: Path, level: str) -> tuple[int | None, float]:
         return ck.restore(live), float(live["w"][-1])
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("level", ["partner", "parity"])
 def test_what_some_rank_was_told_is_complete_can_be_restored(run_ranks: Any, tmp_path: Path, level: str) -> None:
     """A later step, each part of which is on one node, does not take the place of what survives the loss of one."""

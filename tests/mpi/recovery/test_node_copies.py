@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import json
 import os
-import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ import deeppart
 from deeppart.comm import waiting
 from deeppart.errors import DeeppartError, PeerTimeoutError, StorageError
 from deeppart.part import FLAG_PER_RANK
-from deeppart.plan.restart import reading
 from deeppart.recovery import distribute, tables
 from deeppart.state.restore import scatter
 from tests.mpi.training_states import PER_RANK, config, flat_bytes, same, save, training_state
@@ -107,40 +105,6 @@ def test_between_two_nodes_each_chunk_goes_once_and_then_on(run_on: Any, in_memo
     # Once to the other node, and once on to that rank's mate, who cannot look into its memory.
     assert sum(sent for _, (sent, _), _ in results) == 2 * shared
     assert sum(received for _, (_, received), _ in results) == 2 * shared
-
-
-def chain(rank: int, patch: pytest.MonkeyPatch) -> None:
-    """Every rank passes chunks on to one node and one rank: the deepest tree there can be; few of them at once."""
-    patch.setattr(reading, "FANOUT", 1)
-    patch.setattr(distribute, "WINDOW", 3)
-    patch.setattr("deeppart.comm.mpi.MESSAGE_BYTES", 10_000)
-
-
-def few_tags(rank: int, patch: pytest.MonkeyPatch) -> None:
-    """Messages with one tag may not overtake each other, however few tags there are; one rank is late with its own."""
-    patch.setattr(reading, "FANOUT", 1)
-    patch.setattr(distribute, "_TAGS", 2)
-    sending = distribute.Delivery._sending
-
-    def late(self: Any, data: Any, hop: Any, tag: int) -> Iterator[bool]:
-        until = time.monotonic() + 0.02
-        while time.monotonic() < until:
-            yield False
-        yield from sending(self, data, hop, tag)
-
-    if rank == 0:
-        patch.setattr(distribute.Delivery, "_sending", late)
-
-
-@pytest.mark.sweep(2, kinds=("node_size",))
-@pytest.mark.parametrize("before", [chain, few_tags])
-@pytest.mark.parametrize("node_size", [1, 2, 3])
-def test_along_a_chain_of_nodes_and_ranks(run_on: Any, in_memory: Path, node_size: int, before: Before) -> None:
-    saved = run_on(4, save_on, in_memory, node_size)
-    results = run_on(4, restored, in_memory, before, node_size)
-    for rank, (found, _) in enumerate(results):
-        assert same(saved[rank], found) == []
-    assert sum(sent for _, (sent, _) in results) == sum(received for _, (_, received) in results) > 0
 
 
 def under_another_kernel(rank: int, patch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 from deeppart_simulator.advise.choose import (
@@ -10,14 +10,10 @@ from deeppart_simulator.advise.choose import (
     FACTORS,
     Wanted,
     advise,
-    advised,
     describe,
-    front_of,
-    in_steps,
     least_restart,
     loss_of,
     shown,
-    steps_between,
 )
 from deeppart_simulator.advise.text import reasons
 from deeppart_simulator.campaign.costs import followed, training_s
@@ -25,10 +21,9 @@ from deeppart_simulator.campaign.failures import Scheduling
 from deeppart_simulator.campaign.plan import Cadences, Planned
 from deeppart_simulator.campaign.run import run
 from deeppart_simulator.machine.record import Failures
-from deeppart_simulator.timing.stages import Job, Protection
+from deeppart_simulator.timing.stages import Job
 
 from deeppart.errors import ConfigError
-from deeppart.plan.interval import LevelCost, Waste, best
 from tests.simulator.campaign.jobs import DAY
 from tests.simulator.timing.jobs import MACHINE, STATE
 
@@ -80,6 +75,7 @@ def test_a_job_that_gets_nowhere_is_refused_with_what_would_have_to_change() -> 
     assert 0.25 < found < 0.55
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("notice_s", [0.0, 60.0])
 def test_a_campaign_with_preemptions_loses_what_the_advice_says(notice_s: float) -> None:
     """With a notice no work is lost, and checkpoints are as rare as without preemptions; otherwise it is a failure."""
@@ -99,79 +95,3 @@ def test_a_campaign_with_preemptions_loses_what_the_advice_says(notice_s: float)
     runs = [run(Planned(chosen.job), cadences, seed) for seed in range(4)]
     wasted = 1 - sum(each.efficiency for each in runs) / len(runs)
     assert wasted == pytest.approx(chosen.waste.total, rel=0.1)
-
-
-@dataclass(frozen=True)
-class Weighed:
-    waste: Waste
-    drained_daily_bytes: float
-    node_daily_bytes: float
-    simplicity: tuple[int, ...] = (0,)
-    idle: float = 0.0
-
-
-def choice(loss: float, drained: float, worn: float, simplicity: int = 0, restart: float = 0.4) -> Weighed:
-    return Weighed(Waste(loss / 2, loss / 2, restart), drained, worn, (simplicity,))
-
-
-def test_on_the_front_is_what_no_other_one_is_as_good_as() -> None:
-    best, rare, simple = choice(0.010, 100.0, 10.0, 1), choice(0.012, 20.0, 10.0, 1), choice(0.013, 200.0, 10.0, 0)
-    worse = choice(0.014, 100.0, 10.0, 1)
-    assert front_of([worse, simple, rare, best]) == (best, rare, simple)
-
-
-def test_of_those_that_lose_nearly_least_the_file_system_counts_first_then_drives_then_how_simple_it_is() -> None:
-    best, same, simple = choice(0.0100, 1000.0, 1.0, 0), choice(0.0102, 10.0, 50.0, 3), choice(0.0103, 15.0, 20.0, 2)
-    assert advised(front_of([best, same])) == same
-    assert advised(front_of([best, same, simple])) == simple, "drives wear less than half as much"
-    simplest = choice(0.0104, 16.0, 30.0, 1)
-    assert advised(front_of([best, same, simple, simplest])) == simplest, "as few bytes, within a factor of two"
-
-
-NOWHERE = Protection(local=False, partner=False)
-LOCAL, COPIES = Protection(partner=False), Protection()
-PARITY = Protection(partner=False, parity_group=4)
-
-
-def candidates() -> list[Job]:
-    job = Job(STATE, MACHINE, 64, 4)
-    return [
-        replace(job, protection=protection, compression=compression)
-        for protection in (NOWHERE, LOCAL, COPIES, PARITY)
-        for compression in ("none", "tensor")
-    ]
-
-
-@pytest.mark.parametrize(
-    ("wanted", "protections", "compressions"),
-    [
-        (Wanted(), [NOWHERE, LOCAL, COPIES, PARITY], ["none", "tensor"]),
-        (Wanted(local=False), [NOWHERE], ["none", "tensor"]),
-        (Wanted(local=True), [LOCAL, COPIES, PARITY], ["none", "tensor"]),
-        (Wanted(partner=True), [COPIES], ["none", "tensor"]),
-        (Wanted(partner=False), [NOWHERE, LOCAL, PARITY], ["none", "tensor"]),
-        (Wanted(parity=(4, 1)), [PARITY], ["none", "tensor"]),
-        (Wanted(parity=(12, 3)), [Protection(partner=False, parity_group=12, parity_tolerate=3)], ["none", "tensor"]),
-        (Wanted(parity=(4, 1), partner=True), [replace(PARITY, partner=True)], ["none", "tensor"]),
-        (Wanted(compression="none", local=False), [NOWHERE], ["none"]),
-        (Wanted(compression="auto", partner=True), [COPIES], ["auto"]),
-    ],
-)
-def test_candidates(wanted: Wanted, protections: list[Protection], compressions: list[str]) -> None:
-    found = [(job.protection, job.compression) for job in wanted.among(candidates())]
-    assert found == [(protection, compression) for protection in protections for compression in compressions]
-
-
-COSTS = (LevelCost("local", 0.5, 1.0, 1.0, 60.0, 1 / 3e4), LevelCost("persistent", 2.0, 30.0, 40.0, 300.0, 1 / 1e6))
-
-
-@pytest.mark.parametrize("step_s", [0.001, 0.37, 1.0, 30.0, 1000.0, 1e5])
-def test_training_between_calls_is_whole_steps(step_s: float) -> None:
-    free = best(COSTS, step_s)
-    found = in_steps(COSTS, free, step_s)
-    steps = training_s(COSTS, found) / step_s
-    assert steps == pytest.approx(round(steps), rel=1e-9) and round(steps) == steps_between(COSTS, found, step_s) >= 1
-    assert found.every == free.every and abs(found.period_s - free.period_s) <= step_s * (1 + 1e-9)
-    assert free.waste.total <= found.waste.total * (1 + 1e-3)
-    busy = sum(cost.busy_s / found.every[cost.name] for cost in COSTS)
-    assert found.period_s >= busy * (1 - 1e-9)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,21 +12,17 @@ from deeppart_simulator.campaign.failures import (
     CLASSES,
     Failure,
     Size,
-    classes,
     drawn,
-    failures_from,
     pieces_s,
     rates_per_s,
 )
 from deeppart_simulator.campaign.outcomes import RunResult
 from deeppart_simulator.campaign.plan import Cadences, Planned
 from deeppart_simulator.campaign.run import run
-from deeppart_simulator.machine.record import PIECES, WAYS, Failures, Group, Restart
+from deeppart_simulator.machine.record import PIECES, WAYS, Failures, Restart
 
-from deeppart.errors import ConfigError
 from tests.simulator.campaign.jobs import DAY
 from tests.simulator.campaign.jobs import planned as planned_for
-from tests.simulator.traces.logs import SACCT, written
 
 # --- failures ---------------------------------------------------------------------------------------------------------
 
@@ -45,32 +40,6 @@ def test_failures_come_at_their_rate(shape: float) -> None:
     assert {f.nodes for f in found if f.kind == "group"} == {(0, 1, 2, 3), (4, 5, 6, 7)}
     assert {f.nodes for f in found if f.kind == "node"} == {(n,) for n in range(8)}
     assert {f.nodes for f in found if f.kind == "system"} == {tuple(range(8))}
-
-
-def test_groups_of_each_kind_fail_whole_and_at_a_rate_of_their_own() -> None:
-    """Ten nodes: four switches of three, the last with one node, and two halves."""
-    groups = {"switch": Group(nodes=3, mtbf=50 * DAY), "power": Group(nodes=5, mtbf=200 * DAY)}
-    failures, size = Failures(node=30 * DAY, groups=groups), Size(10, 10)
-    assert classes(failures) == ("process", "node", "group", "switch", "power", "system")
-    rates = rates_per_s(failures, size)
-    assert [rates[kind] * DAY for kind in ("switch", "power", "group")] == pytest.approx([4 / 50, 2 / 200, 0])
-    wall = 50_000 * DAY
-    found = list(itertools.takewhile(lambda f: f.at_s < wall, drawn(failures, size, np.random.default_rng(3))))
-    for kind in ("node", "switch", "power"):
-        assert sum(f.kind == kind for f in found) == pytest.approx(rates[kind] * wall, rel=0.12)
-    assert {f.nodes for f in found if f.kind == "switch"} == {(0, 1, 2), (3, 4, 5), (6, 7, 8), (9,)}
-    assert {f.nodes for f in found if f.kind == "power"} == {(0, 1, 2, 3, 4), (5, 6, 7, 8, 9)}
-
-
-def test_a_log_of_jobs(tmp_path: Path) -> None:
-    """Node k of the job is the k-th of the log; both losses of node1 within a minute are one."""
-    file = written(tmp_path, SACCT)
-    assert failures_from(file, Size(4, 4)) == (
-        Failure(1.0, "process", (0,)), Failure(15.0, "node", (0,)), Failure(35.0, "preemption", (0, 1, 2, 3)),
-    )  # fmt: skip
-    assert [failure.kind for failure in failures_from(file, Size(2, 2))] == ["process", "node"]
-    with pytest.raises(ConfigError, match="at most 4 nodes"):
-        failures_from(file, Size(5, 5))
 
 
 #: Any two sums of these numbers differ.
@@ -135,12 +104,3 @@ def test_advice_expects_what_a_campaign_takes(way: str, kind: str) -> None:
     result = course(this, (Failure(4000.0, kind, strikes(kind)),))
     assert result.recoveries == {level: 1}
     assert expected == pytest.approx(result.buckets["down"] + result.buckets["restoring"], rel=1e-6)
-
-
-@pytest.mark.parametrize(("way", "queue_s"), [("job", 6.0), ("in-process", 0.0)])
-def test_a_node_that_had_to_be_repaired_starts_anew(way: str, queue_s: float) -> None:
-    """Nothing waits on it. Without spares no node is replaced: the job waits for the repair."""
-    result = course(job(way), (Failure(4000.0, "node", (3,)),), spares=0)
-    started = sum(EIGHT[piece] for piece in ("relaunch", "imports", "communicator", "first_step"))
-    assert result.buckets["down"] == pytest.approx(EIGHT["detect"] + queue_s + started, abs=1e-6)
-    assert result.buckets["short of nodes"] == pytest.approx(5000.0 - EIGHT["detect"] - queue_s, abs=1e-6)

@@ -14,7 +14,7 @@ from deeppart_simulator.campaign.failures import Failure, Scheduling, Waits
 from deeppart_simulator.campaign.outcomes import estimate
 from deeppart_simulator.campaign.plan import Cadences, Planned
 from deeppart_simulator.campaign.run import run
-from deeppart_simulator.machine.record import Failures, Group
+from deeppart_simulator.machine.record import Failures
 from deeppart_simulator.timing.stages import Job, Protection
 from deeppart_simulator.workload.states import read_state
 
@@ -34,7 +34,7 @@ def _daly_efficiency(period_s: float, cost_s: float, mtbf_s: float, restart_s: f
 def test_one_level_agrees_with_daly(cost_s: float, mtbf_s: float) -> None:
     this = planned(Failures(system=mtbf_s), cost_s, protection=Protection(local=False, partner=False))
     period = math.sqrt(2 * cost_s * mtbf_s)
-    results = [run(this, Cadences(period, {"persistent": 1}, 200 * mtbf_s), seed) for seed in range(8)]
+    results = [run(this, Cadences(period, {"persistent": 1}, 200 * mtbf_s), seed) for seed in range(5)]
     found = estimate([result.efficiency for result in results])
     restart = this.on(4).restore_s({"persistent": 4}, 4)
     expected = _daly_efficiency(period, cost_s, mtbf_s, restart)
@@ -76,22 +76,6 @@ def test_elastic_jobs_go_on_with_fewer_nodes() -> None:
     assert goes_on.useful_s > waits.useful_s
 
 
-def test_elastic_jobs_grow_back_when_that_is_worth_a_restart() -> None:
-    """One of eight nodes is lost for six hours; later failures would be far off, so it is taken in when it is back."""
-    this, cadences = busy(spares=0)
-    trace = (Failure(3600.0, "node", (2,)),)
-    machine = replace(this.job.machine, restart=replace(this.job.machine.restart, repair=21600.0))
-    job = replace(this.job, machine=machine)
-    long = replace(cadences, wall_s=DAY)
-    result = run(Planned(job), long, 1, trace)
-    assert result.least_nodes == 7 and result.grown == 1
-    assert sum(result.recoveries.values()) == 1, "taking a node in is no recovery"
-    assert sum(result.buckets.values()) == pytest.approx(DAY, rel=1e-9)
-    shaky = replace(machine, failures=replace(machine.failures, process=600.0 * 8))
-    result = run(Planned(replace(job, machine=shaky)), long, 1, trace)
-    assert result.grown == 0, "failures each ten minutes take it in anyway"
-
-
 def test_a_trace_is_followed() -> None:
     this, cadences = busy()
     trace = (
@@ -103,26 +87,6 @@ def test_a_trace_is_followed() -> None:
     assert result.failures == {"node": 1, "system": 1, "process": 1}
     assert sum(result.recoveries.values()) == 3
     assert result.recoveries["persistent"] >= 1
-
-
-def test_what_was_read_from_the_file_system_is_not_on_the_nodes_afterwards() -> None:
-    """Without copies the library rebuilds nothing: a process that fails before the next call costs the same again."""
-    this, cadences = busy(spares=1)
-    often = replace(cadences, every={"local": 1, "persistent": 1}, wall_s=4 * 3600.0)
-    this = Planned(replace(this.job, protection=Protection(partner=False)))
-    trace = (Failure(3600.0, "node", (2,)), Failure(4200.0, "process", (0,)))
-    assert run(this, often, 1, trace).recoveries == {"persistent": 2}
-    copied = replace(often, every={"local": 1, "partner": 1, "persistent": 1})
-    assert run(busy()[0], copied, 1, trace).recoveries == {"partner": 1, "local": 1}
-
-
-def test_a_loss_of_a_named_group_is_counted_under_its_name() -> None:
-    failures = Failures(groups={"rack": Group(nodes=2, mtbf=4 * DAY), "power": Group(nodes=4, mtbf=20 * DAY)})
-    machine = replace(QUIET, failures=failures)
-    this = Planned(Job(read_state("tensors-8x1KB"), machine, 8, 1, protection=Protection(partner=True)))
-    result = run(this, Cadences(3600.0, {"local": 1, "partner": 1}, 200 * DAY, spares=8), 1)
-    assert 150 < result.failures["rack"] < 250 and 10 < result.failures["power"] < 32
-    assert set(result.failures) == {"rack", "power"} and set(result.recoveries) == {"partner"}
 
 
 def _figures(document: Mapping[str, Any], of: str = "") -> Iterator[tuple[str, float]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.simulator.cluster.toy import write_trace
-from tests.simulator.commands import rows_of, sim, sim_json
+from tests.simulator.commands import sim, sim_json
 
 JOBS = [(str(number), 100 * number, name, 2, 64) for number, name in enumerate(("scales", "stays", "scales"))]
 
@@ -26,24 +26,6 @@ def test_every_policy_and_every_restart_time(capsys: pytest.CaptureFixture[str],
         assert means == sorted(means) and means[0] < means[-1] - 200
     restarts = {each["policy"]: each["restarts"] for each in found["outcomes"]}
     assert restarts["fifo"] == 0 < restarts["pollux"]
-
-
-def test_the_table_and_the_rows(capsys: pytest.CaptureFixture[str], toy: tuple[str, ...], tmp_path: Path) -> None:
-    code, out, _ = sim(capsys, "cluster", *toy, "--policy", "fifo", "--csv", str(tmp_path / "jobs.csv"))
-    rows = rows_of(tmp_path / "jobs.csv")
-    assert code == 0 and [row["name"] for row in rows] == ["0", "1", "2"]
-    mean = sum(float(row["finished_s"]) - float(row["submitted_s"]) for row in rows) / 3
-    assert f"{mean:,.0f} s" in out and "fifo" in out
-
-
-def test_a_machine_says_what_a_restart_takes(capsys: pytest.CaptureFixture[str], toy: tuple[str, ...]) -> None:
-    slow, fast = (
-        sim_json(capsys, "cluster", *toy, "--policy", "fifo", "--machine", "frontier", "--restart-mode", mode)
-        for mode in ("job", "in-process")
-    )
-    (slow,), (fast,) = slow["outcomes"], fast["outcomes"]
-    assert slow["restart_s"]["scales"] > fast["restart_s"]["scales"] + 60 and fast["restart_s"]["scales"] < 5
-    assert slow["mean_s"] > fast["mean_s"]
 
 
 @pytest.mark.parametrize(

@@ -29,24 +29,3 @@ def test_calibrate_writes_a_machine_that_the_library_takes_kappa_from(
     monkeypatch.chdir(tmp_path)
     config = deeppart.Config(machine=str(file))
     assert config.kappa == pytest.approx(machine.memory.kappa_bytes, rel=1e-5)
-
-
-@pytest.mark.now_and_then(4)
-def test_validate_says_what_it_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [
-        "validate",
-        "--quick",
-        "--ranks",
-        "1",
-        "--local-dir",
-        str(tmp_path),
-        "--persistent-dir",
-        str(tmp_path),
-        "--json",
-    ]
-    code = main(arguments, standalone_mode=False)
-    document = json.loads(capsys.readouterr().out)
-    assert code == (0 if document["met"] else 1)
-    assert len(document["comparisons"]) == 10
-    assert {each["what"] for each in document["comparisons"]} == {"blocked", "local", "persistent", "restore"}
-    assert all(each["predicted_s"] > 0 and each["measured_s"] > 0 for each in document["comparisons"])

@@ -217,7 +217,7 @@ def _outcome(capsys: pytest.CaptureFixture[str], folder: Path, command: str, way
     return code, out, err, written, measured.asked
 
 
-@pytest.mark.sweep(4, kinds=("command",))
+@pytest.mark.sweep(8, kinds=("command",))
 @pytest.mark.parametrize(("command", "option"), CASES)
 def test_every_option_changes_something_or_is_refused(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str, option: str

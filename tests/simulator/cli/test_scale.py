@@ -41,24 +41,3 @@ def test_more_nodes_than_the_machine_has_are_a_what_if(capsys: pytest.CaptureFix
     assert [point["nodes"] for point in document["points"]] == [16, 16384]
     assert len(document["notes"]) == 1 and document["notes"][0] in out
     assert sim_json(capsys, *some[:3], "--ranks", "64")["notes"] == []
-
-
-SOME = ("scale", "--goodput", "--state", "mlperf-8b", "--machine", "p4d", "--ranks", "64")
-
-
-def test_the_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """A second after every nine minutes 59 is a 600th: of 8 nodes, 9.6 node-hours in 30 days, at 32.77 USD."""
-    file = tmp_path / "table.csv"
-    document = sim_json(capsys, *SOME, "--every", "599s", "--blocked", "1s", "--csv", str(file))
-    assert (document["format"], document["version"], document["nodes"]) == ("deeppart-sim-scale", 1, 8)
-    asked = next(row for row in document["goodput"]["rows"] if not row["way"])
-    assert asked["lost"] == pytest.approx(1 / 600) and asked["cost"]["node_hours"] == pytest.approx(9.6)
-    assert asked["cost"]["money"] == pytest.approx(9.6 * 32.77) and document["goodput"]["currency"] == "USD"
-    assert {row["way"] for row in document["goodput"]["rows"]} >= {"deeppart", "torch.save, one rank for each part"}
-    assert [float(row["lost"]) for row in rows_of(file)] == [row["lost"] for row in document["goodput"]["rows"]]
-    code, out, _ = sim(capsys, *SOME, "--every", "599s", "--blocked", "1s")
-    assert code == 0 and "315 USD" in out and "in 30 days" in out
-    code, out, _ = sim(
-        capsys, "scale", "--goodput", "--state", "mlperf-8b", "--machine", "azure-lustre", "--ranks", "64"
-    )
-    assert code == 0 and "no money: [price]" in out

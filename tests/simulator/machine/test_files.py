@@ -6,7 +6,6 @@ import math
 from pathlib import Path
 
 import pytest
-from deeppart_simulator.campaign.failures import repair_after_s
 from deeppart_simulator.machine.files import machine_toml, preset_names, read_machine
 
 from deeppart.errors import ConfigError
@@ -122,38 +121,6 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     file.write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="cannot read"):
         read_machine(str(file))
-
-
-GROUPS = """
-[groups.rack]
-nodes = 2
-mtbf = "5 years"
-repair = "6 h"
-[groups.power]
-nodes = 3
-mtbf = "never"
-"""
-
-
-def test_groups_of_several_kinds(tmp_path: Path) -> None:
-    file = tmp_path / "m.toml"
-    file.write_text(LEAST + GROUPS)
-    machine = read_machine(str(file))
-    kinds = {name: (kind.nodes, kind.mtbf) for name, kind in machine.failures.kinds.items()}
-    assert kinds == {"group": (16, math.inf), "rack": (2, 5 * 365.25 * 86400), "power": (3, math.inf)}
-    repairs = [repair_after_s(machine, kind) for kind in ("node", "group", "rack", "power")]
-    assert repairs == [machine.restart.repair, machine.restart.repair, 6 * 3600, machine.restart.repair]
-    copy = tmp_path / "copy.toml"
-    copy.write_text(machine_toml(machine))
-    assert read_machine(str(copy)).failures == machine.failures
-
-
-def test_a_base_has_its_groups_and_they_may_be_changed_one_by_one(tmp_path: Path) -> None:
-    file = tmp_path / "m.toml"
-    file.write_text('base = "llama3"\n[groups.power]\nmtbf = "never"\n[groups.room]\nnodes = 512\nmtbf = "9 years"\n')
-    base, found = read_machine("llama3").failures.groups, read_machine(str(file)).failures.groups
-    assert list(found) == [*base, "room"] and found["switch"] == base["switch"]
-    assert found["power"].nodes == base["power"].nodes and found["power"].mtbf == math.inf
 
 
 def test_a_file_that_says_how_often_groups_fail_means_all_of_them(tmp_path: Path) -> None:

@@ -72,6 +72,7 @@ def measured_on(machine: Machine, change: Callable[[float], float] = lambda seco
     return patch.object(module, "measure", measure)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(("ranks", "quick"), [(1, False), (2, True), (4, False)])
 def test_it_is_found_again_and_predicts_everything(ranks: int, quick: bool, tmp_path: Path) -> None:
     machine, file = machine_of(ranks), tmp_path / "machine.toml"
@@ -108,7 +109,7 @@ def test_a_slow_file_system_is_slow_for_who_comes_back_too() -> None:
 
 def test_noise_leaves_a_machine_that_can_be_written_and_read(tmp_path: Path) -> None:
     """As if everything had taken the same time: no number of it is infinite, and none is impossible."""
-    with measured_on(machine_of(2), lambda seconds: 0.1):
+    with measured_on(machine_of(2), lambda seconds: 0.1), patch.object(module, "_MOST_STEPS", 2):
         found = calibrate("noise", 2, HERE, quick=True)
     file = tmp_path / "machine.toml"
     file.write_text(machine_toml(found))

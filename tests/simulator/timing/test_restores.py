@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from deeppart_simulator.timing.restores import (
     _most_fetched,
     distribute_s,
     restore_s,
 )
-from deeppart_simulator.timing.stages import Protection
-from deeppart_simulator.workload.states import State, read_state
 
 from deeppart.model import Attempt
 from deeppart.plan.restart import Candidate, Portion, Source, assign, reading
-from tests.simulator.timing.jobs import MACHINE, STATE, job
+from tests.simulator.timing.jobs import STATE, job
 
 # --- coming back ------------------------------------------------------------------------------------------------------
 
@@ -46,31 +42,3 @@ def test_what_is_lost_is_read_by_whom_the_library_lets_read_it(nodes: int, local
             fetched[portion.reader] += portion.stop - portion.first
     found = _most_fetched(nodes - local, lost * size, size, (local + lost) * size / nodes)
     assert found == pytest.approx(max(fetched), abs=reading.LEAST_PORTION_BYTES)
-
-
-def test_a_lost_node_is_rebuilt_after_the_others_have_loaded_their_parts() -> None:
-    """4 GB in 4 parts: over one link, each computed at 0.5 GB/s; before that, each survivor loads its own for 1 s."""
-    this = job(protection=Protection(partner=False, parity_group=4))
-    this = replace(this, machine=replace(MACHINE, network=replace(MACHINE.network, rebuild=0.5e9, exchange=0.3)))
-    shares, parts = STATE.shares(16, kappa=0), {"local": 3, "parity": 1}
-    assert restore_s(this, shares, parts) == pytest.approx(1 + 2 + 0.3 + 16 / 5)
-    slow = replace(this, machine=replace(this.machine, network=replace(this.machine.network, bandwidth=1e9)))
-    assert restore_s(slow, shares, parts) - distribute_s(slow) == pytest.approx(1 + 4 + 0.3)
-
-
-def test_over_the_network_goes_what_no_rank_of_the_node_has_read() -> None:
-    """Of what all hold, three quarters are on other nodes, and come once. With tensor parallelism the four ranks of a
-    node hold four different parts, or two of which two hold the same: then that comes once.
-    """
-    slow = replace(MACHINE, network=replace(MACHINE.network, bandwidth=1e9))
-    assert distribute_s(job(machine=slow)) == pytest.approx(12 / 1)
-    four = read_state("bert-large+adam@tp=4")
-    nbytes = _held_by_one(four) * 4
-    assert distribute_s(job(state=four, machine=slow)) == pytest.approx(nbytes * 3 / 4 / 1e9, rel=0.01)
-    two = read_state("bert-large+adam@tp=2")
-    assert distribute_s(job(state=two, machine=slow)) == pytest.approx(_held_by_one(two) * 2 * 3 / 4 / 1e9, rel=0.01)
-
-
-def _held_by_one(state: State) -> float:
-    """Bytes of what a rank of 16 holds, where it is divided; what all hold is next to nothing here."""
-    return max(float(groups.leaves.nbytes.sum()) for groups in state.on(16))

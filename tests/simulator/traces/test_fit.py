@@ -11,7 +11,7 @@ import pytest
 from deeppart_simulator.campaign.failures import Size, drawn
 from deeppart_simulator.machine.files import read_machine
 from deeppart_simulator.machine.record import Failures
-from deeppart_simulator.traces.fit import failures_toml, fit, merged, rate
+from deeppart_simulator.traces.fit import failures_toml, fit, rate
 from deeppart_simulator.traces.read import read_trace
 from deeppart_simulator.traces.record import Event, Observation, Trace
 from scipy import stats
@@ -50,33 +50,6 @@ def test_a_real_log_of_jobs(tmp_path: Path) -> None:
     known = fit(read_trace(written(tmp_path, SACCT)), 8)
     assert known.rates["process"].exposure_s == 8 * known.rates["node"].exposure_s
     assert any("--ranks-per-node" in note for note in found.notes) and not known.notes
-
-
-def _trace(*events: Event, nodes: int = 100, seconds: float = 1e6) -> Trace:
-    names = tuple(f"n{number}" for number in range(nodes))
-    return Trace("csv", events, Observation(seconds, nodes, seconds * nodes), names)
-
-
-def _node(at_s: float, *names: str) -> Event:
-    return Event(at_s, "node", names)
-
-
-def test_within_the_window_and_not() -> None:
-    events = (_node(0, "n1"), _node(30, "n2"), _node(61, "n3"), _node(200, "n4"))
-    assert merged(_trace(*events), 60).events == (
-        Event(0, "group", ("n1", "n2")), Event(61, "node", ("n3",)), Event(200, "node", ("n4",)),
-    )  # fmt: skip
-    assert [event.kind for event in merged(_trace(*events), 61).events] == ["group", "node"]
-    assert merged(_trace(*events), 0).events == events
-
-
-def test_jobs_that_share_a_node_lost_that_one() -> None:
-    both = merged(_trace(_node(5, "n1", "n2", "n3"), _node(5, "n3", "n4")), 0)
-    assert both.events == (_node(5, "n3"),)
-    apart = merged(_trace(_node(5, "n1", "n2"), _node(5, "n3", "n4")), 0)
-    assert apart.events == (Event(5, "group", ("n1", "n3")),)
-    again = merged(_trace(_node(5, "n1"), _node(6, "n1")), 10)
-    assert again.events == (_node(5, "n1"),)
 
 
 @pytest.mark.parametrize("mean", [0.5, 3.0, 10.0, 40.0, 150.0])

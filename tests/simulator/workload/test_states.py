@@ -35,15 +35,6 @@ def test_impossible_states_are_refused(text: str) -> None:
         read_state(text)
 
 
-def test_optimizers_keep_what_they_keep() -> None:
-    parameters = 335_141_888
-    assert read_state("bert-large").nbytes == 4 * parameters
-    assert read_state("bert-large:bf16").nbytes == 2 * parameters
-    assert read_state("bert-large+adam").nbytes == 12 * parameters + 4 * 391
-    assert read_state("bert-large+adam-mixed").nbytes == 14 * parameters + 4 * 391
-    assert read_state("bert-large+sgd-momentum").nbytes == 8 * parameters
-
-
 # --- shares -----------------------------------------------------------------------------------------------------------
 
 

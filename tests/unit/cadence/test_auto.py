@@ -12,15 +12,11 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.cadence import HISTORY_NAME, History, Run, failure_rates, history
+from deeppart.cadence import HISTORY_NAME, Run, failure_rates
 from deeppart.cadence.auto import Decider
-from deeppart.errors import DeeppartWarning
-from deeppart.model import StepKey
 from deeppart.pending import DONE, FAILED, RUNNING, Pending
 from deeppart.plan.interval import LevelCost, best, waste
-from deeppart.storage import DurableFile, PosixStore
 from tests.histories import often_failing
-from tests.unit.cadence.ended import checkpoint
 
 ALL = ("local", "partner", "persistent")
 
@@ -89,17 +85,6 @@ def test_checkpoints_come_as_often_as_the_model_says() -> None:
     assert "failure every" in str(decider.report)
 
 
-def test_a_level_that_is_rarely_needed_is_rarely_written_unless_it_failed() -> None:
-    """Failures need the local level alone. What the persistent one costs is known, however long ago it was written."""
-    runs = [Run(1800.0, 8, failed=True, needed="local") for _ in range(100)]
-    made, _ = train(Decider(ALL, 8, runs), 1800)
-    rare = [number for number, (_, due) in enumerate(made) if "persistent" in due]
-    assert len(made) > 40 and 3 < len(rare) < len(made) / 8
-    failing, _ = train(Decider(ALL, 8, runs), 1800, fails="persistent")
-    failed = next(number for number in rare if number > 20)
-    assert all("persistent" in due for _, due in failing[failed:]), "it is tried again with the next"
-
-
 def test_the_file_system_is_left_to_others_most_of_the_time() -> None:
     """Failures every minute would have it written to all the time: it takes 8 s."""
     runs = [Run(60.0, 8, failed=True, needed="persistent") for _ in range(1500)]
@@ -107,15 +92,6 @@ def test_the_file_system_is_left_to_others_most_of_the_time() -> None:
     assert 79 < made[-1][0] / (len(made) - 1) < 90
     made, _ = train(Decider(("persistent",), 8, runs), 600)
     assert 600 / len(made) < 20
-
-
-def test_nothing_is_begun_while_there_is_no_room() -> None:
-    decider = Decider(("persistent",), 1)
-    assert decider.decide(0.0, room=True) == (frozenset({"persistent"}), 1)
-    decider.made(0.0, checkpoint(("persistent",), 0.1, {"persistent": 1.0}))
-    decider.meter.take_failures()
-    assert decider.decide(1e9, room=False)[0] == frozenset()
-    assert decider.decide(1e9, room=True)[0] == {"persistent"}
 
 
 def test_nothing_is_decided_before_the_first_checkpoint_is_complete() -> None:
@@ -149,16 +125,6 @@ def test_most_calls_go_to_no_level_and_the_last_is_forced(tmp_path: Path) -> Non
     assert deeppart.load(tmp_path / "p")["step"] == 200
 
 
-def test_closing_says_that_the_last_step_is_not_saved(tmp_path: Path) -> None:
-    with (
-        pytest.warns(DeeppartWarning, match="closed after step 2, which is not saved"),
-        deeppart.Checkpointer(persistent_dir=tmp_path, every="auto") as checkpointer,
-    ):
-        checkpointer.checkpoint({"x": torch.ones(3)}, 1).wait(timeout=200)
-        checkpointer.checkpoint({"x": torch.ones(3)}, 2)
-        assert "(no earlier run seen)" in str(checkpointer.cadence)
-
-
 def test_a_job_that_often_failed_checkpoints_often(tmp_path: Path) -> None:
     often_failing(tmp_path / "p")
     state: dict[str, Any] = {"w": torch.zeros(1000)}
@@ -175,48 +141,6 @@ def test_a_job_that_often_failed_checkpoints_often(tmp_path: Path) -> None:
         assert report is not None and report.failures == 480 and "480 seen" in str(report)
     runs = json.loads((tmp_path / "p" / HISTORY_NAME).read_text())["runs"]
     assert len(runs) == 481 and runs[-1]["ended"]
-
-
-def test_a_history_that_cannot_be_kept_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    commit_file = DurableFile.commit
-
-    def refused(self: DurableFile) -> None:
-        if HISTORY_NAME in str(self.path):
-            raise deeppart.errors.StorageError("no space left on device", where=str(self.path))
-        commit_file(self)
-
-    monkeypatch.setattr(DurableFile, "commit", refused)
-    with (
-        pytest.warns(DeeppartWarning, match="does not know earlier runs"),
-        deeppart.Checkpointer(persistent_dir=tmp_path / "p", every="auto") as checkpointer,
-    ):
-        checkpointer.checkpoint({"x": torch.ones(3)}, 1).wait(timeout=200)
-    assert deeppart.load(tmp_path / "p")["x"].sum() == 3
-
-
-def test_a_directory_that_cannot_be_listed_hides_no_error_of_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refused(store: PosixStore) -> list[StepKey]:
-        raise deeppart.errors.StorageError("cannot list a checkpoint directory", where=store.where())
-
-    with pytest.raises(ZeroDivisionError), deeppart.Checkpointer(persistent_dir=tmp_path, every="auto") as checkpointer:
-        checkpointer.checkpoint({"x": torch.ones(3)}, 1).wait(timeout=200)
-        monkeypatch.setattr(history, "list_steps", refused)
-        raise ZeroDivisionError
-    known = History(PosixStore(tmp_path), "0" * 32, nodes=1)  # the run before has no end yet: looks for its last commit
-    assert known.problem is not None and "cannot list" in known.problem
-    assert len(known.runs) == 1 and not known.runs[0].failed
-
-
-def test_an_error_in_training_is_written_down(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), deeppart.Checkpointer(persistent_dir=tmp_path, every="auto") as checkpointer:
-        checkpointer.checkpoint({"x": torch.ones(3)}, 1).wait(timeout=200)
-        raise ZeroDivisionError
-    with deeppart.Checkpointer(persistent_dir=tmp_path, every="auto") as checkpointer:
-        checkpointer.restore({"x": torch.zeros(3)})
-        runs = json.loads((tmp_path / HISTORY_NAME).read_text())["runs"]
-    assert runs[0]["seen"] and not runs[0]["ended"] and runs[1]["restored"] == "persistent"
 
 
 def test_force_goes_to_all_levels_with_counted_ones_too(tmp_path: Path) -> None:

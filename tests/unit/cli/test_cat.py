@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 
-from tests.unit.cli.test_prune_signed import KEY, OTHER, key_file
 from tests.unit.cli_support import call, call_json, flip, forge, invoke, part_path, save, save_states
 
 
@@ -59,16 +58,6 @@ def test_bytes_are_not_for_a_terminal(tmp_path: Path) -> None:
         os.close(main)
 
 
-def test_signatures(tmp_path: Path) -> None:
-    key, other = key_file(tmp_path / "key", KEY), key_file(tmp_path / "other", OTHER)
-    save(tmp_path / "a", 1, sign_key_file=str(key))
-    result = invoke("cat", tmp_path / "a", "rate")
-    assert result.stdout == "0.001\n" and "signatures were not checked" in result.stderr
-    assert call("cat", tmp_path / "a", "rate", "--sign-key-file", key) == "0.001\n"
-    result = invoke("cat", tmp_path / "a", "rate", "--sign-key-file", other)
-    assert (result.exit_code, result.stdout) == (1, "")
-
-
 STATE: dict[str, Any] = {
     "f32": torch.arange(6.0).reshape(2, 3) / 3,
     "bf16": torch.tensor([1.5, -0.0, float("nan")], dtype=torch.bfloat16),
@@ -111,16 +100,6 @@ def test_npy_of_what_numpy_has(root: Path, key: str) -> None:
 def test_npy_of_what_numpy_lacks_is_float32(root: Path, key: str) -> None:
     found = loaded(root, key)
     assert found.dtype == np.float32 and found.tobytes() == STATE[key].float().numpy().tobytes()
-
-
-def test_as_numpy_prints(root: Path) -> None:
-    assert call("cat", root, "f32") == f"{STATE['f32'].numpy()}\n"
-    assert call("cat", root, "scalar") == "2.5\n" and call("cat", root, "empty") == "[]\n"
-    assert call("cat", root, "bf16") == "[ 1.5 -0.   nan]\n"
-    assert call("cat", root, "long") == f"{STATE['long'].numpy()}\n" and "..." in call("cat", root, "long")
-    full = call("cat", root, "long", "--full")
-    assert "..." not in full and full.replace("[", "").replace("]", "").split() == list(map(str, range(5000)))
-    assert "0.6666667" in call("cat", root, "f32", "--full")
 
 
 def test_nothing_steers_the_terminal(root: Path) -> None:

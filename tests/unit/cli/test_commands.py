@@ -19,10 +19,10 @@ from deeppart import access
 from deeppart.cli.app import main
 from deeppart.cli.commands import GOOD, INTERRUPTED, REFUSED, Commands, printable, printable_lines
 from deeppart.cli.options import directory_argument, local_option, sign_key_option
-from deeppart.cli.output import PlainConsole, json_value, value_text
+from deeppart.cli.output import json_value, value_text
 from deeppart.errors import ConfigError
 from deeppart.part import Signing
-from tests.unit.cli_support import call, call_json, flip, manifest_path, save
+from tests.unit.cli_support import call, call_json, save
 
 # --- What ``deeppart`` and ``deeppart-sim`` share ---------------------------------------------------------------------
 
@@ -103,18 +103,6 @@ def test_what_installs_a_missing_package_is_told_and_other_modules_are_a_bug(
         run("other")
 
 
-@pytest.mark.parametrize(("name", "said"), [("moduel", " Did you mean 'module'?"), ("zzz", "")])
-def test_a_misspelt_command_is_refused_with_the_one_that_was_meant(
-    capsys: pytest.CaptureFixture[str], name: str, said: str
-) -> None:
-    class Named(Group):
-        def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-            return super().get_command(ctx, cmd_name) if cmd_name in self.names else None
-
-    assert Named().main([name], standalone_mode=False) == REFUSED
-    assert capsys.readouterr().err.endswith(f"No such command '{name}'.{said}\n")
-
-
 # --- Options that commands share --------------------------------------------------------------------------------------
 
 
@@ -169,11 +157,6 @@ def test_a_url_is_refused_by_every_command(arguments: str, tmp_path: Path, monke
     assert not list(tmp_path.iterdir())
 
 
-def test_a_url_is_not_loaded() -> None:
-    with pytest.raises(ConfigError, match="is a URL"):
-        deeppart.load("s3://b/run")
-
-
 def test_a_key_that_is_none_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no key here"):
         called(tmp_path, "--sign-key-file", tmp_path / "no key here")
@@ -196,17 +179,6 @@ def test_control_characters_are_spelled_out() -> None:
     assert printable("a\x1b[2Jb\r\n\u202e\x9b") == "a\\x1b[2Jb\\r\\n\\u202e\\x9b"
     assert printable("Größe 1/2 ✓") == "Größe 1/2 ✓"
     assert printable_lines("a\x07\nb\x1b") == "a\\x07\nb\\x1b"
-
-
-def test_progress_on_a_terminal_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save(tmp_path, 1)
-    assert "━" not in call("verify", tmp_path)
-    for module in ("output", "verify"):
-        monkeypatch.setattr(f"deeppart.cli.{module}.console", lambda: PlainConsole(force_terminal=True, width=100))
-    text = click.unstyle(call("verify", tmp_path))
-    bar = text[text.rindex(" ━") :]
-    assert "6.1/6.1 MB" in bar and "B/s" in bar and "0:00:00" in bar
-    assert "\x1b[" not in call("verify", tmp_path, "--json")
 
 
 @pytest.mark.parametrize(
@@ -266,13 +238,6 @@ def test_bad_usage(arguments: tuple[str, ...]) -> None:
     error = call_json(*arguments, code=2)["error"]
     assert (error["kind"], error["exit_code"]) == ("UsageError", 2)
     assert error["summary"]
-
-
-def test_damaged_manifest_is_an_error_of_show(tmp_path: Path) -> None:
-    save(tmp_path, 1)
-    flip(manifest_path(tmp_path, 1), 300)
-    assert "digest of the manifest" in call("show", tmp_path, code=1)
-    assert call_json("show", tmp_path, "--step", "1", code=1)["error"]["kind"] == "CorruptFileError"
 
 
 def test_a_real_process_and_a_pipe_that_closes(tmp_path: Path) -> None:

@@ -82,16 +82,6 @@ def test_commands_options_directories_and_steps_in_a_process_of_their_own(root: 
     assert completed(f"deeppart diff {root}@1") == [f"plain,{root}@100", f"plain,{root}@120"]
 
 
-def test_steps(root: Path) -> None:
-    for command in ("show", "cat", "verify", "explain", "export"):
-        assert offered(command, root, "--step", "") == ["100", "120", "2000"]
-    assert offered("show", root, "--step", "1") == ["100", "120"]
-    assert offered("cat", root, "key", "--rank", "0", "--step", "2") == ["2000"]
-    assert offered("show", "--step", "") == [] and offered("show", root / "nowhere", "--step", "") == []
-    assert offered("diff", f"{root}@100", f"{root}@2") == [f"{root}@2000"]
-    assert offered("diff", f"{root}@7") == [f"dir:{root}@7"] and offered("diff", "@") == ["dir:@"]
-
-
 def test_in_a_real_bash(root: Path, tmp_path: Path) -> None:
     program = tmp_path / "deeppart"
     program.write_text(f"#!{sys.executable}\nfrom deeppart.cli import main\nmain(prog_name='deeppart')\n")

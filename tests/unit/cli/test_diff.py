@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.unit.cli.test_prune_signed import KEY, OTHER, key_file
 from tests.unit.cli_support import (
     call,
     call_json,
@@ -54,17 +53,6 @@ def test_damage_has_another_exit_code_than_a_difference(tmp_path: Path) -> None:
     assert (result.exit_code, result.stdout) == (2, "") and "digest of the manifest" in result.stderr
     # The newest with a sound manifest is taken, and that this is not the newest is said.
     assert "step 2 is newer, and cannot be used" in call("diff", a, b, code=2)
-
-
-def test_signatures(tmp_path: Path) -> None:
-    key, other = key_file(tmp_path / "key", KEY), key_file(tmp_path / "other", OTHER)
-    save(tmp_path / "a", 1, sign_key_file=str(key))
-    save(tmp_path / "b", 1)
-    assert "step 1 is signed; its signatures were not checked" in call("diff", tmp_path / "a", tmp_path / "a")
-    assert call_json("diff", tmp_path / "a", tmp_path / "a", "--sign-key-file", key)["signatures_checked"]
-    for with_key, there in ((other, "a"), (key, "b")):
-        text = call("diff", tmp_path / "a", tmp_path / there, "--sign-key-file", with_key, code=2)
-        assert "signed" in text
 
 
 NAN, INF = float("nan"), float("inf")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -109,34 +107,3 @@ def test_what_cannot_be_is_refused(options: list[str], said: str) -> None:
     done = call(*options, "--", "true")
     assert done.exit_code == 2 and said in done.stderr
     assert json.loads(call(*options, "--json", "--", "true").stdout)["error"]["exit_code"] == 2
-
-
-def test_a_signal_while_torch_is_imported_is_told(tmp_path: Path) -> None:
-    """Nothing is started, and a batch system sees the exit code that it knows."""
-    (tmp_path / "torch").mkdir()
-    (tmp_path / "torch" / "__init__.py").write_text("""
-import os, sys, time
-open("importing", "w").close()
-while not os.path.exists("go on"): time.sleep(0.02)
-sys.path.remove(os.getcwd())
-del sys.modules["torch"]
-import torch
-""")
-    env = environment({}, 60.0)
-    env["PYTHONPATH"] = f"{tmp_path}:{env['PYTHONPATH']}"
-    job = subprocess.Popen(
-        [sys.executable, "-m", "deeppart", "elastic-run", "--max", "1", "--json", "--", "touch", "started"],
-        env=env, cwd=tmp_path, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    try:
-        until = time.monotonic() + 200
-        while not (tmp_path / "importing").exists() and time.monotonic() < until:
-            time.sleep(0.02)
-        job.send_signal(signal.SIGUSR1)
-        (tmp_path / "go on").touch()
-        said = [json.loads(line) for line in job.communicate(timeout=200)[0].splitlines()]
-    finally:
-        job.kill()
-        job.communicate()
-    assert job.returncode == 143 and not (tmp_path / "started").exists()
-    assert [event["event"] for event in said] == ["told", "end"] and said[0]["signal"] == "SIGUSR1"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.cli_support import call, call_json, flip, part_path, save, step_dir, steps_in
+from tests.unit.cli_support import call_json, save, steps_in
 
 KEY, OTHER = bytes(range(32)), bytes(range(1, 33))
 
@@ -68,26 +68,3 @@ def test_a_wrong_key_leaves_nothing_to_lose_and_nothing_is_lost(root: Path, tmp_
     assert "steps 1-2 do not count as complete: " in error["found"]
     assert steps_in(root) == [1, 2, 3]
     assert _steps(call_json("prune", root, "--before", "9", "--yes", "--allow-empty", *wrong)["removed"]) == [1, 2, 3]
-
-
-def test_the_last_complete_one_is_not_removed_for_a_damaged_signed_one(root: Path) -> None:
-    for step in (1, 2):
-        flip(part_path(root, step), 5)
-    call("prune", root, "--after", "2", "--yes", code=2)
-    assert steps_in(root) == [1, 2, 3]
-
-
-def test_parts_on_a_node_stay_with_what_does_not_count(tmp_path: Path, key: Path) -> None:
-    root, local = tmp_path / "ckpt", tmp_path / "local"
-    save(root, 1, local_dir=local)  # of the same number as a signed one
-    (lineage,) = (path for path in local.iterdir() if len(path.name) == 32)
-    unsigned = [(step_dir(place, 1), tmp_path / name) for place, name in ((root, "a"), (lineage, "b"))]
-    for directory, aside in unsigned:
-        directory.rename(aside)
-    save(root, 1, 2, local_dir=local, sign_key_file=str(key))
-    for directory, aside in unsigned:
-        aside.rename(directory)
-    document = call_json("prune", root, "--keep", "1", "--yes", "--local", local, "--sign-key-file", key)
-    assert [len(entry["directories"]) for entry in document["remove"]] == [2]
-    assert sorted(_steps(document["kept"])) == [1, 2]
-    assert steps_in(lineage) == [1, 2] and unsigned[1][0].exists()

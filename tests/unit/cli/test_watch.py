@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import os
-import threading
-import time
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 import deeppart
 from deeppart.storage import DirectoryOwner
@@ -95,36 +91,3 @@ def test_a_hostile_file_is_a_note_and_the_rest_is_shown(tmp_path: Path) -> None:
     assert text.count("note: status-") == 5 and "and 8 such lines" in text
     assert len(call_json("watch", tmp_path)["problems"]) == 13
     owner.close()
-
-
-def interrupted_after(looks: int, monkeypatch: pytest.MonkeyPatch, between: Any) -> None:
-    count, really = iter(range(looks)), time.sleep
-
-    def sleep(seconds: float) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            really(seconds)
-            return
-        number = next(count, None)
-        if number is None:
-            raise KeyboardInterrupt
-        between(number)
-
-    monkeypatch.setattr(time, "sleep", sleep)
-
-
-def test_a_line_for_each_change_and_an_end_by_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    owner = write(tmp_path, 0)
-
-    def between(number: int) -> None:
-        if number == 2:
-            going = (in_flight(4, 9, persistent="running"),)
-            StatusFile(tmp_path, owner.session, 0).write(status(session=owner.session, checkpoints=going))
-        elif number == 3:
-            owner.close()
-
-    interrupted_after(5, monkeypatch, between)
-    result = invoke("watch", tmp_path)
-    assert result.exit_code == 130 and "interrupted" in result.stderr
-    states = [line.split(" ", 2)[2] for line in result.stdout.splitlines()]
-    assert [state.split(";")[0] for state in states] == ["running", "running", "died"]
-    assert "in flight: step 9 (persistent running)" in states[1]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 import tracemalloc
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ from hypothesis import strategies as st
 
 from deeppart.codec import PLANE_DTYPES, ROOM_BYTES, Chooser, TensorCodec, codec_by_id
 from deeppart.codec.tensor import (
-    BLOCK_ELEMENTS,
     FOLDED_PLANE,
     LAYOUTS,
     RAW_PLANE,
@@ -101,48 +99,10 @@ def test_every_exponent_with_special_mantissas(dtype: str, nbytes: int, exponent
     round_trip(RANDOM.permutation(values).tobytes(), dtype)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64", "int64"])
-def test_more_than_one_block(dtype: str) -> None:
-    for elements in (BLOCK_ELEMENTS - 1, BLOCK_ELEMENTS, BLOCK_ELEMENTS + 1, 2 * BLOCK_ELEMENTS + 77):
-        round_trip(ordinary(dtype, elements), dtype)
-
-
-@pytest.mark.parametrize("offset", [1, 2, 3, 5])
-def test_memory_that_is_not_aligned(offset: int) -> None:
-    raw = ordinary("float32", 5000)
-    memory = bytearray(offset) + raw
-    room = memoryview(bytearray(len(raw) + ROOM_BYTES + offset))[offset:]
-    encoded = TensorCodec("float32").encode(memoryview(memory)[offset:], room)
-    shifted = memoryview(bytearray(offset) + bytes(encoded))[offset:]
-    into = memoryview(bytearray(len(raw) + offset))[offset:]
-    assert TensorCodec().decode(shifted, len(raw), into) == raw
-
-
 @settings(max_examples=examples(200), deadline=None)
 @given(st.sampled_from(sorted(PLANE_DTYPES)), st.binary(min_size=1, max_size=700), st.integers(1, 40))
 def test_any_bytes(dtype: str, piece: bytes, times: int) -> None:
     round_trip(piece * times, dtype)
-
-
-# --- what is chosen ---------------------------------------------------------------------------------------------------
-
-
-def test_each_plane_is_stored_as_it_suits() -> None:
-    normals = RANDOM.standard_normal(200_000).astype(np.float32)
-    assert methods(round_trip(normals.tobytes(), "float32")) == [RAW_PLANE, RAW_PLANE, ZSTD_PLANE]
-    assert methods(round_trip(np.abs(normals).tobytes(), "float32")) == [RAW_PLANE, FOLDED_PLANE, ZSTD_PLANE]
-    few_bits = (normals.view(np.uint32) & np.uint32(0xFFFF0000)).tobytes()
-    assert methods(round_trip(few_bits, "float32")) == [ZSTD_PLANE, ZSTD_PLANE, RAW_PLANE, ZSTD_PLANE]
-
-
-def test_many_threads() -> None:
-    raws = [memoryview(ordinary("float32", 30_000 + 1000 * i)) for i in range(24)]
-    alone = [bytes(TensorCodec("float32").encode(raw)) for raw in raws]
-    with ThreadPoolExecutor(6) as pool:
-        encoded = list(pool.map(TensorCodec("float32").encode, raws))
-        decoded = list(pool.map(TensorCodec().decode, encoded, [len(raw) for raw in raws]))
-    assert [bytes(each) for each in encoded] == alone
-    assert [bytes(each) for each in decoded] == [bytes(raw) for raw in raws]
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import enum
-import pickle
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from deeppart.config import Config
 from deeppart.config.checks import DEFAULT_EVERY
-from deeppart.config.record import OF_EACH_RANK, Settings
+from deeppart.config.record import OF_EACH_RANK
 from deeppart.errors import ConfigError
-from deeppart.model import DEFAULT_KEEP, Level
+from deeppart.model import DEFAULT_KEEP
 from tests.unit.config.files import MACHINES, write_toml
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
@@ -89,17 +84,6 @@ def test_argument_over_environment_over_file_over_default(key: str, monkeypatch:
     assert getattr(Config(), key) == file[1], "an empty variable is none"
 
 
-def test_a_config_is_a_frozen_dataclass_like_any_other() -> None:
-    config = Config(persistent_dir="here", local_dir="x", every={"persistent": 4}, sign_key_file="key")
-    assert pickle.loads(pickle.dumps(config)) == config == copy.deepcopy(config)
-    changed = dataclasses.replace(config, timeout=5)
-    assert (changed.persistent_dir, changed.timeout, changed.every) == ("here", 5, config.every)
-    assert list(Settings.__annotations__) == [field.name for field in dataclasses.fields(Config)]
-    assert not hasattr(config, "__dict__") and repr(config).startswith("Config(persistent_dir='here'")
-    with pytest.raises(TypeError, match="positional"):
-        Config("here")  # type: ignore[call-arg]
-
-
 RULES = {"replay/*": "none", "best/*": "rank0", "*": "auto"}
 
 
@@ -121,53 +105,6 @@ def test_a_setting_is_the_same_on_all_ranks_unless_it_is_listed() -> None:
     assert set(Config().shared_settings()) == names - OF_EACH_RANK | {"local_dir", "scrub_bandwidth"}
     with_it, other = Config(scrub_bandwidth=1e6), Config(scrub_bandwidth=2e6)
     assert with_it.shared_settings() == other.shared_settings() != Config().shared_settings()
-
-
-def test_numbers_of_other_libraries_become_pythons_own() -> None:
-    """They go into files as JSON, which knows no others."""
-    given: dict[str, Any] = {"node_size": np.int64(2), "timeout": np.float32(5), "keep": {"persistent": np.uint8(7)}}
-    config = Config(**given)
-    assert [type(each) for each in (config.node_size, config.timeout, config.keep["persistent"])] == [int, float, int]
-    with pytest.raises(ConfigError, match="incremental"):
-        Config(incremental=np.int64(1))  # type: ignore[arg-type]
-
-
-def test_all_ranks_have_a_local_level_or_none() -> None:
-    """It is the first that is compared: what ``every`` is without one is not what the user has set."""
-    for every in (DEFAULT_EVERY, "auto"):
-        one, other, none = (Config(local_dir=where, every=every).shared_settings() for where in ("a", "b", None))
-        assert one == other and next(name for name in one if one[name] != none[name]) == "local_dir"
-    off = {"local": 0, "persistent": 1}
-    assert Config(local_dir="a", every=off).shared_settings() == Config(every=off).shared_settings()
-
-
-class Spelt(enum.StrEnum):
-    ZSTD = "zstd"
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ({"timeout": 15}, {"timeout": 15.0}),
-        ({"kappa": 65536}, {"kappa": np.float64(65536)}),
-        ({"compression": "zstd"}, {"compression": Spelt.ZSTD}),
-        ({"compression": "zstd"}, {"compression": np.str_("zstd")}),
-        ({"every": {"persistent": 2}}, {"every": {Level.PERSISTENT: 2}}),
-        ({"keep": {"persistent": 7}}, {"keep": {"persistent": np.int64(7)}}),
-        ({"node_size": 2}, {"node_size": np.int32(2)}),
-        ({"timeout": 5}, {"timeout": np.float32(5)}),
-        ({"persistent_dir": "a/b"}, {"persistent_dir": Path("./a/b/")}),
-        ({"persistent_dir": "./a//b/"}, {"persistent_dir": Path("a/b")}),
-    ],
-)
-def test_equal_values_of_other_types_are_no_difference(one: dict[str, Any], other: dict[str, Any]) -> None:
-    """One rank may have a setting from its arguments, another from the environment."""
-    assert Config(**one).shared_settings() == Config(**other).shared_settings() != Config().shared_settings()
-
-
-def test_metrics_and_events_go_to_two_files() -> None:
-    with pytest.raises(ConfigError, match="another file than metrics_file"):
-        Config(metrics_file="a", events_file="a")
 
 
 def test_the_nearest_key_is_named_wherever_it_is_misspelt(monkeypatch: pytest.MonkeyPatch) -> None:

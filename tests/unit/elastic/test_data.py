@@ -13,8 +13,8 @@ from torch.utils.data import IterableDataset
 from deeppart.elastic import Batch, DataPosition, ElasticSampler, ShardedDataset, permuted
 from deeppart.elastic.data import IndexedSampler, ShardSampler, sampler_of
 from deeppart.elastic.shards import SampleIndex
-from deeppart.errors import ConfigError, RestoreError
-from tests.unit.elastic.jobs import Alike, Alone, Opened, numbers
+from deeppart.errors import ConfigError
+from tests.unit.elastic.jobs import Alike, Alone
 
 
 @pytest.mark.parametrize("length", [30, 70_000])
@@ -91,72 +91,3 @@ def test_a_state_knows_no_ranks_and_is_small() -> None:
     ]
     states = [saved(each) for each in data]
     assert states[0] == states[1] and len(json.dumps(states[0])) < 300
-
-
-@pytest.mark.parametrize("given", [True, False], ids=["lengths given", "lengths counted"])
-@pytest.mark.parametrize("then", [True, False], ids=["given then", "counted then"])
-def test_lengths_that_were_counted_are_counted_once(given: bool, then: bool) -> None:
-    first = of(shards([3, 4, 5], given=then))
-    assert first.checked_length(Alone(), "a") == 12 == first.length
-    state = saved(first)
-    opened = Opened([3, 4, 5])
-    dataset = ShardedDataset(opened.shards(), opened.samples, opened.lengths if given else None)
-    state["shards"]["names"] = dataset.names
-    other = of(dataset)
-    other.take(state, "a")
-    assert other.checked_length(Alone(), "a") == 12
-    assert opened.opened == (3 if then and not given else 0)
-    assert saved(other)["shards"]["lengths"] == state["shards"]["lengths"]
-
-
-@pytest.mark.parametrize(
-    ("other", "summary"),
-    [
-        (shards([3, 4]), "the shards are others"),
-        (shards([3, 4, 5, 0]), "the shards are others"),
-        (shards([3, 4, 5], names="part"), "the shards are others, or in another order"),
-        (shards([3, 5, 4]), "the shards are of other lengths"),
-        (numbers(12), "another kind"),
-    ],
-)
-def test_other_shards_than_then_are_named(other: Any, summary: str) -> None:
-    state = saved(of(shards([3, 4, 5])))
-    with pytest.raises(RestoreError, match=summary) as caught:
-        of(other).take(state, "loader-3")
-    assert "loader loader-3" in str(caught.value) and "start_over" in str(caught.value)
-
-
-def test_other_lengths_than_then_are_named_when_they_are_counted() -> None:
-    state = saved(of(shards([3, 4, 5])))
-    other = of(shards([3, 4, 6], given=False))
-    other.take(state, "a")
-    with pytest.raises(RestoreError, match="other lengths"):
-        other.checked_length(Alone(), "a")
-
-
-def test_shards_do_not_go_on_from_a_place_in_another_kind() -> None:
-    with pytest.raises(RestoreError, match="another kind"):
-        of(shards([3, 4])).take(saved(of(numbers(7))), "a")
-    state = saved(of(shards([3, 4])))
-    state["shards"]["version"] += 1
-    with pytest.raises(RestoreError, match="another way"):
-        of(shards([3, 4])).take(state, "a")
-
-
-def test_other_lanes_hold_from_the_next_pass_on() -> None:
-    state = saved(of(shards([9] * 20)))
-    other = of(shards([9] * 20, lanes=16))
-    assert isinstance(other, ShardSampler)
-    other.take(state, "a")
-    other.begin(DataPosition(0, 0, 40, Batch(4)))
-    assert saved(other)["shards"]["lanes"] == 8
-    other.begin(DataPosition(1, 0, 0, Batch(4)))
-    assert saved(other)["shards"]["lanes"] == 16
-
-
-def test_a_state_before_anybody_has_counted_says_so() -> None:
-    data = of(shards([3, 4], given=False))
-    assert data.known_length is None and saved(data)["shards"]["lengths"] is None
-    of(shards([3, 4])).take(saved(data), "a")
-    with pytest.raises(ConfigError, match="fewer lanes"):
-        sampler_of(shards([3, 4]), seed=0, ranks=Alone(0, 9), shuffle=True, drop_last=False)

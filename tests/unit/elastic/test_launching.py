@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import subprocess
@@ -14,14 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from torch.distributed.elastic.multiprocessing.api import PContext
 
 from deeppart.elastic.launching import (
     LocalLauncher,
     RunResult,
     end_those_left,
-    ended_by_signals,
-    ranks_of,
     run_agent,
 )
 from deeppart.errors import LaunchError
@@ -56,49 +52,6 @@ def test_a_signal_to_the_agent_is_told() -> None:
     """The rank that sends it leaves."""
     done = ended("signal.signal(15, lambda *_: os._exit(143))\nos.kill(os.getppid(), 15)\ntime.sleep(30)", ranks=1)
     assert done == RunResult(143, by_signal=signal.SIGTERM)
-
-
-#: One rank ends at once, the other one takes its time when it is told so.
-OTHERS = """
-def saves(*_):
-    signal.signal(15, signal.SIG_IGN)
-    time.sleep(3)
-    open(where, "w").close()
-    os._exit(143)
-if os.environ["RANK"] == "0":
-    signal.signal(15, saves)
-    open(where + "-began", "w").close()
-else:
-    while not os.path.exists(where + "-began"): time.sleep(0.01)
-    os._exit(code)
-time.sleep(30)
-"""
-
-
-@pytest.mark.parametrize("code", [143, 7])
-def test_a_rank_may_make_the_checkpoint_when_others_have_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
-) -> None:
-    """For as long as it is given; those of a rank that has failed have the agent's time, which is short."""
-    monkeypatch.setattr(PContext.close, "__defaults__", (None, 1))
-    assert ended(f"where, code = {str(tmp_path / 'saved')!r}, {code}\n{OTHERS}") == RunResult(code, rank=1)
-    assert (tmp_path / "saved").exists() == (code == 143)
-
-
-def test_ranks_are_those_of_the_run() -> None:
-    """A child of this process without the run's number is not told."""
-    child = subprocess.Popen([sys.executable, "-I", "-S", "-c", "input()"], stdin=subprocess.PIPE)
-    other = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", "input()"], stdin=subprocess.PIPE, env={"TORCHELASTIC_RUN_ID": "mine"}
-    )
-    try:
-        until = time.monotonic() + 20
-        while not ranks_of("mine") and time.monotonic() < until:  # until it has the environment of its program
-            time.sleep(0.01)
-        assert ranks_of("mine") == [other.pid] and ranks_of("min") == []
-    finally:
-        for each in (child, other):
-            each.communicate(b"\n", timeout=20)
 
 
 def test_a_command_that_cannot_be_started_is_named(tmp_path: Path) -> None:
@@ -139,37 +92,3 @@ def test_ranks_are_told_and_not_the_agent() -> None:
     done = here.run(1)
     thread.join()
     assert done == RunResult(-signal.SIGKILL, rank=0)
-
-
-# Processes of which the agent has forgotten that it has started them.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_ranks_are_told_that_were_started_when_a_signal_came_in_between(tmp_path: Path, number: signal.Signals) -> None:
-    """The agent knows none of them then: it would end, and they would go on. They may listen to that signal alone.
-
-    Some are told before they have said that they began, and say both then. They write that themselves: their children
-    are told, too.
-    """
-    script = f"""
-trap ': > {tmp_path}/began-$RANK; : > {tmp_path}/left-$RANK; exit 143' {number.name[3:]}
-: > {tmp_path}/began-$RANK
-if [ $RANK = 0 ]; then kill -{number.name[3:]} $PPID; fi
-while true; do sleep 0.05; done
-"""
-    here = LocalLauncher(("/bin/sh", "-c", script), 20.0)
-    with ended_by_signals():
-        assert here.run(16) == RunResult(143, by_signal=number)
-    assert not ranks_of(here._run_id)
-    assert {path.name[5:] for path in tmp_path.glob("left-*")} == {path.name[6:] for path in tmp_path.glob("began-*")}
-    gc.collect()  # those processes are warned of here, and not in another test
-
-
-#: Ranks tell each other where they are.
-MEETING = """
-import os, sys, torch.distributed as dist
-dist.init_process_group("gloo")
-found = [None] * dist.get_world_size()
-dist.all_gather_object(found, os.environ["RANK"])
-print(*found, os.environ["MASTER_PORT"], file=open(sys.argv[1] + os.environ["RANK"], "a"))
-dist.destroy_process_group()
-"""

@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
@@ -15,7 +14,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from benchmarks.elastic_shards import read_per_sample
 from deeppart.elastic import ElasticDataLoader, Progress
 from deeppart.errors import ConfigError, RestoreError
-from tests.unit.elastic.jobs import Alone, Job, Opened, numbers, same_steps, uneven
+from tests.unit.elastic.jobs import Alone, Job, Opened, numbers, same_steps
 
 
 @settings(max_examples=60)
@@ -93,39 +92,6 @@ def test_loops_that_were_over_are_skipped_and_others_are_gone_on_with() -> None:
         assert first + rest == whole, place
 
 
-def test_a_place_that_is_changed_within_a_loop_holds_in_the_next_one() -> None:
-    progress = Progress()
-    loader = ElasticDataLoader(numbers(8), 2, progress=progress, ranks=Alone(), shuffle=False)
-    saved, found = loader.state_dict(), []
-    for (batch,) in loader:
-        found += batch.tolist()
-        if len(found) == 4:
-            loader.load_state_dict(saved)
-            break
-    with pytest.raises(ConfigError, match="place of a loader was changed"):
-        for (batch,) in loader:
-            found += batch.tolist()
-            if len(found) == 8:
-                loader.start_over(1)
-    assert found == [0, 1, 2, 3] * 2 and (loader.epoch, loader.seen) == (1, 0)
-
-
-def test_a_loop_that_was_left_is_gone_on_with_after_a_restart_and_over_in_the_same_process() -> None:
-    progress = Progress()
-    loader = ElasticDataLoader(numbers(6), 2, progress=progress, ranks=Alone(), shuffle=False)
-    for _ in progress.remaining_epochs_until(1):
-        for _ in loader:
-            break
-        saved = progress.state_dict()
-        again = [batch.tolist() for (batch,) in loader]
-    assert again == [[0, 1], [2, 3], [4, 5]]
-    later = Progress()
-    loader = ElasticDataLoader(numbers(6), 2, progress=later, ranks=Alone(), shuffle=False)
-    later.load_state_dict(saved)
-    for _ in later.remaining_epochs_until(1):
-        assert [batch.tolist() for (batch,) in loader] == [[2, 3], [4, 5]]
-
-
 def test_a_restored_loader_goes_on_in_a_loop_that_counts_epochs_itself() -> None:
     """As scripts with DistributedSampler do: ``for epoch in range(first, 3): loader.set_epoch(epoch)``."""
     loader = ElasticDataLoader(numbers(6), 2, progress=Progress(), ranks=Alone(), shuffle=False)
@@ -178,36 +144,11 @@ def test_a_data_set_of_another_length_is_named() -> None:
         next(iter(loader))
 
 
-def test_another_order_is_named() -> None:
-    saved = ElasticDataLoader(numbers(60), 4, progress=Progress(), ranks=Alone()).state_dict()
-    other = ElasticDataLoader(numbers(60), 4, progress=Progress(), ranks=Alone(), shuffle=False)
-    with pytest.raises(RestoreError, match="another order"):
-        other.load_state_dict(saved)
-
-
 @pytest.mark.parametrize("option", ["sampler", "batch_sampler", "in_order"])
 def test_options_that_it_decides_itself_are_refused(option: str) -> None:
     options: dict[str, Any] = {option: False}
     with pytest.raises(ConfigError):
         ElasticDataLoader(numbers(6), 2, progress=Progress(), ranks=Alone(), **options)
-
-
-def test_loops_over_one_loader_do_not_overlap() -> None:
-    loader = ElasticDataLoader(numbers(6), 2, progress=Progress(), ranks=Alone())
-    for _ in loader:
-        with pytest.raises(ConfigError, match="in another one"):
-            next(iter(loader))
-        break
-    with pytest.raises(ConfigError, match="no batch is under way"):
-        _ = loader.weight
-    assert len(loader) == 3 and torch.is_tensor(next(iter(loader))[0])
-
-
-@pytest.mark.parametrize("seen", [-1, 61])
-def test_a_place_beyond_the_data_is_named(seen: int) -> None:
-    loader = ElasticDataLoader(numbers(60), 4, progress=Progress(), ranks=Alone())
-    with pytest.raises(RestoreError, match="beyond"):
-        loader.load_state_dict(loader.state_dict() | {"seen": seen})
 
 
 # --- shards -----------------------------------------------------------------------------------------------------------
@@ -230,19 +171,6 @@ def test_whatever_the_sizes_of_shards(
     options = {"accumulation": accumulation}
     found, straight = job_of_shards(lengths, batch, options=options), job_of_shards(lengths, batch, options=options)
     same_steps([(min(ranks, batch), steps) for ranks, steps in runs] + [(1, 10**9)], found)
-    straight.run(1)
-    assert found.whole() and found.steps == straight.steps
-
-
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata 0.11 with torch 2.13
-@pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
-@pytest.mark.parametrize("workers", [1, 2])
-def test_workers_that_are_ahead_in_shards_change_nothing(kind: Any, workers: int) -> None:
-    options = {"num_workers": workers, "persistent_workers": workers == 2, "loader": kind}
-    found = job_of_shards(uneven(120), 8, options=options)
-    straight = job_of_shards(uneven(120), 8)
-    found.run(2, 4)
-    found.run(1)
     straight.run(1)
     assert found.whole() and found.steps == straight.steps
 

@@ -40,14 +40,6 @@ def test_parameters_that_are_trained_later_are_refused() -> None:
         break
 
 
-def test_groups_of_parameters_that_come_later_are_refused() -> None:
-    it = setting()
-    with pytest.raises(ConfigError, match="groups of parameters"):
-        for batch in it.loader:
-            it.step(batch)
-            it.optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]})
-
-
 def test_a_step_in_the_middle_of_a_step_is_refused() -> None:
     """Ranks would go apart without a word."""
     this = setting(accumulation=1)
@@ -101,31 +93,6 @@ def test_the_estimate_and_the_progress_are_saved() -> None:
     assert set(this.parallel.state()) == {"model", "optimizer", "elastic"}
     # Sessions of a few steps each would look at the same few parts of gradients again and again.
     assert later.parallel._norms.turn == this.parallel._norms.turn > 0
-
-
-def test_gradients_are_exchanged_again_after_a_loop_that_was_left_between_two_micro_batches() -> None:
-    this = setting(accumulation=1)
-    for (batch,) in this.loader:
-        this.parallel(batch).sum().backward()
-        assert not this.parallel.require_backward_grad_sync
-        break
-    this.parallel(torch.ones(2, 3))
-    assert this.parallel.require_backward_grad_sync
-
-
-def test_without_an_exchange_nothing_is_exchanged_and_no_noise_is_measured() -> None:
-    this = setting(rule=LinearScale())
-    for place, (batch,) in enumerate(this.loader):
-        if place % 2 == 0:
-            with this.parallel.no_sync():
-                this.parallel(batch).sum().backward()
-                assert not this.parallel.require_backward_grad_sync
-            continue
-        this.parallel(batch).sum().backward()
-        assert this.parallel.require_backward_grad_sync
-        this.optimizer.step()
-        this.optimizer.zero_grad()
-    assert this.parallel.worth == 2.0 and not this.parallel.noise.known
 
 
 @pytest.mark.parametrize("saves", [True, False])

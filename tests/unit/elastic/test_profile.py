@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -49,59 +48,6 @@ def test_a_mean_for_each_kind_of_step() -> None:
     assert profile.times[2].mean_s == pytest.approx(0.08) and profile.times[3].mean_s == pytest.approx(0.04)
     (eight,) = (each for each in profile.measured() if each.ranks == 8)
     assert (eight.step_s, eight.accumulated_s) == pytest.approx((0.08, 0.04))
-
-
-def test_means_weigh_by_how_many_steps() -> None:
-    first, second = TimedSteps(1, 1, 8, False, 9, 1.0), TimedSteps(1, 1, 8, False, 1, 2.0)
-    joined = Profile((first,)).merged(Profile((second,))).times
-    assert len(joined) == 1 and joined[0].count == 10 and joined[0].mean_s == pytest.approx(1.1)
-
-
-def test_what_is_newer_holds() -> None:
-    newer = Profile(noise=GradientNoise(2.0, 1.0, 32))
-    merged = profiled(1).merged(newer)
-    assert merged.noise == newer.noise and merged.bounds == Bounds(32, 4096, 64)
-
-
-def test_how_far_it_carries() -> None:
-    limits = profiled(1, 4, 8).limits
-    assert (limits.profiled_ranks, limits.profiled_batch, limits.node_ranks) == (8, 512, 4)
-    with pytest.raises(ConfigError, match="empty"):
-        _ = Profile().limits
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"version": 2},
-        {"format": "deeppart-runs"},
-        {"times": {}},
-        {"times": [{"nodes": 1}]},
-        {"largest_batch": True},
-        {"largest_batch": -1},
-        {"noise": {"sqr": "x", "var": 1, "batch": 1}},
-        {"noise": {"sqr": -1.0, "var": 1.0, "batch": 1}},
-        {"bounds": {"batch": 64, "most_batch": 32, "most_local": 8, "least_local": 1, "accumulate": True}},
-        {"bounds": {"batch": 1, "most_batch": 32, "most_local": 8, "least_local": 1, "accumulate": 1}},
-    ],
-)
-def test_other_documents_are_refused(change: dict[str, Any]) -> None:
-    with pytest.raises((ValueError, KeyError, TypeError, ConfigError)):
-        Profile.from_document(profiled(1).document() | change)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"mean_s": -1.0}, {"mean_s": float("nan")}, {"count": 0}, {"nodes": 9}, {"ranks": 1.5}, {"accumulating": 1}],
-)
-def test_impossible_times_are_refused(change: dict[str, Any]) -> None:
-    document = profiled(1).document()
-    document["times"][0] |= change
-    with pytest.raises((ValueError, TypeError, ConfigError)):
-        Profile.from_document(document)
-    document["times"][0] = document["times"][1]
-    with pytest.raises(ValueError, match="two times"):
-        Profile.from_document(document)
 
 
 def test_written_over_and_read(tmp_path: Path) -> None:

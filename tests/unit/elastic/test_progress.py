@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from deeppart.elastic import Accumulator, ElasticDataLoader, Progress
+from deeppart.elastic import ElasticDataLoader, Progress
 from deeppart.errors import ConfigError, RestoreError
 from tests.unit.elastic.jobs import Alone, numbers
 
@@ -28,22 +28,6 @@ def test_an_epoch_that_is_left_is_the_current_one_for_a_checkpoint_and_over_in_t
             break
     assert progress.state_dict()["epoch"] == 2
     assert list(progress.remaining_epochs_until(5)) == [3, 4]
-
-
-def test_members_take_their_places_whenever_they_are_made() -> None:
-    progress = Progress()
-    first: ElasticDataLoader = ElasticDataLoader(numbers(6), 2, progress=progress, ranks=Alone())
-    second: ElasticDataLoader = ElasticDataLoader(numbers(9), 3, progress=progress, ranks=Alone(), name="mine")
-    sums = Accumulator(progress=progress, ranks=Alone())
-    assert (first.name, second.name, sums.name) == ("loader-0", "mine", "sums-0")
-    next(iter(second))
-    saved = progress.state_dict()
-    later = Progress()
-    later.load_state_dict(saved)
-    assert later.state_dict() == saved  # of members that are not made again nothing is lost
-    mine: ElasticDataLoader = ElasticDataLoader(numbers(9), 3, progress=later, ranks=Alone(), name="mine")
-    assert mine.seen == 3
-    assert later.state_dict() == saved
 
 
 @pytest.mark.parametrize("way", ["break", "continue", "same turn"])
@@ -75,37 +59,6 @@ def test_a_training_that_goes_back_is_in_the_epoch_that_it_went_back_to(way: str
     after = [(1, second), (2, first), (2, second), (3, first), (3, second)]
     assert went_back and seen == before + after
     assert progress.finished_epochs == 4
-
-
-def test_a_training_that_goes_back_makes_the_loaders_of_its_epochs_anew() -> None:
-    """Each epoch has a loader of its own. That of epoch 3 was begun after the state: nothing may be left of it."""
-    progress, seen, saved = Progress(), list[tuple[int, tuple[int, ...]]](), dict[str, Any]()
-    steps = 0
-    for epoch in progress.remaining_epochs_until(4):
-        loader = ElasticDataLoader(
-            numbers(4), 2, shuffle=False, progress=progress, ranks=Alone(), name=f"train-{epoch}"
-        )
-        for (batch,) in loader:
-            seen.append((epoch, tuple(batch.tolist())))
-            steps += 1
-            if steps == 3:
-                saved = progress.state_dict()
-            if steps == 7:  # the first one of epoch 3
-                progress.load_state_dict(saved)
-                break
-    first, second = (0, 1), (2, 3)
-    before = [(epoch, batch) for epoch in range(3) for batch in (first, second)]
-    after = [(1, second), (2, first), (2, second), (3, first), (3, second)]
-    assert seen == [*before, (3, first), *after]
-    with pytest.raises(ConfigError, match="in whose place another one was made"):
-        next(iter(loader_of(progress, loader)))
-
-
-def loader_of(progress: Progress, now: ElasticDataLoader) -> ElasticDataLoader:
-    """One whose name another one has now."""
-    old: ElasticDataLoader = ElasticDataLoader(numbers(4), 2, progress=Progress(), ranks=Alone(), name=now.name)
-    old._progress = progress
-    return old
 
 
 def test_two_members_of_one_name_are_refused() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
 import time
@@ -209,33 +208,6 @@ def test_what_was_said_last_is_wanted(tmp_path: Path) -> None:
     assert wanted.look(62.0) == 1
 
 
-@pytest.mark.parametrize("text", ["five", "5", "0", "-1", "²", "1 2", "0x2", pytest.param("9" * 5000, id="long")])
-def test_a_number_that_cannot_be_is_told_and_ignored(tmp_path: Path, text: str) -> None:
-    file = tmp_path / "SIZE"
-    wanted = WantedRanks(ALLOWED, ((0.0, 2),), file)
-    file.write_text(text)
-    assert wanted.look(1.0) == 2
-    assert wanted.refused is not None and repr(text[:40]) in wanted.refused and "1 to 4" in wanted.refused
-    file.write_text("")
-    assert wanted.look(2.0) == 2, "it is just being written"
-
-
-def test_nobody_waits_for_what_is_no_file_nor_reads_all_of_a_large_one(tmp_path: Path) -> None:
-    file = tmp_path / "SIZE"
-    wanted = WantedRanks(ALLOWED, ((0.0, 2),), file)
-    os.mkfifo(file)
-    assert wanted.look(1.0) == 2
-    with pytest.raises(ConfigError, match="an ordinary file"):
-        WantedRanks(ALLOWED, (), file)
-    file.unlink()
-    file.write_bytes(b"\xff\x00" * 1_000_000)
-    assert wanted.look(2.0) == 2 and wanted.refused is not None and len(wanted.refused) < 400
-    file.unlink()
-    assert wanted.look(3.0) == 2
-    file.write_text(" 3 \n")
-    assert wanted.look(4.0) == 3
-
-
 # --- events: for people, in a file, and for scripts -------------------------------------------------------------------
 
 
@@ -254,17 +226,3 @@ def test_an_event_is_told_in_each_form(tmp_path: Path) -> None:
     assert second.keys() == {"time", "passed_s", "event", "rank", "exit_code", "asked"}
     assert abs(datetime.fromisoformat(first["time"]).timestamp() - time.time()) < 10
     assert 0 <= first["passed_s"] <= second["passed_s"] <= events.passed_s + 0.001  # milliseconds, rounded
-
-
-def test_a_log_that_cannot_be_written_any_more_does_not_end_the_job(tmp_path: Path) -> None:
-    said, log = list[str](), tmp_path / "log"
-    events = Events(said.append, log)
-    log.unlink()
-    log.mkdir()
-    events.tell("start", ranks=1)
-    events.tell("start", ranks=2)
-    assert [line.partition(" s: ")[2] for line in said] == [
-        "start ranks 1",
-        f"note {log} is not written any more: Is a directory",
-        "start ranks 2",
-    ]

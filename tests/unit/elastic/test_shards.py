@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from hypothesis import strategies as st
 
 from deeppart.elastic import ShardedDataset
 from deeppart.elastic.shards import Lanes, SampleIndex, SampleLocation, ShardReader, agree_on_lengths, lay_lanes
-from deeppart.errors import ConfigError, RanksDisagreeError, RemoteRankError
+from deeppart.errors import ConfigError, RemoteRankError
 from tests.unit.elastic.jobs import Alone, Opened
 
 
@@ -95,26 +94,6 @@ def test_each_shard_is_counted_by_one_rank() -> None:
     assert opened == {0: [4, 9], 1: [0, 1], 2: [2]}
 
 
-@pytest.mark.parametrize(
-    ("shards", "options", "summary"),
-    [
-        (["a", "b"], {}, "numbers of shards"),
-        (["a", "c", "b"], {}, "order"),
-        (["a", "b", "c"], {"lengths": [1, 2, 1]}, "lengths of shards"),
-        (["a", "b", "c"], {"lanes": 8}, "numbers of lanes"),
-    ],
-)
-def test_other_shards_on_a_rank_are_named(shards: list[str], options: dict[str, Any], summary: str) -> None:
-    def make(rank: int) -> ShardedDataset[str]:
-        if rank == 2:
-            return ShardedDataset(shards, lambda shard: [shard], **options)
-        return ShardedDataset(["a", "b", "c"], lambda shard: [shard])
-
-    for data, error in on_each(make):
-        assert isinstance(error, RanksDisagreeError) and summary in error.summary and error.where == "rank 2"
-        assert not data.agreed
-
-
 def test_a_shard_that_cannot_be_read_ends_all_ranks() -> None:
     def make(rank: int) -> ShardedDataset[str]:
         return ShardedDataset(["1", "x", "2"], lambda shard: range(int(shard)))
@@ -123,12 +102,6 @@ def test_a_shard_that_cannot_be_read_ends_all_ranks() -> None:
     assert isinstance(second, ValueError) and second.__notes__ == ["while the samples of shard x were counted"]
     for error in (first, third):
         assert isinstance(error, RemoteRankError) and error.where == "rank 1" and "ValueError" in str(error)
-
-
-def test_fewer_lanes_than_ranks_are_named() -> None:
-    with pytest.raises(ConfigError, match="fewer lanes than ranks") as caught:
-        agree_on_lengths(ShardedDataset(["a"], lambda shard: [shard], lanes=3), Alone(0, 4))
-    assert "4 lanes or more" in str(caught.value)
 
 
 # --- places and samples -----------------------------------------------------------------------------------------------
@@ -194,17 +167,3 @@ def test_a_lane_reads_on_and_opens_each_shard_once() -> None:
     assert opened.opened == 3
     reading.close()
     assert opened.closed == 3
-
-
-@pytest.mark.parametrize(("said", "found"), [(7, "5"), (4, "more than 4")])
-def test_a_shard_of_another_length_is_named(said: int, found: str) -> None:
-    opened = Opened([5])
-    with pytest.raises(ConfigError, match="another length") as caught:
-        numbers(reader(opened), [wanted(opened, 0, offset, length=said) for offset in range(said)])
-    assert caught.value.expected == f"{said} samples" and caught.value.found == found
-    assert caught.value.where == "shard (0, 5)" and opened.closed == opened.opened
-
-
-def lines(path: Path) -> Iterator[str]:
-    with path.open() as file:
-        yield from file

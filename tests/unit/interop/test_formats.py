@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import h5py
@@ -10,14 +9,12 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-import deeppart
 from deeppart.errors import (
     CorruptFileError,
     RestoreError,
     StructureMismatchError,
     UnsupportedLeafError,
 )
-from deeppart.extension import ForeignFile
 from deeppart.extension.nested import check_tree
 from deeppart.interop import load
 from deeppart.interop.formats import recognize
@@ -63,32 +60,6 @@ def test_anything_else_is_named(tmp_path: Path) -> None:
             load(tmp_path / name)
     with pytest.raises(CorruptFileError, match="is no file"):
         load("/dev/zero")
-
-
-def test_a_checkpoint_of_ours_is_named_with_what_to_do(tmp_path: Path) -> None:
-    with deeppart.Checkpointer(persistent_dir=tmp_path / "ckpt") as ck:
-        ck.checkpoint({"a": torch.ones(2)}, step=3).wait()
-    (step,) = (tmp_path / "ckpt").glob("step-*")
-    for path in (tmp_path / "ckpt", step):
-        with pytest.raises(RestoreError, match="a checkpoint directory of deeppart already") as caught:
-            load(path)
-        assert "`deeppart export`" in str(caught.value) and "deeppart.load" in str(caught.value)
-
-
-# --- files that are not there, end early, or are no file ---
-
-
-def test_bytes(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(bytes(range(100)))
-    with ForeignFile(path) as file:
-        assert (file.size, bytes(file.read_at(10, 5)), bytes(file.read_at(100, 0))) == (100, bytes(range(10, 15)), b"")
-        for offset, length in ((96, 5), (-1, 2), (0, 1 << 62), (101, 0)):
-            with pytest.raises(CorruptFileError, match="a foreign checkpoint ends before"):
-                file.read_at(offset, length)
-        os.truncate(path, 50)
-        with pytest.raises(CorruptFileError, match="ends before"):
-            file.read_at(40, 20)
 
 
 # --- what is open: its checksums, the choice of globs, and what no tree is ---

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-import deeppart
 from deeppart.errors import (
     CorruptFileError,
     DeeppartError,
@@ -74,29 +73,6 @@ def test_an_index_leads_nowhere_else(tmp_path: Path, name: Any) -> None:
     model(tmp_path / "in", a=name)
     with pytest.raises(CorruptFileError, match="leads out of its directory"):
         load(tmp_path / "in")
-
-
-def test_an_index_of_another_model(tmp_path: Path) -> None:
-    model(tmp_path, d="model-1.safetensors")
-    with pytest.raises(CorruptFileError, match="not in the file that the index names"):
-        load(tmp_path)
-    for text in ("{", "[]", '{"weight_map": 5}', "[" * 100_000):
-        (tmp_path / "model.safetensors.index.json").write_text(text)
-        with pytest.raises(CorruptFileError):
-            load(tmp_path)
-
-
-def test_names_that_share_a_tensor_are_tied(tmp_path: Path) -> None:
-    class Tied(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a = torch.nn.Linear(2, 2, bias=False)
-            self.b = torch.nn.Linear(2, 2, bias=False)
-            self.b.weight = self.a.weight
-
-    library.save_model(Tied(), str(tmp_path / "x.safetensors"))
-    found = load(tmp_path / "x.safetensors")
-    assert found.keys() == {"a.weight", "b.weight"} and found["a.weight"] is found["b.weight"]
 
 
 def test_files_that_are_cut_off_or_damaged(tmp_path: Path) -> None:
@@ -255,15 +231,3 @@ def test_names_that_could_be_mistaken(tmp_path: Path, state: Any) -> None:
     root = saved(tmp_path / "ckpt", state)
     with pytest.raises(StateError, match="cannot have the name"):
         export(root, tmp_path / "x.safetensors", SafetensorsWriter())
-
-
-def test_per_rank_values_and_sharded_checkpoints_are_read_as_load_reads_them(tmp_path: Path) -> None:
-    from tests.unit.cli_support import forge
-
-    forge(tmp_path / "ckpt", 5)
-    for rank in (0, 2):
-        done = export(tmp_path / "ckpt", tmp_path / f"{rank}.safetensors", SafetensorsWriter(), rank=rank)
-        found, expected = load(tmp_path / f"{rank}.safetensors"), deeppart.load(tmp_path / "ckpt", rank=rank)
-        assert difference(torch.as_tensor(expected["rng"]), found["rng"]) is None and done.per_rank == 2
-        assert found["position"] == expected["position"]
-        assert difference(torch.as_tensor(expected["a"]), found["a"]) is None

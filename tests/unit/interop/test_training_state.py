@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import random
-from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ import torch
 import deeppart
 from deeppart.errors import CorruptFileError, UnsupportedLeafError
 from deeppart.interop.training_state import go_to, own_generator, pack, position, rng_state, set_rng_state, unpack
-from deeppart.testing import difference
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # by torchdata
 
@@ -35,27 +33,6 @@ def test_generators_go_on_from_a_checkpoint(tmp_path: Path) -> None:
         checkpointer.restore(fresh)
     set_rng_state(fresh["rng"])
     assert draw() == expected
-
-
-NESTED: dict[Any, Any] = {
-    "position": 3,
-    7: None,
-    ("a", 1): [True, -0.0, float("inf"), 1 << 70, "text", b"\x00\xff"],
-    "tuple": (1, (2.5,), torch.Size([2])),
-    "tensors": [
-        torch.arange(6, dtype=torch.bfloat16).view(2, 3).t(),
-        torch.tensor(3),
-        torch.empty(0, 4),
-        torch.zeros(2).conj(),
-    ],
-    "array": np.arange(4, dtype="<u4")[::2],
-    "empty": [{}, [], ()],
-}
-
-
-def test_a_nested_value_comes_back_to_the_last_bit() -> None:
-    assert difference(NESTED, unpack(pack(NESTED, "x"), "x")) is None
-    assert unpack(pack(OrderedDict(a=1), "x"), "x") == {"a": 1}
 
 
 class Stage(enum.Enum):

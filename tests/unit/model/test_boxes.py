@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from deeppart.model import Box, Division
-from deeppart.state.document.structure_json import decode_division, encode_division
 from tests.unit.plan.shard_partitions import partitions
 
 SHAPES = st.lists(st.integers(1, 5), max_size=3).map(tuple)
@@ -80,17 +77,6 @@ def test_what_lies_in_no_tensor_of_three_by_four(box: Box) -> None:
     assert Box((2, 3), (1, 1)).fits((3, 4)) and Box((3, 4), (0, 0)).fits((3, 4))
 
 
-@given(partitions())
-def test_the_boxes_of_a_division_have_numbers(drawn: tuple[tuple[int, ...], list[Box]]) -> None:
-    """Whether they are a grid or not."""
-    shape, found = drawn
-    division = Division.of(found, shape)
-    assert division.fault() == "" and len(division) == len(found)
-    in_order = [division.box(number) for number in range(len(division))]
-    assert sorted(in_order) == sorted(found) and list(map(division.number, in_order)) == list(range(len(found)))
-    assert decode_division(json.loads(json.dumps(encode_division(division))), shape) == division
-
-
 @given(partitions(), st.data())
 def test_the_boxes_that_meet_another(drawn: tuple[tuple[int, ...], list[Box]], data: st.DataObject) -> None:
     shape, found = drawn
@@ -98,19 +84,3 @@ def test_the_boxes_that_meet_another(drawn: tuple[tuple[int, ...], list[Box]], d
     expected = [number for number in range(len(found)) if division.box(number).meets(other)]
     assert list(division.meeting(other)) == expected
     assert (division.number(other) is None) == (other not in found)
-
-
-@pytest.mark.parametrize("shape", [(), (0,), (0, 4), (4, 0), (5,), (3, 2)])
-def test_a_tensor_in_one_piece(shape: tuple[int, ...]) -> None:
-    whole = Box.whole(shape)
-    division = Division.whole(shape)
-    assert division == Division.of([whole] if whole.elements else [], shape) and division.fault() == ""
-    assert [division.box(number) for number in range(len(division))] == ([whole] if whole.elements else [])
-    assert decode_division(json.loads(json.dumps(encode_division(division))), shape) == division
-
-
-def test_a_regular_grid_is_a_few_numbers() -> None:
-    """However many ranks have cut it, the last of them shorter."""
-    found = [Box((begin, 0), (min(7, 1000 - begin), 8)) for begin in range(0, 1000, 7)]
-    division = Division.of(found, (1000, 8))
-    assert encode_division(division) == [7, 8] and division.box(142) == Box((994, 0), (6, 8))

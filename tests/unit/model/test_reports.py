@@ -50,27 +50,3 @@ def test_a_level_that_failed_says_why_in_lines_of_its_own() -> None:
         "    found: no space left on device\n"
         "    to do: free space"
     )
-
-
-def test_everything_that_happened_is_shown() -> None:
-    eventful = replace(
-        REPORT,
-        waited_s=0.02,
-        held_s=0.003,
-        retries=2,
-        retire_error="permission denied",
-        reduced=("parity: 1 node",),
-        diverged=("model/bias",),
-        hanging=("write on /lustre for 12 s",),
-        levels={"persistent": LevelReport("done", 1.0)},
-    )
-    assert str(eventful) == (
-        "step 100: training blocked for 27.4 ms, 20 ms of it for an earlier checkpoint; optimizer.step() for 3 ms\n"
-        "  share of this rank: 2.01 GB, 12.3 kB of it per rank, 1.65 GB when encoded\n"
-        "  persistent: done after 1 s\n"
-        "  persistent part written again, after errors that passed: 2 times\n"
-        "  old checkpoints could not be removed: permission denied\n"
-        "  reduced: parity: 1 node\n"
-        "  diverged: model/bias\n"
-        "  hanging: write on /lustre for 12 s"
-    )

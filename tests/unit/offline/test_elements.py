@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from deeppart.errors import UnsupportedLeafError
-from deeppart.offline.elements import as_numpy, bits, count_of, numbers, octets_of
+from deeppart.offline.elements import as_numpy, numbers, octets_of
 from deeppart.state.tensors.leaves import TORCH_DTYPES, leaf_type
 
 FLOATS = [name for name, dtype in TORCH_DTYPES.items() if dtype.is_floating_point and dtype.itemsize <= 2]
@@ -34,17 +33,6 @@ def test_every_bit_pattern_of_small_floats(name: str) -> None:
     np.testing.assert_array_equal(as_numpy(data, leaf_type(data)), data.to(torch.float32).numpy())
 
 
-def test_two_numbers_to_a_byte() -> None:
-    if HALVES not in TORCH_DTYPES:
-        pytest.skip("this torch has no float4")
-    data = torch.tensor([0x10, 0xF2], dtype=torch.uint8).view(TORCH_DTYPES[HALVES])
-    kind = leaf_type(data)
-    assert found(data).tolist() == [0.0, 0.5, 1.0, -6.0] and count_of(kind) == 4
-    assert bits(octets_of(data), kind).tolist() == [0, 1, 2, 15]
-    with pytest.raises(UnsupportedLeafError, match="two numbers"):
-        as_numpy(data, kind)
-
-
 @pytest.mark.parametrize(
     "data",
     [
@@ -60,9 +48,3 @@ def test_two_numbers_to_a_byte() -> None:
 )
 def test_no_value_is_rounded(data: Any) -> None:
     assert found(data).tolist() == data.tolist()
-
-
-def test_what_does_not_lie_in_order_is_taken_in_order() -> None:
-    whole = torch.arange(12.0).reshape(3, 4)
-    for data in (whole.T, whole[:, ::2], whole.numpy().T, whole.to(torch.complex64).conj()):
-        np.testing.assert_array_equal(as_numpy(data, leaf_type(data)), np.asarray(data.tolist()))

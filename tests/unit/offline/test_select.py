@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, namedtuple
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,12 +15,9 @@ from deeppart.state.document.structure import Structure
 from deeppart.state.document.structure_json import decode_structure, encode_structure, encode_tree
 from deeppart.state.paths.keys import readable
 from deeppart.state.tensors.leaves import leaf_type
-from deeppart.state.tree import Branch, Node, ValueLeaf, walk_tree
+from deeppart.state.tree import walk_tree
 from deeppart.state.tree.flattening import flatten
-from deeppart.state.tree.value_containers import LEAST_ENTRIES, LEAST_ROWS
 from deeppart.state.values import encode_value
-
-Point = namedtuple("Point", "x y")
 
 
 def saved(state: Any) -> tuple[Structure, list[Any]]:
@@ -87,66 +83,3 @@ def test_what_covers_nothing_is_an_error_that_names_some(patterns: list[str]) ->
     assert beginning == "globs over 9 paths"
     assert names == NEAREST.get(patterns[0] if patterns else "", "a~1b, epoch, model/a.w, model/b")
     assert caught.value.found == ", ".join(map(repr, patterns))
-
-
-def kinds(node: Node) -> dict[str, tuple[str, Sequence[Any]]]:
-    """Kind and keys of each container, by path."""
-    if not isinstance(node, Branch):
-        return {}
-    found = {"": (node.kind, node.keys)}
-    for key, child in zip(node.keys, node.children, strict=True):
-        found |= {f"{key}/{path}".rstrip("/"): each for path, each in kinds(child).items()}
-    return found
-
-
-def selected(state: Any, *patterns: str) -> Node:
-    return select(*saved(state), patterns)[0]
-
-
-def test_a_list_loses_places_and_a_namedtuple_its_name() -> None:
-    state = {"list": [torch.ones(1), torch.ones(2), torch.ones(3)], "point": Point(torch.ones(1), torch.ones(2))}
-    assert kinds(selected(state, "list/2", "point/y")) == {
-        "": ("dict", ("list", "point")),
-        "list": ("list", (2,)),
-        "point": ("dict", ("y",)),
-    }
-    assert kinds(selected(state, "point/x", "point/y"))["point"] == ("namedtuple", ("x", "y"))
-    assert kinds(selected(state, "point"))["point"] == ("namedtuple", ("x", "y"))
-
-
-# --- runs: many small values in one -----------------------------------------------------------------------------------
-
-
-ROWS = [{"id": number, "tags": ["a", "b"]} for number in range(LEAST_ROWS)]
-RUNS = {
-    "list": list(range(50)),
-    "tuple": tuple(range(50)),
-    "table": OrderedDict((f"w/{number}", number) for number in range(LEAST_ENTRIES)),
-    "rows": ROWS,
-}
-
-
-def values_left(state: Any, *patterns: str) -> dict[str, Any]:
-    structure, values = saved(state)
-    tree, _ = select(structure, values, patterns)
-    return {readable(path): values[node.index] for path, node in walk_tree(tree, ()) if isinstance(node, ValueLeaf)}
-
-
-@pytest.mark.parametrize(
-    ("patterns", "left"),
-    [
-        (["list"], {"list": RUNS["list"]}),
-        (["list/7", "list/11"], {"list": [7, 11]}),
-        (["list/4?"], {"list": list(range(40, 50))}),
-        (["tuple/3"], {"tuple": (3,)}),
-        (["table/w~17"], {"table": OrderedDict({"w/7": 7})}),
-        (["rows/7/id"], {"rows": [{"id": 7}]}),
-        (["rows/7/tags/1", "rows/9"], {"rows": [{"tags": ["b"]}, ROWS[9]]}),
-        (["*/5"], {"list": [5], "tuple": (5,), "rows": [ROWS[5]]}),
-    ],
-)
-def test_runs_are_cut_to_the_items_that_are_covered(patterns: list[str], left: dict[str, Any]) -> None:
-    found = values_left(RUNS, *patterns)
-    assert found == left and {name: type(each) for name, each in found.items()} == {
-        name: type(each) for name, each in left.items()
-    }

@@ -55,20 +55,6 @@ def test_leaves(root: Path, key: str, path: str, content: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "content"),
-    [
-        ("a~1b/", None),
-        ("run/7/n", 7),
-        ("run/299/deep/1", -299),
-        ("run/3/deep", [3, -3]),
-        ("run/5", {"n": 5, "deep": [5, -5]}),
-    ],
-)
-def test_values_and_items_of_runs(root: Path, key: str, content: Any) -> None:
-    assert contents(read_single(root, key)) == [(key, content)]
-
-
-@pytest.mark.parametrize(
     ("key", "summary", "text"),
     [
         ("11", "more than one", "found: 11, 11"),

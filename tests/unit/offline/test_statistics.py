@@ -73,16 +73,3 @@ def test_what_is_no_number_is_counted_apart() -> None:
     assert stats(torch.tensor([NAN, NAN])) == Stats(2, 2, 0, 0, None, None, None, None, None)
     assert stats(torch.empty(0, 3)) == Stats(0, 0, 0, 0, None, None, None, None, None)
     assert stats(torch.tensor(7)) == Stats(1, 0, 0, 0, 7, 7, 7.0, 0.0, 7.0)
-
-
-def test_leaves_together_are_as_one() -> None:
-    whole = torch.arange(1000, dtype=torch.float32)
-    together = Gathering()
-    for part in whole.split([1, 499, 500]):
-        one = Gathering()
-        one.take(part, leaf_type(part))
-        together.add(one)
-    together.add(Gathering())
-    found, expected = together.result(), stats(whole)
-    assert (found.elements, found.min, found.max, found.mean) == (1000, 0.0, 999.0, expected.mean)
-    assert found.std == pytest.approx(expected.std, rel=1e-12)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from deeppart._times import seconds_of, timestamp
+from deeppart._times import seconds_of
 from deeppart.offline.watching import (
     DIED,
     ENDED,
@@ -63,14 +62,6 @@ def test_who_has_not_done_its_part_is_late() -> None:
     assert nobody.reasons == (), "all are at it"
 
 
-def test_who_has_not_begun_is_late_after_a_while() -> None:
-    ahead = status(0, checkpoints=(in_flight(4, 9, persistent="running"),))
-    assert view(ahead, status(2)).checkpoints[-1].missing == (), "its file is just not written yet"
-    later = view(replace(ahead, written=timestamp(NOW_S + STALE_S)), status(2), now_s=NOW_S + STALE_S)
-    assert later.checkpoints[-1].missing == (2,) and later.reasons == ("step 9: rank 2 has not begun it",)
-    assert not later.checkpoints[-1].over
-
-
 def test_a_rank_that_does_not_write_though_it_should_is_stale() -> None:
     working = status(2, checkpoints=(in_flight(4, 9, persistent="running"),))
     assert view(working).stale == ()
@@ -78,19 +69,3 @@ def test_a_rank_that_does_not_write_though_it_should_is_stale() -> None:
     assert late.stale == (2,) and "stale: rank 2" in late.reasons[0]
     assert view(status(2), now_s=NOW_S + 1e6).stale == (), "between checkpoints there is nothing to write"
     assert view(working, running=False, now_s=NOW_S + 1e6).stale == (), "it is known to be gone"
-
-
-def test_the_last_that_is_over_and_all_in_flight_are_shown() -> None:
-    over = [in_flight(number, number, over=True, persistent="done") for number in (3, 4)]
-    going = in_flight(5, 5, persistent="waiting")
-    found = view(status(0, checkpoints=(over[0], going)), status(2, checkpoints=(over[1], going)))
-    assert [(each.number, each.over) for each in found.checkpoints] == [(4, True), (5, False)]
-
-
-def test_blocked_is_that_of_the_slowest_rank() -> None:
-    slow = {"checkpoints_total": 4, "checkpoint_blocked_seconds_total": 2.0, "checkpoint_blocked_seconds_max": 1.5}
-    metrics = {name: {"": value} for name, value in slow.items()}
-    blocked = view(status(0), status(2, metrics=metrics)).blocked
-    assert blocked is not None
-    assert (blocked.checkpoints, blocked.total_s, blocked.most_s, blocked.mean_s) == (4, 2.0, 1.5, 0.5)
-    assert view(status(0, checkpoints=())).blocked is None

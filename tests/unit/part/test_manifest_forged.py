@@ -9,34 +9,6 @@ import pytest
 from tests.golden import forge
 from tests.unit.part.manifests import changed, refused
 
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"x",
-        b"{",
-        b"\xff\xfe",
-        b'{"a":"\xc3\x28"}',
-        b'{"a":NaN}',
-        b'{"a":Infinity}',
-        b'{"a":-Infinity}',
-        b'{"a":1e999}',
-        b'{"a":' + b"9" * 10_000 + b"}",
-        b'{"a":' * 100_000,
-        b"[" * 100_000 + b"]" * 100_000,
-        b"{}{}",
-        b"null",
-        b"1",
-        b'"text"',
-        b"[]",
-        b"{}",
-    ],
-    ids=lambda body: repr(body[:12]),
-)
-def test_body_that_is_no_document(body: bytes) -> None:
-    refused(forge.seal(body))
-
-
 ALL_FIELDS = [
     *((name,) for name in ("attempt", "compared", "created", "library", "parts", "structure")),
     *(("attempt", name) for name in ("lineage", "session", "sequence", "step", "world_size")),

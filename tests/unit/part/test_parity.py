@@ -18,7 +18,6 @@ from deeppart.part import (
     ParityReader,
     is_parity_file_name,
     parity_file_name,
-    set_id,
     stripes_of,
 )
 from tests.golden import make
@@ -80,25 +79,6 @@ def test_round_trip(identity: ParityIdentity, seed: int) -> None:
     assert reader.identity == identity and reader.stripes == stripes_of(identity)
     assert blocks_of(reader) == [block.tobytes() for blocks, _ in rows for block in blocks]
     assert reader.digests.tolist() == [digests.tolist() for _, digests in rows]
-
-
-@given(identities(), identities())
-def test_names_tell_sets_and_places_apart(one: ParityIdentity, other: ParityIdentity) -> None:
-    """A file is taken for what its name says only if its identity gives that name (levels/node.py)."""
-    moved = replace(one, place=(one.place + 1) % len(one.members))
-    assert set_id(moved) == set_id(one) and parity_file_name(moved) != parity_file_name(one)
-    assert all(is_parity_file_name(parity_file_name(identity)) for identity in (one, other, moved))
-    others = [
-        other,
-        replace(one, attempt=replace(one.attempt, step=one.attempt.step ^ 1)),
-        replace(one, attempt=replace(one.attempt, sequence=one.attempt.sequence ^ 1)),
-        replace(one, block_bytes=one.block_bytes + 64),
-        replace(one, members=(*one.members, ParityMember(None, 0, ""))),
-        replace(one, members=(*one.members[1:], one.members[0])),
-    ]
-    for different in others:
-        same = replace(different, place=0) == replace(one, place=0)
-        assert (set_id(different) == set_id(one)) is same
 
 
 @pytest.mark.parametrize(

@@ -28,12 +28,6 @@ def spans_of(rows: Sequence[tuple[int, ...]]) -> np.ndarray:
     return np.array([(leaf, table, 0, *rest) for leaf, table, *rest in rows], dtype=SPAN_DTYPE)
 
 
-def started() -> PartWriter:
-    writer = PartWriter(io.BytesIO(), make.ATTEMPT, 0)
-    writer.add_chunk(RAW, EncodedChunk(0, RAW))
-    return writer
-
-
 def test_golden_raw_part_is_written_bit_for_bit() -> None:
     assert make.make_part(0)[0] == (make.PARTS / part_file_name(0, 2)).read_bytes()
 
@@ -69,31 +63,6 @@ def test_library_writes_a_base_as_the_document_says() -> None:
 
 
 # --- writer ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "rows",
-    [
-        [],
-        [(0, 0, 0, 199, 0)],
-        [(0, 0, 0, 201, 0)],
-        [(0, 0, 0, 200, 1)],
-        [(0, 2, 0, 200, 0)],
-        [(0, 0, 2**62 + 1, 200, 0)],
-        [(0, 0, 0, 0, 0), (0, 0, 0, 200, 0)],
-        [(0, 0, 0, 100, 0), (0, 0, 99, 100, 100)],
-        [(0, 0, 100, 100, 0), (1, 0, 0, 50, 100), (0, 0, 51, 50, 150)],
-    ],
-)
-def test_writer_refuses_spans_that_the_reader_would(rows: list[tuple[int, ...]]) -> None:
-    with pytest.raises(FormatError, match="span"):
-        started().finish(spans_of(rows), b"")
-
-
-def test_same_bytes_of_leaves_in_different_tables_do_not_overlap() -> None:
-    started().finish(spans_of([(0, 0, 0, 100, 0), (0, 1, 0, 100, 100)]), b"")  # no error
-    with pytest.raises(FormatError, match="span"):  # as there is for the same table
-        started().finish(spans_of([(0, 0, 0, 100, 0), (0, 0, 0, 100, 100)]), b"")
 
 
 @pytest.mark.parametrize("fails_at", range(4))

@@ -111,6 +111,7 @@ MACHINES: dict[str, tuple[list[tuple[float, ...]], float, float]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", MACHINES)
 def test_the_cadence_is_nearly_as_useful_as_the_best_there_is(name: str) -> None:
     raw, most, reached = MACHINES[name]

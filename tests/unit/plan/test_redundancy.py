@@ -7,51 +7,13 @@ import itertools
 import pytest
 
 from deeppart.plan.redundancy import (
-    Copy,
-    Member,
     Nodes,
-    ParitySet,
     Stripes,
     parity_groups,
     parity_sets,
-    partner_copies,
-    partner_nodes,
 )
 
 # --- topology ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("domains", "partners"),
-    [
-        ("", (1, 2, 3, 0)),
-        ("aaaa", (1, 2, 3, 0)),
-        ("abcd", (1, 2, 3, 0)),
-        ("aabb", (2, 3, 0, 1)),
-        ("abab", (1, 0, 3, 2)),
-        ("abba", (1, 0, 3, 2)),
-        ("aaab", (3, 0, 1, 2)),  # one domain has more than half: only one of its nodes can have a partner outside
-        ("baaa", (3, 0, 1, 2)),
-    ],
-)
-def test_partners_of_four_nodes(domains: str, partners: tuple[int, ...]) -> None:
-    assert partner_nodes(Nodes.of(range(4), domains)) == partners
-
-
-def test_a_node_alone_has_no_partner() -> None:
-    for nodes in (Nodes.of([0, 0]), Nodes.of([])):
-        with pytest.raises(ValueError, match="second node"):
-            partner_nodes(nodes)
-        with pytest.raises(ValueError, match="second node"):
-            partner_copies(nodes)
-
-
-def test_groups_of_ten_nodes() -> None:
-    assert parity_groups(Nodes.of(range(10)), 4) == ((0, 2, 4, 6, 8), (1, 3, 5, 7, 9))
-    assert parity_groups(Nodes.of(range(10)), 3) == ((0, 3, 6, 9), (1, 4, 7), (2, 5, 8))
-    assert parity_groups(Nodes.of(range(10)), 6) == (tuple(range(10)),)
-    assert parity_groups(Nodes.of(range(6), "aaabbb"), 3) == ((0, 2, 4), (1, 3, 5))
-    assert parity_groups(Nodes.of(range(6), "ababab"), 3) == ((0, 3, 4), (1, 2, 5)), "not all of a domain together"
 
 
 def test_too_few_nodes_for_a_group() -> None:
@@ -62,24 +24,6 @@ def test_too_few_nodes_for_a_group() -> None:
 
 
 # --- placement --------------------------------------------------------------------------------------------------------
-
-
-def test_copies_of_parts_that_lie_elsewhere_than_at_a_save() -> None:
-    """After a restore of five parts on two ranks."""
-    nodes = Nodes.of([0, 1])
-    held = [[(4, 0), (1, 0)], [(0, 1), (2, 1), (3, 1)]]
-    copies = partner_copies(nodes, held)
-    assert copies == (Copy(0, 1, 0), Copy(1, 0, 1), Copy(2, 1, 0), Copy(3, 1, 0), Copy(4, 0, 1))
-
-
-def test_sets_of_parts_that_lie_elsewhere_than_at_a_save() -> None:
-    """More parts than ranks: a rank stands in several sets."""
-    nodes = Nodes.of([0, 1, 1])
-    assert parity_sets(nodes, 2, 1, [[(3, 0), (0, 0)], [(2, 1)]]) == (
-        ParitySet((Member(0, 3), Member(1, 2)), 1),
-        ParitySet((Member(0, 0), Member(2, None)), 1),
-    )
-    assert parity_sets(nodes, 2, 1, [[], []]) == ()
 
 
 @pytest.mark.parametrize("tolerate", [-1, 0, 3, 4])

@@ -14,12 +14,9 @@ from torch.distributed.tensor.placement_types import Shard, _StridedShard
 
 from deeppart.model import Box
 from deeppart.plan.shards import (
-    Claim,
     Placed,
     Split,
-    Verdict,
     in_order,
-    judge,
     place_boxes,
 )
 from tests.unit.plan.shard_partitions import partitions
@@ -52,61 +49,6 @@ def test_any_other_boxes_are_judged_as_elements_are_counted(drawn: Partition, da
     times, fault = count(shape, found), Box.fault_of_cover(found, shape)
     assert ("overlap" in fault) == bool((times > 1).any())
     assert (fault == "") == bool((times == 1).all())
-
-
-KIND, SHAPE = "float32[4, 2]", (4, 2)
-TOP, BOTTOM = Box((0, 0), (2, 2)), Box((2, 0), (2, 2))
-
-
-def claim(*boxes: Box, tied_to: str = "", kind: str = KIND) -> Claim:
-    return Claim(kind, SHAPE, boxes, tied_to)
-
-
-def fault(claims: dict[int, Claim]) -> str:
-    found = judge("model/w", claims)
-    assert isinstance(found, str)
-    return found
-
-
-@given(partitions(), st.data())
-def test_each_is_told_who_has_the_same(drawn: tuple[tuple[int, ...], list[Box]], data: st.DataObject) -> None:
-    shape, boxes = drawn
-    who = [data.draw(st.sets(st.integers(0, 6), min_size=1, max_size=4)) for _ in boxes]
-    claims = {}
-    for rank in range(7):
-        mine = tuple(box for box, ranks in zip(boxes, who, strict=True) if rank in ranks)
-        claims[rank] = Claim("k", shape, mine, "")
-    found = judge("x", claims)
-    assert isinstance(found, Verdict) and found.holders.keys() == claims.keys() and found.tied_to == ""
-    of_box = dict(zip(boxes, who, strict=True))
-    assert sorted(map(found.division.box, range(len(found.division)))) == sorted(boxes)
-    for rank, holders in found.holders.items():
-        assert holders == tuple(tuple(sorted(of_box[box])) for box in claims[rank].boxes)
-
-
-def test_it_is_tied_if_all_of_it_is_so_to_one_tensor_on_all_that_have_any() -> None:
-    def tied_to(*claims: Claim) -> str:
-        found = judge("x", dict(enumerate(claims)))
-        assert isinstance(found, Verdict)
-        return found.tied_to
-
-    here = claim(TOP, BOTTOM, tied_to="head")
-    assert tied_to(here, claim(BOTTOM, tied_to="head")) == tied_to(here, claim()) == "head"
-    assert tied_to(here, claim(BOTTOM)) == tied_to(here, claim(BOTTOM, tied_to="tail")) == ""
-
-
-def test_what_is_wrong_is_said_with_who_has_it() -> None:
-    assert fault({0: claim(TOP), 2: claim(BOTTOM, kind="float64[4, 2]")}) == (
-        "model/w is float32[4, 2] on rank 0, float64[4, 2] on rank 2"
-    )
-    outside = fault({0: claim(TOP), 1: claim(Box((3, 0), (2, 2)))})
-    assert outside == "model/w, float32[4, 2]: rank 1 has [3:5, 0:2] of it, which lies outside"
-    assert fault({1: claim(TOP, TOP)}).endswith("rank 1 has one shard of it twice")
-    gap = fault({0: claim(TOP), 1: claim(TOP), 4: claim()})
-    assert gap == "model/w, float32[4, 2]: of 8 elements, 4 are in a shard ([0:2, 0:2] on rank 0)"
-    overlap = fault({0: claim(TOP, BOTTOM), 1: claim(Box((1, 0), (2, 2)))})
-    assert "overlap" in overlap and "[1:3, 0:2] on rank 1" in overlap
-    assert fault({0: claim(), 1: claim()}).endswith("0 are in a shard (no rank has any)")
 
 
 class Along(NamedTuple):

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from deeppart.comm import Comm, SingleComm, finish
 from deeppart.model import Attempt
@@ -19,17 +17,8 @@ from deeppart.recovery.narrowing import flatten_live
 from deeppart.recovery.saved import Documents
 from deeppart.recovery.tables import PartIndexView, Tables, share_tables
 from deeppart.state.capture.staging import Staging
-from deeppart.state.document.part_document import FileNumbers, Own, PartDocument, decode_meta, encode_rank_local
-from deeppart.state.document.structure_json import Numbers, encode_tree
 from deeppart.state.paths.globs import PerRank, PerRankPolicies
-from deeppart.state.paths.keys import Path as Keys
-from deeppart.state.paths.keys import exact
 from deeppart.state.restore.choosing import Choice
-from deeppart.state.tensors.leaves import leaf_type
-from deeppart.state.tree.flat import RankLocalRules
-from deeppart.state.tree.flattening import flatten
-from deeppart.state.tree.ties import find_aliases
-from deeppart.state.values import encode_value
 from deeppart.storage import PersistentLevel, PosixStore
 from tests.fuzz.images import ManifestImage, PartImage
 
@@ -106,35 +95,3 @@ def edit_parts(root: Path, edit: Callable[[int, PartImage], object]) -> None:
     manifest = ManifestImage.parse((directory / "manifest").read_bytes())
     manifest.name({path.name: path.read_bytes() for path in paths})
     (directory / "manifest").write_bytes(manifest.encode())
-
-
-def documents_of(states: list[Any], mine: Collection[Keys] = (), own: Collection[Keys] = ()) -> Documents:
-    """The documents of a step, written and read again.
-
-    Args:
-        states: by rank.
-        mine: paths at which each rank has something that stands apart.
-        own: paths of what all ranks share the place of, but not the contents.
-    """
-    cuts = RankLocalRules(frozenset(map(exact, mine)))
-    found = [decode_meta(_document(state, cuts, own, rank == 0).meta(), "here") for rank, state in enumerate(states)]
-    structure = found[0].structure
-    assert structure is not None
-    return Documents(structure, tuple(found), tuple(document.check(structure, "here") for document in found))
-
-
-def _document(state: Any, cuts: RankLocalRules, own: Collection[Keys], leads: bool) -> PartDocument:
-    flat = flatten(state, cuts=cuts)
-    types = [leaf_type(data) for data in flat.data]
-    arrays, values = flat.shared[:2]
-    return PartDocument(
-        encode_tree(flat.root),
-        types,
-        find_aliases(flat, types),
-        np.array([leaf.index >= arrays or leaf.path in own for leaf in flat.arrays], dtype=np.bool_),
-        np.array([leaf.index >= values or leaf.path in own for leaf in flat.values], dtype=np.bool_),
-        [encode_value(leaf.value, "") for leaf in flat.values],
-        leads,
-        own=Own(encode_rank_local(flat, Numbers()), [], bool(cuts.mine)),
-        numbers=replace(FileNumbers.as_they_are(len(flat.arrays), len(flat.values)), described=flat.shared[:2]),
-    )

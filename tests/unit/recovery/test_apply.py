@@ -6,13 +6,11 @@ import gc
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 import deeppart
 from deeppart.model import RestoreReport
-from tests.unit.recovery.opened import open_step
 
 
 @pytest.fixture
@@ -67,21 +65,3 @@ def test_all_of_it_in_numbers_that_can_be_counted(tmp_path: Path) -> None:
             "  converted: a (float32 to float16)",
             "  renamed: b to net",
         ]
-
-
-def test_long_lists_are_cut_for_people() -> None:
-    report = RestoreReport(1, 1, 1, missing=tuple(f"m{number}" for number in range(99)))
-    assert "m7 ... (99 in all)" in str(report) and "m8" not in str(report)
-    assert str(report).startswith("step 1: 1 leaf and 1 value restored")
-
-
-def test_a_part_without_a_byte(tmp_path: Path) -> None:
-    with deeppart.Checkpointer(persistent_dir=tmp_path) as ck:
-        ck.checkpoint({"empty": torch.zeros(0), "number": 3}, 1).wait()
-    opened = open_step(tmp_path)
-    (index,) = opened.indexes
-    assert index.pieces.raw_starts[-1] == 0 and len(index.pieces.raw_starts) == len(index.readers) + 1
-    state = {"empty": torch.zeros(0), "number": 0}
-    with deeppart.Checkpointer(persistent_dir=tmp_path) as ck:
-        assert ck.restore(state) == 1
-    assert state["number"] == 3 and np.asarray(state["empty"]).size == 0

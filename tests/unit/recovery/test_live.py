@@ -13,13 +13,8 @@ import torch
 import deeppart
 from deeppart.errors import StateError, UnsupportedLeafError
 from deeppart.recovery import refusal_of_state
-from deeppart.recovery.matching import check_writable
 from deeppart.recovery.narrowing import flatten_live
-from deeppart.state.restore.target import Target
-from deeppart.state.tree.flat import FlatState
-from deeppart.state.tree.nodes import ValueLeaf
 from tests.unit.state.restore.mismatches import Case, check_refused, config, ones, zeros
-from tests.unit.state.saved_states import structure_of, target_of
 
 CASES: dict[str, Callable[[], Case]] = {
     "read-only numpy": lambda: (np.ones(3), frozen(np.zeros(3)), StateError, "bad", ["read-only"]),
@@ -38,32 +33,6 @@ def frozen(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 @pytest.mark.parametrize("name", CASES)
 def test_a_mismatch_is_named_and_touches_nothing(tmp_path: Path, name: str) -> None:
     check_refused(tmp_path, CASES[name]())
-
-
-NOTHING = FlatState(root=ValueLeaf(0))
-
-
-def filled_with(live: Any) -> tuple[Target, list[tuple[Any, ...]]]:
-    """A target of one leaf, which goes into a live array; and the paths."""
-    target = target_of(structure_of({"w": torch.zeros(3)}))
-    target.live[0] = live
-    return target, [("a", 0)]
-
-
-def test_memory_of_several_elements_is_no_fault_where_the_tie_was_saved_so() -> None:
-    """Its owner is filled, and it with it."""
-    target, paths = filled_with(torch.zeros(1).expand(3))
-    with pytest.raises(StateError, match="path a/0"):
-        check_writable(target, NOTHING, paths)
-    target.tied.add(0)
-    check_writable(target, NOTHING, paths)
-
-
-def test_a_read_only_array_is_refused_though_it_is_a_tie() -> None:
-    target, paths = filled_with(frozen(np.zeros(3)))
-    target.tied.add(0)
-    with pytest.raises(StateError, match="read-only"):
-        check_writable(target, NOTHING, paths)
 
 
 def test_what_lies_conjugated_stays_the_live_tensor() -> None:

@@ -12,7 +12,7 @@ import torch
 
 import deeppart
 from deeppart.comm import Comm
-from deeppart.errors import DeeppartError, PerRankError
+from deeppart.errors import PerRankError
 from deeppart.model import Box
 from deeppart.recovery.old_ranks import bring_old_leaves, map_old_leaves, memory_for_old_leaves
 from deeppart.state.paths.keys import readable
@@ -94,19 +94,6 @@ def has(state: dict[str, Any], name: str) -> bool:
     return True
 
 
-def test_what_no_rank_has_a_place_for_is_created_or_refused(tmp_path: Path) -> None:
-    """One rank without any of the head: it is made as a whole, as other keys are that a dict lacks."""
-    saved = {"a": piece(whole("embed"), Box.whole((4, 3))), "head": {"w": piece(whole("last"), Box.whole((4, 3)))}}
-    save(tmp_path, [{"model": saved}])
-    plain: dict[str, Any] = {"model": {"a": torch.zeros(4, 3)}}
-    restore(tmp_path, [plain])
-    assert torch.equal(plain["model"]["head"]["w"], whole("last"))
-    sharded: dict[str, Any] = {"model": {"a": piece(whole("embed") * 0, Box.whole((4, 3)))}}
-    with pytest.raises(DeeppartError, match="not known how to split"):
-        restore(tmp_path, [sharded])
-    assert not sharded["model"]["a"].any()
-
-
 def test_stages_are_nobodys_own(tmp_path: Path) -> None:
     """Another number of ranks need not say what becomes of them; of an array that is a rank's own it has to."""
     states: list[dict[str, Any]] = [{"x": torch.ones(2)} for _ in range(2)]
@@ -132,20 +119,6 @@ def own_and_stages() -> list[dict[str, Any]]:
 
 def last(path: str, old: list[Any], rank: int, size: int) -> Any:
     return next(each for each in reversed(old) if each is not None)
-
-
-@pytest.mark.filterwarnings("ignore:.*:deeppart.errors.PerRankNotice")
-@pytest.mark.parametrize("per_rank", ["rank0", last])
-def test_what_is_each_ranks_own_beside_stages_is_mapped(tmp_path: Path, per_rank: Any) -> None:
-    save(tmp_path, own_and_stages())
-    live: list[dict[str, Any]] = [{"rng": torch.zeros(2, dtype=torch.int64)} for _ in range(3)]
-    live[1]["first"] = {"w": piece(whole("embed") * 0, Box.whole((4, 3)))}
-    live[2]["last"] = {"w": torch.zeros(4, 3)}
-    restore(tmp_path, live, per_rank=per_rank)
-    assert [state["rng"].tolist() for state in live] == [[0, 0] if per_rank == "rank0" else [1, 1]] * 3
-    assert torch.equal(live[1]["first"]["w"].as_subclass(torch.Tensor), whole("embed"))
-    assert torch.equal(live[2]["last"]["w"], whole("last"))
-    assert [sorted(state) for state in live] == [["rng"], ["first", "rng"], ["last", "rng"]]
 
 
 @pytest.mark.filterwarnings("ignore:.*:deeppart.errors.PerRankNotice")

@@ -7,19 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from deeppart.comm import Comm
 from deeppart.errors import DeeppartError, RestoreError
 from deeppart.model import RestoreReport
-from deeppart.part import FileSource, PartReader
-from deeppart.plan.restart import Read, Source
 from deeppart.recovery import NarrowReading
-from deeppart.recovery.parts import OpenedPart
 from deeppart.state.capture import layout
-from deeppart.state.pieces import PartPieces
 from tests.unit.sharded_states import checkpointer, on_ranks, restore, rows, save
 
 pytestmark = [
@@ -94,72 +89,6 @@ def test_what_is_asked_for_is_checked(tmp_path: Path) -> None:
     assert report.loaded_bytes == 8 * 72
 
 
-def test_another_name_of_what_is_left_out_has_its_bytes(tmp_path: Path) -> None:
-    tied = leaf("tied")
-    save(tmp_path, [{"first": {"w": tied, "x": leaf("x")}, "second": {"w": tied, "rows": tied[2:5]}}])
-    live = {"second": {"w": leaf("w", 0.0)}}
-    ((report, _),) = reports(tmp_path, [live], keys="second/w")
-    assert torch.equal(live["second"]["w"], tied) and report.loaded_bytes == 72
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_shards_of_a_model_alone(tmp_path: Path, ranks: int) -> None:
-    def state(rank: int, count: int, scale: float) -> dict[str, Any]:
-        return {part: {name: rows(leaf(name, scale), rank, count) for name in "ab"} for part in ("model", "optimizer")}
-
-    save(tmp_path, [state(rank, 2, 1.0) for rank in range(2)])
-    live = [{"model": state(rank, ranks, 0.0)["model"]} for rank in range(ranks)]
-    for report, _ in reports(tmp_path, live):
-        assert (report.loaded_bytes, report.saved_bytes) == (2 * 72, 4 * 72)
-    assert all(torch.equal(each["model"]["b"], rows(leaf("b"), rank, ranks)) for rank, each in enumerate(live))
-
-
-def opened(root: Path) -> tuple[OpenedPart, FileSource]:
-    (path,) = root.rglob("part-*")
-    file = FileSource(path)
-    reader = PartReader(file, where=str(path))
-    source = Source("persistent", str(path), (0,), file.size, reader.index_digest)
-    return OpenedPart(file, Read(0, 0, source), reader.attempt, None), file
-
-
-@pytest.mark.parametrize("compression", ["none", "zstd"])
-@pytest.mark.parametrize("where", ["tmp_path", "memory"])
-def test_a_part_of_which_some_is_loaded(request: pytest.FixtureRequest, where: str, compression: str) -> None:
-    """It takes memory for that alone, and can still give the whole file, checked, to who rebuilds a copy of it."""
-    root = request.getfixturevalue(where)
-    save(root, [model()], compression=compression)
-    part, file = opened(root)
-    chosen = np.arange(len(part.reader.chunks)) % 3 == 1
-    whole, needed = part.room_bytes(), part.room_bytes(chosen)
-    assert needed == (int(part.reader.chunks["raw_length"][chosen].sum()) if whole else 0)
-    loaded = part.load(np.empty(needed, dtype=np.uint8), 2, chosen)
-    for index in np.flatnonzero(chosen).tolist():
-        loaded.reader.check_chunk(index, loaded.chunk(index).data) if compression == "none" else None
-        assert len(loaded.chunk(index)) == part.reader.chunks["raw_length"][index]
-    assert b"".join(bytes(each) for each in loaded.pieces()) == Path(file.path).read_bytes()
-    assert loaded.problem() is None
-    file.close()
-
-
-def test_chunks_of_leaves_that_begin_and_end_within_them(tmp_path: Path) -> None:
-    """By hand, row for row, against the shorter way."""
-    save(
-        tmp_path,
-        [{"a": torch.ones(3), "b": torch.ones(40), "c": torch.ones(5), "d": torch.ones(0), "e": torch.ones(9)}],
-    )
-    part, file = opened(tmp_path)
-    reader = part.reader
-    for asked in (np.array([bits >> n & 1 for n in range(5)], dtype=np.bool_) for bits in range(32)):
-        expected = [False] * len(reader.chunks)
-        for row in reader.spans:
-            for index in range(len(reader.chunks)):
-                begin, end = map(int, reader.raw_starts[index : index + 2])
-                overlap = min(end, int(row["raw_offset"] + row["length"])) - max(begin, int(row["raw_offset"]))
-                expected[index] |= bool(asked[row["leaf"]]) and overlap > 0
-        assert PartPieces(reader.spans, reader.raw_starts).chunks_with(asked[reader.spans["leaf"]]).tolist() == expected
-    file.close()
-
-
 # --- the same as without ----------------------------------------------------------------------------------------------
 
 REQUESTS: list[dict[str, Any]] = [
@@ -230,7 +159,7 @@ def alike(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.sweep(4)
-@pytest.mark.parametrize("seeds", [range(first, first + 20) for first in (0, 20, 40, 60)], ids=lambda seeds: seeds[0])
+@pytest.mark.parametrize("seeds", [range(first, first + 12) for first in (0, 12, 24, 36)], ids=lambda seeds: seeds[0])
 def test_the_same_as_if_everything_had_been_read(memory: Path, tmp_path: Path, seeds: range) -> None:
     less, restored = 0, 0
     for seed in seeds:
@@ -246,7 +175,7 @@ def test_the_same_as_if_everything_had_been_read(memory: Path, tmp_path: Path, s
         assert (error, nothing) == (expected, 0), (seed, case.request)
         assert alike(dict(enumerate(live)), dict(enumerate(whole))), (seed, case.request)
         less, restored = less + (unread > 0), restored + (not error)
-    assert restored > 7 and less > 3, (restored, less)
+    assert restored > 4 and less > 2, (restored, less)
 
 
 def test_a_plain_leaf_beside_shards_that_only_one_rank_has_a_place_for(memory: Path) -> None:

@@ -13,10 +13,8 @@ import torch
 import deeppart
 from deeppart.comm import Comm
 from deeppart.errors import StructureMismatchError
-from deeppart.recovery.apply import ToFill, arrays_to_fill, check_conflicts
+from deeppart.recovery.apply import arrays_to_fill
 from deeppart.recovery.matching import Matched
-from deeppart.recovery.old_ranks import Mapped
-from deeppart.state.restore.scatter import Scatter, whole_leaves
 from deeppart.testing.states import difference
 from tests.unit.recovery.opened import Opened, open_step
 from tests.unit.sharded_states import checkpointer, on_ranks
@@ -140,37 +138,6 @@ def looked_at(path: Path, saved: dict[str, Any], live: dict[str, Any]) -> tuple[
     return opened, opened.matched(live)
 
 
-def separate() -> dict[str, torch.Tensor]:
-    return {"a": torch.full((4, 4), 1.0), "b": torch.full((4, 4), 2.0), "c": torch.full((3,), 3.0)}
-
-
-def sharing(name: str) -> dict[str, torch.Tensor]:
-    one, other = SHARING[name]()
-    return {"a": one, "b": other, "c": torch.zeros(3)}
-
-
-def brought(opened: Opened, to_fill: ToFill) -> ToFill:
-    """The memory of their own of those that share some has the saved bytes; the live ones are as before."""
-    opened.delivery.bring(Scatter(whole_leaves(to_fill.alone)))
-    return to_fill
-
-
-def test_what_holds_the_same_where_it_is_shared_is_no_conflict(tmp_path: Path) -> None:
-    same = separate() | {"b": separate()["a"]}
-    opened, matched = looked_at(tmp_path, {name: item.clone() for name, item in same.items()}, sharing("rows"))
-    check_conflicts(matched, brought(opened, arrays_to_fill(matched)), Mapped({}, frozenset()))
-
-
-def test_what_was_mapped_is_compared_as_it_was_mapped(tmp_path: Path) -> None:
-    """And not what was saved."""
-    opened, matched = looked_at(tmp_path, separate(), sharing("rows"))
-    to_fill = brought(opened, arrays_to_fill(matched))
-    alike = {0: torch.full((4, 4), 7.0), 1: torch.full((4, 4), 7.0)}
-    check_conflicts(matched, to_fill, Mapped(alike | {2: torch.ones(3)}, frozenset({0, 1, 2})))
-    with pytest.raises(StructureMismatchError):
-        check_conflicts(matched, to_fill, Mapped({0: torch.full((4, 4), 7.0)}, frozenset({0})))
-
-
 def test_a_saved_view_that_here_lies_in_another_leaf_is_refused_at_once(tmp_path: Path) -> None:
     """Its bytes are its owner's: written into the owner, they would be overwritten."""
     base, other = torch.arange(8.0), torch.zeros(8)
@@ -180,14 +147,3 @@ def test_a_saved_view_that_here_lies_in_another_leaf_is_refused_at_once(tmp_path
     with pytest.raises(StructureMismatchError) as caught:
         arrays_to_fill(matched)
     assert caught.value.found == "view would be overwritten by other"
-
-
-def test_of_many_leaves_eight_are_named(tmp_path: Path) -> None:
-    saved = {f"x{place:02}": torch.full((4,), float(place)) for place in range(12)}
-    buffer = torch.zeros(16)
-    live = {name: buffer[place : place + 4] for place, name in enumerate(saved)}
-    opened, matched = looked_at(tmp_path, saved, live)
-    to_fill = brought(opened, arrays_to_fill(matched))
-    with pytest.raises(StructureMismatchError) as caught:
-        check_conflicts(matched, to_fill, Mapped({}, frozenset()))
-    assert str(caught.value.found).startswith("x00, x01, x02, x03, x04, x05, x06, x07 would be overwritten by x11")

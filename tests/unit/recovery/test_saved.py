@@ -1,4 +1,4 @@
-"""A step as one rank of a restore sees it; and parts that do not hold what their documents say."""
+"""Parts that do not hold what their documents say are refused."""
 
 from __future__ import annotations
 
@@ -8,55 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from deeppart.errors import CorruptFileError
-from deeppart.recovery import SavedStep, saved_step
 from deeppart.recovery.saved import check_spans
 from deeppart.recovery.tables import PartIndexView
 from deeppart.state.pieces import PartPieces
-from deeppart.state.tree import Branch, RankLocal
 from tests.unit.cli_support import forge
-from tests.unit.recovery.opened import Opened, documents_of, open_step
-from tests.unit.suspicions import attempt
-
-#: Of two ranks: a leaf and a value of each one's own, and what only one of them has.
-STATES: list[dict[str, Any]] = [
-    {"a/b": torch.ones(3), "items": ["x", torch.zeros(rank + 1)], "lr": 0.1 * rank, "w": torch.ones(2)}
-    for rank in range(2)
-]
-STATES[1]["only"] = {"y": torch.ones(4), "n": 5}
-
-
-def seen_by(rank: int, size: int) -> SavedStep:
-    documents = documents_of(STATES, [("only",), ("items", 1)], [("a/b",), ("lr",)])
-    return saved_step(attempt(5), documents, rank, size)
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_as_many_ranks_each_restore_their_own_structure(rank: int) -> None:
-    saved = seen_by(rank, 2)
-    assert saved.same_world and saved.any_own
-    only = [("only", "y")] if rank else []
-    assert saved.paths() == [("a/b",), ("w",), ("items", 1), *only]
-    assert saved.own_leaves == set(range(4 if rank else 3)) - {1}
-    assert len(saved.own_values) == (2 if rank else 1)
-    assert saved.structure is saved.of_ranks[rank]
-
-
-@pytest.mark.parametrize("size", [1, 3, 4])
-def test_another_number_restores_what_all_ranks_share(size: int) -> None:
-    for rank in range(size):
-        saved = seen_by(rank, size)
-        assert not saved.same_world and saved.any_own
-        assert saved.paths() == [("a/b",), ("w",)] and saved.own_leaves == {0}
-        tree = saved.structure.tree
-        assert isinstance(tree, Branch)
-        assert isinstance(dict(zip(tree.keys, tree.children, strict=True))["only"], RankLocal), "left as it is"
-        assert len(saved.of_ranks) == 2, "what the old ranks had is known all the same"
-
-
-# --- spans ------------------------------------------------------------------------------------------------------------
+from tests.unit.recovery.opened import Opened, open_step
 
 
 @pytest.fixture

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 
-import pytest
-
-from deeppart.errors import SuspectStepWarning
-from deeppart.recovery import suspect_lines, warn_suspect
+from deeppart.recovery import suspect_lines
 from deeppart.storage import PosixStore, write_suspicion
 from tests.unit.suspicions import RECORD, attempt
 
@@ -27,17 +23,3 @@ def test_a_record_that_cannot_be_read_makes_steps_doubtful(tmp_path: Path) -> No
     path.write_bytes(b"nothing")
     (line,) = suspect_lines(PosixStore(tmp_path), attempt(4))
     assert line.startswith("step 140 may be suspect: ")
-
-
-def test_nothing_is_said_of_nothing() -> None:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        warn_suspect(3, [])
-    assert not caught
-
-
-def test_long_lists_are_cut() -> None:
-    with pytest.warns(SuspectStepWarning, match=r"step 3: ") as caught:
-        warn_suspect(3, [f"leaf {number}" for number in range(10)])
-    text = str(caught[0].message)
-    assert "leaf 7" in text and "leaf 8" not in text and text.endswith("and 2 more")

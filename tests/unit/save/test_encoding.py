@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.codec import AutoCompression, Chooser, EncodedChunk, codec_by_id
-from deeppart.save import Chunk, Compressing, Encoders, Processors
-from tests.unit.save.parts import RANDOM, staged
+from deeppart.codec import AutoCompression, Chooser, EncodedChunk
+from deeppart.save import Chunk, Encoders
+from tests.unit.save.parts import RANDOM
 
 pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 
@@ -23,24 +23,6 @@ def chunks_of(count: int, elements: int = 20_000) -> list[Chunk]:
     return [
         Chunk(RANDOM.standard_normal(elements + i).astype(np.float32).data.cast("B"), "float32") for i in range(count)
     ]
-
-
-@pytest.mark.parametrize("threads", [1, 3])
-def test_in_order_and_with_digests(threads: int) -> None:
-    chunks = chunks_of(17)
-    chunks[4:7] = [Chunk(each.raw, "uint8") for each in chunks[4:7]]
-    done = EncodedChunk(1, b"done already", b"d" * 16, b"r" * 16)
-    chunks[9] = Chunk(chunks[9].raw, "float32", done)
-    chooser, seen = Chooser("tensor", only={"float32"}), []
-    encoders = Encoders(threads)
-    for chunk, encoded in zip(chunks, encoders.run(chunks, chooser, lambda *what: seen.append(what)), strict=True):
-        if chunk.encoded is not None:
-            assert encoded is done
-            continue
-        assert isinstance(encoded, EncodedChunk)
-        assert (encoded.codec_id == 2) == (chunk.dtype == "float32") == (encoded.digest is not None)
-        assert bytes(codec_by_id(encoded.codec_id).decode(memoryview(encoded.data), len(chunk.raw))) == chunk.raw
-    assert len(seen) == 13 and all(dtype == "float32" and encoded < raw for dtype, raw, encoded, _ in seen)
 
 
 def test_when_given_up_no_thread_reads_the_memory_any_more() -> None:
@@ -68,20 +50,6 @@ def test_when_given_up_no_thread_reads_the_memory_any_more() -> None:
     assert started.acquire(timeout=20)
     thread.join(20)
     assert ended.is_set()
-
-
-def test_a_few_chunks_are_tried_before_the_first_checkpoint() -> None:
-    compressing = Compressing("auto", Processors(threads=1, spare=True))
-    share = staged(("float32", 3_000_000), ("bfloat16", 700_000))
-    compressing.try_new_dtypes(share.layout, share.data.data)
-    part = compressing.begin("persistent", share.layout)
-    assert all("bandwidth is not known yet" in line for line in part.reasons)
-    for _ in range(2):
-        nbytes = share.layout.nbytes
-        compressing.completed("persistent", part, nbytes, nbytes, busy_s=10.0, seconds=10.0)
-    part = compressing.begin("persistent", share.layout)
-    assert [line.split(": ")[:2] for line in part.reasons] == [["bfloat16", "tensor"], ["float32", "tensor"]]
-    compressing.close()
 
 
 def test_slow_storage_gets_encoded_parts_and_fast_storage_raw_ones(

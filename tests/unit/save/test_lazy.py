@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import threading
 import time
 from collections.abc import Callable
@@ -14,10 +13,8 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.session import process_sessions
 from deeppart.state.capture import lazy as deferred
 from deeppart.state.capture.copying import CallCopy
-from deeppart.state.compare import optimizers as owners
 from deeppart.testing.states import difference
 from tests.unit.slow_copies import config, gradients, model, saved
 
@@ -61,29 +58,6 @@ def test_the_step_waits_until_the_state_is_captured(
 
 
 # --- the rest of its life ---------------------------------------------------------------------------------------------
-
-
-def test_nothing_is_held_back_after_the_end(tmp_path: Path) -> None:
-    process_sessions.settle(60)  # sessions that other tests have left by an exception
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    gradients(net)
-    for failing in (False, True):
-        try:
-            with deeppart.Checkpointer(config(tmp_path / str(failing))) as ck:
-                ck.checkpoint({"net": net, "optimizer": optimizer}, 1).wait("persistent", 30)
-                optimizer.step()
-                if failing:
-                    raise KeyError("training")
-        except KeyError:
-            process_sessions.settle(60)  # what had begun comes to its end first
-        assert not owners.REGISTRY._listeners and owners.REGISTRY._hook is None
-        optimizer.step()
-    gone = owners.REGISTRY.stepped()
-    assert optimizer in gone
-    del optimizer, gone
-    gc.collect()
-    assert not any(each.param_groups[0]["params"][0] is net[0].weight for each in owners.REGISTRY.stepped())
 
 
 def test_a_restore_waits_for_the_capture(tmp_path: Path) -> None:

@@ -13,12 +13,9 @@ import pytest
 
 import deeppart
 from deeppart.errors import (
-    BackgroundFailureWarning,
     CheckpointError,
     DeeppartWarning,
     LevelNotRunError,
-    PeerTimeoutError,
-    StepExistsError,
 )
 from deeppart.save import Pipeline
 from deeppart.testing.states import difference
@@ -99,32 +96,6 @@ def test_a_checkpoint_that_goes_nowhere_waits_for_nothing(memory: Path, on_busy:
             ck.checkpoint(state(4), 4).wait(timeout=200)  # a skipped one is made up for by the next call
 
 
-def test_the_local_level_frees_training_from_a_slow_persistent_one(
-    memory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with deeppart.Checkpointer(config(memory, compression="none")) as ck:
-        release, open_part = threading.Event(), ck._session.persistent.open_part
-
-        def held(*arguments: Any) -> Any:
-            release.wait()
-            return open_part(*arguments)
-
-        monkeypatch.setattr(ck._session.persistent, "open_part", held)
-        first = ck.checkpoint(state(1, BIG), 1)
-        first.wait("local", timeout=300)
-        why = r"not complete at level 'persistent'.*\n.*the level is (waiting|running)"
-        with pytest.raises(PeerTimeoutError, match=why):
-            first.wait("persistent", timeout=0.01)
-        second = ck.checkpoint(state(2, BIG), 2)
-        assert not first.done("persistent")
-        assert ck._pipeline.holds(first) and ck._pipeline.holds(second)
-        release.set()
-        second.wait(timeout=300)
-        assert first.done("persistent")
-        assert ck._pipeline.wait_until_idle(30)
-        assert not ck._pipeline.holds(first) and not ck._pipeline.holds(second)
-
-
 def test_no_room_in_time_is_an_error_and_no_loss(memory: Path) -> None:
     with deeppart.Checkpointer(config(memory, local_dir=None, timeout=0.5)) as ck:
         release = threading.Event()
@@ -179,22 +150,6 @@ def failing_once(monkeypatch: pytest.MonkeyPatch, methods: list[str], kind: type
     return failed
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("stage", STAGES)
-def test_an_error_of_any_kind_in_a_stage_ends_that_checkpoint_alone(
-    memory: Path, monkeypatch: pytest.MonkeyPatch, stage: str, kind: type[BaseException]
-) -> None:
-    failed = failing_once(monkeypatch, [stage], kind)
-    with deeppart.Checkpointer(config(memory, capture="lazy")) as ck:
-        first = ck.checkpoint(state(1), 1)
-        assert ck._pipeline.wait_until_idle(200) and first.finished and failed == [stage]
-        if STAGES[stage]:
-            assert f"{kind.__name__}: in {stage}" in str(first.report.levels[STAGES[stage]].error)
-        with pytest.warns(BackgroundFailureWarning, match=f"{kind.__name__}: in {stage}"):
-            ck.checkpoint(state(2), 2).wait(timeout=200)
-    assert difference(state(2), deeppart.load(memory / "p")) is None
-
-
 @pytest.mark.filterwarnings("ignore::deeppart.errors.BackgroundFailureWarning")  # of what was not waited for
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("stage", STAGES)
@@ -222,18 +177,3 @@ def test_an_error_that_ends_a_thread_ends_every_wait(
     assert not [each.name for each in set(threading.enumerate()) - before if each.name.startswith("deeppart-")]
     with deeppart.Checkpointer(settings) as ck:
         ck.checkpoint(state(3), 3).wait(timeout=200)
-
-
-def test_a_long_run_does_not_grow(memory: Path) -> None:
-    with deeppart.Checkpointer(config(memory, keep={"persistent": 1})) as ck:
-        for step in range(300):
-            ck.checkpoint({"step": step}, step)
-        ck._pipeline.wait_until_idle(30)
-        ck.checkpoint({"step": 300}, 300).wait(timeout=200)
-        ck._pipeline.wait_until_idle(30)
-        assert len(ck._recent) <= 3
-        assert all(len(steps) <= 2 for steps in ck._retention._steps.values()) and not any(
-            ck._retention._leftovers.values()
-        )
-        with pytest.raises(StepExistsError):
-            ck.checkpoint({"step": 7}, 7)

@@ -90,13 +90,6 @@ def test_every_byte_of_every_box_is_saved_once_by_one_that_has_it(seed: int) -> 
     assert sum(length for _, length in shared) == 20_000
 
 
-def test_what_pairs_hold_is_shared_out_between_the_two() -> None:
-    """HSDP: each pair has half of the rows."""
-    states = [{"w": rows(torch.zeros(2000, 10), rank % 2, 2)} for rank in range(4)]
-    found = planned(states, kappa=0.0)
-    assert [share.nbytes for _, share in found] == [20_000] * 4
-
-
 WHOLE = torch.arange(8.0 * 3).view(8, 3)
 
 

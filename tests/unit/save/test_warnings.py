@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import random
 import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from deeppart.comm import Comm
 from deeppart.errors import ReplicaDivergenceWarning
-from deeppart.interop.training_state import rng_state
 from deeppart.save.warnings import Warnings
 from deeppart.state.compare import Differences, Divergence
-from deeppart.state.paths.keys import readable
 from deeppart.state.tree.flattening import flatten
 from tests.unit.sharded_states import checkpointer, on_ranks
 
@@ -51,21 +47,6 @@ def test_a_directory_is_told_once_whatever_restarts_in_it(tmp_path: Path) -> Non
         news = [str(each.message).partition("now on: ")[2].partition("\n")[0] for each in caught]
         told.append([each for each in news if each])
     assert told == [["best, items"], [], [], ["other0"]]
-
-
-def test_random_generators_are_no_news_whatever_they_are_called() -> None:
-    """A name says nothing: what is called so may be a parameter."""
-    state = {
-        "a": torch.Generator(),
-        "b": [np.random.default_rng(0), random.Random(0)],
-        "c": {"deep": rng_state()},
-        "rng": torch.ones(2),
-        "d": {"python": 1, "numpy": 2, "torch": torch.ones(3)},
-    }
-    flat = flatten(state)
-    names = tuple(readable(leaf.path) for leaves in (flat.arrays, flat.values) for leaf in leaves)
-    (told,) = said(Warnings(), Differences(names, ()), ("b/1", "c/deep/cuda"), state)
-    assert "from now on: d/torch, rng, d/numpy, d/python\n" in str(told.message), told.message
 
 
 def test_leaves_that_have_come_to_differ_name_the_setting_that_would_allow_it() -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 import deeppart
 from deeppart.errors import CheckpointError, RestoreError, StateError
@@ -48,44 +47,6 @@ def test_where_there_is_nothing_to_restore_the_state_is_looked_at(tmp_path: Path
         assert ck.restore({"x": torch.zeros(2)}) is None
         with pytest.raises(StateError):
             ck.restore({"x": torch.zeros(2, device="meta")})
-
-
-class AppState:
-    """As torch's tutorial has it: torch makes a step of an optimizer without any, to have its state."""
-
-    def __init__(self) -> None:
-        torch.manual_seed(0)
-        self.model = torch.nn.Linear(2, 1)
-        self.optimizer = torch.optim.AdamW(self.model.parameters())
-
-    def state_dict(self) -> dict[str, Any]:
-        """Of both."""
-        model, optimizer = get_state_dict(self.model, self.optimizer)
-        return {"model": model, "optimizer": optimizer}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Into both."""
-        parts = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
-        set_state_dict(self.model, self.optimizer, **parts)
-
-    def train(self) -> torch.Tensor:
-        """A step; the weights after it."""
-        self.optimizer.zero_grad()
-        self.model(torch.ones(1, 2)).sum().backward()
-        self.optimizer.step()
-        return self.model.weight.detach().clone()
-
-
-def test_a_training_that_begins_is_the_same_as_without_a_restore(tmp_path: Path) -> None:
-    plain, app = AppState(), AppState()
-    with deeppart.Checkpointer(persistent_dir=tmp_path) as ck:
-        assert ck.restore({"app": app}) is None
-        assert not app.optimizer.state
-        assert torch.equal(app.train(), plain.train())
-        ck.checkpoint({"app": app}, 1)
-        again = AppState()
-        assert ck.restore({"app": again}) == 1
-        assert torch.equal(again.train(), plain.train())
 
 
 def test_the_documents_alone_are_read(tmp_path: Path) -> None:

@@ -147,18 +147,6 @@ def test_a_warning_that_is_an_error_is_raised_before_a_call_changes_anything(
     assert difference(state(4, 300_000), deeppart.load(memory / "p", 4)) is None
 
 
-def test_a_warning_that_is_an_error_is_raised_by_close_once_all_is_given_back(memory: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with pytest.raises(DeeppartWarning, match="matches nothing") as raised:
-            with deeppart.Checkpointer(config(memory, exclude=["none"])) as ck:
-                block(ck, memory / "p", 5)
-                ck.checkpoint(state(5), 5)
-    assert "step 5 is not complete at level 'persistent'" in "".join(raised.value.__notes__)
-    with deeppart.Checkpointer(config(memory)) as ck:
-        ck.checkpoint(state(6), 6).wait(timeout=200)
-
-
 def test_a_step_that_exists_is_refused_and_kept(memory: Path) -> None:
     with deeppart.Checkpointer(config(memory)) as ck:
         pending = ck.checkpoint(state(5), step=5)
@@ -176,20 +164,6 @@ def test_a_step_that_exists_is_refused_and_kept(memory: Path) -> None:
             ck.checkpoint(state(0), step=9)  # of an earlier session
         ck.checkpoint(state(10), step=10).wait(timeout=200)
     assert difference(state(9), deeppart.load(memory / "p", 9)) is None
-
-
-def test_counting_down_is_told_once(memory: Path) -> None:
-    """What is restored is the largest step, and not the newest."""
-    with deeppart.Checkpointer(config(memory)) as ck:
-        ck.checkpoint(state(5), 5).wait(timeout=200)
-        with pytest.warns(DeeppartWarning, match=r"checkpoint\(step=4\) after step 5") as told:
-            for step in (4, 3):
-                ck.checkpoint(state(step), step).wait(timeout=200)
-        assert len(told) == 1
-    with deeppart.Checkpointer(config(memory)) as ck, warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert ck.restore(state(0)) == 5
-        ck.checkpoint(state(6), 6)
 
 
 def test_training_that_begins_anew_beside_what_is_there(tmp_path: Path) -> None:

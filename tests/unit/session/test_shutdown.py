@@ -132,35 +132,6 @@ def test_however_the_process_ends(way: str, run_python: Run) -> None:
     assert deeppart.load("ckpt")["x"][-1] == 1
 
 
-def test_an_interactive_session_goes_on_after_an_error() -> None:
-    done = python(
-        "-i", typed="import torch, deeppart\nunknown\n_ = deeppart.checkpoint({'x': torch.ones(3_000_000)}, 7)\n"
-    )
-    assert done.returncode == 0 and "NameError" in done.stderr
-    assert deeppart.load("ckpt")["x"][-1] == 1
-
-
-def test_a_console_in_the_program_and_handlers_of_its_end(run_python: Run) -> None:
-    """An error in the former is not what ends the process; what the latter save is finished, too."""
-    done = run_python(
-        """
-        import atexit, code, torch, deeppart
-        state = {"x": torch.ones(3_000_000)}
-
-        code.InteractiveInterpreter().runsource("unknown")
-        deeppart.checkpoint(state, 7)
-
-        @atexit.register
-        def save_more():
-            global latest
-            latest = deeppart.Checkpointer(persistent_dir="later")
-            latest.checkpoint(state, 8)
-        """
-    )
-    assert done.returncode == 0 and done.stderr.count("Error") == 1 and "NameError" in done.stderr, done.stderr
-    assert deeppart.load("ckpt", 7)["x"][-1] == deeppart.load("later", 8)["x"][-1] == 1
-
-
 def test_a_checkpoint_that_fails_after_the_checkpointer_was_dropped_is_told(run_python: Run) -> None:
     done = run_python(
         """

@@ -51,45 +51,10 @@ def test_a_handler_that_came_later_stays() -> None:
     signal.signal(signal.SIGUSR1, before)
 
 
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["first in, first out", "first in, last out"])
-def test_two_that_listen_may_end_in_any_order(order: tuple[int, int]) -> None:
-    """The one that begins first must neither keep signals when it is over, nor be kept by the other one."""
-    calls = list[int]()
-    before = signal.signal(signal.SIGUSR1, lambda number, _frame: calls.append(number))
-    try:
-        both = [Signals([signal.SIGUSR1]), Signals([signal.SIGUSR1])]
-        for each in both:
-            each.listen()
-        both[order[0]].put_back()
-        signal.raise_signal(signal.SIGUSR1)
-        assert both[order[0]].received is None and both[order[1]].received is signal.SIGUSR1 and len(calls) == 1
-        both[order[1]].put_back()
-        both[order[1]].received = None
-        signal.raise_signal(signal.SIGUSR1)
-        assert both[order[0]].received is None and both[order[1]].received is None and len(calls) == 2
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, 0, 9999])
 def test_signals_that_nobody_can_note_are_named(number: signal.Signals) -> None:
     with pytest.raises(ConfigError, match="cannot note this signal"):
         Signals([signal.SIGTERM, number])
-
-
-def test_who_ends_in_another_thread_leaves_signals_to_whoever_is_there_then() -> None:
-    calls = list[int]()
-    before = signal.signal(signal.SIGUSR1, lambda number, _frame: calls.append(number))
-    try:
-        signals = Signals([signal.SIGUSR1])
-        signals.listen()
-        thread = threading.Thread(target=signals.put_back)
-        thread.start()
-        thread.join(10)
-        signal.raise_signal(signal.SIGUSR1)
-        assert signals.received is None and calls == [signal.SIGUSR1]
-    finally:
-        signal.signal(signal.SIGUSR1, before)
 
 
 def test_other_threads_are_refused() -> None:

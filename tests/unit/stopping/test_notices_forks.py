@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
@@ -92,21 +91,6 @@ def test_a_handler_that_raises_just_after_a_fork_leaves_no_signal_blocked(where:
 def test_a_forked_child_ends_by_a_signal(signals: Signals) -> None:
     assert end_of_a_told_child() == -signal.SIGTERM
     assert signals.received is None
-
-
-def test_a_child_ends_by_a_signal_that_comes_at_once_after_another_thread_has_put_back() -> None:
-    """The handler is still there. What came before the interpreter of the child was ready would be forgotten."""
-    made = Signals([signal.SIGTERM])
-    made.listen()
-    thread = threading.Thread(target=made.put_back)
-    thread.start()
-    thread.join(10)
-    for _ in range(20):
-        assert end_of_a_told_child() == -signal.SIGTERM
-    later = Signals([signal.SIGTERM])
-    later.listen()
-    later.put_back()
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 class Handlers(Dataset[torch.Tensor]):

@@ -73,20 +73,3 @@ def test_lines_are_added_to_what_is_there(tmp_path: Path) -> None:
         with pytest.raises(StorageError) as refused:
             append_line(path, b"3\n")
     assert refused.value.errno == errno.ENOSPC
-
-
-@pytest.mark.parametrize("kind", ["symbolic", "hard", "fifo", "directory"])
-def test_lines_are_not_added_to_what_somebody_else_may_have_put_there(tmp_path: Path, kind: str) -> None:
-    path, precious = tmp_path / "events", tmp_path / "precious"
-    precious.write_bytes(b"precious")
-    if kind == "symbolic":
-        path.symlink_to(precious)
-    elif kind == "hard":
-        os.link(precious, path)
-    elif kind == "fifo":
-        os.mkfifo(path)
-    else:
-        path.mkdir()
-    with pytest.raises(StorageError):
-        append_line(path, b"line\n")
-    assert precious.read_bytes() == b"precious"

@@ -52,22 +52,6 @@ def test_each_step_is_a_checkpoint_or_says_why_not(tmp_path: Path) -> None:
     assert found.committed == () and [each.key for each in found.others] == [good, without, damaged, foreign]
 
 
-def test_the_newest_is_the_last(tmp_path: Path) -> None:
-    """By step, by time, by sequence: sessions are random, and a step may be saved anew in another one."""
-    early, late = "2026-11-21T04:05:06+00:00", "2026-11-21T04:05:07+00:00"
-    keys = {
-        "step": commit(tmp_path, 3, FIRST, created=early),
-        "later session": commit(tmp_path, 2, FIRST, created=late),
-        "earlier session": commit(tmp_path, 2, SECOND, created=early),
-        "later sequence": commit(tmp_path, 2, FIRST, 9, created=early),
-        "oldest": commit(tmp_path, 1, SECOND, created=late),
-    }
-    found = read_steps(PosixStore(tmp_path), None)
-    assert [each.key for each in found.committed] == [
-        keys[name] for name in ("oldest", "earlier session", "later sequence", "later session", "step")
-    ]
-
-
 def test_a_manifest_that_cannot_be_looked_for_is_an_error(tmp_path: Path) -> None:
     """It must not pass for a step that was never committed: that one may be removed."""
     commit(tmp_path, 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +23,6 @@ from deeppart.storage import (
     reduced_runs,
     write_suspicion,
 )
-from deeppart.storage.records import PROTECTION_NAME
 from tests.unit.cli_support import call, call_json, save
 from tests.unit.suspicions import OTHER, RECORD, attempt
 
@@ -89,9 +87,6 @@ FIRST, SECOND, THIRD = "1" * 32, "2" * 32, "3" * 32
 LESS = ("parity: 2 of 4 nodes",)
 
 
-HEAD = {"format": "deeppart-protection", "version": 1}
-
-
 def sessions(root: Path) -> list[tuple[str, tuple[str, ...]]]:
     return [(run.session, run.lines) for run in reduced_runs(PosixStore(root))]
 
@@ -101,24 +96,3 @@ def test_the_first_run_that_has_all_again_is_told_and_no_other(tmp_path: Path) -
     assert note_protection(PosixStore(tmp_path), SECOND, ())
     assert not note_protection(PosixStore(tmp_path), THIRD, ())
     assert sessions(tmp_path) == [(FIRST, LESS), (SECOND, ())]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "[]",
-        "{",
-        '{"format": "deeppart-protection", "version": 2, "runs": []}',
-        '{"format": "deeppart-protection", "version": 1}',
-        '{"format": "deeppart-protection", "version": 1, "runs": [{"session": "x", "since": "", "lines": []}]}',
-        json.dumps(HEAD | {"runs": [{"session": FIRST, "since": 1, "lines": []}]}),
-        json.dumps(HEAD | {"runs": [{"session": FIRST, "since": "", "lines": [1]}]}),
-        "[" * 100_000,
-    ],
-    ids=range(9),
-)
-def test_a_file_that_says_nothing_stops_nobody_and_is_begun_anew(tmp_path: Path, text: str) -> None:
-    (tmp_path / PROTECTION_NAME).write_text(text)
-    assert reduced_runs(PosixStore(tmp_path)) == [] and not note_protection(PosixStore(tmp_path), SECOND, LESS)
-    assert sessions(tmp_path) == [(SECOND, LESS)]

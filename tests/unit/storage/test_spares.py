@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from pathlib import Path
 from typing import cast
@@ -10,10 +9,8 @@ from typing import cast
 import numpy as np
 import pytest
 
-from deeppart import mapped
 from deeppart.errors import StorageError
-from deeppart.mapped import lies_in_memory
-from deeppart.model import Attempt, StepKey
+from deeppart.model import StepKey
 from deeppart.part import PartSummary
 from deeppart.save.growing_file import GrowingFile
 from deeppart.storage import BLOCK_BYTES, DurableFile, NodeLevel, step_name
@@ -119,37 +116,3 @@ def test_a_refusal_leaves_no_old_bytes_under_a_parts_name(root: Path) -> None:
         if not refused:
             break
     assert 3 < number < 199
-
-
-NAME, SECOND = "part-00001-of-00002.dpp", "part-00001-of-00002.dpp.1"
-
-
-@pytest.fixture
-def recycled(memory: Path) -> Recycled:
-    if not lies_in_memory(memory):
-        pytest.skip("no file system in memory here")
-    return Recycled(memory, "me")
-
-
-@pytest.mark.parametrize("level", ["local", "partner", "parity"])
-@pytest.mark.parametrize("operation", ["write", "open"])
-def test_it_gives_way_where_any_level_of_the_node_has_no_space(memory: Path, level: str, operation: str) -> None:
-    """To what is written now."""
-    levels = {name: NodeLevel(memory, "1" * 32, name, "2" * 32) for name in ("local", "partner", "parity")}
-    if not levels["local"].recycled.make(SECOND, 1000, lambda: True):
-        pytest.skip("no file system in memory here")
-    made, unfinished = levels["local"].recycled.folder, levels["local"].recycled.unfinished
-    unfinished.mkdir(exist_ok=True)
-    (unfinished / NAME).write_bytes(b"zeros")
-    attempt = Attempt("1" * 32, "2" * 32, 0, 1, 2)
-    path = levels[level].part_path(attempt, 1)
-    path.parent.mkdir()
-    with StorageFaults(memory) as faults:
-        levels[level].recycled.folder = memory / "none"  # as if others had taken them: this one has to find room
-        faults.refuse(2 if operation == "open" else 0, errno.ENOSPC, only=(operation,))
-        file = levels[level].open_part(attempt, 1)
-        file.write(b"now")
-        file.commit()
-        assert faults.refused == 1
-    assert path.read_bytes() == b"now" and not mapped._kept.mappings
-    assert not unfinished.exists() and not made.exists()

@@ -7,12 +7,11 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from deeppart.telemetry import prometheus_text, to_tensorboard
+from deeppart.telemetry import prometheus_text
 from deeppart.telemetry.events import CheckpointEnded, Ended, Event, Restored, Started, event_line, level_ended
 from deeppart.telemetry.metrics import Metrics
 from tests.unit.telemetry.samples import BEGAN, BEGAN_S, SESSION, report, status
@@ -67,13 +66,6 @@ def test_names_types_and_values() -> None:
     assert found["deeppart_reduced_protection"][first] == 1
 
 
-def test_labels_are_escaped() -> None:
-    text = prometheus_text([status(node=STRANGE)])
-    text.encode("utf-8")
-    (labels,) = parsed(text)["deeppart_ranks"]
-    assert dict(labels)["node"] == STRANGE.replace("\ud800", r"\ud800")
-
-
 def test_labels_do_not_steer_a_terminal() -> None:
     text = prometheus_text([status(node="\x1b[2J\x9b1m\u202e\r\x85\n", job="\x07")])
     assert text.replace("\n", "").isprintable()
@@ -104,27 +96,6 @@ def test_every_metric_is_documented() -> None:
     assert {name.removeprefix("deeppart_") for name in parsed(prometheus_text([now]))} == documented
 
 
-def test_sums_grow_and_the_last_is_remembered() -> None:
-    metrics = Metrics(("local", "persistent"))
-    for step in (1, 2):
-        one = report(step, stages=("capture", "local"), local="done", persistent="running")
-        metrics.count(level_ended(one, "local", BEGAN_S))
-        metrics.count(CheckpointEnded(BEGAN, replace(one, blocked_s=0.1 * step)))
-    failed = report(3, persistent="failed")
-    metrics.count(level_ended(failed, "persistent", BEGAN_S))
-    metrics.count(CheckpointEnded(BEGAN, replace(failed, retire_error="read-only")))
-    metrics.count(CheckpointEnded(BEGAN, report(4, local="skipped")))
-    found = metrics.snapshot()
-    assert found["checkpoints_total"] == {"": 3} and found["checkpoints_skipped_total"] == {"": 1}
-    assert found["checkpoint_blocked_seconds_total"][""] == pytest.approx(0.8)
-    assert found["checkpoint_blocked_seconds_max"] == {"": 0.25} and found["retire_failures_total"] == {"": 1}
-    assert found["checkpoint_stage_seconds_total"] == {"capture": 1.0, "local": 1.0}
-    assert found["level_complete_total"] == {"local": 2, "persistent": 0}
-    assert found["level_failed_total"] == {"local": 0, "persistent": 1}
-    assert found["level_busy_seconds_total"]["local"] == 1.0
-    assert found["level_last_step"] == {"local": 2} and found["level_last_time_seconds"] == {"local": BEGAN_S + 2.0}
-
-
 def test_each_event_is_one_line_that_says_where_it_comes_from() -> None:
     origin = {"session": SESSION, "job": "4711", "node": "node\n0", "rank": 3}
     ended = report(5, local="done", persistent="failed")
@@ -145,31 +116,3 @@ def test_each_event_is_one_line_that_says_where_it_comes_from() -> None:
     assert checkpoint["levels"].keys() == {"local", "persistent"}, "none that are off"
     assert found["ended"]["failed"] and found["ended"]["checkpoints"] == 3
     assert (found["restored"]["step"], found["restored"]["seconds"]) == (4, 0.5)
-
-
-class Writer:
-    def __init__(self) -> None:
-        self.scalars: dict[str, tuple[float, int]] = {}
-
-    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
-        assert tag not in self.scalars
-        self.scalars[tag] = scalar_value, global_step
-
-
-def test_levels_that_are_over_and_no_others() -> None:
-    writer = Writer()
-    states = {"local": "done", "partner": "failed", "persistent": "running"}
-    to_tensorboard(writer, report(9, stages=("capture",), **states), prefix="ckpt")
-    assert {at for _, at in writer.scalars.values()} == {9}
-    values = {tag.removeprefix("ckpt/"): value for tag, (value, _) in writer.scalars.items()}
-    levels = {tag: value for tag, value in values.items() if tag.split("/")[0] in ("local", "partner", "persistent")}
-    assert levels == {
-        "local/complete": 1,
-        "local/complete_after_s": 2.0,
-        "local/written_bytes": 500,
-        "local/unchanged_bytes": 0,
-        "partner/complete": 0,
-        "partner/written_bytes": 0,
-        "partner/unchanged_bytes": 0,
-    }
-    assert (values["blocked_s"], values["stages/capture_s"], values["encoded_bytes"]) == (0.25, 0.5, 800)

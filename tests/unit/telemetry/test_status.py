@@ -171,24 +171,6 @@ def test_the_owner_removes_those_of_earlier_sessions_and_what_is_not_theirs_stay
     assert len(read_statuses(root, owner.session).found) == 1
 
 
-def test_a_session_that_was_overtaken_removes_nothing_and_replaces_nothing(root: Path) -> None:
-    """The order of docs/decisions/0010-fencing.md, without locks: A lists, B claims and writes, A goes on."""
-    first = DirectoryOwner(root, "A")
-    late = StatusFile(root, first.session, 0)
-    late.write(status(session=first.session))
-    os.close(first._fd)  # its lock is gone, and it does not know
-    first._fd = -1
-    second = DirectoryOwner(root, "B")
-    write(root, 0, session=second.session)
-    remove_earlier(root, first)
-    late.write(status(session=first.session, restored=1))
-    assert read_statuses(root, second.session).found == (status(session=second.session),)
-    remove_earlier(root, second)
-    late.write(status(session=first.session))  # it does not make its folder anew, and that is no error of its own
-    assert sessions_with_status(root) == (second.session,)
-    second.close()
-
-
 def spoil(path: Path, how: str) -> None:
     data = path.read_bytes()
     path.unlink()

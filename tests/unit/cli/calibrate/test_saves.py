@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,8 @@ import pytest
 from deeppart.cli.calibrate import __main__ as main
 from deeppart.cli.calibrate import saves
 from deeppart.cli.calibrate.saves import MEASURED, measure_save
-from deeppart.cli.calibrate.tasks import RESTORE, SaveTask, Tasks, tasks_json
+from deeppart.cli.calibrate.tasks import SaveTask, Tasks, tasks_json
 from deeppart.comm import SingleComm
-from deeppart.errors import LazyCaptureNotice
 
 
 @pytest.mark.parametrize("local", [True, False])
@@ -28,26 +26,6 @@ def test_each_round_that_counts_has_a_number(tmp_path: Path, monkeypatch: pytest
     assert (tmp_path / "local").exists() == local
     for blocked, persistent in zip(found["blocked"], found["persistent"], strict=True):
         assert persistent >= blocked, "counted from the call"
-
-
-@pytest.mark.parametrize("compression", ["none", "tensor"])
-def test_a_restore_is_measured_in_a_session_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compression: str
-) -> None:
-    monkeypatch.setattr(saves, "_BEFORE", 1)
-    task = SaveTask(nbytes=40_000, tensors=3, rounds=2, persistent=True, compression=compression, after=RESTORE)
-    found = measure_save(SingleComm(), task, tmp_path / "local", tmp_path / "ckpt")
-    assert all(0 < seconds < 60 for seconds in found["restore"]) and found["trained"] == [0.0, 0.0]
-
-
-def test_a_lazy_checkpoint_copies_nothing_before_it_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a notice, which is an error here, tensors that nobody is known to own are copied at once."""
-    monkeypatch.setattr(saves, "_BEFORE", 1)
-    task = SaveTask(nbytes=4_000_000, tensors=3, rounds=2, persistent=True, capture="lazy")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", LazyCaptureNotice)
-        found = measure_save(SingleComm(), task, tmp_path / "local", tmp_path / "ckpt")
-    assert all(0 < blocked < local for blocked, local in zip(found["blocked"], found["local"], strict=True))
 
 
 def test_a_task_finds_nothing_of_those_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,7 +120,7 @@ def old_entry(start_number: int) -> Entry:
     return Entry(start_number, sockets.address)
 
 
-@pytest.mark.parametrize("late_s", [0.0, 0.02, 0.1, 0.5, 1.0])
+@pytest.mark.parametrize("late_s", [0.0, 0.1, 0.5])
 @pytest.mark.parametrize("left", ["card", "roster", "both", "given-up", "later"])
 def test_what_a_job_before_has_left_does_no_harm(shelf: Shelf, left: str, late_s: float) -> None:
     """An elastic job that starts again meets at the same store."""
@@ -157,36 +157,6 @@ def test_no_store(shelf: Shelf) -> None:
 
 
 SECRET, OTHER = b"s" * 32, b"o" * 32
-
-
-@pytest.mark.parametrize("secret", [None, SECRET])
-@pytest.mark.parametrize("text", ["", "[]", "{}", "[1, 2]", '[{"address": 3}, {}]', "\x00", "[" * 100_000, "#" * 70])
-def test_what_cannot_be_read_in_the_store_is_skipped_and_said(
-    shelf: Shelf, text: str, secret: bytes | None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shelf.set("rank/1", text)
-    shelf.add("came", 1)
-    shelf.set("roster/1/1", text)
-    shelf.set("present", text)
-
-    def run(rank: int) -> Any:
-        end = time.monotonic() + LIMIT_S
-        while rank and "skipped rank/1" not in capsys_text():
-            assert time.monotonic() < end, "rank 0 has not looked"
-            time.sleep(0.01)
-        return use(start(shelf, rank, 2, secret=secret))
-
-    said = list[str]()
-
-    def capsys_text() -> str:
-        said.append(capsys.readouterr().err)
-        return "".join(said)
-
-    assert on_all(2, run) == everyone(2)
-    text = capsys_text()
-    reason = "it cannot be read" if secret is None else "it was not made with the secret of this rank"
-    assert f"deeppart: rank 0 has skipped rank/1 in the store where ranks meet: {reason}\n" in text
-    assert text.count("rank/1") == 1
 
 
 def test_an_entry_of_a_stranger_is_none_of_a_rank(shelf: Shelf) -> None:
@@ -232,13 +202,3 @@ def test_a_store_that_hangs_ends_in_a_timeout(shelf: Shelf) -> None:
         start(shelf, 1, 2, timeout=0.5, open_store=hang)
     assert time.monotonic() - began < 30.0
     over.set()
-
-
-def test_addresses_that_other_hosts_cannot_reach(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
-    from deeppart.comm.sockets import rank_sockets
-
-    hosts = iter(("one", "other"))
-    monkeypatch.setattr(rank_sockets, "host_name", lambda: next(hosts))
-    for each in on_all(2, lambda rank: use(start(shelf, rank, 2, timeout=5.0))):
-        assert isinstance(each, CommError) and "only their own host can reach them" in str(each)
-        assert "GLOO_SOCKET_IFNAME" in str(each)

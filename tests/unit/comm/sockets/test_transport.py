@@ -10,15 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from deeppart.comm import finish
 from deeppart.comm.sockets import peer_memory as module
 from deeppart.comm.sockets.channel import SocketComm
-from deeppart.comm.sockets.presence import Presence
 from deeppart.comm.sockets.transport import SHORT_BYTES, Transport
-from deeppart.comm.sockets.trees import neighbours
 from deeppart.errors import CommError, PeerTimeoutError, RanksDisagreeError
 from tests.unit.comm.worlds import LIMIT_S, do, on_all, transports, world
 
@@ -264,22 +260,3 @@ def test_nothing_is_left_when_it_is_closed_or_dropped() -> None:
             session(way)
             gc.collect()
         assert files() == before, way
-
-
-@given(st.integers(1, 40), st.sets(st.integers(0, 39)), st.randoms())
-def test_all_that_wait_hear_of_all_that_wait(size: int, waiting: set[int], chance: object) -> None:
-    """Though each tells neighbours only, as long as all pass it on."""
-    calls = [Presence(size) for _ in range(size)]
-    for rank in (here := waiting & set(range(size))):
-        row = np.zeros(size, dtype=np.int64)
-        row[rank] = 5
-        calls[rank].merge(7, row)
-    for _ in range(2 * size.bit_length() + 2):
-        sent = [(rank, calls[rank].news()) for rank in range(size)]
-        for rank, news in sent:
-            for channel, row_bytes in news:
-                for other in neighbours(rank, size):
-                    calls[other].merge(channel, np.frombuffer(row_bytes, dtype=np.int64))
-    assert all(not call.news() for call in calls), "nobody talks on for ever"
-    for call in calls:
-        assert set(np.flatnonzero(call.row(7)).tolist()) == here

@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 from deeppart.elastic import progress
 from deeppart.elastic.adaptdl import checkpoint, env
 from deeppart.elastic.adaptdl import torch as adl
-from deeppart.errors import ConfigError, DeeppartWarning
+from deeppart.errors import ConfigError
 from tests.unit.elastic.adaptdl.conftest import forget_all
 from tests.unit.elastic.adaptdl.replicas import elastic_multiprocessing
 
@@ -130,11 +130,7 @@ def test_every_sample_once_whatever_the_replicas(workers: int) -> None:
     job()
 
 
-def test_replicas_that_are_not_connected_do_not_train_each_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ADAPTDL_NUM_REPLICAS", "2")
-    loader = loader_of(4, 2)
-    with pytest.raises(ConfigError, match="not connected"):
-        list(loader)
+# --- the end ----------------------------------------------------------------------------------------------------------
 
 
 class Model:
@@ -167,9 +163,6 @@ def test_a_job_goes_on_in_a_further_pass_of_a_loop(directory: Path) -> None:
     assert samples == [*range(20)] * 2
 
 
-# --- the end ----------------------------------------------------------------------------------------------------------
-
-
 def test_a_signal_to_one_replica_ends_all_after_the_same_step() -> None:
     @elastic_multiprocessing
     def job() -> int:
@@ -195,14 +188,6 @@ def test_a_signal_to_one_replica_ends_all_after_the_same_step() -> None:
         return 2
 
     job()
-
-
-def test_an_end_without_a_directory_says_that_nothing_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("DEEPPART_PERSISTENT_DIR", raising=False)
-    with pytest.warns(DeeppartWarning, match="ADAPTDL_CHECKPOINT_PATH"), pytest.raises(SystemExit, match="143"):
-        for number, _ in enumerate(loader_of(8, 2)):
-            if number == 1:
-                os.kill(os.getpid(), signal.SIGTERM)
 
 
 # --- sums -------------------------------------------------------------------------------------------------------------

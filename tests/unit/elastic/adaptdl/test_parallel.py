@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-import deeppart
 from deeppart.elastic.adaptdl import checkpoint, env
 from deeppart.elastic.adaptdl import torch as adl
 from deeppart.elastic.adaptdl.torch.scaling_rules import AdamScale, LEGWScale, LinearScale, ScalingRuleBase
@@ -80,55 +79,6 @@ def test_the_result_of_a_job_that_changes_its_size_is_that_of_one_that_does_not(
         found = f"{directory}/result"
         alone()
         changing()
-
-
-def test_outside_of_loops_it_trains_as_it_would_without() -> None:
-    """As scripts do that have not come to AdaptDL's data loaders yet; on three replicas, too."""
-
-    @elastic_multiprocessing
-    def job() -> int:
-        adl.init_process_group("gloo")
-        model = torch.nn.Linear(1, 1, bias=False)
-        torch.nn.init.ones_(model.weight)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        parallel = adl.AdaptiveDataParallel(model, optimizer, scaling_rule=LinearScale())
-        for number in range(2):
-            with pytest.warns(deeppart.DeeppartWarning, match="outside of a loop"):
-                output = parallel(torch.ones(1, 1))
-            output.sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            assert float(model.weight.detach()) == pytest.approx(1 - 0.1 * (number + 1))
-        return 3 if env.num_restarts() == 0 else 0
-
-    job()
-
-
-def test_accumulated_gradients_are_those_of_a_whole_batch() -> None:
-    @elastic_multiprocessing
-    def job() -> None:
-        adl.init_process_group("gloo")
-        samples = data().tensors
-        loader = adl.AdaptiveDataLoader(data(), batch_size=96)
-        loader.set_batch(96, 2)
-        model, whole = (torch.nn.Linear(4, 1, dtype=torch.float64) for _ in range(2))
-        whole.load_state_dict(model.state_dict())
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        parallel = adl.AdaptiveDataParallel(model, optimizer, scaling_rule=LinearScale())
-        steps = 0
-        for _ in adl.remaining_epochs_until(1):
-            for inputs, targets in loader:
-                optimizer.zero_grad()
-                (parallel(inputs) - targets).square().mean().backward()
-                optimizer.step()
-                steps += 1
-        (whole(samples[0]) - samples[1]).square().mean().backward()
-        assert steps == 3 and whole.weight.grad is not None
-        expected = whole.weight.detach() - 0.01 * whole.weight.grad
-        assert torch.allclose(model.weight.detach(), expected, atol=1e-12)
-        assert parallel.gns.get_progress() == 1.0
-
-    job()
 
 
 class Double(ScalingRuleBase):

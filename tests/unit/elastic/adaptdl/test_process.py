@@ -58,11 +58,6 @@ def test_what_to_use_instead(package: str, name: str, monkeypatch: pytest.Monkey
         import_module(f"{package}.{name}")
 
 
-def test_a_module_that_never_was() -> None:
-    with pytest.raises(ModuleNotFoundError, match="No module named"):
-        import_module("deeppart.elastic.adaptdl.nothing")
-
-
 # --- States that come back by their names, from checkpoints of the library --------------------------------------------
 
 

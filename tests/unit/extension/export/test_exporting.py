@@ -19,7 +19,6 @@ from deeppart.extension.export.content import Content
 from deeppart.interop.dcp.writing import DcpWriter
 from deeppart.offline.find import with_checkpoint
 from deeppart.offline.reading import OpenCheckpoint
-from deeppart.testing.states import Box
 from tests.unit.cli_support import save
 from tests.unit.interop.making import saved
 
@@ -82,16 +81,6 @@ def looked_at(root: Path, look: Callable[[Content], Any], **options: Any) -> Any
             return look(Content(checkpoint, **options))
 
     return with_checkpoint(root, None, use, None)
-
-
-def test_containers_by_their_paths(tmp_path: Path) -> None:
-    state = {"m": Box({"a/b": {"x": torch.ones(1)}, "l": [{"y": torch.ones(2)}]}), "n": 5}
-    root = saved(tmp_path / "ckpt", state)
-    for path, leaves in (("m", 2), ("m/a~1b", 1), ("/m/l/", 1), ("m/l/0", 1)):
-        assert looked_at(root, lambda content: len(content.leaves), inner=path) == leaves
-    for path in ("n", "m/x", "m/l/1", "m/l/0/y", "none"):
-        with pytest.raises(StructureMismatchError, match="no such container"):
-            looked_at(root, id, inner=path)
 
 
 def test_a_few_bytes_that_would_be_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,6 @@ from torch.distributed.checkpoint.metadata import (
 )
 from zstandard import ZstdCompressor
 
-from deeppart import Checkpointer, Config
 from deeppart.errors import (
     CorruptFileError,
     DeeppartError,
@@ -33,7 +32,6 @@ from deeppart.errors import (
     StorageError,
     UnsupportedLeafError,
 )
-from deeppart.interop import import_checkpoint
 from deeppart.interop.dcp import load
 from deeppart.interop.dcp.loading import open_dcp
 from deeppart.testing.states import difference
@@ -75,25 +73,6 @@ def test_all_that_torch_saves(tmp_path: Path) -> None:
     assert torch.equal(nan.view(torch.int32), expected.view(torch.int32))
     assert all(same(one, other) for one, other in zip(found.pop("numbers"), saved.pop("numbers"), strict=True))
     assert same(found, saved)
-
-
-def test_an_optimizer_takes_its_state(tmp_path: Path) -> None:
-    def made(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
-        torch.manual_seed(seed)
-        model = nn.Linear(3, 4)
-        return model, torch.optim.AdamW(model.parameters())
-
-    model, optimizer = made(1)
-    model(torch.ones(2, 3)).sum().backward()
-    optimizer.step()
-    dcp.save({"optimizer": optimizer.state_dict(), "step": 7}, checkpoint_id=tmp_path / "x", no_dist=True)
-    root, live = tmp_path / "ckpt", made(2)[1]
-    import_checkpoint(tmp_path / "x", root)
-    with Checkpointer(Config(persistent_dir=str(root))) as checkpointer:
-        assert checkpointer.restore({"optimizer": live, "step": 0}) == 0
-    of = live.param_groups[0]["params"][0]
-    assert same(live.state[of]["exp_avg"], optimizer.state_dict()["state"][0]["exp_avg"])
-    assert same(load(tmp_path / "x")["optimizer"], optimizer.state_dict())
 
 
 def test_values_that_only_unpickling_could_make_are_named(tmp_path: Path) -> None:
@@ -138,56 +117,6 @@ def test_files_that_are_short_or_gone(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(StorageError):
         load(tmp_path)
-
-
-def test_extensions_that_are_not_known_are_named(tmp_path: Path) -> None:
-    data_file(tmp_path)
-    path = tmp_path / ".metadata"
-    metadata = pickle.loads(path.read_bytes())
-    for info in metadata.storage_data.values():
-        info.transform_descriptors = ["stream.mine/1"]
-    path.write_bytes(pickle.dumps(metadata))
-    with pytest.raises(UnsupportedLeafError, match="an extension that this library does not know"):
-        load(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "paths",
-    [
-        {"a": ("x",), "b": ("x", "y")},
-        {"a": ("x", "y"), "b": ("x",)},
-        {"a": ("x",), "b": ("x",)},
-        {"a": ("x", 0), "b": ("x", "y")},
-        {"a": (0,), "b": ("y",)},
-    ],
-)
-def test_paths_that_contradict_each_other(tmp_path: Path, paths: dict[str, tuple[Any, ...]]) -> None:
-    dcp.save({"a": torch.ones(1), "b": 5}, checkpoint_id=tmp_path)
-    path = tmp_path / ".metadata"
-    metadata = pickle.loads(path.read_bytes())
-    metadata.planner_data = paths
-    path.write_bytes(pickle.dumps(metadata))
-    with pytest.raises(DeeppartError, match="contradict each other"):
-        load(tmp_path)
-
-
-def changed(directory: Path, change: Any) -> Path:
-    """A checkpoint whose metadata says something else."""
-    data_file(directory)
-    path = directory / ".metadata"
-    metadata = pickle.loads(path.read_bytes())
-    change(metadata)
-    path.write_bytes(pickle.dumps(metadata))
-    return directory
-
-
-def everywhere(**fields: Any) -> Any:
-    def change(metadata: Any) -> None:
-        for info in metadata.storage_data.values():
-            for name, value in fields.items():
-                setattr(info, name, value)
-
-    return change
 
 
 def stored_as(directory: Path, shape: tuple[int, ...], data: bytes, transforms: Any = None) -> Path:
@@ -286,19 +215,3 @@ def test_every_byte_of_a_tensor_has_a_checksum(tmp_path: Path, cuts: Any) -> Non
         except DeeppartError:
             noticed += 1
     assert noticed > 30
-
-
-def test_a_piece_that_is_another_tensor(tmp_path: Path) -> None:
-    whole = torch.arange(35, dtype=torch.int16).view(7, 5)
-    path = in_pieces(tmp_path / "x", whole, ROWS)
-    for other in (torch.ones(3, 5), torch.ones(5, 3, dtype=torch.int16), 5):
-        buffer = io.BytesIO()
-        torch.save(other, buffer)
-        data = pickle.loads((path / ".metadata").read_bytes())
-        for index in list(data.storage_data):
-            if index.index == 2:
-                data.storage_data[index] = _StorageInfo("other", 0, len(buffer.getvalue()))
-        (path / "other").write_bytes(buffer.getvalue())
-        (path / ".metadata").write_bytes(pickle.dumps(data))
-        with pytest.raises(CorruptFileError, match="not what its metadata says"):
-            load(path)

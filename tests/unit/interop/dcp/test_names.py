@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch.distributed.checkpoint import DefaultSavePlanner
 
-from deeppart.errors import StructureMismatchError
 from deeppart.interop.dcp.names import named, step_of
 
 
@@ -37,14 +36,6 @@ def test_names_are_those_of_dcps_planner() -> None:
     tensors = {name: value for name, value in planner.state_dict.items() if isinstance(value, torch.Tensor)}
     kinds = {item.name: (item.dtype, item.shape) for item in found.items if item.dtype is not None}
     assert kinds == {name: (value.dtype, tuple(value.shape)) for name, value in tensors.items()}
-
-
-@pytest.mark.parametrize(
-    "twice", [{1: 0, "1": 0}, {"a": {1: 0, "1": 0}}, {"a.b": 0, "a": {"b": 0}}, {"a": {"0": 1, "b": 1}, "a.0": 1}]
-)
-def test_two_items_of_one_name_are_refused(twice: dict[Any, Any]) -> None:
-    with pytest.raises(StructureMismatchError, match=r"by one name, (1|a\.)"):
-        named(twice)
 
 
 @pytest.mark.parametrize(

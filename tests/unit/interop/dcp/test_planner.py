@@ -10,10 +10,9 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import FileSystemReader
 
-from deeppart.errors import ConfigError, ReplicaDivergenceWarning
+from deeppart.errors import ConfigError
 from deeppart.interop.dcp import BalancedSavePlanner, load
 from tests.unit.interop.dcp.stepping import save_as_ranks
-from tests.unit.sharded_states import same
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is:UserWarning")
 
@@ -86,10 +85,6 @@ def check(found: Any, state: Any, path: str = "") -> None:
         assert found == state, path
 
 
-def evenness(sizes: list[int]) -> float:
-    return max(sizes) * len(sizes) / sum(sizes)
-
-
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7])
 @pytest.mark.parametrize("files", ["rank", "node"])
 def test_hard_states_come_back_by_dcp_alone(tmp_path: Path, ranks: int, files: Any) -> None:
@@ -103,31 +98,6 @@ def test_hard_states_come_back_by_dcp_alone(tmp_path: Path, ranks: int, files: A
     check(found, state)
     del state["object"]
     check(load(tmp_path, [str(key) for key in state]), state)
-
-
-def test_ranks_with_different_keys_or_none_at_all(tmp_path: Path) -> None:
-    shared = {"both": torch.randn(3000, 9)}
-    states: list[dict[str, Any]] = [
-        {**shared, "first": torch.randn(10_000)},
-        {},
-        {**shared, "value": "x" * 100},
-        {"last": torch.randn(5000), "value": "x" * 100},
-    ]
-    sizes = save_as_ranks(states, tmp_path, lambda rank: BalancedSavePlanner())
-    assert sizes[1] == 0 and sizes[2] > sizes[0] - 40_000  # the first has less of what both could write
-    found = load(tmp_path)
-    assert same(found, {**states[0], "last": states[3]["last"], "value": "x" * 100})
-
-
-def test_tensors_that_differ_are_not_mixed(tmp_path: Path) -> None:
-    states = [
-        {"same": torch.ones(5000), "rng": torch.full((5056,), rank, dtype=torch.uint8), "z": torch.ones(2000 + rank)}
-        for rank in range(3)
-    ]
-    with pytest.warns(ReplicaDivergenceWarning, match=r"rng \(of rank 1\), z \(of rank 1\)"):
-        save_as_ranks(states, tmp_path, lambda rank: BalancedSavePlanner())
-    found = load(tmp_path)
-    assert same(found, states[0])
 
 
 def test_impossible_settings() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import inspect
-import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,10 +23,8 @@ from deeppart.errors import (
     StateError,
     StepExistsError,
     StructureMismatchError,
-    UnsupportedLeafError,
 )
 from deeppart.interop.dcp import BalancedSavePlanner, StorageReader, StorageWriter
-from deeppart.interop.dcp.storage_writer import planned_part
 from deeppart.testing import StorageFaults
 
 pytestmark = [
@@ -257,28 +254,6 @@ def test_planners_of_the_caller(writer: StorageWriter, tmp_path: Path, save: Any
     save(state(3), checkpoint_id=2, storage_writer=writer)
 
 
-def test_a_staged_state_is_saved_once_and_for_its_step(writer: StorageWriter) -> None:
-    staged = writer.stage(state(1))  # by whoever calls it beside async_save
-    with pytest.raises(CheckpointException) as caught:
-        dcp.save(staged, checkpoint_id=7, storage_writer=writer)
-    assert "another step" in str(failure_of(caught.value))
-    with pytest.raises(CheckpointException) as caught:
-        dcp.save(staged, storage_writer=writer)
-    assert "was saved before" in str(failure_of(caught.value))
-    first, second = writer.stage(state(1)), writer.stage(state(2))  # two saves under way, in either order
-    for each in (second, first):
-        assert dcp.save(each, storage_writer=writer).state_dict_metadata.keys() > {"epoch"}
-    async_save(state(3), storage_writer=writer).result(60)
-
-
-def test_a_checkpoint_that_goes_nowhere_is_an_error(tmp_path: Path) -> None:
-    with StorageWriter(tmp_path, every={"persistent": 2}) as writer:
-        dcp.save(state(1), checkpoint_id=1, storage_writer=writer)
-        with pytest.raises(CheckpointException) as caught:
-            dcp.save(state(2), checkpoint_id=2, storage_writer=writer)
-    assert "due at no level" in str(failure_of(caught.value))
-
-
 def test_until_a_level(tmp_path: Path) -> None:
     with StorageWriter(tmp_path / "ckpt", tmp_path / "local", until="local", flush_bandwidth=2e5) as writer:
         saving: Any = async_save({"w": torch.rand(100_000)}, checkpoint_id=1, storage_writer=writer)
@@ -286,21 +261,3 @@ def test_until_a_level(tmp_path: Path) -> None:
         (pending,) = writer.checkpointer._recent
         assert pending.done("local") and not pending.done("persistent")
     assert pending.done("persistent")
-
-
-class OnlyBytes(DefaultSavePlanner):
-    """Has values as bytes alone."""
-
-    lookup_object = None  # type: ignore[assignment]
-
-    def resolve_data(self, write_item: Any) -> Any:
-        found = self.state_dict[write_item.index.fqn]
-        return DefaultSavePlanner.transform_object(self, write_item, found)
-
-
-def test_values_as_bytes() -> None:
-    assert planned_part(OnlyBytes(), {"n": {"k": [1, "x", None]}}, None, alone=True).tree == {
-        "n": {"k": [1, "x", None]}
-    }
-    with pytest.raises(UnsupportedLeafError, match="only as a pickle"):
-        planned_part(OnlyBytes(), {"n": io.StringIO}, None, alone=True)

@@ -12,7 +12,7 @@ import torch
 
 import deeppart
 from deeppart.testing.states import difference
-from tests.unit.cli_support import call, call_json, forge, make_state, part_path, save
+from tests.unit.cli_support import call, call_json, make_state, part_path, save
 
 Point = namedtuple("Point", "x y")
 
@@ -94,18 +94,3 @@ def test_a_glob_covers_what_is_below_a_container(keys: list[str], covered: list[
     call("export", tmp_path / "ckpt", out, *(each for key in keys for each in ("--keys", key)))
     with h5py.File(out) as file:
         assert sorted(file["state"]) == sorted(loaded)
-
-
-def test_spans_and_per_rank_leaves(tmp_path: Path) -> None:
-    forge(tmp_path, 1, ranks=5)
-    found = leaves(tmp_path)
-    assert found["a"]["holdings"] == [{"rank": rank, "start": 720 * rank, "length": 720} for rank in range(5)]
-    assert found["b"]["holdings"] == [{"rank": 0, "start": 0, "length": 800}]
-    assert (found["rng"]["nbytes"], found["rng"]["stored_bytes"]) == (16, 80)
-    assert found["rng"]["per_rank"][4] == [4, {"kind": "torch", "dtype": "uint8", "shape": [16]}]
-    assert found["position"]["per_rank"][4] == [4, 1004]
-    text = call("show", tmp_path)
-    assert "a  float32[900]  3.6 kB  parts 0-4\n" in text
-    assert "rng  uint8[16]  16 B  per rank (0-4)\n" in text
-    assert "position  = 0: 1000, 1: 1001, 2: 1002, 3: 1003, ...  per rank\n" in text
-    assert "4.4 kB replicated, 80 B per rank; in all 5 part files" in text

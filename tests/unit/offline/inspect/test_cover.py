@@ -95,33 +95,6 @@ def faults(root: Path) -> list[tuple[str, str]]:
     return [(each["kind"], each["message"]) for each in step["damage"]]
 
 
-def test_shards_are_shown_with_their_boxes_and_bytes(root: Path) -> None:
-    document = call_json("show", root)
-    found = {leaf["path"]: leaf for leaf in document["leaves"]}
-    assert [each["offset"] for each in found["w"]["shards"]] == [[0, 0], [4, 0]]
-    assert [each["sizes"] for each in found["x"]["shards"]] == [[2, 10]] * 3 + [[1, 10]]
-    assert found["plain"]["shards"] is None
-    tied = {found[name]["alias_of"] for name in ("w", "head")}
-    assert tied in ({None, "w"}, {None, "head"})
-    assert document["totals"]["sharded_bytes"] == 2 * 280 and document["totals"]["replicated_bytes"] == 120
-    assert sum(held["length"] for held in found["x"]["holdings"]) == 280
-
-
-def test_shards_that_ranks_did_not_hold_alike_are_shown(tmp_path: Path) -> None:
-    states = [live(rank) for rank in range(4)]
-    states[1]["w"][0] += 1
-    with pytest.warns(deeppart.DeeppartWarning):
-        save_ranks(tmp_path, states)
-    document = call_json("show", tmp_path)
-    found = {leaf["path"]: leaf for leaf in document["leaves"]}
-    first = {"offset": [0, 0], "sizes": [4, 10]}
-    (name,) = [each for each in ("w", "head") if found[each]["alias_of"] is None]
-    assert found[name]["differing"] == [[0, first], [1, first]]
-    assert found[name]["stored_bytes"] == 280 + 160 == sum(held["length"] for held in found[name]["holdings"])
-    assert found["x"]["differing"] == found["plain"]["differing"] == []
-    assert "2 shards  1 of them not alike on ranks 0-1" in call("show", tmp_path)
-
-
 def lose_spans(rank: int, part: PartImage) -> None:
     """The spans of the last rank are of another leaf; its bytes stand in the part all the same."""
     if rank == 3:

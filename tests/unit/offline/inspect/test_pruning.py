@@ -22,7 +22,6 @@ from tests.unit.cli_support import (
     manifest_path,
     part_path,
     save,
-    step_dir,
     steps_on_disk,
 )
 
@@ -58,45 +57,6 @@ def test_damaged_steps_do_not_count_as_kept(root: Path) -> None:
     assert steps_on_disk(root) == [5, 10, 20, 30, 40], "nothing tells to which parts 5 refers"
     call("prune", root, "--before", "30", "--incomplete", "--yes")
     assert steps_on_disk(root) == [30, 40]
-
-
-def test_keep_counts_by_time_of_commit(root: Path) -> None:
-    forge(root, 25)  # after going back to 20
-    call("prune", root, "--keep", "2", "--yes")
-    assert steps_on_disk(root) == [25, 40]
-
-
-def test_a_step_that_was_committed_again_counts_once(tmp_path: Path) -> None:
-    for numbers in ((1, 2, 3), (3,), (3,)):
-        with deeppart.Checkpointer(persistent_dir=tmp_path, keep={"persistent": 0}) as checkpointer:
-            checkpointer.restore({"x": 0})
-            for step in numbers:
-                checkpointer.checkpoint({"x": step}, step, force=True).wait(timeout=200)
-    newest = max(tmp_path.glob("step-000000000003-*"), key=lambda path: (path / "manifest").stat().st_mtime_ns)
-    call("prune", tmp_path, "--keep", "3", "--yes")
-    assert steps_on_disk(tmp_path) == [1, 2, 3]
-    assert newest.exists()
-
-
-def test_incomplete(root: Path) -> None:
-    manifest_path(root, 30).unlink()
-    manifest_path(root, 40).unlink()
-    (step_dir(root, 40) / ".part-00000-of-00002.dpp.tmp-17").write_bytes(b"half")
-    part_path(root, 20, 0, 2).unlink()  # committed, if damaged: not this option's business
-    document = call_json("prune", root, "--incomplete", "--yes")
-    assert [(entry["key"]["step"], entry["state"]) for entry in document["remove"]] == [
-        (30, "unfinished"),
-        (40, "unfinished"),
-    ]
-    assert steps_on_disk(root) == [10, 20]
-
-
-def test_foreign_files_stay(root: Path) -> None:
-    note = step_dir(root, 10) / "notes.txt"
-    note.write_text("mine")
-    document = call_json("prune", root, "--before", "20", "--yes")
-    assert [key["step"] for key in document["removed"]] == [10] and document["left"] == [str(note.parent)]
-    assert [path.name for path in note.parent.iterdir()] == ["notes.txt"]
 
 
 def test_a_refused_removal_is_told_and_the_rest_goes_on(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import subprocess
 import sys
 import threading
@@ -19,7 +18,6 @@ from torch import nn
 import deeppart
 from deeppart.errors import BackgroundFailureWarning, CheckpointError, LazyCaptureNotice
 from deeppart.state.capture import lazy
-from deeppart.state.capture import lazy as deferred
 from deeppart.state.compare import optimizers as owners
 from deeppart.testing.states import difference
 from tests.unit.slow_copies import config, gradients, model, saved
@@ -47,21 +45,6 @@ def test_large_owned_tensors_are_what_waits(tmp_path: Path, slow: threading.Even
         pending.wait("persistent", 30)
         assert pending.report.held_s == 0
     assert difference(expected, saved(tmp_path, 1)) is None
-
-
-def test_arrays_over_the_memory_of_parameters(tmp_path: Path, slow: threading.Event) -> None:
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    gradients(net)
-    weight = net[0].weight.detach().numpy()
-    state = {"flat": weight, "turned": weight.T, "optimizer": optimizer}
-    expected = weight.copy()
-    with deeppart.Checkpointer(config(tmp_path)) as ck:
-        pending = ck.checkpoint(state, 1)
-        optimizer.step()
-        pending.wait("persistent", 30)
-    found = saved(tmp_path, 1)
-    assert (found["flat"] == expected).all() and (found["turned"] == expected.T).all()
 
 
 def test_several_optimizers_and_accumulated_gradients(tmp_path: Path, slow: threading.Event) -> None:
@@ -133,27 +116,6 @@ def test_falls_back_to_copying_at_once_with_a_notice(
             warnings.simplefilter("error")
             ck.checkpoint(state, 2).wait("persistent", 30)
     assert difference(expected, saved(tmp_path, 1)["net"]) is None
-
-
-def test_the_mark_of_a_wrapped_step_is_not_taken_for_the_wrapper() -> None:
-    """``functools.wraps`` copies it; torch then does not wrap, and no hook is called."""
-    torch.optim.SGD([nn.Parameter(torch.ones(2))], 0.1)  # the first one of a process puts the mark there
-
-    wraps: Callable[[Any], Any] = functools.wraps(torch.optim.SGD.step)
-
-    class Marked(torch.optim.SGD):
-        @wraps
-        def step(self, closure: Any = None) -> None:
-            for group in self.param_groups:
-                group["params"][0].data.add_(1.0)
-
-    assert not owners._signals_steps(Marked([nn.Parameter(torch.ones(2))], 0.1))
-    replaced = torch.optim.SGD([nn.Parameter(torch.ones(2))], 0.1)
-    replaced.step = lambda closure=None: None  # type: ignore[method-assign]
-    assert not owners._signals_steps(replaced)
-    scheduled = torch.optim.SGD([nn.Parameter(torch.ones(2))], 0.1)
-    torch.optim.lr_scheduler.StepLR(scheduled, 1)
-    assert owners._signals_steps(scheduled)
 
 
 def test_a_leaf_and_the_optimizers_tensor_may_have_counters_of_their_own(tmp_path: Path, slow: threading.Event) -> None:
@@ -305,23 +267,3 @@ def test_a_failed_capture_is_told_at_the_next_call(tmp_path: Path, slow: threadi
         ):
             ck.checkpoint({"net": net, "optimizer": optimizer}, 2).wait("persistent", 30)
         assert ck.failures == 1
-
-
-def test_an_error_within_a_copy_holds_nobody_back(
-    tmp_path: Path, slow: threading.Event, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    state = {"net": net, "optimizer": optimizer}
-
-    def fails(piece: object) -> None:
-        raise IndexError("within a copy")
-
-    with deeppart.Checkpointer(config(tmp_path)) as ck:
-        with monkeypatch.context() as patch:
-            patch.setattr(deferred, "_copy", fails)
-            pending = ck.checkpoint(state, 1)
-            slow.set()
-            with pytest.raises(deeppart.errors.CheckpointError, match="within a copy"):
-                pending.wait("persistent", 30)
-        ck.checkpoint(state, 2).wait("persistent", 30)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +10,7 @@ import pytest
 import torch
 
 from deeppart.state.compare import digests
-from deeppart.state.compare.digests import LeafDigests, full_digests
+from deeppart.state.compare.digests import LeafDigests
 from deeppart.state.compare.optimizers import TrainingWatch
 from deeppart.state.compare.slices import SLICES
 from deeppart.state.fingerprint import hash63
@@ -20,7 +18,6 @@ from deeppart.state.paths import readable
 from deeppart.state.tensors.leaves import leaf_type
 from deeppart.state.tree.flat import FlatState
 from deeppart.state.tree.flattening import flatten
-from deeppart.state.tree.template import Template
 
 LARGE = 70_000
 
@@ -88,21 +85,6 @@ def test_a_leaf_that_is_larger_than_the_parameter_at_its_address_is_read_in_full
     compared = compare(flat)
     compared.look(flat, seen(watch, parameter))
     assert compared.in_full.tolist() == [0] and compared.rotating.tolist() == [1]
-
-
-def test_nothing_is_kept_alive_and_nothing_is_marked() -> None:
-    parameter = torch.nn.Parameter(torch.zeros(LARGE), requires_grad=False)
-    template = Template()
-    flat = template.flatten({"p": parameter, "transposed": torch.zeros(300, 300).t()})
-    compared = compare(flat)
-    compared.digest(flat, 0)
-    full_digests(flat, [0, 1])
-    assert all(data.untyped_storage().resizable() for data in flat.data), "numpy has seen none of them"
-    watch = weakref.ref(parameter)
-    template.clear()
-    del parameter, flat
-    gc.collect()
-    assert watch() is None
 
 
 def test_slices_read_after_the_call_are_those_of_the_call(watch: TrainingWatch) -> None:

@@ -72,18 +72,6 @@ def test_what_a_step_writes_to_is_trained(watch: TrainingWatch, kind: str, optio
     assert watch.trained() == {}, "no step since"
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_compiled_step_is_seen_every_time(watch: TrainingWatch) -> None:
-    """Compiled or not, it calls the hooks at each step."""
-    (parameter,) = new_parameters(1)
-    optimizer = torch.optim.SGD([parameter], lr=1e-3)
-    compiled = torch.compile(lambda: optimizer.step(), backend="eager")
-    for _ in range(3):
-        parameter.grad = torch.ones_like(parameter)
-        compiled()
-        assert watch.trained().keys() == {parameter.data_ptr()}
-
-
 def test_what_is_not_trained(watch: TrainingWatch) -> None:
     parameters = new_parameters(5)
     frozen, without_grad, removed, trained, dead = parameters
@@ -113,18 +101,3 @@ def test_sparse_gradients_train_rows_only(watch: TrainingWatch) -> None:
     table(torch.tensor([1, 2])).sum().backward()
     optimizer.step()
     assert watch.trained() == {}
-
-
-def test_a_leaf_that_is_not_the_tensor_that_was_written_to_is_not_trained(watch: TrainingWatch) -> None:
-    parameter = new_parameters(1)[0]
-    optimizer = torch.optim.SGD([parameter], lr=0.1)
-    step(optimizer, parameter)
-    (seen,) = watch.trained().values()
-    assert seen.is_all_of(parameter.untyped_storage(), 4000)
-    assert not seen.is_all_of(parameter.untyped_storage(), 3000), "a part of it"
-    for other in (torch.zeros(1000).untyped_storage(), parameter.detach().numpy()):
-        assert not seen.is_all_of(other, 4000)
-    alias = parameter.detach()
-    parameter.data = torch.zeros(1000)
-    assert not seen.is_all_of(parameter.untyped_storage(), 4000)
-    assert seen.is_all_of(alias.untyped_storage(), 4000)

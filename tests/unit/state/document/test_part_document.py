@@ -2,99 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from deeppart.errors import CorruptFileError, FormatError
+from deeppart.errors import CorruptFileError
 from deeppart.model import Box
 from deeppart.state.document.global_state import gather_global_state, with_global_state
-from deeppart.state.document.part_document import PartDocument, decode_meta
-from deeppart.state.document.structure_json import encode_tree
-from deeppart.state.tensors.leaves import leaf_type
-from deeppart.state.tree.flattening import flatten
-from deeppart.state.values import encode_value
-from tests.sampling import examples
 from tests.unit.part_documents import decoded, read_metas
 from tests.unit.sharded_states import piece, rows, save
-
-STATE = {"w": np.zeros(3, dtype=np.float32), "own": np.zeros((2, 2)), "step": 5, "name": "x"}
-
-
-def document(*, rank0: bool) -> PartDocument:
-    flat = flatten(STATE)
-    paths = [leaf.path for leaf in flat.arrays]
-    return PartDocument(
-        encode_tree(flat.root),
-        [leaf_type(data) for data in flat.data],
-        {},
-        np.array([path == ("own",) for path in paths]),
-        np.array([leaf.path == ("name",) for leaf in flat.values]),
-        [encode_value(leaf.value, "") for leaf in flat.values],
-        rank0,
-    )
-
-
-def changed(change: Any) -> bytes:
-    found = json.loads(document(rank0=True).meta())
-    change(found)
-    return json.dumps(found).encode()
-
-
-def test_a_document_fits_its_own_structure_and_no_other() -> None:
-    found = decode_meta(document(rank0=True).meta(), "here")
-    assert found.structure is not None
-    found.check(found.structure, "here")
-    assert [kind.shape for kind in found.all_types(found.structure)] == [kind.shape for kind in found.structure.types]
-    other = decode_meta(changed(lambda meta: meta["values"].clear()), "here")
-    with pytest.raises(CorruptFileError, match="does not fit the structure document"):
-        other.check(found.structure, "here")
-
-
-def with_a_view(meta: Any, *more: Any) -> None:
-    """A leaf that is a view of the one own leaf."""
-    (own,) = meta["leaves"]
-    kind, dtype, _ = meta["leaves"][own]
-    meta["leaves"]["7"] = [kind, dtype, [2], [int(own), 0, [1]], *more]
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda meta: meta.pop("leaves"),
-        lambda meta: meta.pop("values"),
-        lambda meta: meta["leaves"].update({"01": ["tensor", "float32", [1]]}),
-        lambda meta: meta["leaves"].update({"-1": ["tensor", "float32", [1]]}),
-        lambda meta: meta["leaves"].update({"1" * 20: ["tensor", "float32", [1]]}),
-        lambda meta: meta["leaves"].update({"7": ["tensor", "float32"]}),
-        lambda meta: with_a_view(meta, "more"),
-        lambda meta: meta["leaves"].update({"7": ["tensor", "no dtype", [1]]}),
-        lambda meta: meta["leaves"].update({"7": ["tensor", "float32", [-1]]}),
-        lambda meta: meta.update(trees={}),
-        lambda meta: meta.update(trees=[[["x"], 0, 0]]),
-    ],
-    ids=range(11),
-)
-def test_what_no_writer_makes_is_damage(change: Any) -> None:
-    with pytest.raises(CorruptFileError, match="here"):
-        decode_meta(changed(change), "here")
-
-
-@pytest.mark.parametrize(
-    "meta", [b"", b"[]", b"{", b"\xff", b'{"leaves": 1, "values": {}}', b"[" * 100_000], ids=range(6)
-)
-def test_noise_is_damage(meta: bytes) -> None:
-    with pytest.raises(CorruptFileError):
-        decode_meta(meta, "here")
-
 
 WHOLE = torch.arange(35.0).view(7, 5)
 
@@ -206,54 +126,4 @@ def test_what_cannot_be_is_refused(metas: list[Any], name: str) -> None:
     edited = copy.deepcopy(metas)
     WRONG[name](edited)
     with pytest.raises(CorruptFileError):
-        read(edited)
-
-
-VALUES: st.SearchStrategy[Any] = st.sampled_from(
-    [
-        None,
-        True,
-        -1,
-        0,
-        1,
-        2,
-        5,
-        99,
-        1 << 62,
-        1 << 70,
-        0.5,
-        "",
-        "0",
-        "h",
-        "float32",
-        "numpy",
-        [],
-        [0],
-        [[0, [0, 0]]],
-        {},
-    ]
-)
-
-
-def nodes(item: Any) -> Iterator[tuple[Any, Any]]:
-    """Every container of a document, and each of its keys."""
-    pairs = list(item.items() if isinstance(item, dict) else enumerate(item) if isinstance(item, list) else ())
-    for key, inner in pairs:
-        yield item, key
-        yield from nodes(inner)
-
-
-@settings(deadline=None, max_examples=examples(300))
-@given(st.data())
-def test_any_edits_are_refused_with_one_kind_of_error_or_fit(metas: list[Any], data: st.DataObject) -> None:
-    edited = copy.deepcopy(metas)
-    for _ in range(data.draw(st.integers(1, 3))):
-        places = list(nodes(edited[data.draw(st.integers(0, 1))]))
-        container, key = places[data.draw(st.integers(0, len(places) - 1))]
-        if data.draw(st.booleans()):
-            container[key] = copy.deepcopy(data.draw(VALUES))
-        else:
-            other, its_key = places[data.draw(st.integers(0, len(places) - 1))]
-            container[key] = copy.deepcopy(other[its_key])
-    with contextlib.suppress(FormatError):
         read(edited)

@@ -21,9 +21,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 import deeppart
 from deeppart.errors import CheckpointError, FreedMemoryError
 from deeppart.state.capture import lazy as deferred
-from deeppart.state.fingerprint import full_digest
-from deeppart.state.tensors.leaves import flat_bytes
-from deeppart.state.tree.flattening import flatten
 from deeppart.state.tree.template import Template
 from tests.sampling import sampled
 from tests.unit.memory_ways import WAYS, Slow
@@ -101,32 +98,6 @@ def test_old_memory_is_gone_when_the_step_begins(tmp_path: Path) -> None:
             slow.end()
         pending.wait("persistent", 30)
     assert torch.equal(deeppart.load(tmp_path / "ckpt", 1)["net"]["weight"], expected)
-
-
-@pytest.mark.skipif(sys.gettrace() is not None, reason="what traces a function holds its variables (make coverage)")
-@pytest.mark.parametrize("capture", ["eager", "lazy"])
-def test_nothing_is_held_between_checkpoints(tmp_path: Path, capture: str) -> None:
-    net = nn.Linear(400, 300)
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    array = np.zeros(100_000)
-    with deeppart.Checkpointer(config(tmp_path, capture=capture)) as ck:
-        for step in range(1, 4):
-            ck.checkpoint({"net": net, "optimizer": optimizer, "array": array}, step).wait("persistent", 30)
-            olds = [StorageWeakRef(each.untyped_storage()) for each in net.parameters()]
-            net.weight.data, net.bias.data = torch.zeros(300, 400), torch.zeros(300)
-            assert all(old.expired() for old in olds)
-            array.resize(array.size + 1)  # numpy refuses while anything else refers to it
-
-
-def test_reading_a_storage_does_not_keep_it_from_being_resized() -> None:
-    tensor = torch.arange(10_000.0)
-    octets = flat_bytes(tensor)
-    full_digest(tensor)
-    assert tensor.untyped_storage().resizable()
-    octets[:4] = np.frombuffer(np.float32(5.0).tobytes(), np.uint8)
-    assert tensor[0] == 5.0
-    del tensor
-    assert octets[4:8].view(np.float32)[0] == 1.0
 
 
 # --- an operation that is under way when its tensor is copied counts when it ends -------------------------------------
@@ -238,14 +209,6 @@ def test_a_leaf_that_loses_its_memory_in_the_steady_state(shrink: Callable[[Any]
         template.flatten(state)
 
 
-def test_leaves_that_need_no_memory_or_share_it_are_taken() -> None:
-    base = torch.zeros(100)
-    arrays = [np.zeros(10)[::-2], np.broadcast_to(np.zeros(1), (5, 5)), torch.zeros(20).numpy()[3:], np.zeros((0, 3))]
-    tensors = [base[90:], base.view(10, 10).T[3:, 2:], base[:1].expand(50), torch.zeros(0), freed(torch.zeros(0, 3))]
-    flat = flatten({"arrays": arrays, "tensors": tensors})
-    assert len(flat.data) == 9
-
-
 class Freeing:
     """Its state_dict() frees a tensor that comes before it."""
 
@@ -273,28 +236,3 @@ def test_a_state_dict_that_frees_a_leaf_before_it(tmp_path: Path, capture: str, 
         freeing.active = True
         with pytest.raises(FreedMemoryError, match="says: a"):
             ck.checkpoint(state, 2)
-
-
-@pytest.mark.parametrize("capture", ["eager", "lazy"])
-def test_a_leaf_that_another_thread_frees_before_it_is_copied(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capture: str
-) -> None:
-    from deeppart.save import Saver
-
-    victim = nn.Parameter(torch.zeros(2_000_000))
-    state = {"a": victim, "optimizer": torch.optim.SGD([victim], 0.1)}
-    agree = Saver.agree
-
-    def freeing(saver: Saver, *args: Any, **named: Any) -> Any:
-        agreed = agree(saver, *args, **named)
-        other = threading.Thread(target=freed, args=(victim,))
-        other.start()
-        other.join()
-        return agreed
-
-    with deeppart.Checkpointer(config(tmp_path, capture=capture)) as ck:
-        ck.checkpoint(state, 1).wait("persistent", 30)
-        monkeypatch.setattr(Saver, "agree", freeing)
-        with pytest.raises(CheckpointError, match=r"freed or replaced(.|\n)*\ba\b"):
-            ck.checkpoint(state, 2).wait("persistent", 30)
-    assert deeppart.load(tmp_path / "ckpt", 1)["a"].shape == (2_000_000,)

@@ -77,14 +77,6 @@ def test_what_is_tied_to_a_leaf_of_another_rank_is_filled(tmp_path: Path, ranks:
     assert all(torch.equal(array, whole) for each in live for array in each.values())
 
 
-def test_a_dict_around_what_is_each_ranks_own_is_made(tmp_path: Path) -> None:
-    with pytest.warns(deeppart.errors.PerRankNotice, match="m/c"):
-        save(tmp_path, [{"m": {"c": [1, 2], "d": 5}, "b": 1}, {"m": {"c": [1], "d": 5}, "b": 1}])
-    live: list[dict[str, Any]] = [{"b": 0}, {"m": {"c": [0, 0], "d": 0}, "b": 0}, {"b": 0}]
-    assert restore(tmp_path, live, replicated="parts", per_rank="rank0") == 1
-    assert live == [{"b": 1, "m": {"c": [1, 2], "d": 5}}] * 3
-
-
 def test_all_ranks_get_what_is_rank_0s(tmp_path: Path) -> None:
     def state(rank: int, scale: float = 1.0) -> dict[str, Any]:
         best = {"loss": 0.5 * scale, "w": torch.ones(3) * scale, "curve": [1.5 * scale] * 4}

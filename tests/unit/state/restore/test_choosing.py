@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import random
-import warnings
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,6 @@ import torch
 
 import deeppart
 from deeppart.errors import DeeppartError, DeeppartWarning, LeafMismatchError, StateError, StructureMismatchError
-from deeppart.state import objects as registry
 from deeppart.state.paths.globs import covers
 from deeppart.state.paths.keys import readable
 from tests.unit.sharded_states import restore, save
@@ -180,19 +177,6 @@ def test_fine_tuning_with_another_head(ck: deeppart.Checkpointer) -> None:
     ]
 
 
-def test_what_the_function_does_not_accept_is_as_by_default(ck: deeppart.Checkpointer) -> None:
-    ck.checkpoint({"d": {"a": torch.ones(2), "b": torch.ones(3)}}, 1).wait(timeout=30)
-    live: dict[str, Any] = {"d": {"a": torch.zeros(2)}}
-    ck.restore(live, strict=lambda path, difference: difference == "unexpected")
-    assert list(live["d"]) == ["a"] and live["d"]["a"].all()
-    ck.restore(live, strict=lambda path, difference: difference == "missing")
-    assert list(live["d"]) == ["a", "b"]
-    live = {"d": {"a": torch.zeros(2), "new": torch.zeros(1)}}
-    with pytest.raises(StructureMismatchError, match="d/new"):
-        ck.restore(live, strict=lambda path, difference: difference == "unexpected")
-    assert not live["d"]["a"].any()
-
-
 def test_an_optimizer_is_restored_whole_or_not_at_all(ck: deeppart.Checkpointer) -> None:
     """Its states are numbered: with one layer more in front, number 0 would be another parameter's."""
     saved = training(1)
@@ -307,30 +291,6 @@ def test_a_model_in_another_precision(ck: deeppart.Checkpointer) -> None:
     model.float()(torch.ones(1, 3)).sum().backward()
 
 
-def test_tied_leaves_in_another_precision(ck: deeppart.Checkpointer) -> None:
-    weight = torch.arange(4.0)
-    ck.checkpoint({"a": weight, "tied": [weight, weight], "apart": [weight.clone(), weight + 1]}, 1).wait(timeout=30)
-    half = torch.zeros(4, dtype=torch.float16)
-    ck.restore({"tied": [half, half]}, cast=True, keys="tied")  # the bytes are those of `a`
-    assert torch.equal(half, weight.half())
-    half.zero_()
-    with pytest.raises(StructureMismatchError, match="share memory"):
-        ck.restore({"apart": [half, half]}, cast=True, keys="apart")
-    row = torch.zeros(6, dtype=torch.float16)
-    with pytest.raises(StructureMismatchError, match=r"share|overwritten"):
-        ck.restore({"apart": [row[:4], row[2:]]}, cast=True, keys="apart")
-    assert not half.any() and not row.any()
-
-
-def test_whole_numbers_are_not_converted(ck: deeppart.Checkpointer) -> None:
-    ck.checkpoint({"n": torch.tensor([1 << 40]), "x": np.ones(2)}, 1).wait(timeout=30)
-    with pytest.raises(LeafMismatchError):
-        ck.restore({"n": torch.zeros(1, dtype=torch.int32)}, cast=True)
-    live = {"x": np.zeros(2, dtype=np.float32)}
-    ck.restore(live, cast=True, keys="x")
-    assert live["x"].all()
-
-
 @pytest.mark.parametrize("stepped_here", [False, True])
 def test_the_state_of_an_optimizer_keeps_its_precision_unless_its_parameters_change_theirs(
     ck: deeppart.Checkpointer, stepped_here: bool
@@ -353,40 +313,6 @@ def test_the_state_of_an_optimizer_keeps_its_precision_unless_its_parameters_cha
         for state in optimizer.state.values():
             assert state["exp_avg"].dtype == wanted
             assert torch.equal(state["exp_avg"], torch.full_like(state["exp_avg"], 1 / 3))
-
-
-def test_what_is_excluded_stays_in_a_large_dict_that_lacked_it(ck: deeppart.Checkpointer) -> None:
-    """It is one value in the checkpoint, and filled as one: it would go."""
-    ck.checkpoint({"counts": {f"k{number}": number for number in range(300)}, "x": 1}, 1).wait("persistent", timeout=30)
-    live = {"counts": {f"k{number}": 0 for number in range(300)} | {"mine": 5}, "x": 0}
-    with pytest.raises(StructureMismatchError, match="restored as a whole"):
-        ck.restore(live, exclude="counts/mine")
-    assert live["counts"]["mine"] == 5 and live["x"] == 0  # type: ignore[index]
-    ck.restore(live, exclude="counts")
-    assert live["counts"]["k7"] == 0 and live["x"] == 1  # type: ignore[index]
-
-
-def test_counts_of_two_runs_are_not_mixed(ck: deeppart.Checkpointer) -> None:
-    """What a Counter lacks counts 0."""
-    ck.checkpoint({"seen": Counter(a=1, b=2), "x": 1}, 1).wait("persistent", timeout=30)
-    live: dict[str, Any] = {"seen": Counter(a=5, c=2), "x": 0}
-    ck.restore(live, strict=False)
-    assert live == {"seen": Counter(a=1, b=2), "x": 1}
-
-
-@pytest.mark.parametrize(
-    ("keys", "name"), [("model/w", "w"), ("model/?", "w"), (["model/w", "e"], "w"), (["model/?", "e"], "v")]
-)
-def test_what_is_asked_for_and_not_in_the_checkpoint_is_an_error(
-    ck: deeppart.Checkpointer, keys: Any, name: str
-) -> None:
-    """Also where it is all that is asked for of the dict around it. All names have to differ by wrappers, or none."""
-    saved = {"model": {"module.v": torch.ones(2), "module.x": torch.ones(2)}, "e": 1}
-    ck.checkpoint(saved, 1).wait("persistent", timeout=30)
-    live: dict[str, Any] = {"model": {name: torch.zeros(2), "z": torch.zeros(2)}, "e": 0}
-    with pytest.raises(StructureMismatchError, match="the live state has leaves that the checkpoint lacks"):
-        ck.restore(live, keys=keys)
-    assert not live["model"][name].any() and live["e"] == 0
 
 
 @pytest.mark.parametrize("frozen", [False, True])
@@ -414,27 +340,6 @@ def test_a_dataclass_that_has_got_and_lost_fields(ck: deeppart.Checkpointer, fro
     assert not hasattr(found, "gone")
     assert set(report(ck).missing) == {"s/momentum", "s/buffer"}
     assert [path.split("/")[1] for path in report(ck).unexpected] == ["gone"]
-
-
-def test_a_registered_type_whose_data_have_got_a_key(
-    ck: deeppart.Checkpointer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Meter:
-        def __init__(self, **data: Any) -> None:
-            self.data = data
-
-    monkeypatch.setattr(registry, "_by_type", {})
-    monkeypatch.setattr(registry, "_by_name", {})
-    put: Any = lambda meter, data: meter.data.update(data)  # noqa: E731
-    deeppart.register(Meter, lambda meter: dict(meter.data), lambda data: Meter(**data), name="meter", into=put)
-    ck.checkpoint({"m": Meter(total=torch.ones(2), old=1)}, 1).wait(timeout=30)
-    live = {"m": Meter(total=torch.zeros(2), count=3)}
-    with pytest.raises(StructureMismatchError, match="count"):
-        ck.restore(live)
-    ck.restore(live, strict=False)
-    assert live["m"].data["total"].tolist() == [1.0, 1.0] and live["m"].data["count"] == 3
-    assert "old" not in live["m"].data
-    assert list(report(ck).missing) == ["m/count"] and list(report(ck).unexpected) == ["m/old"]
 
 
 @pytest.mark.parametrize("how", [{"exclude": "big"}, {"keys": "view"}, {"keys": "view", "exclude": "big"}])
@@ -485,35 +390,6 @@ def test_on_several_ranks(tmp_path: Path, ranks: int, own: bool, how: dict[str, 
         assert each["view"].data_ptr() == each["big"][2:].data_ptr()
 
 
-@pytest.mark.filterwarnings("ignore::deeppart.errors.PerRankNotice")
-@pytest.mark.parametrize("own", [False, True], ids=["shared", "own"])
-def test_one_of_two_names_of_a_leaf(tmp_path: Path, own: bool) -> None:
-    def state(value: float) -> dict[str, torch.Tensor]:
-        weight = torch.arange(6.0) + value
-        return {"a": weight, "b": weight}
-
-    save(tmp_path, [state(100 + 50 * rank * own) for rank in range(2)])
-    live = [{"b": torch.zeros(6)} for _ in range(2)]
-    restore(tmp_path, live, keys="b")
-    assert [each["b"][0].item() for each in live] == [100.0, 150.0 if own else 100.0]
-
-
-@pytest.mark.parametrize(
-    ("how", "named"),
-    [
-        ({"keys": ["model/*", "optmizer/*"]}, "optmizer/"),
-        ({"keys": "model/*", "exclude": ["modle/0.weight", "epoch"]}, "modle/0.weight"),
-        ({"exclude": "head/*"}, "head/"),
-    ],
-)
-def test_a_glob_that_covers_nothing_is_told(tmp_path: Path, how: dict[str, Any], named: str) -> None:
-    state = {"model": torch.nn.Sequential(torch.nn.Linear(2, 2)), "epoch": 1}
-    with deeppart.Checkpointer(persistent_dir=tmp_path) as ck:
-        ck.checkpoint(state, 1).wait(timeout=30)
-        with pytest.warns(DeeppartWarning, match=f"cover nothing here or in the checkpoint: {named}"):
-            ck.restore(state, **how)
-
-
 def test_a_glob_that_covers_nothing_is_told_with_what_is_like_it(tmp_path: Path) -> None:
     state = {"model": {"w": torch.ones(2), "b": torch.ones(2)}, "optimizer": {"lr": 0.1}, "epoch": 1}
     with deeppart.Checkpointer(persistent_dir=tmp_path) as ck:
@@ -526,30 +402,3 @@ def test_a_glob_that_covers_nothing_is_told_with_what_is_like_it(tmp_path: Path)
             ck.restore(state, keys="epoch", exclude="epoch")
     with pytest.raises(StructureMismatchError, match=r"such as model/\*\n"):
         deeppart.load(tmp_path, keys="modle/*")
-
-
-RULES: dict[str, tuple[dict[str, Any], dict[str, str], str | None]] = {
-    "without the wrapper's word": ({"module.old.w": 1.0}, {"old.*": "new.*"}, "module.old.*"),
-    "as a path": ({"module.old.w": 1.0}, {"model/old.*": "model/new.*"}, "model/module.old.*"),
-    "two wrappers": ({"_orig_mod.module.old.w": 1.0}, {"old.w": "new.w"}, "_orig_mod.module.old.w"),
-    "a word that was not saved": ({"old.w": 1.0}, {"module.old.*": "module.new.*"}, "old.*"),
-    "something else": ({"module.old.w": 1.0}, {"odl.*": "new.*"}, None),
-}
-
-
-@pytest.mark.parametrize("name", RULES)
-def test_a_rule_that_would_match_with_a_wrappers_word_names_it(tmp_path: Path, name: str) -> None:
-    names, rename, meant = RULES[name]
-    live = {"model": {"new.w": torch.zeros(1)}}
-    with deeppart.Checkpointer(persistent_dir=tmp_path) as ck:
-        ck.checkpoint({"model": {key: torch.full((1,), value) for key, value in names.items()}}, 1).wait(timeout=30)
-        with pytest.raises(StructureMismatchError, match="a rule of rename matches nothing") as caught:
-            ck.restore(live, rename=rename)
-        assert ("`deeppart show DIR` lists the names" in str(caught.value)) == (meant is None)
-        if meant is not None:
-            assert f"write {meant!r}" in str(caught.value) and repr(next(iter(names))) in str(caught.value)
-            (target,) = rename.values()
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeeppartWarning)
-                ck.restore(live, rename={meant: target})
-            assert live["model"]["new.w"].tolist() == [1.0]

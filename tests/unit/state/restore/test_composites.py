@@ -143,44 +143,6 @@ def module(tensor: torch.Tensor) -> Any:
     return made
 
 
-@pytest.mark.parametrize("name", ["coo", "csr", "bsr", "quint8", "channels", "subclass", "subclass of subclasses"])
-def test_buffers_of_modules(tmp_path: Path, name: str) -> None:
-    saved, live = module(KINDS[name](1)), module(KINDS[name](3))
-    buffer = live.x
-    restored(tmp_path, {"m": saved}, {"m": live})
-    assert live.x is buffer and bits(live.x) == bits(saved.x) and torch.equal(live.weight, saved.weight)
-
-
-@pytest.mark.parametrize("coalesced", [False, True])
-def test_a_module_hears_that_its_buffer_is_coalesced(tmp_path: Path, coalesced: bool) -> None:
-    saved, live = (
-        torch.sparse_coo_tensor(torch.tensor([[0, 2]]), torch.ones(2), (3,), check_invariants=True) for _ in range(2)
-    )
-    saved._coalesced_(coalesced)
-    live._coalesced_(not coalesced)
-    modules = module(saved), module(live)
-    restored(tmp_path, {"m": modules[0]}, {"m": modules[1]})
-    assert modules[1].x.is_coalesced() is coalesced
-
-
-def test_a_subclass_whose_detach_copies_is_loaded_into(tmp_path: Path) -> None:
-    class Copying(TwoTensor):
-        @classmethod
-        def __torch_dispatch__(cls, function: Any, kinds: Any, arguments: Any = (), named: Any = None) -> Any:
-            if function is torch.ops.aten.detach.default:
-                return Copying(arguments[0].a.clone(), arguments[0].b.clone())  # type: ignore[no-untyped-call]
-            if function is torch.ops.aten.copy_.default:
-                arguments[0].a.copy_(arguments[1].a)
-                arguments[0].b.copy_(arguments[1].b)
-                return arguments[0]
-            return super().__torch_dispatch__(function, kinds, arguments, named)  # type: ignore[no-untyped-call]
-
-    make: Any = Copying
-    saved, live = module(make(torch.ones(3), torch.ones(3))), module(make(torch.zeros(3), torch.zeros(3)))
-    restored(tmp_path, {"m": saved}, {"m": live})
-    assert bits(live.x) == bits(saved.x)
-
-
 MISMATCHES: dict[str, tuple[Any, Any, str]] = {
     "coo for dense": (coo, lambda: torch.ones(5, 6), "a sparse_coo tensor"),
     "dense for coo": (lambda: torch.ones(5, 6), coo, "a sparse_coo tensor"),
@@ -228,21 +190,6 @@ def test_one_tensor_at_two_places(tmp_path: Path) -> None:
         assert bits(live) == bits({"a": one, "b": one})
         rank_local = restored(tmp_path / f"{place} apart", {"a": one, "b": one}, {"a": make(5), "b": make(7)})
         assert bits(rank_local) == bits({"a": one, "b": one})
-
-
-@pytest.mark.parametrize("make", [coo, csr, quantized, two])
-def test_two_tensors_do_not_fit_into_one(tmp_path: Path, make: Any) -> None:
-    mine = make(3)
-    assert "share memory" in refused(tmp_path, {"a": make(1), "b": make(5)}, {"a": mine, "b": mine})
-
-
-def test_jagged_tensors_of_one_shape_keep_one(tmp_path: Path) -> None:
-    one = jagged(1)
-    saved = {"a": one, "b": one * 2}
-    for place, live in enumerate([{"a": jagged(2), "b": jagged(2)}, {"a": None, "b": None}]):
-        found = restored(tmp_path / str(place), saved, live)
-        assert bits(found) == bits(saved)
-        assert bits(found["a"] + found["b"]) == bits(one * 3)
 
 
 META = "meta"

@@ -154,24 +154,6 @@ def test_what_can_be_brought_back_is(tmp_path: Path, name: str) -> None:
     check_brought_back(tmp_path, *GOOD[name]())
 
 
-def test_what_was_saved_item_by_item_meets_a_run_and_the_other_way_round(
-    ck: deeppart.Checkpointer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A checkpoint of before there were nested runs is what one is with a threshold that nothing reaches."""
-    state = {"rows": [[place, "x"] for place in range(300)], "table": {place: {"a": [place]} for place in range(300)}}
-    state["few"] = [{"a": 1}, {"b": (2, 3)}]
-    for step, (saved, restored) in enumerate([(10**9, 256), (256, 10**9), (1, 10**9), (10**9, 1)]):
-        monkeypatch.setattr("deeppart.state.tree.value_containers.LEAST_ROWS", saved)
-        ck.checkpoint(state, step=step).wait()
-        monkeypatch.setattr("deeppart.state.tree.value_containers.LEAST_ROWS", restored)
-        live = changed(state)
-        before = containers(live)
-        assert ck.restore(live, step=step) == step
-        assert difference(state, live) is None
-        assert all(one is other for one, other in zip(before, containers(live), strict=True))
-        assert difference(state, deeppart.load(ck.config.persistent_dir, step)) is None
-
-
 def test_momentum_that_is_none_yet(ck: deeppart.Checkpointer) -> None:
     """Where the live state has None in a run, and tensors were saved, they are created."""
     ck.checkpoint({"s": {place: {"m": torch.ones(1)} for place in range(300)}}, step=1).wait()

@@ -6,33 +6,8 @@ from typing import Any
 
 import pytest
 
-from deeppart.errors import ConfigError, StateError
-from deeppart.state.restore.request import MISSING, UNEXPECTED, Request, aligned
+from deeppart.errors import ConfigError
 from deeppart.state.restore.request import request_of as request
-
-
-def test_nothing_asked_for_is_the_default() -> None:
-    assert request().is_default and request().digest() == 0
-    assert request(strict=False) == Request(strict=False)
-
-
-def test_ranks_that_ask_for_the_same_have_one_digest() -> None:
-    assert request(keys=["a", "b"]).digest() == request(keys=("b", "a", "b")).digest()
-    digests = {request(keys="a").digest(), request(exclude="a").digest(), request(cast=True).digest(), 0}
-    assert len(digests) == 4 and all(0 <= digest < 1 << 63 for digest in digests)
-    functions = {request(strict=each).digest() for each in (lambda *_: True, lambda *_: False)}
-    assert len(functions) == 1 and functions.isdisjoint({0, request(strict=False).digest()})
-
-
-def test_a_function_decides_for_each_difference() -> None:
-    of_head = request(strict=lambda path, difference: path.startswith("head/") and difference == MISSING)
-    assert of_head.accepts(("head", "w"), MISSING) and not of_head.accepts(("head", "w"), UNEXPECTED)
-    assert not request().accepts(("a",), MISSING) and request(strict=False).accepts(("a",), UNEXPECTED)
-    with pytest.raises(StateError, match="given as strict failed") as caught:
-        request(strict=lambda path: True).accepts(  # type: ignore[misc,arg-type]
-            ("a", "b"), MISSING
-        )
-    assert caught.value.where == "path a/b"
 
 
 @pytest.mark.parametrize(
@@ -103,44 +78,3 @@ def test_a_rule_that_names_another_container_is_told_how_to_write_it(rename: dic
 def test_rules_of_rename(rename: dict[str, str], path: tuple[str, ...], key: Any, expected: Any) -> None:
     found, rule = request(rename=rename).renamed(path, key)
     assert found == expected and (rule is None) == (found == key)
-
-
-A, B = "a.weight", "b.0.bias"
-
-
-@pytest.mark.parametrize(
-    ("saved", "live"),
-    [
-        ([f"module.{A}", f"module.{B}"], [A, B]),
-        ([A, B], [f"_orig_mod.module.{A}", f"_orig_mod.module.{B}"]),
-        ([A, B], [A, "b._orig_mod.0.bias"]),
-        ([A, "b.module.0.bias"], ["a._checkpoint_wrapped_module.weight", B]),
-    ],
-)
-def test_every_name_has_its_counterpart(saved: list[str], live: list[str]) -> None:
-    found = aligned(saved, live, whole=True)
-    assert [found.get(name, name) for name in saved] == live
-
-
-@pytest.mark.parametrize(
-    ("saved", "live"),
-    [
-        ([A, B], [A, B]),
-        ([A, B], [B, A]),
-        ([f"module.{A}", A], [A, B]),  # two names of one
-        ([A, B], [f"module.{A}", A]),
-        ([f"module.{A}"], [A, B]),  # another model
-        ([f"net.{A}"], [A]),
-        ([f"module.{A}", 1], [A, 1]),
-        ([], [A]),
-        ([A], []),
-    ],
-)
-def test_anything_else_is_left_as_it_is(saved: list[str], live: list[str]) -> None:
-    assert aligned(saved, live, whole=True) == {}
-
-
-def test_of_models_that_differ_the_names_that_both_have() -> None:
-    saved, live = [f"module.{A}", f"module.{B}", "module.old"], [A, B, "head.weight"]
-    assert aligned(saved, live, whole=False) == {f"module.{A}": A, f"module.{B}": B}
-    assert aligned([A, "old"], [A, "new"], whole=False) == {}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from deeppart.state import fingerprint
-from deeppart.state.fingerprint import SAMPLES_PER_LEAF, device_digests, full_digest, sample_digest, sampled_digests
+from deeppart.state.fingerprint import SAMPLES_PER_LEAF, device_digests, full_digest, sample_digest
 
 
 @pytest.mark.parametrize("count", [1, 15, 16, 17, 23 * 16, 587 * 3, 4099, 4800])
@@ -100,19 +100,3 @@ def test_device_digests_tell_apart_what_sums_alone_do_not() -> None:
     variants += [base[:999], torch.zeros(1001, dtype=torch.int32), torch.arange(1000, dtype=torch.int32).flip(0)]
     variants += [torch.arange(1000, dtype=torch.int32), torch.zeros(4001, dtype=torch.uint8)]
     assert len(set(device_digests(variants))) == len(variants)
-
-
-def test_samples_of_several_tensors_are_those_of_each() -> None:
-    torch.manual_seed(1)
-    tensors = [
-        torch.randn(5000),
-        torch.randn(90, 70).T,
-        torch.zeros(60, 50, dtype=torch.int64),
-        torch.randn(5, dtype=torch.complex64).conj(),
-        torch.rand(3000) > 0.5,
-        torch.randn(5000),
-    ]
-    found = sampled_digests(tensors)
-    assert found == [sampled_digests([tensor])[0] for tensor in tensors] == sampled_digests(tensors)
-    assert len(set(found)) == len(found) and sampled_digests([]) == []
-    assert sampled_digests([tensors[0].clone(), tensors[1].contiguous()]) == found[:2]

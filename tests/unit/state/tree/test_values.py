@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import collections
 import datetime
 import decimal
 import enum
-import fractions
-import functools
 import io
 import json
 import math
@@ -20,26 +17,19 @@ import struct
 import subprocess
 import sys
 import types
-import uuid
-import warnings
 import zoneinfo
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.masked import masked_tensor
 
-import deeppart
 from deeppart.errors import CorruptFileError, UnsupportedLeafError
 from deeppart.state.paths.keys import canonical_order, component, id_key
 from deeppart.state.tree.flattening import flatten
-from deeppart.state.values import SavedMember, conversion, decode_value, encode_key, encode_value, put_in, same_value
+from deeppart.state.values import conversion, decode_value, encode_key, encode_value, put_in, same_value
 from tests.features.script_files import bits
 from tests.features.script_values import Phase, Rights, values
-from tests.unit.round_trip import restore, save
 
 HUGE = 7**20000  # 16,903 digits; str() of an int refuses beyond 4,300
 
@@ -88,22 +78,6 @@ def test_values_encode_to_json_that_decodes_to_them(name: str) -> None:
             assert value_bits(decode_value(json.loads(text), "here")) == value_bits(value)
 
 
-@pytest.mark.parametrize(
-    ("kind", "stored"), [(np.longlong, np.int64), (np.ulonglong, np.uint64), (np.intc, np.int32), (np.half, np.float16)]
-)
-def test_numpy_types_that_a_file_does_not_tell_apart(tmp_path: Path, kind: Any, stored: Any) -> None:
-    """numpy has a second type for integers of 64 bits, which it writes like the first."""
-    run = [kind(n) for n in range(20)]
-    state = {"n": kind(7), "run": run, "array": np.arange(3, dtype=kind), "keys": {kind(5): 1, "a": 2, 3: 3, 2.5: 4}}
-    save(tmp_path, state)
-    live = restore(tmp_path, {**state, "n": kind(0), "keys": {kind(5): 0, "a": 0, 3: 0, 2.5: 0}})
-    for found in (deeppart.load(tmp_path / "ckpt"), live):
-        assert type(found["n"]) is stored and found["n"] == 7
-        assert set(map(type, found["run"])) == {stored} and found["run"] == run
-        assert found["array"].dtype == stored and list(found["array"]) == [0, 1, 2]
-        assert found["keys"] == {5: 1, "a": 2, 3: 3, 2.5: 4}
-
-
 SETS: list[Any] = [
     set(), {1}, {True}, {-0.0}, {"b", "a"}, {1, 1.5, "1", None, b"1"}, {(1, 2), (1,), ()}, {("a", 1), ("b", 0)},
     {("\ud800",), ("a",)}, {"\ud800", "a"}, {1 << 70, 0}, {float("inf"), 1.0}, frozenset({frozenset({1}), frozenset()}),
@@ -118,13 +92,6 @@ def test_each_is_read_as_it_was_and_written_so_again(value: Any) -> None:
     assert json.dumps(encode_value(found, "v")) == json.dumps(encoded)
     if "SavedMember" not in str(bits(found)) and "Phase" not in str(value) and not isinstance(value, enum.Enum):
         assert bits(found) == bits(value) or "Level" in str(value)
-
-
-def test_a_member_without_a_value_of_its_own_is_known_by_its_name() -> None:
-    assert encode_value(Phase.OTHER, "") == ["enum", Phase.__module__, "Phase", "OTHER"]
-    none = encode_value(Rights(0), "")
-    assert none == ["enum", Rights.__module__, "Rights", None, 0]
-    assert decode_value(none, "") == SavedMember(Rights.__module__, "Rights", None, 0)
 
 
 MIXED: set[Any] = {"b", "a", "c", 1, ("x", None), frozenset({"p", "q", "r", "s"})}
@@ -222,42 +189,11 @@ def test_keys_that_are_keys_by_identity_alone_are_refused() -> None:
             encode_key(key, "v")
 
 
-def test_large_sets_stand_for_themselves_in_json() -> None:
-    """Not a list for each item: 100,000 of them are encoded while training waits."""
-    for items in (set(range(1000)), {str(number) for number in range(1000)}, {number / 7 for number in range(1000)}):
-        _, found = encode_value(items, "")
-        assert found == sorted(items) and collections.Counter(map(type, found)).keys() <= {int, str, float}
-
-
-class Words(str):
-    pass
-
-
 class Settings(dict[str, int]):
     pass
 
 
-class Numbers(list[int]):
-    pass
-
-
-class Pair(tuple[int, int]):
-    pass
-
-
 class Count(int):
-    pass
-
-
-class Ratio(float):
-    pass
-
-
-class Turn(complex):
-    pass
-
-
-class Blob(bytes):
     pass
 
 
@@ -289,65 +225,25 @@ class Shown(pathlib.PurePosixPath):
 OmegaConf = types.SimpleNamespace(to_container=lambda config: config.to_dict())
 
 
-#: What cannot be stored, and the conversions that the message names.
-def quietly(make: Callable[[], Any]) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return make()
-
-
 CASES: list[tuple[Any, list[str]]] = [
     (known_as("omegaconf.dictconfig", "DictConfig"), ["OmegaConf.to_container(x)"]),
-    (known_as("omegaconf.listconfig", "ListConfig"), ["OmegaConf.to_container(x)"]),
     (known_as("transformers.configuration_utils", "PretrainedConfig"), ["x.to_dict()"]),
-    (known_as("transformers.configuration_utils", "PreTrainedConfig"), ["x.to_dict()"]),
-    (known_as("some.library", "Path", pathlib.PurePosixPath("out")), ["str(x)"]),
-    (Options(rate=0.1), ["dict(vars(x))"]),
     (derived(types.SimpleNamespace)(rate=0.1), ["dict(vars(x))"]),
-    (derived(collections.deque)([1.5], maxlen=3), ["list(x)"]),
-    ((n for n in (1, 2)), ["list(x)"]),
     ({"a": 1}.keys(), ["list(x)"]),
-    ({"a": 1}.values(), ["list(x)"]),
-    ({"a": 1}.items(), ["list(x)"]),
     (derived(set)({3, 1}), ["set(x)"]),
-    (derived(frozenset)("ab"), ["frozenset(x)"]),
     (zoneinfo.ZoneInfo("UTC"), ["x.key"]),
     (derived(datetime.datetime)(2026, 1, 2, 3), ["x.isoformat()", "x.timestamp()"]),
-    (derived(datetime.date)(2026, 1, 2), ["x.isoformat()"]),
-    (derived(datetime.time)(3), ["x.isoformat()"]),
-    (derived(datetime.timedelta)(1), ["x.total_seconds()"]),
     (derived(np.random.Generator)(np.random.MT19937(1)), ["x.bit_generator"]),
-    (derived(np.random.RandomState)(1), ["x.get_state()"]),
     (np.ma.masked_array([1, 2], mask=[True, False]), ["x.data", "np.ma.getmaskarray(x)"]),
-    (quietly(lambda: masked_tensor(torch.ones(2), torch.tensor([True, False]))), ["x.get_data()"]),
-    (derived(random.Random)(1), ["x.getstate()"]),
     (random.SystemRandom(1), []),
-    (np.dtype("f4"), ["str(x)"]),
     (derived(decimal.Decimal)("0.1"), ["str(x)"]),
-    (derived(fractions.Fraction)(1, 3), ["str(x)"]),
-    (derived(uuid.UUID)(int=5), ["str(x)"]),
-    (derived(bytearray)(b"a"), ["bytes(x)"]),
-    (derived(io.BytesIO)(b"a"), ["x.getvalue()"]),
     (memoryview(b"a"), ["bytes(x)"]),
-    (collections.ChainMap({"a": 1}), ["dict(x)"]),
-    (collections.UserDict(a=1), ["dict(x)"]),
     (types.MappingProxyType({"a": 1}), ["dict(x)"]),
-    (derived(collections.defaultdict)(int, a=1), ["dict(x)"]),
     (Settings(a=1), ["dict(x)"]),
-    (Numbers([1]), ["list(x)"]),
-    (Pair((1, 2)), ["tuple(x)"]),
     (torch.ones(2, 2).max(dim=0), ["tuple(x)"]),
-    (Words("a"), ["str(x)"]),
-    (Blob(b"a"), ["bytes(x)"]),
     (Count(1), ["int(x)"]),
-    (Ratio(1.5), ["float(x)"]),
-    (Turn(1j), ["complex(x)"]),
     (OnlyHalf(), ["x.state_dict()"]),
     (lambda epoch: 0.9**epoch, []),
-    (OnlyHalf().state_dict, []),
-    (print, []),
-    (functools.partial(print, 1), []),
-    (OnlyHalf, []),
     (object(), []),
 ]
 
