@@ -46,8 +46,8 @@ from deeppart.session import (
     scrubber_for,
     still_busy,
     suspicions_for,
-    tell_restored,
-    tell_suspects,
+    warn_restored,
+    warn_suspects,
     warn_unsaved,
 )
 from deeppart.state.capture import Staging
@@ -342,7 +342,7 @@ class Checkpointer:
         """What :meth:`restore` would restore on this rank, without its bytes (collective); None if there is nothing."""
         with self._alone("restore"):
             raise_together(self._comm, self._unfinished(), "restore", self.config.timeout)
-            self._saver.restored()
+            self._saver.staging_was_used()
             return preview_restore(self._session, step, self._staging, self._arena)
 
     def _raise_together(self, error: DeeppartError | None) -> None:
@@ -367,17 +367,17 @@ class Checkpointer:
         self._saver.agree_on_restore(step, policies, request.digest())
         raise_together(self._comm, refusal or unfinished, "restore", timeout)
         self._suspicions.wait(timeout)
-        self._saver.restored()
+        self._saver.staging_was_used()
         memory = self._staging, self._arena
         done, self.explanation = restore_step(
             session, state, step, policies, request.without(self.config.exclude), memory, required=required
         )
         if done is None:
-            self._steps.went_on_from(None)
+            self._steps.restored_from(None)
             return None
         self.restored, recovered = done.report, done.recovered
-        self._saver.told(done.per_rank)
-        self._steps.went_on_from(recovered.attempt.step)  # not before: who goes on after a failed restore starts over
+        self._saver.mark_known(done.per_rank)
+        self._steps.restored_from(recovered.attempt.step)  # not before: who goes on after a failed restore starts over
         self._retention.went_on()
         if self._auto is not None:
             self._auto.restored(recovered.slowest_level_read)
@@ -385,8 +385,8 @@ class Checkpointer:
         self.explanation += heal_redundancy(session, *what)
         self._recorder.restored(recovered.attempt.step, time.monotonic() - began)
         say_restored(session, recovered, time.monotonic() - began)
-        self.explanation += tell_suspects(session, recovered.attempt)
-        tell_restored(session, recovered.attempt, done.inventory, done.notices, named=step is not None)
+        self.explanation += warn_suspects(session, recovered.attempt)
+        warn_restored(session, recovered.attempt, done.inventory, done.notices, named=step is not None)
         return recovered.attempt.step
 
     def _unfinished(self) -> DeeppartError | None:

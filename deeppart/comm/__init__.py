@@ -1,4 +1,4 @@
-"""How ranks find each other, and how they talk: the only package that imports mpi4py, torch.distributed or ZeroMQ."""
+"""Communication between ranks, and how they find each other: only this package imports mpi4py or ZeroMQ."""
 
 from deeppart.comm.agreement import agree, exchange, raise_together, together, unequal
 from deeppart.comm.base import Comm, Operation, interleaved, rank_names

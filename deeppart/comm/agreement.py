@@ -1,6 +1,6 @@
-"""Small collectives that make every rank see the same thing before it goes on, and messages of any length to each.
+"""Small collectives with which all ranks agree before they continue, and an exchange of messages of any length.
 
-One reduction tells all ranks whether they agree; only when they do not is anything longer exchanged.
+One reduction tells all ranks whether they agree; only if they do not is anything longer exchanged.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def agree(comm: Comm, fields: Mapping[str, int], flags: Mapping[str, int], what:
 
 
 def unequal(comm: Comm, digests: npt.NDArray[np.int64], what: str, timeout: float) -> npt.NDArray[np.bool_]:
-    """The places of the digests that are not the same on all ranks (collective); every rank passes as many."""
+    """Where digests differ between ranks (collective), as one bool each; every rank passes the same number."""
     most = finish(comm, comm.maximum(np.concatenate([digests, -digests])), what, timeout)
     found: npt.NDArray[np.bool_] = most[: len(digests)] != -most[len(digests) :]
     return found
@@ -58,7 +58,7 @@ def raise_together(
     timeout: float,
     todo: str = _TODO,
 ) -> None:
-    """End a collective call with an error on every rank if it failed on any."""
+    """Raise an error on every rank if any rank passes one (collective)."""
     mine = "" if error is None else str(error)
     texts = finish(comm, comm.allgather(mine.encode(errors="backslashreplace")), what, timeout)
     failed = {rank: text.decode(errors="replace") for rank, text in enumerate(texts) if text}
@@ -66,7 +66,7 @@ def raise_together(
         error = RemoteRankError(
             f"{what}: refused by {_names(list(failed))}",
             found="\n    ".join(next(iter(failed.values())).split("\n")),
-            where=f"reported to rank {comm.rank}",
+            where=f"seen by rank {comm.rank}",
             todo=todo,
         )
     if error is not None:
@@ -74,11 +74,11 @@ def raise_together(
 
 
 def together(comm: Comm, do: Callable[[], T], failed: str, within: tuple[str, float], todo: str | None = None) -> T:
-    """Do something on each rank, and go on when it was done on all (collective)."""
+    """Call ``do`` on each rank, and continue once it has succeeded on all (collective)."""
     error: DeeppartError | None = None
     try:
         done = do()
-    except Exception as problem:  # of whatever kind: the other ranks wait to hear of it
+    except Exception as problem:  # of any type: the other ranks wait for the outcome
         error = as_error(problem, failed)
     what, timeout = within
     raise_together(comm, error, what, timeout, _TODO if todo is None else todo)
@@ -89,16 +89,15 @@ def _names(ranks: list[int]) -> str:
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
 
 
-#: So many pairs of ranks at once; each has a message there and one back under way.
+#: Pairs of ranks that exchange messages at once.
 _WINDOW = 16
 _HEAD_TAG, _BODY_TAG = 2048, 2049
 
 
 def exchange(comm: Comm, messages: Sequence[bytes]) -> Operation[list[bytes]]:
-    """Give every rank its message, and get those of all (collective).
+    """Send every rank its message, and receive those of all ranks (collective).
 
-    Messages go straight from one to the other: ``2 * (size - 1)`` on each rank, of which those without a body are 8
-    bytes long.
+    Messages are sent directly: ``2 * (size - 1)`` on each rank; empty ones take 8 bytes.
     """
     found = [b""] * comm.size
     found[comm.rank] = messages[comm.rank]
@@ -109,7 +108,7 @@ def exchange(comm: Comm, messages: Sequence[bytes]) -> Operation[list[bytes]]:
 
 
 def _pair(comm: Comm, messages: Sequence[bytes], distance: int, found: list[bytes]) -> Operation[None]:
-    """Send to the rank that is so many further, and receive from the one that is so many before."""
+    """Send to the rank ``distance`` further, and receive from the rank ``distance`` before."""
     to, source = (comm.rank + distance) % comm.size, (comm.rank - distance) % comm.size
     message = np.frombuffer(messages[to], dtype=np.uint8)
     head = np.frombuffer(len(message).to_bytes(8, "little"), dtype=np.uint8)

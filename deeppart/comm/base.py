@@ -1,15 +1,15 @@
 """The protocol of a communicator, as deeppart uses it, and of an operation.
 
-Every operation is a generator that yields while it is not finished and returns its result, so that several can be
-under way in one thread; :mod:`deeppart.comm.waiting` drives them to their end.
+Every operation is a generator that yields until it has finished and returns its result, so that one thread can run
+several at once; :mod:`deeppart.comm.waiting` drives them to their end.
 
 Invariants
 ----------
-* A channel is used by one thread at a time; background threads use channels of their own beside the training thread's.
-* No wait is unbounded: :func:`deeppart.comm.waiting.finish` takes a timeout, and its error names the ranks waited for.
-* After a timeout a channel is broken and says so at once: its collectives can no longer be matched between ranks. It
-  stays so; the next session of the process has new ones.
-* A rank that abandons a channel notifies the others, whose waits there end within
+* A channel is used by one thread at a time; background threads use channels of their own.
+* No wait is unbounded: :func:`deeppart.comm.waiting.finish` takes a timeout, and its error names the missing ranks.
+* After a timeout a channel is broken and raises at once: its collectives can no longer be matched between ranks. It
+  stays broken; the next session of the process has new ones.
+* A rank that abandons a channel notifies the others, whose waits on it end within
   :data:`deeppart.comm.waiting.PATIENCE_MOST_S`.
 * Traffic of different channels never mixes, and never mixes with the caller's own communicator.
 
@@ -27,12 +27,12 @@ import numpy.typing as npt
 from deeppart.errors import CommError, PeerTimeoutError
 
 T = TypeVar("T")
-#: An operation under way: advance it with ``next``; its result is the generator's return value. One that takes several
-#: steps may yield True when it has come further: the time to wait for other ranks then counts from there.
+#: A running operation: advance it with ``next``; its result is the generator's return value. One with several steps may
+#: yield True when it has made progress: the timeout for other ranks then starts again.
 Operation = Generator[bool, None, T]
 Int64s = npt.NDArray[np.int64]
 
-#: In the heartbeat of a rank that has abandoned a channel, instead of the number of its operation: because of an error
+#: In the heartbeat of a rank that has abandoned a channel, in place of the number of its operation: because of an error
 #: there; because its wait for others has timed out.
 ABANDONED = 1 << 62
 GAVE_UP = ABANDONED - 1
@@ -57,22 +57,22 @@ class Comm(Protocol):
         """Element-wise maximum over all ranks; every rank passes the same number of values."""
 
     def allgather(self, data: bytes) -> Operation[list[bytes]]:
-        """Everyone's data, in rank order, on every rank."""
+        """The data of all ranks, in rank order, on every rank."""
 
     def gather(self, data: bytes) -> Operation[list[bytes] | None]:
-        """Everyone's data, in rank order, on rank 0; None elsewhere."""
+        """The data of all ranks, in rank order, on rank 0; None elsewhere."""
 
     def broadcast(self, data: bytes | None, root: int = 0) -> Operation[bytes]:
         """The root's data on every rank."""
 
     def send(self, buffer: npt.NDArray[np.uint8], to: int, tag: int) -> Operation[None]:
-        """Send bytes to one rank. The transfer starts at the call; the buffer must stay until it ends."""
+        """Send bytes to one rank. The transfer starts at the call; the buffer must not change until it ends."""
 
     def receive_into(self, buffer: npt.NDArray[np.uint8], source: int, tag: int) -> Operation[None]:
         """Fill the buffer from one rank. The transfer starts at the call."""
 
     def release(self) -> None:
-        """This rank needs the channel no more; the next session may have it once the others do not either."""
+        """Return the channel: the next session may reuse it once no rank uses it."""
 
     def heartbeat(self) -> None:
         """Tell the other ranks that this one waits in the channel's current operation."""
@@ -81,17 +81,17 @@ class Comm(Protocol):
         """Ranks known to wait in the channel's current operation (this one included)."""
 
     def abandon(self, error: CommError) -> None:
-        """Take no further part in the channel, because of an error on this rank; the other ranks are notified."""
+        """Stop using the channel because of an error on this rank; the other ranks are notified."""
 
     def abandoned_by(self) -> set[int]:
         """Other ranks known to have abandoned the channel, because of an error there."""
 
     def given_up_by(self) -> set[int]:
-        """Other ranks known to have abandoned the channel since they have waited in vain (they count as present)."""
+        """Other ranks known to have abandoned the channel after a timeout (they count as present)."""
 
 
-def number_of(error: CommError) -> int:
-    """What the heartbeat of a rank says that abandons a channel because of an error."""
+def abandoned_value(error: CommError) -> int:
+    """The heartbeat value of a rank that abandons a channel because of an error."""
     return GAVE_UP if isinstance(error, PeerTimeoutError) else ABANDONED
 
 
@@ -111,7 +111,7 @@ def rank_names(ranks: Iterable[int]) -> str:
 
 
 def interleaved(operations: Iterable[Operation[Any]]) -> Operation[None]:
-    """Advance several operations side by side until all are finished."""
+    """Run several operations concurrently until all have finished."""
     rest = list(operations)
     while rest:
         moved = False
@@ -126,6 +126,6 @@ def interleaved(operations: Iterable[Operation[Any]]) -> Operation[None]:
 
 
 def immediately(value: T) -> Operation[T]:
-    """An operation that is finished already."""
+    """An operation that has finished already."""
     yield from ()  # makes this a generator
     return value

@@ -1,7 +1,7 @@
 """The commit round: how the ranks of a job agree that a level of a step is complete.
 
-One gather of short reports and one broadcast of the verdict. Either every rank learns that the level is complete, or
-every rank learns why it is not, and whether it may turn out to be complete all the same.
+One gather of short reports and one broadcast of the result. Either every rank learns that the level is complete, or
+every rank learns why it is not, and whether it may have been committed nevertheless.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class RoundResult:
 
     Attributes:
         problem: the error, with ranks; None for success.
-        may_stand: there is a problem, and yet the commit may be there for the next job to find. Nobody takes anything
-            of the step away then: a step with a manifest is a whole one.
+        may_stand: there is an error, but the manifest may exist and be found by the next job. Then no rank removes
+            any file of the step: a step with a manifest must be complete.
     """
 
     problem: str | None
@@ -33,13 +33,13 @@ class RoundResult:
 
 
 class CommitMayStandError(DeeppartError):
-    """A commit failed, and what was to make the step a checkpoint may be there. Its cause says why."""
+    """A commit failed, but the manifest may exist. The cause says why."""
 
 
 def commit_round(
     comm: Comm, what: str, report: PartRecord | str | None, commit: Commit | None
 ) -> Operation[RoundResult]:
-    """All ranks report to rank 0; if all succeeded it commits; all learn the verdict."""
+    """All ranks report to rank 0; if all succeeded it commits; all ranks receive the result."""
     document = astuple(report) if isinstance(report, PartRecord) else report
     texts = yield from comm.gather(json.dumps([what, document]).encode())
     verdict: bytes | None = None
@@ -68,6 +68,6 @@ def _decide(reports: list[Any], commit: Commit | None) -> RoundResult:
             commit([PartRecord.from_json(report) for report in reports])
         except CommitMayStandError as error:
             return RoundResult(f"rank 0 could not commit, yet {error}: {error.__cause__}", may_stand=True)
-        except Exception as error:  # of whatever kind: the other ranks wait for the verdict
+        except Exception as error:  # of any type: the other ranks wait for the result
             return RoundResult(f"rank 0 could not commit: {as_error(error, 'the commit failed')}")
     return RoundResult(None)

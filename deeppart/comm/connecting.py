@@ -1,4 +1,4 @@
-"""The communicator that fits what has started this process, or the caller's."""
+"""Chooses the communicator: the caller's, or the one that matches the launcher of this process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def connect(comm: Any, timeout: float) -> Comm:
-    """The communicator to use: the caller's, or the one that fits what has started this process."""
+    """The communicator to use: the caller's, or the one that matches the launcher of this process."""
     if comm is None:
         return _launched(launch(), timeout)
     if hasattr(comm, "receive_into"):
@@ -36,7 +36,7 @@ def connect(comm: Any, timeout: float) -> Comm:
 
     if not stores.is_group(comm):
         raise LaunchError(
-            "`comm` is no communicator",
+            "`comm` is not a communicator",
             expected="an mpi4py communicator, a process group of torch.distributed, or None",
             found=type(comm).__name__,
         )
@@ -44,7 +44,7 @@ def connect(comm: Any, timeout: float) -> Comm:
 
 
 def _launched(launched: Launch | None, timeout: float) -> Comm:
-    """The communicator of what a launcher has started."""
+    """The communicator of the processes that a launcher has started."""
     if launched is not None and launched.size == 1:
         launched = None
     if launched is not None and (world := _world(launched)) is not None:
@@ -64,9 +64,9 @@ def _launched(launched: Launch | None, timeout: float) -> Comm:
 
 
 def _world(launched: Launch) -> MPI.Comm | None:
-    """The communicator of all processes, where MPI connects them.
+    """The communicator of all processes, if MPI connects them.
 
-    Process managers that srun uses for MPI are not all known here: where nothing else is told, MPI is tried.
+    Not all process managers that srun uses for MPI are known here: without other information, MPI is tried.
     """
     is_tried = launched.launcher == "srun" and launched.place is None
     if not (launched.by_mpi or is_tried) or importlib.util.find_spec("mpi4py") is None:
@@ -83,7 +83,7 @@ def _world(launched: Launch) -> MPI.Comm | None:
 
 
 def _check_world() -> None:
-    """A communicator of one rank may be a choice, or all that a mismatched launcher has left of the job's."""
+    """A single-rank world may be intended, or the result of a launcher that does not match the MPI library."""
     launched = launch()
     if (
         launched is not None
@@ -97,7 +97,7 @@ def _check_world() -> None:
 def _over_mpi(comm: MPI.Comm, timeout: float) -> Comm:
     from deeppart.comm.mpi import connected
 
-    # The wait needs a channel to speak of, and there is none yet: a stand-in that knows rank and size serves.
+    # Waiting needs a channel, and there is none yet: a stand-in with rank and size is sufficient.
     waiting = SingleComm()
     waiting.rank, waiting.size = comm.Get_rank(), comm.Get_size()
     return finish(waiting, connected(comm, timeout), "connecting the ranks", timeout)
@@ -121,7 +121,7 @@ def _import_mpi(launched: Launch) -> Any:
 
 
 def _check_state(mpi: Any, where: str) -> None:
-    """MPI must be in use: nearly every call ends the process before it is initialized and after it is finalized."""
+    """Check that MPI can be used: most calls before initialization or after finalization end the process."""
     if not mpi.Is_initialized():
         todo = "call MPI.Init_thread() before, or leave mpi4py.rc.initialize as it is: importing MPI does it"
         raise LaunchError("MPI is not initialized in this process", where=where, todo=todo)

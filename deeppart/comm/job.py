@@ -1,7 +1,7 @@
-"""The channel between the ranks that a launcher has started: one for a process, however many ask for it.
+"""One channel per process between the ranks that a launcher has started, shared by all its users.
 
-Sessions have channels of their own, which they release (:func:`deeppart.comm.connect`). What lives as long as the
-process, and exchanges a little now and then, shares this one.
+Sessions have channels of their own, which they release (:func:`deeppart.comm.connect`). Code that lives as long as the
+process, and rarely exchanges little data, shares this one.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from deeppart.comm.connecting import connect
 from deeppart.comm.waiting import finish
 from deeppart.config import Launch, launch
 
-#: Seconds until a rank that does not come is an error, by default.
+#: Seconds until a missing rank is an error, by default.
 TIMEOUT_S = 600.0
 
-#: Of which process a channel is, by which launcher, and whether MPI has ended since.
+#: Identifies a channel: process id, launcher, and whether MPI has been finalized.
 _Known = tuple[int, Launch | None, bool]
 
 
 class _Process:
-    """The channel of this process; there is one, :data:`_process`, since what shares it knows nothing of each other."""
+    """The channel of this process; the only instance is :data:`_process`, since its users do not know each other."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         #: Guarded by the lock.
         self._made: tuple[_Known, Comm] | None = None
-        #: In a forked child, the parent's: what would be done at its end is the parent's, too. Guarded by the lock.
+        #: In a forked child, the parent's channel, whose destructors must not run in the child. Guarded by the lock.
         self._inherited: list[Comm] = []
         os.register_at_fork(after_in_child=self._unlock)
 
@@ -48,7 +48,7 @@ class _Process:
             return comm
 
     def _unlock(self) -> None:
-        """In a child that was forked: another thread of the parent may have had the lock."""
+        """Replace the lock in a forked child: another thread of the parent may have held it."""
         self._lock = threading.Lock()
 
 
@@ -56,16 +56,16 @@ _process = _Process()
 
 
 def channel_of_job(timeout: float = TIMEOUT_S) -> Comm:
-    """The process's channel, for what one thread exchanges at a time (collective where it does not exist yet).
+    """The process's channel, for exchanges of one thread at a time (collective if it does not exist yet).
 
-    It is made anew in a process that was forked, where the launcher's data have changed, and where it is broken: all
-    ranks have seen the error that broke it, or see it at their next exchange.
+    It is created again in a forked process, if the launcher's data have changed, or if it is broken: all ranks have
+    seen the error that broke it, or see it at their next exchange.
     """
     return _process.channel(timeout)
 
 
 def own_channel_of_job(timeout: float = TIMEOUT_S) -> Comm:
-    """A channel beside it, for what is under way while others exchange something (collective)."""
+    """A separate channel, for exchanges concurrent with those of others (collective)."""
     comm = channel_of_job(timeout)
     return finish(comm, comm.channel(), "opening a channel", timeout)
 

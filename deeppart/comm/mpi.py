@@ -1,11 +1,11 @@
 """Communicator over mpi4py: non-blocking operations on duplicated communicators, polled.
 
 Blocking MPI calls can neither time out nor leave the processor to the training thread, so none is used after start-up.
-Large transfers are cut by the callers; one message stays far below 2 GiB, which some MPI libraries cannot pass.
+Large transfers are divided by the callers; one message stays far below 2 GiB, which some MPI libraries cannot send.
 
 Communicators are duplicated from the caller's, and never freed: :mod:`deeppart.comm.pool` keeps them for the next
-session. Where MPI gives no rank's background threads leave to use it (below ``MPI_THREAD_MULTIPLE``), it only brings
-the ranks together: they exchange the addresses of sockets, and the session is over these.
+session. If MPI does not allow all ranks' background threads to use it (below ``MPI_THREAD_MULTIPLE``), it is only used
+to exchange the addresses of sockets, which the session then uses.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
-from deeppart.comm.base import ABANDONED, GAVE_UP, Comm, Int64s, Operation, number_of
+from deeppart.comm.base import ABANDONED, GAVE_UP, Comm, Int64s, Operation, abandoned_value
 from deeppart.comm.pool import Lease, Pool
 from deeppart.errors import CommError
 
@@ -31,13 +31,13 @@ MESSAGE_BYTES = 256 << 20
 
 
 class _Communicator:
-    """A duplicated MPI communicator, which one session after another has for a channel.
+    """A duplicated MPI communicator, which successive sessions use for a channel.
 
     Attributes:
         mpi: the communicator.
         lent, calls, sent, received: see :class:`deeppart.comm.pool.Pooled`.
-        heartbeats: on their way, with their memory.
-        lock: guards what is waited for, and the heartbeats: what uses them may be in different threads.
+        heartbeats: pending heartbeats, with their memory.
+        lock: guards the number of pending operations, and the heartbeats: several threads may use them.
     """
 
     def __init__(self, comm: MPI.Comm) -> None:
@@ -46,15 +46,15 @@ class _Communicator:
         self.calls, self.sent, self.received = 0, 0, 0
         self.lock = threading.Lock()
         self.heartbeats: list[tuple[MPI.Request, npt.NDArray[np.int64]]] = []
-        self._waiting = 0  # for so many operations
+        self._waiting = 0  # pending operations
 
     @property
     def idle(self) -> bool:
-        """True if nothing is under way on this rank."""
+        """True if no operation is pending on this rank."""
         return not self._waiting
 
     def counted(self, requests: list[MPI.Request]) -> Operation[None]:
-        """Wait for requests that have been started. One that is given up counts as under way for good."""
+        """Wait for started requests. One whose operation is abandoned stays pending forever."""
         with self.lock:
             self._waiting += 1
         waiting = _all_completed(requests)
@@ -68,7 +68,7 @@ class _Communicator:
 
 
 class MpiComm:
-    """One channel of a session. When that has ended or broken, nothing uses the communicator by it any more."""
+    """One channel of a session. After the session has ended or broken, it no longer uses the communicator."""
 
     def __init__(self, communicator: _Communicator, lease: Lease[_Communicator], *, is_main: bool = False) -> None:
         self._communicator, self._lease, self._is_main = communicator, lease, is_main
@@ -157,7 +157,7 @@ class MpiComm:
 
     def abandon(self, error: CommError) -> None:
         if self.broken is None:
-            self.broken, self._operations = error, number_of(error)
+            self.broken, self._operations = error, abandoned_value(error)
             self.heartbeat()
 
     def abandoned_by(self) -> set[int]:
@@ -176,7 +176,7 @@ class MpiComm:
             session, operation = message.tolist()
             if (
                 session == self._lease.number
-            ):  # otherwise it is one of an earlier session, which nobody waited for any more
+            ):  # otherwise it is from an operation of an earlier session that was abandoned
                 self._heard[status.Get_source()] = operation
 
     def _collective(self, *requests: MPI.Request) -> Operation[None]:
@@ -184,17 +184,17 @@ class MpiComm:
         return self._communicator.counted(list(requests))
 
     def _refuse_broken(self) -> None:
-        """An operation that begins at the call may come from a thread of a session that is over."""
+        """Refuse to begin: an operation that begins at the call may come from a thread of a session that has ended."""
         if self.broken is not None:
             raise self.broken
 
 
 class _Process:
-    """What outlives sessions over MPI in this process; there is one, :data:`_process`.
+    """Process-wide state that outlives sessions over MPI; the only instance is :data:`_process`.
 
     Attributes:
-        under_way: requests that MPI has not reported as completed. One whose operation was given up stays here for
-            good, and with it the memory that MPI may still read or write. Single operations on a dict.
+        under_way: requests that MPI has not reported as completed. Requests of abandoned operations stay here forever,
+            with the memory that MPI may still read or write. Only atomic dict operations.
     """
 
     def __init__(self) -> None:
@@ -211,7 +211,7 @@ class _Process:
         ranks = tuple(group.Translate_ranks(list(range(comm.Get_size())), everyone))
         group.Free()
         everyone.Free()
-        if MPI.UNDEFINED in ranks:  # processes that were not started with this one
+        if MPI.UNDEFINED in ranks:  # processes that were started separately
             return Pool()
         with self._lock:
             return self._pools.setdefault(ranks, Pool())
@@ -221,14 +221,14 @@ _process = _Process()
 
 
 class _Starts:
-    """The starts of sessions over one communicator of the caller's, in the order of the calls.
+    """The starts of sessions over one of the caller's communicators, in the order of the calls.
 
-    Each is one chain of collectives on that communicator. One that this rank has given up, since others did not come in
-    time, goes on before the next may begin: otherwise the ranks' collectives would not match any more.
+    Each is a sequence of collectives on that communicator. A start that this rank has given up, because others were
+    late, must end before the next may begin: otherwise the ranks' collectives would no longer match.
 
     Attributes:
-        pool: of the channels between these ranks.
-        begun: starts that have not come to their end.
+        pool: the pool of channels between these ranks.
+        begun: starts that have not ended.
     """
 
     def __init__(self, comm: MPI.Comm) -> None:
@@ -237,9 +237,9 @@ class _Starts:
 
 
 def connected(comm: MPI.Comm, silence_s: float) -> Operation[Comm]:
-    """A channel of its own, between the ranks of the caller's communicator (collective).
+    """A new channel between the ranks of the caller's communicator (collective).
 
-    Over sockets, a host that says nothing for ``silence_s`` is taken for gone.
+    Over sockets, a host that is silent for ``silence_s`` is considered gone.
     """
     starts: Any = comm.Get_attr(_starts_key())
     if starts is None:
@@ -250,7 +250,7 @@ def connected(comm: MPI.Comm, silence_s: float) -> Operation[Comm]:
     while True:
         first = starts.begun[0]
         try:
-            moved = next(first)  # not "yield from": that would end with this operation, when it is given up
+            moved = next(first)  # not "yield from", which would end the start when this operation is given up
         except StopIteration as stop:
             channel: Comm = stop.value
             del starts.begun[0]
@@ -263,7 +263,7 @@ def connected(comm: MPI.Comm, silence_s: float) -> Operation[Comm]:
             if first is mine or not isinstance(error, CommError):
                 raise
         else:
-            yield moved  # where this operation is given up, and let go of at some later time: the start goes on
+            yield moved  # if this operation is given up here, the start continues
 
 
 def _start(comm: MPI.Comm, pool: Pool[_Communicator], silence_s: float) -> Operation[Comm]:
@@ -308,7 +308,7 @@ def _over_sockets(comm: MPI.Comm, silence_s: float) -> Operation[Comm]:
 def _next_communicator(
     comm: MPI.Comm, lease: Lease[_Communicator], completed: Callable[[MPI.Request], Operation[None]]
 ) -> Operation[_Communicator]:
-    """The next of a lease, or a new one."""
+    """The next communicator of a lease, or a new one."""
     kept = lease.take()
     if kept is not None:
         return kept
@@ -324,16 +324,16 @@ def _next_communicator(
 
 @functools.cache
 def _starts_key() -> int:
-    """Under which :class:`_Starts` is attached to the caller's communicator, so that it goes with it."""
+    """The key under which :class:`_Starts` is attached to the caller's communicator, whose lifetime it shares."""
     return MPI.Comm.Create_keyval()
 
 
 def before_finalize(call: Callable[[], None]) -> None:
-    """Have something called at the beginning of ``MPI_Finalize``, while MPI can still be used.
+    """Have ``call`` called at the beginning of ``MPI_Finalize``, while MPI can still be used.
 
-    By an attribute of ``COMM_SELF``: MPI 4.1, section 11.2.4, "Allowing User Functions at MPI Finalization". And before
-    it, where a script calls ``MPI.Finalize()``: an MPICH 5.0.2 in which other threads are in MPI when its
-    ``MPI_Finalize`` begins aborts at its end now and then ("pthread_mutex_destroy: Device or resource busy").
+    Uses an attribute of ``COMM_SELF``: MPI 4.1, section 11.2.4, "Allowing User Functions at MPI Finalization". If a
+    script calls ``MPI.Finalize()``, ``call`` runs before it: MPICH 5.0.2 may abort at the end of ``MPI_Finalize``
+    if other threads are in MPI when it begins ("pthread_mutex_destroy: Device or resource busy").
     """
     if MPI.Is_initialized() and not MPI.Is_finalized():
         _hook(call)
@@ -372,7 +372,7 @@ def _wait_for(requests: list[MPI.Request]) -> Operation[None]:
 
 def _mpi_error(error: MPI.Exception) -> CommError:
     return CommError(
-        "MPI cannot go on with an exchange",
+        "MPI cannot continue an exchange",
         found=str(error),
         todo="look for a rank or node that is gone; start the job again: complete checkpoints are not affected",
     )

@@ -1,4 +1,4 @@
-"""The communicator of a job with one process: everything is there already, no MPI is imported."""
+"""The communicator of a job with one process: every operation finishes at once, and MPI is not imported."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from deeppart.errors import CommError
 
 
 class SingleComm:
-    """One rank, alone."""
+    """A single rank."""
 
     def __init__(self) -> None:
         self.rank = 0

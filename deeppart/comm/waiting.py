@@ -1,4 +1,4 @@
-"""Waiting for the end of an operation: never longer than a timeout, and without taking a processor from training."""
+"""Drives operations to their end: with a timeout, and without taking a processor from training."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from deeppart.errors import CommError, DeeppartError, PeerTimeoutError, RemoteRa
 
 T = TypeVar("T")
 #: A wait of the training thread first polls without sleeping: a steady-state exchange takes microseconds, and the MPI
-#: library moves bulk data only while it is polled. Other processes get the core in between.
+#: library moves bulk data only while it is polled. It yields the core to other processes in between.
 POLL_S = 20e-3
-#: Then, and in background threads from the start, it sleeps ever longer between polls.
+#: After that, and in background threads from the start, it sleeps for increasing times between polls.
 SLEEP_FIRST_S = 20e-6
 SLEEP_MOST_S = 2e-3
-#: After so long the training thread says whom it waits for, once: hours before the timeout, where that is long.
+#: After this time the training thread prints once which ranks it waits for; the timeout may be hours.
 NOTICE_S = 30.0
 #: After this share of the timeout a waiting rank tells the others that it waits, so that an error can name the rest.
 PATIENCE_SHARE = 0.25
@@ -23,12 +23,12 @@ PATIENCE_MOST_S = 2.0
 
 
 class RunningOperation(Generic[T]):
-    """An operation on its way to its end, one step after another.
+    """A running operation, which is advanced step by step.
 
     Attributes:
-        what, timeout: for errors; and the seconds without progress after which there is one.
-        result: the result of the operation, once :meth:`advance` has said that it is finished.
-        moved: true if the last :meth:`advance` got further.
+        what, timeout: a description for errors; and seconds without progress until an error.
+        result: the result of the operation, once :meth:`advance` has returned True.
+        moved: true if the last :meth:`advance` made progress.
     """
 
     result: T
@@ -41,7 +41,7 @@ class RunningOperation(Generic[T]):
         self.moved = False
 
     def advance(self, waited_s: float) -> bool:
-        """Go on as far as possible without waiting; True when finished."""
+        """Advance as far as possible without waiting; True when finished."""
         if self._comm.broken is not None:
             raise CommError(
                 f"{self.what}: the ranks of this session can no longer communicate with each other",
@@ -70,8 +70,8 @@ class RunningOperation(Generic[T]):
 def finish(comm: Comm, operation: Operation[T], what: str, timeout: float, *, background: bool = False) -> T:
     """Drive an operation to its end and return its result.
 
-    What is broken off in the middle breaks the channel: what the other ranks say next would be taken for something
-    else. An error that the ranks have agreed on does not.
+    An interrupted operation breaks the channel: later messages of the other ranks would be mistaken for others. An
+    error on which the ranks have agreed does not.
     """
     try:
         return _drive(comm, RunningOperation(comm, operation, what, timeout), background=background)
@@ -80,7 +80,7 @@ def finish(comm: Comm, operation: Operation[T], what: str, timeout: float, *, ba
             isinstance(error, RemoteRankError) or not isinstance(error, CommError)
         )
         if comm.size > 1 and not is_agreed:
-            comm.abandon(CommError(f"{what}: broken off on this rank", found=repr(error)))
+            comm.abandon(CommError(f"{what}: interrupted on this rank", found=repr(error)))
         raise
 
 
@@ -106,7 +106,7 @@ def _drive(comm: Comm, running: RunningOperation[T], *, background: bool) -> T:
 
 
 def _say_for_whom(comm: Comm, running: RunningOperation[T], waited_s: float) -> None:
-    """Name the ranks that are waited for; of all the ranks that wait, one does."""
+    """Print the ranks that are waited for; only one of the waiting ranks does."""
     present = comm.present()
     missing = set(range(comm.size)) - present
     if missing and comm.rank == min(present):
@@ -130,7 +130,7 @@ def _abandoned(comm: Comm, what: str, ranks: set[int]) -> CommError:
 
 
 def _timed_out(comm: Comm, what: str, waited_s: float) -> PeerTimeoutError:
-    """The error of a rank that has waited too long, or hears that another one has."""
+    """The error of a rank that has waited too long, or has learnt that another one has."""
     missing, gave_up = sorted(set(range(comm.size)) - comm.present()), comm.given_up_by()
     if gave_up and not missing:
         summary = f"{what}: {rank_names(gave_up)} gave up waiting, for this rank or for another one that was late"

@@ -105,7 +105,7 @@ def write_step(
         with collection_paused():
             agreed = saver.agree(Call(step, 0, frozenset()), saver.flatten(state), busy=False)
         assert agreed is not None
-        ending.callback(saver.let_go)
+        ending.callback(saver.release)
         layout, document = saver.describe(agreed)
         attempt = Attempt(session.lineage, session.session, 0, step, 1)
         try:

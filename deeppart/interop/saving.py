@@ -186,7 +186,7 @@ def or_refusal(make: Callable[[], Any]) -> Any:
     try:
         return make()
     except Exception as error:  # of whatever the state is made of: the other ranks wait in checkpoint()
-        refusal = as_error(error, "looking at the state failed")
+        refusal = as_error(error, "flattening the state failed")
         if refusal is not error:
             refusal.__cause__ = error
         return _Refused(refusal)

@@ -1,4 +1,4 @@
-"""The records that everything shares; units (:mod:`.units`) and the version (:mod:`.version`) beside them. Pure."""
+"""Records shared by all packages; units (:mod:`.units`) and the version (:mod:`.version`). Pure."""
 
 from deeppart.model.boxes import Box, Division
 from deeppart.model.compression import DEFAULT_LEVEL, EXPECTED, Compression

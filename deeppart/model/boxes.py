@@ -1,6 +1,4 @@
-"""Boxes: the part of a tensor that a shard of it has, as the first element and the lengths in every dimension; and
-divisions: all boxes of a tensor, numbered. Pure.
-"""
+"""Boxes: rectangular parts of a tensor, such as shards; and divisions: all boxes of a tensor, numbered. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ class Box(NamedTuple):
     """A rectangular part of a tensor.
 
     Attributes:
-        offset: first element in each dimension; () of a tensor without dimensions.
+        offset: first element in each dimension; () for a 0-dim tensor.
         sizes: elements in each dimension.
     """
 
@@ -25,16 +23,16 @@ class Box(NamedTuple):
 
     @classmethod
     def whole(cls, shape: tuple[int, ...]) -> Box:
-        """All of a tensor."""
+        """The box of a whole tensor."""
         return cls((0,) * len(shape), tuple(shape))
 
     @property
     def elements(self) -> int:
-        """How many elements it has; 1 of a tensor without dimensions."""
+        """The number of its elements; 1 for a 0-dim tensor."""
         return math.prod(self.sizes)
 
     def common(self, other: Box) -> Box | None:
-        """What two boxes of one tensor have in common; None if nothing."""
+        """The intersection of two boxes of one tensor; None if it is empty."""
         if not self.meets(other):
             return None
         offset = tuple(map(max, self.offset, other.offset))
@@ -44,22 +42,22 @@ class Box(NamedTuple):
         return Box(offset, tuple(end - begin for begin, end in zip(offset, ends, strict=True)))
 
     def meets(self, other: Box) -> bool:
-        """True if two boxes of one tensor have anything in common; asked of many, most of which do not."""
+        """True if two boxes of one tensor overlap; optimised for many boxes that do not."""
         for a, m, b, n in zip(self.offset, self.sizes, other.offset, other.sizes, strict=True):
             if a + m <= b or b + n <= a or not m or not n:
                 return False
         return True
 
     def within(self, outer: Box) -> Box:
-        """The same box, counted from where ``outer``, in which it lies, begins."""
+        """The same box relative to ``outer``, which contains it."""
         return Box(tuple(a - b for a, b in zip(self.offset, outer.offset, strict=True)), self.sizes)
 
     def slices(self) -> tuple[slice, ...]:
-        """The index of it in an array of the whole."""
+        """Its index into an array of the whole tensor."""
         return tuple(slice(begin, begin + length) for begin, length in zip(self.offset, self.sizes, strict=True))
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """True if it lies in a tensor of this shape."""
+        """True if it is within a tensor of this shape."""
         if not len(self.offset) == len(self.sizes) == len(shape):
             return False
         for begin, length, whole in zip(self.offset, self.sizes, shape, strict=True):
@@ -93,7 +91,7 @@ class Box(NamedTuple):
 
     @staticmethod
     def fault_of_cover(boxes: Collection[Box], shape: tuple[int, ...]) -> str:
-        """What is wrong with the boxes of a tensor, for people; "" if they cover it and do not overlap."""
+        """The fault of the boxes of a tensor as text; "" if they cover it and do not overlap."""
         return Division.of(boxes, shape).fault()
 
     def __str__(self) -> str:
@@ -101,19 +99,19 @@ class Box(NamedTuple):
         return f"[{', '.join(ranges)}]"
 
 
-#: Where the intervals of one dimension begin, ascending from 0: a range where all but the last are of one length.
+#: Beginnings of the intervals of a dimension, ascending from 0: a range if all but the last have the same length.
 Cuts = range | tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """How a tensor is divided into boxes, which are numbered from 0; none of them is empty.
+    """The division of a tensor into boxes, which are numbered from 0; none of them is empty.
 
     Attributes:
-        shape: of the tensor.
-        cuts: for each dimension where its intervals begin, if the boxes are the cells of a grid, numbered in C order;
-            None if they are not.
-        listed: the boxes in ascending order, if they are no grid.
+        shape: shape of the tensor.
+        cuts: for each dimension the beginnings of its intervals, if the boxes are the cells of a grid, numbered in C
+            order; otherwise None.
+        listed: the boxes in ascending order, if they are not a grid.
     """
 
     shape: tuple[int, ...]
@@ -122,21 +120,21 @@ class Division:
 
     @classmethod
     def of(cls, boxes: Collection[Box], shape: tuple[int, ...]) -> Division:
-        """Of these boxes, each of which lies in the tensor; :meth:`fault` says whether they are all of it."""
+        """The division into these boxes, all within the tensor; :meth:`fault` says whether they cover it."""
         cuts = cuts_of(boxes, shape)
         return cls(shape, cuts) if cuts is not None else cls(shape, None, tuple(sorted(boxes)))
 
     @classmethod
     def whole(cls, shape: tuple[int, ...]) -> Division:
-        """A tensor in one piece; in none if it is empty."""
+        """A tensor in one box; in none if it is empty."""
         return cls(shape, tuple(_cuts([0] if length else [], length) for length in shape))
 
     def __len__(self) -> int:
-        """How many boxes there are."""
+        """The number of boxes."""
         return len(self.listed) if self.cuts is None else math.prod(map(len, self.cuts))
 
     def box(self, number: int) -> Box:
-        """The box of a number."""
+        """The box with a number."""
         if self.cuts is None:
             return self.listed[number]
         offset, sizes = [], []
@@ -147,7 +145,7 @@ class Division:
         return Box(tuple(reversed(offset)), tuple(reversed(sizes)))
 
     def number(self, box: Box) -> int | None:
-        """The number of a box; None if it is none of them."""
+        """The number of a box; None if it is not one of them."""
         if self.cuts is None:
             place = bisect_left(self.listed, box)
             return place if place < len(self.listed) and self.listed[place] == box else None
@@ -160,7 +158,7 @@ class Division:
         return number
 
     def meeting(self, box: Box) -> Iterator[int]:
-        """The numbers of the boxes that have anything in common with a box, ascending."""
+        """The numbers of the boxes that overlap a box, ascending."""
         if self.cuts is None:
             yield from (number for number, each in enumerate(self.listed) if each.meets(box))
             return
@@ -174,10 +172,10 @@ class Division:
             yield number
 
     def fault(self) -> str:
-        """What is wrong with the boxes, for people; "" if they are all of the tensor and do not overlap.
+        """The fault of the boxes as text; "" if they cover the tensor and do not overlap.
 
-        With a grid nothing is. Otherwise every box is compared with those that begin before it ends, along the
-        dimension in which they begin at most places.
+        A grid has none. Otherwise every box is compared with those that begin before it ends, along the dimension
+        with most distinct beginnings.
         """
         if self.cuts is not None:
             return ""
@@ -190,7 +188,7 @@ class Division:
 
 
 def cuts_of(boxes: Collection[Box], shape: tuple[int, ...]) -> tuple[Cuts, ...] | None:
-    """The cuts of the grid whose cells these boxes are; None if they are none, or not all of the tensor."""
+    """The cuts of the grid whose cells these boxes are; None if they are not a grid, or do not cover the tensor."""
     cuts = tuple(_cuts(sorted({box.offset[at] for box in boxes}), length) for at, length in enumerate(shape))
     if not math.prod(shape):
         return None if boxes else Division.whole(shape).cuts
@@ -203,14 +201,14 @@ def cuts_of(boxes: Collection[Box], shape: tuple[int, ...]) -> tuple[Cuts, ...] 
 
 
 def _cuts(begins: Sequence[int], length: int) -> Cuts:
-    """Cuts in the one form that they have."""
+    """Cuts in their canonical form."""
     step = begins[1] if len(begins) > 1 else max(1, length)
     regular = range(0, length, step) if step > 0 else range(0)
     return regular if len(regular) == len(begins) and all(map(int.__eq__, regular, begins)) else tuple(begins)
 
 
 def _end(cuts: Cuts, place: int, length: int) -> int:
-    """Where the interval at a place ends."""
+    """The end of an interval."""
     return cuts[place + 1] if place + 1 < len(cuts) else length
 
 

@@ -1,4 +1,4 @@
-"""The values of the ``compression`` setting: the configuration checks them, ``codec/`` carries them out."""
+"""The values of the ``compression`` setting, which the configuration checks and ``codec/`` implements."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 #: Levels of zstd that a user may ask for; decoding never depends on the level.
 MIN_LEVEL, MAX_LEVEL = -7, 22
-#: Of ``"zstd"`` without a level.
+#: The level of ``"zstd"`` without one.
 DEFAULT_LEVEL = 3
 #: "auto" chooses between "none" and "tensor"; "zstd" may have a level.
 COMPRESSIONS = ("auto", "none", "tensor", "zstd")
@@ -20,11 +20,11 @@ _VALUE = re.compile(rf"({'|'.join(COMPRESSIONS)})(?:(?<=zstd):(-?[0-9]{{1,3}}))?
 
 @dataclass(frozen=True, slots=True)
 class Compression:
-    """A choice of codecs, as a value of the setting asks for it.
+    """A choice of codecs, as a value of the setting.
 
     Attributes:
         name: one of :data:`COMPRESSIONS`.
-        level: of zstd; of the others it says nothing.
+        level: level of zstd; without meaning for others.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Compression:
 
     @classmethod
     def parse(cls, value: object) -> Compression | None:
-        """From the setting; None for what it cannot be."""
+        """From the setting; None for an invalid value."""
         match = _VALUE.fullmatch(value) if isinstance(value, str) else None
         if match is None:
             return None

@@ -1,7 +1,7 @@
-"""The runs of a persistent directory, as its file of them has them (docs/format.md). Pure.
+"""The file that lists the runs in a persistent directory (docs/format.md). Pure.
 
-:mod:`deeppart.cadence.history` writes the file, rank 0 of a job with ``every = "auto"``; the simulator reads it, to fit
-failures to what a job has seen.
+:mod:`deeppart.cadence.history` writes the file on rank 0 of a job with ``every = "auto"``; the simulator reads it to
+fit failure rates to those of a job.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from deeppart.model.records import LEVELS
 #: Name of the file, in the persistent directory.
 HISTORY_NAME = "deeppart-runs.json"
 RUNS_FORMAT, RUNS_VERSION = "deeppart-runs", 1
-#: Older runs are forgotten.
+#: Older runs are dropped.
 MOST_RUNS = 500
-#: Fields that are filled in later: when it was last seen before it failed, when it ended well, from where it began.
+#: Fields filled in later: the last time seen before a failure, the time of a regular end, the restored step.
 LATER = ("seen", "ended", "restored")
 _MOST_NODES = 1 << 24
 _SESSION = re.compile(r"[0-9a-f]{32}")
@@ -57,6 +57,6 @@ def _matches(pattern: re.Pattern[str], value: Any) -> bool:
 
 def _short(value: Any) -> str:
     if isinstance(value, (list, dict)):
-        return f"a {type(value).__name__} of {len(value)}"  # not its repr: it may be nested deeper than repr can go
+        return f"a {type(value).__name__} of {len(value)}"  # not its repr: it may be nested too deeply for that
     text = repr(value[:60] if isinstance(value, str) else value)
     return text if len(text) <= 60 else text[:57] + "..."

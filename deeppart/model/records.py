@@ -1,4 +1,4 @@
-"""The nouns of deeppart as frozen records: leaf, span, share, part, manifest.
+"""The basic terms of deeppart as frozen records: leaf, span, share, part, manifest.
 
 Pure data: no I/O, no torch, no MPI. Units are in the names; every length is in bytes unless it says otherwise.
 """
@@ -24,9 +24,9 @@ class Level(StrEnum):
 
 #: The storage levels, cheapest first.
 LEVELS: tuple[str, ...] = tuple(Level)
-#: Levels on nodes' own storage that protect against the loss of a node; they copy or encode the local level's parts.
+#: Levels on nodes' storage that protect against the loss of a node; they copy or encode the local level's parts.
 REDUNDANT_LEVELS: tuple[str, ...] = (Level.PARTNER, Level.PARITY)
-#: How many steps stay at each level, where the configuration does not say.
+#: How many steps are kept at each level, by default.
 DEFAULT_KEEP: Mapping[str, int] = {Level.LOCAL: 1, Level.PARTNER: 1, Level.PARITY: 1, Level.PERSISTENT: 3}
 #: Checkpoints that may be in the pipeline at once: one being flushed, one being stored or waiting to be flushed.
 MOST_IN_FLIGHT = 2
@@ -40,7 +40,7 @@ class LeafSpec:
         path: readable path of the leaf in the state, components joined by ``/`` (RFC 6901 escapes inside components).
         nbytes: size of the leaf's elements in bytes, >= 0.
         itemsize: element size in bytes, >= 1; spans of the leaf begin and end at multiples of it.
-        replicas: ranks that hold an identical copy, ascending; None means every rank of the world.
+        replicas: ranks with an identical copy, ascending; None means every rank of the world.
 
     Example:
         >>> from deeppart.partition import LeafSpec
@@ -130,11 +130,11 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True, order=True)
 class StepKey:
-    """The key of a step directory, the same at every level: no two sessions ever write under one name.
+    """The key of a step directory, the same at every level; unique to a session.
 
     Attributes:
         step: the user's step number.
-        session: 32 hex digits of the run of the job that writes there.
+        session: 32 hex digits of the run of the job that writes it.
         sequence: count of checkpoints in that session, from 0.
     """
 
@@ -145,12 +145,12 @@ class StepKey:
 
 @dataclass(frozen=True, slots=True)
 class BaseRecord:
-    """An earlier part of the same rank and session that holds chunks of a part: its *base*.
+    """An earlier part of the same rank and session with chunks of a part: its *base*.
 
     Attributes:
         index_digest: xxh3-128 of the base's index, 32 hex digits.
         nbytes: length of its file.
-        step, sequence: of the checkpoint it was written for.
+        step, sequence: of the checkpoint for which it was written.
     """
 
     index_digest: str
@@ -159,13 +159,13 @@ class BaseRecord:
     sequence: int
 
     def key(self, session: str) -> StepKey:
-        """The attempt at a step that it belongs to."""
+        """The key of the base's step directory."""
         return StepKey(self.step, session, self.sequence)
 
 
 @dataclass(frozen=True, slots=True)
 class PartRecord:
-    """The entry of the manifest about one part file.
+    """The manifest's entry for one part file.
 
     Attributes:
         rank: the rank that wrote the part.
@@ -173,10 +173,10 @@ class PartRecord:
         nbytes: length of the file.
         raw_bytes: bytes of the share before encoding.
         digest: xxh3-128 of the whole file, 32 hex digits.
-        index_digest: xxh3-128 of the file's index, 32 hex digits; the index holds every chunk's digest.
-        node_index_digest: the same of the part on nodes, where it is encoded in another way; "" where there is no such.
-        referenced_bytes: encoded bytes of the part that lie in its bases.
-        bases: earlier parts in which these lie.
+        index_digest: xxh3-128 of the file's index, 32 hex digits; the index has every chunk's digest.
+        node_index_digest: the same for the part on nodes, if it is encoded differently; otherwise "".
+        referenced_bytes: encoded bytes of the part in its bases.
+        bases: earlier parts with these bytes.
     """
 
     rank: int
@@ -197,16 +197,16 @@ class PartRecord:
 
     @property
     def index_digests(self) -> frozenset[str]:
-        """The possible index digests of a file with this part's bytes."""
+        """The valid index digests of a file with this part's bytes."""
         return frozenset({self.index_digest, self.node_index_digest} - {""})
 
 
 @dataclass(frozen=True, slots=True)
 class ParityMember:
-    """The entry of a parity file about one member of its set.
+    """The entry of a parity file for one member of its set.
 
     Attributes:
-        part: the part that was encoded; None where this member had none and only stores parity.
+        part: the encoded part; None if this member had none and only stores parity.
         nbytes: length of the part file; 0 without one.
         index_digest: xxh3-128 of the part file's index, 32 hex digits; "" without one.
     """
@@ -221,11 +221,11 @@ class ParityIdentity:
     """The identity of a parity file: a parity set of a checkpoint, and a member's share of it.
 
     Attributes:
-        attempt: the checkpoint that the parts belong to.
-        members: all of the set, in order.
+        attempt: the attempt to which the parts belong.
+        members: all members of the set, in order.
         tolerate: how many of them may be lost.
         block_bytes: length of a full block (see ``deeppart.plan.redundancy``).
-        place: whose share this is: an index into ``members``.
+        place: the member whose share this is: an index into ``members``.
     """
 
     attempt: Attempt
@@ -242,11 +242,11 @@ class ParityIdentity:
 
 @dataclass(frozen=True, slots=True)
 class ComparedEarlier:
-    """Replicated leaves of which not every byte was compared between the ranks when they were saved.
+    """Replicated leaves that were not compared in full between the ranks when they were saved.
 
     Attributes:
-        step: at which all of them last was; None if never.
-        ranges: (first leaf, how many), by leaf number: ascending, apart from each other.
+        step: the step at which all of them were last compared in full; None if never.
+        ranges: (first leaf, how many), by leaf number: ascending, not adjacent.
     """
 
     step: int | None
@@ -255,13 +255,13 @@ class ComparedEarlier:
 
 @dataclass(frozen=True, slots=True)
 class SuspectLeaf:
-    """A leaf that was saved once for all ranks while they may have held other bytes of it.
+    """A leaf that was saved once for all ranks although they may have had different bytes of it.
 
     Attributes:
-        path: of the leaf.
-        ranks: a text that says which ranks were found to differ from which.
-        after: sequence of the checkpoint at which all of it was last compared.
-        after_step: the step of that.
+        path: its path.
+        ranks: a text that says which ranks were found to differ.
+        after: sequence of the checkpoint at which it was last compared in full.
+        after_step: the step of that checkpoint.
     """
 
     path: str
@@ -278,10 +278,10 @@ class Suspicion:
     """The suspect leaves that a session has found in its earlier checkpoints.
 
     Attributes:
-        lineage, session: whose.
-        sequence, step: of the checkpoint that found leaves to differ between ranks.
+        lineage, session: of the job.
+        sequence, step: of the checkpoint that found the difference.
         steps: of the checkpoints that are suspect for at least one of the leaves.
-        leaves: those that differ.
+        leaves: the leaves that differ.
     """
 
     lineage: str
@@ -303,14 +303,14 @@ class Manifest:
     """The description of one complete checkpoint. When it appears in the step directory, the step is committed.
 
     Attributes:
-        attempt: which ``checkpoint()`` call this is.
+        attempt: the ``checkpoint()`` call.
         created: UTC time of the commit, ISO 8601.
         library: name and version of the writer.
         parts: one record per rank, in rank order.
         structure: the state's structure document (see ``deeppart.state.document.structure``), JSON-like.
         compared: the replicated leaves that were last compared in full before this step, by that step; the others were
-            at this step.
-        signed: true if the file from which it was read is signed, checked or not.
+            compared at this step.
+        signed: true if the file from which it was read has a signature, checked or not.
     """
 
     attempt: Attempt
@@ -328,11 +328,11 @@ class Manifest:
 
     @property
     def referenced_bytes(self) -> int:
-        """Bytes in earlier parts that belong to the checkpoint too."""
+        """Bytes in earlier parts that belong to the checkpoint, too."""
         return sum(part.referenced_bytes for part in self.parts)
 
     @property
     def needed_parts(self) -> frozenset[tuple[StepKey, int]]:
-        """Step and rank of the parts of other steps to which this one refers."""
+        """Step and rank of the parts of other steps to which this step refers."""
         session = self.attempt.session
         return frozenset((base.key(session), part.rank) for part in self.parts for base in part.bases)

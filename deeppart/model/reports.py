@@ -1,4 +1,4 @@
-"""Records of what a checkpoint did and cost; they can be printed."""
+"""Printable records of what a checkpoint or restore did and cost."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class LevelReport:
 
     Attributes:
         state: "off" (not due), "skipped" (``on_busy``), "waiting", "running", "done" or "failed".
-        seconds: from ``checkpoint()`` returning to the level being complete on all ranks; None before that.
+        seconds: from the return of ``checkpoint()`` until the level is complete on all ranks; None before that.
         nbytes: bytes this rank wrote there.
         error: the reason why it failed, or None.
-        referenced_bytes: bytes that were there already, unchanged, and were not written again.
+        referenced_bytes: unchanged bytes that were stored already, and were not written again.
 
     Example:
         >>> import deeppart
@@ -50,25 +50,26 @@ class LevelReport:
 class Report:
     """The cost of a checkpoint on this rank: a snapshot, complete once every level is.
 
-    ``print`` shows most of it in a few lines, with units. Levels that are off are left out there.
+    ``print`` shows most of it in a few lines, with units, without levels that are off.
 
     Attributes:
         step: the user's step.
         raw_bytes: bytes of this rank's share.
-        per_rank_bytes: those of them that are only this rank's; of shards, those that other ranks had otherwise.
+        per_rank_bytes: those of them that only this rank has; of shards, those of which other ranks had other bytes.
         encoded_bytes: bytes of the share after encoding; 0 while not known.
         blocked_s: seconds ``checkpoint()`` took, waiting included.
         waited_s: those of them spent waiting for an earlier checkpoint (``on_busy="wait"``).
         stages_s: stage -> seconds of this rank: flatten, agree, capture, local, partner, parity, persistent.
         levels: level -> how it went.
         retire_error: the reason why old checkpoints could not be removed, or None.
-        retries: how often the persistent part was written again after an error that passed.
-        diverged: lines about leaves that all ranks held alike until then; see ``ReplicaDivergenceWarning``.
-        held_s: seconds that ``optimizer.step()`` was held back until the state was captured (``capture="lazy"``).
-        compression: level -> lines that say how its part is encoded, and why; of the levels complete on this rank.
-        reduced: lines about what was asked for of partner and parity and could not be given; see
+        retries: how often the persistent part was written again after a transient error.
+        diverged: lines about leaves that were equal on all ranks before; see ``ReplicaDivergenceWarning``.
+        held_s: seconds for which ``optimizer.step()`` was blocked until the state was captured (``capture="lazy"``).
+        compression: level -> lines that say how its part is encoded, and why; for levels complete on this rank.
+        reduced: lines about requested partner and parity protection that is not available; see
             ``ReducedProtectionWarning``.
-        hanging: operations on storage that this rank has been in for more than a second: which, on which path, for how
+        hanging: storage operations of this rank that have taken more than a second: which, on which path, for how long;
+            of all checkpoints in progress, while this one is not finished.
             long; of all checkpoints under way, while this one is not finished.
 
     Example:
@@ -130,21 +131,21 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class RestoreReport:
-    """What a restore has done on this rank: ``Checkpointer.restored``. ``print`` shows it in a few lines.
+    """The outcome of a restore on this rank: ``Checkpointer.restored``. ``print`` shows it in a few lines.
 
     Paths are those of the live state, as ``deeppart show`` writes them.
 
     Attributes:
         step: the step restored.
         leaves, values: how many tensors and arrays, and how many small values were restored.
-        missing: live items that the checkpoint lacks, and that stay as they were.
+        missing: live items that the checkpoint lacks, and that stay unchanged.
         unexpected: saved items that the live state lacks, and that were left out (``strict``).
-        left_out: items of the outermost dict that the live state lacks and nobody asked for.
-        cast: path -> dtypes in the checkpoint and here, of leaves that were converted (``cast=True``).
+        left_out: items of the outermost dict that the live state lacks and that were not requested.
+        cast: path -> dtypes in the checkpoint and here, for leaves that were converted (``cast=True``).
         renamed: path in the checkpoint -> path here (``rename``).
         unwrapped: dicts whose names differed by ``module.`` or ``_orig_mod.``.
-        loaded_bytes: what all ranks together have read of the step, uncompressed: what is asked for, in whole chunks.
-        saved_bytes: what there is of it.
+        loaded_bytes: bytes of the step that all ranks together have read, uncompressed, in whole chunks.
+        saved_bytes: bytes of the whole step, uncompressed.
 
     Example:
         >>> import deeppart

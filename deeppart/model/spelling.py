@@ -1,4 +1,4 @@
-"""The word that was most likely meant. Pure."""
+"""Suggests the word that was most likely meant. Pure."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 
 def meant(word: str, known: Iterable[str]) -> str | None:
-    """The known word that is nearest to a misspelt one; None where nothing is near.
+    """The known word nearest to a misspelt one; None if none is near.
 
-    Upper and lower case are the same here.
+    Case is ignored.
 
     Example:
         >>> from deeppart.model.spelling import meant
@@ -22,6 +22,6 @@ def meant(word: str, known: Iterable[str]) -> str | None:
 
 
 def meant_todo(word: str, known: Iterable[str], otherwise: str) -> str:
-    """The word that was most likely meant as an advice to the reader, before another advice."""
+    """Advice that suggests the word most likely meant, before other advice."""
     close = meant(word, known)
     return f"did you mean {close}? Or {otherwise}" if close else otherwise

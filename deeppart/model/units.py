@@ -92,12 +92,12 @@ def show_seconds(seconds: float) -> str:
     return f"{_three(days)} d" if days < 2 * 365.25 else f"{_three(days / 365.25)} years"
 
 
-#: Smaller shares are not told apart.
+#: Smaller shares are shown as less than this.
 _LEAST_PERCENT = 0.001
 
 
 def show_share(share: float) -> str:
-    """A share for people: ``12.3 %``; what is hardly there is not written with an exponent."""
+    """A share for people: ``12.3 %``; tiny ones are not written with an exponent."""
     percent = 100 * share
     if 0 < percent < _LEAST_PERCENT:
         return f"below {_LEAST_PERCENT:g} %"
@@ -114,6 +114,6 @@ def _scaled(value: float, units: tuple[str, ...]) -> str:
 
 
 def _three(value: float) -> str:
-    """Three digits, without an exponent and without zeros behind the point."""
+    """Three digits, without an exponent and without trailing zeros."""
     text = f"{value:.{max(0, 2 - math.floor(math.log10(value)))}f}" if value > 0 else "0"
     return text.rstrip("0").rstrip(".") if "." in text else text

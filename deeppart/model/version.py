@@ -1,5 +1,5 @@
 """Version of the library; setup.cfg reads it from here."""
 
 VERSION = "0.2.0"
-#: What checkpoints say of their writer.
+#: The writer's name in checkpoints.
 LIBRARY = f"deeppart {VERSION}"

@@ -1,6 +1,6 @@
 """The bytes of a part file (one rank's encoded share) and of a manifest. See docs/format.md.
 
-Knows nothing of tensors, ranks' communication or directories: bytes go out through a sink and come in from a source.
+Knows nothing of tensors, communication or directories: bytes are written to a sink and read from a source.
 """
 
 from deeppart.errors import short

@@ -1,9 +1,9 @@
 """The layout of a part file: constants, records, limits, header and footer (docs/format.md).
 
-    header (4096 bytes) | payload: chunks back to back | index | footer (64 bytes)
+    header (4096 bytes) | payload: contiguous chunks | index | footer (64 bytes)
 
-All integers are little endian. Digests stand in the file as big-endian (canonical) bytes, so a hex dump of one reads
-like the output of ``xxhsum``. Pure functions from bytes to records and back; files are not this module's business.
+All integers are little endian. Digests are big-endian (canonical) in the file, so a hex dump of one reads like the
+output of ``xxhsum``. Pure functions from bytes to records and back, without files.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from deeppart.errors import CorruptFileError, FormatError, NewerFormatError, sho
 from deeppart.model import Attempt, StepKey
 from deeppart.part.signing import STRONG_DIGEST_BYTES, TAG_BYTES
 
-#: Of every file of a checkpoint: parts, parity, manifests, suspect records, and the documents in them.
+#: Of all files of a checkpoint: parts, parity, manifests, suspect records, and the documents in them.
 FORMAT_VERSION: Final = 7
 
 #: First byte not ASCII, then CR LF, ^Z, LF, as PNG does: a transfer in text mode damages it visibly.
@@ -29,17 +29,17 @@ HEADER_MAGIC: Final = b"\x89DPP\r\n\x1a\n"
 INDEX_MAGIC: Final = b"DPPINDEX"
 FOOTER_MAGIC: Final = b"DPPFOOTR"
 
-#: The payload begins here, so that O_DIRECT and page mappings can reach it.
+#: Offset of the payload, for O_DIRECT and page mappings.
 HEADER_BYTES: Final = 4096
 FOOTER_BYTES: Final = 64
 INDEX_HEAD_BYTES: Final = 64
 
-#: Chunks are cut at this many raw bytes unless the caller has a reason not to.
+#: Raw bytes per chunk, unless the caller chooses otherwise.
 DEFAULT_CHUNK_BYTES: Final = 4 * 1024**2
-#: A reader takes no more memory than this for one chunk.
+#: A reader allocates no more memory than this for one chunk.
 MAX_CHUNK_BYTES: Final = 64 * 1024**2
-#: Raw bytes of a chunk per encoded byte: a block of Zstandard holds at most 128 KiB (RFC 8878, 3.1.1.2) and has at
-#: least four bytes. So nobody has to find more memory for a part than this times its length.
+#: Raw bytes of a chunk per encoded byte: a block of Zstandard has at most 128 KiB (RFC 8878, 3.1.1.2) and at least four
+#: bytes. So a part never needs more memory than this times its length.
 MAX_EXPANSION: Final = 2**15
 MAX_CHUNKS: Final = 2**24
 MAX_SPANS: Final = 2**24
@@ -62,11 +62,11 @@ MIN_FILE_BYTES: Final = HEADER_BYTES + INDEX_HEAD_BYTES + FOOTER_BYTES
 #: Longest file within the limits above; every length in a file is compared with it before it is used.
 MAX_FILE_BYTES: Final = HEADER_BYTES + MAX_RAW_BYTES + MAX_INDEX_BYTES + FOOTER_BYTES
 
-#: Flag of a chunk with bytes that only this rank has (not replicated on other ranks).
+#: Flag of a chunk with bytes of this rank alone (not replicated on other ranks).
 FLAG_PER_RANK: Final = 1
 KNOWN_FLAGS: Final = FLAG_PER_RANK
 
-#: Values of a span's ``table``: whose the bytes are, all ranks' or this one's.
+#: Values of a span's ``table``: bytes of all ranks, or of this one alone.
 SHARED_TABLE: Final = 0
 RANK_TABLE: Final = 1
 
@@ -77,7 +77,7 @@ CHUNK_DTYPE: Final = np.dtype(
         ("raw_length", "<u8"),
         ("codec", "<u2"),
         ("flags", "<u2"),
-        ("base", "<u4"),  # 0: the chunk lies in this part; n: in base n of the table, counted from 1
+        ("base", "<u4"),  # 0: the chunk is in this part; n: in base n of the table, counted from 1
         ("dtype", "S16"),
         ("encoded_digest", "u1", (16,)),
         ("raw_digest", "u1", (16,)),
@@ -87,7 +87,7 @@ SPAN_DTYPE: Final = np.dtype(
     [
         ("leaf", "<u4"),
         ("table", "<u4"),
-        ("box", "<u8"),  # of a leaf that is divided, counted in its division; 0 of any other
+        ("box", "<u8"),  # number in the division of a divided leaf; 0 for any other
         ("start", "<u8"),
         ("length", "<u8"),
         ("raw_offset", "<u8"),
@@ -101,7 +101,7 @@ Table = npt.NDArray[np.void]
 _HEADER = struct.Struct("<8sII16s16sQQIII")
 _FOOTER = struct.Struct("<8sQQQ16s8s")
 _DIGEST64_BYTES = 8
-#: What a dtype tag may look like; the file pads it with zeros to 16 bytes.
+#: Valid dtype tags; the file pads them with zeros to 16 bytes.
 DTYPE_TAG: Final = re.compile(rb"[A-Za-z0-9_.]{0,16}")
 
 _PART_NAME = re.compile(r"part-([0-9]{5,8})-of-([0-9]{5,8})\.dpp", re.ASCII)
@@ -124,7 +124,7 @@ def parse_part_file_name(name: str) -> tuple[int, int] | None:
 
 
 def step_name(key: StepKey) -> str:
-    """``step-000000000100-<session, 32 hex digits>-000007``: the place of one attempt at a step."""
+    """``step-000000000100-<session, 32 hex digits>-000007``: the directory of one attempt at a step."""
     return f"step-{key.step:012d}-{key.session}-{key.sequence:06d}"
 
 
@@ -138,7 +138,7 @@ def parse_step_name(name: str) -> StepKey | None:
 
 
 def is_hex32(text: object) -> bool:
-    """Tell whether ``text`` is 32 lower-case hex digits: an identity or an xxh3-128 digest."""
+    """True if ``text`` is 32 lower-case hex digits: an identity or an xxh3-128 digest."""
     return isinstance(text, str) and _HEX32.fullmatch(text) is not None
 
 
@@ -158,10 +158,10 @@ def bad_attempt(attempt: Attempt, rank: int) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class PartHeader:
-    """Whose part this is: the first 4096 bytes of the file.
+    """The identity of a part: the first 4096 bytes of the file.
 
     Attributes:
-        attempt, rank: whose.
+        attempt, rank: the attempt and rank that saved it.
         signed: true if the index has strong digests of the chunks, and ends with a tag.
     """
 
@@ -197,8 +197,8 @@ class PartHeader:
         magic, version, length, lineage, session, sequence, step, rank, world_size, signed = _HEADER.unpack_from(block)
         if magic != HEADER_MAGIC:
             raise corrupt("not a deeppart part file", expected=repr(HEADER_MAGIC), found=repr(magic), where=where)
-        # Before the version: all versions have magic, version and this digest in the same places (docs/format.md), so
-        # a flipped bit in the version is told apart from another version.
+        # Before the version: all versions have magic, version and this digest at the same offsets (docs/format.md), so
+        # that a flipped bit in the version is not taken for another version.
         body = block[: HEADER_BYTES - _DIGEST64_BYTES]
         check_digest("header", body, block[len(body) :], where=where)
         check_version("part file", version, where)
@@ -218,7 +218,7 @@ class PartHeader:
 
 @dataclass(frozen=True, slots=True)
 class PartFooter:
-    """The place of the index: the last 64 bytes of the file.
+    """Where the index is: the last 64 bytes of the file.
 
     Attributes:
         index_offset: begin of the index and end of the payload, in bytes from the start of the file.
@@ -261,7 +261,7 @@ class PartFooter:
         fits = index_offset >= HEADER_BYTES and index_length >= INDEX_HEAD_BYTES
         if reserved != bytes(8) or not fits or index_offset + index_length + FOOTER_BYTES != file_length:
             raise corrupt(
-                "the footer puts the index where it cannot be",
+                "the footer has an impossible position of the index",
                 expected=f"an index between byte {HEADER_BYTES} and the footer of a file of {file_length} bytes",
                 found=f"{index_length} bytes from byte {index_offset}",
                 where=where,
@@ -297,6 +297,6 @@ def check_digest(what: str, body: bytes | memoryview, digest: bytes | memoryview
 def corrupt(
     summary: str, *, expected: str | None = None, found: str | None = None, where: str | None = None
 ) -> CorruptFileError:
-    """Make the error for a damaged file, with the advice that is the same for all of them."""
+    """The error for a damaged file, with common advice."""
     todo = "restore from another copy of this file; `deeppart verify` tells which files are sound"
     return CorruptFileError(summary, expected=expected, found=found, where=where, todo=todo)

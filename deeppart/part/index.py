@@ -2,11 +2,11 @@
 
 Invariants of a sound index
 ---------------------------
-* Chunks that lie in this file fill the payload back to back, without gap or overlap, and end where the index begins.
-  The others lie within their base, and no base stands in the table without a chunk in it.
-* Chunks laid end to end are the *raw stream*; spans laid end to end are the same bytes. Chunk and span borders are
-  independent of each other: a span may cover many chunks, a chunk may hold many spans.
-* No chunk or span is empty. No byte of a leaf, or of a box of a leaf, stands in two spans.
+* Chunks in this file fill the payload contiguously, without gap or overlap, and end where the index begins. The others
+  are within their base, and every base in the table has such a chunk.
+* The concatenated chunks are the *raw stream*; the concatenated spans are the same bytes. Chunk and span borders are
+  independent of each other: a span may cover many chunks, a chunk may have many spans.
+* No chunk or span is empty. No byte of a leaf, or of a box of a leaf, is in two spans.
 * All lengths are within the limits of ``format.py``, so no sum of two of them overflows.
 
 Writer and reader run the same checks, so a file that the reader would refuse is never written.
@@ -40,8 +40,8 @@ class PartIndex:
         spans: array of SPAN_DTYPE in the order of the raw stream.
         meta: UTF-8 JSON document of the package ``state``, not interpreted here.
         raw_bytes: length of the raw stream.
-        bases: array of BASE_DTYPE: earlier parts in which chunks of this one lie.
-        strong: a row of 32 bytes for each chunk, the sha256 of its encoded bytes; empty where it is not signed.
+        bases: array of BASE_DTYPE: earlier parts with chunks of this one.
+        strong: a row of 32 bytes for each chunk, the sha256 of its encoded bytes; empty if it is not signed.
     """
 
     chunks: Table
@@ -106,7 +106,7 @@ class PartIndex:
 
 
 def _check_chunk_values(chunks: Table, where: str) -> None:
-    """Check what each row of the chunk table says by itself."""
+    """Check the values of each row of the chunk table."""
     raw, encoded = chunks["raw_length"], chunks["encoded_length"]
     for codec_id in np.unique(chunks["codec"]).tolist():
         codec_by_id(codec_id, where=where)
@@ -133,21 +133,21 @@ def _check_chunk_values(chunks: Table, where: str) -> None:
 
 
 def _check_bases(chunks: Table, bases: Table, where: str) -> None:
-    """Check the table of bases, and that chunks which lie in one lie within its payload."""
+    """Check the table of bases, and that chunks in a base are within its payload."""
     nbytes = bases["nbytes"]
     _refuse((nbytes < fmt.MIN_FILE_BYTES) | (nbytes > fmt.MAX_FILE_BYTES), "base", "impossible length", where)
     impossible = (bases["step"] > fmt.MAX_COUNTER) | (bases["sequence"] > fmt.MAX_COUNTER)
     _refuse(impossible, "base", "impossible step", where)
     if len({row.tobytes() for row in bases["sequence"]}) != len(bases):
-        raise corrupt("the base table of the part is not valid: a base stands in it twice", where=where)
+        raise corrupt("the base table of the part is not valid: a base is repeated", where=where)
     base, offset = chunks["base"], chunks["offset"]
-    _refuse(base > len(bases), "chunk", "lies in a base that is not in the table", where)
+    _refuse(base > len(bases), "chunk", "is in a base that is not in the table", where)
     if len(np.unique(base[base > 0])) != len(bases):
-        raise corrupt("the base table of the part is not valid: no chunk lies in a base", where=where)
+        raise corrupt("the base table of the part is not valid: a base without chunks", where=where)
     payload_ends = np.concatenate([[np.uint64(0)], nbytes - np.uint64(fmt.FOOTER_BYTES + INDEX_HEAD_BYTES)])[base]
     outside = (offset < fmt.HEADER_BYTES) | (offset > fmt.MAX_FILE_BYTES)
     outside |= offset + chunks["encoded_length"] > payload_ends
-    _refuse((base > 0) & outside, "chunk", "does not lie within its base", where)
+    _refuse((base > 0) & outside, "chunk", "is not within its base", where)
 
 
 def _check_chunk_places(chunks: Table, raw_bytes: int, payload_end: int, where: str) -> None:
@@ -155,7 +155,7 @@ def _check_chunk_places(chunks: Table, raw_bytes: int, payload_end: int, where: 
     total = int(chunks["raw_length"].sum(dtype=np.uint64))
     chunks = chunks[chunks["base"] == 0]
     offset, encoded = chunks["offset"], chunks["encoded_length"]
-    _refuse(offset >= payload_end, "chunk", f"begins behind the payload, which ends at {payload_end}", where)
+    _refuse(offset >= payload_end, "chunk", f"begins after the payload, which ends at {payload_end}", where)
     ends = offset + encoded
     _refuse(offset != _after(ends, fmt.HEADER_BYTES), "chunk", "does not begin where the one before ends", where)
     last_end = int(ends[-1]) if len(chunks) else fmt.HEADER_BYTES
@@ -180,8 +180,8 @@ def _check_spans(spans: Table, raw_bytes: int, where: str) -> None:
     start, length, raw_offset = spans["start"], spans["length"], spans["raw_offset"]
     _refuse(spans["table"] > fmt.RANK_TABLE, "span", "a leaf table that is neither 0 nor 1", where)
     _refuse((length < 1) | (length > raw_bytes), "span", "length not from 1 to that of the raw stream", where)
-    _refuse(start > fmt.MAX_LEAF_BYTES, "span", f"begins behind byte {fmt.MAX_LEAF_BYTES} of its leaf", where)
-    _refuse(raw_offset >= raw_bytes, "span", "begins behind the raw stream", where)
+    _refuse(start > fmt.MAX_LEAF_BYTES, "span", f"begins after byte {fmt.MAX_LEAF_BYTES} of its leaf", where)
+    _refuse(raw_offset >= raw_bytes, "span", "begins after the raw stream", where)
     ends = raw_offset + length
     _refuse(raw_offset != _after(ends, 0), "span", "does not begin where the one before ends", where)
     last_end = int(ends[-1]) if len(spans) else 0

@@ -1,6 +1,6 @@
-"""JSON from files, read strictly: what two readers may take for two things is refused.
+"""Strict reading of JSON from files: everything ambiguous is refused.
 
-``json.loads`` takes NaN, infinities, numbers that become infinite and keys that are repeated (the last one counts), and
+``json.loads`` accepts NaN, infinities, numbers that become infinite and repeated keys (the last one counts), and
 guesses between UTF-8, UTF-16 and UTF-32. A document of a checkpoint has none of these.
 """
 
@@ -20,7 +20,7 @@ def parse_json(data: bytes | memoryview) -> Any:
 def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a key stands twice in one object")
+        raise ValueError("a key is repeated in an object")
     return found
 
 

@@ -1,10 +1,10 @@
 """The bytes of a parity file: one member's share of the parity of a set (docs/format.md).
 
-    header (4096 bytes) | payload: m blocks per row, back to back | index | footer (64 bytes)
+    header (4096 bytes) | payload: m blocks per row, contiguous | index | footer (64 bytes)
 
-The same order of checks as for a part file: nothing is believed that does not stand under a digest that was checked.
-The index holds, besides the identity of the set, the digests of all blocks of every stripe that this member keeps a
-block of, those of data included. So a rebuild knows of every block whether it is good before it uses it.
+The checks have the same order as for a part file: only data under a verified digest are used. The index has the
+identity of the set, and the digests of all blocks, including data blocks, of every stripe of which this member stores a
+block. So a rebuild can check every block before it uses it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ DigestTable = npt.NDArray[np.uint8]
 
 
 def set_id(identity: ParityIdentity) -> str:
-    """16 hex digits that tell sets apart: the same on all members of a set, and on no other in practice."""
+    """16 hex digits that identify a set: the same for all members, and practically unique."""
     attempt = identity.attempt
     members = [[member.part, member.nbytes, member.index_digest] for member in identity.members]
     document = [attempt.lineage, attempt.session, attempt.sequence, attempt.step, attempt.world_size]
@@ -58,7 +58,7 @@ def parity_file_name(identity: ParityIdentity) -> str:
 
 
 def is_parity_file_name(name: str) -> bool:
-    """True if a name is one that :func:`parity_file_name` gives."""
+    """True if a name has the form of :func:`parity_file_name`."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -83,9 +83,9 @@ class ParityWriter:
         sink.write(header)
 
     def row_memory(self) -> list[npt.NDArray[np.uint8]] | None:
-        """The memory for the blocks of the next row, so that they need not be copied; None if there is none.
+        """The memory for the blocks of the next row, which saves a copy; None if the sink has none.
 
-        For sinks that have ``memory`` and ``skip`` (:class:`deeppart.storage.DurableFile`).
+        For sinks with ``memory`` and ``skip`` (:class:`deeppart.storage.DurableFile`).
         """
         row, length = len(self._digests), self._stripes.length(len(self._digests))
         start = fmt.HEADER_BYTES + self._stripes.parity_start(row, 0)
@@ -140,9 +140,9 @@ class ParityReader:
     """An open parity file; exists only once header, footer and index have been checked completely.
 
     Attributes:
-        identity: which set, and whose share.
+        identity: the set, and the member whose share it is.
         stripes: the layout.
-        digests: of all blocks of the stripes that blocks are kept of: array (rows, m, k + m, 16) of uint8.
+        digests: of all blocks of the stripes with a block here: array (rows, m, k + m, 16) of uint8.
         index_digest: xxh3-128 of the index, 32 hex digits.
     """
 
@@ -181,7 +181,7 @@ class ParityReader:
         self.digests: DigestTable = np.frombuffer(table, dtype=np.uint8).reshape(shape)
 
     def read_block(self, row: int, index: int, memory: npt.NDArray[np.uint8]) -> bool:
-        """Read a block into memory of its length; returns whether its digest holds."""
+        """Read a block into memory of its length; returns whether its digest matches."""
         self._source.read_into(self.offset(row, index), memory.data)
         return self.block_is_good(row, index, memory)
 
@@ -190,7 +190,7 @@ class ParityReader:
         return fmt.HEADER_BYTES + self.stripes.parity_start(row, index)
 
     def block_is_good(self, row: int, index: int, memory: npt.NDArray[np.uint8]) -> bool:
-        """True if the digest of a block that the caller has read is right."""
+        """True if the digest of a block that the caller has read matches."""
         expected = self.digests[row, index, self.stripes.data_blocks + index].tobytes()
         return bool(xxhash.xxh3_128_digest(memory.data) == expected)
 
@@ -236,7 +236,7 @@ def _encode_header(identity: ParityIdentity) -> bytes:
 
 
 class _Numbers(NamedTuple):
-    """The numbers in the header besides the attempt: for code that lists files by their headers; the index has all."""
+    """The numbers in the header besides the attempt, for code that lists files by headers; the index has all."""
 
     members: int
     tolerate: int

@@ -1,15 +1,15 @@
-"""Reads a part file and trusts nothing in it.
+"""Reads a part file, and checks everything in it.
 
 Invariants
 ----------
 * A reader exists only for a file whose header, footer and index have been checked completely.
 * The digest of encoded bytes is checked before they are decoded, and that of the decoded bytes after.
-* Every byte that comes out stood under a digest; every length is checked before memory is taken for it.
-* Chunks that lie in a base, an earlier part of the same rank and session, come from nowhere else: the base is one whose
-  footer names the index that this part's table names. What a base refers to is not looked at: there are no chains.
-* Wrong bytes end in CorruptFileError, NewerFormatError or StorageError and in nothing else.
+* Every returned byte was covered by a digest; every length is checked before memory is allocated for it.
+* Chunks in a base, an earlier part of the same rank and session, are only read from the file whose footer has the index
+  digest that this part's table names. References of a base are not followed: there are no chains.
+* Wrong bytes raise CorruptFileError, NewerFormatError or StorageError, and nothing else.
 
-The order of the checks is in docs/format.md. A reader never changes once made: threads may share one.
+The order of the checks is in docs/format.md. A reader is immutable: threads may share one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def check_encoded(row: np.void, encoded: memoryview, where: str) -> None:
     """Check the encoded bytes of a chunk against its row of the table."""
     if encoded.nbytes != int(row["encoded_length"]):
         raise corrupt(
-            "a chunk was read with another length than its table says",
+            "a chunk was read with another length than in its table",
             expected=f"{int(row['encoded_length'])} bytes",
             found=f"{encoded.nbytes} bytes",
             where=where,
@@ -48,15 +48,15 @@ class PartReader:
     """An open part.
 
     Attributes:
-        attempt, rank: whose part this is.
+        attempt, rank: the attempt and rank that saved the part.
         chunks: read-only array of CHUNK_DTYPE.
         spans: read-only array of SPAN_DTYPE.
         meta: UTF-8 JSON document, not interpreted.
-        bases: earlier parts that hold chunks of this one, in the order of its table.
+        bases: earlier parts with chunks of this one, in the order of its table.
         raw_bytes: length of the raw stream.
         raw_starts: first byte of each chunk in the raw stream, and at the end its length; uint64, chunks + 1 values.
         index_digest: xxh3-128 of the index, 32 hex digits.
-        signed: true if there is a signature, checked or not.
+        signed: true if it has a signature, checked or not.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class PartReader:
         self._footer = PartFooter.decode(end, file_length=size, where=where)
         self.index_digest = self._footer.index_digest.hex()
         self._expect("index digest", expected_index_digest, self.index_digest)
-        if self._footer.index_length > fmt.MAX_INDEX_BYTES:  # before memory is taken for it
+        if self._footer.index_length > fmt.MAX_INDEX_BYTES:  # before memory is allocated for it
             found, most = f"{self._footer.index_length} bytes", f"at most {fmt.MAX_INDEX_BYTES} bytes"
             raise corrupt("the index of a part is too long", expected=most, found=found, where=where)
         data = bytes(self._read(self._footer.index_offset, self._footer.index_length))
@@ -109,7 +109,7 @@ class PartReader:
             for row in index.bases
         )
         if any(base.sequence >= self.attempt.sequence for base in self.bases):
-            raise corrupt("a part refers to one that is not an earlier one", found=str(self.bases), where=where)
+            raise corrupt("a part refers to a part that is not earlier", found=str(self.bases), where=where)
         self._base_sources: dict[int, ByteSource] = {}
         self.chunks, self.spans, self._strong = index.chunks, index.spans, index.strong
         self.meta, self.raw_bytes = index.meta, index.raw_bytes
@@ -119,7 +119,7 @@ class PartReader:
 
     @property
     def content_digest(self) -> str:
-        """xxh3-128, 32 hex digits, of what the part holds, however its chunks are encoded and wherever they lie."""
+        """xxh3-128, 32 hex digits, of the part's content, independent of encodings and references."""
         content = xxhash.xxh3_128(self.chunks["raw_length"].tobytes())
         content.update(self.chunks["raw_digest"].tobytes())
         content.update(self.spans.tobytes())
@@ -128,15 +128,15 @@ class PartReader:
 
     @property
     def marked_per_rank(self) -> npt.NDArray[np.bool_]:
-        """Per chunk, whether it is marked as holding bytes of this rank alone."""
+        """For each chunk, whether it is marked as having bytes of this rank alone."""
         marked: npt.NDArray[np.bool_] = (self.chunks["flags"] & fmt.FLAG_PER_RANK) != 0
         return marked
 
     def chunks_for(self, raw_start: int, raw_stop: int) -> range:
-        """Return the chunks that hold bytes ``raw_start`` to ``raw_stop`` (exclusive) of the raw stream."""
+        """Return the chunks with bytes ``raw_start`` to ``raw_stop`` (exclusive) of the raw stream."""
         if not 0 <= raw_start <= raw_stop <= self.raw_bytes:
             raise FormatError(
-                "a part was asked for bytes that it does not hold",
+                "bytes outside a part were requested",
                 expected=f"a range within {self.raw_bytes} bytes",
                 found=f"{raw_start} to {raw_stop}",
                 where=self._where,
@@ -163,15 +163,15 @@ class PartReader:
         return self.decode_chunk(i, encoded)
 
     def read_encoded(self, i: int, encoded: memoryview) -> None:
-        """Read the encoded bytes of chunk ``i``, wherever they lie; nothing is checked."""
+        """Read the encoded bytes of chunk ``i``, from this part or its base; nothing is checked."""
         self._source_of(i).read_into(int(self.chunks["offset"][i]), encoded)
 
     def base_place(self, base: int) -> str:
-        """The place of base ``base`` of the table, counted from 1: that of its step."""
+        """The step directory of base ``base`` of the table, counted from 1."""
         return step_name(self.bases[base - 1].key(self.attempt.session))
 
     def check_bases(self) -> None:
-        """See that every base is there and is the one that the table names; no chunk is read."""
+        """Check that every base exists and is the one that the table names; no chunk is read."""
         for base in range(1, len(self.bases) + 1):
             self.check_base(base)
 
@@ -213,7 +213,7 @@ class PartReader:
     def decode_chunk(self, i: int, encoded: memoryview, into: memoryview | None = None) -> memoryview:
         """Check and decode bytes of chunk ``i`` that the caller has read.
 
-        Does all that :meth:`check_chunk` does, so there is no need to call both.
+        Includes :meth:`check_chunk`, so there is no need to call both.
         """
         self.check_chunk(i, encoded)
         row = self.chunks[i]
@@ -222,7 +222,7 @@ class PartReader:
         except CorruptFileError as error:
             where = self._where_chunk(i)
             raise corrupt(error.summary, expected=error.expected, found=error.found, where=where) from error
-        if int(row["codec"]) != RawCodec.codec_id:  # a raw chunk's two digests are one and the same
+        if int(row["codec"]) != RawCodec.codec_id:  # a raw chunk's two digests are the same
             expected = row["raw_digest"].tobytes()
             check_digest("decoded bytes of a chunk", raw, expected, where=self._where_chunk(i))
         return memoryview(raw)
@@ -250,11 +250,11 @@ class PartReader:
         return whole.hexdigest()
 
     def frame(self) -> tuple[bytes, bytes]:
-        """The bytes of the file before and behind the payload, as they were checked."""
+        """The bytes of the file before and after the payload, as they were checked."""
         return self._head, self._tail
 
     def _read(self, offset: int, length: int) -> memoryview:
-        """Read exactly ``length`` bytes; a source that gives fewer is not believed."""
+        """Read exactly ``length`` bytes; raise if the source returns fewer."""
         data = memoryview(self._source.read_at(offset, length))
         if data.nbytes != length:
             raise corrupt(
@@ -266,7 +266,7 @@ class PartReader:
         return data
 
     def _expect(self, what: str, expected: object, found: object) -> None:
-        """Compare with what the manifest says, if it was given."""
+        """Compare with the manifest's value, if it was given."""
         if expected is not None and found != expected:
             raise corrupt(
                 f"this part is not the one the manifest names: another {what}",

@@ -1,9 +1,9 @@
-r"""Sealed documents: one ASCII line with the digest of the JSON behind it (docs/format.md).
+r"""Sealed documents: one ASCII line with the digest of the JSON after it (docs/format.md).
 
     deeppart-<kind> 7 xxh3-128=<32 hex digits> bytes=<n>[ blake2b=<64 hex digits>]\n
     <n bytes of JSON: ASCII, keys sorted, no spaces>
 
-The digest is checked before the JSON is parsed. What was encoded is decoded again and compared before it is given out.
+The digest is checked before the JSON is parsed. What was encoded is decoded and compared before it is returned.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Sealed:
 
     Attributes:
         kind: the word in the first line.
-        name: what messages call such a document, with its article.
-        most_bytes: of the file.
-        purpose: of its signature; None where there is none.
+        name: the name of such a document in messages, with its article.
+        most_bytes: largest length of the file.
+        purpose: purpose of its signature; None if it has none.
         todo: what to do about a damaged one.
     """
 
@@ -51,7 +51,7 @@ class Sealed:
     def encode(
         self, document: Any, value: object, read: Callable[[bytes, str], object], signing: Signing | None
     ) -> bytes:
-        """The bytes of a file, which ``read`` gives back as ``value``: JSON has no tuples, and no integers for keys."""
+        """The bytes of a file, which ``read`` returns as ``value``: JSON has no tuples, and no integers as keys."""
         try:
             text = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=True)
         except (TypeError, ValueError, RecursionError) as error:
@@ -65,7 +65,7 @@ class Sealed:
             comes_back = read(data, f"{self.name}, being written") == value
         except RecursionError as error:
             raise FormatError(f"{self.name} cannot be written: it is nested too deeply") from error
-        except CorruptFileError as error:  # the same words, but nothing on storage is damaged
+        except CorruptFileError as error:  # the same text, but nothing on storage is damaged
             summary = f"{self.name} cannot be written: {error.summary}"
             raise FormatError(summary, expected=error.expected, found=error.found, where=error.where) from error
         if not comes_back:
@@ -84,13 +84,13 @@ class Sealed:
         line = _LINE.fullmatch(bytes(data[:line_end]))
         if line is None or line[2].decode("ascii") != self.kind or (line[6] is not None and self.purpose is None):
             expected, found = f"deeppart-{self.kind} VERSION ...", short(bytes(data[:_MAX_LINE_BYTES]))
-            raise self.damaged("does not begin as one", where, expected=expected, found=found)
+            raise self.damaged("does not begin as expected", where, expected=expected, found=found)
         body, nbytes, digest = bytes(data[line_end:]), int(line[5]), line[4].decode("ascii")
         if len(body) != nbytes:
             raise self.damaged(
                 "has another length than its first line says: it is truncated, or bytes were appended",
                 where,
-                expected=f"{nbytes} bytes behind the first line",
+                expected=f"{nbytes} bytes after the first line",
                 found=f"{len(body)} bytes",
             )
         found = xxhash.xxh3_128_hexdigest(body)
@@ -105,9 +105,9 @@ class Sealed:
             with collection_paused():
                 return parse_json(body), tag is not None
         except (ValueError, RecursionError) as error:
-            # ValueError also covers bad UTF-8, numbers of thousands of digits, NaN, Infinity and keys that are repeated
+            # ValueError also covers bad UTF-8, numbers of thousands of digits, NaN, Infinity and repeated keys
             found = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-            raise self.damaged("does not hold a JSON document that can be read", where, found=found) from error
+            raise self.damaged("has no readable JSON document", where, found=found) from error
 
     def fields(self, value: object, names: frozenset[str], what: str, where: str) -> dict[str, Any]:
         """``value`` if it is a JSON object with exactly these fields."""
@@ -122,5 +122,5 @@ class Sealed:
     def damaged(
         self, summary: str, where: str, *, expected: str | None = None, found: str | None = None
     ) -> CorruptFileError:
-        """The error for a file that is not as it was written."""
+        """The error for a file that differs from what was written."""
         return CorruptFileError(f"{self.name} {summary}", expected=expected, found=found, where=where, todo=self.todo)

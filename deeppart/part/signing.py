@@ -1,11 +1,11 @@
-"""Signatures: tags that only the holders of a key can make, over what says which bytes a checkpoint consists of.
+"""Signatures: tags that only holders of a key can make, over everything that determines a checkpoint's bytes.
 
-What stands under a tag: the first line and the document of a manifest; the header and the index of a part. The index
-of a signed part holds a *strong digest* of every chunk's encoded bytes (SHA-256: FIPS 180-4), for which nobody can find
-other bytes. So one tag vouches for all of a part, for whose it is, and for each chunk by itself, wherever that lies.
-Layout: docs/format.md; what a signature cannot tell: docs/failure-model.md.
+A tag covers the first line and the document of a manifest, or the header and the index of a part. The index of a signed
+part has a *strong digest* of every chunk's encoded bytes (SHA-256: FIPS 180-4), for which nobody can find other bytes.
+So one tag covers the whole part, its identity, and each chunk by itself, in whichever file it is. Layout:
+docs/format.md; limits of signatures: docs/failure-model.md.
 
-Keys are never written, logged or shown: an object's text says how many there are.
+Keys are never written, logged or shown: an object's repr only says how many there are.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from deeppart.errors import SignatureError
 TAG_BYTES: Final = 32
 STRONG_DIGEST_BYTES: Final = 32
 
-#: What a tag is made for (BLAKE2's personalization, 16 bytes at most): one cannot stand for the other.
+#: Purposes of tags (BLAKE2's personalization, 16 bytes at most): a tag for one is not valid for another.
 MANIFEST: Final = b"dpp manifest"
 PART: Final = b"dpp part"
 _KEY, _SAME = b"dpp key", b"dpp same key"
 
-#: What is taken for ``sign_key_file``: one file, or several, of which the first signs and all verify; None for no keys.
+#: The ``sign_key_file`` setting: one file, or several, of which the first signs and all verify; None for no keys.
 KeyFiles = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None
 
 _OTHER_KEY = (
-    "if the key was changed, name the earlier one in `sign_key_file` too, behind the new one; otherwise somebody has "
+    "if the key was changed, name the earlier one in `sign_key_file`, too, after the new one; otherwise somebody has "
     "forged the file, or damaged it: use another copy or an earlier step"
 )
 _UNSIGNED = (
-    "use another copy or an earlier step; what was written before there was a key can be read without one, if all who "
+    "use another copy or an earlier step; files written before there was a key can be read without one, if all who "
     "can write to the directory are trusted"
 )
 
 
 class Signing:
-    """Signs with the first of its keys, and accepts what is signed with any of them."""
+    """Signs with the first of its keys, and accepts signatures by any of them."""
 
     __slots__ = ("_keys",)
 
@@ -60,15 +60,15 @@ class Signing:
         raise TypeError("keys are not pickled")
 
     def tag(self, purpose: bytes, *pieces: bytes | memoryview) -> bytes:
-        """The tag of ``pieces`` end to end, :data:`TAG_BYTES` bytes: BLAKE2b-256 with the first key."""
+        """The tag of the concatenated ``pieces``, :data:`TAG_BYTES` bytes: BLAKE2b-256 with the first key."""
         return _tag(self._keys[0], purpose, pieces)
 
     def accepts(self, tag: bytes, purpose: bytes, *pieces: bytes | memoryview) -> bool:
-        """True if one of the keys has made this tag."""
+        """True if one of the keys has made the tag."""
         return any(hmac.compare_digest(tag, _tag(key, purpose, pieces)) for key in self._keys)
 
     def check(self, tag: bytes | None, purpose: bytes, *pieces: bytes | memoryview, what: str, where: str) -> None:
-        """See that one of the keys has made a tag."""
+        """Raise unless one of the keys has made the tag."""
         expected = "a signature by a key of `sign_key_file`"
         if tag is None:
             raise SignatureError(f"{what} is not signed", expected=expected, where=where, todo=_UNSIGNED)
@@ -79,7 +79,7 @@ class Signing:
 
     @property
     def fingerprints(self) -> tuple[str, ...]:
-        """A keyed digest of a constant for each key, in hexadecimal: equal where the keys are, and telling no more."""
+        """A keyed digest of a constant for each key, in hexadecimal: equal for equal keys, and no other use."""
         return tuple(_tag(key, _SAME, ()).hex() for key in self._keys)
 
 
@@ -104,10 +104,10 @@ def strong_digest(encoded: bytes | memoryview) -> bytes:
 
 
 def check_strong_digest(encoded: bytes | memoryview, expected: bytes, *, where: str) -> None:
-    """Compare a chunk's encoded bytes with what stands in a signed index."""
+    """Compare a chunk's encoded bytes with the digest in a signed index."""
     if strong_digest(encoded) != expected:
         raise SignatureError(
-            "the strong digest of a chunk does not hold: it was changed by someone who made its other digest right",
+            "the strong digest of a chunk does not hold: someone has changed the chunk and corrected its other digest",
             where=where,
             todo="use another copy or an earlier step, and find out who can write to the directory",
         )

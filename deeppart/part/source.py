@@ -2,11 +2,11 @@
 
 Invariants
 ----------
-* ``read_at`` and ``read_into`` give all the bytes asked for or raise; they keep no position, so threads may share a
+* ``read_at`` and ``read_into`` return all requested bytes or raise; they keep no position, so threads may share a
   source.
-* Any number may be open: only so many have a descriptor at a time (:class:`deeppart.access.ReadFile`).
-* Only regular files are opened, as :mod:`deeppart.access` reaches them: never through a symbolic link below a root, and
-  a FIFO cannot block us.
+* Any number may be open: only a limited number has a descriptor at a time (:class:`deeppart.access.ReadFile`).
+* Only regular files are opened, through :mod:`deeppart.access`: never through a symbolic link below a root, and a FIFO
+    cannot block.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ByteSource(Protocol):
         ...
 
     def at_step(self, place: str) -> ByteSource:
-        """The object of the same name in another step's place, or raise CorruptFileError or StorageError."""
+        """The object of the same name in another step's directory, or raise CorruptFileError or StorageError."""
         ...
 
 
@@ -59,10 +59,10 @@ class StoredBytes(ByteSource, Protocol):
     written: float
 
     def reopen(self) -> StoredBytes:
-        """The same object, opened once more, also after this one was closed."""
+        """The same object, opened again, even after this one was closed."""
 
     def close(self) -> None:
-        """Let go of it, and of what was opened through it; a second call does nothing."""
+        """Close it, and everything opened through it; a second call does nothing."""
 
     def __enter__(self) -> Self:
         """Returns itself."""
@@ -79,7 +79,7 @@ class FileSource:
     A context manager; it also closes the files of other steps that were opened through it.
 
     Attributes:
-        path: as given.
+        path: the path that was given.
         location: the same, as a path that may know its root.
         size: length in bytes.
         written: when the file was last written to, in seconds since 1970.
@@ -104,7 +104,7 @@ class FileSource:
     def read_at(self, offset: int, length: int) -> memoryview:
         """Return exactly ``length`` bytes from ``offset``."""
         self._check_range(offset, length)
-        buffer = np.empty(length, dtype=np.uint8).data  # bytearray would write zeros first
+        buffer = np.empty(length, dtype=np.uint8).data  # a bytearray would be zeroed first
         self.read_into(offset, buffer)
         return buffer
 
@@ -119,7 +119,7 @@ class FileSource:
             raise self._too_short(offset + buffer.nbytes, offset + count)
 
     def has_its_name(self) -> bool:
-        """True if the file that was opened still has its name and its length; asks the file system."""
+        """True if the open file still has its name and its length; asks the file system."""
         try:
             status = access.lstat(self.location)
         except (FileNotFoundError, NotADirectoryError):
@@ -129,15 +129,15 @@ class FileSource:
         return (status.st_dev, status.st_ino) == self.identity and status.st_size == self.size
 
     def mapped(self, start: int, stop: int) -> memoryview:
-        """A stretch of it as memory, read-only; stays valid when the source is closed.
+        """A range of the file as read-only memory; stays valid when the source is closed.
 
-        Only for files that lie in memory anyway: elsewhere a read error would be a SIGBUS. A private mapping that could
-        be written to, and never is: MPICH's broadcasts fail on pages that are write-protected.
+        Only for files that are in memory anyway: elsewhere a read error would be a SIGBUS. The private mapping is
+        writable, though never written to: MPICH's broadcasts fail on write-protected pages.
         """
         return self._map(mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE, start, stop)
 
     def viewed(self) -> memoryview:
-        """All of it as memory, as :meth:`mapped`, not to be sent by MPI: no memory is set aside for it."""
+        """The whole file as memory, like :meth:`mapped`, but not to be sent by MPI: no memory is reserved for it."""
         return self._map(mmap.MAP_SHARED, mmap.PROT_READ, 0, self.size)
 
     def _map(self, flags: int, protection: int, start: int, stop: int) -> memoryview:
@@ -150,7 +150,7 @@ class FileSource:
             raise self._storage_error("cannot map a part file", error) from error
 
     def at_step(self, place: str) -> FileSource:
-        """The file of the same name in the directory ``place`` beside its own, opened once."""
+        """The file of the same name in the sibling directory ``place``, opened once."""
         with self._opening:
             if place not in self._others:
                 self._others[place] = FileSource(self.location.parent.with_name(place) / self.location.name)
@@ -175,13 +175,13 @@ class FileSource:
         self.close()
 
     def _check_range(self, offset: int, length: int) -> None:
-        # before any memory is taken for the bytes
+        # before memory is allocated for the bytes
         if offset < 0 or length < 0 or offset + length > self.size:
             raise self._too_short(offset + length, self.size)
 
     def _too_short(self, needed: int, found: int) -> CorruptFileError:
         return corrupt(
-            "the file ends before the bytes that were asked for",
+            "the file ends before the requested bytes",
             expected=f"at least {needed} bytes",
             found=f"{found} bytes",
             where=self.path,
@@ -194,7 +194,7 @@ class FileSource:
 
 
 class MemorySource:
-    """A part that lies in memory."""
+    """A part in memory."""
 
     def __init__(self, data: bytes | bytearray | memoryview, name: str = "part in memory") -> None:
         self._data = memoryview(data).cast("B").toreadonly()
@@ -205,7 +205,7 @@ class MemorySource:
         """Return ``length`` bytes from ``offset`` without copying them."""
         if offset < 0 or length < 0 or offset + length > self.size:
             raise corrupt(
-                "the part ends before the bytes that were asked for",
+                "the part ends before the requested bytes",
                 expected=f"at least {offset + length} bytes",
                 found=f"{self.size} bytes",
                 where=self.name,
@@ -217,11 +217,11 @@ class MemorySource:
         buffer.cast("B")[:] = self.read_at(offset, buffer.nbytes)
 
     def mapped(self, start: int, stop: int) -> memoryview:
-        """A stretch of the part, where it lies."""
+        """A range of the part, without a copy."""
         return self._data[start:stop]
 
     def at_step(self, place: str) -> ByteSource:
-        """There is none."""
+        """Not available: raises."""
         raise corrupt("a part in memory refers to another step", found=place, where=self.name)
 
 
@@ -240,9 +240,9 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 class _Mapping:
-    """A stretch of a file as memory, until the last array of it is gone.
+    """A mapped range of a file, valid until its last array is dropped.
 
-    It keeps no descriptor, as the module mmap does for each mapping.
+    Unlike the mmap module it keeps no descriptor per mapping.
     """
 
     def __init__(self, descriptor: int, offset: int, nbytes: int, flags: int, protection: int) -> None:
@@ -266,8 +266,8 @@ class _Mapping:
 
 
 def map_file(descriptor: int, offset: int, nbytes: int, flags: int, protection: int) -> memoryview:
-    """So many bytes of a file as memory, read-only for who gets it; stays valid when the file is closed."""
+    """A range of a file as memory, read-only for its users; stays valid when the file is closed."""
     if not 0 < nbytes <= os.fstat(descriptor).st_size - offset:
-        raise OSError(errno.EINVAL, "the file is shorter than what was to be mapped")
+        raise OSError(errno.EINVAL, "the file is shorter than the range to be mapped")
     memory: npt.NDArray[np.uint8] = np.asarray(_Mapping(descriptor, offset, nbytes, flags, protection))
     return memory.data.toreadonly()

@@ -1,7 +1,7 @@
 """The bytes of a suspect record: a sealed document (:mod:`deeppart.part.sealed`, docs/format.md).
 
-A record says that at one checkpoint of one session ranks turned out to hold leaves with other bytes that had counted as
-replicated, and since when that may have been so. It changes no checkpoint: it is for whoever reads one.
+A record says that at one checkpoint of one session leaves that counted as replicated were found to differ between
+ranks, and since when they may have. It changes no checkpoint: it informs readers of checkpoints.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def encode_suspicion(suspicion: Suspicion) -> bytes:
 
 
 def decode_suspicion(data: bytes, *, where: str) -> Suspicion:
-    """Check the bytes of a record and return what they say."""
+    """Check the bytes of a record and return its content."""
     document, _ = _RECORD.decode(data, where=where)
     top = _RECORD.fields(document, _FIELDS, "a document", where)
     for name in ("lineage", "session"):
@@ -62,7 +62,7 @@ def _leaf(item: object, before: int, where: str) -> SuspectLeaf:
 
 
 def _is_text(value: object) -> bool:
-    """True if it is text that can be printed; half a surrogate pair, which JSON can contain, cannot be."""
+    """True for text that can be printed; JSON can contain lone surrogates, which cannot."""
     if not isinstance(value, str):
         return False
     try:

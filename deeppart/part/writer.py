@@ -2,14 +2,14 @@
 
 Invariants
 ----------
-* Bytes go to the sink in file order and never again: any pipe, file or buffer can be a sink. Chunks that lie in an
-  earlier part, a *base*, do not go there at all: only their rows do.
+* Bytes go to the sink in file order, once: any pipe, file or buffer can be a sink. For chunks in an earlier part, a
+  *base*, only the rows of the table are written.
 * Chunk payload is never copied: the digests read the caller's memory, and the sink gets that same memory.
-* The digest of the whole file is taken while it is written; nothing is read back.
-* After a sink error the part is lost; a second call cannot turn half a write into a file that looks whole.
+* The digest of the whole file is computed while it is written; nothing is read back.
+* After a sink error the part is lost; a further call cannot turn an incomplete write into a file that looks complete.
 
-Makes no file, no temporary name, no fsync: that is the storage levels' business. Not for use by two threads at once;
-chunks may be encoded on other threads meanwhile.
+Creating, naming and syncing files is the storage levels' work. Not for use by two threads at once; chunks may be
+encoded on other threads meanwhile.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class PartSummary:
     Attributes:
         nbytes: length of the file.
         raw_bytes: length of the raw stream.
-        encoded_bytes: the raw stream after encoding, wherever it lies.
-        referenced_bytes: those of them that lie in bases.
+        encoded_bytes: length of the encoded raw stream, including bytes in bases.
+        referenced_bytes: those of them in bases.
         chunks: array of CHUNK_DTYPE.
         bases: in the order of the base table.
         digest: xxh3-128 of the whole file, 32 hex digits (``xxhsum -H2``).
@@ -68,7 +68,7 @@ class PartSummary:
     strong: npt.NDArray[np.uint8] = field(default_factory=lambda: NO_STRONG)
 
     def record(self, attempt: Attempt, rank: int, on_node: PartSummary | None = None) -> PartRecord:
-        """Return what the manifest says of this part."""
+        """Return the manifest's record of this part."""
         name = fmt.part_file_name(rank, attempt.world_size)
         node_digest = "" if on_node is None or on_node.index_digest == self.index_digest else on_node.index_digest
         digests = (self.digest, self.index_digest, node_digest)
@@ -80,10 +80,10 @@ class ChunkPlace:
     """The place of the bytes of a chunk.
 
     Attributes:
-        offset: of its first byte.
-        encoded: codec and digests; without the bytes.
+        offset: offset of its first byte.
+        encoded: codec and digests, without the bytes.
         nbytes: encoded bytes.
-        base: the part in whose file they are, if it is another one.
+        base: the part whose file has the bytes, if it is an earlier one.
     """
 
     offset: int
@@ -124,7 +124,7 @@ class PartWriter:
         return self.add_encoded(raw.nbytes, hashed, dtype=dtype, flags=flags)
 
     def add_encoded(self, raw_length: int, encoded: EncodedChunk, *, dtype: str = "", flags: int = 0) -> ChunkPlace:
-        """Append a chunk whose raw bytes are not at hand: :meth:`add_chunk` for one with both digests."""
+        """Append a chunk whose raw bytes are not available: :meth:`add_chunk` for one with both digests."""
         data = memoryview(encoded.data).cast("B")
         place = ChunkPlace(self._offset, replace(encoded, data=b""), data.nbytes)
         row = self._row(raw_length, place, dtype, flags)
@@ -133,7 +133,7 @@ class PartWriter:
         return place
 
     def add_reference(self, raw_length: int, place: ChunkPlace, *, dtype: str = "", flags: int = 0) -> ChunkPlace:
-        """Add the next chunk of the raw stream, which lies in a base."""
+        """Add the next chunk of the raw stream, which is in a base."""
         self._check_usable()
         if place.base is None:
             raise FormatError("a chunk cannot be referred to", found="no base", where=self._where)
@@ -161,7 +161,7 @@ class PartWriter:
         return _CHUNK_ROW.pack(*sizes, encoded.codec_id, flags, base, tag, *digests)
 
     def finish(self, spans: Table, meta: bytes) -> PartSummary:
-        """Write index and footer. Everything the reader would refuse is refused here, before it is written."""
+        """Write index and footer. Anything that the reader would refuse is refused before it is written."""
         self._check_usable()
         if spans.dtype != SPAN_DTYPE or spans.ndim != 1:
             raise FormatError("spans must be a one-dimensional array of SPAN_DTYPE", found=str(spans.dtype))
@@ -174,7 +174,7 @@ class PartWriter:
         index = PartIndex(chunks, spans, meta, self._raw_bytes, bases, strong)
         try:
             index.check(payload_end=self._offset, where=self._where)
-        except FormatError as error:  # the same words, but nothing on storage is damaged
+        except FormatError as error:  # the same text, but nothing on storage is damaged
             summary = f"a part cannot be written: {error.summary}"
             raise FormatError(summary, expected=error.expected, found=error.found, where=self._where) from error
         index_offset = self._offset
@@ -214,7 +214,7 @@ class PartWriter:
 
 
 def _bad_chunk(raw_length: int, encoded_length: int, codec_id: int, flags: int, tag: bytes) -> str | None:
-    """Return what keeps a chunk out of the format, or None."""
+    """Return why a chunk is not valid, or None."""
     if not 0 < encoded_length <= raw_length <= fmt.MAX_CHUNK_BYTES:
         return f"{raw_length} raw bytes in {encoded_length}, where 1 to {fmt.MAX_CHUNK_BYTES} in no more are possible"
     if raw_length > encoded_length * fmt.MAX_EXPANSION:

@@ -1,1 +1,1 @@
-"""Pure plans: how often, what is sent where, which source is cheapest. No files, clock or ranks."""
+"""Pure plans: checkpoint intervals, redundancy, sources of a restore, shards. No files, clock or communication."""

@@ -7,11 +7,11 @@ level, with failures at a rate r_l, an hour loses
 
     C_l / (n_l W)                           saving, and training that is slower meanwhile
     r_l m_l W / 2                           work done again: half an interval for each failure
-    r_l D_l                                 work done again: until it is complete, the checkpoint before is the newest
+    r_l D_l                                 work done again: until a checkpoint is complete, the one before is used
     r_l R_l                                 coming back
 
-hours. That is all where failures are rare. Where they are not, others strike while work is done again, and everything
-after the first line takes
+hours. That is all if failures are rare. Otherwise more failures strike while work is done again, and everything after
+the first line takes
 
     exp(sum r_l (D_l + R_l)) (exp(s W) - 1) / (s W)    times as long, with s = sum r_l m_l
 
@@ -19,8 +19,8 @@ which is the same to first order, exact for one level (J. T. Daly, Future Genera
 20), and for more takes a failure that goes back m calls for m failures that go back one. With c = sum C_l / n_l the
 best period solves W = c + (1 - exp(-s W)) / s; to first order it is sqrt(2 c / s) (J. W. Young, Comm. ACM 17(9), 1974).
 
-Not in it: a failure also ends what is being written in the background. Where that takes about as long as the time
-between failures, more is lost than this says, and higher levels are best written a little more often.
+Not modelled: a failure also interrupts background writes. If these take about as long as the time between failures,
+more is lost than this says, and higher levels are best written a little more often.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from typing import NamedTuple
 from deeppart.errors import ConfigError
 from deeppart.model import show_seconds, show_share
 
-#: Share of the time that a job means to be writing at most to a file system which others use too, unless it has a
-#: ``flush_bandwidth``: then that is the limit. Assumed: a flush slows training little, but others more.
+#: The largest share of the time that a job spends writing to a shared file system, unless it has a
+#: ``flush_bandwidth``, which is the limit then. An assumption: a flush slows other users more than training.
 FLUSH_SHARE = 0.1
-#: Calls are never closer than this.
+#: Shortest time between calls.
 LEAST_PERIOD_S = 1e-3
-#: A level that is best left out is written at every so many-th call all the same; one that is not, more often.
+#: A level that is best left out is still written at every so many-th call; other levels more often.
 MOST_EVERY = 10_000
 #: The numbers of a :class:`LevelCost`.
 COST_FIELDS = ("cost_s", "latency_s", "busy_s", "restart_s", "failures_per_s")
-#: A part of the waste that is smaller than this is not worth a word.
+#: Smaller parts of the waste are not shown.
 _LEAST_SHOWN = 1e-5
-#: Of a period: the loss is flat there.
+#: Relative precision of a period: the loss is flat near the optimum.
 _CLOSE = 1e-4
 
 
@@ -55,12 +55,12 @@ class LevelCost:
     """The cost of a level, and the rate of the failures that need it.
 
     Attributes:
-        name: of the level.
-        cost_s: training time that writing it once takes, beyond what the cheaper levels take: blocked, or slowed down.
-        latency_s: from the beginning of the call until it is complete. If it is less than what the call costs, 0 for
-            example, it is complete with the end of the call.
-        busy_s: time in the background that one checkpoint of this level takes, in which the next cannot begin.
-        restart_s: from a failure that needs it until training goes on from it.
+        name: name of the level.
+        cost_s: additional training time for writing it once, beyond that of the cheaper levels: blocked or slowed down.
+        latency_s: from the beginning of the call until it is complete. If less than the cost of the call, such as 0, it
+            is complete at the end of the call.
+        busy_s: background time of one checkpoint of this level, during which the next cannot begin.
+        restart_s: from a failure that needs it until training continues from it.
         failures_per_s: rate of the failures that need it.
 
     Example:
@@ -98,12 +98,12 @@ class LevelCost:
 
 @dataclass(frozen=True, slots=True)
 class Waste:
-    """The time that is not training: shares of the whole, which add up to ``total``.
+    """The time that is not training, as shares of the whole, which add up to ``total``.
 
     Attributes:
         cost: writing checkpoints.
-        rework: doing again what was lost.
-        restart: coming back.
+        rework: repeating lost work.
+        restart: restarting.
 
     Example:
         >>> import deeppart
@@ -117,7 +117,7 @@ class Waste:
 
     @property
     def total(self) -> float:
-        """Share of the time that is not new training; 1 where nothing gets done."""
+        """Share of the time that is not new training; 1 if there is no progress."""
         return min(1.0, self.cost + self.rework + self.restart)
 
     def __str__(self) -> str:
@@ -134,8 +134,8 @@ class Cadence:
 
     Attributes:
         period_s: from one call to the next.
-        every: level -> at every how many-th call.
-        waste: the waste that the model expects.
+        every: level -> every how many calls it is written.
+        waste: the expected waste.
 
     Example:
         >>> import deeppart
@@ -162,14 +162,14 @@ class Cadence:
 
 
 def cost_per_call_s(levels: Sequence[LevelCost], every: Sequence[int]) -> float:
-    """What a call costs training, on average."""
+    """The average cost of a call for training."""
     return sum(level.cost_s / n for level, n in zip(levels, every, strict=True))
 
 
 def late_s(levels: Sequence[LevelCost], every: Sequence[int]) -> list[float]:
-    """By level, from the end of a call to it or a higher one until it is complete there: D_l above.
+    """For each level the time from the end of a call that writes it or a higher one until it is complete: D_l above.
 
-    A latency counts from the beginning of the call, and what the call costs is in the period that ends with it.
+    A latency counts from the beginning of the call, and the cost of the call is in the period that ends with it.
     """
     found = []
     for place, (level, n) in enumerate(zip(levels, every, strict=True)):
@@ -178,19 +178,19 @@ def late_s(levels: Sequence[LevelCost], every: Sequence[int]) -> list[float]:
         )
         found.append(max(0.0, level.latency_s - call_s))
     back = _back(every)
-    for place in reversed(range(len(every) - 1)):  # a call that goes to both is complete when either is
+    for place in reversed(range(len(every) - 1)):  # a call that writes both is complete when either is
         if back[place + 1] == back[place]:
             found[place] = min(found[place : place + 2]) if every[place] == back[place] else found[place + 1]
     return found
 
 
 def _back(every: Sequence[int]) -> list[int]:
-    """By level, how many calls lie between two checkpoints of it or of a higher level: m_l above."""
+    """For each level the number of calls between two checkpoints of it or of a higher level: m_l above."""
     return list(accumulate(reversed(every), min))[::-1]
 
 
 class _Rates(NamedTuple):
-    """What a cadence comes to whatever its period: c, s, and sum r_l D_l and sum r_l R_l, of the model above."""
+    """Rates of a cadence that do not depend on its period: c, s, sum r_l D_l and sum r_l R_l of the model above."""
 
     cost_s: float
     back: float
@@ -198,18 +198,18 @@ class _Rates(NamedTuple):
     restart: float
 
     def log_factor(self, period_s: float) -> float:
-        """Of how many times as long work takes with failures, the logarithm."""
+        """The logarithm of the factor by which failures prolong the work."""
         y = self.back * period_s
         return self.late + self.restart + (y + math.log(-math.expm1(-y) / y) if y else 0.0)
 
     def log_taken(self, period_s: float) -> float:
-        """Of the time that training takes, over that without checkpoints and failures, the logarithm."""
+        """The logarithm of the training time relative to that without checkpoints and failures."""
         if period_s <= self.cost_s:
             return math.inf
         return self.log_factor(period_s) - math.log1p(-self.cost_s / period_s)
 
     def best_period_s(self) -> float:
-        """The root of the model's equation, by Newton's method from above: what is left is convex."""
+        """The root of the model's equation, by Newton's method from above, where it is convex."""
         training_s = 1 / self.back
         for _ in range(60):
             strikes = -math.expm1(-self.back * (training_s + self.cost_s))
@@ -231,17 +231,17 @@ def _rates(levels: Sequence[LevelCost], every: Sequence[int]) -> _Rates:
 
 
 def waste(levels: Sequence[LevelCost], period_s: float, every: Sequence[int]) -> Waste:
-    """The cost of a cadence, as shares of the whole time, by the model above."""
+    """The waste of a cadence, as shares of the whole time, by the model above."""
     rates = _rates(levels, every)
     if rates.cost_s >= period_s:
         return Waste(1.0, 0.0, 0.0)
-    share = math.exp(-rates.log_factor(period_s))  # of the time, in which nothing is done again
+    share = math.exp(-rates.log_factor(period_s))  # of the time, without repeated work
     back = math.exp(-rates.restart)
     return Waste(share * rates.cost_s / period_s, max(0.0, back - share), 1 - back)
 
 
 def best(levels: Sequence[LevelCost], least_period_s: float = 0.0) -> Cadence:
-    """The cadence that wastes least of those whose multiples divide each other; of equal ones the simplest."""
+    """The cadence with the least waste of those whose multiples divide each other; of equal ones the simplest."""
     if not any(level.failures_per_s for level in levels):
         raise ConfigError(
             "there is no best cadence without failures",
@@ -253,15 +253,15 @@ def best(levels: Sequence[LevelCost], least_period_s: float = 0.0) -> Cadence:
     found = []
     for others in product((True, False), repeat=len(levels) - 1):
         kept = (True, *others)
-        if sum(kept[needed:]) == 1:  # one level is enough for what needs the highest
+        if sum(kept[needed:]) == 1:  # one level is enough for failures that need the highest
             found.append(_Search(levels, kept, least_period_s).best())
     return min(found, key=lambda each: (float(f"{each.waste.total:.5g}"), sum(each.every.values()), each.period_s))
 
 
 class _Search:
-    """Cadences that leave out the same levels, as ratios: at every how many-th call to a level the next one is due.
+    """Cadences without some levels, as ratios: after how many calls to a level the next one is due.
 
-    The loss is convex in the logarithms of the ratios, but for rounding, so it is walked downhill.
+    The loss is convex in the logarithms of the ratios, except for rounding, so descent finds the minimum.
     """
 
     def __init__(self, levels: Sequence[LevelCost], kept: Sequence[bool], least_period_s: float) -> None:
@@ -269,7 +269,7 @@ class _Search:
         self._known: dict[tuple[int, ...], tuple[float, float]] = {}
 
     def best(self) -> Cadence:
-        """The one around which none is better."""
+        """The cadence with no better neighbour."""
         at = (1,) * (sum(self._kept) - 1)
         while True:
             nearby = min(_around(at), key=self._taken_and_period, default=at)
@@ -295,7 +295,7 @@ class _Search:
 
 
 def _around(ratios: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """One of the ratios is another one; the higher levels follow, or stay nearly where they are."""
+    """Neighbours with one other ratio; the higher levels follow, or stay nearly unchanged."""
     for place, ratio in enumerate(ratios):
         below, above = ratios[:place], ratios[place + 1 :]
         for other in {ratio - 1, ratio + 1, round(ratio * 0.8), round(ratio * 1.25), 2 * ratio} - {0, ratio}:

@@ -1,11 +1,11 @@
-"""What a bandwidth limit lets through, as arithmetic: :class:`deeppart.storage.RateLimit` is the limit itself."""
+"""The arithmetic of a bandwidth limit; :class:`deeppart.storage.RateLimit` enforces it."""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
 
-#: Allowance that was not used is kept for so many seconds' worth of bytes.
+#: Unused allowance is kept for this many seconds' worth of bytes.
 BURST_S = 0.1
 
 

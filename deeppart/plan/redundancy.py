@@ -1,9 +1,9 @@
-"""The nodes that store copies and parity for each other, and the layout of parity.
+"""Which nodes store copies and parity for each other, and the layout of parity.
 
 Nodes that share a *domain* (a switch, a rack) may fail together, so partners and the members of a parity group are
-taken from different domains as far as there are enough of them. With one domain, or one per node, this is the plain
-ring. At a save, the parts on a node are those of its ranks; after a restore on another number of ranks a node may hold
-any parts, and the same functions place their copies.
+in different domains if there are enough of them. With one domain, or one per node, this is the plain ring. At a save,
+the parts on a node are those of its ranks; after a restore on another number of ranks a node may have any parts, and
+the same functions place their copies.
 
 A parity set has G members, of which m may be lost; k = G - m. Each part is cut into rows of k blocks. In every row are
 G stripes; stripe s takes block i of its row from member (s + m + i) mod G, for i = 0 .. k-1, and the m blocks of
@@ -14,7 +14,7 @@ parity computed from these k blocks are stored by members s, s+1, ..., s+m-1 (mo
 * every member encodes one stripe per row (number s is encoded by member s) and stores m blocks of parity per row:
   the overhead is m / k of the longest part, and the work is equal.
 
-Parts shorter than the longest count as filled up with zeros, which are neither sent nor stored. The blocks of the
+Parts shorter than the longest count as padded with zeros, which are neither sent nor stored. The blocks of the
 last row are only as long as needed, so that rounding costs less than :data:`ALIGNMENT` times m bytes per member.
 This is the rotated layout of RAID-5 and RAID-6 (Patterson, Gibson and Katz, 1988), with nodes for disks.
 """
@@ -32,7 +32,7 @@ class Nodes:
 
     Attributes:
         ranks: per node, its ranks, ascending; every node has at least one.
-        domains: per node, the name of what it shares with other nodes (a switch); "" where nothing is known.
+        domains: per node, the name of the domain that it shares with others (a switch); "" if unknown.
     """
 
     ranks: tuple[tuple[int, ...], ...]
@@ -50,12 +50,12 @@ class Nodes:
         return len(self.ranks)
 
     def by_domain(self) -> list[int]:
-        """Node numbers, those of one domain next to each other, otherwise in order."""
+        """Node numbers, with those of one domain next to each other, otherwise in order."""
         first = {domain: place for place, domain in reversed(list(enumerate(self.domains)))}
         return sorted(range(len(self)), key=lambda node: (first[self.domains[node]], node))
 
     def largest_domain(self) -> int:
-        """Number of nodes in the largest domain; 1 where no domains are known."""
+        """Number of nodes in the largest domain; 1 if no domains are known."""
         counts = Counter(self.domains)
         return 1 if len(counts) < 2 else max(counts.values())
 
@@ -64,7 +64,7 @@ def partner_nodes(nodes: Nodes) -> tuple[int, ...]:
     """For each node, the node that keeps a copy of its parts.
 
     Every node has one partner and is the partner of one node. With nodes ordered by domain, the partner is as many
-    places further as the largest domain has nodes: then it is in another domain, unless that domain has more than
+    positions further as the largest domain has nodes: then it is in another domain, unless that domain has more than
     half of all nodes.
     """
     if len(nodes) < 2:
@@ -78,7 +78,7 @@ def partner_nodes(nodes: Nodes) -> tuple[int, ...]:
 
 
 def parity_groups(nodes: Nodes, group_size: int) -> tuple[tuple[int, ...], ...]:
-    """Divide the nodes into groups of at least ``group_size``; what is left over is spread over the groups.
+    """Divide the nodes into groups of at least ``group_size``; remaining nodes are spread over the groups.
 
     Group sizes differ by at most one. The nodes of one domain are dealt to different groups as far as possible.
     """
@@ -93,7 +93,7 @@ def parity_groups(nodes: Nodes, group_size: int) -> tuple[tuple[int, ...], ...]:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Part ``part`` goes from the storage of rank ``source``'s node to that of rank ``target``'s."""
+    """Part ``part`` is copied from the storage of rank ``source``'s node to that of rank ``target``'s."""
 
     part: int
     source: int
@@ -102,11 +102,11 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One node's place in a parity set.
+    """A member of a parity set, on one node.
 
     Attributes:
         rank: reads the part, encodes one stripe of each row, and stores a share of the parity.
-        part: the part protected; None where the node has no part for this set and only stores parity.
+        part: the protected part; None if the node has no part for this set and only stores parity.
     """
 
     rank: int
@@ -126,7 +126,7 @@ class ParitySet:
     tolerate: int
 
     def place_of(self, rank: int) -> int:
-        """The place of a rank among the members."""
+        """The position of a rank among the members."""
         for place, member in enumerate(self.members):
             if member.rank == rank:
                 return place
@@ -134,7 +134,7 @@ class ParitySet:
 
 
 def own_parts(nodes: Nodes) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """Per node, (part, rank that has it): at a save, every rank has its own."""
+    """Per node, (part, rank with it): at a save, every rank has its own part."""
     return tuple(tuple((rank, rank) for rank in ranks) for ranks in nodes.ranks)
 
 
@@ -156,8 +156,8 @@ def parity_sets(
 ) -> tuple[ParitySet, ...]:
     """The parity sets of all groups: set number c of a group takes the c-th part of each of its nodes.
 
-    A node with fewer parts than others takes part in all sets all the same: every node of a group stores an equal
-    share of the parity and does an equal share of the work.
+    A node with fewer parts than others still takes part in all sets: every node of a group stores an equal share of
+    the parity and does an equal share of the work.
     """
     if not 1 <= tolerate < group_size:
         raise ValueError(f"of {group_size} nodes, 1 to {group_size - 1} can be lost, not {tolerate}")
@@ -184,10 +184,10 @@ ALIGNMENT = 64
 MOST_BLOCK_BYTES = 2 << 20
 #: Memory for blocks that encoding may take, in bytes.
 MEMORY_BYTES = 64 << 20
-#: Rows of blocks that are on their way, or being encoded, at a time.
+#: Rows of blocks in transfer, or being encoded, at a time.
 ROWS_AT_ONCE = 4
 _BLOCK_STEP_BYTES = 64 << 10
-#: The code works over bytes, in the field of 256 elements, which is enough for so many members.
+#: The code works over bytes, in the field of 256 elements, which allows this many members.
 MOST_MEMBERS = 255
 
 
@@ -243,11 +243,11 @@ class Stripes:
         return 0 if not self.rows else self.parity_start(self.rows - 1, self.tolerate)
 
     def source(self, stripe: int, block: int) -> int:
-        """The member whose block ``block`` is in a stripe."""
+        """The member whose block is block ``block`` of a stripe."""
         return (stripe + self.tolerate + block) % self.members
 
     def stripe_of(self, member: int, block: int) -> int:
-        """The stripe that block ``block`` of a member is in."""
+        """The stripe with block ``block`` of a member."""
         return (member - self.tolerate - block) % self.members
 
     def keeper(self, stripe: int, index: int) -> int:
@@ -259,7 +259,7 @@ class Stripes:
         return (member - index) % self.members
 
     def filled(self, row: int, block: int, part_bytes: int) -> int:
-        """The number of bytes of a block that its part has; the rest counts as zeros."""
+        """The number of bytes of a block within its part; the rest counts as zeros."""
         return max(0, min(self.length(row), part_bytes - self.start(row, block)))
 
     def can_rebuild(self, lost: int, data: Collection[int], parity: Collection[int]) -> bool:

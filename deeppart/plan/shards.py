@@ -1,8 +1,8 @@
-"""Sharded tensors: which rank has what of them, whether that is all, and how ranks share out what several hold. Pure.
+"""Sharded tensors: which boxes each rank has, whether they cover the tensor, and how holders divide the saving. Pure.
 
-What one rank alone has, it saves. Then come the sets of ranks that hold shards alike, fewer ranks first; those of one
-size do not know of what others of this size are given. What all ranks hold comes last, and levels the load. The
-library and its simulator both follow these rules.
+A box that only one rank has is saved by it. Then come the sets of ranks with equal shards, smaller sets first; sets of
+one size are planned independently. Shards that all ranks have come last, and level the load. The library and its
+simulator follow the same rules.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from deeppart.partition import DEFAULT_KAPPA_BYTES, IntArray, Leaves, Plan, part
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What one rank says that it holds of a tensor.
+    """The shards that one rank claims to have of a tensor.
 
     Attributes:
-        kind: the tensor's dtype and whole shape, as text.
-        shape: its whole shape.
-        boxes: the rank's shards that are not empty.
-        tied_to: what names the tensor whose shards have the memory of all of these; "" if there is none.
+        kind: the tensor's dtype and global shape, as text.
+        shape: the global shape.
+        boxes: the boxes of the rank's non-empty shards.
+        tied_to: name of the tensor whose shards share the memory of all of these; "" if there is none.
     """
 
     kind: str
@@ -37,12 +37,12 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What ranks hold of a tensor together.
+    """The shards that all ranks have of a tensor.
 
     Attributes:
         division: all boxes.
-        tied_to: the tensor that shares the memory of all shards, on all ranks; "" if there is none.
-        holders: rank -> for each of its boxes, the ranks that have the same one, ascending.
+        tied_to: name of the tensor that shares the memory of all shards, on all ranks; "" if there is none.
+        holders: rank -> for each of its boxes, the ranks that have the same box, ascending.
     """
 
     division: Division
@@ -51,9 +51,9 @@ class Verdict:
 
 
 def judge(path: str, claims: Mapping[int, Claim]) -> Verdict | str:
-    """Which ranks hold the same shards of one tensor; or what is wrong with what they hold together.
+    """The holders of each shard of one tensor; or a description of the fault if the shards do not make it up.
 
-    Called for each tensor on one rank, which is found by the tensor's path: so no rank hears of all shards.
+    Called for each tensor on one rank, which the tensor's path determines: so no rank receives all shards.
     """
     ranks = sorted(claims)
     first = claims[ranks[0]]
@@ -82,7 +82,7 @@ def judge(path: str, claims: Mapping[int, Claim]) -> Verdict | str:
 
 
 def _who(holders: Mapping[Box, Sequence[int]]) -> str:
-    """The first shards and who has them."""
+    """The first few shards and their holders."""
     shown = [f"{box} on rank {ranks[0]}" for box, ranks in sorted(holders.items())[:6]]
     return f" ({', '.join(shown)}{', ...' if len(holders) > 6 else ''})" if shown else " (no rank has any)"
 
@@ -91,31 +91,31 @@ class Split(NamedTuple):
     """How one dimension of a mesh splits a dimension of a tensor.
 
     Attributes:
-        ranks: how many there are along this dimension of the mesh.
-        place: of this rank among them.
+        ranks: number of ranks along this dimension of the mesh.
+        position: position of this rank among them.
         strides: runs that are split one by one; 1 for an ordinary split.
     """
 
     ranks: int
-    place: int
+    position: int
     strides: int = 1
 
 
 class Placed(NamedTuple):
-    """A box of the tensor that a rank has, and where it lies in the rank's local tensor."""
+    """A box of the tensor that a rank has, and its box in the rank's local tensor."""
 
     box: Box
     local: Box
 
 
 def place_boxes(shape: Sequence[int], splits: Sequence[Sequence[Split]]) -> list[Placed]:
-    """The boxes of a tensor that one rank has, without empty ones, where it is split over a mesh's dimensions in turn.
+    """The non-empty boxes that one rank has of a tensor that is split over a mesh's dimensions in turn.
 
-    As ``torch.distributed.tensor`` splits: each mesh dimension takes what the ones before it have left on this rank,
-    cuts it into ``ranks`` pieces of equal length, rounded up, and gives rank ``place`` its piece; the last pieces are
-    shorter, or empty. A strided split (``_StridedShard``: FSDP over tensor parallelism) first cuts into ``strides``
-    such runs, takes the rank's piece of each, and puts these one after the other. Where the lengths do not divide,
-    these pieces are no neighbours in the tensor: a rank then has several boxes of it, though its local tensor is one.
+    As in ``torch.distributed.tensor``: each mesh dimension takes the elements that the ones before it have left on this
+    rank, cuts them into ``ranks`` ranges of equal length, rounded up, and gives rank ``position`` its range; the last
+    ranges are shorter, or empty. A strided split (``_StridedShard``: FSDP over tensor parallelism) first cuts into
+    ``strides`` such runs, takes the rank's range of each, and concatenates these. If lengths are not divisible, they
+    are not adjacent in the tensor: a rank then has several boxes of it, though one local tensor.
     """
     along = [_placed_runs(length, each) for length, each in zip(shape, splits, strict=True)]
     found = []
@@ -127,7 +127,7 @@ def place_boxes(shape: Sequence[int], splits: Sequence[Sequence[Split]]) -> list
 
 
 def _placed_runs(length: int, splits: Sequence[Split]) -> list[tuple[int, int, int]]:
-    """First element in the tensor, first in the local one, and length, of what is left of a dimension."""
+    """First element in the tensor, first in the local one, and length, of the remaining runs of a dimension."""
     runs = [(0, length)]
     for split in splits:
         together = sum(count for _, count in runs)
@@ -143,16 +143,16 @@ def _placed_runs(length: int, splits: Sequence[Split]) -> list[tuple[int, int, i
 
 
 def _pieces(length: int, split: Split) -> Iterable[tuple[int, int]]:
-    """The ranges of ``length`` elements in a row that this rank gets."""
+    """The ranges that this rank gets of ``length`` consecutive elements."""
     run = -(-length // split.strides)
     for stride in range(split.strides):
         first, last = min(length, stride * run), min(length, (stride + 1) * run)
         piece = -(-(last - first) // split.ranks)
-        yield min(last, first + split.place * piece), min(last, first + (split.place + 1) * piece)
+        yield min(last, first + split.position * piece), min(last, first + (split.position + 1) * piece)
 
 
 def _cut(runs: Sequence[tuple[int, int]], begin: int, end: int) -> Iterable[tuple[int, int]]:
-    """The elements from ``begin`` to ``end`` of runs that are counted one after another."""
+    """The elements from ``begin`` to ``end`` of concatenated runs."""
     at = 0
     for first, count in runs:
         low, high = max(begin, at), min(end, at + count)
@@ -162,7 +162,7 @@ def _cut(runs: Sequence[tuple[int, int]], begin: int, end: int) -> Iterable[tupl
 
 
 def _joined(runs: Iterable[tuple[int, int]]) -> Iterable[tuple[int, int]]:
-    """Runs, those that continue the one before joined to it."""
+    """Runs, with adjacent ones joined."""
     open_run: tuple[int, int] | None = None
     for first, count in runs:
         if open_run is not None and sum(open_run) == first:
@@ -176,20 +176,20 @@ def _joined(runs: Iterable[tuple[int, int]]) -> Iterable[tuple[int, int]]:
 
 
 def in_order(shards: Sequence[tuple[str, Box]]) -> list[int]:
-    """The positions of shards (path, box) in an order that is the same on all ranks that hold them."""
+    """The indices of shards (path, box) in an order that is the same on all ranks that have them."""
     return sorted(range(len(shards)), key=shards.__getitem__)
 
 
 def share_set(leaves: Sequence[LeafSpec] | Leaves, kappa: int, carried: IntArray, strategy: str = "deeppart") -> Plan:
-    """The plan of one set of ranks, for what they hold alike."""
+    """The plan for the shards that one set of ranks has."""
     return partition(leaves, len(carried), kappa, strategy, carried)
 
 
 def least_usual_kappa(held: Iterable[tuple[int, int]]) -> int:
-    """The cost of a span where none is given, and tensors are sharded: the least of what is usual on each rank."""
+    """The default cost of a span for sharded tensors: the least of the ranks' defaults."""
     return min((usual_kappa_of(nbytes, leaves) for nbytes, leaves in held), default=DEFAULT_KAPPA_BYTES)
 
 
 def added_cost(plan: Plan) -> IntArray:
-    """int64[ranks]: what a plan adds to what each rank carries."""
+    """int64[ranks]: the cost that a plan adds to each rank."""
     return np.asarray(plan.bytes_per_rank() + plan.kappa * plan.spans_per_rank(), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""From the cheapest surviving source back into the live state."""
+"""Restores a checkpoint from the nearest surviving sources into the live state."""
 
 from deeppart.recovery.apply import restore_state
 from deeppart.recovery.candidates import Reading, Recovered, read_candidate, recover

@@ -1,4 +1,4 @@
-"""What was saved and a live dict lacks: made anew, left to the other ranks that have it, or left out."""
+"""Saved items that a live dict lacks: created, left to other ranks that have them, or left out."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Absent:
 
     Attributes:
         path: its path.
-        leaves: what is in it.
+        leaves: its leaves.
         around: the live dict.
-        is_none: the live dict has None there.
+        is_none: the live dict has None under the key.
         in_module: the dict is a module's.
     """
 
@@ -31,17 +31,17 @@ class Absent:
     in_module: bool
 
     def is_left_out(self, sharded: frozenset[int]) -> bool:
-        """True if there are sharded tensors in it, which nothing says how to split.
+        """True if it has sharded tensors that cannot be split.
 
-        The state of an optimizer is not among the absent: it is split as its parameters are. What a module lacks, or a
-        dict of other sharded tensors, is an error, as it is without shards.
+        The state of an optimizer is not among absent items: it is split like its parameters. An item that a module
+        lacks, or a dict of other sharded tensors, is an error, as without shards.
         """
         is_of_shards = any(isinstance(child, ShardedLeaf) for child in self.around.children)
         return not (self.in_module or is_of_shards or self.leaves.arrays.isdisjoint(sharded))
 
 
 def absent_items(saved: Node, live: Node, path: Path = (), *, in_module: bool = False) -> Iterator[Absent]:
-    """All of them, but those of optimizers, which make what they lack."""
+    """All absent items, except in optimizers, which create them."""
     if not isinstance(saved, Branch):
         return
     if isinstance(live, Branch) and live.kind == "object":
@@ -66,18 +66,17 @@ def absent_items(saved: Node, live: Node, path: Path = (), *, in_module: bool = 
 
 @dataclass(frozen=True, slots=True)
 class PartRules:
-    """Where a live dict may lack items because other ranks have them, and not because they are still to be made.
+    """Where a live dict may lack items because other ranks have them, rather than because they are to be created.
 
-    So it is with what was saved as a part of one state, with dicts that have sharded tensors in them, and where the
-    user says so; the same as when states are saved. What is rank 0's all ranks get, and what is each rank's own is
-    nobody else's.
+    As when states are saved, this holds for parts of one state, for dicts with sharded tensors, and where the user has
+    declared it. Rank 0's items are restored on all ranks, and rank-local items only on their rank.
 
     Attributes:
-        parts: what was saved as a part of one state.
-        part_paths: the paths of these items.
-        own: what is each rank's own.
-        rank0: paths of what is rank 0's.
-        around_own: paths of what is rank-local on some rank, and of the containers around it.
+        parts: leaves saved as parts of one state.
+        part_paths: the paths of these parts.
+        own: per-rank leaves.
+        rank0: paths of rank 0's items.
+        around_own: paths of rank-local items, and of the containers around them.
         declared: true for a path at which ``replicated`` says "parts".
     """
 
@@ -89,11 +88,11 @@ class PartRules:
     declared: Callable[[Path], bool] = lambda path: False
 
     def gives_to_others(self, item: Absent, elsewhere: LeafNumbers | None = None) -> bool:
-        """True if an absent item has its place on other ranks.
+        """True if an absent item is restored on other ranks.
 
         Args:
-            item: whose key the live dict lacks.
-            elsewhere: the leaves that have a place on another rank; None for every leaf.
+            item: the item whose key the live dict lacks.
+            elsewhere: the leaves that other ranks restore; None for every leaf.
         """
         place, leaves = exact(item.path), item.leaves
         if item.is_none:
@@ -110,7 +109,7 @@ class PartRules:
 
 
 def has_shards(live: Node) -> bool:
-    """True if there is a sharded tensor in it."""
+    """True if a tree has a sharded tensor."""
     if isinstance(live, Branch):
         return any(map(has_shards, live.children))
     return isinstance(live, ShardedLeaf)

@@ -1,8 +1,8 @@
-"""Advice for the caller when a live state and a checkpoint do not fit each other.
+"""Advice for the caller if a live state and a checkpoint do not match.
 
-The usual causes: one of them is nested one level deeper, or was saved from a wrapper that puts a prefix before the
-names of its parameters; or an optimizer is not as it was saved. Both trees are walked along the keys that they share,
-down to the first such place.
+The usual causes: one of them is nested one level deeper, or was saved from a wrapper that adds a prefix to the names of
+its parameters; or an optimizer differs from the saved one. Both trees are walked along their common keys, down to the
+first such difference.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from deeppart.state.restore import Choice, Request, aligned
 from deeppart.state.tensors import LeafType
 from deeppart.state.tree import DICTS, ArrayLeaf, Branch, Node, ShardedLeaf, UnmadeLeaf, ValueLeaf, inside_objects
 
-#: Prefix -> (what puts it before every name, how to get at the module inside).
+#: Prefix -> (the wrapper that adds it to every name, the attribute of the module inside).
 _WRAPPERS = {
     "module._orig_mod.": ("DistributedDataParallel over torch.compile", ".module._orig_mod"),
     "_orig_mod.module.": ("torch.compile over DistributedDataParallel", "._orig_mod.module"),
@@ -28,11 +28,11 @@ _WRAPPERS = {
     "_orig_mod.": ("torch.compile", "._orig_mod"),
 }
 _MOST_KEYS = 5
-#: So many words of a name may have become others, less one.
+#: Words of a name that may have been renamed, plus one.
 _MOST_WORDS = 4
-#: The keys of what an optimizer's ``state_dict()`` gives.
+#: The keys of an optimizer's ``state_dict()``.
 KEYS = frozenset({"state", "param_groups"})
-#: The type of a leaf of a tree.
+#: Returns the type of a leaf of a tree.
 TypeOf = Callable[[ArrayLeaf], LeafType]
 
 
@@ -62,12 +62,12 @@ def _advice(saved: Node, live: Node, path: Path) -> str | None:
         if found is not None or common:
             return found
     if theirs is not None and (inside := _alike(theirs, live)) is not None:
-        here = "the whole state" if not path else f"what is at {readable(path)}"
+        here = "the whole state" if not path else f"the item at {readable(path)}"
         return f"the checkpoint has a level more: {here} is a dict with {_some(theirs)} there: {_call(theirs, inside)}"
     if mine is not None and (inside := _alike(mine, saved)) is not None:
         what = f"state[{inside!r}]" if not path else readable((*path, inside))
         return (
-            f"the checkpoint has a level less: it was saved from what is at {readable((*path, inside))} here; "
+            f"the checkpoint has a level less: it was saved from the item at {readable((*path, inside))} here; "
             f"restore({what}), and save dicts with {_some(mine)} from now on"
         )
     if theirs is not None and not path:
@@ -76,7 +76,7 @@ def _advice(saved: Node, live: Node, path: Path) -> str | None:
 
 
 def renaming(saved: Node, live: Node, saved_type: TypeOf, live_type: TypeOf, path: Path = ()) -> str | None:
-    """The ``rename`` that makes the saved names of a dict the live ones, shape by shape; None where there is none."""
+    """The ``rename`` from saved to live names of a dict, found by the shapes of the items; None if there is none."""
     theirs, mine = _as_dict(saved), _as_dict(live)
     if theirs is None or mine is None:
         return None
@@ -93,7 +93,7 @@ def renaming(saved: Node, live: Node, saved_type: TypeOf, live_type: TypeOf, pat
         }
         for there, here in sorted(product(range(_MOST_WORDS), repeat=2), key=sum):
             rules = _rules(_by_prefix(before, there), _by_prefix(after, here), _by_prefix(both, here))
-            if path:  # without it, it would be a rule for all dicts
+            if path:  # without the path, the rule would apply to all dicts
                 rules = {readable((*path, old)): readable((*path, new)) for old, new in rules.items()}
             request = Request(rules=tuple(rules.items()))
             renamed = {request.renamed(path, key)[0] for key in theirs.keys}
@@ -109,7 +109,7 @@ def renaming(saved: Node, live: Node, saved_type: TypeOf, live_type: TypeOf, pat
 
 
 def _acts_below(request: Request, node: Node | Branch, path: Path) -> bool:
-    """True if rules rename anything inside of the items of a dict."""
+    """True if rules rename anything below the items of a dict."""
     if not isinstance(node, Branch):
         return False
     below = [((*path, key), child) for key, child in zip(node.keys, node.children, strict=True)]
@@ -121,7 +121,7 @@ def _acts_below(request: Request, node: Node | Branch, path: Path) -> bool:
 
 
 def _by_prefix(shapes: dict[str, Any], words: int) -> dict[str, dict[str, Any]]:
-    """Names grouped by so many of their first words: prefix -> rest of the name -> shape."""
+    """Names grouped by their first words: prefix -> rest of the name -> shape."""
     found: dict[str, dict[str, Any]] = {}
     for name, shape in shapes.items():
         parts = name.split(".")
@@ -132,9 +132,9 @@ def _by_prefix(shapes: dict[str, Any], words: int) -> dict[str, dict[str, Any]]:
 def _rules(
     saved: dict[str, dict[str, Any]], live: dict[str, dict[str, Any]], common: dict[str, dict[str, Any]]
 ) -> dict[str, str]:
-    """Pattern -> name, where each group of saved names has the rest of exactly one live group, in the same shapes.
+    """Pattern -> name, if each group of saved names has the same rests and shapes as exactly one live group.
 
-    None where a group that both have is like a renamed one: names may have been shifted.
+    None if a group that both have looks like a renamed one: names may have been shifted.
     """
     rests = {repr(sorted(rest.items())): prefix for prefix, rest in live.items()}
     alike = {repr(sorted(rest.items())): prefix for prefix, rest in saved.items()}
@@ -153,7 +153,7 @@ def _pattern(prefix: str, rests: Iterable[str]) -> str:
 
 
 def _shape(node: Node, type_of: TypeOf) -> object:
-    """What has to be the same of two items that are one under two names."""
+    """Equal for two items that may be the same under different names."""
     node = inside_objects(node)
     if isinstance(node, Branch):
         names = map(str, node.keys)
@@ -164,11 +164,11 @@ def _shape(node: Node, type_of: TypeOf) -> object:
 
 
 def unreached_optimizers(saved: Node, live: Node, values: Sequence[Any]) -> list[Path]:
-    """Paths at which the live state has the result of an optimizer's ``state_dict()``, and more comes back than
-    reaches it.
+    """Paths at which the live state has the result of an optimizer's ``state_dict()``, and not all that is restored
+    reaches the optimizer.
 
-    The dict is not the optimizer's. If that has stepped, their tensors are the same; what is created in the dict stays
-    there, and so do settings such as the learning rate.
+    The dict is not the optimizer's. Their tensors are the same if it has stepped, but items created in the dict do not
+    reach it, nor do settings such as the learning rate.
     """
     found = []
     for path, other, mine in _pairs(saved, live):
@@ -180,7 +180,7 @@ def unreached_optimizers(saved: Node, live: Node, values: Sequence[Any]) -> list
             continue
         before, after = (_as_dict(each[id_key("state")]) for each in (ours, others))
         if before is None or after is None or not after.keys or all(type(key) is str for key in after.keys):
-            continue  # by names: of get_optimizer_state_dict, whose caller gives it to set_optimizer_state_dict
+            continue  # with names: from get_optimizer_state_dict, whose caller uses set_optimizer_state_dict
         groups = id_key("param_groups")
         if not before.keys or _values_differ(others[groups], ours[groups], values):
             found.append(path)
@@ -197,15 +197,15 @@ def _values_differ(saved: Node, live: Node, values: Sequence[Any]) -> bool:
 
 
 def placeless_objects(saved: Node, live: Node) -> list[str]:
-    """Objects whose state a checkpoint has, and that a dict of the live state lacks: ``scheduler (LambdaLR)``.
+    """Objects with a saved state that a dict of the live state lacks, as in ``scheduler (LambdaLR)``.
 
-    Their states are put there as dicts, and no object knows of it.
+    Their states are restored as dicts, and loaded by no object.
     """
     found = list[str]()
     for path, other, mine in _pairs(saved, live):
         theirs = inside_objects(other)
         if not isinstance(theirs, Branch) or theirs.kind not in DICTS or mine.kind == "object":
-            continue  # an object's own state has no objects in it
+            continue  # an object's own state has no objects
         ours = mine.by_key()
         found += [
             f"{readable((*path, key))} ({child.name.rpartition('.')[2]})"
@@ -216,7 +216,7 @@ def placeless_objects(saved: Node, live: Node) -> list[str]:
 
 
 def placeless_notice(names: list[str]) -> str:
-    """A notice about :func:`placeless_objects`."""
+    """A warning about :func:`placeless_objects`."""
     return (
         f"the live state has nothing at {', '.join(names)}: what was saved from an object there is a dict now, and no "
         "object has taken it. Put the object itself into the state, or call its load_state_dict() with the dict"
@@ -224,7 +224,7 @@ def placeless_notice(names: list[str]) -> str:
 
 
 def choice_notices(choice: Choice) -> list[str]:
-    """Notices about what was left out though nobody said so, and about names that differ."""
+    """Warnings about items left out without an explicit request, and about names that differ."""
     found = []
     if choice.beside:
         names = some_names(list(map(readable, choice.beside)))
@@ -239,14 +239,14 @@ def choice_notices(choice: Choice) -> list[str]:
     if choice.unwrapped:
         names = some_names([readable(path) for path in choice.unwrapped])
         found.append(
-            f"the names at {names} differ from those in the checkpoint by what wrappers put into them "
+            f"the names at {names} differ from those in the checkpoint by words that wrappers insert "
             "(DistributedDataParallel module., torch.compile _orig_mod.), and were matched without that"
         )
     return found
 
 
 def unplaced_notice(names: str, paths: Sequence[Path]) -> str:
-    """A notice about sharded tensors that were left out, as in a restore of the model alone."""
+    """A warning about sharded tensors that were left out, as in a restore of the model alone."""
     todo = ""
     if any("state" in path for path in paths):
         todo = (
@@ -258,7 +258,7 @@ def unplaced_notice(names: str, paths: Sequence[Path]) -> str:
 
 
 def removed_notice(names: str) -> str:
-    """A notice about what dicts of small values have lost."""
+    """A warning about items removed from dicts of small values."""
     return (
         f"removed, since dicts of small values become what was saved: {names}. What is new, and not in the checkpoint, "
         "stays with strict=False"
@@ -266,7 +266,7 @@ def removed_notice(names: str) -> str:
 
 
 def unreached_notice(paths: list[Path]) -> str:
-    """A notice about :func:`unreached_optimizers`."""
+    """A warning about :func:`unreached_optimizers`."""
     names = ", ".join(map(readable, paths))
     return (
         f"what optimizer.state_dict() gave was filled at {names}, but the optimizer does not know of it: not of its "
@@ -276,9 +276,9 @@ def unreached_notice(paths: list[Path]) -> str:
 
 
 def exchanged_optimizers(saved: Node, live: Node) -> list[str]:
-    """``opt: Adam in the checkpoint, AdamW here``: optimizers of a class by another name than those that were saved.
+    """Optimizers of another class than the saved ones, as ``opt: Adam in the checkpoint, AdamW here``.
 
-    Their ``load_state_dict`` may take what is not theirs, settings such as the weight decay included.
+    Their ``load_state_dict`` may accept foreign state, including settings such as the weight decay.
     """
     return [
         f"{readable(path)}: {theirs.name.rpartition('.')[2]} in the checkpoint, {type(mine.container).__name__} here"
@@ -290,9 +290,9 @@ def exchanged_optimizers(saved: Node, live: Node) -> list[str]:
 
 
 def _goes_by(optimizer: torch.optim.Optimizer) -> set[str]:
-    """Names of its class and of torch's that it extends, and the same of what it wraps.
+    """Names of an optimizer's class and of the torch class that it extends, also of a wrapped optimizer.
 
-    Of torch's own only the first: AdamW extends Adam, and is another.
+    For torch's own classes only the first: AdamW extends Adam, but differs from it.
     """
     names = set()
     for each in (optimizer, getattr(optimizer, "optimizer", None)):
@@ -304,7 +304,7 @@ def _goes_by(optimizer: torch.optim.Optimizer) -> set[str]:
 
 
 def exchanged_notice(lines: list[str]) -> str:
-    """A notice about :func:`exchanged_optimizers`."""
+    """A warning about :func:`exchanged_optimizers`."""
     return (
         f"an optimizer is of another class than the one that was saved ({'; '.join(lines)}): its settings and its "
         "state are the saved one's now. If that is not meant, leave it out of the state that is restored"
@@ -312,7 +312,7 @@ def exchanged_notice(lines: list[str]) -> str:
 
 
 def _wrapper(theirs: Branch, mine: Branch, path: Path) -> str | None:
-    """One side's names are the other's behind a prefix."""
+    """Advice if the names of one side are those of the other with a prefix."""
     saved, live = _names(theirs), _names(mine)
     where = f" at {readable(path)}" if path else ""
     for prefix, (wrapper, attribute) in _WRAPPERS.items():
@@ -332,7 +332,7 @@ def _wrapper(theirs: Branch, mine: Branch, path: Path) -> str | None:
 
 
 def _alike(outer: Branch, wanted: Any) -> Key | None:
-    """The key of the child that has the names of what is wanted; None where there is none."""
+    """The key of the child whose names are those of ``wanted``; None if there is none."""
     inner = _as_dict(wanted)
     if inner is None:
         return None
@@ -344,7 +344,7 @@ def _alike(outer: Branch, wanted: Any) -> Key | None:
 
 
 def _part_inside(theirs: Branch, mine: Branch | None) -> str | None:
-    """The call for a part of what the checkpoint has one level further in: the model of an application's state."""
+    """A call that restores a part of the checkpoint one level deeper: the model of an application's state."""
     names = set() if mine is None else _names(mine)
     if mine is None or not names or len(names) < len(mine.keys):
         return None
@@ -363,13 +363,13 @@ def _overlap(one: set[str], other: set[str]) -> bool:
 
 
 def _as_dict(node: Any) -> Branch | None:
-    """A dict, or what an object's ``state_dict()`` gives if that is one."""
+    """A dict, or the ``state_dict()`` of an object if it is a dict; otherwise None."""
     node = inside_objects(node)
     return node if isinstance(node, Branch) and node.kind in DICTS else None
 
 
 def _pairs(saved: Node, live: Node, path: Path = ()) -> Iterator[tuple[Path, Branch, Branch]]:
-    """The containers and objects that stand at one place of both, outermost first; none of an object's own state."""
+    """Pairs of containers and objects at the same path, outermost first; without those inside an object's state."""
     if not isinstance(saved, Branch) or not isinstance(live, Branch):
         return
     yield path, saved, live
@@ -404,7 +404,7 @@ def _call(node: Branch, inside: Key | None) -> str:
 
 
 def optimizer_advice(saved: Node, live: Node) -> str | None:
-    """What to give to ``restore`` where an optimizer is not as it was saved; None where none is."""
+    """How to restore optimizers that differ from the saved ones; None if none do."""
     for path, other, each in _pairs(saved, live):
         theirs, mine = inside_objects(other), inside_objects(each)
         if not isinstance(theirs, Branch) or not isinstance(mine, Branch) or set(theirs.keys) != KEYS:
@@ -440,7 +440,7 @@ def _state_advice(saved: list[Key] | None, live: list[Key] | None, name: str) ->
 
 
 def _are_numbers(keys: list[Key]) -> bool:
-    """Of no keys, too: an optimizer that has not stepped."""
+    """True for no keys, too: an optimizer that has not stepped."""
     return all(type(key) is int for key in keys)
 
 

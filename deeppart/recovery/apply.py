@@ -1,10 +1,10 @@
-"""Restoring: from a recovered step to the live state, collectively.
+"""Writes a recovered step into the live state, collectively.
 
-Order matters: the live state is matched with the structure, per-rank leaves are decided on and user functions are
-called before the first live byte changes; any error up to then is raised on every rank and leaves the state as it was.
-A source that fails, at whatever moment up to the handing over, is raised as SourcesFailedError on every rank: the same
-arrays are filled again then, with what other sources give.
-Each step takes what the one before returns: documents, saved step, matched state, mapped values, arrays to fill.
+Before the first live byte changes, the live state is matched with the structure, per-rank leaves are mapped, and user
+functions are called; any error up to then is raised on every rank and leaves the state unchanged. A source that fails
+at any time before objects take their state is raised as SourcesFailedError on every rank: then the same arrays are
+filled again from other sources. Each stage takes the result of the one before: documents, saved step, matched state,
+mapped values, arrays to fill.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ def restore_state(
 ) -> tuple[RestoreReport, list[DeeppartWarning], list[str]] | None:
     """Write a recovered step into the live state (collective).
 
-    Where it is refused, the parts are dropped: an error that is kept, or its traceback, would keep their memory,
-    which may be locked.
+    If it fails, references to the parts are dropped: an error that is kept, or its traceback, would keep their
+    memory, which may be locked.
     """
     try:
         return _restore_state(ranks, recovered, live, policies, Replication(replicated), known)
     except DeeppartError as error:
         if not isinstance(error, CommError) or isinstance(error, RemoteRankError):
-            recovered.mine.clear()  # otherwise messages may be on their way from there
+            recovered.mine.clear()  # not on success: messages may still be sent from there
         raise
 
 
@@ -89,19 +89,19 @@ def _restore_state(
     tables = share_tables(ranks, recovered)
     with closing(tables.copies):
         restoring = _Restoring(ranks, recovered, tables, policies)
-        whole = known if known is not None and known.attempt == recovered.attempt else restoring.take_in()
+        whole = known if known is not None and known.attempt == recovered.attempt else restoring.load_step()
         matched, old = restoring.match(whole, live, replication)
         if restoring.needs_more(matched):
             return None
         mapped = restoring.map_old_ranks(matched, old)
-        to_fill = restoring.look_for_overlaps(matched, mapped)
+        to_fill = restoring.find_overlaps(matched, mapped)
         restoring.write(matched, mapped, to_fill)
     report = report_of(matched, tables.loaded_bytes, tables.saved_bytes)
     return report, notices(matched, ranks.comm.size), list(matched.own.names)
 
 
 class _Restoring:
-    """One restore under way: between whom, and of what. Every method is collective."""
+    """A restore in progress. Every method is collective."""
 
     def __init__(self, ranks: Ranks, recovered: Recovered, tables: Tables, policies: PerRankPolicies) -> None:
         self._ranks, self._recovered, self._tables, self._policies = ranks, recovered, tables, policies
@@ -109,14 +109,14 @@ class _Restoring:
         self._delivery = Delivery(ranks, recovered, tables)
         self._what = f"restore of step {recovered.attempt.step}"
 
-    def take_in(self) -> SavedStep:
-        """All of the step, out of the documents of its parts."""
+    def load_step(self) -> SavedStep:
+        """The whole step, from the documents of its parts."""
         comm, attempt = self._comm, self._recovered.attempt
         documents = share_documents(self._ranks, self._recovered, self._tables.document)
         return self._together(lambda: saved_step(attempt, documents, comm.rank, comm.size), _MATCHING)
 
     def match(self, whole: SavedStep, live: LiveState, replication: Replication) -> tuple[Matched, OldLeaves]:
-        """Match the live state; and memory for what old ranks had, where it is asked for."""
+        """Match the live state; and allocate memory for the old ranks' per-rank leaves that are needed."""
         comm, flat, request = self._comm, live.flat, live.request
         saved, choice = self._together(lambda: narrowed(whole, flat, request, live.outermost), _MATCHING)
         saved = with_own_of_all(saved, whole, comm, self._what, self._timeout)
@@ -140,7 +140,7 @@ class _Restoring:
         return bool(self._ranks.finish(self._comm.maximum(lacking), self._what).any())
 
     def map_old_ranks(self, matched: Matched, old: OldLeaves) -> Mapped:
-        """Take rank 0's per-rank values, or ask the caller's function for this rank's."""
+        """Take rank 0's per-rank values, or call the caller's function for this rank's."""
         comm = self._comm
         failure = None
         if old:
@@ -153,8 +153,8 @@ class _Restoring:
 
         return self._together(mapped, _MATCHING)
 
-    def look_for_overlaps(self, matched: Matched, mapped: Mapped) -> ToFill:
-        """Take what is to be filled; live leaves that share memory are brought alone first, and compared."""
+    def find_overlaps(self, matched: Matched, mapped: Mapped) -> ToFill:
+        """Collect the arrays to fill; live leaves that share memory are received separately first, and compared."""
         to_fill = self._together(lambda: arrays_to_fill(matched), _SHARING)
         overlapping = self._comm.maximum(np.array([bool(to_fill.alone or to_fill.shards)], dtype=np.int64))
         if self._ranks.finish(overlapping, self._what).any():
@@ -169,7 +169,7 @@ class _Restoring:
         return to_fill
 
     def write(self, matched: Matched, mapped: Mapped, to_fill: ToFill) -> None:
-        """Fill the arrays, tie what was tied, hand everything to its containers. The live state changes here."""
+        """Fill the arrays, restore ties and put everything into its containers. Changes the live state."""
         failure = self._delivery.bring(Scatter(wanted(matched, mapped.own_leaves, to_fill.all())))
         self._check_sources(failure, has_begun=True)
 
@@ -217,12 +217,12 @@ class ToFill:
     """The arrays of a live state that are to be filled.
 
     Attributes:
-        arrays: by leaf number; each holds all of the leaf.
-        alone: memory for those that share some with another, or are components of tensors that are made of others, to
-            be brought alone first.
-        boxes: by leaf number, the shards of a live tensor.
-        components: which of ``alone`` are components.
-        shards: leaf numbers, shards or leaves that share memory with a shard, and memory for each of them, likewise.
+        arrays: arrays with a whole leaf, by leaf number.
+        alone: memory for leaves that share memory, and for components of composite tensors, which are received
+            separately first, by leaf number.
+        boxes: shards of live tensors, by leaf number.
+        components: the leaves in ``alone`` that are components.
+        shards: leaf numbers, shards or leaves that share memory with a shard, and memory to receive each separately.
     """
 
     arrays: dict[int, Array]
@@ -232,12 +232,12 @@ class ToFill:
     shards: Sequence[tuple[int, LiveBox, LiveBox]] = ()
 
     def all(self) -> Iterator[tuple[int, LiveBox]]:
-        """Everything that is to be filled."""
+        """All arrays to be filled."""
         yield from _whole(self.arrays)
         yield from ((index, live) for index, shards in self.boxes.items() for live in shards)
 
     def all_alone(self) -> Iterator[tuple[int, LiveBox]]:
-        """The memory for what is to be brought alone first."""
+        """The memory for leaves that are received separately first."""
         yield from _whole(self.alone)
         yield from ((index, memory) for index, _, memory in self.shards)
 
@@ -247,7 +247,7 @@ def _whole(arrays: Mapping[int, Array]) -> Iterator[tuple[int, LiveBox]]:
 
 
 def arrays_to_fill(matched: Matched) -> ToFill:
-    """Take what is to be filled, and see which live leaves of it share memory in other ways than was saved."""
+    """Collect the arrays to fill, and find live leaves that share memory in other ways than saved."""
     target = matched.target
     arrays = target.arrays()
     live = {index: arrays[index] for index in target.live if index in arrays}
@@ -269,7 +269,7 @@ def arrays_to_fill(matched: Matched) -> ToFill:
 
 
 def live_boxes(matched: Matched) -> dict[int, list[LiveBox]]:
-    """The shards that this rank has of live tensors, and of those that are created, by leaf number."""
+    """This rank's shards of live tensors, and of created ones, by leaf number."""
     target, found = matched.target, dict[int, list[LiveBox]]()
     for index, leaf in target.sharded.items():
         arrays = target.cast_shards.get(index) or [matched.flat.data[number] for number in leaf.numbers]
@@ -281,7 +281,7 @@ def live_boxes(matched: Matched) -> dict[int, list[LiveBox]]:
 
 
 def sources_of(matched: Matched, own: Set[int]) -> Callable[[int, Box], Iterable[Source]]:
-    """Tells which pieces have bytes of a box of a leaf; ``own``: numbers of those that are per rank."""
+    """A function that returns the pieces with bytes of a box of a leaf; ``own``: numbers of the per-rank leaves."""
     saved, target = matched.saved, matched.target
     aliases, rank = saved.structure.aliases, matched.rank if saved.same_world else None
 
@@ -289,8 +289,8 @@ def sources_of(matched: Matched, own: Set[int]) -> Callable[[int, Box], Iterable
         if index in saved.tensors:
             return matched.held.sources(index, box, rank)
         if index in own and not saved.same_world:
-            return ()  # what this rank gets was made of those of the old ranks
-        # What is a view here no more is filled with the bytes of the leaf whose memory it shared.
+            return ()  # mapped from leaves of the old ranks
+        # A leaf that is no longer an alias here is filled with the bytes of its saved owner.
         leaf = aliases[index].owner if index in aliases and index not in target.structure.aliases else index
         part = matched.rank if index in own else ANY_PART
         return (Source(part, leaf, 0, Box.whole(target.types[index].shape)),)
@@ -299,7 +299,7 @@ def sources_of(matched: Matched, own: Set[int]) -> Callable[[int, Box], Iterable
 
 
 def wanted(matched: Matched, own: Set[int], wanting: Iterable[tuple[int, LiveBox]]) -> Iterator[Wanted]:
-    """What of the parts goes into the arrays of this rank; ``own``: as of :func:`sources_of`."""
+    """The bytes of the parts that go into arrays of this rank; ``own``: see :func:`sources_of`."""
     sources, types = sources_of(matched, own), matched.target.types
     for index, live in wanting:
         for source in sources(index, live.box):
@@ -309,11 +309,11 @@ def wanted(matched: Matched, own: Set[int], wanting: Iterable[tuple[int, LiveBox
 def _boxes_to_compare(
     matched: Matched, boxes: Mapping[int, Sequence[LiveBox]], arrays: Mapping[int, Array]
 ) -> list[tuple[int, LiveBox]]:
-    """The live shards and leaves that share memory, of which one is a shard: they may have been saved with other bytes.
+    """Live shards, and leaves that share memory with a shard, whose saved bytes may differ.
 
-    The very same ones that get the same pieces, as tied parameters do, cannot.
+    Identical arrays that get the same pieces, like tied parameters, cannot differ.
     """
-    places = [(index, live) for index, shards in boxes.items() for live in (_to_be_cast(matched, index) or shards)]
+    places = [(index, live) for index, shards in boxes.items() for live in (_boxes_to_cast(matched, index) or shards)]
     live = {~number: array for number, array in arrays.items() if number in matched.target.live}
     live |= {~number: array for number, array in matched.target.casts.items()}
     found = overlapping(live | {place: box.array for place, (_, box) in enumerate(places)}) if boxes else []
@@ -327,8 +327,8 @@ def _boxes_to_compare(
     return found_boxes
 
 
-def _to_be_cast(matched: Matched, index: int) -> list[LiveBox]:
-    """The live shards of a tensor of another dtype, which are written last; [] of any other."""
+def _boxes_to_cast(matched: Matched, index: int) -> list[LiveBox]:
+    """The live shards of a tensor with another dtype, which are written last; [] for other tensors."""
     if index not in matched.target.cast_shards:
         return []
     leaf = matched.target.sharded[index]
@@ -337,7 +337,7 @@ def _to_be_cast(matched: Matched, index: int) -> list[LiveBox]:
 
 
 def _are_twins(matched: Matched, found: list[tuple[int, LiveBox]]) -> bool:
-    """True if arrays that share memory are the very same ones, and get the same bytes: tied parameters."""
+    """True if arrays that share memory are identical and get the same bytes: tied parameters."""
     sources = sources_of(matched, matched.saved.own_leaves)
 
     def gets(index: int, live: LiveBox) -> tuple[Box, frozenset[Source]]:
@@ -351,15 +351,15 @@ def _are_twins(matched: Matched, found: list[tuple[int, LiveBox]]) -> bool:
 
 
 def _identity(box: LiveBox) -> tuple[object, ...]:
-    """What two arrays have in common that are the same elements in the same order."""
+    """Equal for arrays with the same elements in the same order."""
     array = box.array
     strides = array.stride() if isinstance(array, torch.Tensor) else array.strides
     return address(array), tuple(array.shape), tuple(strides), str(array.dtype)
 
 
 def check_conflicts(matched: Matched, to_fill: ToFill, mapped: Mapped) -> None:
-    """See whether the leaves that were brought alone can all be had at once, and make tensors; the live ones are as
-    before.
+    """Check that leaves that share memory can all have their saved bytes, and that composite tensors can be made.
+    The live leaves are unchanged afterwards.
     """
     wanted = to_fill.alone | {index: value for index, value in mapped.arrays.items() if index in to_fill.alone}
     check_composites(matched.target, wanted)
@@ -387,7 +387,7 @@ def _overlap_error(matched: Matched, conflicts: list[int], among: list[int]) -> 
 
 
 def report_of(matched: Matched, loaded_bytes: int, saved_bytes: int) -> RestoreReport:
-    """The report of a restore that has ended."""
+    """The report of a finished restore."""
     target, choice = matched.target, matched.choice
     placed = list(walk_tree(target.structure.tree, ()))
     names = {node.index: readable(path) for path, node in placed if isinstance(node, ArrayLeaf)}
@@ -411,7 +411,7 @@ def report_of(matched: Matched, loaded_bytes: int, saved_bytes: int) -> RestoreR
 
 
 def to_cast(matched: Matched, arrays: Mapping[int, Array]) -> Iterator[tuple[Array, Array]]:
-    """The live arrays of another dtype than was saved, and what each gets."""
+    """Live arrays with another dtype than the saved leaf, and their new content."""
     target = matched.target
     for index, data in target.casts.items():
         if index not in target.dropped:
@@ -423,7 +423,7 @@ def to_cast(matched: Matched, arrays: Mapping[int, Array]) -> Iterator[tuple[Arr
 
 
 def lacks_bytes(matched: Matched, tables: Tables) -> bool:
-    """True if this rank is to fill anything of which not all has been read."""
+    """True if this rank needs bytes that no rank has read."""
     sources, types, boxes = sources_of(matched, matched.saved.own_leaves), matched.target.types, live_boxes(matched)
     wanting = [(index, live.box) for index, shards in boxes.items() for live in shards]
     wanting += [(index, Box.whole(types[index].shape)) for index in matched.target.numbers() if index not in boxes]

@@ -1,8 +1,8 @@
-"""Recovery: from what survives to verified parts in memory, collectively and without touching the live state.
+"""Recovers a step: reads its parts from surviving sources into memory, collectively, without using the live state.
 
-Every chunk that is asked for is read by exactly one rank, and its digest is checked, before anyone goes on. A source
-that turns out bad, then or when its bytes are used, gives way to the part's next one; a step that cannot be recovered
-gives way to the one before; all reasons are kept for the error or the report.
+Every requested chunk is read by exactly one rank, and its digest is checked before any rank continues. If a source
+turns out to be bad, then or when its bytes are used, the part's next source is used; if a step cannot be recovered, the
+step before it. All reasons are kept for the error or the report.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from deeppart.recovery.narrow_reading import NarrowReading
 from deeppart.recovery.parts import LEAST_THREADS, Chosen, LoadedPart, OpenedPart, load_part
 from deeppart.state.capture import Staging, staging_bytes
 
-#: Lines of an error about a step that cannot be recovered.
+#: Lines of an error about a step that cannot be recovered, at most.
 _MOST_REASONS = 40
-#: (part, the source that failed, why, and whether that says nothing of the source: see :func:`lacks_descriptors`)
+#: (part, the failed source, why, and whether that is not the source's fault: see :func:`lacks_descriptors`)
 SourceFailure = tuple[int, Location, str, bool]
 
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """A step whose parts are all in memory somewhere.
+    """A step whose parts are all in the memory of some rank.
 
     Attributes:
-        candidate: which checkpoint, with the sources that turned out bad struck out.
+        candidate: the checkpoint, without the sources that turned out to be bad.
         reads: the readers and source of each part, in part order.
-        mine: part number -> what this rank has read of it, of those that it has read any of.
+        mine: part number -> the chunks that this rank has read, for parts of which it has read any.
     """
 
     candidate: Candidate
@@ -64,16 +64,16 @@ class Recovered:
         return self.candidate.attempt
 
     def led_by(self, rank: int) -> list[int]:
-        """The parts of which a rank tells the others what the index says: numbers, so that nothing holds the bytes."""
+        """Numbers of the parts whose index a rank sends to the others; numbers, so that no bytes are referenced."""
         return [read.part for read in self.reads if read.reader == rank]
 
 
 class SourcesFailedError(Exception):
-    """Sources that had been read failed when their bytes were used; raised on all ranks.
+    """Sources failed when bytes read from them were used; raised on all ranks.
 
     Attributes:
-        failed: which, and why.
-        has_begun: the live state may hold bytes of the step: it must be this one that is restored.
+        failed: the sources and reasons.
+        has_begun: the live state may have bytes of the step, so that only this step may be restored.
     """
 
     def __init__(self, failed: list[SourceFailure], *, has_begun: bool) -> None:
@@ -86,14 +86,14 @@ class Reading:
     """How the ranks read parts.
 
     Attributes:
-        comm: between them.
-        run: drives an operation between them to its end.
-        staging: memory for what this rank reads.
-        arena: memory for what is exchanged to rebuild parts.
+        comm: the communicator.
+        run: drives an operation between the ranks to its end.
+        staging: memory for the chunks that this rank reads.
+        arena: memory for exchanges that rebuild parts.
         signing: the keys to check with, or None.
-        threads: of this rank, that read and check.
-        at: makes a path of a source's text, below the directory that it lies in.
-        open_source: opens what lies there.
+        threads: this rank's threads that read and check.
+        at: converts a source's path in text form, relative to its base directory, to a path.
+        open_source: opens a source.
     """
 
     comm: Comm
@@ -172,7 +172,7 @@ def read_candidate(
         mine, space, failures = _read_mine(reading, candidate.attempt, reads, chosen_of)
         failed = gather_failures(comm, failures, f"{label}, reading", run)
         if not failed and any(read.source.rebuild for read in reads):
-            for careful in (False, True):  # nearly always, the files are as good as they look
+            for careful in (False, True):  # nearly always, the files are undamaged
                 what = f"{label}, rebuilding{' once more, block by block' if careful else ''}"
                 rebuilt, failures, shortage = _rebuild_mine(reading, candidate.attempt, reads, space, careful, what)
                 failed = gather_failures(comm, failures, what, run, shortage if careful else "")
@@ -187,7 +187,7 @@ def read_candidate(
                 return recovered, [*lines, explain(candidate, reads)]
             except SourcesFailedError as error:
                 failed, has_begun = error.failed, has_begun or error.has_begun
-                mine.clear()  # before its memory is used for the same once more
+                mine.clear()  # before its memory is reused
         lines += [f"{label}: {reason}" for _, _, reason, _ in failed]
         rest = candidate.without([(part, location) for part, location, *_ in failed])
         if isinstance(rest, int):
@@ -211,7 +211,7 @@ def _half_filled(rank: int, label: str, lines: list[str]) -> RestoreError:
 def gather_failures(
     comm: Comm, failures: list[SourceFailure], what: str, run: Run, shortage: str = ""
 ) -> list[SourceFailure]:
-    """Everyone's, on every rank."""
+    """The failures of all ranks, on every rank."""
     message = [(part, location.rank, location.path, reason, lacks) for part, location, reason, lacks in failures]
     texts = [json.loads(text) for text in run(comm.allgather(json.dumps([message, shortage]).encode()), what)]
     told = [(rank, each) for rank, (sent, _) in enumerate(texts) for each in sent]
@@ -229,7 +229,7 @@ def _read_mine(
     reads: tuple[Read, ...],
     chosen_of: Callable[[Mapping[int, OpenedPart]], dict[int, Chosen]],
 ) -> tuple[dict[int, LoadedPart], dict[int, Bytes], list[SourceFailure]]:
-    """Read this rank's parts; also memory for those that it will get by a rebuild, and failures."""
+    """Read this rank's parts; also memory for those that it will rebuild, and failures."""
     rank = reading.comm.rank
     assigned = [read for read in reads if rank in read.readers]
     opened: dict[int, OpenedPart] = {}
@@ -241,7 +241,7 @@ def _read_mine(
                 try:
                     source = files.enter_context(reading.open_source(read.source.path))
                     opened[read.part] = OpenedPart(source, read, attempt, reading.signing, rank)
-                except Exception as error:  # of whatever kind: the other ranks wait for what this one has read
+                except Exception as error:  # of any type: the other ranks wait for the parts that this one reads
                     failures.append(failure_of(read, rank, error))
         chosen = chosen_of(opened)
         try:
@@ -259,7 +259,7 @@ def _read_mine(
 
 
 def failure_of(read: Read, rank: int, error: Exception) -> SourceFailure:
-    """A line about a source that failed, and on which node, where others may have a file of the same path."""
+    """A line about a failed source and its node; other nodes may have a file with the same path."""
     line = one_line(as_error(error, f"reading {read.source.path} failed"))
     line = on_node(line, rank) if read.source.is_on_a_node else line
     return read.part, read.source.location, line, lacks_descriptors(error)
@@ -268,7 +268,7 @@ def failure_of(read: Read, rank: int, error: Exception) -> SourceFailure:
 def _rooms(
     assigned: list[Read], opened: dict[int, OpenedPart], chosen: dict[int, Chosen], staging: Staging
 ) -> dict[int, Bytes]:
-    """Staging memory for every part that takes some: part -> its buffer."""
+    """Staging memory for every part that needs some: part -> its buffer."""
     lengths: dict[int, int] = {}
     for read in assigned:
         if read.source.rebuild is not None:
@@ -286,7 +286,7 @@ def _rooms(
 def _rebuild_mine(
     reading: Reading, attempt: Attempt, reads: tuple[Read, ...], space: dict[int, Bytes], careful: bool, what: str
 ) -> tuple[dict[int, LoadedPart], list[SourceFailure], str]:
-    """Rebuild what has no copy left (collective)."""
+    """Rebuild parts without a surviving copy (collective)."""
     comm = reading.comm
     wanted = [Wanted(read.part, read.reader, read.source.rebuild) for read in reads if read.source.rebuild]
     try:

@@ -1,10 +1,10 @@
-"""Distribute: from verified parts to the arrays of all ranks.
+"""Distributes the bytes of verified parts to the arrays of all ranks.
 
-Each rank works out what it wants of which chunk. Where that is the same for all ranks, as nearly always, the chunk is
-relayed: once to each node and on to its ranks (:mod:`deeppart.plan.restart.reading`). Of any other, the rank that has
-read it sends to each that wants some of it just that, on request. What lies in the memory of a rank or of its node
-is copied from there. Chunks of different readers are under way together, so that every rank's links and cores work at
-once; a chunk that holds a piece of one array is received straight into it.
+Each rank determines which bytes of which chunk it needs. If all ranks need the same bytes of a chunk, as is usual, it
+is relayed: sent once to each node and on to its ranks (:mod:`deeppart.plan.restart.reading`). Of other chunks, each
+rank requests the bytes that it needs from the rank that has read them. Bytes in the memory of a rank or of its node are
+copied from there. Chunks of different readers are in transfer together, so that all links and cores are used; a chunk
+with one piece for one array is received directly into it.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from deeppart.state.pieces import LeafPiece
 from deeppart.state.restore import Scatter, Want, cut_patch
 
 T = TypeVar("T")
-#: Relayed chunks on their way at once.
+#: Relayed chunks in transfer at once.
 WINDOW = 8
-#: Relayed chunks have so many tags in turn, since they are passed on in the order in which they arrive. No rank has
-#: chunks under way that are so many apart: two with one tag come in the order in which they went.
+#: Relayed chunks have this many tags in turn, since they are passed on in order of arrival. No rank has chunks in
+#: transfer that are so far from each other: two with the same tag arrive in the order in which they were sent.
 _TAGS = 1024
-#: Of what is sent on request: chunks under way from one rank to another.
+#: Requested chunks in transfer from one rank to another.
 _ORDER_WINDOW = 4
 _ORDER_TAG = 2050
 _DIGEST_BITS = (1 << 61) - 1
 
 
 class Failure(NamedTuple):
-    """What went wrong on this rank.
+    """An error on this rank.
 
     Attributes:
-        error: as it was raised.
-        part: the part whose source could not be read; None if something else went wrong.
+        error: the exception.
+        part: the part whose source could not be read; None for other errors.
     """
 
     error: Exception
@@ -61,7 +61,7 @@ class Failure(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """A chunk of a part, and what this rank wants of its pieces, which are numbered."""
+    """A chunk of a part, and the bytes of its numbered pieces that this rank needs."""
 
     index: PartIndexView
     number: int
@@ -77,21 +77,21 @@ class _Chunk:
         return self.index.part, self.reader
 
     @property
-    def stretch(self) -> tuple[int, int]:
-        return self.index.stretch(self.number)
+    def byte_range(self) -> tuple[int, int]:
+        return self.index.byte_range(self.number)
 
     @property
     def nbytes(self) -> int:
-        begin, end = self.stretch
+        begin, end = self.byte_range
         return end - begin
 
     def digest(self) -> int:
-        """A number that is the same for ranks that want the same of the chunk, and never 0."""
+        """A number that is the same for ranks that need the same bytes of the chunk, and never 0."""
         wants = [(piece, 0 if want.source is None else hash((want.source, want.target))) for piece, want in self.wants]
         return (hash(tuple(wants)) & _DIGEST_BITS) + 1
 
     def order(self) -> list[Any]:
-        """For the rank that has read it: of which pieces which elements; all bytes where it says nothing else."""
+        """The request to the reader of the chunk: elements of pieces; if nothing else is said, all bytes."""
         wants = [
             [number] if want.source is None else [number, want.source, want.target, want.itemsize]
             for number, want in self.wants
@@ -99,15 +99,15 @@ class _Chunk:
         return [self.index.part, self.number, wants]
 
     def ordered_bytes(self) -> int:
-        """How many bytes it is sent of what it orders."""
+        """The number of requested bytes."""
         return sum(want.nbytes_of(self.pieces[number]) for number, want in self.wants)
 
 
 class Delivery:
-    """Brings the bytes of a recovered step to the arrays that want them; collective.
+    """Brings the bytes of a recovered step to the arrays that need them; collective.
 
-    A rank that cannot write or read something goes on to the end, since others wait for what it passes on, with bytes
-    of no use if need be.
+    A rank that fails to read or write continues to the end, with useless bytes if necessary, since other ranks wait for
+    the bytes that it passes on.
     """
 
     def __init__(self, ranks: Ranks, recovered: Recovered, tables: Tables) -> None:
@@ -115,14 +115,14 @@ class Delivery:
         self._routes = Routes(ranks.node_of, ranks.rank)
         self._parts = {index.part: index for index in tables.indexes}
         lengths = [len(index.readers) for index in tables.indexes]
-        #: Numbers of the first chunks of the parts, if those of all parts are counted; and the places of all chunks in
-        #: an order in which their readers take turns.
+        #: Numbers of the first chunks of the parts, when chunks of all parts are counted; and the positions of all
+        #: chunks in an order in which their readers alternate.
         self._firsts = [0, *accumulate(lengths)][:-1]
         self._places = _in_turns(np.concatenate([index.readers for index in tables.indexes]))
         self._what = f"restore of step {recovered.attempt.step}, distributing"
 
     def bring(self, scatter: Scatter) -> Failure | None:
-        """Fill the arrays of all ranks; returns what went wrong first on this one, for all ranks to be told."""
+        """Fill the arrays of all ranks; returns the first error of this rank, which all ranks have to receive."""
         attempts = _Attempts()
         chunks = self._wanted(scatter, attempts)
         is_relayed = self._agree(chunks)
@@ -138,13 +138,13 @@ class Delivery:
                 else:
                     copy(attempts.at(self._filling(chunk, scatter, here), chunk.index.part))
         if self._ranks.finish(self._ranks.comm.maximum(np.array([any(orders)], dtype=np.int64)), self._what).any():
-            told = [json.dumps([chunk.order() for chunk in each]).encode() for each in orders]
-            asked = [json.loads(text) for text in self._ranks.finish(exchange(self._ranks.comm, told), self._what)]
+            encoded = [json.dumps([chunk.order() for chunk in each]).encode() for each in orders]
+            asked = [json.loads(text) for text in self._ranks.finish(exchange(self._ranks.comm, encoded), self._what)]
             self._ranks.finish(self._answering(orders, asked, scatter, attempts), self._what)
         return attempts.failure
 
     def _wanted(self, scatter: Scatter, attempts: _Attempts) -> list[tuple[int, _Chunk]]:
-        """The chunks of which this rank wants something, by their places in the order of all that were read."""
+        """The chunks with bytes that this rank needs, by their positions in the order of all chunks read."""
         chunks: list[tuple[int, _Chunk]] = []
         for index, first in zip(self._tables.indexes, self._firsts, strict=True):
             for number, pieces, wants in scatter.chunks(index.part, index.pieces):
@@ -155,7 +155,7 @@ class Delivery:
         return sorted(chunks, key=itemgetter(0))
 
     def _agree(self, chunks: Sequence[tuple[int, _Chunk]]) -> npt.NDArray[np.bool_]:
-        """By place, whether all ranks want the same of a chunk."""
+        """By position, whether all ranks need the same bytes of a chunk."""
         digests = np.zeros(len(self._places), dtype=np.int64)
         for place, chunk in chunks:
             digests[place] = chunk.digest()
@@ -164,16 +164,16 @@ class Delivery:
         return np.asarray((highest == lowest) & (lowest > 0))
 
     def _bytes_here(self, chunk: _Chunk) -> Callable[[], Bytes] | None:
-        """Gives the raw bytes of a chunk, if they are in this rank's memory, or in its node's; None if not."""
+        """Returns the raw bytes of a chunk in the memory of this rank or its node; None if it is not there."""
         if chunk.reader == self._ranks.rank:
             return lambda: _chunk_in_memory(self._recovered.mine[chunk.index.part], chunk.number)
         if chunk.holding in self._tables.copies.mine:
             found = self._tables.copies.mine[chunk.holding]
-            return lambda: found.stretch(*chunk.stretch)
+            return lambda: found.byte_range(*chunk.byte_range)
         return None
 
     def _filling(self, chunk: _Chunk, scatter: Scatter, data: Callable[[], Bytes]) -> Callable[[], None]:
-        """Puts a chunk that is here where it belongs; straight from a mate's file if it holds bytes of one leaf."""
+        """A call that fills arrays from a chunk in memory; directly from a mate's file if it has bytes of one leaf."""
         part, found = chunk.index.part, self._tables.copies.mine.get(chunk.holding)
 
         def fill() -> None:
@@ -181,11 +181,11 @@ class Delivery:
             if found is None or target is None or len(target) != chunk.nbytes:
                 scatter.write(part, chunk.pieces, data())
             else:
-                found.read_into(chunk.stretch[0], target)
+                found.read_into(chunk.byte_range[0], target)
 
         return fill
 
-    # --- what all ranks want ---
+    # --- chunks that all ranks need ---
 
     def _relaying(
         self,
@@ -219,7 +219,7 @@ class Delivery:
         scatter: Scatter,
         attempts: _Attempts,
     ) -> tuple[Operation[None], Callable[[], None]]:
-        """Begin to receive a chunk, or to send what is here; and what is to be done when that is over."""
+        """Begin to receive a chunk, or to send one in memory; returns the operation and a call for its end."""
         part = chunk.index.part
         if hop.source is None:
             sent = None if here is None else attempts.result(here, part)
@@ -237,7 +237,7 @@ class Delivery:
     def _sending(self, data: Bytes, hop: Hop, tag: int) -> Operation[None]:
         return interleaved([self._ranks.comm.send(data, target, tag) for target in hop.targets])
 
-    # --- what some ranks want ---
+    # --- chunks that some ranks need ---
 
     def _answering(
         self,
@@ -246,11 +246,10 @@ class Delivery:
         scatter: Scatter,
         attempts: _Attempts,
     ) -> Operation[None]:
-        """Send what was asked for, and receive what this rank has ordered: one message for a chunk.
+        """Send requested bytes, and receive the bytes that this rank has requested: one message per chunk.
 
-        Pairs of ranks take turns: in turn k every rank sends to the one k further, and receives from the one k before.
-        So no rank has more than a few chunks under way, however many others there are, and none waits for a rank that
-        waits for it.
+        In round k every rank sends to the rank k further, and receives from the rank k before. So no rank has more than
+        a few chunks in transfer, however many ranks there are, and no two ranks wait for each other.
         """
         size, rank = self._ranks.comm.size, self._ranks.rank
         for distance in range(1, size):
@@ -271,7 +270,7 @@ class Delivery:
             yield receiving, _no_more if target is not None else attempts.at(_unpacking(chunk, data, scatter))
 
     def _cut(self, order: list[Any], attempts: _Attempts) -> Bytes:
-        """What another rank wants of a chunk, one after the other."""
+        """The bytes that another rank has requested of a chunk, concatenated."""
         part, chunk, wants = order
         pieces = self._parts[part].pieces.of(chunk)
         found = [(pieces[number], _want(rest)) for number, *rest in wants]
@@ -291,7 +290,7 @@ class Delivery:
 
 
 def _in_turns(readers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The places of chunks in an order in which their readers take turns, the same on all ranks."""
+    """The positions of chunks in an order in which their readers alternate, the same on all ranks."""
     by_reader = np.argsort(readers, kind="stable")
     ordered = readers[by_reader]
     turns = np.empty(len(readers), dtype=np.int64)
@@ -301,11 +300,11 @@ def _in_turns(readers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return places
 
 
-def _want(told: list[Any]) -> Want:
-    """What another rank wants, of an array of its own."""
-    if not told:
+def _want(encoded: list[Any]) -> Want:
+    """The decoded request of another rank, for one of its arrays."""
+    if not encoded:
         return Want(0, None, None, 1)
-    source, target, itemsize = told
+    source, target, itemsize = encoded
     return Want(0, _box(*source), _box(*target), itemsize)
 
 
@@ -314,7 +313,7 @@ def _box(offset: list[int], sizes: list[int]) -> Box:
 
 
 def _elements(want: Want, piece: LeafPiece, held: Bytes) -> Iterator[Any]:
-    """What is wanted of the bytes of a piece, array by array."""
+    """The requested elements of a piece, array by array."""
     if want.source is None:
         yield held
     else:
@@ -323,7 +322,7 @@ def _elements(want: Want, piece: LeafPiece, held: Bytes) -> Iterator[Any]:
 
 
 def _unpacking(chunk: _Chunk, data: Bytes, scatter: Scatter) -> Callable[[], None]:
-    """Puts what has come one after the other where it belongs."""
+    """A call that writes the received bytes, which are concatenated, into arrays."""
 
     def unpack() -> None:
         at = 0
@@ -334,7 +333,7 @@ def _unpacking(chunk: _Chunk, data: Bytes, scatter: Scatter) -> Callable[[], Non
 
 
 def _never_read(part: int, leaf: int) -> Failure:
-    """The error for a leaf that is to be filled from bytes that were left out as not asked for."""
+    """The error for a leaf that needs bytes that were not read because they were not requested."""
     error = StorageError(
         "bytes that a restore needs were left out when the step was read; this is a fault of the library",
         found=f"leaf {leaf} of part {part}",
@@ -344,33 +343,33 @@ def _never_read(part: int, leaf: int) -> Failure:
 
 
 class _Attempts:
-    """What one rank does for itself while others wait for what it passes on: nothing is raised before the end.
+    """Runs a rank's work while others wait for the bytes that it passes on: errors are kept until the end.
 
     Attributes:
-        failure: what went wrong first, or None. Any thread may set it; a later one may take the place of an earlier.
+        failure: an error of the work, or None. Any thread may set it; a later one may replace an earlier one.
     """
 
     def __init__(self) -> None:
         self.failure: Failure | None = None
 
     def at(self, do: Callable[[], None], part: int | None = None) -> Callable[[], None]:
-        """A call that does this, unless something has failed; and takes note if it fails."""
+        """A call that does this unless something has failed before; its error is recorded."""
         return lambda: self.result(do, part)
 
     def result(self, do: Callable[[], T], part: int | None = None) -> T | None:
-        """What this returns; None if it fails, or something has failed before."""
+        """The result of ``do``; None if it fails, or something has failed before."""
         if self.failure is None:
             try:
                 return do()
             except (StorageError, FormatError) as error:
                 self.failure = Failure(error, part)
-            except Exception as error:  # of whatever kind: other ranks wait for what comes after it
+            except Exception as error:  # of any type: other ranks wait for the bytes that follow
                 self.failure = Failure(error)
         return None
 
 
 def _chunk_in_memory(loaded: LoadedPart, chunk: int) -> Bytes:
-    """A chunk that this rank has read; of a file that was cut since, an error where an access would end the process."""
+    """A chunk that this rank has read; raises if the file was truncated since, when an access would be a bus error."""
     data = loaded.chunk(chunk)
     if loaded.place is not None:
         bring_pages(data, loaded.place.path)
@@ -379,7 +378,7 @@ def _chunk_in_memory(loaded: LoadedPart, chunk: int) -> Bytes:
 
 @dataclass(slots=True)
 class _Flight:
-    """A chunk on its way to this rank, and on from it."""
+    """A chunk in transfer to this rank, and on from it."""
 
     number: int
     operation: Operation[None]
@@ -388,7 +387,7 @@ class _Flight:
 
 
 def _advanced(flying: deque[_Flight]) -> bool:
-    """Go on with all that is on its way; true if any of it got further. It leaves in the order in which it began."""
+    """Advance all transfers; true if any made progress. They leave the queue in the order in which they began."""
     moved = False
     for flight in flying:
         if not flight.over:
@@ -403,12 +402,12 @@ def _advanced(flying: deque[_Flight]) -> bool:
 
 
 def _no_more() -> None:
-    """Nothing is left to be done."""
+    """Do nothing."""
 
 
 @contextmanager
 def _copiers(threads: int) -> Iterator[Callable[[Callable[[], None]], object]]:
-    """Gives a function that makes copies: in the calling thread, or in several, which have made them all at the end."""
+    """A function that makes copies: in the calling thread, or in several, which have finished all of them on exit."""
     if threads < 2:
         yield lambda make: make()
         return
@@ -417,7 +416,7 @@ def _copiers(threads: int) -> Iterator[Callable[[Callable[[], None]], object]]:
         try:
             yield lambda make: under_way.append(pool.submit(make))
             for each in under_way:
-                each.result()  # bounded: copies in memory, whose errors come out here
+                each.result()  # bounded: copies in memory, whose errors are raised here
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
@@ -443,7 +442,7 @@ def _side_by_side(streams: Sequence[Iterator[tuple[Operation[None], Callable[[],
 
 
 def _advanced_in_order(flying: deque[tuple[Operation[None], Callable[[], None]]]) -> bool:
-    """Go on with transfers; true if the first is over, and with it taken out."""
+    """Advance transfers; true if the first has ended, which is then removed."""
     moved = False
     while flying:
         operation, land = flying[0]

@@ -1,4 +1,4 @@
-"""The inventory of a restore: what every node and the persistent level hold, the same on every rank."""
+"""The inventory of a restore: the checkpoints on every node and on the persistent level, the same on every rank."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from deeppart.part import Signing
 from deeppart.plan.restart import Committed, Inventory, StoredParity, StoredPart, on_node
 from deeppart.storage import NodeContents, PersistentLevel, read_steps, take_stock
 
-#: Lines of an error about processes that may not open more files.
+#: Lines of an error about exhausted file descriptors, at most.
 _MOST_LINES = 8
-#: Drives an operation, named by a text, to its end and returns its result.
+#: Drives an operation with a description to its end and returns its result.
 Run = Callable[[Operation[Any], str], Any]
 
 
@@ -29,10 +29,10 @@ def take_inventory(
     lineage: str,
     run: Run,
 ) -> Inventory:
-    """List what every node and the persistent level hold (collective); the same result on every rank."""
+    """List the checkpoints of every node and of the persistent level (collective); the same result on every rank."""
     what = "taking inventory"
     refused: list[str] = []
-    stock = _take_stock(local, lineage, persistent.signing, refused)
+    stock = _list_node_files(local, lineage, persistent.signing, refused)
     committed_text = json.dumps(_list_committed(persistent, refused)).encode() if comm.rank == 0 else None
     files = [part.to_json() for part in stock.parts], [parity.to_json() for parity in stock.parity]
     lines = [line for line in stock.problems if line not in stock.refused]
@@ -41,7 +41,7 @@ def take_inventory(
     if lines := [f"rank {rank}: {line}" for rank, (theirs, *_) in enumerate(told) for line in theirs]:
         raise no_more_files("what there is to restore cannot be listed", lines, comm.rank)
     gathered = [rest for _, *rest in told]
-    if len(set(node_of)) > 1:  # the same path is another file on each of them
+    if len(set(node_of)) > 1:  # the same path is a different file on each of them
         for rank, (_, _, *texts) in enumerate(gathered):
             for each in texts:
                 each[:] = [on_node(line, rank) for line in each]
@@ -61,14 +61,14 @@ def take_inventory(
     )
 
 
-def _take_stock(local: Path | None, lineage: str, signing: Signing | None, refused: list[str]) -> NodeContents:
-    """The files on this node; none if another rank lists them, or if that fails, which the other ranks are told."""
+def _list_node_files(local: Path | None, lineage: str, signing: Signing | None, refused: list[str]) -> NodeContents:
+    """The files on this node; none if another rank lists them, or if that fails, which is reported in ``refused``."""
     if local is None:
         return NodeContents()
     try:
         return take_stock(local, lineage, signing)
     except Exception as error:
-        line = one_line(as_error(error, f"listing what lies in {local} failed"))
+        line = one_line(as_error(error, f"listing {local} failed"))
         refused += [line] if lacks_descriptors(error) else []
         return NodeContents(problems=[line], unlisted=[line])
 
@@ -76,12 +76,12 @@ def _take_stock(local: Path | None, lineage: str, signing: Signing | None, refus
 def _list_committed(
     persistent: PersistentLevel, refused: list[str]
 ) -> tuple[list[Any], list[str], list[str], list[tuple[int, str]]]:
-    """(committed checkpoints, lines about steps never completed, lines about damaged ones, these and why)"""
+    """(committed checkpoints, lines about incomplete steps, lines about damaged ones, damaged steps and reasons)"""
     try:
         steps = read_steps(persistent.store, persistent.signing)
         if not steps.committed:
             persistent.check_mounted()
-    except Exception as error:  # of whatever kind: the other ranks wait for this list
+    except Exception as error:  # of any type: the other ranks wait for this list
         line = one_line(as_error(error, f"listing the checkpoints in {persistent.store.where()} failed"))
         refused += [line] if lacks_descriptors(error) else []
         return [], [], [line], []
@@ -95,10 +95,10 @@ def _list_committed(
 
 
 def no_more_files(summary: str, lines: list[str], rank: int) -> RestoreError:
-    """The error of all ranks where some process may not open more files: no older checkpoint must take the place."""
+    """The error of all ranks if any process has no file descriptors left: no older checkpoint may be restored then."""
     error = RestoreError(
         summary,
-        expected="processes that may open the files of a checkpoint",
+        expected="processes that can open the files of a checkpoint",
         found="\n    ".join(lines[:_MOST_LINES]),
         todo="raise the limit of open files of the job's processes (`ulimit -n`), and restore again; nothing is known "
         "to be wrong with the checkpoint",

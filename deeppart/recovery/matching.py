@@ -1,4 +1,4 @@
-"""The live state matched with a step: what goes where, before anything is changed."""
+"""Matches the live state with a saved step, before anything is changed."""
 
 from __future__ import annotations
 
@@ -65,16 +65,16 @@ from deeppart.state.tree import (
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """A live state, and the step that it is to get.
+    """A live state, matched with the step to restore.
 
     Attributes:
         saved: the step.
-        held: what its parts hold.
-        flat: the live state, taken apart.
-        target: the leaves to fill, and from which saved leaf.
-        own: what becomes of per-rank leaves on another world size.
+        held: the pieces that its parts have.
+        flat: the flattened live state.
+        target: the targets of the saved leaves.
+        own: the policies of per-rank leaves on another number of ranks.
         rank: this rank.
-        choice: what was chosen of the step.
+        choice: the selected items of the step.
     """
 
     saved: SavedStep
@@ -88,11 +88,11 @@ class Matched:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Which leaves of a step have a place in the live states of the ranks.
+    """Which leaves of a step the live states of the ranks can take.
 
     Attributes:
-        left_to_others: what this one lacks and other ranks have.
-        left_out: what this one lacks, and nobody knows how to split.
+        left_to_others: items that this live state lacks and other ranks have.
+        left_out: items that this live state lacks and that cannot be split.
     """
 
     left_to_others: tuple[Absent, ...] = ()
@@ -102,21 +102,21 @@ class Places:
 def find_places(
     saved: SavedStep, flat: FlatState, ranks: Ranks, what: str, declared: Callable[[Path], bool] = lambda path: False
 ) -> Places:
-    """Find out who has a place for what (collective)."""
+    """Find out which ranks can take which leaves (collective)."""
     shared = saved.documents.structure
-    # The numbers that mean the same on all ranks: of what all share, and of what is behind everything else.
+    # The numbers that are the same on all ranks: of shared leaves, and of the last ones.
     arrays = np.arange(len(shared.types))
     in_parts = saved.first_value + np.arange(len(saved.global_state.values))
     values = np.concatenate([np.arange(len(shared.values)), in_parts])
     rules = saved.part_rules(declared)
     absent = list(absent_items(saved.structure.tree, flat.root))
-    # Where the live state has no sharded tensor at all, whole ones can be made.
+    # If the live state has no sharded tensor at all, plain tensors can be created.
     sharded = frozenset(saved.tensors) if has_shards(flat.root) else frozenset()
     here = LeafNumbers(set(saved.left_out - saved.all_own_leaves()))
     for item in absent:
         if rules.gives_to_others(item):
             here.add(item.leaves)
-        # Beside sharded tensors, what is in a container that is not restored here may have a place elsewhere.
+        # With sharded tensors, leaves of a container that is not restored here may be restored on another rank.
         elif item.is_left_out(sharded):
             here.arrays.update(item.leaves.arrays - saved.all_own_leaves())
     lacking = np.concatenate([np.isin(arrays, list(here.arrays)), np.isin(values, list(here.values))])
@@ -136,7 +136,7 @@ def find_places(
 def check_step(
     saved: SavedStep, indexes: Sequence[PartIndexView], led: Container[int], policies: PerRankPolicies, comm: Comm
 ) -> Held:
-    """What the parts hold of a step that can be restored on so many ranks, whatever their live state is."""
+    """Check that a step can be restored on so many ranks, whatever their live state is; returns its pieces."""
     if not saved.same_world and (strict := saved.policies_of(policies).refused()):
         raise strict_error(strict, saved.attempt.world_size, comm.size, saved.attempt.step)
     return check_spans(saved, indexes, led, comm)
@@ -153,25 +153,25 @@ def match(
     *,
     cast: bool,
 ) -> Matched:
-    """Match the live state of a rank with a step that was checked; touches nothing."""
+    """Match the live state of a rank with a checked step; changes nothing."""
     own = saved.policies_of(policies)
     matched = Matched(saved, held, flat, _target(saved, own, rank), own, rank, choice)
     target, sharded = matched.target, frozenset(saved.tensors)
     target.may_cast, target.is_chosen = cast, saved.tree_as_saved is not None
     if saved.left_out:
         target.dropped |= saved.left_out
-        matched = _untie_from(matched, saved.left_out)
+        matched = _untie_owners(matched, saved.left_out)
     if places.left_to_others or places.left_out:
         marks: dict[ExactPath, Node | None] = {exact(item.path): None for item in places.left_to_others}
         marks |= {exact(item.path): RankLocal() if item.is_none else None for item in places.left_out}
         target.structure = replace(target.structure, tree=with_items_at(target.structure.tree, marks))
         gone = {number for item in places.left_to_others for number in item.leaves.arrays}
         target.dropped |= gone
-        matched = _untie_from(matched, gone)
+        matched = _untie_owners(matched, gone)
         target.dropped |= {number for item in places.left_out for number in item.leaves.arrays}
         target.unplaced = tuple(item.path for item in places.left_out)
     if sharded:
-        target.dropped |= sharded - LeafNumbers.of(target.structure.tree).arrays  # in what is another rank's own
+        target.dropped |= sharded - LeafNumbers.of(target.structure.tree).arrays  # in rank-local items of other ranks
     try:
         find_targets(target, flat)
         create_sharded(target, flat, sharded)
@@ -199,7 +199,7 @@ def check_writable(target: Target, flat: FlatState, paths: list[Path]) -> None:
     for index, data in written:
         if overlaps_itself(data):
             raise StateError(
-                "a live array has several elements at one place in memory and cannot be restored in place",
+                "a live array has several elements at one address and cannot be restored in place",
                 found=f"shape {list(data.shape)}, as expand() makes it",
                 where=f"path {readable(paths[index])}",
                 todo="give restore a contiguous one: clone() it",
@@ -213,12 +213,12 @@ def check_writable(target: Target, flat: FlatState, paths: list[Path]) -> None:
             )
 
 
-def _untie_from(matched: Matched, gone: Set[int]) -> Matched:
-    """What was saved as another name of a leaf that has no place here is filled for itself, from the same bytes.
+def _untie_owners(matched: Matched, gone: Set[int]) -> Matched:
+    """Give aliases of leaves that are not restored here bytes of their own.
 
-    Of several names the first has the bytes then, and the others are tied to it. What is a part of a leaf, or of one
-    that was the rank's own, is copied from memory for that leaf, which is brought beside the live one: of what is not
-    asked for, nothing else changes.
+    Of several full aliases the first gets the bytes, and the others are tied to it. An alias of only some bytes, or of
+    a per-rank leaf, is copied from separate memory for its owner: the live owner, which is not requested, must not
+    change.
     """
     saved, target = matched.saved, matched.target
     aliases, kept = target.structure.aliases, dict(target.structure.aliases)
@@ -244,7 +244,7 @@ def _untie_from(matched: Matched, gone: Set[int]) -> Matched:
 
 def _own_error(saved: SavedStep, path: Path) -> StructureMismatchError:
     return StructureMismatchError(
-        "a leaf of each rank's own was saved as a part, or as another name, of one that is not restored",
+        "a per-rank leaf was saved as an alias of another leaf, which is not restored",
         expected=f"both, on another number of ranks than the {saved.attempt.world_size} that saved it",
         where=f"path {readable(path)}",
         todo="ask for both, or neither",
@@ -252,7 +252,7 @@ def _own_error(saved: SavedStep, path: Path) -> StructureMismatchError:
 
 
 def _torn_shards(matched: Matched) -> list[int]:
-    """Numbers of the sharded tensors of which ranks had different bytes, and this rank's are not simply its own."""
+    """Numbers of the sharded tensors of which ranks had different bytes, unless this rank gets its own ones back."""
     saved, target, torn = matched.saved, matched.target, []
     for index, tensor in saved.tensors.items():
         own = matched.held.own_of(index)
@@ -273,7 +273,7 @@ def _torn_shards(matched: Matched) -> list[int]:
 
 
 def _torn_values(matched: Matched) -> list[int]:
-    """Numbers of the values in parts of the state that ranks did not have alike, and this rank had not."""
+    """Numbers of the values in parts of the state that differ between ranks, and that this rank did not have."""
     saved = matched.saved
     torn = {
         number
@@ -298,7 +298,7 @@ def _torn_error(saved: SavedStep, torn: Sequence[int], values: Sequence[int]) ->
 
 
 def _drop(matched: Matched, torn: Sequence[int], values: Sequence[int]) -> None:
-    """Leave the live ones of these tensors and values alone."""
+    """Leave these live tensors and values unchanged."""
     for index in torn:
         matched.target.sharded.pop(index, None)
     left = LeafNumbers(set(torn), set(values))
@@ -310,10 +310,9 @@ def _drop(matched: Matched, torn: Sequence[int], values: Sequence[int]) -> None:
 
 
 def refused_ties(matched: Matched, comm: Comm, what: str, timeout: float) -> DeeppartError | None:
-    """Ties that all ranks have, but the checkpoint has not, are an error of the state (collective).
+    """The error for ties that all ranks have and the checkpoint has not (collective).
 
-    Those that only some ranks have were not saved as ties either: if what they tie holds the same bytes, it can be
-    restored.
+    Ties that only some ranks have were not saved either: they can be restored if the tied leaves have the same bytes.
     """
     leaves = len(matched.saved.documents.structure.types)
     aliases = {index: alias for index, (alias, _) in matched.target.mistied.items() if index < leaves}
@@ -327,7 +326,7 @@ def refused_ties(matched: Matched, comm: Comm, what: str, timeout: float) -> Dee
 
 
 def notices(matched: Matched, size: int) -> list[DeeppartWarning]:
-    """Notices about saved items that were perhaps not restored to where the caller meant."""
+    """Warnings about saved items that may not have been restored as the caller expected."""
     saved, target = matched.saved, matched.target
     attempt, found = saved.attempt, list[DeeppartWarning]()
     if not saved.same_world and (dropped := _dropped_names(matched)):
@@ -350,7 +349,7 @@ def notices(matched: Matched, size: int) -> list[DeeppartWarning]:
 
 
 def _advise(error: DeeppartError, matched: Matched) -> None:
-    # A leaf of another type has been found at its place: names that were matched without wrappers are not the cause.
+    # A leaf of another type was found at its path: names that were matched without wrappers are not the cause.
     saved, flat = matched.saved, matched.flat
     as_saved = None if isinstance(error, LeafMismatchError) else saved.tree_as_saved
     tree = as_saved or saved.structure.tree

@@ -1,8 +1,8 @@
-"""Which chunks of a step a restore has to read, where only some of the state is asked for.
+"""Selects the chunks that a restore has to read if only some of the state is requested.
 
-Who reads a part decides by the names that its leaves have in its document, and by the live state of its own rank. That
-may be more than is needed. Where ranks have other names in their live states it may be less: once all of them are
-matched, :mod:`deeppart.recovery.apply` tells, and then the step is read whole.
+The rank that reads a part decides by the names in its document and by its own live state. That may be more than needed,
+or less if live states of ranks have different names: :mod:`deeppart.recovery.apply` finds out once all are matched, and
+then the whole step is read.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from deeppart.state.pieces import PartPieces
 from deeppart.state.restore import Request, choose, decode_values
 from deeppart.state.tree import ArrayLeaf, Node, walk_tree
 
-#: Keys of the outermost dict of live states; None where everything is asked for.
+#: Keys of the outermost dict of live states; None if everything is requested.
 Outermost = Collection[IdKey] | None
 
 
 class NarrowReading:
-    """What of a step is asked for, as one rank sees it before anything is read."""
+    """The request for a step, as one rank knows it before anything is read."""
 
     def __init__(self, live: Node, request: Request, outermost: Outermost) -> None:
-        # What a function of the caller leaves out is asked once, when the live state is matched.
+        # A function given as `strict` is only called once, when the live state is matched.
         self._request = replace(request, strict=request.strict if isinstance(request.strict, bool) else True)
         self._live, self._outermost = live, outermost
 
     @property
     def may_choose(self) -> bool:
-        """True if any step can have something that is not asked for; the same on all ranks."""
+        """True if less than a whole step may be requested; the same on all ranks."""
         request = self._request
         return request.keys is not None or bool(request.exclude) or self._outermost is not None
 
     def choose(
         self, comm: Comm, leader: int, attempt: Attempt, readers: Mapping[int, PartReader], run: Run
     ) -> dict[int, Chosen]:
-        """Which chunks to read of the parts that this rank has opened; all of those not named (collective)."""
+        """The chunks to read of each part that this rank has opened; all chunks of parts not in it (collective)."""
         what = f"step {attempt.step}, structure"
         text = b""
         if comm.rank == leader and 0 in readers and self._is_less(readers[0]):
@@ -57,11 +57,11 @@ class NarrowReading:
         try:
             with collection_paused():
                 return self._chosen(text, attempt.world_size == comm.size, readers)
-        except Exception:  # of any kind: damage is reported when the documents are decoded
+        except Exception:  # of any type: damage is reported when the documents are decoded
             return {}
 
     def _is_less(self, reader: PartReader) -> bool:
-        """True if the step may have leaves that are not asked for."""
+        """True if the step may have leaves that are not requested."""
         if self._request.keys is not None or self._request.exclude:
             return True
         try:
@@ -91,14 +91,14 @@ class NarrowReading:
         return found
 
     def _asked(self, structure: Structure, same_world: bool, where: str) -> npt.NDArray[np.bool_]:
-        """By number, whether a leaf of one rank is asked for."""
+        """By number, whether a leaf of one rank is requested."""
         asked = np.zeros(len(structure.types), dtype=np.bool_)
         values = decode_values(structure, where)
         chosen = choose(structure.tree, self._live, values, self._request, self._outermost)
         for _, node in walk_tree(chosen.tree, ()):
             if isinstance(node, ArrayLeaf):
                 asked[node.index] = True
-        if not same_world:  # what each old rank had for itself is brought as a whole, to be mapped
+        if not same_world:  # per-rank items of the old ranks are read whole, to be mapped
             asked |= structure.per_rank
         owners = [alias.owner for index, alias in structure.aliases.items() if asked[index]]
         asked[owners] = True

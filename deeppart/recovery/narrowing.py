@@ -1,4 +1,4 @@
-"""The live state that a restore fills, and what of a step its caller asks for, on one rank and on all."""
+"""The live state that a restore fills, and the items of a step that are requested, on one rank and on all."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from deeppart.state.values import encode_value
 
 @dataclass(frozen=True, slots=True)
 class LiveState:
-    """The live state of a rank, and what its caller asks for.
+    """The live state of a rank, and the request of its caller.
 
     Attributes:
-        flat: the state, taken apart.
-        request: what of a step; the same on all ranks.
-        outermost: keys of the outermost dict of any rank's live state, as of :func:`outermost_keys`.
+        flat: the flattened state.
+        request: what to restore of the step; the same on all ranks.
+        outermost: see :func:`outermost_keys`.
     """
 
     flat: FlatState
@@ -50,9 +50,9 @@ class LiveState:
 
 
 def look_at_live(state: Any, request: Request, comm: Comm, timeout: float, *, is_filled: bool = True) -> LiveState:
-    """Take the live state of each rank apart (collective)."""
+    """Flatten the live state of each rank (collective)."""
     excluded = request.settings
-    what = "looking at the live state failed", ("restore", timeout)
+    what = "flattening the live state failed", ("restore", timeout)
     flat = together(comm, lambda: flatten_live(state, excluded, is_filled=is_filled), *what)
     return LiveState(flat, request, outermost_keys(flat, request, comm, "restore", timeout))
 
@@ -60,8 +60,8 @@ def look_at_live(state: Any, request: Request, comm: Comm, timeout: float, *, is
 def outermost_keys(flat: FlatState, request: Request, comm: Comm, what: str, timeout: float) -> Outermost:
     """The keys of the outermost dict of any rank's live state (collective).
 
-    None where ``keys`` say what is asked for, or that is no dict, or, on all ranks, an empty one. What no rank has a
-    place for is not asked for. Keys that are no texts are not compared: who has any asks for everything.
+    Only items under these are requested. None, for everything, if ``keys`` are given, or the root is no dict, or empty
+    on all ranks, or has keys that are not texts, which are not compared.
     """
     if request.keys is not None:
         return None
@@ -75,9 +75,9 @@ def outermost_keys(flat: FlatState, request: Request, comm: Comm, what: str, tim
 
 
 def narrowed(saved: SavedStep, flat: FlatState, request: Request, outermost: Outermost) -> tuple[SavedStep, Choice]:
-    """A step less what is not asked for, with the names of the live state; and what was chosen.
+    """A step without the items that are not requested, under the names of the live state; and the selection.
 
-    Of what each rank has saved for itself, this is what has a place here: see :func:`with_own_of_all`.
+    It has the per-rank items that this rank can take; see :func:`with_own_of_all`.
     """
     tree = saved.structure.tree
     values = decode_values(saved.structure, f"step {saved.attempt.step}")
@@ -87,7 +87,7 @@ def narrowed(saved: SavedStep, flat: FlatState, request: Request, outermost: Out
     choice.unmet = unmet_globs(request, tree, flat.root, [each.path for each in saved.rank_local])
     before, after = LeafNumbers.of(tree).arrays, LeafNumbers.of(choice.tree).arrays
     if not after <= before:
-        raise CorruptFileError("a leaf stands twice in the structure of a checkpoint", where=f"{saved.attempt.step}")
+        raise CorruptFileError("a leaf is twice in the structure of a checkpoint", where=f"{saved.attempt.step}")
     placed = {node.index for _, node in walk_tree(choice.tree, ()) if isinstance(node, ValueLeaf)}
     rank_local, divided = _asked_rank_local(saved, flat.root, request, outermost)
     step = replace(
@@ -105,10 +105,10 @@ def narrowed(saved: SavedStep, flat: FlatState, request: Request, outermost: Out
 
 
 def with_own_of_all(saved: SavedStep, whole: SavedStep, comm: Comm, what: str, timeout: float) -> SavedStep:
-    """A step with all that any rank restores of what the old ranks had for themselves (collective).
+    """A step with all per-rank items of the old ranks that any rank restores (collective).
 
-    Live states may have other names, and lack other things; but the old ranks' leaves are brought by all together. As
-    many ranks as have saved it need no such thing: each has its own.
+    Live states may have different names and items, but all ranks receive the old ranks' leaves together. Not needed if
+    as many ranks restore the step as saved it: each has its own items.
     """
     if whole.same_world or not whole.any_own:
         return saved
@@ -136,10 +136,10 @@ def _is_asked(here: Path, request: Request, outermost: Outermost) -> bool:
 def _asked_rank_local(
     saved: SavedStep, live: Node, request: Request, outermost: Outermost
 ) -> tuple[set[ExactPath], set[ExactPath]]:
-    """The paths of what is rank-local and is asked for, at least some of it; and of these, where only some of it is, or
-    where it has another name here.
+    """The paths of rank-local items that are requested, at least in part; and those of them that are requested in part
+    only, or that have another name here.
     """
-    if saved.same_world:  # each rank has its own in its tree
+    if saved.same_world:  # each rank has its own items in its tree
         return {exact(each.path) for each in saved.rank_local}, set()
     inside: dict[ExactPath, set[Path]] = {exact(each.path): {each.path} for each in saved.rank_local}
     for tree in (tree for own in saved.documents.own for tree in own.trees):
@@ -157,7 +157,7 @@ def _asked_rank_local(
 
 
 def _here(live: Node, request: Request, path: Path) -> Path:
-    """What a saved path is called here, by the rules of the caller and the names of the live state."""
+    """The live path of a saved path, by the rules of the caller and the names of the live state."""
     here: Path = ()
     node: Node | None = live
     for key in path:
@@ -171,7 +171,7 @@ def _here(live: Node, request: Request, path: Path) -> Path:
 
 
 def flatten_live(state: Any, excluded: Sequence[str] = (), *, is_filled: bool = True) -> FlatState:
-    """Take a live state apart, to be filled; whatever its objects raise becomes a StateError."""
+    """Flatten a live state to be filled; exceptions of its objects become a StateError."""
     options: dict[str, Any] = {"live": True} if is_filled else {"live": True, "may_ask": _is_of_torch}
     try:
         with collection_paused():
@@ -184,17 +184,17 @@ def flatten_live(state: Any, excluded: Sequence[str] = (), *, is_filled: bool = 
                 return flatten(state, cuts=replace(cuts, leaves_out=True), **options)
     except DeeppartError:
         raise
-    except Exception as error:  # from the caller's objects: the other ranks are waiting to hear of it
-        raise StateError("looking at the state failed", found=f"{type(error).__name__}: {error}") from error
+    except Exception as error:  # raised by the caller's objects: the other ranks wait for the outcome
+        raise StateError("flattening the state failed", found=f"{type(error).__name__}: {error}") from error
 
 
 def _is_of_torch(item: Any) -> bool:
-    """True for objects whose state_dict() only looks."""
+    """True for objects whose state_dict() has no side effects."""
     return is_optimizer(item) or isinstance(item, (torch.nn.Module, torch.optim.lr_scheduler.LRScheduler))
 
 
 def refusal_of_state(flat: FlatState, is_left_out: Callable[[Path], bool] | None = None) -> DeeppartError | None:
-    """The reason why a state cannot be saved, if there is nothing to restore: found now, not at the first save."""
+    """The reason why a state cannot be saved; checked even if there is nothing to restore, before the first save."""
     try:
         for unmade in flat.unmade:
             if is_left_out is None or not is_left_out(unmade.path):

@@ -1,4 +1,4 @@
-"""Per-rank leaves on another world size: rank 0's values for all, or what the caller's function makes of all."""
+"""Per-rank leaves on another number of ranks: rank 0's values for all, or values from the caller's function."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from deeppart.state.restore import Scatter, detached, find_targets, whole_leaves
 from deeppart.state.tensors import Array, leaf_type, new_array
 from deeppart.state.tree import ArrayLeaf, Branch, LeafNumbers, Node, ValueLeaf, flatten
 
-#: Per old rank, its per-rank leaves by number.
+#: For each old rank its per-rank leaves by number.
 OldLeaves = list[dict[int, Array]]
 
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
-    """The per-rank leaves for another world size.
+    """The per-rank leaves on another number of ranks.
 
     Attributes:
-        arrays: leaf number -> what it gets; {} where nothing was mapped.
-        own_leaves: numbers of the leaves that are per rank, with those that the function has made.
+        arrays: leaf number -> its content; {} if nothing was mapped.
+        own_leaves: numbers of the per-rank leaves, including those returned by the function.
     """
 
     arrays: dict[int, Any]
@@ -45,7 +45,7 @@ class Mapped:
 
 
 def memory_for_old_leaves(matched: Matched) -> OldLeaves:
-    """Arrays for the per-rank leaves of the old ranks that are asked for; [] where none are."""
+    """Arrays for the per-rank leaves of the old ranks that are needed; [] if none are."""
     saved, own = matched.saved, matched.own
     policies = [*own.leaves.values(), *own.values.values(), *own.rank_local.values()]
     if saved.same_world or not policies:
@@ -62,22 +62,22 @@ def memory_for_old_leaves(matched: Matched) -> OldLeaves:
 
 
 def _asked_of(rank: int, document: RankDocument, own: RankLocalPolicies) -> set[int]:
-    """Numbers of the leaves of an old rank that are mapped: rank 0's, and those that a function is given."""
-    found = {index for index, way in own.leaves.items() if rank == 0 or callable(way)}
+    """Numbers of the leaves of an old rank that are needed: rank 0's, and arguments of a function."""
+    found = {index for index, policy in own.leaves.items() if rank == 0 or callable(policy)}
     for tree in document.trees:
-        way = own.rank_local.get(exact(tree.path))
-        if callable(way) or (way == RANK0 and rank == 0):
+        policy = own.rank_local.get(exact(tree.path))
+        if callable(policy) or (policy == RANK0 and rank == 0):
             found |= LeafNumbers.of(tree.node).arrays & document.types.keys()
     return found | {document.aliases[index].owner for index in found & document.aliases.keys()}
 
 
 def bring_old_leaves(delivery: Delivery, old: OldLeaves) -> Failure | None:
-    """Fill the arrays of :func:`memory_for_old_leaves` on every rank (collective); returns what went wrong, or None."""
+    """Fill the arrays of :func:`memory_for_old_leaves` on every rank (collective); returns its error or None."""
     return delivery.bring(Scatter(each for part, arrays in enumerate(old) for each in whole_leaves(arrays, part)))
 
 
 def map_old_leaves(matched: Matched, old: OldLeaves, rank: int, size: int) -> Mapped:
-    """Ask what this rank gets, and make it what the target expects; the live state is not touched."""
+    """Get this rank's values and put them into the target; does not change the live state."""
     if not old:
         return Mapped({}, matched.saved.own_leaves)
     try:
@@ -94,7 +94,7 @@ def map_old_leaves(matched: Matched, old: OldLeaves, rank: int, size: int) -> Ma
 
 
 class _Mapping:
-    """The values of one rank being asked for, and put into its target."""
+    """Gets the per-rank values of one rank, and puts them into its target."""
 
     def __init__(self, matched: Matched, old: OldLeaves, place: tuple[int, int]) -> None:
         self._saved, self._flat, self._target = matched.saved, matched.flat, matched.target
@@ -105,32 +105,36 @@ class _Mapping:
 
     def run(self) -> Mapped:
         structure, documents = self._saved.structure, self._saved.documents.own[: len(self._old)]
-        # What is a view of another leaf follows that one.
+        # Aliases follow their owners.
         asked = self._own.leaves.keys() - structure.aliases.keys()
         forms = _forms_of_values(structure.tree)
         for path, node in structure.walk():
             if isinstance(node, ArrayLeaf) and node.index in asked:
-                way = self._own.leaves[node.index]
-                old = [entry[node.index] for entry in (self._old if callable(way) else self._old[:1])]
-                self._arrays[node.index] = self._ask(way, path, old)
+                policy = self._own.leaves[node.index]
+                old = [entry[node.index] for entry in (self._old if callable(policy) else self._old[:1])]
+                self._arrays[node.index] = self._value_for_rank(policy, path, old)
             elif isinstance(node, ValueLeaf) and node.index in self._own.values:
                 values = [document.values[node.index] for document in documents]
-                form, way = forms.get(node.index), self._own.values[node.index]
-                found = self._ask(way, path, values) if form is None else self._ask_for_object(way, path, form, values)
+                form, policy = forms.get(node.index), self._own.values[node.index]
+                found = (
+                    self._value_for_rank(policy, path, values)
+                    if form is None
+                    else self._object_for_rank(policy, path, form, values)
+                )
                 self._target.values[node.index] = found
         self._map_rank_local()
         self._take()
         return Mapped(self._arrays, frozenset(self._own_leaves))
 
-    def _ask(self, way: PerRankPolicy, path: Path, old: list[Any]) -> Any:
-        """The leaves that this rank gets from those of the old ranks; only rank 0's, if these are meant for all."""
-        if callable(way):
-            return detached(way(readable(path), old, *self._place))
+    def _value_for_rank(self, policy: PerRankPolicy, path: Path, old: list[Any]) -> Any:
+        """This rank's leaf, from those of the old ranks; or rank 0's, for the policy "rank0"."""
+        if callable(policy):
+            return detached(policy(readable(path), old, *self._place))
         return old[0]
 
-    def _ask_for_object(self, way: PerRankPolicy, path: Path, form: ObjectForm, old: list[Any]) -> Any:
-        """The data of an object, such as a deque, of which the caller's function gets those that the old ranks had."""
-        if not callable(way):
+    def _object_for_rank(self, policy: PerRankPolicy, path: Path, form: ObjectForm, old: list[Any]) -> Any:
+        """The data of an object, such as a deque; the caller's function is given the old ranks' objects."""
+        if not callable(policy):
             return old[0]
 
         def where() -> str:
@@ -138,7 +142,7 @@ class _Mapping:
 
         kind = self._target.class_of(*form.about[:2]) if form.kind == DATACLASS else None
         objects = [make(form, data, kind, where) for data in old]
-        found = way(readable(path), objects, *self._place)
+        found = policy(readable(path), objects, *self._place)
         theirs = form_of(found)
         data = data_of(found, form, where) if theirs is not None and theirs.kind == form.kind else found
         if type(data) is not type(old[0]):
@@ -151,22 +155,22 @@ class _Mapping:
         return detached(data)
 
     def _map_rank_local(self) -> None:
-        """Ask for what is rank-local: the function gets what each old rank had there, None where it had nothing."""
+        """Get rank-local items: the function is given each old rank's item, or None."""
         trees = []
         for tree in self._asked_rank_local():
-            way = self._own.rank_local[exact(tree.path)]
-            old = self._old if callable(way) else self._old[:1]
+            policy = self._own.rank_local[exact(tree.path)]
+            old = self._old if callable(policy) else self._old[:1]
             contents = [
                 content_at(document, structure, arrays, tree.path)
                 for document, structure, arrays in zip(
                     self._saved.documents.own, self._saved.of_ranks, old, strict=False
                 )
             ]
-            made = flatten(self._ask(way, tree.path, contents))
+            made = flatten(self._value_for_rank(policy, tree.path, contents))
             first = len(self._target.types), len(self._target.values)
             most = first[1] + len(made.values)
-            node, _ = decode_tree(encode_tree(made.root, Numbers.behind(*first)), most, "a per_rank function")
-            trees.append(RankLocalTree(tree.path, tree.place, node))
+            node, _ = decode_tree(encode_tree(made.root, Numbers.after(*first)), most, "a per_rank function")
+            trees.append(RankLocalTree(tree.path, tree.position, node))
             self._target.types += [leaf_type(data) for data in made.data]
             self._target.values += [leaf.value for leaf in made.values]
             added = range(first[0], first[0] + len(made.data))
@@ -174,7 +178,7 @@ class _Mapping:
             self._own_leaves |= set(added)
         if trees:
             count = len(self._target.types)
-            # Not the saved one: what other ranks have a place for is not in this one any more.
+            # Not the saved structure: leaves that only other ranks restore are no longer in this one.
             structure = self._target.structure
             self._target.structure = replace(
                 structure,
@@ -184,12 +188,12 @@ class _Mapping:
             )
 
     def _asked_rank_local(self) -> list[RankLocalTree]:
-        """The mapped items that are rank-local; where rank 0's is meant for all, what it lacks stays as it is here."""
+        """The mapped rank-local items; an item that rank 0 lacks stays unchanged for "rank0"."""
         asked = [each for each in self._saved.rank_local if exact(each.path) in self._own.rank_local]
         if divided := [each.path for each in asked if exact(each.path) in self._saved.divided_rank_local]:
             raise StructureMismatchError(
-                "what each rank has saved for itself, with a structure of its own, is restored on another number of "
-                "ranks as a whole and under its name",
+                "rank-local items, whose structure differs between ranks, can only be restored on another number of "
+                "ranks as a whole and under their saved names",
                 found="only some of it is asked for, or it has another name in the live state",
                 where=f"path {readable(divided[0])}",
                 todo=f"ask for all of {readable(divided[0])!r} under this name, or exclude it",
@@ -200,7 +204,7 @@ class _Mapping:
         ]
 
     def _take(self) -> None:
-        """The mapped arrays become what is restored: their types are the types wanted from now on."""
+        """Put the mapped arrays into the target, whose types become theirs."""
         paths = self._target.structure.array_paths()
         for index, value in self._arrays.items():
             if not isinstance(value, (torch.Tensor, np.ndarray)):
@@ -216,7 +220,7 @@ class _Mapping:
             raise LeafMismatchError(
                 "the per_rank function returned too small an array for a leaf that shares its memory", found=str(error)
             ) from error
-        # What other ranks have a place for stays dropped: it would be brought to all of them, as whole tensors.
+        # Leaves that only other ranks restore stay dropped: as global tensors they would be sent to all of them.
         aliases = self._target.structure.aliases
         left = self._own.left.arrays
         own = self._own_leaves - left - {index for index, alias in aliases.items() if alias.owner in left}
@@ -225,7 +229,7 @@ class _Mapping:
 
 
 def _forms_of_values(node: Node) -> dict[int, ObjectForm]:
-    """Number of a value that is all of the data of an object -> the object's form."""
+    """Number of each value that is the whole data of an object -> the object's form."""
     if not isinstance(node, Branch):
         return {}
     if node.form is not None and isinstance(node.children[0], ValueLeaf):

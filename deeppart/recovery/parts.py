@@ -1,7 +1,7 @@
-"""Loading: one part, or a stretch of one, from its file into memory, every chunk of it checked and decoded.
+"""Loads a part, or a range of its chunks, into memory, and checks and decodes every chunk.
 
-Reading, checking and decoding go on at the same time, on a few threads. A part that is stored raw and lies in memory
-already, on a tmpfs or in the page cache of a file system of this node, is used where it lies.
+Reading, checking and decoding overlap on a few threads. A part that is stored raw and already in memory, on a tmpfs or
+in the page cache of a file system of this node, is used in place.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from deeppart.nodes import Bytes
 from deeppart.part import FileSource, MemorySource, PartReader, Signing, StoredBytes
 from deeppart.plan.restart import Read
 
-#: While one thread waits for storage, another can check what has come.
+#: While one thread waits for storage, another checks chunks.
 LEAST_THREADS = 2
 
 
-#: What became of bytes that were used where they lie; None: nothing.
+#: Why bytes that were used in place may have changed; None if they have not.
 Problem = CorruptFileError | StorageError | None
-#: By number of a chunk of a part, whether it is read.
+#: By chunk number of a part, whether the chunk is read.
 Chosen = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class FilePlace:
-    """Where what one rank has read of a part lies in the memory of its node: a stretch of a file.
+class FileRange:
+    """A range of a mapped file with the raw bytes that one rank has read of a part; for other ranks of its node.
 
     Attributes:
-        path, device, inode: of the file, which that rank has mapped.
-        first, raw_bytes: the stretch, in the part's file.
-        is_on_a_node: the file is on a node's storage, from which other jobs there may take it away.
+        path, device, inode: of the file.
+        first, raw_bytes: the range in the file.
+        is_on_a_node: the file is on a node's storage, where other jobs may remove it.
     """
 
     path: str
@@ -53,36 +53,35 @@ class FilePlace:
 
 @dataclass(slots=True)
 class LoadedPart:
-    """A part in memory, or what this rank has read of it, whose chunks have been checked and decoded.
+    """A part, or the chunks of one that this rank has read, checked and decoded in memory.
 
     Attributes:
         reader: index, spans and meta; its source is closed, or in memory.
         raw: the raw stream, from the first of the chunks on.
-        source: the file's bytes, to read them again if they are not those of ``raw``: its path, an object of another
-            store, or memory.
-        chunks: numbers of the chunks that are here; None for all.
-        read: by number of a chunk, whether it was read; None: all of ``chunks`` were. The others are not here, or were
-            not checked.
+        source: the bytes of the file, to read it again if they are not ``raw``: its path, an object of another store,
+            or memory.
+        chunks: numbers of the chunks in memory; None for all.
+        read: by chunk number, whether it was read and checked; None: all of ``chunks`` were.
         starts: where each of ``chunks`` begins in ``raw``, in bytes; None: as in the raw stream.
-        used_in_place: the file whose own memory ``raw`` is, or None.
-        place: where other processes of this node find ``raw``, or None.
+        used_in_place: the file whose mapping ``raw`` is, or None.
+        place: the range of a file where other processes of this node find ``raw``, or None.
     """
 
     reader: PartReader
     raw: Bytes
     source: Path | StoredBytes | MemorySource | None
     used_in_place: FileSource | None = None
-    place: FilePlace | None = None
+    place: FileRange | None = None
     chunks: range | None = None
     read: Chosen | None = None
     starts: npt.NDArray[np.int64] | None = None
 
     def problem(self) -> Problem:
-        """To be asked when the bytes have been used: whether they may have changed since they were checked.
+        """After the bytes have been used: why they may have changed since they were checked, or None.
 
-        A job that was overtaken and still runs on this node may retire the step that another one restores. It gives
-        the file another name then, before it writes over it (``storage/spares.py``): what still has its name
-        has not changed. Where the file system does not say, the digests are asked once more.
+        A superseded job that still runs on this node may retire the step that is being restored. It renames the file
+        before it writes over it (``storage/spares.py``): a file that still has its name has not changed. If the file
+        system cannot tell, the digests are checked again.
         """
         return None if self.used_in_place is None else problem_of(self.used_in_place, self._changed)
 
@@ -96,7 +95,7 @@ class LoadedPart:
         return None
 
     def chunk(self, index: int) -> Bytes:
-        """The raw bytes of a chunk, where they lie."""
+        """The raw bytes of a chunk, without a copy."""
         start, stop = self.reader.raw_starts[index : index + 2].tolist()
         if self.starts is not None:
             at = int(self.starts[index - (self.chunks.start if self.chunks else 0)])
@@ -105,9 +104,7 @@ class LoadedPart:
         return self.raw[start - here : stop - here]
 
     def pieces(self) -> Iterator[memoryview | bytes]:
-        """The bytes of the whole file, in order; those that are not here as they are there are read once more, and
-        checked.
-        """
+        """The bytes of the whole file, in order; bytes that are not in memory as stored are read again and checked."""
         head, tail = self.reader.frame()
         yield head
         if self.source is None:
@@ -127,22 +124,22 @@ class LoadedPart:
 
 
 def problem_of(file: FileSource, ask_digests: Callable[[], Problem]) -> Problem:
-    """Whether the bytes of a file may have changed while its memory was in use, as of :meth:`LoadedPart.problem`."""
+    """Why the bytes of a file may have changed while its memory was in use (:meth:`LoadedPart.problem`), or None."""
     try:
         if file.has_its_name():
             return None
     except StorageError:
         return ask_digests()
     return CorruptFileError(
-        "a part file was taken away while it was being used",
-        found="another job that runs on this node retires the step",
+        "a part file was removed while it was being used",
+        found="another job on this node retires the step",
         where=file.path,
         todo="end the other job",
     )
 
 
 class OpenedPart:
-    """A part whose header, footer and index are sound."""
+    """An open part with a valid header, footer and index."""
 
     def __init__(
         self,
@@ -166,11 +163,11 @@ class OpenedPart:
         self._mine = read.chunks(raw_starts)[read.reader if rank is None else rank]
         raw_bytes = raw_starts[self._mine.stop] - raw_starts[self._mine.start]
         stored_raw = (self._reader.chunks["codec"] == RawCodec.codec_id).all()
-        # Then the raw stream is the file's payload.
+        # True if the raw stream is the file's payload.
         self._is_payload = bool(stored_raw) and not self._reader.bases
-        # Who forges a file can change it between the check and the use: with keys, memory of our own is checked.
+        # A file can be changed between check and use by a forger: with keys, private memory is checked.
         may_share = self._is_payload and signing is None and raw_bytes > 0
-        # Where the raw bytes lie in the file, if they do: chunks lie back to back.
+        # Start of the raw bytes in the file, if they are there: chunks are contiguous.
         self._start = int(self._reader.chunks["offset"][self._mine.start]) if self._mine else 0
         self._stop = self._start + raw_bytes
         self._in_place = isinstance(source, MemorySource) and self._is_payload
@@ -182,7 +179,7 @@ class OpenedPart:
 
     @property
     def reader(self) -> PartReader:
-        """What its index says."""
+        """The reader of its index."""
         return self._reader
 
     def room_bytes(self, chosen: Chosen | None = None) -> int:
@@ -192,12 +189,12 @@ class OpenedPart:
         return int(self._lengths(chosen).sum())
 
     def _lengths(self, chosen: Chosen) -> npt.NDArray[np.int64]:
-        """Raw bytes of the chunks of this rank that are chosen; 0 of the others."""
+        """Raw bytes of this rank's chosen chunks; 0 for other chunks."""
         mine = slice(self._mine.start, self._mine.stop)
         return np.where(chosen[mine], self._reader.chunks["raw_length"][mine], 0).astype(np.int64)
 
     def load(self, room: Bytes, threads: int, chosen: Chosen | None = None) -> LoadedPart:
-        """Bring it into memory and check every chunk."""
+        """Read the part into memory and check every chunk."""
         chunks = self._reader.chunks
         mapped = None
         if self._in_place and isinstance(self._source, FileSource | MemorySource):
@@ -232,8 +229,8 @@ class OpenedPart:
         in_place, place = None, None
         if mapped is not None and isinstance(self._source, FileSource):
             file = self._source
-            place = FilePlace(file.path, *file.identity, self._start, len(room), self._is_on_a_node)
-            in_place = file if self._is_on_a_node else None  # on the persistent level, none is ever written over
+            place = FileRange(file.path, *file.identity, self._start, len(room), self._is_on_a_node)
+            in_place = file if self._is_on_a_node else None  # files of the persistent level are never written over
         part = LoadedPart(self._reader, room, path, in_place, place, self._mine, chosen, starts)
         wanted = self._mine if chosen is None else [index for index in self._mine if chosen[index]]
         with ThreadPoolExecutor(max(threads, LEAST_THREADS), "deeppart-load") as pool:
@@ -241,7 +238,7 @@ class OpenedPart:
                 for _ in pool.map(bring, wanted):
                     pass
             except BaseException:
-                pool.shutdown(cancel_futures=True)  # and waits: the memory is going to be used for something else
+                pool.shutdown(cancel_futures=True)  # and waits: the memory will be reused
                 raise
         return part
 
@@ -253,13 +250,13 @@ def load_part(
     signing: Signing | None,
     threads: int = LEAST_THREADS,
 ) -> LoadedPart:
-    """Bring one part into memory of its own and check every chunk."""
+    """Read one part into newly allocated memory and check every chunk."""
     opened = OpenedPart(source, read, attempt, signing)
     return opened.load(np.empty(opened.room_bytes(), dtype=np.uint8), threads)
 
 
 def _scratch(local: threading.local, length: int) -> memoryview:
-    """Memory of the calling thread, for an encoded chunk."""
+    """A buffer of the calling thread, for an encoded chunk."""
     memory: memoryview | None = getattr(local, "memory", None)
     if memory is None or len(memory) < length:
         memory = local.memory = np.empty(length, dtype=np.uint8).data

@@ -1,4 +1,4 @@
-"""The content of a step, as one rank of a restore sees it, out of the documents of its parts."""
+"""The content of a step as one rank restores it, from the documents of its parts."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from deeppart.state.tree import LeafNumbers, Node, ValueLeaf, units_of, walk_tre
 
 @dataclass(frozen=True, slots=True)
 class RankLocalPolicies:
-    """What becomes, on another number of ranks, of what each rank has saved for itself.
+    """How per-rank leaves are restored on another number of ranks.
 
     Attributes:
-        names: the paths, as they were saved, and the way of each.
-        leaves, values, rank_local: of what is mapped, by number or path: "rank0" or the function. What shares memory
-            with another leaf goes the way of that one.
-        left: what stays as it is in the live state, with the rest of what is a unit with it.
+        names: the saved paths with their policies.
+        leaves, values, rank_local: the policies ("rank0" or a function) of what is mapped, by number or path. An alias
+            has the policy of its owner.
+        left: leaves that stay unchanged in the live state, including the other leaves of their units.
         metrics: paths of floating-point numbers.
     """
 
@@ -55,7 +55,7 @@ class RankLocalPolicies:
     metrics: frozenset[str] = frozenset()
 
     def refused(self) -> dict[str, str]:
-        """The paths of which nothing is said, and what may be meant: generators are no floating-point numbers."""
+        """The paths without a policy, with suggested ones; random generators are not floating-point numbers."""
         strict = [name for name, way in self.names.items() if way == STRICT]
         return {name: RANK0 if name in self.metrics else DROP for name in strict}
 
@@ -65,20 +65,19 @@ class SavedStep:
     """A step as this rank restores it.
 
     Attributes:
-        attempt: that saved it.
-        documents: of all parts; of part 0 alone where all are alike.
-        rank_local: the paths at which anything is rank-local on any rank.
+        attempt: the attempt that saved it.
+        documents: of all parts; of part 0 alone if all are equal.
+        rank_local: the paths of rank-local items on any rank.
         same_world: as many ranks restore it as saved it.
         structure: the structure that this rank restores.
-        own_leaves: numbers of the leaves that are per rank.
-        own_values: numbers of the values that are per rank.
-        global_state: the global tensors, and the values in parts of the state, which are values of ``structure`` behind
-            all others.
-        first_value: number of the first of these there.
+        own_leaves: numbers of the per-rank leaves.
+        own_values: numbers of the per-rank values.
+        global_state: the global tensors, and the values in parts of the state; these values come last in ``structure``.
+        first_value: number of the first of them there.
         left_out: numbers of the leaves that this rank does not restore.
-        tree_as_saved: the tree of ``structure`` before anything was left out of it.
-        left_rank_local: paths of what is rank-local and is not asked for.
-        divided_rank_local: those of which only some is asked for, or that have another name here.
+        tree_as_saved: the tree of ``structure`` before leaves were left out.
+        left_rank_local: paths of rank-local items that are not requested.
+        divided_rank_local: those that are requested in part only, or that have another name here.
     """
 
     attempt: Attempt
@@ -105,7 +104,7 @@ class SavedStep:
         return dict(enumerate(self.global_state.values.values(), start=self.first_value))
 
     def part_rules(self, declared: Callable[[Path], bool]) -> PartRules:
-        """What a live dict may lack."""
+        """The rules for what a live dict may lack."""
         global_state, shared = self.global_state, self.documents.structure
         paths = {exact(path) for _, tree in global_state.parts for path, _ in walk_tree(tree.node, tree.path)}
         arrays = {number for number, tensor in global_state.tensors.items() if exact(tensor.path) in paths}
@@ -121,12 +120,12 @@ class SavedStep:
 
     @property
     def of_ranks(self) -> tuple[Structure, ...]:
-        """The structure of each part's rank, complete with what was its own; one alone where all are alike."""
+        """The structure of each part's rank, with its rank-local items; one structure if all are equal."""
         return self.documents.of_ranks
 
     @property
     def any_own(self) -> bool:
-        """Anything at all is per rank."""
+        """True if anything is per rank."""
         return bool(self.own_leaves or self.own_values or self.rank_local)
 
     def paths(self) -> list[Path]:
@@ -134,14 +133,14 @@ class SavedStep:
         return self.structure.array_paths()
 
     def all_own_leaves(self) -> frozenset[int]:
-        """Numbers of the leaves that any rank has for itself, asked for or not."""
+        """Numbers of the leaves that are per rank on any rank, requested or not."""
         return frozenset(np.flatnonzero(self.structure.per_rank).tolist())
 
     def policies_of(self, policies: PerRankPolicies) -> RankLocalPolicies:
-        """What becomes of the per-rank leaves on another number of ranks; the same on all of them."""
+        """The policies of the per-rank leaves on another number of ranks; the same on all of them."""
         if not self.any_own:
             return RankLocalPolicies()
-        # What has no place here may have one on another rank, and has no other name than the saved one.
+        # A leaf that this rank does not restore may be restored by another rank, under its saved name.
         whole = self.structure if self.tree_as_saved is None else replace(self.structure, tree=self.tree_as_saved)
         paths, owners = whole.array_paths(), ((index, alias.owner) for index, alias in whole.aliases.items())
         leaves = {index: readable(paths[index]) for index in sorted(self.own_leaves)}
@@ -204,9 +203,9 @@ def saved_step(attempt: Attempt, documents: Documents, rank: int, size: int) -> 
 
 
 def check_spans(saved: SavedStep, indexes: Sequence[PartIndexView], led: Container[int], comm: Comm) -> Held:
-    """What the parts hold, once all ranks have found that their spans hold every leaf, once, and lie where leaves are.
+    """The pieces that the parts have, after all ranks have checked that the spans have every byte of every leaf once.
 
-    Each rank looks at the parts that it leads, and at its share of the leaves.
+    Each rank checks the parts that it leads, and its share of the leaves.
     """
     shared, where = saved.documents.structure, f"step {saved.attempt.step}"
     for index in indexes:
@@ -222,7 +221,7 @@ def check_spans(saved: SavedStep, indexes: Sequence[PartIndexView], led: Contain
     return held
 
 
-_FAILED = "the documents of a step could not be taken in"
+_FAILED = "the documents of a step could not be decoded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,9 +229,9 @@ class Documents:
     """The documents of all parts.
 
     Attributes:
-        structure: of rank 0's part.
-        own: per part, what is its rank's own.
-        of_ranks: per part, the structure of its rank's state, complete with that.
+        structure: the structure document of rank 0's part.
+        own: for each part, its rank's document.
+        of_ranks: for each part, the complete structure of its rank's state.
     """
 
     structure: Structure
@@ -241,7 +240,7 @@ class Documents:
 
 
 def share_documents(ranks: Ranks, recovered: Recovered, text: bytes) -> Documents:
-    """All documents on all ranks; those of parts other than 0 only if any leaf or value is per rank (collective)."""
+    """Share all documents with all ranks; of parts other than 0 only if any leaf or value is per rank (collective)."""
     what = f"restore of step {recovered.attempt.step}, documents"
     within = what, ranks.timeout
     first, structure, complete = together(ranks.comm, lambda: _decoded_first(text, what), _FAILED, within)
@@ -267,7 +266,7 @@ def _others(ranks: Ranks, recovered: Recovered, what: str) -> list[bytes]:
 
 
 def _decoded_first(text: bytes, what: str) -> tuple[RankDocument, Structure, Structure]:
-    """The document of part 0, the structure that it carries for all, and that of its rank."""
+    """The document of part 0, the structure document in it, and the structure of its rank's state."""
     document = decode_meta(text, f"{what}, part 0")
     if document.structure is None:
         raise CorruptFileError("part 0 carries no structure document", where=what)
@@ -285,7 +284,7 @@ def _decoded_others(texts: Sequence[bytes], structure: Structure, what: str) -> 
 
 
 def rank_local_paths(documents: Sequence[RankDocument], global_state: GlobalState) -> list[RankLocalTree]:
-    """The paths at which anything is rank-local on any rank that is its own, and no part of one state."""
+    """The paths of all ranks' rank-local items that are not parts of one state."""
     found: dict[ExactPath, RankLocalTree] = {}
     for document in documents:
         for tree in document.trees:
@@ -295,15 +294,15 @@ def rank_local_paths(documents: Sequence[RankDocument], global_state: GlobalStat
 
 
 def is_parameter_names(path: Path) -> bool:
-    """True at ``param_groups/NUMBER/params`` of an optimizer's state: names of the parameters that a rank has.
+    """True at ``param_groups/NUMBER/params`` of an optimizer's state: the names of a rank's parameters.
 
-    Ranks with other parts of the model have other ones, and on other ranks they are those of the live optimizer.
+    They differ between ranks with different parts of the model; on other ranks the live optimizer's are used.
     """
     return len(path) >= 3 and path[-1] == "params" and path[-3] == "param_groups"
 
 
 def content_at(document: RankDocument, structure: Structure, arrays: dict[int, Array], path: Path) -> Any:
-    """The content that one rank had at a path that is rank-local; None if nothing."""
+    """The content of one rank's rank-local item at a path; None if it has none."""
     tree = next((tree for tree in document.trees if exact(tree.path) == exact(path)), None)
     if tree is None:
         return None

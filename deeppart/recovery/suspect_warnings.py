@@ -1,4 +1,4 @@
-"""Warnings about suspect checkpoints, where one is restored or read."""
+"""Warnings about suspect checkpoints that are restored or read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MOST_NAMED = 8
 
 
 def suspect_lines(store: Store, attempt: Attempt) -> list[str]:
-    """The reasons why a checkpoint is suspect, or may be."""
+    """The reasons why a checkpoint is, or may be, suspect."""
     found = read_suspicions(store)
     problems = found.problems if attempt.world_size > 1 else ()  # one rank alone has no replicas
     return [
@@ -23,7 +23,7 @@ def suspect_lines(store: Store, attempt: Attempt) -> list[str]:
 
 
 def warn_suspect(step: int, lines: Sequence[str]) -> None:
-    """Tell the caller, if there is anything to tell."""
+    """Warn the caller of a suspect checkpoint, if there are any lines."""
     if lines:
         more = f"\n  and {len(lines) - _MOST_NAMED} more" if len(lines) > _MOST_NAMED else ""
         listed = "\n  ".join(lines[:_MOST_NAMED])

@@ -1,11 +1,12 @@
-"""The tables of all parts, on every rank: what each chunk holds, where it lies, and the document that all share.
+"""The tables of all parts on every rank: the pieces of each chunk, its readers, and the structure document.
 
-Everything small goes in one exchange: with as many parts as ranks, one for each would take longer than the bytes.
+Everything small is sent in one exchange: with as many parts as ranks, one exchange for each would take longer than
+sending the bytes.
 
-What another rank of this node has read and checked of parts is used where it lies: in a file that is in memory, or
-whose pages that rank has locked in the page cache. What a mate maps is what the reader has checked: the same file by
-device and inode, under the same running kernel, kept open by the reader until every rank has used it. Where any of that
-cannot be shown, the bytes are sent; all ranks know of every part that a rank has read which of the two it is.
+Bytes that another rank of this node has read and checked are used in place: in a file in memory, or with pages that the
+rank has locked in the page cache. A mate maps exactly what the reader has checked: the same file by device and inode,
+under the same running kernel, kept open by the reader until every rank has used it. If any of this cannot be verified,
+the bytes are sent; all ranks know for each part whether they are.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from deeppart.nodes import Bytes
 from deeppart.part import CHUNK_DTYPE, FLAG_PER_RANK, SPAN_DTYPE, FileSource, check_encoded
 from deeppart.plan.restart import Read
 from deeppart.recovery.candidates import Recovered
-from deeppart.recovery.parts import Chosen, FilePlace, LoadedPart, Problem, problem_of
+from deeppart.recovery.parts import Chosen, FileRange, LoadedPart, Problem, problem_of
 from deeppart.state.pieces import PartPieces
 
 T = TypeVar("T")
-#: The length of a message's head is given in so many bytes.
+#: Size of the field with the length of a message's head.
 _LENGTH_BYTES = 8
 
 
@@ -40,11 +41,11 @@ class Ranks:
     """The ranks of a restore.
 
     Attributes:
-        comm: between them.
-        node_of: node number of each; nodes are numbered from 0 without gaps.
+        comm: the communicator.
+        node_of: node number of each rank; nodes are numbered from 0 without gaps.
         timeout: seconds without progress after which an exchange ends in an error.
-        threads: of this rank, that copy what lies in the memory of its node.
-        at: makes a path of a text, below the directory that it lies in.
+        threads: this rank's threads that copy from the memory of its node.
+        at: converts a path in text form, relative to its base directory, to a path.
     """
 
     comm: Comm
@@ -63,7 +64,7 @@ class Ranks:
         return finish(self.comm, operation, what, self.timeout)
 
     def share(self, head: Any, payload: Iterable[bytes], what: str) -> list[tuple[Any, bytes]]:
-        """Give all ranks something in JSON, and bytes that it describes (collective); by rank, in one exchange."""
+        """Send a JSON value, and bytes that it describes, to all ranks (collective); returns them by rank."""
         text = json.dumps(head).encode()
         message = b"".join((len(text).to_bytes(_LENGTH_BYTES, "little"), text, *payload))
         told = []
@@ -73,10 +74,10 @@ class Ranks:
         return told
 
 
-#: Of a part: its number, where what was read of it lies in memory, which of the sender's chunks were read ("": all),
-#: and, from the rank that sends them, rows of its two tables and bytes of its document.
+#: For a part: its number, the file range of its bytes in memory, which of the sender's chunks were read ("": all), and,
+#: from the rank that sends them, rows of its two tables and bytes of its document.
 _Head = tuple[int, str, str, int, int, int]
-#: In the place of a rank: none has read the chunk.
+#: In place of a rank: no rank has read the chunk.
 UNREAD = -1
 
 
@@ -86,9 +87,9 @@ class PartIndexView:
 
     Attributes:
         part: number of the part: the rank that saved it.
-        readers: per chunk, the rank that holds it; UNREAD where it is not needed.
-        pieces: what lies in which chunk, and where those begin.
-        per_rank: per chunk, whether it holds bytes of the saving rank alone.
+        readers: for each chunk the rank that has it in memory; UNREAD if it is not needed.
+        pieces: the pieces of each chunk, and where chunks begin.
+        per_rank: for each chunk whether it has bytes of the saving rank alone.
     """
 
     part: int
@@ -98,23 +99,23 @@ class PartIndexView:
 
     @property
     def is_unread(self) -> npt.NDArray[np.bool_]:
-        """Per chunk, whether no rank has read it."""
+        """For each chunk whether no rank has read it."""
         return np.asarray(self.readers == UNREAD)
 
-    def stretch(self, chunk: int) -> tuple[int, int]:
-        """Where a chunk begins and ends in the raw stream, in bytes."""
+    def byte_range(self, chunk: int) -> tuple[int, int]:
+        """Begin and end of a chunk in the raw stream, in bytes."""
         begin, end = self.pieces.raw_starts[chunk : chunk + 2].tolist()
         return begin, end
 
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """What all ranks know of the parts.
+    """The tables of all parts, the same on all ranks except ``copies``.
 
     Attributes:
         indexes: in part order.
-        document: of part 0.
-        copies: what lies in the memory of this node.
+        document: the document of part 0.
+        copies: bytes of parts in the memory of this node.
     """
 
     indexes: list[PartIndexView]
@@ -128,13 +129,13 @@ class Tables:
 
     @property
     def loaded_bytes(self) -> int:
-        """Raw bytes of those that were read."""
+        """Raw bytes of the chunks that were read."""
         lengths = (np.diff(index.pieces.raw_starts)[~index.is_unread] for index in self.indexes)
         return sum(int(each.sum()) for each in lengths)
 
 
 def share_tables(ranks: Ranks, recovered: Recovered) -> Tables:
-    """Tell every rank what each part holds (collective)."""
+    """Send the tables of all parts to every rank (collective)."""
     what = f"restore of step {recovered.attempt.step}, indexes of the parts"
     messages = ranks.share(*_message(recovered, ranks.rank), what)
     with collection_paused():
@@ -145,7 +146,7 @@ def share_tables(ranks: Ranks, recovered: Recovered) -> Tables:
 def _decomposed(
     messages: list[tuple[list[_Head], bytes]], reads: Sequence[Read]
 ) -> tuple[list[PartIndexView], dict[Holding, Place], bytes]:
-    """The tables in part order; where in memory what of the parts lies; the document of part 0."""
+    """The tables in part order; where bytes of parts are in memory; the document of part 0."""
     indexes: dict[int, PartIndexView] = {}
     shared: dict[int, dict[int, range]] = {}
     tables: dict[int, npt.NDArray[np.void]] = {}
@@ -167,14 +168,14 @@ def _decomposed(
     places: dict[Holding, Place] = {}
     for (part, rank), text in told.items():
         mine = shared[part][rank]
-        first = indexes[part].stretch(mine.start)[0] if mine else 0
+        first = indexes[part].byte_range(mine.start)[0] if mine else 0
         was_read = _unpacked(read[part, rank], len(mine))
         places[part, rank] = Place(text, first, tables[part][mine.start : mine.stop], was_read)
     return [indexes[part] for part in sorted(indexes)], places, document
 
 
 def _message(recovered: Recovered, rank: int) -> tuple[list[_Head], list[bytes]]:
-    """What this rank has read: heads of parts, and the tables of those that it leads; the document of part 0."""
+    """This rank's message: heads of parts, and the tables of those that it leads; the document of part 0."""
     heads: list[_Head] = []
     tables: list[bytes] = []
     led = set(recovered.led_by(rank))
@@ -190,14 +191,14 @@ def _message(recovered: Recovered, rank: int) -> tuple[list[_Head], list[bytes]]
 
 
 def _packed(loaded: LoadedPart) -> str:
-    """Which of its chunks this rank has read, a bit for each, in hex; "" for all."""
+    """The chunks that this rank has read, a bit for each, in hex; "" for all."""
     if loaded.read is None or loaded.chunks is None:
         return ""
     return np.packbits(loaded.read[loaded.chunks.start : loaded.chunks.stop]).tobytes().hex()
 
 
 def _unpacked(text: str, count: int) -> Chosen | None:
-    """The same as a bool for each of so many chunks; None for all."""
+    """The inverse of :func:`_packed`, as a bool for each of so many chunks; None for all."""
     if not text:
         return None
     return np.unpackbits(np.frombuffer(bytes.fromhex(text), dtype=np.uint8), count=count).astype(np.bool_)
@@ -209,7 +210,7 @@ def _view(
     spans: npt.NDArray[np.void],
     was_read: Mapping[tuple[int, int], str],
 ) -> tuple[PartIndexView, dict[int, range]]:
-    """The tables of a part, and the chunks that each of its readers was to read."""
+    """The tables of a part, and the chunks assigned to each of its readers."""
     raw_starts = np.zeros(len(chunks) + 1, dtype=np.uint64)
     np.cumsum(chunks["raw_length"], out=raw_starts[1:])
     shared = read.chunks(raw_starts.tolist())
@@ -221,18 +222,18 @@ def _view(
     return PartIndexView(read.part, readers, PartPieces(spans, raw_starts), per_rank), shared
 
 
-#: Number of a part, and a rank that has read some of it, or all.
+#: Number of a part, and a rank that has read all or some of it.
 Holding = tuple[int, int]
 
 
 class Place(NamedTuple):
-    """Where what one rank has read of a part lies, if the ranks of its node can use it there.
+    """The memory of the raw bytes that one rank has read of a part, if the ranks of its node can use them.
 
     Attributes:
-        text: as of :func:`described`.
+        text: see :func:`described`.
         raw_start: where it begins in the raw bytes of the part.
         chunks: rows of CHUNK_DTYPE.
-        read: of each, whether it was read and checked; None: all were.
+        read: for each chunk, whether it was read and checked; None: all were.
     """
 
     text: str
@@ -243,16 +244,16 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NodeCopy:
-    """A part, or a stretch of one, in the memory of this node.
+    """A part, or a range of one, in the memory of this node.
 
     Attributes:
         raw: its raw bytes, read-only.
-        file: the file that this is, open.
-        first: where they begin in it.
-        is_on_a_node: other jobs on this node may take the file away.
-        chunks: rows of CHUNK_DTYPE; it is stored raw, so they lie in the raw bytes one after the other.
+        file: the mapped file, open.
+        first: the beginning of the raw bytes in the file.
+        is_on_a_node: other jobs on this node may remove the file.
+        chunks: rows of CHUNK_DTYPE; the part is stored raw, so they are contiguous.
         raw_start: where the raw bytes begin in those of the whole part.
-        read: of each of the chunks, whether it was read and checked; None: all were.
+        read: for each chunk, whether it was read and checked; None: all were.
     """
 
     raw: Bytes
@@ -264,7 +265,7 @@ class NodeCopy:
     read: Chosen | None = None
 
     def problem(self) -> Problem:
-        """To be asked when the bytes have been used: whether they may have changed, as of :class:`LoadedPart`."""
+        """After the bytes have been used: why they may have changed (:meth:`LoadedPart.problem`), or None."""
         return problem_of(self.file, self._changed) if self.is_on_a_node else None
 
     def _changed(self) -> Problem:
@@ -274,48 +275,48 @@ class NodeCopy:
                 start, at = at, at + int(row["encoded_length"])
                 if self.read is not None and not self.read[number]:
                     continue
-                stretch = self.stretch(self.raw_start + start, self.raw_start + at)
-                check_encoded(row, stretch.data, f"{self.file.path}, chunk {number}")
+                byte_range = self.byte_range(self.raw_start + start, self.raw_start + at)
+                check_encoded(row, byte_range.data, f"{self.file.path}, chunk {number}")
         except (CorruptFileError, StorageError) as error:
             return error
         return None
 
-    def stretch(self, start: int, stop: int) -> Bytes:
-        """Some of the bytes of the part that are here, brought into this process."""
+    def byte_range(self, start: int, stop: int) -> Bytes:
+        """A range of the part's bytes, mapped into this process."""
         piece = self.raw[start - self.raw_start : stop - self.raw_start]
         bring_pages(piece, self.file.path)
         return piece
 
     def read_into(self, start: int, target: Bytes) -> None:
-        """Fill memory with bytes of the part that are here, from ``start``.
+        """Copy bytes of the part, from ``start``, into memory.
 
-        The kernel copies them from the same memory, and no page of it has to be put in place in this process: of a
-        tmpfs, whose pages are small, this takes three quarters of the time (docs/benchmarks.md).
+        The kernel copies them without mapping the pages into this process: for a tmpfs with small pages, this takes
+        three quarters of the time (docs/benchmarks.md).
         """
         self.file.read_into(self.first + start - self.raw_start, target.data)
 
 
 @dataclass(frozen=True, slots=True)
 class NodeCopies:
-    """What the ranks of a node need not be sent.
+    """The bytes that need not be sent to the ranks of a node.
 
     Attributes:
-        mine: where this rank finds what its mates have read.
-        on_nodes: what every rank of the reader's node finds there.
+        mine: copies of bytes that this rank's mates have read.
+        on_nodes: parts and readers whose bytes every rank of the reader's node has mapped.
     """
 
     mine: dict[Holding, NodeCopy]
     on_nodes: frozenset[Holding]
 
     def close(self) -> None:
-        """Close the files, and let go of what is mapped of them."""
+        """Close the files and unmap them."""
         for copy in self.mine.values():
             copy.file.close()
         self.mine.clear()
 
 
 def find_copies(ranks: Ranks, recovered: Recovered, places: Mapping[Holding, Place]) -> NodeCopies:
-    """Map what the mates of this rank have read (collective)."""
+    """Map the bytes that the mates of this rank have read (collective)."""
     node_of, mine = ranks.node_of, dict[Holding, NodeCopy]()
     holdings = [(read.part, reader) for read in recovered.reads for reader in read.readers]
     lacking = np.array([each not in places for each in holdings], dtype=np.int64)
@@ -326,7 +327,7 @@ def find_copies(ranks: Ranks, recovered: Recovered, places: Mapping[Holding, Pla
             if is_mates and not lacking[number]:
                 try:
                     mine[holding] = _mapped(places[holding], ranks.at)
-                except Exception:  # of whatever kind: the bytes are sent then
+                except Exception:  # of any type: the bytes are sent then
                     lacking[number] = 1
         what = f"restore of step {recovered.attempt.step}, parts in the memory of nodes"
         lacking = ranks.finish(ranks.comm.maximum(lacking), what)
@@ -340,14 +341,14 @@ def find_copies(ranks: Ranks, recovered: Recovered, places: Mapping[Holding, Pla
 
 
 def described(part: LoadedPart) -> str:
-    """Where a part lies, for other ranks of the node; "" if they cannot use it there."""
+    """The file range of a part in text form, for other ranks of the node; "" if they cannot use it."""
     kernel = running_kernel()
     return "" if part.place is None or not kernel else json.dumps([kernel, *astuple(part.place)])
 
 
 def _mapped(of: Place, at: Callable[[str], Path]) -> NodeCopy:
     kernel, *values = json.loads(of.text)
-    place = FilePlace(*values)
+    place = FileRange(*values)
     if kernel != running_kernel():
         raise StorageError("a rank of the same node runs under another kernel", where=place.path)
     file = FileSource(at(place.path))
@@ -356,7 +357,7 @@ def _mapped(of: Place, at: Callable[[str], Path]) -> NodeCopy:
             raise StorageError("a file is not the one that a rank of the same node has read", where=place.path)
         raw = np.frombuffer(file.viewed(), dtype=np.uint8)[place.first : place.first + place.raw_bytes]
         if len(raw) != place.raw_bytes:
-            raise StorageError("a file has become shorter since it was read", where=place.path)
+            raise StorageError("a file was truncated after it was read", where=place.path)
         return NodeCopy(raw, file, place.first, place.is_on_a_node, of.chunks, of.raw_start, of.read)
     except BaseException:
         file.close()

@@ -1,4 +1,4 @@
-"""Completing: the end of one level of one checkpoint, on which all ranks agree in a commit round.
+"""Ends one level of one checkpoint, on which all ranks agree in a commit round.
 
 Invariants
 ----------
@@ -35,7 +35,7 @@ from deeppart.storage import DirectoryOwner
 
 
 class Completer:
-    """Ends levels, for the threads of one rank."""
+    """Completes levels, for the threads of one rank."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Completer:
         self._timeout, self._call_notes, self._may_go = timeout, call_notes, may_go
 
     def complete(self, job: Job, level: str, outcome: Outcome) -> bool:
-        """The commit round of a level; afterwards every rank knows the same: whether the level is complete."""
+        """The commit round of a level; returns whether the level is complete, the same on every rank."""
         report = self._report(job, outcome)
         failed = isinstance(report, str) or isinstance(outcome, DeeppartError)
         channel = self._channels[level]
@@ -68,17 +68,17 @@ class Completer:
             verdict, agreed = RoundResult(str(error), may_stand=begun and not failed), False
         complete = verdict.problem is None and not failed
         if complete:
-            self._remember(job, level, outcome)  # first: who waits for the level may save again at once
+            self._remember(job, level, outcome)  # first: a caller that waits for the level may save again at once
             job.pending.note_level(level, DONE)
             if level != Level.PERSISTENT and job.is_on_nodes():
-                self._call_notes.completed(job.attempt)  # before it, or what it replaces, is retired
+                self._call_notes.completed(job.attempt)  # before the steps that it replaces are retired
             may_go = partial(self._may_go, job, level)
             retire = partial(self._retention.committed, level, job.attempt.key, may_go)
             report_refusals(job, level, self._call_notes, retire)
         else:
             if level == Level.PERSISTENT and verdict.may_stand:
                 self._incremental.in_doubt()
-            # Before the step is free to be used again; and at once, because it may be for lack of space that it failed.
+            # Before the step can be used again; and at once, because it may have failed for lack of space.
             if not verdict.may_stand:
                 self._discard(job, level, outcome)
             self._retention.abandon(level, job.attempt.key, in_doubt=verdict.may_stand)
@@ -88,39 +88,39 @@ class Completer:
         return complete
 
     def _report(self, job: Job, outcome: Outcome) -> PartRecord | str | None:
-        """The report of this rank to the others: its part, or a text if it has failed."""
+        """This rank's report to the others: its part, or a text if it has failed."""
         if isinstance(outcome, RemoteRankError):
-            return None  # that rank says it itself
+            return None  # the rank with the part reports it
         if isinstance(outcome, DeeppartError):
             return str(outcome)
         try:
             if isinstance(outcome, PartSummary):
                 return outcome.record(job.attempt, self._storage.rank, job.local_summary)
             return None
-        except Exception as error:  # the other ranks wait for the report
+        except Exception as error:  # of any type: the other ranks wait for the report
             return str(as_error(error, "the part that was written could not be recorded"))
 
     def _discard(self, job: Job, level: str, outcome: Outcome) -> None:
-        """Remove what this rank has written at a level that is not complete, as far as the system lets us."""
+        """Remove the files that this rank has written at a level that is not complete, as far as possible."""
         if level not in REDUNDANT_LEVELS:
             self._storage.discard_part(level, job.attempt)
         elif isinstance(outcome, list):
             remove_files(outcome)
 
     def _remember(self, job: Job, level: str, outcome: Outcome) -> None:
-        """The chunks to which the next checkpoint may refer; none if there is no memory for that."""
+        """Remember the chunks to which the next checkpoint may refer; none if memory is short."""
         if level != Level.PERSISTENT or not isinstance(outcome, PartSummary):
             return
         try:
             self._incremental.completed(job.attempt, outcome)
-        except Exception:  # the level is complete on all ranks all the same
+        except Exception:  # the level is complete nevertheless
             self._incremental.in_doubt()
 
     def _commit(self, job: Job, parts: list[PartRecord]) -> None:
-        """Rank 0: make the step a checkpoint.
+        """Rank 0: create the manifest.
 
-        Where another job took the directory over meanwhile without having seen the commit, it is taken back: that job
-        goes on from an older step, and this one's must not be found beside its own later.
+        If another job took over the directory meanwhile without having seen the commit, the manifest is removed again:
+        that job continues from an older step, and must not find this one beside its own later steps.
         """
         owner = self._storage.owner
         assert owner is not None

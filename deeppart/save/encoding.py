@@ -1,4 +1,4 @@
-"""Encodes the chunks of a part on a few threads, ahead of the one that writes; ``compression`` says which."""
+"""Encodes the chunks of a part on a few threads, ahead of the writing thread; ``compression`` chooses the codecs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from deeppart.part import ChunkPlace, Signing, strong_digest
 from deeppart.save.workers import Workers
 from deeppart.state.capture import ShareLayout
 
-#: Told of every chunk that was encoded: dtype tag, raw bytes, encoded bytes, seconds.
+#: Called for every encoded chunk: dtype tag, raw bytes, encoded bytes, seconds.
 Watch = Callable[[str, int, int, float], None]
 
 
@@ -26,12 +26,12 @@ class Chunk:
     """A chunk to be encoded.
 
     Attributes:
-        raw: its bytes; not to change while it is in work.
-        dtype: tag of what they are.
-        encoded: its encoded bytes, if there are any already, or None.
-        raw_digest: xxh3-128 of its bytes, where that is known already.
-        place: its place, if it lies in a file already and is not encoded at all; or None.
-        strong_digest: sha256 of its bytes, where that is known already.
+        raw: its bytes; must not change until it is encoded.
+        dtype: dtype tag of the bytes.
+        encoded: its encoded bytes, if they exist already, or None.
+        raw_digest: xxh3-128 of its bytes, if known.
+        place: its place in an earlier file, if it is not written again, or None.
+        strong_digest: sha256 of its bytes, if known.
     """
 
     raw: memoryview
@@ -43,7 +43,7 @@ class Chunk:
 
 
 class Encoders:
-    """Threads that encode."""
+    """Threads that encode chunks."""
 
     def __init__(self, threads: int, prepare: Callable[[], None] = lambda: None) -> None:
         self.most_ahead = threads + 1
@@ -52,12 +52,12 @@ class Encoders:
     def run(
         self, chunks: Iterable[Chunk], chooser: Chooser, watch: Watch | None = None, *, signed: bool = False
     ) -> Generator[EncodedChunk | ChunkPlace, None, None]:
-        """Encode chunks, up to ``most_ahead`` of them before the one that is asked for; in order.
+        """Encode chunks, up to ``most_ahead`` of them before they are taken; in order.
 
-        Chunks that lie somewhere already come out as their places. With ``signed``, all others come with their strong
-        digests, which the threads take of those that are stored raw, too. An encoded chunk lasts until the next one is
-        asked for. Memory: one buffer more than threads, each as long as the longest chunk. Close the generator
-        if not all chunks are taken: it waits for the threads that still read them.
+        A chunk with a place yields the place. With ``signed``, all others come with strong digests, which the threads
+        also compute for chunks that are stored raw. An encoded chunk is valid until the next one is taken. Memory: one
+        buffer more than threads, each as long as the longest chunk. Close the generator if not all chunks are taken: it
+        waits for the threads that still read them.
         """
         rooms: list[memoryview] = []
         ahead: deque[tuple[Future[EncodedChunk] | EncodedChunk | ChunkPlace, memoryview | None]] = deque()
@@ -88,10 +88,10 @@ class Encoders:
         finally:
             for future, _ in ahead:
                 if isinstance(future, Future) and not future.cancel():
-                    future.exception()  # waits: the memory it reads is about to be used for something else
+                    future.exception()  # waits: the memory that it reads will be reused
 
     def close(self) -> None:
-        """End the threads, when they have finished what they are at."""
+        """End the threads after the chunks in progress."""
         self._workers.close()
 
 
@@ -105,14 +105,14 @@ def _room(rooms: list[memoryview], raw_bytes: int) -> memoryview:
 
 
 def _digest(ready: EncodedChunk) -> EncodedChunk:
-    """Take the strong digest of a chunk as it is, and the other where that is missing."""
+    """Add the strong digest of the encoded chunk, and the other digest if it is missing."""
     digest = ready.digest or xxhash.xxh3_128_digest(ready.data)
     raw_digest = digest if ready.codec_id == RawCodec.codec_id else ready.raw_digest
     return replace(ready, digest=digest, raw_digest=raw_digest, strong_digest=strong_digest(ready.data))
 
 
 def _encode(chunk: Chunk, chooser: Chooser, room: memoryview, watch: Watch | None, signed: bool) -> EncodedChunk:
-    """Encode a chunk and take its digests, so that the thread that writes need not."""
+    """Encode a chunk and compute its digests, so that the writing thread need not."""
     began = time.perf_counter()
     encoded = chooser.encode_chunk(chunk.raw, chunk.dtype, room)
     raw_digest = chunk.raw_digest or xxhash.xxh3_128_digest(chunk.raw)
@@ -123,7 +123,7 @@ def _encode(chunk: Chunk, chooser: Chooser, room: memoryview, watch: Watch | Non
     return replace(encoded, digest=digest, raw_digest=raw_digest, strong_digest=strong)
 
 
-#: Chunks of a dtype that are encoded to see how fast that is.
+#: Chunks per dtype that are encoded to measure the speed.
 _TRIED = 3
 
 
@@ -135,14 +135,14 @@ class _Tally:
 
 
 class Tallies:
-    """What encoding the chunks of one part took, by dtype. Thread-safe."""
+    """Totals of encoding the chunks of one part, by dtype. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.by_dtype: dict[str, _Tally] = {}  # guarded by the lock until the part is written
 
     def note(self, dtype: str, raw_bytes: int, encoded_bytes: int, seconds: float) -> None:
-        """A chunk was encoded."""
+        """Add an encoded chunk."""
         with self._lock:
             tally = self.by_dtype.setdefault(dtype, _Tally())
             tally.raw_bytes += raw_bytes
@@ -156,8 +156,8 @@ class Encoding:
 
     Attributes:
         chooser: chooses the codec of each chunk.
-        encoders: the threads that do it.
-        tallies: note what it takes; None where nobody asks.
+        encoders: the encoding threads.
+        tallies: measures the encoding; None if that is not needed.
         signing: the key to sign the part with, or None.
         reasons: a line per dtype, for the report.
     """
@@ -171,12 +171,12 @@ class Encoding:
 
 @dataclass(frozen=True, slots=True)
 class Processors:
-    """The processors that a rank has.
+    """The processors available to a rank.
 
     Attributes:
         threads: chunks encoded at a time.
-        spare: true if there are processors for them that training and the other ranks do not need.
-        waiting: threads that can work at a time while training waits: this rank's share of the processors.
+        spare: true if there are processors that neither training nor other ranks need.
+        waiting: threads that can work while training waits: this rank's share of the processors.
     """
 
     threads: int
@@ -201,7 +201,7 @@ class Compressing:
         self._fixed = Chooser("none" if compression == "auto" else compression)
 
     def try_new_dtypes(self, layout: ShareLayout, data: memoryview) -> None:
-        """With "auto": encode a few chunks of each new dtype, to see how fast that is and how small they get."""
+        """With "auto": encode a few chunks of each new dtype, to measure speed and compression."""
         if self._auto is None:
             return
         for dtype in self._auto.unknown(chunk.dtype for chunk in layout.chunks):
@@ -226,7 +226,7 @@ class Compressing:
     def completed(
         self, level: str, encoding: Encoding, nbytes: int, raw_bytes: int, busy_s: float, seconds: float
     ) -> None:
-        """A part was completed."""
+        """A part was completed: use its measurements."""
         if self._auto is None or encoding.tallies is None:
             return
         by_dtype = encoding.tallies.by_dtype

@@ -1,6 +1,6 @@
-"""A part file that one thread writes and another copies at the same time.
+"""A part file that one thread writes while another copies it.
 
-The copy to the next level need not wait for the first level to be finished: it follows the file as it grows.
+The copy to the next level does not wait for the first level to end: it follows the file as it grows.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from deeppart.errors import StorageError
 from deeppart.part import ChunkPlace, PartSummary
 from deeppart.storage import DurableFile
 
-#: A reader looks at least this often whether there is more; it is woken when there is.
+#: Readers check at least this often for more bytes; they are woken when there are some.
 _LOOK_S = 0.05
 
 
 class SourceLostError(StorageError):
-    """The file to copy cannot be read any more, or was never completed."""
+    """The file to copy cannot be read, or was never completed."""
 
 
 class GrowingFile:
-    """A sink that passes everything on to a file, and lets it be read from the start meanwhile."""
+    """A sink that writes to a file, and lets another thread read it from the start meanwhile."""
 
     def __init__(self, file: DurableFile) -> None:
         self._file = file
-        #: Guards all that follows; :meth:`close` may come while another thread reads.
+        #: Guards the attributes after it; :meth:`close` may be called while another thread reads.
         self._changed = threading.Condition()
         self._written = 0
         self._chunks: list[ChunkPlace] = []
@@ -51,13 +51,13 @@ class GrowingFile:
             self._changed.notify_all()
 
     def note_chunk(self, place: ChunkPlace) -> None:
-        """A chunk of the part is in the file now."""
+        """A chunk of the part has been written."""
         with self._changed:
             self._chunks.append(place)
             self._changed.notify_all()
 
     def chunk(self, number: int) -> ChunkPlace:
-        """The place of chunk ``number``, after waiting until it has been written."""
+        """The place of chunk ``number``; waits until it has been written."""
         with self._changed:
             self._wait(lambda: number < len(self._chunks))
             if self._failed or number >= len(self._chunks):
@@ -71,19 +71,19 @@ class GrowingFile:
             self._changed.notify_all()
 
     def give_up(self) -> None:
-        """Nothing more will be written: if it is not complete, readers give up."""
+        """Nothing more will be written: if the file is not complete, readers fail."""
         with self._changed:
             self._failed = self._summary is None
             self._changed.notify_all()
 
     @property
     def summary(self) -> PartSummary | None:
-        """Of the part, once it is complete."""
+        """The summary of the part, once it is complete."""
         with self._changed:
             return self._summary
 
     def wait_for_end(self) -> None:
-        """Wait until the file is complete, or given up."""
+        """Wait until the file is complete, or has failed."""
         with self._changed:
             self._wait(lambda: False)
 
@@ -93,7 +93,7 @@ class GrowingFile:
             self._wait(lambda: self._written >= offset + len(buffer))
             if self._failed:
                 raise self._not_completed()
-            buffer = buffer[: max(0, self._written - offset)]  # behind that, a recycled file may have something left
+            buffer = buffer[: max(0, self._written - offset)]  # after that, a recycled file may have old bytes
         return self._read(offset, buffer)
 
     def read_chunk(self, place: ChunkPlace, buffer: memoryview) -> None:
@@ -102,7 +102,7 @@ class GrowingFile:
             raise SourceLostError("the part file to copy is shorter than it was", where=str(self._file.path))
 
     def _wait(self, enough: Callable[[], bool]) -> None:
-        """Wait, the lock held, until there is enough, or nothing more will come."""
+        """Wait, with the lock held, until ``enough`` is true, or nothing more will be written."""
         while not self._failed and self._summary is None and not enough():
             self._changed.wait(_LOOK_S)
 
@@ -133,14 +133,14 @@ class GrowingFile:
         return count
 
     def close(self) -> None:
-        """Nothing more is read: waiting readers give up, and a read under way ends first."""
+        """End reading: waiting readers fail, and a read in progress ends first."""
         self.give_up()
         with self._changed:
             self._closed = True
             self._close_if_unused()
 
     def _close_if_unused(self) -> None:
-        """Nothing was written through the descriptor, so an error says nothing."""
+        """Close the descriptor; errors do not matter, since nothing was written through it."""
         if self._closed and not self._reading and self._fd >= 0:
             with contextlib.suppress(OSError):
                 os.close(self._fd)

@@ -1,13 +1,13 @@
-"""Incremental: which chunks of a rank's next part on the persistent level refer to what earlier parts there hold.
+"""Selects the chunks of a rank's next part on the persistent level that refer to earlier parts there.
 
-A chunk whose raw bytes have the digest of one that is there is not written again: its row refers to the part that holds
-it, the *base*, of the same rank and session. What a base refers to is named where its bytes lie, so no reader follows
-a chain. A base is kept, whole, as long as a committed step refers to it (:mod:`deeppart.save.retention`); ``choose``
-sees that the chunks that are still needed of it are worth that. Parts on nodes are whole: they are written over, copied
-and encoded as files.
+A chunk whose raw bytes have the digest of a stored chunk is not written again: its row refers to the part with the
+bytes, the *base*, of the same rank and session. References always name the part with the bytes, so no reader follows a
+chain. A base is kept, whole, as long as a committed step refers to it (:mod:`deeppart.save.retention`); ``choose``
+makes sure that enough of it is still needed. Parts on nodes have no references: they are written over, copied and
+encoded as files.
 
-Only the last complete checkpoint and what it refers to are referred to: these stay until a newer one is complete, and
-the thread that writes a part has heard by then how the one before has ended.
+Only the last complete checkpoint and its bases are referred to: these stay until a newer one is complete, and the
+thread that writes a part knows by then how the one before has ended.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from deeppart.part import ChunkPlace, PartSummary
 from deeppart.save.job import Staged
 from deeppart.state.capture import ChunkPlan
 
-#: A base must hold at least this share of bytes that are still needed.
+#: A base must have at least this share of bytes that are still needed.
 LEAST_LIVE = 1 / 8
-#: A part and its bases together may be this many times as long as what is needed of them.
+#: A part and its bases together may be this many times as long as the bytes needed of them.
 SPACE_FACTOR = 2.0
 MOST_BASES = 8
-#: Chunks that are looked at to see whether it is worth looking at all of them. If a quarter is unchanged, all of these
-#: have changed once in 10,000 times; less than an eighth is not referred to anyway.
+#: Chunks that are compared to find out whether all should be. If a quarter is unchanged, all of these have changed once
+#: in 10,000 times; less than an eighth would not be referred to anyway.
 SAMPLED_CHUNKS = 32
 
 
 class Incremental:
-    """Remembers where the chunks of one rank's last complete part on the persistent level lie.
+    """Remembers the chunks of one rank's last complete part on the persistent level, and their parts.
 
-    Threads may share one: one of them writes parts there, and hears how that ends.
+    Threads may share it: one of them writes parts there, and learns how that ends.
     """
 
     def __init__(self, *, on: bool) -> None:
@@ -44,7 +44,7 @@ class Incremental:
         self._held: Held | None = None
 
     def digests(self, staged: Staged, due: Collection[str]) -> list[bytes] | None:
-        """Digests of a share's chunks, if a sample of them tells that some have not changed; None if not."""
+        """Digests of a share's chunks, if some of a sample are unchanged; otherwise None."""
         held = self._held
         if held is None or Level.PERSISTENT not in due:
             return None
@@ -53,7 +53,7 @@ class Incremental:
     def refer(
         self, digests: Sequence[bytes] | None, chunks: Sequence[ChunkPlan], is_there: Callable[[BaseRecord], bool]
     ) -> dict[int, ChunkPlace]:
-        """The chunks of a part that need not be written, and where they lie; ``is_there`` tells of a base."""
+        """The chunks of a part that need not be written, and their places; ``is_there`` checks that a base exists."""
         held = self._held
         if digests is None or held is None:
             return {}
@@ -67,16 +67,16 @@ class Incremental:
             self._held = held_by(attempt, summary)
 
     def in_doubt(self) -> None:
-        """Another rank may take a step for complete that this one does not: what it replaces may go."""
+        """Drop the remembered chunks: another rank may take a newer step for complete, and retire this one."""
         self._held = None
 
 
-#: Digest of raw bytes -> their length, and where they lie.
+#: Digest of raw bytes -> their length, and the place of the chunk.
 Held = Mapping[bytes, tuple[int, ChunkPlace]]
 
 
 def held_by(attempt: Attempt, summary: PartSummary) -> Held:
-    """The chunks of a part that is complete, each in the part where its bytes lie."""
+    """The chunks of a complete part, with the places of their bytes."""
     bases = (BaseRecord(summary.index_digest, summary.nbytes, attempt.step, attempt.sequence), *summary.bases)
     names = ("offset", "encoded_length", "raw_length", "codec", "base")
     columns = [summary.chunks[name].tolist() for name in names]
@@ -91,7 +91,7 @@ def held_by(attempt: Attempt, summary: PartSummary) -> Held:
 
 
 def raw_digests(data: memoryview, chunks: Sequence[ChunkPlan], held: Held) -> list[bytes] | None:
-    """The digest of every chunk; None if those of a sample are held nowhere."""
+    """The digest of every chunk; None if no chunk of a sample is stored."""
 
     def digest(chunk: ChunkPlan) -> bytes:
         return xxhash.xxh3_128_digest(data[chunk.start : chunk.start + chunk.length])
@@ -107,7 +107,7 @@ def _spread(count: int) -> list[int]:
 
 
 def choose(digests: Sequence[bytes], chunks: Sequence[ChunkPlan], held: Held) -> dict[int, ChunkPlace]:
-    """The chunks that refer to a base: number of the chunk -> its place."""
+    """The chunks that refer to a base: number of the chunk -> place of the base's chunk."""
     found: dict[int, ChunkPlace] = {}
     live: dict[BaseRecord, int] = {}
     for number, (digest, chunk) in enumerate(zip(digests, chunks, strict=True)):
@@ -123,7 +123,7 @@ def choose(digests: Sequence[bytes], chunks: Sequence[ChunkPlan], held: Held) ->
 
 
 def _files(bases: Sequence[BaseRecord], live: Mapping[BaseRecord, int], chunks: Sequence[ChunkPlan]) -> float:
-    """Length of a part and its bases, as a multiple of what is needed; what is written again counts before encoding."""
+    """Length of a part and its bases as a multiple of the bytes needed; chunks written again count as raw bytes."""
     needed = sum(live[base] for base in bases)
     anew = max(0, sum(chunk.length for chunk in chunks) - needed)
     return (anew + sum(base.nbytes for base in bases)) / max(1, anew + needed)

@@ -1,7 +1,7 @@
-"""One checkpoint in the pipeline of one rank, and what its stages hand to each other.
+"""The records that describe one checkpoint in the pipeline of one rank, and the messages between its stages.
 
-Nothing here changes once it is made, but for :class:`Progress` and :class:`StagingLease`, which have locks, and
-``Job.opened``, which the store resolves once.
+All are immutable except :class:`Progress` and :class:`StagingLease`, which have locks, and ``Job.opened``, which the
+store thread resolves once.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Staged:
         layout: its spans and chunks.
         data: the raw stream, ``layout.nbytes`` bytes of staging memory.
         document: the description of the bytes; encoded when the part is written.
-        deferred: copies into ``data`` that are still to be made (``capture="lazy"``), or None.
+        deferred: remaining copies into ``data`` (``capture="lazy"``), or None.
     """
 
     layout: ShareLayout
@@ -49,7 +49,7 @@ class Staged:
 
     @property
     def per_rank_bytes(self) -> int:
-        """How many of the bytes are this rank's own."""
+        """How many of the bytes are per rank."""
         return sum(chunk.length for chunk in self.layout.chunks if chunk.per_rank)
 
 
@@ -63,7 +63,7 @@ class Reader(Enum):
 
 
 class StagingLease(Generic[T]):
-    """Who may still read the share in staging memory, which is free again when the last one is done. Thread-safe.
+    """Tracks the readers of the share in staging memory, which is free again after the last one. Thread-safe.
 
     States, in this order; a lease without memory is over from the start:
 
@@ -71,12 +71,12 @@ class StagingLease(Generic[T]):
     * *stored*: the share is complete in a file. The store is done, and so is the flush, unless it claimed the memory.
     * *over*: nothing reads it. A claim comes too late.
 
-    What :meth:`keep` was called for is never done: the memory stays taken for good.
+    A reader for which :meth:`keep` was called is never done: the memory is never reused.
     """
 
     def __init__(self, memory: T | None, readers: Iterable[Reader]) -> None:
         self._lock = threading.Lock()
-        #: Guarded by the lock, as is all that follows.
+        #: Guarded by the lock, like the attributes after it.
         self._memory = memory
         self._readers = set(readers) if memory is not None else set()
         self._claimed = False
@@ -90,12 +90,12 @@ class StagingLease(Generic[T]):
 
     @property
     def over(self) -> bool:
-        """True if the memory may be used for something else."""
+        """True if the memory may be reused."""
         with self._lock:
             return not self._readers
 
     def when_over(self, callback: Callable[[], None]) -> None:
-        """Have something called, once, when the lease is over; at once if it is."""
+        """Call ``callback`` once when the lease is over; at once if it is already."""
         with self._lock:
             if self._readers:
                 self._when_over = callback
@@ -111,17 +111,17 @@ class StagingLease(Generic[T]):
             return None
 
     def keep(self, reader: Reader) -> None:
-        """Never give the memory back: something that cannot be stopped may still write to it."""
+        """Never free the memory: an operation that cannot be stopped may still write to it."""
         with self._lock:
             if self._readers:
                 self._readers.add(reader)
 
     def stored(self) -> None:
-        """Note that the share is complete in a file, which the flush thread reads unless it has claimed the memory."""
+        """The share is complete in a file, which the flush thread reads unless it has claimed the memory."""
         self._release({Reader.STORE}, stored=True)
 
     def done(self, *readers: Reader) -> None:
-        """These read the memory no more."""
+        """These readers have finished."""
         self._release(set(readers), stored=False)
 
     def _release(self, readers: set[Reader], *, stored: bool) -> None:
@@ -152,22 +152,22 @@ class Progress:
             return bool(self._open - self._complete - {level})
 
     def complete(self, level: str) -> None:
-        """A level needs no more files; it is settled when what it replaces is gone."""
+        """A level needs no more files; it is settled when the steps that it replaces are removed."""
         with self._lock:
             self._complete.add(level)
 
     def report(self, level: str) -> None:
-        """This rank has begun to tell the others how it went."""
+        """This rank has begun to report its outcome to the others."""
         with self._lock:
             self._reported.add(level)
 
     def unreported(self, levels: Collection[str]) -> set[str]:
-        """Those of which the other ranks wait to hear; redundant ones are not among them."""
+        """The levels whose outcomes the other ranks still wait for, without redundant ones."""
         with self._lock:
             return set(levels) - self._reported - {*REDUNDANT_LEVELS}
 
     def settle(self, level: str) -> bool:
-        """A level is over; returns whether it was the last."""
+        """A level has ended; returns whether it was the last one."""
         with self._lock:
             self._open.discard(level)
             return not self._open
@@ -175,13 +175,13 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocalPart:
-    """The local part file of a checkpoint, while it is written and after; the flush thread follows it.
+    """The local part file of a checkpoint, during and after writing; the flush thread follows it.
 
     Attributes:
-        file: being written.
-        growing: the file that is written and read back.
+        file: the file being written.
+        growing: the same file, for writing and reading back.
         encoding: how it is encoded.
-        digests: of the raw bytes of each chunk; None if not known.
+        digests: of the raw bytes of each chunk; None if unknown.
     """
 
     file: DurableFile
@@ -196,8 +196,8 @@ class Opened:
 
     Attributes:
         failure: the reason why there is no share to write, or None.
-        digests: of the raw bytes of each chunk, where some of them may be unchanged; None if nothing is known.
-        local: the local part file; None without one.
+        digests: of the raw bytes of each chunk, if some chunks may be unchanged; otherwise None.
+        local: the local part file, if there is one.
     """
 
     failure: DeeppartError | None
@@ -205,7 +205,7 @@ class Opened:
     local: LocalPart | None = None
 
 
-#: What a rank has done at a level: its part, the files that it has stored for others, or why not.
+#: The outcome of a rank at a level: its part, the files that it has stored for other ranks, or an error.
 Outcome = PartSummary | list[Path] | DeeppartError
 
 
@@ -214,15 +214,15 @@ class Job:
     """One checkpoint.
 
     Attributes:
-        attempt: which checkpoint.
-        due: levels it goes to.
-        pending: the handle that gets the reports of progress.
-        lease: of the staging memory, with the share in it; without one if it could not be captured.
-        layout, document: of the captured share; None if it could not be captured.
-        failure: the reason why the share could not be captured, or None.
-        deferred: copies into staging memory that are still to be made, or None.
-        opened: resolved by the store, once, before it writes.
-        progress: of its levels.
+        attempt: the attempt.
+        due: the levels to which it is saved.
+        pending: the caller's handle, which receives the progress.
+        lease: the lease of the staging memory with the share; without memory if the capture failed.
+        layout, document: of the captured share; None if the capture failed.
+        failure: the reason why the capture failed, or None.
+        deferred: remaining copies into staging memory, or None.
+        opened: resolved by the store thread, once, before it writes.
+        progress: the progress of its levels.
     """
 
     attempt: Attempt
@@ -244,7 +244,7 @@ class Job:
         pending: Pending,
         captured: Staged | DeeppartError,
     ) -> Job:
-        """A checkpoint that has been captured, or could not be."""
+        """A checkpoint with a captured share, or with the error of the capture."""
         readers = (Reader.STORE, Reader.FLUSH) if Level.PERSISTENT in due else (Reader.STORE,)
         if isinstance(captured, DeeppartError):
             return cls(attempt, due, pending, StagingLease(None, ()), None, None, captured, None, Progress(due))
@@ -255,12 +255,12 @@ class Job:
 
     @property
     def local(self) -> LocalPart | None:
-        """Its local part file, as far as the store has come."""
+        """Its local part file; None until the store has opened it, or without one."""
         return self.opened.result().local if self.opened.done() else None
 
     @property
     def local_summary(self) -> PartSummary | None:
-        """Of its local part, once that is complete."""
+        """The summary of its local part, once that is complete."""
         return None if self.local is None else self.local.growing.summary
 
     def description(self) -> tuple[ShareLayout, PartDocument]:
@@ -270,22 +270,20 @@ class Job:
         return self.layout, self.document
 
     def check_capture(self) -> None:
-        """Before a part gets its name."""
-        error = None if self.deferred is None else self.deferred.look_again()
+        """Raise if the capture has failed; called before a part gets its name."""
+        error = None if self.deferred is None else self.deferred.recheck()
         if error is not None:
             raise error
 
     def is_on_nodes(self) -> bool:
-        """True if it went to nodes' storage, and is complete at all levels there to which it went."""
+        """True if it was saved to levels on nodes, and is complete at all of these."""
         levels = self.due - {Level.PERSISTENT}
         return bool(levels) and all(self.pending.report.levels[level].state == DONE for level in levels)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Captured:
-    """The message of the capture to the store thread: a complete share in staging memory, or the reason why there is
-    none.
-    """
+    """The message of the capture thread to the store thread: a complete share in staging memory, or the error."""
 
     job: Job
     failure: DeeppartError | None
@@ -296,10 +294,10 @@ class Repair:
     """Redundancy to rebuild.
 
     Attributes:
-        attempt: whose; it is not retired meanwhile.
-        what: for messages.
-        run: does it: given a channel, what drives operations on it, and what gives the staging memory back.
-        lease: of the staging memory, where it begins with parts that lie there.
+        attempt: the checkpoint, which is not retired meanwhile.
+        what: a description for messages.
+        run: rebuilds it, given a channel, a function that drives operations on it, and one that frees staging memory.
+        lease: the lease of the staging memory, if it starts from parts in it.
     """
 
     attempt: Attempt

@@ -1,17 +1,17 @@
-"""Keeping: which committed steps of the persistent level count for ``keep``, and which may go.
+"""Decides which committed steps of the persistent level count for ``keep``, and which may be removed.
 
 Invariants
 ----------
-* A step may go only if this session has written it, or found it when it started: what another session commits later is
-  never among them.
-* What a step counts for does not depend on clocks: those of this session are the newest, in their own order. The ones
-  found at the start come before them; among these, the times in their manifests decide.
-* Only steps that can be restored count, as far as a cheap look tells. The others take no step's place; one with a sound
-  manifest goes when it is older than those kept, one with a damaged one stays.
-* Only what is seen to have no manifest is taken for unfinished: not what cannot be seen, since the directory may be
-  away for a moment.
-* A step that was committed several times counts once. A job that is done and started again, saving its last step each
-  time, does not lose the way back by that.
+* A step may be removed only if this session has written it, or found it at its start: steps that another session
+  commits later are never among them.
+* The order of steps does not depend on clocks within a session: this session's steps are the newest, in their own
+  order. Steps found at the start come before them, in the order of the times in their manifests.
+* Only steps that can be restored count, as far as a cheap check can tell. A step that does not count and has a valid
+  manifest is removed when it is older than those kept; one with a damaged manifest stays.
+* A step is unfinished only if its manifest is known not to exist: if the directory cannot be read, it may be
+  unavailable for a moment.
+* A step that was committed several times counts once. So a finished job that is started again, and saves its last step
+  each time, does not lose its earlier steps.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ class Keeping:
         self._goes_on = False
 
     def went_on(self) -> None:
-        """This session goes on from a step that it has restored: which step is newest is for it to say."""
+        """This session has restored a step, so it decides which steps are newest."""
         self._goes_on = True
 
     def committed(self, key: StepKey) -> None:
-        """This session has committed a step: all its ranks have just written and checked it."""
+        """This session has committed a step, which all its ranks have just written and checked."""
         self._own.append(key)
 
     def removable(self, abandoned: Collection[StepKey]) -> set[StepKey]:
         """The steps that may be removed now that a newer step is committed."""
         listed = list_steps(self._store)
         present = set(committed_steps(self._store, listed))
-        # A removal that was refused half-way has taken the manifest, and so has one that left parts for other steps.
+        # A refused removal has removed the manifest, as has one that left parts for other steps.
         unseen = (self._earlier | set(abandoned) | self._leaving) - present
         dropped = {key for key in unseen.intersection(listed) if self._is_unfinished(key)}
         if self._keep:
@@ -74,27 +74,27 @@ class Keeping:
         return dropped
 
     def take_notices(self) -> list[str]:
-        """Lines about steps that do not count; each is told once."""
+        """Warnings about steps that do not count; each is returned once."""
         notices, self._notices = self._notices, []
         return notices
 
     def leaves(self, key: StepKey) -> None:
-        """A step is about to lose its manifest."""
+        """A step's manifest is about to be removed."""
         self._leaving.add(key)
 
     def forget(self, key: StepKey) -> None:
-        """It is gone."""
+        """A step has been removed."""
         self._earlier.discard(key)
         self._leaving.discard(key)
         self._own = [each for each in self._own if each != key]
 
     def _removable_of_earlier(self, present: set[StepKey], steps: set[int]) -> set[StepKey]:
-        """The steps to remove; ``steps``, those that stay and count, are newer, and get more here."""
+        """The earlier sessions' steps to remove; ``steps``: newer steps that count, to which kept ones are added."""
         dropped = set()
         own_step = max((key.step for key in self._own), default=-1)
         for each in reversed(self._ranking(present)):
             if not self._goes_on and each.key.step > own_step:
-                continue  # the next restore takes it: who forgot to restore is not to lose it
+                continue  # the next restore uses it: a job that forgot to restore must not lose it
             if len(steps) >= self._keep or each.key.step in steps:
                 dropped.add(each.key)
             elif self._does_count(each):
@@ -118,7 +118,7 @@ class Keeping:
         return problem is None
 
     def _is_unfinished(self, key: StepKey) -> bool:
-        """True if a step has no manifest but is there: what was not found may be away with everything else."""
+        """True if a step exists without a manifest; a missing directory may be unavailable as a whole."""
         try:
             return MANIFEST_NAME not in self._store.list(step_name(key))
         except StorageError:

@@ -3,22 +3,22 @@
 ============  ==================================================  ==============================  ===============
 stage         what it does                                        levels                          then
 ============  ==================================================  ==============================  ===============
-capture       makes the copies that are left (``capture="lazy"``)                                 store
+capture       makes the deferred copies (``capture="lazy"``)                                      store
 store         writes the staged share to the local level          local                           flush, protect
 flush         follows the local part to the persistent level      persistent                      remove
 protect       exchanges copies and parity with other nodes        partner, parity
 remove        removes old steps, on rank 0                        persistent
 ============  ==================================================  ==============================  ===============
 
-A thread for each (:class:`Stage`), bandwidth-capped where it writes (:mod:`deeppart.save.write`), and one for writing
-behind the flush. In a *commit round* every rank reports to rank 0, which commits if all succeeded and sends the outcome
-to all.
+Each stage has a thread (:class:`Stage`), with limited bandwidth where it writes (:mod:`deeppart.save.write`); another
+thread writes behind the flush. In a *commit round* every rank reports to rank 0, which commits if all have succeeded,
+and sends the outcome to all.
 
 Invariants
 ----------
-* A failure never leaves a thread: it becomes the level's outcome, on every rank, and the next checkpoint goes on.
-* If an error ends a thread all the same, all that is in flight fails with it, on every rank, and nothing more is saved
-  (:attr:`Pipeline.failure`).
+* A failure never leaves a thread: it becomes the level's outcome, on every rank, and the next checkpoint continues.
+* If an error ends a thread nevertheless, all checkpoints in flight fail with it, on every rank, and nothing more is
+  saved (:attr:`Pipeline.failure`).
 * Staging memory is free again once the share is complete in a file (:class:`deeppart.save.job.StagingLease`).
 * Rounds of one level happen in the same order on every rank, on a channel of their own.
 """
@@ -55,7 +55,7 @@ from deeppart.save.write import RankStorage, ShareWriter
 from deeppart.state.compare import REGISTRY
 
 T = TypeVar("T")
-#: Of the timeout, what a rank waits for old steps to go where it has no space: the others wait for it meanwhile.
+#: The part of the timeout for which a rank without space waits for removals, while the other ranks wait for it.
 _ROOM_PATIENCE = 0.25
 
 
@@ -63,7 +63,7 @@ class Pipeline:
     """The background threads of one rank.
 
     Attributes:
-        failure: why nothing is saved any more on this rank: an error has ended a thread. None as long as all is well.
+        failure: the error that has ended a thread of this rank, so that nothing more is saved; or None.
     """
 
     def __init__(
@@ -86,12 +86,12 @@ class Pipeline:
         self._completer = Completer(
             channels, storage, incremental, retention, self._removals, config.timeout, self.call_notes, self._not_needed
         )
-        #: Guards what is in flight, which the training thread adds to and every stage takes from.
+        #: Guards the checkpoints in flight, which the training thread adds and the stages remove.
         self._changed = threading.Condition()
         self._in_flight: list[Job] = []
         self.failure: CheckpointError | None = None
         self._repairs: list[Repair] = []
-        self._lease: StagingLease[Any] = StagingLease(None, ())  # the last; touched by the training thread alone
+        self._lease: StagingLease[Any] = StagingLease(None, ())  # the latest; used by the training thread alone
         self._capturer = Capturer() if config.capture == "lazy" else None
         stages = [
             Stage("store", self._store, self._give_up_storing, next=("flush", "protect")),
@@ -125,7 +125,7 @@ class Pipeline:
         return self.staging_is_free and len(self._in_flight) < MOST_IN_FLIGHT
 
     def wait_for_room(self, timeout: float) -> bool:
-        """Wait until the pipeline can take a checkpoint; False if it was full all the time."""
+        """Wait until the pipeline can take a checkpoint; False if it could not within the timeout."""
         return self._wait_until(self.has_room, timeout)
 
     def submit(self, job: Job) -> None:
@@ -143,7 +143,7 @@ class Pipeline:
         self._fail_all_if_broken()
 
     def submit_repair(self, repair: Repair) -> None:
-        """Take over the rebuilding of redundancy, with the lease of the staging memory if it needs that."""
+        """Take over the rebuilding of redundancy, with the lease of the staging memory if that is needed."""
         self._take(repair.lease)
         self.call_notes.hold(repair.attempt)
         with self._changed:
@@ -175,9 +175,9 @@ class Pipeline:
         return self._wait_until(lambda: self.idle, timeout)
 
     def close(self, timeout: float) -> None:
-        """End the threads; what is queued is finished first as far as ``timeout`` seconds allow."""
+        """End the threads; queued work is finished first if ``timeout`` seconds are enough."""
         if not self.wait_until_idle(timeout):
-            for channel in self._channels.values():  # ends the waits of our own threads
+            for channel in self._channels.values():  # ends the waits of these threads
                 channel.abandon(CommError("the checkpointer was closed before this was finished"))
         if self._capturer is not None:
             self._capturer.close()
@@ -216,7 +216,7 @@ class Pipeline:
         if failure is None:
             try:
                 digests = self._writer.prepare(job)
-            except Exception as error:  # reported in the commit rounds, for which the other ranks wait
+            except Exception as error:  # reported in the commit rounds: the other ranks wait for them
                 failure = as_error(error, "the captured share could not be read")
         if Level.LOCAL not in job.due:
             _resolve(job, Opened(failure, digests))
@@ -248,7 +248,7 @@ class Pipeline:
 
     def _give_up_storing(self, captured: Captured, failure: DeeppartError) -> None:
         job = captured.job
-        if not job.opened.done():  # the flush takes part in its own round all the same
+        if not job.opened.done():  # the flush still takes part in its own round
             _resolve(job, Opened(failure))
         elif job.local is not None:
             job.local.growing.give_up()
@@ -256,7 +256,7 @@ class Pipeline:
         self._settle_all(job, {Level.LOCAL, *REDUNDANT_LEVELS}, failure)
 
     def _flush(self, job: Job) -> None:
-        opened = job.opened.result()  # bounded: resolved by the store whatever becomes of its work, or by _break
+        opened = job.opened.result()  # bounded: resolved by the store thread even if its work fails, or by _break
         job.pending.note_level(Level.PERSISTENT, RUNNING)
         outcome = self._timed(job, Level.PERSISTENT, lambda: self._writer.write_persistent(job, opened))
         job.lease.done(Reader.FLUSH)
@@ -282,7 +282,7 @@ class Pipeline:
         self._settle_all(job, {Level.PERSISTENT}, failure)
 
     def _protect(self, work: Job | Repair) -> None:
-        """Copies and parity, one after the other: both use the same links."""
+        """Copies and parity, one after the other: both use the same network links."""
         if isinstance(work, Repair):
             self._repair(work)
             return
@@ -294,7 +294,7 @@ class Pipeline:
 
     def _protect_at(self, job: Job, level: str) -> list[Path]:
         channel, summary = self._channels[level], job.local_summary
-        assert summary is not None  # a job comes here once its local level is complete
+        assert summary is not None  # the local level of the job is complete
         drive = partial(self._drive, channel, what=f"step {job.attempt.step}, exchange of level {level}")
         paths = self._protector.protect(job.attempt, summary, level, channel, drive)
         written = sum(access.lstat(path).st_size for path in paths)
@@ -309,7 +309,7 @@ class Pipeline:
             self._settle_all(work, {*REDUNDANT_LEVELS}, failure)
 
     def _repair(self, repair: Repair) -> None:
-        """Heal redundancy; what goes wrong is reported at the next call."""
+        """Heal redundancy; errors are reported at the next call."""
         channel = next(self._channels[level] for level in REDUNDANT_LEVELS if level in self._channels)
         release = partial(repair.lease.done, Reader.HEAL)
         try:
@@ -330,7 +330,7 @@ class Pipeline:
         self.call_notes.release(repair.attempt)
 
     def _break(self, thread: str, error: BaseException) -> None:
-        """An error has ended a thread: what waits for its work fails now."""
+        """An error has ended a thread: fail everything that waits for its work."""
         self.failure = self.failure or CheckpointError(
             "nothing is saved any more by this checkpointer: an error has ended one of its threads",
             found=f"{type(error).__name__}: {error}",
@@ -342,7 +342,7 @@ class Pipeline:
         self._fail_all_if_broken()
 
     def _fail_all_if_broken(self) -> None:
-        """Fail what is in flight if an error has ended a thread, before it came or since."""
+        """Fail what is in flight if an error has ended a thread."""
         if self.failure is None:
             return
         with self._changed:
@@ -354,14 +354,14 @@ class Pipeline:
             self._end_repair(repair)
 
     def _ended(self, stage: str) -> None:
-        if stage == "flush":  # the last that needs these
+        if stage == "flush":  # the last user of these
             self._compressing.close()
             self._behind.close()
 
-    # --- what they have in common ---
+    # --- shared by the stages ---
 
     def _timed(self, job: Job, level: str, work: Callable[[], T]) -> T | DeeppartError:
-        """Do a level's own work; whatever goes wrong is its outcome, for the commit round to tell the other ranks."""
+        """Do a level's work; an error is its outcome, for the other ranks to receive in the commit round."""
         began = time.monotonic()
         outcome = self._attempted(level, work)
         job.pending.note_stage(level, time.monotonic() - began)
@@ -380,12 +380,12 @@ class Pipeline:
         return complete
 
     def _settle_all(self, job: Job, levels: set[str], failure: DeeppartError) -> None:
-        """Settle what a stage leaves undone, where an error has come from between its steps."""
+        """Settle the levels that a stage has not finished, after an error between its steps."""
         has_local = not job.progress.unreported({Level.LOCAL} & job.due)
         for level in sorted(job.progress.unreported(levels & job.due)):
             self._finish_level(job, level, failure)
         for level in levels & job.due & {*REDUNDANT_LEVELS}:
-            if has_local and not job.pending.settled(level):  # the others are in its exchange, or wait to begin
+            if has_local and not job.pending.settled(level):  # the other ranks are in its exchange, or wait for it
                 self._channels[level].abandon(CommError(failure.summary))
         self._fail(job, levels & job.due, failure)
 
@@ -396,14 +396,14 @@ class Pipeline:
             self._settle(job, level)
 
     def _not_needed(self, job: Job, level: str, keys: set[StepKey]) -> set[StepKey]:
-        """Those of the steps whose files on nodes may go when a level of a job is complete: not in work, nor in use."""
+        """The steps whose files on nodes may go when a level of a job is complete: neither in flight nor held."""
         with self._changed:
             in_flight = list(self._in_flight)
         others = [other for other in in_flight if other.progress.needs(level if other is job else None)]
         return self.call_notes.retire(keys.difference(other.attempt.key for other in others))
 
     def _settle(self, job: Job, level: str) -> None:
-        """A level of a job is over; the job leaves with its last one."""
+        """A level of a job has ended; the job leaves the pipeline with its last one."""
         if not job.progress.settle(level):
             return
         job.lease.done(Reader.STORE, Reader.FLUSH)
@@ -416,20 +416,20 @@ class Pipeline:
 
 
 def _resolve(job: Job, opened: Opened) -> None:
-    with contextlib.suppress(InvalidStateError):  # resolved already, since an error has ended a thread
+    with contextlib.suppress(InvalidStateError):  # resolved already, by _break
         job.opened.set_result(opened)
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One thing that is done to checkpoints, one after the other.
+    """One step of the background work, applied to checkpoints one after the other.
 
     Attributes:
         name: of the thread: ``deeppart-NAME``.
-        work: does it, given what the stage before hands over.
-        give_up: called instead of the rest of the work where an error of no expected kind has come out of it: the
-            other ranks wait for what this one has to tell them. An error of its own ends the thread.
-        next: stages that get no more once this one has ended.
+        work: does the work, given the message of the stage before.
+        give_up: called instead of the rest of the work after an unexpected error: the other ranks wait for this rank's
+            report. If it raises, the thread ends.
+        next: stages that receive no more messages once this one has ended.
     """
 
     name: str
@@ -439,7 +439,7 @@ class Stage:
 
 
 class Stages:
-    """Threads, one for each stage, that take what they are given from a queue each."""
+    """Threads, one for each stage, each with a queue of messages."""
 
     def __init__(
         self,
@@ -460,11 +460,11 @@ class Stages:
             )
 
     def put(self, stage: str, message: object) -> None:
-        """Give something to a stage."""
+        """Queue a message for a stage."""
         self._queues[stage].put(message)
 
     def end(self, timeout: float) -> None:
-        """Let the threads end once they have done what they have been given; wait for each at most that long."""
+        """Let the threads end after the queued messages; wait for each at most ``timeout`` seconds."""
         self._queues[self._stages[0].name].put(None)
         for thread in self._threads:
             thread.join(timeout)
@@ -476,7 +476,7 @@ class Stages:
                 stage.work(message)
             except BaseException as error:  # must not end the thread: the other ranks wait for its rounds
                 stage.give_up(message, as_error(error, "background work failed"))
-            del message  # it holds memory that may be waited for
+            del message  # release the memory that it refers to
         self._end(stage)
 
     def _fail(self, stage: Stage, error: BaseException) -> None:
@@ -497,7 +497,7 @@ def _thread_name(stage: Stage) -> str:
 
 
 class Capturer:
-    """Completes the captures of one rank, one after the other, and holds optimizers back meanwhile."""
+    """Completes the captures of one rank, one after the other, and blocks optimizers meanwhile."""
 
     def __init__(self) -> None:
         self._job: Job | None = None
@@ -505,22 +505,22 @@ class Capturer:
         REGISTRY.listen(self.hold)
 
     def begin(self, job: Job) -> None:
-        """A checkpoint whose capture may not be complete; called by the training thread."""
+        """Add a checkpoint whose capture may be incomplete; called by the training thread."""
         self._job = job
 
     def complete(self, job: Job) -> DeeppartError | None:
-        """Make the copies that are left; returns what is wrong with them."""
+        """Make the deferred copies; returns their error, or None."""
         if job.deferred is None:
             return None
         began = time.monotonic()
         failure = job.deferred.wait()
         if not job.deferred.done:
-            job.lease.keep(Reader.CAPTURE)  # a copy that does not end may still land in the staging memory
+            job.lease.keep(Reader.CAPTURE)  # a copy that does not end may still write to the staging memory
         job.pending.note_stage("deferred", time.monotonic() - began)
         return failure
 
     def hold(self) -> None:
-        """An optimizer is about to step, in the thread that calls this."""
+        """Called before an optimizer's step, in the stepping thread: waits for the copies."""
         job = self._job
         if job is None or job.deferred is None:
             return
@@ -531,7 +531,7 @@ class Capturer:
         self._job = None
 
     def close(self) -> None:
-        """Hold no optimizer back any more."""
+        """Block optimizers no more."""
         if self._listening:
             self._listening = False
             REGISTRY.unlisten(self.hold)

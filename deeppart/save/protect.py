@@ -1,6 +1,6 @@
-"""Protecting: one checkpoint's copies and parity on other nodes, as one rank takes part in them.
+"""One rank's work on a checkpoint's copies and parity on other nodes.
 
-Works on the parts that the local level has stored; so it comes after that level is complete on all ranks.
+It uses the parts stored at the local level, so it runs after that level is complete on all ranks.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from deeppart.nodes import Arena, Incoming, Outgoing, PartFile, Protection, begi
 from deeppart.part import PartSummary
 from deeppart.storage import DurableFile, NodeLevel, RateLimit
 
-#: Drives an operation to its end, on the thread that the MPI library wants.
+#: Drives an operation to its end, on the thread that the MPI library requires.
 Drive = Callable[[Operation[list[DurableFile]]], list[DurableFile]]
 
 
 class Protector:
-    """The redundant levels of one rank."""
+    """Stores the redundant levels of one rank."""
 
     def __init__(
         self, rank: int, protection: Protection, node_levels: Mapping[str, NodeLevel], limit: RateLimit | None
@@ -34,7 +34,7 @@ class Protector:
         self._arena = Arena()
 
     def protect(self, attempt: Attempt, summary: PartSummary, level: str, comm: Comm, drive: Drive) -> list[Path]:
-        """Do this rank's share of a redundant level; returns the files it stored, durable and named."""
+        """Do this rank's part of a redundant level; returns the files that it stored, durable and named."""
         begin = partial(self._copy if level == Level.PARTNER else self._encode, comm, attempt, summary)
         files: list[DurableFile] = []
         named: list[Path] = []
@@ -70,7 +70,7 @@ class Protector:
 
 
 def remove_files(paths: Iterable[Path]) -> None:
-    """Take files away again, as far as the system lets us."""
+    """Remove files again, as far as possible."""
     for path in paths:
         with contextlib.suppress(OSError):
             access.remove(path)

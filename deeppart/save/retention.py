@@ -1,24 +1,24 @@
-"""Retention: which steps are removed from the levels, and when; and which the background threads still need.
+"""Decides which steps are removed from the levels, and when, and keeps those that background threads still need.
 
-Old steps on the persistent level go on a thread of their own, on rank 0: a file system may take seconds to remove one,
-and the next step's part is written meanwhile. A checkpoint counts as in flight until what it replaces is gone. So there
-are never more steps that are still to be removed than checkpoints may be in flight.
+Rank 0 removes old steps of the persistent level on a thread of their own: a file system may take seconds to remove one,
+and the next step's part is written meanwhile. A checkpoint counts as in flight until the steps that it replaces are
+removed, so the number of steps still to be removed is bounded.
 
 Invariants
 ----------
-* A session removes only directories that carry its own name, and those that were there when it started: nothing that
-  another session writes later is ever a candidate, however late this one acts.
-* Nothing is removed at a level before a newer step is committed there; on the persistent level, nothing by a session
-  that another has taken the directory from.
-* Nothing is removed from the persistent level unless every manifest there could be read, and no part that one of them
-  refers to. Manifests go first, durably; parts go once no manifest that is left needs them. A part that is being
-  written refers to what the newest complete step holds or refers to, which stays.
-* A step whose verdict this rank has not heard stays until a newer one is committed at the level, beside the last one
-  that is known to be: other ranks may have heard that it is complete, and have removed what it replaces.
-* A local part is not removed while it is being flushed, copied or encoded, nor as long as copies or parity of its step
-  are kept: each is only worth something together with the other.
-* A step that has failed at a level for all that is known protects nothing: else, where copies fail from the first
-  checkpoint on, no local part would ever go.
+* A session removes only directories with its own name, and those that existed when it started: a step that another
+  session writes later is never a candidate, however late this session acts.
+* Nothing is removed at a level before a newer step is committed there, and nothing is removed from the persistent level
+  by a session from which another has taken over the directory.
+* Nothing is removed from the persistent level unless every manifest there could be read, and no part to which one of
+  them refers. Manifests are removed first, durably; parts when no remaining manifest needs them. A part that is being
+  written refers to parts of the newest complete step or their bases, which stay.
+* A step whose commit outcome this rank does not know stays until a newer one is committed at the level, and so does the
+  last one known to be complete: other ranks may know that the step is complete, and have removed the one before.
+* A local part is not removed while it is being flushed, copied or encoded, nor while copies or parity of its step are
+  kept: each needs the other.
+* A step known to have failed at a level protects nothing: otherwise, if copies fail from the first checkpoint on, no
+  local part would ever be removed.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from deeppart.save.job import Job
 from deeppart.save.keeping import Keeping
 from deeppart.storage import DirectoryOwner, NeededParts, NodeLevel, PersistentLevel
 
-#: Checkpoints that are remembered as complete: ranks learn of that one after the other.
+#: Complete checkpoints that are remembered: ranks learn of the completion at different times.
 _REMEMBERED = 3
-#: Sequence under which a checkpoint of an earlier run is known, which this one was restored from.
+#: Sequence number of the checkpoint of an earlier run from which this run was restored.
 _RESTORED = -1
 
 
 class Retention:
-    """Keeps count of the steps of all levels, for the background threads of a rank."""
+    """Keeps track of the steps of all levels, for the background threads of a rank."""
 
     def __init__(
         self,
@@ -58,8 +58,8 @@ class Retention:
         self._in_doubt: dict[str, set[StepKey]] = {level: set() for level in self._leftovers}
         self._failed: dict[str, set[StepKey]] = {level: set() for level in self._leftovers}
         self._abandoned: set[StepKey] = set()
-        self._lock = threading.Lock()  # guards the five above
-        # A file system may take seconds to remove a step: what happens on nodes does not wait for that.
+        self._lock = threading.Lock()  # guards the five attributes above
+        # A file system may take seconds to remove a step: retiring files on nodes does not wait for that.
         self._removing = threading.Lock()  # guards the next two; taken first
         self._removed_count = 0
         self._keeping, self._needed = None, None
@@ -68,13 +68,13 @@ class Retention:
             self._keeping, self._needed = Keeping(persistent.store, *what), NeededParts(persistent.store)
 
     def went_on(self) -> None:
-        """A step was restored, from which this session goes on."""
+        """A step was restored, from which this session continues."""
         with self._removing:
             if self._keeping is not None:
                 self._keeping.went_on()
 
     def adopt(self, key: StepKey) -> None:
-        """Files of a step of an earlier run have been put on nodes again; they go when a newer step is committed."""
+        """Files of an earlier run's step were restored on nodes; they are retired when a newer step is committed."""
         with self._lock:
             for level, keys in self._leftovers.items():
                 keys.add(key)
@@ -83,15 +83,15 @@ class Retention:
     def abandon(self, level: str, key: StepKey, *, in_doubt: bool = False) -> None:
         """A step failed at a level: it goes with the next commit of any level, in ``persistent_dir`` with one there."""
         with self._lock:
-            if level == Level.PERSISTENT:  # where the manifest tells
+            if level == Level.PERSISTENT:  # where the manifest decides
                 self._abandoned.add(key)
             else:
                 (self._in_doubt if in_doubt else self._failed)[level].add(key)
 
     def committed(self, level: str, key: StepKey, retire: Callable[[set[StepKey]], set[StepKey]]) -> None:
-        """A step is complete at a level: retire what ``keep`` no longer wants on nodes.
+        """A step is complete at a level: retire the steps on nodes that exceed ``keep``.
 
-        On the persistent level :meth:`remove_old` has to follow, on the rank that has :attr:`removes`.
+        On the persistent level :meth:`remove_old` must follow, on the rank for which :attr:`removes` is true.
         """
         with self._lock:
             if level != Level.PERSISTENT:
@@ -107,11 +107,11 @@ class Retention:
 
     @property
     def removed_count(self) -> int:
-        """How many steps this session has removed from the persistent level, wholly or in part."""
+        """How many steps this session has removed from the persistent level, in full or in part."""
         return self._removed_count
 
     def remove_old(self, newest: StepKey) -> list[str]:
-        """A step is committed: remove what ``keep`` no longer wants from the persistent level."""
+        """A step is committed: remove the steps that exceed ``keep`` from the persistent level."""
         persistent, keeping, needed = self._persistent, self._keeping, self._needed
         if persistent is None or keeping is None or needed is None:
             return []
@@ -124,7 +124,7 @@ class Retention:
                 needed.look()
             refusals: list[StorageError] = []
             rest = sorted(dropped)
-            for _ in range(2):  # a part may be needed by a step that goes later
+            for _ in range(2):  # a part may be needed by a step that is removed later
                 rest = [key for key in rest if not self._removed(persistent, keeping, needed, key, refusals)]
             if refusals:
                 raise refusals[0]
@@ -138,27 +138,27 @@ class Retention:
         key: StepKey,
         refusals: list[StorageError],
     ) -> bool:
-        """Remove a step; false if parts of it are left that others need. A refusal is noted: the others go all the
-        same.
+        """Remove a step; false if parts are left that other steps need. A refusal is recorded, and others are still
+        removed.
         """
         if self._owner is not None:
-            self._owner.check()  # each time: a removal may take as long as a job to take the directory over
+            self._owner.check()  # each time: another job may take over the directory during a long removal
         keeping.leaves(key)
         try:
             if not persistent.remove(key, needed):
                 return False
-        except StorageError as error:  # it stays on record: it may have lost its manifest by then
+        except StorageError as error:  # it stays recorded: its manifest may have been removed already
             refusals.append(error)
             return True
         finally:
-            self._removed_count += 1  # a refused one may have lost files that took space
+            self._removed_count += 1  # a refused removal may have freed space
         keeping.forget(key)
         with self._lock:
             self._abandoned.discard(key)
         return True
 
     def _retire_nodes(self, retire: Callable[[set[StepKey]], set[StepKey]]) -> None:
-        """The redundant levels first: what they keep, the local level keeps too."""
+        """Retire the redundant levels first: the local level keeps the steps that they keep."""
         refusal: StorageError | None = None
         protected: set[StepKey] = set()
         for name in (*REDUNDANT_LEVELS, Level.LOCAL):
@@ -185,25 +185,25 @@ class Retention:
 
 
 class Removals:
-    """What is to be removed, and whether it is gone. Thread-safe."""
+    """The removals in progress, and whether they have ended. Thread-safe."""
 
     def __init__(self, retention: Retention, call_notes: CallNotes, patience_s: float) -> None:
         self._retention, self._call_notes, self._patience_s = retention, call_notes, patience_s
         self._changed = threading.Condition()
-        self._under_way = self._elsewhere = 0  # guarded by it
+        self._under_way = self._elsewhere = 0  # guarded by the condition
 
     @property
     def here(self) -> bool:
-        """True on the rank that removes."""
+        """True on the rank that removes steps."""
         return self._retention.removes
 
     @property
     def under_way(self) -> bool:
-        """True if anything is still to be removed."""
+        """True if any removal has not ended."""
         return bool(self._under_way)
 
     def expect(self) -> None:
-        """A step is committed: on the rank that removes, :meth:`remove` is going to be called."""
+        """A step is committed: on the rank that removes, :meth:`remove` will be called."""
         with self._changed:
             if self.here:
                 self._under_way += 1
@@ -211,7 +211,7 @@ class Removals:
                 self._elsewhere += 1
 
     def remove(self, job: Job) -> None:
-        """Remove what ``keep`` no longer wants now that a job is committed. Raises nothing: a refusal is reported."""
+        """Remove the steps that exceed ``keep`` after a commit. Raises nothing: a refusal is reported."""
         try:
             report_refusals(
                 job, Level.PERSISTENT, self._call_notes, lambda: self._retention.remove_old(job.attempt.key)
@@ -222,11 +222,11 @@ class Removals:
                 self._changed.notify_all()
 
     def removed_count(self) -> int:
-        """How many steps have been removed here."""
+        """How many steps this rank has removed."""
         return self._retention.removed_count
 
     def made_room(self, error: StorageError, before: int) -> bool:
-        """After an error: if it is that there is no space, wait for what is being removed."""
+        """After an error: if there is no space, wait for removals; true if they have freed some."""
         if not lacks_space(error):
             return False
         with self._changed:
@@ -235,7 +235,7 @@ class Removals:
 
 
 def report_refusals(job: Job, level: str, call_notes: CallNotes, remove: Callable[[], list[str] | None]) -> None:
-    """Remove old steps after a commit. A refusal is reported and does not undo the commit."""
+    """Remove old steps after a commit. A refusal is reported, and the commit stands."""
     try:
         for notice in remove() or ():
             call_notes.note(notice, KeepNotice)
@@ -247,7 +247,7 @@ def report_refusals(job: Job, level: str, call_notes: CallNotes, remove: Callabl
 
 
 class CallNotes:
-    """What a rank's background threads and the caller share: complete checkpoints, steps in use, notes. Thread-safe."""
+    """Shared by a rank's background threads and the caller: complete checkpoints, held steps, warnings. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -256,23 +256,23 @@ class CallNotes:
         self._held: list[Attempt] = []
 
     def note(self, text: str, category: type[DeeppartWarning]) -> None:
-        """Something to tell the caller at the next call."""
+        """Add a warning for the caller's next call."""
         self._notes.append((text, category))
 
     def take_notes(self) -> list[tuple[str, type[DeeppartWarning]]]:
-        """The notes since the last call."""
+        """The warnings since the last call."""
         return [self._notes.popleft() for _ in range(len(self._notes))]
 
     def completed(self, attempt: Attempt) -> None:
-        """A checkpoint of this run is complete at all levels on nodes that it went to."""
+        """A checkpoint of this run is complete at all of its levels on nodes."""
         self._remember(attempt.sequence, attempt)
 
     def restored(self, attempt: Attempt) -> None:
-        """A checkpoint of an earlier run is on the nodes, copies and parity included."""
+        """A checkpoint of an earlier run is on the nodes, including copies and parity."""
         self._remember(_RESTORED, attempt)
 
     def complete(self) -> dict[int, Attempt]:
-        """The last few complete checkpoints by sequence; the restored one as -1. Without those that were retired."""
+        """The last few complete checkpoints by sequence, the restored one as -1; without retired ones."""
         with self._lock:
             return dict(self._complete)
 
@@ -287,9 +287,9 @@ class CallNotes:
             self._held.remove(attempt)
 
     def retire(self, keys: Iterable[StepKey]) -> set[StepKey]:
-        """Those of the steps that are not held: their files may go, and they do not count as complete from here on.
+        """The steps that are not held: their files may be removed, and they no longer count as complete.
 
-        So a thread that holds a step, and finds it complete on all ranks afterwards, finds its files, too.
+        So a thread that holds a step, and afterwards finds it complete on all ranks, also finds its files.
         """
         with self._lock:
             retired = set(keys) - {attempt.key for attempt in self._held}

@@ -1,7 +1,7 @@
-"""What ``checkpoint()`` does before it returns, on one rank: flatten, agree, capture.
+"""The part of ``checkpoint()`` before it returns, on one rank: flatten, agree, capture.
 
-:class:`Saver` keeps what is derived from the state's structure from one checkpoint to the next. What belongs to one
-checkpoint is handed from step to step, in :class:`Agreed` and :class:`deeppart.save.job.Staged`.
+:class:`Saver` keeps data derived from the state's structure from one checkpoint to the next. Data of one checkpoint are
+passed from step to step, in :class:`Agreed` and :class:`deeppart.save.job.Staged`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from deeppart.save.share_planning import Holders, find_holders, plan_share
 from deeppart.save.warnings import Warnings
 from deeppart.state.capture import CapturePlan, LazyCapture, ShareLayout, Staging, staging_bytes
 from deeppart.state.compare import DIGESTS, Divergence, Replicas, StateLayout, reconcile
-from deeppart.state.document import FileNumbers, Numbers, Own, PartDocument, encode_path, encode_rank_local
+from deeppart.state.document import FileNumbers, Numbers, PartDocument, RankLocalItems, encode_path, encode_rank_local
 from deeppart.state.fingerprint import hash_json
 from deeppart.state.paths import ExactPath, Excluded, PerRankPolicies
 from deeppart.state.tree import FlatState, RankLocalRules, Template
@@ -42,8 +42,8 @@ class Call:
     Attributes:
         step: the user's number.
         turn: how many checkpoints this session has begun before.
-        due: the levels that it goes to.
-        prepares: nothing is going to be saved.
+        due: the levels to which it is saved.
+        prepares: true for ``prepare()``, which saves nothing.
     """
 
     step: int
@@ -53,21 +53,21 @@ class Call:
 
     @property
     def name(self) -> str:
-        """The call as messages show it."""
+        """The call as it is named in messages."""
         return "prepare()" if self.prepares else f"checkpoint(step={self.step})"
 
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
-    """A state that all ranks are about to save.
+    """A state that all ranks have agreed to save.
 
     Attributes:
         call: the call.
-        flat: the state, cut where the ranks' structures differ.
+        flat: the state, divided where the ranks' structures differ.
         layout: how its leaves are treated.
-        rank0: how many arrays and values are rank 0's alone; this rank's own follow them in number.
-        owned: leaves that only an optimizer changes, by number: the tensors that are copied after the call.
-        diverged: leaves that were found to have come to differ between ranks.
+        rank0: how many arrays and values rank 0 saves for all; the numbers of rank-local ones follow.
+        owned: leaf number -> tensor of leaves that only an optimizer changes, and that are copied after the call.
+        diverged: leaves whose replicas have diverged.
     """
 
     call: Call
@@ -78,7 +78,7 @@ class Agreed:
     diverged: tuple[Divergence, ...]
 
 
-#: What a rank is in the middle of, as it tells the others.
+#: The call that a rank is in, as it is sent to other ranks.
 _CHECKPOINT, _RESTORE, _PREPARE = 1, 2, 3
 _CALL = frozenset({"call", "step", "turn", "levels"})
 _RANK0_FLAGS = ("rank0_arrays", "rank0_values")
@@ -107,7 +107,7 @@ class Saver:
         self._noticed: tuple[str, ...] = ()
         self._warnings = Warnings(quiet=quiet)
         self._staging = staging
-        #: Or why it could not be planned, also before the first plan: it is planned anew at the next checkpoint then.
+        #: Or the reason why it could not be planned, "" before the first plan: then the next checkpoint plans again.
         self._share: ShareLayout | str = ""
         self._capture: CapturePlan | None = None
         self._lazy = LazyCapture(config.timeout) if config.capture == "lazy" else None
@@ -117,18 +117,18 @@ class Saver:
         self._fresh = False
 
     def flatten(self, state: object) -> FlatState | DeeppartError:
-        """Take the state apart (local); or the error that the ranks are to hear of in :meth:`agree`.
+        """Flatten the state (local); or return the error, which all ranks receive in :meth:`agree`.
 
-        What it returns holds until the next call or :meth:`let_go`.
+        The result is valid until the next call or :meth:`release`.
         """
         try:
             flat = self._template.flatten(state)
-            # Stays until the ranks have planned for it, however many calls come to nothing before that.
+            # Stays true until the ranks have planned for the structure, even if calls fail before that.
             self._fresh = self._replicas.prepare(flat) or self._fresh
         except DeeppartError as error:
             return error
-        except Exception as error:  # from the caller's objects: the other ranks are waiting to hear of it
-            return StateError("looking at the state failed", found=f"{type(error).__name__}: {error}")
+        except Exception as error:  # raised by the caller's objects: the other ranks wait for the outcome
+            return StateError("flattening the state failed", found=f"{type(error).__name__}: {error}")
         return flat
 
     def agree(self, call: Call, flattened: FlatState | DeeppartError, *, busy: bool) -> Agreed | None:
@@ -178,16 +178,16 @@ class Saver:
 
     @property
     def share_bytes(self) -> int:
-        """Bytes of this rank's share of the last state that the ranks agreed on; 0 if it could not be planned."""
+        """Bytes of this rank's share of the state that the ranks last agreed on; 0 if it could not be planned."""
         return 0 if isinstance(self._share, str) else self._share.nbytes
 
     @property
     def pinned(self) -> bool:
-        """True if some of that state is on a device."""
+        """True if some leaves of that state are on a device."""
         return self._pinned
 
     def describe(self, agreed: Agreed) -> tuple[ShareLayout, PartDocument]:
-        """This rank's share, and the description of its bytes, of which none is copied (local)."""
+        """This rank's share, and the description of its bytes; copies nothing (local)."""
         if isinstance(self._share, str):
             raise CheckpointError("this rank's share could not be planned", found=self._share)
         return self._share, self._document(agreed)
@@ -219,7 +219,7 @@ class Saver:
         return arrays + values > 0
 
     def try_capture(self, agreed: Agreed) -> Staged | CheckpointError:
-        """The same; or why it failed, memory or torch: the other ranks go on and hear of it in the commit round."""
+        """Like :meth:`capture`, but returns errors: the other ranks continue, and receive them in the commit round."""
         try:
             return self.capture(agreed)
         except Exception as error:
@@ -229,24 +229,24 @@ class Saver:
                 where=f"rank {self._comm.rank}, step {agreed.call.step}",
             )
 
-    def let_go(self) -> None:
-        """Forget the state, so that nothing of it is kept alive between checkpoints."""
+    def release(self) -> None:
+        """Release the state, so that none of it is kept alive between checkpoints."""
         self._template.clear()
 
-    def told(self, per_rank: Sequence[str]) -> None:
-        """A step was restored in which these leaves are per rank: the user was told when it was saved."""
-        self._warnings.told(per_rank)
+    def mark_known(self, per_rank: Sequence[str]) -> None:
+        """Mark per-rank leaves of a restored step as known to the user, who was warned when it was saved."""
+        self._warnings.mark_known(per_rank)
 
-    def restored(self) -> None:
-        """The staging memory was used for something else."""
+    def staging_was_used(self) -> None:
+        """Note that the staging memory was used for a restore."""
         self._capture = None
 
     def close(self) -> None:
-        """Nothing is saved any more."""
+        """Release everything; nothing is saved after this."""
         self._replicas.close()
 
     def _cuts(self, mine: frozenset[ExactPath], parts: frozenset[ExactPath] = frozenset()) -> RankLocalRules | None:
-        """The cuts of states: at ``mine``, where rank 0's holds for all, and where patterns treat items differently."""
+        """The rules that divide states: at ``mine``, at rank 0's items, and where patterns treat items differently."""
         replication, excluded = self._replicas.replication, self._excluded
         if not mine and not replication.patterns and excluded is None:
             return None
@@ -258,7 +258,7 @@ class Saver:
         return self._template.cuts is not None and bool(self._template.cuts.mine)
 
     def _recut(self, flat: FlatState, what: str) -> tuple[FlatState, tuple[int, int]]:
-        """The ranks' structures differ, or did: agree where to cut them, from scratch (collective)."""
+        """Agree where to divide states whose structures differ between ranks, and flatten again (collective)."""
         if self._has_own_cuts():
             flat = self._template.cut(self._cuts(frozenset()))
         found = reconcile(self._comm, flat.root, self._replicas.replication, what, self._timeout)
@@ -292,7 +292,7 @@ class Saver:
             aliases=dict(layout.aliases),
             per_rank=per_rank,
             per_rank_values=per_rank_values,
-            own=Own(encode_rank_local(flat, layout.numbers), rank0, self._has_own_cuts()),
+            rank_local=RankLocalItems(encode_rank_local(flat, layout.numbers), rank0, self._has_own_cuts()),
             values=self._replicas.values,
             with_structure=self._comm.rank == 0,
             compared=self._replicas.compared_earlier(agreed.call.turn) if self._comm.rank == 0 else (),
@@ -303,7 +303,7 @@ class Saver:
     def _renew(
         self, call: Call, flat: FlatState, rank0: tuple[int, int], owned: Mapping[int, torch.Tensor], *, fresh: bool
     ) -> tuple[Divergence, ...]:
-        """Something about the state is new: compare all of it, and plan again. A call that is refused is no turn."""
+        """Compare everything and plan again, because something is new. A call that is refused is not a turn."""
         what, within = call.name, (call.name, self._timeout)
         self._fresh = self._fresh or fresh
         if fresh:
@@ -315,7 +315,7 @@ class Saver:
         found = self._replicas.compare_in_full(flat, call.turn, call.step, owned, what)
         self._replicas.calls.note(call.turn, call.step, saved=bool(call.due))
         if any(each.interval is not None for each in found.diverged):
-            self._put_on_record(call, found.diverged)
+            self._record_divergence(call, found.diverged)
         replication, excluded = self._replicas.replication, self._excluded
         self._warnings.patterns(self._comm, "replicated", replication.patterns, replication.used, *within)
         if excluded is not None:
@@ -327,18 +327,18 @@ class Saver:
         all_tell = self._has_own_cuts() or any(rank0) or holders is not None
         self._share = plan_share(self._comm, layout, flat, self._kappa, within, all_tell=all_tell, holders=holders)
         if self._lazy is not None and isinstance(self._share, ShareLayout):
-            self._lazy.look_after(self._share, layout.types)
+            self._lazy.set_share(self._share, layout.types)
         self._pinned = any(data.is_cuda for data in flat.data if isinstance(data, torch.Tensor))
         self._capture = None
         self._fresh = False
         if self._comm.rank == 0:
             noticed, self._noticed = self._noticed, ()
-            # Last: where warnings are errors, the others are not left waiting.
+            # Last: if warnings are errors, no other rank is left waiting.
             self._warnings.differences(found, noticed, flat.root, what)
         return found.diverged
 
     def _find_holders(self, flat: FlatState, within: tuple[str, float]) -> Holders | None:
-        """Find out who else holds the shards of a new structure (collective); None if it has none."""
+        """Find the other holders of the shards of a new structure (collective); None if it has no shards."""
         if not flat.shared_sharded and not self._has_own_cuts():
             return None
         holders = find_holders(self._comm, flat, self._replicas.layout, within)
@@ -346,7 +346,7 @@ class Saver:
         return holders
 
     def _number(self, flat: FlatState, rank0: tuple[int, int]) -> None:
-        """Find out which numbers leaves have in files, and write down the tree with them."""
+        """Determine the numbers of leaves in files, and encode the tree with them."""
         self._numbers = None
         if not flat.rank_local and not flat.sharded and not self._has_own_cuts() and not any(rank0):
             return
@@ -363,20 +363,20 @@ class Saver:
         self._numbers = FileNumbers(flat.common, arrays, values, boxes)
         self._replicas.layout.take_numbers(flat, Numbers(arrays.tolist(), values.tolist(), tensors))
 
-    def _put_on_record(self, call: Call, diverged: Sequence[Divergence]) -> None:
-        """Record that earlier checkpoints are suspect, before any rank warns of it and may end the job (collective)."""
+    def _record_divergence(self, call: Call, diverged: Sequence[Divergence]) -> None:
+        """Record that earlier checkpoints are suspect, before any rank warns and may end the job (collective)."""
         if self._comm.rank == 0:
             self._record(call.turn, call.step, diverged)
         finish(self._comm, self._comm.maximum(np.zeros(1, np.int64)), call.name, self._timeout)
 
     def agree_on_restore(self, step: int | None, policies: PerRankPolicies, asked: int = 0) -> None:
-        """See that every rank is in the same call of ``restore`` (collective).
+        """Check that every rank is in the same call of ``restore`` (collective).
 
-        By the same reduction as :meth:`agree`, so that ranks which are in different calls find that out.
+        It uses the same reduction as :meth:`agree`, so that ranks in different calls find out.
         """
         levels = hash_json([str(policies), step is None])
         fields = {"call": _RESTORE, "step": step or 0, "turn": asked, "levels": levels, **dict.fromkeys(DIGESTS, 0)}
-        # Other ranks may still be waiting for their background, and be as late for that.
+        # Other ranks may still be waiting for their background work, for as long again.
         agreed = agree(self._comm, fields, dict.fromkeys(_FLAGS, 0), "restore", 2 * self._timeout)
         if agreed.differing & _CALL:
             more = f", of keys and other arguments with the digest {asked:016x}" if asked else ""
@@ -384,7 +384,7 @@ class Saver:
 
 
 def _rank0_of(flags: Mapping[str, int]) -> tuple[int, int]:
-    """What ranks have agreed on of :attr:`FlatState.rank0_sizes`."""
+    """The :attr:`FlatState.rank0_sizes` on which the ranks have agreed."""
     arrays, values = (flags[name] for name in _RANK0_FLAGS)
     return arrays, values
 
@@ -393,7 +393,7 @@ _MOST_TOLD = 8
 
 
 def raise_disagreement(comm: Comm, what: str, timeout: float) -> NoReturn:
-    """Say on every rank what each of them has called (collective); to be called once they know that it differs."""
+    """Raise on every rank an error with each rank's call (collective), once all ranks know that calls differ."""
     texts = finish(comm, comm.allgather(what.encode()), what, timeout)
     calls = [text.decode(errors="replace") for text in texts]
     found = ", ".join(f"rank {rank}: {theirs}" for rank, theirs in enumerate(calls[:_MOST_TOLD]))
@@ -412,12 +412,12 @@ def raise_disagreement(comm: Comm, what: str, timeout: float) -> NoReturn:
 
 @dataclass(frozen=True, slots=True)
 class ShareSize:
-    """The memory that a share takes.
+    """The memory for a share.
 
     Attributes:
         nbytes: its length.
         pinned: true if it is copied from a device.
-        leaves: of the state, that have bytes.
+        leaves: number of arrays in the state.
     """
 
     nbytes: int
@@ -426,10 +426,10 @@ class ShareSize:
 
 
 def size_share(comm: Comm, config: Config, state: Any) -> ShareSize:
-    """Compare a state across ranks and share it out as a checkpoint would (collective), and forget all of it.
+    """Compare a state across ranks and plan its shares as a checkpoint would (collective), without keeping anything.
 
-    Nothing of what is found goes into the first checkpoint's account of what was compared when, and the user is told
-    nothing of it: between the two, the state may change. So that compares all of it once more.
+    The comparison is not recorded, and the user is not warned: the state may change before the first checkpoint, which
+    compares everything again.
     """
     saver = Saver(comm, config, Staging(), lambda turn, step, diverged: None, quiet=True)
     try:
@@ -437,5 +437,5 @@ def size_share(comm: Comm, config: Config, state: Any) -> ShareSize:
         leaves = 0 if agreed is None else len(agreed.layout.types)
         return ShareSize(saver.share_bytes, saver.pinned, leaves)
     finally:
-        saver.let_go()
+        saver.release()
         saver.close()

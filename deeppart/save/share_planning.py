@@ -1,12 +1,12 @@
-"""This rank's share of a state: planned alike on every rank, laid out for this one.
+"""Plans this rank's share of a state: the same plan on every rank, laid out for this one.
 
-What one rank alone has, it saves. What some ranks hold alike, shards of tensors, is shared out among these, fewer
-holders first, on top of what they have; what all ranks hold levels the load. The rules are those of
-:mod:`deeppart.plan.shards`; every rank computes only the sets that it is in.
+Each rank saves its rank-local leaves. Shards that some ranks have equal replicas of are divided between these, sets
+with fewer holders first, on top of their own bytes; leaves that all ranks have level the load. The rules are those of
+:mod:`deeppart.plan.shards`; every rank computes only the sets that it belongs to.
 
-Which ranks hold the same shards is found out once for a structure (:func:`find_holders`). Each rank tells what it has
-of a tensor to the rank that keeps the book on it, so no rank hears of all shards of all ranks. All ranks learn
-how each tensor is divided: with that, a shard is a number.
+The holders of shards are determined once per structure (:func:`find_holders`). Each rank sends its boxes of a tensor to
+the tensor's keeper rank, so no rank receives the shards of all ranks. All ranks receive the division of each tensor:
+then a shard is a number.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _Span = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class _Leaves:
-    """Numbers of the leaves with bytes, by who has them.
+    """Numbers of the arrays, by the ranks that have them.
 
     Attributes:
-        shared: on all ranks, in the structure that they share.
-        rank0: rank 0's, for all.
-        own: of this rank alone.
-        everywhere: shards that all ranks hold.
-        held: shards by the ranks that hold them: some, but not all.
+        shared: arrays of the structure that all ranks share.
+        rank0: arrays that rank 0 saves for all.
+        own: rank-local arrays.
+        everywhere: shards that all ranks have.
+        held: shards that some ranks have, by these ranks.
     """
 
     shared: list[int]
@@ -65,7 +65,7 @@ def plan_share(
     all_tell: bool,
     holders: Holders | None = None,
 ) -> ShareLayout | str:
-    """Plan the share of this rank: all ranks compute the same plan and exchange sizes of per-rank leaves only."""
+    """Plan the share of this rank: all ranks compute the same plan, and exchange only the sizes of per-rank leaves."""
     leaves, types = _leaves(layout, flat, holders, comm.size), layout.types
     kappa_bytes = _kappa(comm, leaves, types, kappa, within, holders)
     carried = np.zeros(comm.size, dtype=np.int64)
@@ -80,7 +80,7 @@ def plan_share(
         sets = {ranks: held for ranks, held in leaves.held.items() if len(ranks) == size}
         try:
             rank_spans += planning.of_sets(sets, carried)
-        except Exception as error:  # the other ranks go on
+        except Exception as error:  # of any type: the other ranks continue
             failure = f"{type(error).__name__}: {error}"
         carried = _everyones(comm, planning.added(carried), within)
     if failure:
@@ -114,21 +114,21 @@ def _leaves(layout: StateLayout, flat: FlatState, holders: Holders | None, size:
 
 
 def _is_own(leaf: int, flat: FlatState, holders: Holders | None) -> bool:
-    """True if what is saved of a leaf outside of the shared structure is no bytes of all ranks, but this one's."""
+    """True if a leaf outside the shared structure is saved as bytes of this rank alone."""
     return leaf < flat.before_shards or holders is None or leaf in holders.own
 
 
 class _Planning:
-    """One plan being made, as this rank sees it."""
+    """A plan in progress, as this rank computes it."""
 
     def __init__(self, comm: Comm, layout: StateLayout, flat: FlatState, kappa: int) -> None:
         self._rank, self._kappa = comm.rank, kappa
         self._types, self._flat, self._load = layout.types, flat, 0
-        #: Of each shard, what brings those of one tensor into one order on all ranks.
+        #: For each shard a key that orders the shards of one tensor in the same way on all ranks.
         self._offsets = {n: box for leaf in flat.sharded for n, box in zip(leaf.numbers, leaf.boxes, strict=True)}
 
     def of_sets(self, sets: dict[tuple[int, ...], list[int]], carried: npt.NDArray[np.int64]) -> list[_Span]:
-        """This rank's spans of shards that some ranks hold."""
+        """This rank's spans of shards that some ranks have."""
         found: list[_Span] = []
         for ranks, held in sorted(sets.items()):
             ordered = self._in_order(held)
@@ -139,14 +139,14 @@ class _Planning:
         return found
 
     def added(self, carried: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """What ranks carry, with what this one was given since the last time."""
+        """The bytes of all ranks, including those that this one was assigned since the last call."""
         carried = carried.copy()
         carried[self._rank] += self._load
         self._load = 0
         return carried
 
     def of_all(self, leaves: _Leaves, carried: npt.NDArray[np.int64]) -> list[_Span]:
-        """This rank's spans of what all ranks hold: of leaves in the shared structure, and of shards."""
+        """This rank's spans of leaves that all ranks have: of the shared structure, and of shards."""
         numbers = leaves.shared + self._in_order(leaves.everywhere)
         plan = share_set(self._specs(numbers), self._kappa, carried)
         return [(numbers[span.leaf], span.start, span.length) for span in plan.share(self._rank).spans]
@@ -156,7 +156,7 @@ class _Planning:
         return [LeafSpec(readable(paths[i].path), types[i].nbytes, types[i].itemsize) for i in numbers]
 
     def _in_order(self, shards: Sequence[int]) -> list[int]:
-        """Shards in an order that is the same on all ranks that hold them."""
+        """Shards in an order that is the same on all holders."""
         order = in_order([(readable(self._flat.arrays[leaf].path), self._offsets[leaf]) for leaf in shards])
         return [shards[position] for position in order]
 
@@ -169,7 +169,7 @@ def _kappa(
     within: tuple[str, float],
     holders: Holders | None,
 ) -> int:
-    """The cost of a span; of the usual ones, where ranks hold other shards, the least."""
+    """The cost of a span; the lowest of the defaults if ranks have different shards."""
     if kappa is not None:
         return int(kappa)
     held = [leaf for each in leaves.held.values() for leaf in each] + leaves.everywhere
@@ -182,7 +182,7 @@ def _kappa(
 
 
 def _set_sizes(comm: Comm, leaves: _Leaves, within: tuple[str, float]) -> list[int]:
-    """How many ranks the sets of holders have, on any rank, ascending."""
+    """The sizes of the sets of holders on all ranks, ascending."""
     found = np.zeros(comm.size + 1, dtype=np.int64)
     found[[len(ranks) for ranks in leaves.held]] = 1
     sizes: list[int] = np.flatnonzero(_everyones(comm, found, within)).tolist()
@@ -199,14 +199,14 @@ _SHOWN = 4
 
 @dataclass(frozen=True, slots=True)
 class Holders:
-    """The global tensors, and the ranks that hold the same shards as this one.
+    """The global tensors, and the ranks that have the same shards as this one.
 
     Attributes:
-        tensors: all of them, in the order of their numbers; the same on all ranks.
-        numbers: of each sharded tensor of this rank, its place among these.
+        tensors: all global tensors, in the order of their numbers; the same on all ranks.
+        numbers: for each sharded tensor of this rank its index among these.
         boxes: leaf number of a shard -> its number in the division of its tensor.
-        ranks: leaf number of a shard -> all ranks that hold the same one, ascending.
-        own: shards of which other ranks hold other bytes.
+        ranks: leaf number of a shard -> all ranks that have the same shard, ascending.
+        own: shards of which other ranks have other bytes.
     """
 
     tensors: tuple[SavedTensor, ...] = ()
@@ -216,7 +216,7 @@ class Holders:
     own: frozenset[int] = frozenset()
 
     def sets(self, flat: FlatState, layout: StateLayout) -> dict[tuple[int, ...], list[int]]:
-        """The ranks that hold shards alike, two at least -> this rank's leaves with bytes, in one order on all."""
+        """Ranks with the same shards, at least two -> this rank's leaves, in the same order on all of them."""
         found: dict[tuple[int, ...], list[int]] = {}
         order: dict[int, tuple[int, int]] = {}
         for leaf, tensor in zip(flat.sharded, self.numbers, strict=True):
@@ -227,7 +227,7 @@ class Holders:
         return {ranks: sorted(numbers, key=order.__getitem__) for ranks, numbers in found.items()}
 
     def untied(self, flat: FlatState) -> list[int]:
-        """The shards of tensors that are not on all ranks, as a whole, another name of one and the same tensor."""
+        """The shards of tensors that are not tied as a whole to the same tensor on all ranks."""
         return [
             number
             for leaf, tensor in zip(flat.sharded, self.numbers, strict=True)
@@ -236,12 +236,12 @@ class Holders:
         ]
 
     def alone(self, leaves: frozenset[int], rank: int) -> Holders:
-        """The same, if this rank alone holds some of its shards, with the bytes that it has."""
+        """A copy in which this rank is the only holder of some shards."""
         return replace(self, ranks={**self.ranks, **dict.fromkeys(leaves, (rank,))}, own=leaves)
 
 
 def find_holders(comm: Comm, flat: FlatState, layout: StateLayout, within: tuple[str, float]) -> Holders:
-    """Find out who else holds this rank's shards, and how all tensors are divided (collective)."""
+    """Find the other holders of this rank's shards, and the divisions of all tensors (collective)."""
     what, timeout = within
     keepers = [hash63(_key(leaf).encode()) % comm.size for leaf in flat.sharded]
     ties = _ties(flat, layout)
@@ -249,9 +249,9 @@ def find_holders(comm: Comm, flat: FlatState, layout: StateLayout, within: tuple
     for leaf, keeper in zip(flat.sharded, keepers, strict=True):
         kind = leaf.kind
         claims[keeper].append([_key(leaf), readable(leaf.path), kind.dtype, kind.shape, leaf.boxes, ties[leaf.index]])
-    told = finish(comm, exchange(comm, [json.dumps(each).encode() for each in claims]), what, timeout)
-    verdicts, faults = _judged([json.loads(text) for text in told])
-    raise_together(comm, _fault(faults, what) or _torn_memory(flat, layout, what), what, timeout)
+    described = finish(comm, exchange(comm, [json.dumps(each).encode() for each in claims]), what, timeout)
+    verdicts, faults = _find_verdicts([json.loads(text) for text in described])
+    raise_together(comm, _fault(faults, what) or _shared_memory_error(flat, layout, what), what, timeout)
     answers = [[each.holders[rank] for each in verdicts.values() if rank in each.holders] for rank in range(comm.size)]
     answered = finish(comm, exchange(comm, [json.dumps(each).encode() for each in answers]), what, timeout)
     mine = [
@@ -260,62 +260,64 @@ def find_holders(comm: Comm, flat: FlatState, layout: StateLayout, within: tuple
     ]
     rows = [json.loads(text) for text in finish(comm, comm.allgather(json.dumps(mine).encode()), what, timeout)]
     tensors = sorted((row for each in rows for row in each), key=lambda row: row[0])
-    places = {key: place for place, (key, *_) in enumerate(tensors)}
-    return _taken(flat, keepers, [iter(json.loads(text)) for text in answered], _described(tensors, places), places)
+    indexes = {key: index for index, (key, *_) in enumerate(tensors)}
+    return _holders_from(
+        flat, keepers, [iter(json.loads(text)) for text in answered], _described(tensors, indexes), indexes
+    )
 
 
-def _judged(told: list[list[Any]]) -> tuple[dict[tuple[str, str], Verdict], list[str]]:
-    """What ranks hold of each tensor, by its key and dtype, in ascending order; and what is wrong."""
+def _find_verdicts(described: list[list[Any]]) -> tuple[dict[tuple[str, str], Verdict], list[str]]:
+    """The holders of each tensor, by its key and dtype, in ascending order; and the faults."""
     claims: dict[str, dict[int, Claim]] = {}
     names: dict[str, tuple[str, str]] = {}
-    for rank, entries in enumerate(told):
+    for rank, entries in enumerate(described):
         for key, name, dtype, shape, boxes, tied_to in entries:
             found = tuple(Box(tuple(offset), tuple(sizes)) for offset, sizes in boxes)
             kind = str(LeafType("torch", dtype, tuple(shape)))
             claims.setdefault(key, {})[rank] = Claim(kind, tuple(shape), found, tied_to)
             names.setdefault(key, (name, dtype))
-    judged = {key: judge(names[key][0], of_ranks) for key, of_ranks in sorted(claims.items())}
-    verdicts = {(key, names[key][1]): each for key, each in judged.items() if not isinstance(each, str)}
-    return verdicts, [each for each in judged.values() if isinstance(each, str)]
+    verdict_of = {key: judge(names[key][0], of_ranks) for key, of_ranks in sorted(claims.items())}
+    verdicts = {(key, names[key][1]): each for key, each in verdict_of.items() if not isinstance(each, str)}
+    return verdicts, [each for each in verdict_of.values() if isinstance(each, str)]
 
 
-def _described(rows: Sequence[Any], places: Mapping[str, int]) -> tuple[SavedTensor, ...]:
-    """The tensors, from the rows that their keepers have sent."""
+def _described(rows: Sequence[Any], indexes: Mapping[str, int]) -> tuple[SavedTensor, ...]:
+    """The tensors, from the rows sent by their keepers."""
     found = []
-    divisions: dict[str, Division] = {}  # thousands of tensors are divided in a handful of ways
+    divisions: dict[str, Division] = {}  # thousands of tensors share a handful of divisions
     for _, dtype, shape, division, tied_to in rows:
         text = f"{shape} {division}"
         if text not in divisions:
             divisions[text] = decode_division(division, tuple(shape))
         kind = LeafType("torch", dtype, tuple(shape))
-        found.append(SavedTensor(kind, divisions[text], places[tied_to] if tied_to else None))
+        found.append(SavedTensor(kind, divisions[text], indexes[tied_to] if tied_to else None))
     return tuple(found)
 
 
-def _taken(
+def _holders_from(
     flat: FlatState,
     keepers: list[int],
     answers: list[Iterator[Any]],
     tensors: tuple[SavedTensor, ...],
-    places: Mapping[str, int],
+    indexes: Mapping[str, int],
 ) -> Holders:
     ranks: dict[int, tuple[int, ...]] = {}
     boxes: dict[int, int] = {}
-    known: dict[tuple[int, ...], tuple[int, ...]] = {}  # thousands of shards have a handful of sets
-    numbers = tuple(places[_key(leaf)] for leaf in flat.sharded)
-    # Who keeps the books has answered in the order of the keys.
+    known: dict[tuple[int, ...], tuple[int, ...]] = {}  # thousands of shards share a handful of sets
+    numbers = tuple(indexes[_key(leaf)] for leaf in flat.sharded)
+    # Keepers have answered in the order of the keys.
     for leaf, keeper, tensor in sorted(zip(flat.sharded, keepers, numbers, strict=True), key=lambda each: each[2]):
         holders = next(answers[keeper])
         for number, box, found in zip(leaf.numbers, leaf.boxes, map(tuple, holders), strict=True):
             ranks[number] = known.setdefault(found, found)
-            place = tensors[tensor].division.number(box)
-            assert place is not None, "what this rank holds is among what all hold"
-            boxes[number] = place
+            box_number = tensors[tensor].division.number(box)
+            assert box_number is not None, "this rank's boxes are in the division"
+            boxes[number] = box_number
     return Holders(tensors, numbers, boxes, ranks)
 
 
-def _torn_memory(flat: FlatState, layout: StateLayout, what: str) -> StructureMismatchError | None:
-    """A tensor that only some ranks have is saved for itself: of memory that it shares, a restore would not know."""
+def _shared_memory_error(flat: FlatState, layout: StateLayout, what: str) -> StructureMismatchError | None:
+    """The error if a tensor that only some ranks have shares memory: a restore could not tie it."""
     if not any(each.part for each in flat.rank_local):
         return None
     arrays = {index: data for index, data in enumerate(flat.data) if index not in layout.own_aliases}
@@ -333,9 +335,9 @@ def _torn_memory(flat: FlatState, layout: StateLayout, what: str) -> StructureMi
 
 
 def _ties(flat: FlatState, layout: StateLayout) -> list[str]:
-    """For each sharded tensor what names the one of which all of its shards are other names here; "" if there is none.
+    """For each sharded tensor the name of the one to which all of its shards are tied on this rank; "" if none.
 
-    A shard is tied to the same box of another tensor alone.
+    A shard is only tied to the same box of another tensor.
     """
     of_shards = {number: leaf for leaf in flat.sharded for number in leaf.numbers}
     found = []
@@ -354,8 +356,8 @@ def _fault(faults: list[str], what: str) -> StructureMismatchError | None:
     if not faults:
         return None
     return StructureMismatchError(
-        f"{what}: the ranks' shards of a tensor are not that tensor",
-        expected="each element in one shard, or in equal ones of several ranks; one dtype and whole shape on all ranks",
+        f"{what}: the ranks' shards do not make up the tensor",
+        expected="each element in one shard, or in equal shards of several ranks; one dtype and shape on all ranks",
         found=some_names(faults, "; ", _SHOWN),
         todo="give every rank that has a part of the tensor to checkpoint(), from meshes that hold all of it; "
         "nothing was saved",

@@ -1,4 +1,4 @@
-"""What is said of leaves that differ between ranks: the warnings of rank 0, and the records of suspect steps."""
+"""Warnings of rank 0 about leaves that differ between ranks, and the records of suspect steps."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ from deeppart.state.paths import Naming, Path, readable, some_names
 from deeppart.state.tree import Branch, Node
 from deeppart.storage import Store, write_suspicion
 
-#: The names of an optimizer's parameters: pipeline stages have other ones.
+#: The names of an optimizer's parameters, which differ between pipeline stages.
 _PARAMETER_NAMES = re.compile(r"(^|/)param_groups/[0-9]+/params(/|$)")
-#: Paths in a setting that is shown.
+#: Paths in a setting that is shown, at most.
 _MOST_RULES = 4
-_SUSPECT = ". Earlier steps are suspect: they hold one rank's bytes, or a mixture, for all"
+_SUSPECT = ". Earlier steps are suspect: they have one rank's bytes, or a mixture, for all"
 _OWN = (
     "\n  If ranks are meant to differ there, nothing is to be done: on as many ranks each gets its own back, and on "
     "another number restore() asks for per_rank=. To say so beforehand: {}. If not, make them alike, or say in "
     "`replicated` whose holds"
 )
-#: The parts of what ``rng_state()`` gives, without those of GPUs.
+#: The items of ``rng_state()``, without those of GPUs.
 _RNG_STATE = {"python", "numpy", "torch"}
 
 
 def generators(node: Node) -> Iterator[Path]:
-    """The paths of random generators: objects of their types, and what ``rng_state()`` gives. A name says nothing."""
+    """The paths of random generators: objects of their types, and results of ``rng_state()``; not by name."""
     if not isinstance(node, Branch):
         return
     items = node.container if isinstance(node.container, dict) else {}
@@ -60,7 +60,7 @@ def _is_numpys(state: Any) -> bool:
 
 
 class Warnings:
-    """Tells the user, each thing once. Used by the training thread alone."""
+    """Warns the user, of each thing once. Used by the training thread alone."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet
@@ -70,7 +70,7 @@ class Warnings:
     def patterns(
         self, comm: Comm, setting: str, patterns: Sequence[str], matched: Collection[str], what: str, timeout: float
     ) -> None:
-        """Say once which patterns of a setting match nothing on any rank (collective where there are patterns)."""
+        """Warn once of a setting's patterns that match nothing on any rank (collective if there are patterns)."""
         if setting in self._told_patterns or self._quiet or not patterns:
             return
         self._told_patterns.add(setting)
@@ -81,12 +81,12 @@ class Warnings:
             names = some_names([repr(each) for each in unused])
             warn_caller(f"{setting}: {names} matches nothing: no path in the state of any rank", DeeppartWarning)
 
-    def told(self, names: Sequence[str]) -> None:
-        """That these leaves are saved per rank was said in an earlier run."""
+    def mark_known(self, names: Sequence[str]) -> None:
+        """The user was warned of these per-rank leaves in an earlier run."""
         self._naming.news(names)
 
     def differences(self, found: Differences, noticed: Sequence[str], root: Node, what: str) -> None:
-        """Warn of leaves that turn out to differ between ranks; random generators, which are known to, are no news."""
+        """Warn of leaves that differ between ranks, except random generators, which are expected to."""
         if self._quiet:
             return
         own = [name for name in (*noticed, *found.per_rank) if not _PARAMETER_NAMES.search(name)]
@@ -109,7 +109,7 @@ class Warnings:
 
 
 def _setting(paths: Sequence[str]) -> str:
-    """The setting by which ranks may differ at these paths, or at the first of them."""
+    """The setting that allows ranks to differ at these paths, or at the first of them."""
     rules = ", ".join(f"{path!r}: 'none'" for path in paths[:_MOST_RULES])
     return f"replicated={{{rules}{', ...' * (len(paths) > _MOST_RULES)}}}"
 
@@ -119,7 +119,7 @@ _MOST_NAMED = 8
 
 
 def suspicion_of(attempt: Attempt, diverged: Sequence[Divergence]) -> Suspicion | None:
-    """The record of what a checkpoint has found; None if no earlier one is suspect for it."""
+    """The record of a checkpoint's findings; None if no earlier checkpoint is suspect because of them."""
     leaves, steps = [], dict[int, None]()
     for each in diverged:
         if each.interval is not None:
@@ -131,8 +131,8 @@ def suspicion_of(attempt: Attempt, diverged: Sequence[Divergence]) -> Suspicion 
 
 
 class SuspicionWriter:
-    """Writes records, each at once: the checkpoint that has found them may never be complete, and the caller who hears
-    of it may end the job.
+    """Writes records of suspect steps immediately: the checkpoint may never be complete, and the caller may end the
+    job because of the warning.
     """
 
     def __init__(self, store: Store, job: Attempt, timeout: float, call_notes: CallNotes) -> None:
@@ -140,7 +140,7 @@ class SuspicionWriter:
         self._threads: list[threading.Thread] = []  # touched by the training thread alone
 
     def record(self, sequence: int, step: int, diverged: Sequence[Divergence]) -> None:
-        """Put on record what a checkpoint of this session has found."""
+        """Record the findings of a checkpoint of this session."""
         suspicion = suspicion_of(replace(self._job, sequence=sequence, step=step), diverged)
         if suspicion is None:
             return
@@ -150,7 +150,7 @@ class SuspicionWriter:
         thread.join(self._timeout)
 
     def wait(self, timeout: float) -> None:
-        """Wait until all records are written, or given up; at most ``timeout`` seconds."""
+        """Wait at most ``timeout`` seconds until all records are written or have failed."""
         deadline = time.monotonic() + timeout
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))

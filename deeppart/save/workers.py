@@ -1,8 +1,8 @@
-"""Threads that do what they are given, for as long as the process lives; reading ahead and writing behind on them.
+"""Threads that run calls for the lifetime of the process; reading ahead and writing behind with them.
 
-Not ``concurrent.futures.ThreadPoolExecutor``: it takes no more work once the interpreter begins to end, which is before
-the handlers of ``atexit`` run, in one of which the last checkpoint is completed. And it keeps a process from ending in
-which one of its threads hangs in a system call on storage.
+Not ``concurrent.futures.ThreadPoolExecutor``: it accepts no work once the interpreter begins to shut down, before
+``atexit`` handlers run, one of which completes the last checkpoint. And it keeps a process from ending while one of its
+threads hangs in a system call on storage.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from deeppart.storage import BLOCK_BYTES
 
 #: Background threads run at this much lower priority than training (Linux niceness).
 NICENESS = 10
-#: At the end each thread is waited for so long; it may hang in a call to storage.
+#: Each thread is joined for this long at the end; it may hang in a system call on storage.
 _END_S = 5.0
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 def lower_priority() -> None:
-    """Niceness is per thread on Linux; elsewhere threads stay as they are."""
+    """Lower the priority of the calling thread: niceness is per thread on Linux; no effect elsewhere."""
     with contextlib.suppress(OSError, AttributeError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 class Workers:
-    """Threads that take calls from one queue; calls that are left when they end fail."""
+    """Threads that take calls from one queue; calls still in it when they end fail."""
 
     def __init__(self, threads: int, name: str, prepare: Callable[[], None] = lambda: None) -> None:
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         self._prepare = prepare
-        self._over: BaseException | None = None  # set once: nothing is taken from the queue from then on
+        self._over: BaseException | None = None  # set once: no calls are taken from the queue after that
         self._count = threads
         self._threads = [start_thread(self._run, f"{name}-{number}", self._refuse) for number in range(threads)]
 
     def submit(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """Have a function called; what it returns or raises comes out of the future."""
+        """Queue a call; its result or exception is that of the future."""
         future: Future[R] = Future()
         self._calls.put((future, partial(function, *args, **kwargs)))
         if self._over is not None:
@@ -57,7 +57,7 @@ class Workers:
         return future
 
     def close(self) -> None:
-        """Wait until all that was given to them is done, for a while, and end the threads. What comes later fails."""
+        """Wait a limited time for all queued calls, and end the threads. Later calls fail."""
         for _ in self._threads:
             self._calls.put(None)
         for thread in self._threads:
@@ -75,7 +75,7 @@ class Workers:
                         future.set_result(call())
                     except BaseException as error:
                         future.set_exception(error)
-                del future, call  # with the call, they hold memory that may be waited for
+                del future, call  # release the memory that the call refers to
                 given = None
         except BaseException as error:
             if given is not None and not given[0].done():
@@ -83,14 +83,14 @@ class Workers:
             raise
 
     def _refuse(self, error: BaseException) -> None:
-        """A thread has ended: what is left in the queue, and what comes, fails."""
+        """Fail all queued and future calls, because a thread has ended."""
         self._over = error
         with contextlib.suppress(queue.Empty):
             while True:
                 given = self._calls.get_nowait()
                 if given is not None and given[0].set_running_or_notify_cancel():
                     given[0].set_exception(error)
-        for _ in range(self._count):  # of those that are left
+        for _ in range(self._count):  # for the remaining threads
             self._calls.put(None)
 
 
@@ -99,26 +99,26 @@ _END = object()
 
 
 def read_ahead(items: Iterator[T], workers: Workers) -> Generator[T, None, None]:
-    """The items of an iterator, in order, each begun when the one before is handed out.
+    """The items of an iterator, in order; each is computed while the one before is used.
 
-    What the iterator raises comes out where its item would. Close the generator if not all are taken: it waits for the
-    one that is being made, which may be reading into memory.
+    Exceptions of the iterator are raised in place of its item. Close the generator if not all items are taken: it waits
+    for the one in progress, which may be reading into memory.
     """
     following = workers.submit(next, items, _END)
     try:
         while (item := following.result()) is not _END:
             following = workers.submit(next, items, _END)
-            yield item  # type: ignore[misc]  # it is no _END
+            yield item  # type: ignore[misc]  # not _END
     finally:
         following.exception()
 
 
 class WriteBehind:
-    """A sink, to be used in a ``with`` block, that passes everything on to another, in blocks, on another thread.
+    """A sink, used in a ``with`` block, that writes blocks to another sink on another thread.
 
-    The device works while the processor reads, checks and digests what comes next. All of it has been written when the
-    block is left without an error. What the other sink raises comes out of a later call, or at the end. Memory: two
-    blocks of 8 MiB, aligned to pages.
+    The device writes while the processor reads, checks and digests the next block. All of it is written when the
+    ``with`` block ends without an error. Exceptions of the other sink are raised by a later call, or at the end.
+    Memory: two blocks of 8 MiB, aligned to pages.
     """
 
     def __init__(self, sink: Sink, workers: Workers) -> None:
@@ -128,11 +128,11 @@ class WriteBehind:
         self._written: Future[object] | None = None
 
     def room(self) -> memoryview:
-        """Memory that can be filled instead of writing; what was filled is to be told to :meth:`pass_on`."""
+        """Memory to fill instead of calling :meth:`write`; followed by :meth:`pass_on`."""
         return self._filling[self._filled :]
 
     def pass_on(self, length: int) -> None:
-        """Note that so many bytes of the buffer have been filled."""
+        """Append the first bytes of :meth:`room`, which were filled."""
         self._filled += length
         if self._filled == BLOCK_BYTES:
             self._flush()
@@ -143,7 +143,7 @@ class WriteBehind:
         while len(source):
             room = np.frombuffer(self.room(), dtype=np.uint8)
             count = min(len(room), len(source))
-            room[:count] = source[:count]  # a copy through numpy lets other threads run
+            room[:count] = source[:count]  # numpy releases the interpreter lock during the copy
             self.pass_on(count)
             source = source[count:]
 
@@ -168,4 +168,4 @@ class WriteBehind:
                 self._flush()
             self._wait()
         elif self._written is not None:
-            self._written.exception()  # waits: what is on its way must not go to the next file of this number
+            self._written.exception()  # waits: the write must not go to the next file with this descriptor

@@ -1,7 +1,7 @@
-"""Writing: one rank's share of one checkpoint, into the part files of its levels.
+"""Writes one rank's share of one checkpoint into the part files of its levels.
 
-The local part file is written from staging memory and followed by the copy to the persistent level as it grows. Where
-there is no local part, or it cannot be completed or read back, the persistent part is written from staging memory.
+The local part file is written from staging memory, and the copy to the persistent level follows it as it grows. Without
+a local part, or if it cannot be completed or read back, the persistent part is written from staging memory.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class RankStorage:
     """The levels to which a rank writes parts.
 
     Attributes:
-        rank: whose.
+        rank: the rank.
         local: the local level, or None without one.
         persistent: the persistent level.
         owner: the directory's lock, on rank 0.
@@ -50,14 +50,14 @@ class RankStorage:
     owner: DirectoryOwner | None = None
 
     def discard_part(self, level: str, attempt: Attempt) -> None:
-        """Remove the rank's part of a checkpoint there, as far as the system lets us."""
+        """Remove the rank's part of a checkpoint at a level, as far as possible."""
         name = part_file_name(self.rank, attempt.world_size)
         at = self.local if level == Level.LOCAL and self.local is not None else self.persistent
         with contextlib.suppress(StorageError):
             at.store.delete(step_name(attempt.key), [name], durable=False)
 
 
-#: Errors that network file systems and devices get over; the persistent part is then written again after these pauses.
+#: Errors from which network file systems and devices recover; then the persistent part is retried after these pauses.
 PASSING_ERRORS = frozenset(
     {
         errno.EIO,
@@ -89,7 +89,7 @@ class ShareWriter:
         self._incremental, self._behind, self._removals = incremental, behind, removals
 
     def prepare(self, job: Job) -> list[bytes] | None:
-        """Digests of a captured share's chunks, if it looks as if some of them have not changed; None if not."""
+        """Digests of a captured share's chunks, if some chunks seem to be unchanged; otherwise None."""
         staged = job.lease.memory
         if staged is None:
             return None
@@ -108,7 +108,7 @@ class ShareWriter:
             raise
 
     def write_local(self, job: Job, part: LocalPart) -> PartSummary:
-        """Write and name the local part file; what was written of it is removed if that fails."""
+        """Write and name the local part file; it is removed if that fails."""
         began = time.monotonic()
         try:
             staged = job.lease.memory
@@ -135,7 +135,7 @@ class ShareWriter:
         seconds: float,
         remarks: tuple[str, ...] = (),
     ) -> None:
-        """A part is written."""
+        """Report a written part."""
         written = summary.chunks["raw_length"][summary.chunks["base"] == 0].sum()
         self._compressing.completed(level, encoding, summary.nbytes, int(written), busy_s, seconds)
         job.pending.note_compression(level, (*encoding.reasons, *remarks))
@@ -143,7 +143,7 @@ class ShareWriter:
         job.pending.note_level(level, RUNNING, nbytes=summary.nbytes, referenced_bytes=summary.referenced_bytes)
 
     def write_persistent(self, job: Job, opened: Opened) -> PartSummary:
-        """Copy the local part, or write from staging memory; again after an error that may pass."""
+        """Copy the local part, or write from staging memory; retried after a transient error."""
         if opened.failure is not None:
             raise opened.failure
         for pause_s in (*RETRY_PAUSES_S, None):
@@ -179,14 +179,14 @@ class ShareWriter:
     def _fill(
         self, job: Job, opened: Opened, file: Writer, encoding: Encoding, references: Mapping[int, ChunkPlace]
     ) -> tuple[PartSummary, tuple[str, ...]]:
-        """From the local part if that works out, otherwise from staging memory if it is still there."""
+        """Fill the file from the local part if possible, otherwise from staging memory if it is still available."""
         if opened.local is not None:
             try:
                 return self._follow(job, opened.local, file, encoding, references)
             except (SourceLostError, CorruptFileError):
                 if job.lease.claim() is None:
                     raise
-                opened.local.growing.close()  # a file that was given up takes space as long as someone has it open
+                opened.local.growing.close()  # an abandoned file takes space as long as it is open
                 file.restart()
         staged = job.lease.claim()
         if staged is None:
@@ -196,18 +196,18 @@ class ShareWriter:
     def _follow(
         self, job: Job, local: LocalPart, file: Writer, encoding: Encoding, references: Mapping[int, ChunkPlace]
     ) -> tuple[PartSummary, tuple[str, ...]]:
-        """Copy the local part as it grows; chunks that only this level is to have encoded are encoded on the way.
+        """Copy the local part as it grows, and encode chunks that only this level encodes.
 
-        One that refers to earlier parts is no copy of it.
+        A part that refers to earlier parts is no copy.
         """
         (layout, document), growing = job.description(), local.growing
         if references or adds_to(encoding.chooser, local.encoding.chooser, layout):
             what = (layout, document, file, encoding, job.attempt, self._storage.rank)
             summary = recode_part(growing, *what, self._behind, references)
-            growing.wait_for_end()  # the manifest will name the local part too
+            growing.wait_for_end()  # the manifest names the local part, too
             return summary, ()
         found, copied = copy_part(growing, file, self._behind), growing.summary
-        if copied is None:  # its end was read, so that is what was waited for
+        if copied is None:  # its end was read, as was waited for above
             raise SourceLostError("the part file to copy was not completed", where=str(local.file.path))
         check_copy(found, copied, str(local.file.path))
         return copied, ("a copy of the local part",)
@@ -222,7 +222,7 @@ def write_part(
     digests: Sequence[bytes] | None = None,
     references: Mapping[int, ChunkPlace] = _NOTHING,
 ) -> PartSummary:
-    """Encode a share chunk by chunk into a file (not yet committed)."""
+    """Encode a share chunk by chunk into a file, which is not yet named."""
     data = staged.data.data
 
     def chunks() -> Iterator[Chunk]:
@@ -245,7 +245,7 @@ def recode_part(
     behind: Workers,
     references: Mapping[int, ChunkPlace] = _NOTHING,
 ) -> PartSummary:
-    """Write a part file again for another level, while it is being written: chunks stored raw in it are encoded."""
+    """Write a part file again for another level, while it is being written: raw chunks are encoded."""
     chunks = _stored_chunks(growing, layout, encoding.encoders.most_ahead + 1, references)
     with WriteBehind(sink, behind) as ahead:
         return write_chunks(chunks, layout, document, ahead, encoding, attempt, rank)
@@ -260,7 +260,7 @@ def write_chunks(
     attempt: Attempt,
     rank: int,
 ) -> PartSummary:
-    """Encode chunks into a file (not yet committed), in the order of the layout."""
+    """Encode chunks into a file, which is not yet named, in the order of the layout."""
     signing = encoding.signing
     writer = PartWriter(sink, attempt, rank, signing=signing)
     watch = None if encoding.tallies is None else encoding.tallies.note
@@ -270,7 +270,7 @@ def write_chunks(
             flags = FLAG_PER_RANK if plan.per_rank else 0
             if isinstance(encoded, ChunkPlace):
                 place = writer.add_reference(plan.length, encoded, dtype=plan.dtype, flags=flags)
-            elif encoded.digest is None:  # stored raw: it has not been in an encoding thread, which takes the digests
+            elif encoded.digest is None:  # stored raw: the encoding threads, which compute digests, have not had it
                 place = writer.add_chunk(memoryview(encoded.data), encoded, dtype=plan.dtype, flags=flags)
             else:
                 place = writer.add_encoded(plan.length, encoded, dtype=plan.dtype, flags=flags)
@@ -282,7 +282,7 @@ def write_chunks(
 def _stored_chunks(
     growing: GrowingFile, layout: ShareLayout, rooms: int, references: Mapping[int, ChunkPlace]
 ) -> Iterator[Chunk]:
-    """The chunks of a part file as they are there, each in one of ``rooms`` buffers that are used in turn."""
+    """The chunks of a part file as stored, each in one of ``rooms`` buffers that are reused."""
     memory = [memoryview(mmap.mmap(-1, max(1, *(chunk.length for chunk in layout.chunks)))) for _ in range(rooms)]
     for number, plan in enumerate(layout.chunks):
         if number in references:
@@ -300,7 +300,7 @@ def _stored_chunks(
                 where=where,
                 todo="suspect the node's storage or memory",
             )
-        if place.encoded.strong_digest is not None:  # what is signed next must be what was captured
+        if place.encoded.strong_digest is not None:  # only captured bytes may be signed
             check_strong_digest(data, place.encoded.strong_digest, where=where)
         stored = replace(place.encoded, data=data)
         encoded = None if stored.codec_id == RawCodec.codec_id else stored
@@ -320,7 +320,7 @@ def copy_part(growing: GrowingFile, sink: Sink, behind: Workers) -> str:
 
 
 def check_copy(found: str, summary: PartSummary, where: str) -> None:
-    """Check that a copy is what was written."""
+    """Check that a copy has the bytes that were written."""
     if found != summary.digest:
         raise CorruptFileError(
             "a local part file changed between being written and being copied",

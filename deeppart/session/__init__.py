@@ -1,4 +1,4 @@
-"""One run of a job in one directory: opened, its background made, closed."""
+"""One run of a job in one directory: opening, saving, restoring, and closing."""
 
 from deeppart.session.background import (
     SUSPICION_PATIENCE_S,
@@ -17,8 +17,8 @@ from deeppart.session.restoring import (
     restore_step,
     say_restored,
     still_busy,
-    tell_restored,
-    tell_suspects,
+    warn_restored,
+    warn_suspects,
 )
 from deeppart.session.saves import Saves, StepHistory, warn_unsaved
 from deeppart.session.shutdown import Background, not_finished, process_sessions
@@ -46,7 +46,7 @@ __all__ = [
     "scrubber_for",
     "still_busy",
     "suspicions_for",
-    "tell_restored",
-    "tell_suspects",
+    "warn_restored",
+    "warn_suspects",
     "warn_unsaved",
 ]

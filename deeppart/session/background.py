@@ -1,4 +1,4 @@
-"""Makes the background of an open session: the pipeline, retention, scrubbing, and the record of suspect steps."""
+"""Creates the background of an open session: pipeline, retention, scrubber, and the writer of suspect records."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from deeppart.save import (
 from deeppart.session.record import Session
 from deeppart.storage import RateLimit
 
-#: A record of suspect steps is waited for: the caller may end the job as soon as it hears of them.
+#: How long to wait for a record of suspect steps to be written: the caller may end the job after its warning.
 SUSPICION_PATIENCE_S = 30.0
 
 
 def retention_for(session: Session) -> Retention:
     """The retention of old steps: in its directory if this rank leads it, on the persistent level if it is rank 0.
 
-    A ``keep`` that was found in a file, and that nobody has passed, removes no steps of earlier runs there.
+    A ``keep`` that was found in a file rather than passed removes no steps of earlier runs there.
     """
     earlier = dict(session.earlier)
     if "keep" in session.config.from_file:
@@ -41,7 +41,7 @@ def retention_for(session: Session) -> Retention:
 
 
 def pipeline_for(session: Session, retention: Retention, call_notes: CallNotes) -> Pipeline:
-    """The background threads, running."""
+    """The background threads, started."""
     config, rank = session.config, session.comm.rank
     return Pipeline(
         session.channels,
@@ -56,7 +56,7 @@ def pipeline_for(session: Session, retention: Retention, call_notes: CallNotes) 
 
 
 def scrubber_for(session: Session, pipeline: Pipeline) -> Scrubber | None:
-    """Scrubbing, running; None where it is off."""
+    """The scrubber, started; None if scrubbing is off."""
     bandwidth, rank = session.config.scrub_bandwidth, session.comm.rank
     if "scrub" not in session.channels or bandwidth is None:
         return None
@@ -85,7 +85,7 @@ def scrubber_for(session: Session, pipeline: Pipeline) -> Scrubber | None:
 
 
 def suspicions_for(session: Session, pipeline: Pipeline) -> SuspicionWriter:
-    """Puts suspect steps on record; rank 0 alone writes."""
+    """Writes records of suspect steps; only rank 0 writes."""
     job = Attempt(session.lineage, session.session, 0, 0, session.comm.size)
     patience_s = min(SUSPICION_PATIENCE_S, session.config.timeout / 4)  # the other ranks are waiting for rank 0
     return SuspicionWriter(session.persistent.store, job, patience_s, pipeline.call_notes)

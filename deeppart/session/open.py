@@ -1,6 +1,6 @@
-"""Start-up: from a configuration to connected ranks, checked settings and open directories.
+"""Opens a session: connects the ranks, checks settings, and opens directories.
 
-Everything here is collective and happens once. Whatever is wrong on one rank ends in an error on every rank.
+Everything here is collective and happens once. An error on one rank becomes an error on every rank.
 """
 
 from __future__ import annotations
@@ -58,23 +58,23 @@ from deeppart.storage import (
 )
 
 _WHAT = "starting the checkpointer"
-#: How long a rank that cannot start waits to tell the others, who may not come at all.
+#: How long a rank that cannot start tries to notify the others, which may never arrive.
 _REFUSAL_PATIENCE_S = 30.0
 
 
 def configuration_of(config: Config | None, settings: dict[str, Any], comm: Any) -> Config:
-    """The configuration that a checkpointer is made with; where it is refused, the other ranks hear of it."""
+    """The configuration of a new checkpointer; if it is refused, the other ranks are notified."""
     try:
         return resolve_config(config, settings)
     except (DeeppartError, TypeError) as error:
-        _tell_refusal(error, comm)
+        _notify_refusal(error, comm)
         raise
 
 
-def _tell_refusal(error: Exception, comm: Any) -> None:
-    """Tell the ranks that are on their way to :func:`open_session` that this one cannot start (collective)."""
+def _notify_refusal(error: Exception, comm: Any) -> None:
+    """Notify the ranks in :func:`open_session` that this one cannot start (collective)."""
     within = _WHAT, _REFUSAL_PATIENCE_S
-    with contextlib.suppress(DeeppartError):  # what counts is the error
+    with contextlib.suppress(DeeppartError):  # the original error is more important
         main = connect(comm, _REFUSAL_PATIENCE_S)
         try:
             raise_together(main, as_error(error, "the settings were refused"), *within)
@@ -93,10 +93,10 @@ def open_session(config: Config, comm: Any) -> Session:
 
 
 def _open(main: Comm, config: Config, taken: ExitStack) -> Session:
-    """A session between connected ranks; ``taken`` gives back what it has taken so far, if its start fails."""
+    """A session between connected ranks; ``taken`` releases everything acquired so far if the start fails."""
     rank, within = main.rank, (_WHAT, config.timeout)
     if rank == 0:
-        tell_settings(config)
+        warn_settings(config)
     signing = together(main, lambda: _read_keys(config, rank), "reading sign_key_file failed", within)
     topology, processors = compare_settings(main, config, signing, _WHAT)
     node = topology.names[rank]
@@ -131,9 +131,9 @@ def _open(main: Comm, config: Config, taken: ExitStack) -> Session:
         taken.callback(channels[name].release)
     if rank == 0:
         if main.size > 1:
-            tell_restarts()
-        tell_protection(store, identity, protection)
-        tell_lineage(directory, owner)
+            warn_restarts()
+        warn_protection(store, identity, protection)
+        warn_lineage(directory, owner)
     earlier[Level.PERSISTENT] = found
     session = Session(
         config,
@@ -158,30 +158,30 @@ def _open(main: Comm, config: Config, taken: ExitStack) -> Session:
         for level in levels.values():
             level.recycled.drop_foreign()
     if rank == 0 and config.permissions == "unchecked":
-        text = 'permissions = "unchecked": whoever may write to the directories decides what is restored'
+        text = 'permissions = "unchecked": any user who may write to the directories decides what is restored'
         warn_caller(text, DeeppartWarning)
     return session
 
 
 def _read_keys(config: Config, rank: int) -> Signing | None:
-    """The keys that this rank was given."""
+    """The keys given to this rank."""
     files = config.sign_key_file or ()
     return read_key_files([expand_directory(each, node=node_name(), rank=rank, job=job_name()) for each in files])
 
 
 def open_store(directory: Path, limit: RateLimit | None) -> Store:
-    """The store of the persistent level. Its parts go around the page cache: nobody reads them soon."""
+    """The store of the persistent level. Its parts bypass the page cache, since they are rarely read soon."""
     return PosixStore(directory, direct=True, limit=limit)
 
 
 def take_persistent(
     comm: Comm, config: Config, directory: Path, store: Store, within: tuple[str, float]
 ) -> tuple[DirectoryOwner | None, str, str, set[StepKey], set[StepKey]]:
-    """Rank 0 takes the directory and tells the others what it is (collective).
+    """Rank 0 takes the directory and sends its identity to the others (collective).
 
     Returns:
-        The owner, on rank 0; lineage and session; all steps that earlier sessions have left there, and those of them
-        that are committed.
+        The owner, on rank 0; lineage and session; all steps that earlier sessions have left there, and the committed
+        ones.
     """
     what, timeout = within
     owner: DirectoryOwner | None = None
@@ -192,10 +192,10 @@ def take_persistent(
             return None
         job = scheduled_job()
         who = (f"job {job}, " if job else "") + f"process {os.getpid()} on {os.uname().nodename}"
-        _check_place(directory)
+        _check_directory(directory)
         owner = DirectoryOwner(directory, who, config.permissions)
         steps = list_steps(store)
-        # One that cannot be looked at is no reason not to start: it stays, and is not restored.
+        # An unreadable step is no reason not to start: it stays, and is not restored.
         committed = [key for key in steps if may_be_committed(store, key)]
         keys = ([astuple(key) for key in each] for each in (steps, committed))
         return json.dumps([owner.lineage, owner.session, *keys]).encode()
@@ -211,8 +211,8 @@ def take_persistent(
         raise
 
 
-def _check_place(root: Path) -> None:
-    """Refuse a directory inside a checkpoint: training would start over inside it."""
+def _check_directory(root: Path) -> None:
+    """Refuse a directory inside a checkpoint, in which training would start over."""
     mistaken = recognize(root)
     if mistaken is not None and mistaken.root is not None and root.is_dir():
         raise ConfigError(
@@ -223,7 +223,7 @@ def _check_place(root: Path) -> None:
 
 
 def open_roots(config: Config, node: str, rank: int) -> tuple[access.Root, access.Root | None]:
-    """``persistent_dir`` and ``local_dir`` of this rank: below them, others have no hand in what is reached."""
+    """``persistent_dir`` and ``local_dir`` of this rank, opened so that others cannot redirect paths below."""
 
     def root(directory: str, *, on_node: bool) -> access.Root:
         path = expand_directory(directory, node=node, rank=rank, job=job_name())
@@ -243,7 +243,7 @@ def open_levels(
     *,
     parity: bool,
 ) -> tuple[dict[str, NodeLevel], dict[str, set[StepKey]]]:
-    """This rank's view of both directories, and the steps on its node; the identity is lineage and session."""
+    """This rank's levels in both directories, and the steps on its node; ``identity``: lineage and session."""
     lineage, session = identity
     node = topology.names[rank]
     found = read_lineage(persistent.path)
@@ -259,7 +259,7 @@ def open_levels(
         return {}, {}
     if parity:
         check_available()
-    # All of them, also those that are off: what earlier runs left there is to be found and retired.
+    # All levels, even disabled ones: files of earlier runs there have to be found and retired.
     what = (session, local.rules.permissions, signing)
     levels = {name: NodeLevel(local.path, lineage, name, *what) for name in NODE_FOLDERS}
     return levels, {name: level.steps() for name, level in levels.items()}
@@ -268,9 +268,9 @@ def open_levels(
 def shared_directories(
     comm: Comm, config: Config, topology: Topology, session: str, what: str, local: access.Root | None
 ) -> tuple[tuple[int, int], ...]:
-    """Pairs of nodes whose local directory is one and the same (collective): each leaves a mark and looks for others'.
+    """Pairs of nodes whose local directories are the same (collective): each writes a mark and looks for others'.
 
-    Best effort: file systems that show new files of other hosts only after a while are not seen through.
+    Best effort: file systems that show files of other hosts only after a while go undetected.
     """
     rank = comm.rank
     if len(topology.nodes) < 2 or not any(topology.directories):
@@ -289,7 +289,7 @@ def shared_directories(
     together(comm, leave_mark, "making local_dir failed", (what, config.timeout))
     seen: set[int] = set()
     if leading is not None:
-        with contextlib.suppress(OSError):  # the level itself will tell
+        with contextlib.suppress(OSError):  # the level itself will report it
             names = [name[len(prefix) :] for name in access.names_in(leading.path) if name.startswith(prefix)]
             seen = {int(name) for name in names if name.isdigit()} - {node}
     message = json.dumps([[node, other] for other in sorted(seen)]).encode()
@@ -300,15 +300,15 @@ def shared_directories(
     return tuple(sorted({(min(pair), max(pair)) for text in texts for pair in json.loads(text)}))
 
 
-def tell_settings(config: Config) -> None:
-    """On rank 0: which settings come from a file that the user has not named."""
+def warn_settings(config: Config) -> None:
+    """On rank 0: warn of settings from a file that the user has not named."""
     if config.from_file:
         note = "; this keep removes no steps of earlier runs" if "keep" in config.from_file else ""
         say(f"settings from {next(iter(config.from_file.values()))}: {', '.join(config.from_file)}{note}")
 
 
-def tell_restarts() -> None:
-    """On rank 0: of torchrun's restarts, at the first start already; the next one may not come this far."""
+def warn_restarts() -> None:
+    """On rank 0: warn of torchrun's restarts already at the first start; the next one may not get this far."""
     if restarts := restarts_at_one_store():
         warn_caller(
             f"after a restart by torchrun (--max-restarts={restarts}) torch.distributed.init_process_group() fails "
@@ -320,8 +320,8 @@ def tell_restarts() -> None:
         )
 
 
-def tell_lineage(directory: Path, owner: DirectoryOwner | None) -> None:
-    """On rank 0: the record of the lineage was damaged, or the directory is a copy: parts on nodes may not be used."""
+def warn_lineage(directory: Path, owner: DirectoryOwner | None) -> None:
+    """On rank 0: warn that the lineage was unreadable, or the directory is a copy: parts on nodes may not be used."""
     if owner is not None and owner.damage:
         warn_caller(
             f"{directory / LINEAGE_NAME} could not be read ({owner.damage}) and has been written anew, with lineage "
@@ -338,8 +338,8 @@ def tell_lineage(directory: Path, owner: DirectoryOwner | None) -> None:
         )
 
 
-def tell_protection(store: Store, session: str, protection: Protection) -> None:
-    """Say what the nodes cannot give of what was asked for; and once, when they can again."""
+def warn_protection(store: Store, session: str, protection: Protection) -> None:
+    """Warn of requested protection that the nodes cannot provide; and once, when they can again."""
     lines = protection.shortfalls
     problem = ""
     recovered = False
@@ -354,4 +354,4 @@ def tell_protection(store: Store, session: str, protection: Protection) -> None:
             ReducedProtectionWarning,
         )
     elif recovered:
-        warn_caller("this run has all the protection that it asks for; the one before had less", DeeppartWarning)
+        warn_caller("this run has all the protection that was requested; the one before had less", DeeppartWarning)

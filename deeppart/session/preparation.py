@@ -1,6 +1,6 @@
-"""What is made ready in the background before the first checkpoint: pages of staging memory, and local files.
+"""Prepares the first checkpoint in the background: pages of staging memory, and local files.
 
-One thread of low priority, at most, which stops within a few MiB when it is told to.
+At most one thread of low priority, which stops within a few MiB when asked to.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from deeppart.session.record import Session
 from deeppart.state.capture import Staging
 from deeppart.storage import spare_name
 
-#: What a part file has besides the share, at most as a rule; and for each leaf of the state.
+#: Bytes of a part file besides the share, usually at most: a constant, and for each leaf of the state.
 _INDEX_BYTES, _INDEX_BYTES_PER_LEAF = 256 << 10, 200
 
-#: The thread is waited for that long; it may hang in a call to storage.
+#: The thread is joined for this long; it may hang in a system call on storage.
 _PATIENCE_S = 5.0
 
 
@@ -31,16 +31,16 @@ class Preparation:
         self._session, self._staging = session, staging
         self._level = session.node_levels.get(Level.LOCAL)
         self._thread: threading.Thread | None = None
-        #: Read by the thread, before each piece of its work.
+        #: Checked by the thread before each piece of its work.
         self._wants_memory = self._wants_files = False
-        #: Of files that were to be made, and their length.
+        #: Of the files to prepare, and their length.
         self._names: tuple[str, ...] = ()
         self._file_bytes = 0
 
     def begin(self, share: ShareSize) -> None:
-        """Reserve memory for a share, and begin with the rest; returns at once, unless the memory is pinned.
+        """Reserve memory for a share, and start the rest; returns at once, unless the memory is pinned.
 
-        Nothing is begun while what was begun before hangs, nor where no thread can be started.
+        Does nothing while earlier preparation hangs, or if no thread can be started.
         """
         self._end()
         if self._thread is not None:
@@ -49,12 +49,12 @@ class Preparation:
         self._staging.reserve(share.nbytes, pinned=share.pinned)
         self._wants_memory = self._wants_files = True
         self._names, self._file_bytes = self._files_for(share)
-        with contextlib.suppress(RuntimeError):  # no more threads here, or the process ends
-            self._thread = start_thread(self._run, "deeppart-prepare", _tell_failure)
+        with contextlib.suppress(RuntimeError):  # no more threads allowed, or the process ends
+            self._thread = start_thread(self._run, "deeppart-prepare", _warn_failure)
 
-    def a_share_comes(self, nbytes: int) -> None:
-        """A checkpoint begins. Files that are not ready come too late, and those that are too short take its room; the
-        memory is still better touched ahead of the copy.
+    def begin_checkpoint(self, nbytes: int) -> None:
+        """A checkpoint begins. Files that are not ready are too late, and too short ones waste space; touching memory
+        still helps the copy.
         """
         self._wants_files = False
         if nbytes > self._file_bytes and self._names:
@@ -62,13 +62,13 @@ class Preparation:
             self._drop_files()
 
     def wait(self, timeout: float) -> bool:
-        """Wait until all is ready; False if it was not within ``timeout`` seconds."""
+        """Wait until everything is ready; False if that took longer than ``timeout`` seconds."""
         if self._thread is not None:
             self._thread.join(timeout)
         return self._thread is None or not self._thread.is_alive()
 
     def close(self) -> None:
-        """Stop, and give memory and files back."""
+        """Stop, and free memory and files."""
         self._end()
         self._drop_files()
         self._staging.release()
@@ -84,12 +84,12 @@ class Preparation:
         self._names = ()
 
     def _files_for(self, share: ShareSize) -> tuple[tuple[str, ...], int]:
-        """The names of files to make, of those that are kept and the one that is being written; and their length."""
+        """The names of the files to prepare, for the kept steps and the one being written; and their length."""
         config, keep = self._session.config, self._session.config.keep[Level.LOCAL]
         if not keep or not share.nbytes or config.compression not in ("none", "auto"):
-            return (), 0  # nothing is written over, or files will be shorter; "auto" leaves memory raw, as a rule
+            return (), 0  # files are not recycled, or will be shorter; "auto" usually stores raw bytes for memory
         name = part_file_name(self._session.comm.rank, self._session.comm.size)
-        # Shorter than the file will be, they would have to be mapped again.
+        # If they were shorter than the final file, they would have to be mapped again.
         nbytes = share.nbytes + _INDEX_BYTES + _INDEX_BYTES_PER_LEAF * share.leaves
         return tuple(spare_name(name, each) for each in range(keep + 1)), nbytes
 
@@ -103,6 +103,6 @@ class Preparation:
                 return
 
 
-def _tell_failure(error: BaseException) -> None:
-    text = f"prepare() was broken off; the first checkpoint makes the rest ready: {type(error).__name__}: {error}"
+def _warn_failure(error: BaseException) -> None:
+    text = f"prepare() was interrupted; the first checkpoint does the rest: {type(error).__name__}: {error}"
     warn_now(text, BackgroundFailureWarning)

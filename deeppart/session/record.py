@@ -1,4 +1,4 @@
-"""One run of a job: the ranks, their channels, the open directories."""
+"""The record of one run of a job: its ranks, channels and open directories."""
 
 from __future__ import annotations
 
@@ -24,23 +24,22 @@ class Session:
     """One run of a job.
 
     Attributes:
-        config: as given.
+        config: the configuration.
         comm: channel of the training thread.
-        channels: level name -> channel of its exchanges; also "scrub", where that is on.
+        channels: level name -> channel for its exchanges; also "scrub", if that is on.
         topology: ranks and nodes.
         lineage, session: identities, 32 hex digits each.
         owner: lock of the persistent directory, on rank 0.
-        node_levels: the levels on this node's storage that are on, by name; {} without a ``local_dir``.
+        node_levels: the enabled levels on this node's storage, by name; {} without a ``local_dir``.
         persistent: the persistent level.
         protection: which nodes protect each other.
-        limit: of what leaves this rank in the background, or None.
+        limit: limits this rank's background writes and sends, or None.
         committed: steps committed on the persistent level at start-up.
-        earlier: level name -> all that earlier sessions had left there at start-up. Beside its own directories, what a
-            session may ever remove.
+        earlier: level name -> all steps of earlier sessions at start-up. A session removes only these and its own.
         processors: the processors that encode chunks.
         directory: ``persistent_dir``.
-        roots: the directories, open.
-        telemetry_files: ``metrics_file`` and ``events_file`` -> the file of this rank, where they are set.
+        roots: the open directories.
+        telemetry_files: ``metrics_file`` and ``events_file`` -> this rank's file, if set.
     """
 
     config: Config
@@ -63,35 +62,33 @@ class Session:
 
     @property
     def leads_directory(self) -> bool:
-        """True if this is the first of the ranks that share its local directory: it lists the directory and cleans it
-        up.
-        """
+        """True if this is the first of the ranks that share its local directory, which lists and cleans it."""
         return bool(self.node_levels) and self.topology.first_in_directory(self.comm.rank) == self.comm.rank
 
     def open_source(self, where: str) -> StoredBytes:
-        """A file of a checkpoint, by the text by which ranks tell each other where it lies."""
+        """Open a file of a checkpoint, given by its location in text form, as ranks exchange it."""
         store, prefix = self.persistent.store, f"{self.persistent.store.where()}/"
         return store.open(where.removeprefix(prefix)) if where.startswith(prefix) else FileSource(self.roots.at(where))
 
     def drop_spares(self) -> None:
-        """Give back storage and mappings on this node that were kept for the next checkpoint."""
+        """Free storage and mappings on this node that were kept for the next checkpoint."""
         forget_all()
         if self.leads_directory:
             for level in self.node_levels.values():
                 level.recycled.drop()
 
     def abandon(self) -> None:
-        """Close it because of an error on this rank alone; the other ranks are notified."""
+        """Close the session because of an error on this rank alone; the other ranks are notified."""
         for channel in (*self.channels.values(), self.comm):
             channel.abandon(CommError("the start of a checkpointer has failed"))
         self.close()
 
     def close(self) -> None:
-        """Release the directory and the channels: nothing of this session is in the background any more."""
+        """Release the directory and the channels, once the session has no background work left."""
         if self.owner is not None:
             self.owner.close()
         self.roots.close()
-        if self.comm.broken is not None:  # a late rank may still be in the background of what the others gave up
+        if self.comm.broken is not None:  # a late rank may still be in an exchange that the others have abandoned
             for channel in self.channels.values():
                 channel.abandon(CommError("the session has ended by an error", found=self.comm.broken.summary))
         for channel in (*self.channels.values(), self.comm):

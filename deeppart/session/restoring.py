@@ -1,7 +1,7 @@
-"""One restore of a session: what there is, read and brought into the live state; what it lacks is healed behind it.
+"""One restore of a session: reading a step, putting it into the live state, and healing its redundancy.
 
-:func:`preview_restore` finds out what a restore would restore, before it is known what of it is wanted: it reads the
-documents alone.
+:func:`preview_restore` finds out what a restore would restore, before the caller has chosen items: it reads only the
+documents.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ from deeppart.state.restore import Request
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """A step that is in the live state.
+    """A step that was restored into the live state.
 
     Attributes:
-        recovered: the step, and from where its parts came.
-        inventory: what there was to choose from.
+        recovered: the step, and the sources of its parts.
+        inventory: the checkpoints that could be chosen.
         report: what was done on this rank.
-        notices: what rank 0 is to tell the user.
-        per_rank: paths of the leaves that each rank saved for itself.
+        notices: warnings that rank 0 gives.
+        per_rank: paths of the per-rank leaves.
     """
 
     recovered: Recovered
@@ -76,7 +76,7 @@ def restore_step(
     *,
     required: bool = False,
 ) -> tuple[Restored | None, tuple[str, ...]]:
-    """Bring a step back (collective)."""
+    """Restore a step (collective)."""
     comm, timeout = session.comm, session.config.timeout
     known = which.saved if isinstance(which, RestorePreview) else None
     step = which.saved.attempt.step if isinstance(which, RestorePreview) else which
@@ -103,9 +103,9 @@ def restore_step(
             return None, explanation
         if done is not None:
             return Restored(recovered, inventory, *done), explanation
-        recovered.mine.clear()  # before its memory is used for the same once more
-        explanation += (f"step {recovered.attempt.step}: ranks name things differently; it is read whole",)
-    raise AssertionError("a step that was read whole lacks nothing")
+        recovered.mine.clear()  # before its memory is reused
+        explanation += (f"step {recovered.attempt.step}: ranks have different names; it is read whole",)
+    raise AssertionError("a step that was read whole lacks no bytes")
 
 
 def _reading(session: Session, staging: Staging, arena: Arena) -> Reading:
@@ -117,7 +117,7 @@ def _reading(session: Session, staging: Staging, arena: Arena) -> Reading:
 
 
 def _left_out(request: Request) -> Callable[[Path], bool] | None:
-    """True for paths of what the configuration leaves out of checkpoints; None where it leaves out nothing."""
+    """True for paths that the configuration excludes from checkpoints; None if it excludes nothing."""
     excluded = Excluded(request.settings)
     if not excluded.patterns:
         return None
@@ -126,10 +126,10 @@ def _left_out(request: Request) -> Callable[[Path], bool] | None:
 
 @dataclass(frozen=True, slots=True)
 class RestorePreview:
-    """What a restore would restore.
+    """The step that a restore would restore.
 
     Attributes:
-        inventory: what there was to choose from.
+        inventory: the checkpoints that could be chosen.
         saved: the step, as this rank would restore it.
     """
 
@@ -138,16 +138,16 @@ class RestorePreview:
 
 
 def preview_restore(session: Session, step: int | None, staging: Staging, arena: Arena) -> RestorePreview | None:
-    """What there is of a step, or of the newest that can be recovered (collective).
+    """The content of a step, or of the newest recoverable one (collective).
 
-    The first of the sources that a restore would take are asked for their documents. If one of them is damaged, or has
-    to be rebuilt, the step is recovered as a restore does it, with all of its bytes.
+    The documents are read from the first sources that a restore would use. If one of them is damaged, or has to be
+    rebuilt, the step is recovered with all of its bytes, as for a restore.
     """
     comm, timeout = session.comm, session.config.timeout
     ranks = Ranks(comm, session.topology.node_of, timeout, session.processors.waiting, session.roots.at)
     inventory = take_stock(session, timeout)
     candidates = survey(inventory, step).candidates
-    found = _documents_alone(session, candidates[0]) if candidates else None
+    found = _documents_only(session, candidates[0]) if candidates else None
     if found is None:
         found, _ = recover(_reading(session, staging, arena), inventory, step)
     if found is None:
@@ -163,12 +163,12 @@ def preview_restore(session: Session, step: int | None, staging: Staging, arena:
     def seen() -> SavedStep:
         return saved_step(attempt, documents, comm.rank, comm.size)
 
-    saved = together(comm, seen, "the documents of a step could not be taken in", (name, timeout))
+    saved = together(comm, seen, "the documents of a step could not be decoded", (name, timeout))
     return RestorePreview(inventory, saved)
 
 
-def _documents_alone(session: Session, candidate: Candidate) -> Recovered | None:
-    """The documents of the parts of a step, from the files that are nearest (collective); None if any of them fails."""
+def _documents_only(session: Session, candidate: Candidate) -> Recovered | None:
+    """The documents of a step's parts, from the nearest files (collective); None if any of them fails."""
     comm, signing = session.comm, session.persistent.signing
     reads = assign(candidate, comm.size, whole=True)
     mine: dict[int, LoadedPart] = {}
@@ -186,7 +186,7 @@ def _documents_alone(session: Session, candidate: Candidate) -> Recovered | None
                         expected_index_digest=read.source.index_digest,
                         signing=signing,
                     )
-                except Exception:  # of whatever kind: the other ranks wait
+                except Exception:  # of any type: the other ranks wait
                     failed = True
                     break
                 mine[read.part] = LoadedPart(reader, np.empty(0, dtype=np.uint8), None, chunks=range(0))
@@ -198,7 +198,7 @@ def _documents_alone(session: Session, candidate: Candidate) -> Recovered | None
 
 
 def take_stock(session: Session, timeout: float) -> Inventory:
-    """List what lies on nodes and on the persistent level (collective)."""
+    """List the checkpoints on nodes and on the persistent level (collective)."""
     rank, directories = session.comm.rank, session.topology.directories
     inventory = take_inventory(
         session.comm,
@@ -221,12 +221,12 @@ def heal_redundancy(
     recovered: Recovered,
     inventory: Inventory,
 ) -> tuple[str, ...]:
-    """Submit what a restored step lacks to the pipeline."""
+    """Submit the missing redundancy of a restored step to the pipeline."""
     attempt, lines = recovered.attempt, list[str]()
     step = attempt.step
     healing = healing_for(session.protection, recovered, inventory)
     if healing and attempt.lineage != session.lineage:
-        # Its files say whose they are, and on nodes only those of this lineage count.
+        # Its files name their lineage, and on nodes only those of this lineage count.
         reason = "it was saved under another lineage; it is in persistent_dir, the next checkpoint is protected again"
         return (f"step {step}: its redundancy is not rebuilt: {reason}",)
     if healing.unprotected:
@@ -251,8 +251,8 @@ def heal_redundancy(
     return tuple(lines)
 
 
-def tell_suspects(session: Session, attempt: Attempt) -> tuple[str, ...]:
-    """Say whether a restored step is suspect (collective); the lines about it, on every rank."""
+def warn_suspects(session: Session, attempt: Attempt) -> tuple[str, ...]:
+    """Warn if a restored step is suspect (collective); returns the reasons, on every rank."""
     comm, first = session.comm, session.comm.rank == 0
     lines = suspect_lines(session.persistent.store, attempt) if first else []
     message = json.dumps(lines).encode() if first else None
@@ -263,10 +263,10 @@ def tell_suspects(session: Session, attempt: Attempt) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def tell_restored(
+def warn_restored(
     session: Session, attempt: Attempt, inventory: Inventory, notices: Sequence[DeeppartWarning], *, named: bool
 ) -> None:
-    """Warn of what did not get where it was perhaps meant to be, and of newer steps than the restored one."""
+    """Warn of items that may not have been restored as expected, and of steps newer than the restored one."""
     if session.comm.rank:
         return
     for notice in notices:
@@ -292,7 +292,7 @@ def tell_restored(
 
 
 def still_busy(timeout: float) -> CheckpointError:
-    """A restore reads into the staging memory: nothing of an earlier checkpoint may be left in it."""
+    """The error if an earlier checkpoint still uses the staging memory that a restore needs."""
     return CheckpointError(
         "restore: an earlier checkpoint is still being written",
         found="; ".join([f"not finished after {timeout:g} s", *hanging()]),
@@ -301,7 +301,7 @@ def still_busy(timeout: float) -> CheckpointError:
 
 
 def say_nothing_restored(session: Session, problems: Sequence[str]) -> None:
-    """There was nothing to restore, or only what is not a checkpoint."""
+    """Print that there was no checkpoint to restore."""
     if session.comm.rank == 0:
         passed_over = f"; passed over: {'; '.join(problems)}" if problems else ""
         say(f"no checkpoint in {session.directory.absolute()}: starting new{passed_over}")
@@ -321,7 +321,7 @@ def nothing_to_restore(session: Session, problems: Sequence[str]) -> RestoreErro
 
 
 def say_restored(session: Session, recovered: Recovered, seconds: float) -> None:
-    """Which step training goes on from, and where its parts came from."""
+    """Print which step training continues from, and the sources of its parts."""
     if session.comm.rank == 0:
         root, sources = session.directory.absolute(), explain_sources(recovered.reads)
         say(f"restored step {recovered.attempt.step} from {root}: {sources}, {show_seconds(seconds)}")

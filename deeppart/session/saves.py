@@ -1,4 +1,4 @@
-"""The checkpoints of a session: what one ``checkpoint()`` does until training goes on, and which steps are taken."""
+"""The checkpoints of a session: one ``checkpoint()`` call until it returns, and which step numbers are used."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from deeppart.save import Agreed, Call, Job, Pipeline, Saver
 from deeppart.session.preparation import Preparation
 from deeppart.session.record import Session
 
-#: Room is waited for less long than the other ranks wait in the exchange that follows.
+#: The share of the timeout to wait for room: less than the other ranks wait in the exchange that follows.
 _ROOM_SHARE = 0.8
 
 
@@ -34,7 +34,7 @@ class Saves:
 
     Attributes:
         sequence: number of the next checkpoint in this session.
-        failures: how many levels of earlier checkpoints have failed, of those that were reported.
+        failures: how many levels of earlier checkpoints have failed, as far as reported.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Saves:
         self.sequence = self.failures = 0
 
     def save(self, state: Any, step: int, *, force: bool) -> Pending | None:
-        """Save a state (collective); None if nothing was due and nothing was looked at."""
+        """Save a state (collective); None if no level was due, and the state was not compared."""
         began = time.monotonic()
         due = self._due(step, force=force)
         if self._auto is not None and not due:
@@ -65,7 +65,7 @@ class Saves:
         waited = self._make_room() if due else 0.0
         try:
             with collection_paused():
-                agreed = self._look_and_agree(call, state, refusal, pending)
+                agreed = self._agree(call, state, refusal, pending)
             copying = time.monotonic()
             if agreed is None:
                 self._drop_busy(pending, step)
@@ -75,8 +75,8 @@ class Saves:
                 if self._auto is not None:
                     self._auto.made(pending)
         finally:
-            self._saver.let_go()
-            agreed = None  # an error that is kept leads here
+            self._saver.release()
+            agreed = None  # an error that is kept would reference it
         ended = time.monotonic()
         pending.note(blocked_s=ended - began, waited_s=waited, diverged=diverged)
         pending.note(reduced=self._session.protection.shortfalls)
@@ -85,15 +85,15 @@ class Saves:
         return pending
 
     def warn(self, step: int) -> None:
-        """Say all that there is to say before a call changes anything: where warnings are errors, it ends here."""
-        if self._steps.refusal_of(step) is None:  # which says more
+        """Give all warnings before a call changes anything: if warnings are errors, the call ends here."""
+        if self._steps.refusal_of(step) is None:  # otherwise the refusal says more
             with raised_later(self._pipeline.call_notes.note):
                 self._steps.warn_not_restored(step)
                 self._steps.warn_counting_down(step)
         self.report_failures()
 
     def report_failures(self) -> None:
-        """Tell the caller, once, of what has failed in the background; forget what has come to its end."""
+        """Warn once of failures in the background, and forget finished checkpoints."""
         finished = [pending for pending in self._recent if pending.finished]
         for pending in self._recent:
             for failure in pending.failures():
@@ -104,7 +104,7 @@ class Saves:
         warn_of_all(self._pipeline.call_notes.take_notes())
 
     def _due(self, step: int, *, force: bool) -> frozenset[str]:
-        """Levels that a call goes to (with "auto", collective)."""
+        """The levels to which a call saves (collective for "auto")."""
         if self._auto is not None:
             room, working = self._pipeline.has_room(), self._pipeline.working
             return self._auto.due(step, room=room, working=working, force=force)
@@ -112,14 +112,14 @@ class Saves:
         return frozenset(name for name, every in on if force or self.sequence % every == 0)
 
     def _make_room(self) -> float:
-        """Wait for the pipeline if the configuration says so; returns the seconds spent, 0 where there was room."""
+        """Wait for the pipeline if the configuration says so; returns the seconds spent, 0 if there was room."""
         if self._session.config.on_busy != "wait" or self._pipeline.has_room():
             return 0.0
         began = time.monotonic()
         self._pipeline.wait_for_room(_ROOM_SHARE * self._session.config.timeout)
         return time.monotonic() - began
 
-    def _look_and_agree(self, call: Call, state: Any, refusal: DeeppartError | None, pending: Pending) -> Agreed | None:
+    def _agree(self, call: Call, state: Any, refusal: DeeppartError | None, pending: Pending) -> Agreed | None:
         began = time.monotonic()
         flattened = refusal if refusal is not None else self._saver.flatten(state)
         agreeing = time.monotonic()
@@ -145,13 +145,13 @@ class Saves:
         captured = self._saver.try_capture(agreed)
         if not isinstance(captured, CheckpointError):
             nbytes = captured.layout.nbytes
-            self._preparation.a_share_comes(nbytes)
+            self._preparation.begin_checkpoint(nbytes)
             pending.note(raw_bytes=nbytes, per_rank_bytes=captured.per_rank_bytes)
         self._pipeline.submit(Job.of(attempt, due, pending, captured))
 
 
 def _pipeline_full(step: int, waited_s: float, *, removing: bool) -> CheckpointError:
-    """The error of a call for which there was no room."""
+    """The error of a call for which the pipeline had no room."""
     old = ["old steps are being removed from persistent_dir"] if removing else []
     return CheckpointError(
         f"checkpoint(step={step}): an earlier checkpoint is still being written",
@@ -161,7 +161,7 @@ def _pipeline_full(step: int, waited_s: float, *, removing: bool) -> CheckpointE
 
 
 def warn_unsaved(session: Session, step: int | None) -> None:
-    """``every="auto"`` had no checkpoint due at the last steps."""
+    """Warn that ``every="auto"`` has not saved the last steps."""
     if step is not None and session.comm.rank == 0:
         warn_caller(
             f"closed after step {step}, which is not saved: every='auto' had no checkpoint due there. "
@@ -171,14 +171,14 @@ def warn_unsaved(session: Session, step: int | None) -> None:
 
 
 class StepRows:
-    """A set of steps that stays small in a job that saves at regular steps for months: rows of equal distance."""
+    """A set of steps that stays small even if a job saves at regular steps for months: runs of equal distance."""
 
     def __init__(self) -> None:
         self._rows: list[range] = []
         self._largest = -1
 
     def add(self, step: int) -> None:
-        """The step is in the set from now on."""
+        """Add a step."""
         if step in self:
             return
         last = self._rows[-1] if self._rows else range(0)
@@ -198,7 +198,7 @@ class StepRows:
 
 
 class StepHistory:
-    """The steps that are taken, and the last one. Used by the training thread alone."""
+    """The used step numbers, and the last one. Used by the training thread alone."""
 
     def __init__(self, session: Session, recent: list[Pending]) -> None:
         self._root, self._rank = session.directory, session.comm.rank
@@ -206,19 +206,19 @@ class StepHistory:
         self._found_newest = max((key.step for key in session.committed), default=-1)
         self._known = {key.step for key in session.committed}
         self._saved = StepRows()
-        self._largest = -1  # restored, or saved since
+        self._largest = -1  # of the restored step and the steps saved since
         self._restored = False
         self._told_not_restored = self._told_counting_down = False
 
-    def went_on_from(self, step: int | None) -> None:
-        """A restore has succeeded: of a step, or of none since there is none."""
+    def restored_from(self, step: int | None) -> None:
+        """A restore has succeeded, of a step or (None) without any checkpoint."""
         self._restored = True
         if step is not None:
             self._known.add(step)
             self._largest = step
 
     def settle(self, finished: Sequence[Pending]) -> None:
-        """Forget checkpoints that are finished and reported; the steps of those that are complete are taken."""
+        """Forget finished and reported checkpoints; the steps of complete ones stay used."""
         self._recent[:] = [pending for pending in self._recent if pending not in finished]
         counted = [pending.step for pending in finished if _counts(pending)]
         for step in counted:
@@ -226,15 +226,15 @@ class StepHistory:
         self._largest = max([self._largest, *counted])
 
     def last(self) -> int:
-        """The largest step that was restored, or saved since; -1 if there is none."""
+        """The largest step that was restored or saved since; -1 if there is none."""
         return max([self._largest, *(pending.step for pending in self._recent if _counts(pending))])
 
     def following(self) -> int:
-        """The first step after all that are taken, or may be."""
+        """The first step after all that are or may be used."""
         return max(self.last(), self._found_newest, *self._known, -1) + 1
 
     def refusal_of(self, step: int) -> DeeppartError | None:
-        """The reason why there cannot be a checkpoint of that step, or None."""
+        """The reason why a step cannot be saved, or None."""
         active = [pending for pending in self._recent if pending.step == step]
         used = step in self._saved or any(_counts(pending) for pending in active)
         if used or step in self._known:
@@ -250,7 +250,7 @@ class StepHistory:
         return None
 
     def warn_not_restored(self, step: int) -> None:
-        """Training that starts over beside what an earlier run has left, once."""
+        """Warn once that training starts over although an earlier run has left steps."""
         newest = self._found_newest
         if self._restored or self._told_not_restored or step >= newest:
             return
@@ -264,7 +264,7 @@ class StepHistory:
             )
 
     def warn_counting_down(self, step: int) -> None:
-        """``restore`` and ``load`` take the largest step number, which is not the newest checkpoint then; once."""
+        """Warn once that step numbers decrease: ``restore`` and ``load`` take the largest one, not the last."""
         last = self.last()
         if step >= last or self._told_counting_down:
             return
@@ -278,6 +278,6 @@ class StepHistory:
 
 
 def _counts(pending: Pending) -> bool:
-    """True if a checkpoint is under way or complete at some level, so that its step is taken."""
+    """True if a checkpoint is in progress or complete at some level, so that its step is used."""
     states = [level.state for level in pending.report.levels.values()]
     return not pending.finished or DONE in states

@@ -1,12 +1,12 @@
-"""How sessions end, and what of them is left when they were not closed.
+"""How sessions end, and what happens to sessions that were not closed.
 
-A session that is left by an exception in the ``with`` block, or dropped by the caller, goes on in the background until
-what it has begun is over: the other ranks have begun it too, and an exchange that is broken off in the middle costs its
-channel. The training threads of the other ranks hear at once that this one does not come any more. The next start in
-this process waits for it, and so does the end of the process.
+A session that is left by an exception in the ``with`` block, or dropped by the caller, finishes in the background what
+it has begun: the other ranks have begun it too, and interrupting an exchange breaks its channel. The training threads
+of the other ranks are notified at once. The next start in this process waits for it, and so does the end of the
+process.
 
-At the end of the process, checkpointers that are open are closed, so that their last checkpoint is complete; not where
-it ends by an exception: the other ranks may then never come to finish it.
+At the end of the process, open checkpointers are closed, so that their last checkpoint is complete; but not if the
+process ends by an exception: the other ranks may then never finish it.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from deeppart.session.record import Session
 from deeppart.session.telemetry import recorder_for
 from deeppart.telemetry import Recorder
 
-#: How long a thread that is releasing what a session has is waited for where that should take no time.
+#: How long to wait for a thread that releases a session's resources, which should take no time.
 _PATIENCE_S = 5.0
 
 
 class Background:
-    """The running parts of a checkpointer, and how to end them."""
+    """The background of a checkpointer, and how to end it."""
 
     def __init__(
         self,
@@ -60,29 +60,29 @@ class Background:
         self._is_released = False
 
     def record(self, cadence: AutoCadence | None) -> Recorder:
-        """Begin to record it for those who watch the job; :meth:`finish` ends that."""
+        """Start the recorder; :meth:`finish` ends it."""
         self._recorder = recorder_for(self._session, self._pipeline, self._scrubber, cadence)
         return self._recorder
 
     def finish(self, timeout: float) -> bool:
-        """Wait until it is over, each of two waits at most ``timeout`` seconds; False if it was not by then."""
+        """Wait for the background work, twice at most ``timeout`` seconds; False if it has not ended by then."""
         if self._scrubber is not None:
             self._scrubber.close(timeout)
         idle = self._pipeline.wait_until_idle(timeout)
-        if self._recorder is not None:  # now: the directory is still locked, and its failures can still be reported
+        if self._recorder is not None:  # now: the directory is still locked, and errors can still be reported
             self._recorder.close(failed=self._after_error)
         return idle
 
     def end_scrubbing(self) -> None:
-        """Begin to close; it takes part in one more sync round."""
+        """Begin to close the scrubber, which takes part in one more sync round."""
         if self._scrubber is not None and self._process == os.getpid():
             self._scrubber.abandon()
 
     def release(self) -> None:
-        """End the threads, in the middle of what they do if need be; then memory, directory and channels are free.
+        """End the threads, if necessary in the middle of their work; then free memory, directory and channels.
 
-        A second caller waits for the first: a thread that is in torch's code when the interpreter ends takes the
-        process down with it (``std::terminate``).
+        A second caller waits for the first: a thread in torch's code when the interpreter ends would terminate the
+        process (``std::terminate``).
         """
         if not self._releasing.acquire(timeout=_PATIENCE_S):
             return
@@ -97,18 +97,18 @@ class Background:
             self._releasing.release()
 
     def leave(self, *, after_error: bool = False) -> None:
-        """Let it come to its end by itself; returns at once. In a forked process there is nothing of it."""
+        """Let the background end by itself; returns at once. A forked process has no background."""
         if self._process != os.getpid():
             return
         self._after_error = after_error
         self.end_scrubbing()
         process_sessions.left.append(self)
         timeout = self._session.config.timeout
-        with contextlib.suppress(RuntimeError):  # the process ends: Python starts no threads any more
+        with contextlib.suppress(RuntimeError):  # at the end of the process, Python starts no threads
             self._thread = start_thread(partial(self._end, timeout), "deeppart-leave", _warn_not_ended)
 
     def settle(self, timeout: float) -> None:
-        """Wait until it is over, about ``timeout`` seconds at most; then it is broken off. Not in a forked process."""
+        """Wait about ``timeout`` seconds at most until it has ended; then interrupt it. Not in a forked process."""
         if self._process != os.getpid():
             return
         if self._thread is None:
@@ -120,7 +120,7 @@ class Background:
 
     @property
     def timeout(self) -> float:
-        """As long as any of its exchanges has to wait for other ranks at most."""
+        """The longest time for which any of its exchanges may wait for other ranks."""
         return self._session.config.timeout
 
     def _end(self, timeout: float) -> None:
@@ -133,7 +133,7 @@ class Background:
             if not self._after_error:
                 self._warn(over)
         finally:
-            with contextlib.suppress(ValueError):  # the next start may have given up waiting for it
+            with contextlib.suppress(ValueError):  # the next start may have stopped waiting for it
                 process_sessions.left.remove(self)
 
     def _warn(self, over: bool) -> None:
@@ -152,7 +152,7 @@ def _warn_not_ended(error: BaseException) -> None:
 
 
 def not_finished(waited_s: float) -> CheckpointError:
-    """The error of a ``close()`` after which something was broken off."""
+    """The error of a ``close()`` that had to interrupt background work."""
     return CheckpointError(
         "the last checkpoint was not finished when the checkpointer was closed",
         found="; ".join([f"still under way after {waited_s:g} s", *hanging()]),
@@ -164,48 +164,48 @@ class Closable(Protocol):
     """A checkpointer."""
 
     def close(self) -> None:
-        """Finish what is in the background."""
+        """Finish the background work."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Finish it only if there is no error."""
+        """Finish the background work if there is no error."""
 
 
 class ProcessSessions:
-    """Process-wide, for the handlers of its end: there is one, :data:`process_sessions`.
+    """The sessions of this process, for its exit handlers; the only instance is :data:`process_sessions`.
 
     Attributes:
-        left: backgrounds of sessions that were not closed, as long as they are not over. Single operations on a list.
+        left: backgrounds of sessions that were not closed and have not ended. Only atomic list operations.
     """
 
     def __init__(self) -> None:
         self.left: list[Background] = []
-        #: Checkpointers that are alive: ranks close them in the order in which they were made. Single operations.
+        #: Live checkpointers, in the order in which they were made, in which ranks close them. Only atomic operations.
         self._open: weakref.WeakKeyDictionary[Closable, Background] = weakref.WeakKeyDictionary()
 
     def add(self, checkpointer: Closable, background: Background) -> None:
-        """See that a checkpointer is closed when the process ends, or MPI is finalized in it."""
+        """Register a checkpointer to be closed when the process ends, or finalizes MPI."""
         self._open[checkpointer] = background
         atexit.unregister(self.finish)
         atexit.register(
             self.finish
-        )  # runs before the handler of mpi4py, which was there first: MPI must still be there
-        if "mpi4py.MPI" in sys.modules:  # a script may finalize MPI itself, before its end
+        )  # runs before mpi4py's handler, which was registered first: MPI must not be finalized yet
+        if "mpi4py.MPI" in sys.modules:  # a script may finalize MPI before its end
             import_module("deeppart.comm.mpi").before_finalize(self.finish)
 
     def settle(self, timeout: float) -> None:
-        """Wait for the sessions that were left, together at most ``timeout`` seconds: a start comes now."""
+        """Wait together at most ``timeout`` seconds for the sessions that were left, before a new start."""
         deadline = time.monotonic() + timeout
         left = list(self.left)
-        for background in left:  # all first: the other ranks may have left them in another order
+        for background in left:  # all of them first: the other ranks may have left them in another order
             background.end_scrubbing()
         for background in left:
             background.settle(max(0.0, deadline - time.monotonic()))
 
     def finish(self) -> None:
-        """Close all that are open, and wait for those that were left; after an error, break them off."""
-        error = _error_that_ends_it()
+        """Close all open checkpointers, and wait for the sessions that were left; after an error, interrupt them."""
+        error = _fatal_exception()
         still_open = list(self._open.items())
         self._open.clear()
         if error is not None:
@@ -228,11 +228,11 @@ class ProcessSessions:
 process_sessions = ProcessSessions()
 
 
-def _error_that_ends_it() -> BaseException | None:
-    """The uncaught exception.
+def _fatal_exception() -> BaseException | None:
+    """The uncaught exception that ends the process.
 
-    An interactive session goes on after one. So does a program with a console in it, or with tests (``pytest``): what
-    they note there has come from a call, while what ends the process has gone through its outermost frame.
+    An interactive session continues after one, as do programs with a console or a test runner (``pytest``), which
+    record exceptions of calls; an exception that ends the process has left its outermost frame.
     """
     error: BaseException | None = getattr(sys, "last_value", None)
     trace: TracebackType | None = getattr(sys, "last_traceback", None)

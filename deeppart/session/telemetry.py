@@ -1,4 +1,4 @@
-"""What those who watch a job get to see of a session, and the cadence that follows from it: recorder and history."""
+"""The recorder of a session, whose files others watch, and the cadence for ``every="auto"``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from deeppart.telemetry import EVENTS_BEGIN, METRICS_BEGIN, Live, Outputs, RankS
 
 
 def cadence_for(session: Session) -> AutoCadence | None:
-    """The cadence that decides when to checkpoint; None if the configuration does."""
+    """The cadence that decides when to checkpoint; None if the configuration sets fixed intervals."""
     if session.config.every != AUTO:
         return None
     nodes = len(session.topology.nodes)
@@ -34,7 +34,7 @@ def cadence_for(session: Session) -> AutoCadence | None:
 
 
 def telemetry_files(config: Config, node: str, rank: int) -> dict[str, Path]:
-    """``metrics_file`` and ``events_file``, filled in, as far as they are set."""
+    """``metrics_file`` and ``events_file`` with their placeholders filled in, if they are set."""
     found = {}
     for name, begins in (("metrics_file", METRICS_BEGIN), ("events_file", EVENTS_BEGIN)):
         template = getattr(config, name)
@@ -45,7 +45,7 @@ def telemetry_files(config: Config, node: str, rank: int) -> dict[str, Path]:
 
 
 def _check_ours(setting: str, path: Path, begins: re.Pattern[bytes]) -> None:
-    """See that a file is absent, empty (as one is after a power cut), or one that an earlier session has written."""
+    """Check that a file is absent, empty (as after a power failure), or was written by an earlier session."""
     try:
         with os.fdopen(access.open_file(path), "rb") as file:
             text = file.read(200)
@@ -55,9 +55,9 @@ def _check_ours(setting: str, path: Path, begins: re.Pattern[bytes]) -> None:
         raise storage_error(f"{setting} cannot be read", error, path) from error
     if text and not begins.match(text):
         raise ConfigError(
-            f"{setting} names a file that holds something else",
-            expected="no file, an empty one, or what an earlier run has written",
-            found="a file that begins otherwise",
+            f"{setting} names a file with other content",
+            expected="no file, an empty one, or one that an earlier run has written",
+            found="a file that begins differently",
             where=str(path),
             todo=f"give {setting} another name, or move the file away",
         )
@@ -66,7 +66,7 @@ def _check_ours(setting: str, path: Path, begins: re.Pattern[bytes]) -> None:
 def recorder_for(
     session: Session, pipeline: Pipeline, scrubber: Scrubber | None, cadence: AutoCadence | None
 ) -> Recorder:
-    """The recorder, running if this rank has anything to write."""
+    """The recorder, started if this rank has anything to write."""
     rank, every = session.comm.rank, session.protection.every
     status = RankStatus(
         session=session.session,
@@ -87,7 +87,7 @@ def recorder_for(
 
 
 def _outputs(session: Session) -> Outputs:
-    """Files without ``{rank}`` in their name are one for each node: its first rank writes them."""
+    """The files to write; one without ``{rank}`` in its name is written by the first rank of each node."""
     config, rank = session.config, session.comm.rank
     leads = session.topology.mates(rank)[0] == rank
     writes = config.status == "rank" or (config.status == "node" and leads)
@@ -101,13 +101,13 @@ def _outputs(session: Session) -> Outputs:
 
 
 class _Source:
-    """What the recorder's thread asks; each of these is one look at what other threads change."""
+    """The state that the recorder's thread reads; each method takes a snapshot of what other threads change."""
 
     def __init__(self, pipeline: Pipeline, scrubber: Scrubber | None, cadence: AutoCadence | None) -> None:
         self._pipeline, self._scrubber, self._cadence = pipeline, scrubber, cadence
 
     def live(self) -> Live:
-        """As :class:`deeppart.telemetry.recorder.Source` has it; the next ones too."""
+        """See :class:`deeppart.telemetry.recorder.Source`."""
         report = None if self._cadence is None else self._cadence.report
         scrubbed = None
         if self._scrubber is not None:

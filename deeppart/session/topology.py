@@ -1,4 +1,4 @@
-"""The nodes of the ranks, found out while all ranks compare their settings."""
+"""The topology of ranks and nodes, exchanged when all ranks compare their settings."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from deeppart.part import Signing, short
 from deeppart.plan.redundancy import Nodes
 from deeppart.save import Processors
 
-#: Each takes about as much memory as two chunks, for each level that is being written.
+#: Each takes about as much memory as two chunks, for each level being written.
 MOST_ENCODE_THREADS = 4
-#: While training waits. A few use all of the memory's bandwidth.
+#: Threads while training waits. A few use all of the memory bandwidth.
 MOST_WAITING_THREADS = 8
 
 
@@ -28,7 +28,7 @@ class Topology:
         names: node name of each rank.
         node_of: node number of each rank, in order of first appearance.
         directories: local directory of each rank, "" without one.
-        domains: of each node, what it shares with others (a switch); "" where nothing is known.
+        domains: for each node, the domain that it shares with others (a switch); "" if unknown.
     """
 
     names: tuple[str, ...]
@@ -60,9 +60,9 @@ class Topology:
 
 
 def compare_settings(comm: Comm, config: Config, signing: Signing | None, what: str) -> tuple[Topology, Processors]:
-    """Every rank must have been given the same settings; returns who is where, and what this rank can encode with.
+    """Check that every rank has the same settings; returns the topology, and this rank's processors for encoding.
 
-    Of keys, keyed digests of a constant are compared, and only that they differ is told.
+    Keys are compared by keyed digests of a constant; an error only says that they differ.
     """
     name = node_name() if config.node_size is None else f"node{comm.rank // config.node_size}"
     directory = _local_directory(config, name, comm.rank)
@@ -85,7 +85,7 @@ def compare_settings(comm: Comm, config: Config, signing: Signing | None, what: 
     for key, value in all_settings[0].items():
         others = [rank for rank, theirs in enumerate(all_settings) if theirs.get(key) != value]
         if key == "local_dir" and all(directories[rank] for rank in (0, *others)):
-            continue  # they have one, and differ in whether any checkpoint goes there, which ``every`` says
+            continue  # they exist, but do not agree whether any checkpoint is saved there, which ``every`` says
         if others:
             error = ConfigError(
                 f"ranks were given different values for {key}",
@@ -100,14 +100,14 @@ def compare_settings(comm: Comm, config: Config, signing: Signing | None, what: 
     domain_of = dict(zip(reversed(node_of), reversed(domains), strict=True))
     node_domains = tuple(domain_of[node] for node in range(len(numbers)))
     share = _share(processors, all_processors)
-    idle = share - 1  # one is for training
+    idle = share - 1  # one processor is for training
     threads = config.encode_threads or max(1, min(MOST_ENCODE_THREADS, idle))
     topology = Topology(tuple(names), node_of, tuple(directories), node_domains)
     return topology, Processors(threads, spare=idle >= threads, waiting=max(1, min(MOST_WAITING_THREADS, share)))
 
 
 def _check_versions(libraries: list[str], rank: int) -> None:
-    """First of all: what ranks of other versions say of the rest may mean something else."""
+    """Checked first: data of ranks with other versions may have another meaning."""
     if others := [rank for rank, library in enumerate(libraries) if library != libraries[0]]:
         raise ConfigError(
             "ranks run different versions of deeppart",
@@ -119,20 +119,20 @@ def _check_versions(libraries: list[str], rank: int) -> None:
 
 
 def _version_text(library: str) -> str:
-    """What a rank says it runs; the release 0.2.0 and those before it do not say it."""
+    """A rank's version; the releases up to 0.2.0 do not send it."""
     return short(library) if library.startswith("deeppart ") else "an earlier version"
 
 
 def _share(mine: list[str], all_processors: tuple[list[str], ...]) -> int:
-    """This rank's share of the processors that it may use; 0 where ranks have to share one."""
+    """This rank's share of its processors; 0 if ranks have to share one."""
     host, usable = mine[0], int(mine[1], 16)
     sharing = sum(other == host and int(mask, 16) & usable != 0 for other, mask in all_processors)
     return usable.bit_count() // max(1, sharing)
 
 
 def _local_directory(config: Config, node: str, rank: int) -> str:
-    """The path of this rank's local level; "" if there is none, or if it cannot be found out (which is an error
-    later).
+    """The path of this rank's local level; "" if there is none, or if it cannot be determined, which is an error
+    later.
     """
     if config.local_dir is None:
         return ""

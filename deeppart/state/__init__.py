@@ -1,1 +1,1 @@
-"""The only layer that knows containers and tensors: taken apart, compared, captured, and put back together."""
+"""Containers and tensors: flattening, comparing, capturing and restoring a state. No files."""

@@ -1,7 +1,7 @@
-"""Fingerprints of leaves, to tell whether ranks hold the same bytes.
+"""Fingerprints of leaves, with which ranks find out whether they have the same bytes.
 
-Of all bytes of a leaf, of many small leaves at once, and of elements sampled here and there. All fingerprints are
-63-bit, so that a signed maximum of value and negated value tells whether all ranks agree.
+They cover all bytes of a leaf, of many small leaves together, or sampled elements. All fingerprints have 63 bits, so
+that a signed maximum of value and negated value tells whether all ranks agree.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from deeppart.state.tensors import (
 
 #: Leaves of at most this many bytes are compared in full at every checkpoint.
 SMALL_LEAF_BYTES = 64 << 10
-#: Elements sampled of a leaf.
+#: Elements sampled per leaf.
 SAMPLES_PER_LEAF = 16
 #: 2**64 over the golden ratio: successive multiples, as fractions of 2**64, spread evenly over every interval.
 _ROTATION = 0x9E3779B97F4A7C15
@@ -53,9 +53,9 @@ def hash_json(document: Any) -> int:
 class SmallLeaves:
     """Compares the small leaves of a state in full.
 
-    This runs for every small leaf at every checkpoint, while training waits. What lies flat in host memory is therefore
-    hashed where it lies, by address, without touching the tensor; the rest is packed into reused memory, by one call
-    per device.
+    This runs for every small leaf at every checkpoint, while training waits. So contiguous leaves in host memory are
+    hashed in place, by address, without touching the tensor; the others are packed into reused memory, by one call per
+    device.
     """
 
     def __init__(self, numbers: Sequence[int], arrays: Sequence[Any], types: Sequence[LeafType]) -> None:
@@ -88,12 +88,12 @@ class SmallLeaves:
         return int(hasher.intdigest()) >> 1
 
     def _octets(self, pointers: Sequence[int]) -> Iterator[memoryview]:
-        """The bytes of each leaf that lies flat in host memory."""
+        """The bytes of each leaf that is contiguous in host memory."""
         if len(self._in_place):
             starts = np.array(pointers, dtype=np.int64)[self._in_place]
             ends = starts + self._lengths
             memory, first = memory_over(starts, ends)
-            octets = memory.data  # slices of it cost less than those of an array
+            octets = memory.data  # slicing it is cheaper than slicing an array
             for start, end in zip((starts - first).tolist(), (ends - first).tolist(), strict=True):
                 yield octets[start:end]
 
@@ -114,7 +114,7 @@ def _pack(
 
 
 def copy_tensors(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
-    """Copy each source into its target: one call for all where torch has it, which saves most of the overhead."""
+    """Copy each source into its target, in one call where torch has it, which saves most of the overhead."""
     if not targets:
         return
     if any(source.dtype is _NO_COPY for source in sources):
@@ -136,18 +136,18 @@ Numbers = npt.NDArray[np.int64]
 
 
 def memory_over(starts: Numbers, ends: Numbers) -> tuple[npt.NDArray[np.uint8], int]:
-    """Memory that reaches over address ranges, which must be those of live arrays; and where it begins."""
+    """One array over all of these address ranges, which must be those of live arrays; and its first address."""
     first = int(starts.min())
     return np.asarray(HostMemory(first, int(ends.max()) - first)), first
 
 
 def fraction(turn: int) -> float:
-    """The begin of the samples, from 0 to 1: over time, they come near to every place."""
+    """The offset of the samples, from 0 to 1; over many turns the offsets come close to every number."""
     return (turn * _ROTATION % (1 << 64)) / (1 << 64)
 
 
 def _sample(tensor: torch.Tensor, turn: int) -> torch.Tensor:
-    """About :data:`SAMPLES_PER_LEAF` elements of a tensor, others at every turn, as a flat tensor where it is."""
+    """About :data:`SAMPLES_PER_LEAF` elements of a tensor, different ones at each turn, on the tensor's device."""
     count = math.prod(tensor.shape)
     step = max(1, -(-count // SAMPLES_PER_LEAF))
     places = np.arange(int(fraction(turn) * step), count, step)
@@ -159,7 +159,7 @@ def _sample(tensor: torch.Tensor, turn: int) -> torch.Tensor:
 
 
 def sample_digest(tensors: Sequence[torch.Tensor], turn: int) -> int:
-    """One fingerprint of elements of all tensors, fetched from each device in one copy per dtype."""
+    """One fingerprint of sampled elements of all tensors, fetched from each device in one copy per dtype."""
     groups: dict[tuple[str, str], list[torch.Tensor]] = {}
     for tensor in tensors:
         samples = _sample(tensor, turn)
@@ -171,7 +171,7 @@ def sample_digest(tensors: Sequence[torch.Tensor], turn: int) -> int:
 
 
 def full_digest(data: Any) -> int:
-    """Fingerprint of all elements of a leaf, in C order. Copies pieces of a few MiB, if it is not flat."""
+    """Fingerprint of all elements of a leaf, in C order. A leaf that is not flat is copied in pieces of a few MiB."""
     if isinstance(data, torch.Tensor) and data.device.type != "cpu":
         return device_digests([data])[0]
     if is_flat(data):
@@ -194,13 +194,13 @@ def _flat_copy(array: Any) -> Any:
 
 
 def device_digests(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """Fingerprints of all elements of tensors, computed where the tensors are, and fetched in one copy per device.
+    """Fingerprints of all elements of tensors, computed on their devices, and fetched in one copy per device.
 
-    Each piece of :data:`_PIECE_ELEMENTS` words of 32 bits gives two sums of the words times random odd numbers of 64
-    bits (multilinear hashing: Carter and Wegman 1979; Lemire and Kaser, "Strongly universal string hashing is fast",
-    2014). Two pieces that differ, whatever they hold, have one such sum in common with a probability of at most 2**-32
-    over the random numbers, and so both with at most 2**-64; two that differ in one word never have. The numbers are
-    fixed, so this holds for bytes that were not chosen knowing them. What is left is the 63-bit hash over the sums.
+    Each block of :data:`_PIECE_ELEMENTS` 32-bit words gives two sums of the words times random odd 64-bit numbers
+    (multilinear hashing: Carter and Wegman 1979; Lemire and Kaser, "Strongly universal string hashing is fast", 2014).
+    For any two different blocks one such sum collides with a probability of at most 2**-32 over the random numbers, so
+    both with at most 2**-64; blocks that differ in one word never collide. The numbers are fixed, so this holds for
+    bytes that were not chosen knowing them. The 63-bit hash over the sums adds its own collisions.
     """
     sums: dict[torch.device, list[torch.Tensor]] = {}
     for tensor in tensors:
@@ -213,7 +213,7 @@ def device_digests(tensors: Sequence[torch.Tensor]) -> list[int]:
 
 
 def _piece_sums(tensor: torch.Tensor) -> torch.Tensor:
-    """Two int64 sums per piece, and how many bytes there are, as one row of int64."""
+    """Two int64 sums per block, and the number of bytes, as one row of int64."""
     words, rest = _words(tensor)
     keys = _keys(tensor.device)
     sums = []
@@ -225,7 +225,7 @@ def _piece_sums(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _words(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A tensor's bytes as words of 32 bits as far as they go, and the bytes that are left."""
+    """A tensor's bytes as 32-bit words, and the remaining bytes."""
     octets = in_a_row(_flat_copy(tensor)).view(torch.uint8)
     whole = len(octets) // 4 * 4
     if octets.storage_offset() % 4 or octets.data_ptr() % 4:
@@ -235,7 +235,7 @@ def _words(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 @functools.lru_cache(maxsize=16)
 def _keys(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two rows of odd numbers of 64 bits, the same in every process."""
+    """Two rows of odd 64-bit numbers, the same in every process."""
     drawn = np.random.Generator(np.random.PCG64(0xD3E9)).integers(-(1 << 63), 1 << 63, (2, _PIECE_ELEMENTS), np.int64)
     first, second = torch.from_numpy(drawn | 1).to(device)
     return first, second

@@ -1,7 +1,7 @@
 """Objects in a state that are neither containers nor tensors nor values.
 
-Some give their own state: those with ``state_dict()`` and ``load_state_dict()``, and random number generators. Of the
-others the library knows the data, by their *form*:
+Some provide their own state: those with ``state_dict()`` and ``load_state_dict()``, and random number generators. The
+others are saved as plain data, according to their *form*:
 
 ======================= ========================= ============================ =======================================
 form                    object                    about                        data
@@ -11,11 +11,11 @@ form                    object                    about                        d
 ``simple_namespace``    types.SimpleNamespace                                  dict of its attributes
 ``dataclass``           of a dataclass            module, qualified name,      dict of its attributes
                                                   names of the fields
-``registered``          of a registered type      the name                     what its ``to`` gave
+``registered``          of a registered type      the name                     what its ``to`` returned
 ======================= ========================= ============================ =======================================
 
-In the tree both are a branch of kind "object": the state or the data are its only child and stand at its path. Data are
-always containers that nobody else has; what is in them is live.
+In the tree both are a branch of kind "object", whose only child is the state or the data, at the same path. Data are
+always new containers; their items are live.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ from deeppart.state.values import CONTAINERS, class_names, is_value_type
 T = TypeVar("T")
 To = Callable[[Any], Any]
 Into = Callable[[Any, Any], None]
-#: Optimizers that give their whole state only where it was gathered before.
+#: Optimizers whose state_dict() only has the whole state after it was consolidated.
 _SHARDED = "torch.distributed.optim.zero_redundancy_optimizer.ZeroRedundancyOptimizer"
-#: SWALR's strategies as torch calls them from 2.10 on, and the functions that earlier ones have in their state.
+#: Names of SWALR's strategies from torch 2.10 on, and the functions that earlier releases have in the state.
 _ANNEALING = {"cos": "_cosine_anneal", "linear": "_linear_anneal"}
 _FUNCTION, _STRATEGY = "anneal_func", "_anneal_strategy"
 DEQUE, NAMESPACE, SIMPLE, DATACLASS, REGISTERED = "deque", "namespace", "simple_namespace", "dataclass", "registered"
-#: Number of items in ``about``.
+#: Number of items in ``about``, by form.
 ABOUT = {DEQUE: 1, NAMESPACE: 0, SIMPLE: 0, DATACLASS: 3, REGISTERED: 1}
 _NAMESPACES: dict[type, str] = {argparse.Namespace: NAMESPACE, SimpleNamespace: SIMPLE}
 _SPACE_TYPES: dict[str, type] = {form: kind for kind, form in _NAMESPACES.items()}
 _SLOTS = MemberDescriptorType
-#: Its dataclasses say which part of a tensor or object a rank has.
+#: The dataclasses of this module describe which part of a tensor or object a rank has.
 _MEGATRON = "megatron.core.dist_checkpointing.mapping"
 
 
@@ -66,23 +66,23 @@ def register(
     name: str | None = None,
     into: Callable[[T, Any], None] | None = None,
 ) -> type[T]:
-    """Say how objects of a type are saved: as which plain data, and how they are made of it again.
+    """Say how objects of a type are saved: as which plain data, and how they are made from it again.
 
     Files hold the name and the data, never code. To be called by every process that saves, restores or loads the state,
-    before it does; for example beside the class. A restore of a name that is not registered is an error. ``load`` gives
-    the plain data then.
+    before it does so; for example next to the class. A restore of a name that is not registered is an error; ``load``
+    then returns the plain data.
 
     Args:
-        kind: the type. It counts for objects of exactly this class; a subclass is registered for itself.
-        to: ``to(obj)`` gives what can be in a state: dicts, lists, tuples, tensors, small values, other registered
-            objects. Called at every checkpoint, and when a state is restored into the object. Tensors are filled in
-            place if they have the shapes that were saved.
-        from_: ``from_(data)`` gives an object of ``kind``.
-        name: how files call it; None for the module and the qualified name of the class.
-        into: ``into(obj, data)`` puts what was saved into an object of the live state. Without it the object that
-            ``from_`` has made takes its place.
+        kind: the type. Only objects of exactly this class are affected; a subclass is registered separately.
+        to: ``to(obj)`` returns something that can be in a state: dicts, lists, tuples, tensors, small values, other
+            registered objects. Called at every checkpoint, and when a state is restored into the object. Tensors are
+            filled in place if they have the saved shapes.
+        from_: ``from_(data)`` returns an object of ``kind``.
+        name: its name in files; None for the module and the qualified name of the class.
+        into: ``into(obj, data)`` puts saved data into an object of the live state. Without it, the object returned by
+            ``from_`` replaces the live one.
 
-    Of a dataclass or an enum, ``to`` and ``from_`` may be left out: it is saved as it is without being registered, but
+    For a dataclass or an enum, ``to`` and ``from_`` may be left out: it can be saved without being registered, but then
     ``load`` makes objects of the class, and ``restore`` can make some where the live state has none.
 
     Returns:
@@ -132,14 +132,14 @@ def _check(kind: type, to: object, from_: object, into: object, name: object) ->
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """A type that was registered.
+    """A registered type.
 
     Attributes:
         kind: the type.
-        name: by which files call it.
-        to: object -> plain data; None if it is a dataclass or an enum, of which only the class was to be known.
+        name: its name in files.
+        to: object -> plain data; None for a dataclass or an enum that was registered without functions.
         make: plain data -> object.
-        into: puts plain data into an object that there is; None if another one takes its place.
+        into: puts plain data into an existing object; None if a new one replaces it.
     """
 
     kind: type
@@ -149,15 +149,15 @@ class Registered:
     into: Into | None = None
 
 
-#: Held while types are registered. Both tables are replaced as a whole under it, and never changed: who reads one
-#: takes it as it is, without the lock.
+#: Held while types are registered. Both tables are replaced as a whole under it and never changed, so they can be read
+#: without the lock.
 _LOCK = threading.Lock()
 _by_type: dict[type, Registered] = {}
 _by_name: dict[str, Registered] = {}
 
 
 def add(made: Registered) -> None:
-    """Take in a type."""
+    """Register a type."""
     global _by_type, _by_name
     with _LOCK:
         before = _by_type.get(made.kind) or _by_name.get(made.name)
@@ -173,19 +173,19 @@ def add(made: Registered) -> None:
 
 
 def registered(kind: type) -> Registered | None:
-    """What was registered for a type, if it says how objects of it are saved."""
+    """The registration of a type, if it has functions."""
     found = _by_type.get(kind)
     return None if found is None or found.to is None else found
 
 
 def registered_as(name: str) -> Registered | None:
-    """What was registered by a name, if it says how objects are made."""
+    """The registration with a name, if it has functions."""
     found = _by_name.get(name)
     return None if found is None or found.make is None else found
 
 
 def known_classes() -> list[type]:
-    """The types that were registered, with or without functions."""
+    """All registered types, with or without functions."""
     return list(_by_type)
 
 
@@ -193,43 +193,43 @@ def known_classes() -> list[type]:
 
 
 def is_object(item: Any) -> bool:
-    """True for something that is stored, and is neither a value nor a container nor a tensor or array."""
+    """True for a storable item that is neither a value nor a container nor a tensor or array."""
     return has_state(item) or form_of(item) is not None
 
 
 def object_form(item: Any) -> ObjectForm | None:
-    """The form of an object; None if it gives its own state."""
+    """The form of an object; None if it provides its own state."""
     return form_of(item) if registered(type(item)) is not None or not has_state(item) else None
 
 
 def object_state(item: Any, form: ObjectForm | None, path: Path) -> Any:
-    """What stands in the tree for an object."""
+    """The data or state of an object, as it is in the tree."""
     if form is None:
         return state_dict_of(item, lambda: readable(path))
     return data_of(item, form, lambda: f"path {readable(path)}")
 
 
-# --- objects that give their own state --------------------------------------------------------------------------------
+# --- objects that provide their own state -----------------------------------------------------------------------------
 
 
 def has_state(item: Any) -> bool:
-    """True if an object gives its state and takes it back."""
+    """True if an object has ``state_dict()`` and ``load_state_dict()``, or is a random number generator."""
     if callable(getattr(item, "state_dict", None)) and callable(getattr(item, "load_state_dict", None)):
         return True
     return is_generator(item)
 
 
 def is_generator(item: Any) -> bool:
-    """True for random number generators. What a subclass adds would be lost: of numpy's bit generators, all are
-    subclasses, and their ``state`` is all of them.
+    """True for random number generators of exactly the known types: attributes of a subclass would be lost. numpy's
+    bit generators are all subclasses, and are saved completely by their ``state``.
     """
     exactly = type(item) in (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
     return exactly or isinstance(item, np.random.BitGenerator)
 
 
 def is_optimizer(item: Any) -> TypeGuard[torch.optim.Optimizer]:
-    """True for optimizers built like torch's: groups of parameters, and a state for each. What else is called an
-    optimizer, such as one that wraps another, is an object with a ``state_dict()`` like any other.
+    """True for optimizers like torch's, with groups of parameters and a state for each. Other optimizers, such as
+    wrappers of one, are objects with a ``state_dict()`` like any other.
     """
     if not isinstance(item, torch.optim.Optimizer):
         return False
@@ -259,7 +259,7 @@ def state_dict_of(item: Any, where: Callable[[], str]) -> Any:
 
 
 def load_state_dict_of(item: Any, state: Any) -> None:
-    """``item.load_state_dict(state)``; raises whatever that raises."""
+    """``item.load_state_dict(state)``; raises its exceptions unchanged."""
     if isinstance(item, torch.Generator):
         item.set_state(state)
     elif isinstance(item, np.random.Generator):
@@ -291,7 +291,7 @@ def _state(item: Any) -> Any:
     state = item.state_dict()
     if isinstance(item, SWALR) and _has_function(state):
         names = [name for name, function in _ANNEALING.items() if getattr(item, function) == state[_FUNCTION]]
-        if names:  # otherwise it is of the caller's own, and refused as other functions are
+        if names:  # otherwise the caller's function, which is refused like any other
             return {key: value for key, value in state.items() if key != _FUNCTION} | {_STRATEGY: names[0]}
     return state
 
@@ -300,15 +300,15 @@ def _has_function(state: Any) -> bool:
     return isinstance(state, dict) and isinstance(state.get(_FUNCTION), (FunctionType, MethodType))
 
 
-# --- objects of which the library knows the data ----------------------------------------------------------------------
+# --- objects that are saved as plain data -----------------------------------------------------------------------------
 
 
 class ObjectForm(NamedTuple):
-    """What an object is, without its data.
+    """How an object is saved as data, without the data.
 
     Attributes:
-        kind: of the table above.
-        about: what else there is to it.
+        kind: a form of the table above.
+        about: its other properties, as in the table above.
     """
 
     kind: str
@@ -322,14 +322,14 @@ class ObjectForm(NamedTuple):
         return f"registered {self.about[0]!r}" if self.kind == REGISTERED else self.kind.replace("_", " ")
 
     def fits(self, other: ObjectForm) -> bool:
-        """True if an object of this form can take what one of another had: a class may have moved to another module."""
+        """True if an object of this form can take the data of another form: its class may have moved since."""
         if self.kind == DATACLASS == other.kind:
             return bool(self.about[1] == other.about[1])
         return self == other
 
 
 def is_stored(kind: type) -> bool:
-    """True if objects of a type are stored without being registered, and not by their own ``state_dict()``."""
+    """True if objects of a type can be stored without being registered and without a ``state_dict()``."""
     plain = is_value_type(kind) or kind in CONTAINERS or kind is deque or kind in _NAMESPACES
     known = (torch.Tensor, torch.Generator, np.ndarray, np.random.Generator, np.random.BitGenerator, random.Random)
     return plain or issubclass(kind, known) or dataclasses.is_dataclass(kind)
@@ -338,7 +338,7 @@ def is_stored(kind: type) -> bool:
 def form_of(item: Any) -> ObjectForm | None:
     """The form of an object; None if it has none.
 
-    A subclass of a type with a form may have a state of its own, and has none: exactly these types have.
+    Only objects of exactly these types have one: a subclass may have more state.
     """
     kind = type(item)
     if (known := registered(kind)) is not None:
@@ -368,7 +368,7 @@ def data_of(item: Any, form: ObjectForm, where: Callable[[], str]) -> Any:
 
 
 def put(item: Any, form: ObjectForm, data: Any, where: Callable[[], str]) -> Any:
-    """Give a live object the data of another one of its form; returns it, or the object to put in its place."""
+    """Put data into a live object of the same form; returns it, or a new object that replaces it."""
     if form.kind == DEQUE:
         item.clear()
         item.extend(data)
@@ -393,12 +393,12 @@ def put(item: Any, form: ObjectForm, data: Any, where: Callable[[], str]) -> Any
 
 
 def remade(item: Any, form: ObjectForm, data: Any, where: Callable[[], str]) -> Any:
-    """A new object like a live one, with other data."""
+    """A new object of the class of a live one, with other data."""
     return make(form, data, type(item) if form.kind == DATACLASS else None, where)
 
 
 def make(form: ObjectForm, data: Any, kind: type | None, where: Callable[[], str]) -> Any:
-    """A new object."""
+    """A new object from its form and data."""
     if form.kind == REGISTERED:
         known = registered_as(form.about[0])
         if known is None or known.make is None:
@@ -406,7 +406,7 @@ def make(form: ObjectForm, data: Any, kind: type | None, where: Callable[[], str
         made = _called(known.make, "from_", known.name, where, data)
         if type(made) is not known.kind:
             raise StateError(
-                f"from_ of the registered type {known.name!r} has made something else",
+                f"from_ of the registered type {known.name!r} returned an object of another type",
                 expected=f"a {known.kind.__qualname__}",
                 found=f"a {type(made).__qualname__}",
                 where=where(),
@@ -434,7 +434,7 @@ def _are_names(form: ObjectForm, data: Any) -> bool:
 
 
 def replaces(item: Any, form: ObjectForm) -> bool:
-    """True if another object takes the place of a live one whose data change."""
+    """True if a changed object replaces the live one instead of changing it."""
     if form.kind == REGISTERED:
         known = registered(type(item))
         return known is not None and known.into is None
@@ -450,18 +450,18 @@ def field_names(kind: type) -> tuple[str, ...]:
 
 
 def is_frozen(kind: Any) -> bool:
-    """True if objects of a dataclass are not to change."""
+    """True if objects of a dataclass are immutable."""
     return bool(kind.__dataclass_params__.frozen)
 
 
 def takes(kind: Any, name: str) -> bool:
-    """True if objects of a dataclass can have an attribute."""
+    """True if objects of a dataclass can have an attribute of this name."""
     return kind.__dictoffset__ != 0 or name in _members(kind)[0]
 
 
 @functools.lru_cache(maxsize=256)
 def _members(kind: Any) -> tuple[dict[str, Any], frozenset[str]]:
-    """The slots of a class, and the names under which it keeps what it computes from the rest."""
+    """The slots of a class, and the names of its cached computed properties."""
     slots: dict[str, Any] = {}
     cached = set()
     for each in kind.__mro__:
@@ -474,12 +474,12 @@ def _members(kind: Any) -> tuple[dict[str, Any], frozenset[str]]:
 
 
 def _attributes(item: Any, where: Callable[[], str]) -> dict[str, Any]:
-    """All attributes that an object of a dataclass has of its own. Runs none of its code."""
+    """All instance attributes of a dataclass object. Runs none of its code."""
     kind: Any = type(item)
-    if kind.__module__ == _MEGATRON:  # taken for values, its offsets would be those of the layout that saved it
+    if kind.__module__ == _MEGATRON:  # saved as values, its offsets would stay those of the layout that saved it
         raise UnsupportedLeafError(
             f"the state holds a {_MEGATRON}.{kind.__qualname__}",
-            expected="tensors that tell by torch's protocol for checkpoints what this rank has of them",
+            expected="tensors that describe this rank's shards by torch's protocol for checkpoints",
             where=where(),
             todo="save and load sharded state dicts of Megatron-core with deeppart.interop.megatron",
         )
@@ -497,7 +497,7 @@ def _attributes(item: Any, where: Callable[[], str]) -> dict[str, Any]:
     ]
     if kind.__new__ is not object.__new__ or behind:  # a dict with fields, say
         raise UnsupportedLeafError(
-            f"the state holds a dataclass {kind.__module__}.{kind.__qualname__}, which has more to it than attributes",
+            f"the state holds a dataclass {kind.__module__}.{kind.__qualname__}, which has more state than attributes",
             expected="a dataclass whose fields are attributes, made by object.__new__",
             found=f"fields that are properties: {', '.join(behind)}" if behind else f"{kind.__new__!r:.80}",
             where=where(),
@@ -507,7 +507,7 @@ def _attributes(item: Any, where: Callable[[], str]) -> dict[str, Any]:
 
 
 def _set_attributes(item: Any, data: dict[str, Any]) -> None:
-    """Give an object of a dataclass these attributes and no others; runs none of its code."""
+    """Give a dataclass object exactly these attributes; runs none of its code."""
     kind: Any = type(item)
     slots, _ = _members(kind)
     own = getattr(item, "__dict__", {})
@@ -537,7 +537,7 @@ def _called(function: Callable[..., Any], what: str, name: str, where: Callable[
 
 
 class SavedRecord(SimpleNamespace):
-    """An object of a dataclass, as ``load`` gives it: its attributes. Its class is called as the saved one was.
+    """An object of a dataclass, as ``load`` returns it: its attributes, in a class with the name of the saved one.
 
     Attributes:
         saved_class: module and qualified name of the class, and the names of its fields.
@@ -559,7 +559,7 @@ class SavedRecord(SimpleNamespace):
 
 
 def make_record(module: str, name: str, fields: tuple[str, ...], attributes: dict[str, Any]) -> SavedRecord:
-    """A record of a class by this name, with these attributes."""
+    """A record with these attributes, of a class with this name."""
     made = _record_class(module, name, fields)()
     vars(made).update(attributes)
     return made

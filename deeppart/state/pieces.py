@@ -1,11 +1,10 @@
-"""Pieces: what a step's spans are of, and whether the parts hold each byte of them once.
+"""Pieces: what the spans of a step belong to, and whether the parts have each byte of every piece exactly once.
 
-A leaf is one piece, a global tensor one for each box of its division; a span names leaf and box. Nearly every piece is
-held by all parts together (table 0 of a span). What is one rank's own its part holds alone (table 1): rank-local leaves
-and those that differ between ranks, and boxes of which ranks had different bytes.
+A leaf is one piece; a global tensor has one for each box of its division; a span names leaf and box. Nearly every piece
+is divided between all parts (table 0 of a span). Pieces of a single rank are in its part alone (table 1): rank-local
+leaves, leaves that differ between ranks, and boxes of which ranks had different bytes.
 
-That the parts hold everything once is found out here and nowhere else, by :func:`find_faults`: for a restore, for
-``load`` and for ``verify``.
+Only :func:`find_faults` checks that the parts have every byte once: for a restore, for ``load`` and for ``verify``.
 """
 
 from __future__ import annotations
@@ -28,23 +27,23 @@ from deeppart.state.tensors import LeafType
 
 #: Rows of a span table.
 Spans = npt.NDArray[np.void]
-#: In place of the number of a part: every part that has bytes of the piece.
+#: In place of a part number: all parts with bytes of the piece.
 ANY_PART = -1
-#: Of the number of a piece, for that of the box: there are no more than 2^24.
+#: Bits of a piece's key for the box number; there are at most 2^24 boxes.
 _BOX_BITS = np.uint64(32)
 GAP, EXTRA = "gap", "extra"
 _TODO = "the checkpoint was not written by a sound library: restore an earlier step"
-#: So many boxes of a tensor that lack bytes are named one by one.
+#: Boxes of one tensor with missing bytes that are listed as faults, at most.
 _MOST_NAMED = 64
 
 
 class Source(NamedTuple):
-    """A piece, and who has its bytes.
+    """A piece, and the parts that have its bytes.
 
     Attributes:
         part: number of the part, or ANY_PART.
-        leaf, number: of the leaf and of the box, 0 of a leaf that is one piece.
-        box: the elements of the leaf that it is.
+        leaf, number: numbers of the leaf and of the box; box 0 for a leaf that is one piece.
+        box: the elements of the leaf that it has.
     """
 
     part: int
@@ -64,11 +63,11 @@ class LeafPiece(NamedTuple):
 
 
 class PartPieces:
-    """Which pieces lie in which chunks of a part: looked up when it is asked, since of most parts a rank needs little.
+    """The pieces in each chunk of a part, looked up on demand: a rank needs little of most parts.
 
     Attributes:
         spans: rows of SPAN_DTYPE, in the order of the raw stream.
-        raw_starts: where the chunks begin in the raw stream, and where the last one ends.
+        raw_starts: the beginnings of the chunks in the raw stream, and the end of the last one.
     """
 
     def __init__(self, spans: Spans, raw_starts: npt.NDArray[np.uint64]) -> None:
@@ -86,7 +85,7 @@ class PartPieces:
         return pieces
 
     def chunks_with(self, rows: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """By number, whether a chunk has bytes of any of these spans."""
+        """By chunk number, whether the chunk has bytes of any of these spans."""
         begins = self._offsets[rows]
         first = np.searchsorted(self.raw_starts, begins, "right") - 1
         stop = np.searchsorted(self.raw_starts, begins + self.spans["length"][rows], "left")
@@ -96,7 +95,7 @@ class PartPieces:
         return np.asarray(np.cumsum(steps)[:-1] > 0)
 
     def chunks_of(self, wanted: npt.NDArray[np.uint64]) -> list[int]:
-        """Ascending numbers of the chunks that have bytes of any of these pieces, given by :func:`piece_keys`."""
+        """Ascending numbers of the chunks that have bytes of any of these pieces (:func:`piece_keys`)."""
         keys = (self.spans["leaf"].astype(np.uint64) << _BOX_BITS) + self.spans["box"]
         places = np.searchsorted(wanted, keys)
         found = places < len(wanted)
@@ -109,13 +108,13 @@ class PartPieces:
 
 
 def piece_keys(pieces: Iterable[tuple[int, int]]) -> npt.NDArray[np.uint64]:
-    """Numbers for pieces, given by leaf and box, in ascending order."""
+    """Ascending keys of pieces, which are given by leaf and box."""
     leaves, boxes = np.array([*pieces], dtype=np.uint64).reshape(-1, 2).T
     return np.sort((leaves << _BOX_BITS) + boxes)
 
 
 class Fault(NamedTuple):
-    """Bytes ``[start, stop)`` of a piece that no span holds (GAP), or that one span too many holds (EXTRA)."""
+    """Bytes ``[start, stop)`` of a piece that no span has (GAP), or one span too many (EXTRA)."""
 
     leaf: int
     box: int
@@ -126,13 +125,13 @@ class Fault(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The pieces that some spans are to hold.
+    """The pieces that some spans should have.
 
     Attributes:
-        sizes: uint64 per leaf: bytes of those that are one piece; 0 of those that are not expected.
+        sizes: uint64 per leaf: bytes of the leaves that are one piece; 0 for leaves that are not expected.
         tensors: number of a divided leaf -> its division and the bytes of an element.
-        excluded: of these, the boxes that are not expected, by leaf.
-        is_whole: all other boxes are; otherwise any may be lacking.
+        excluded: for these leaves the boxes that are not expected.
+        is_whole: all other boxes are expected; otherwise any of them may be missing.
     """
 
     sizes: npt.NDArray[np.uint64]
@@ -142,11 +141,11 @@ class Expected:
 
 
 class Held:
-    """What the parts of a step hold together.
+    """The pieces that the parts of a step have together.
 
     Attributes:
         structure: the structure document.
-        own: number of a divided leaf -> number of a box -> the parts that hold different bytes of it, ascending.
+        own: number of a divided leaf -> number of a box -> the parts with different bytes of it, ascending.
     """
 
     def __init__(self, structure: Structure, spans: Mapping[int, Spans]) -> None:
@@ -163,9 +162,9 @@ class Held:
                 self.own.setdefault(leaf, {}).setdefault(box, []).append(part)
 
     def sources(self, leaf: int, wanted: Box, rank: int | None = None) -> Iterator[Source]:
-        """Which pieces of a global tensor have anything of a box, with the bytes that a rank had, if it had others.
+        """The pieces of a global tensor that overlap a box, with the bytes of ``rank`` where ranks had different ones.
 
-        Where ranks had different bytes, and this one none, or no rank is asked for, those of the lowest.
+        Where this rank has none of these, or for None, those of the lowest rank.
         """
         alias = self.structure.aliases.get(leaf)
         leaf = leaf if alias is None else alias.owner
@@ -182,11 +181,11 @@ class Held:
 
     @functools.cached_property
     def faults(self) -> list[Fault]:
-        """What is wrong with the pieces that all parts hold together."""
+        """The faults of the pieces that all parts have together."""
         return self.faults_of(0, 1)
 
     def faults_of(self, share: int, shares: int) -> list[Fault]:
-        """The same of one share of the leaves: each of so many ranks looks at one, and all of them at every leaf."""
+        """The faults in one share of the leaves; over all ``shares``, every leaf is checked."""
         structure = self.structure
         leaves = np.arange(len(structure.types))
         sizes = np.fromiter((kind.nbytes for kind in structure.types), np.uint64, len(structure.types))
@@ -199,17 +198,17 @@ class Held:
         return find_faults(Expected(sizes, tensors, self.own), tables)
 
     def check(self, wanted: Collection[int] | None, where: str) -> None:
-        """Refuse parts that do not hold all of these leaves, or of all."""
+        """Raise if the parts lack bytes of these leaves; None for all."""
         refuse(self.faults, wanted, self.structure, {}, where)
 
 
 def own_faults(structure: Structure, own_types: Mapping[int, LeafType], spans: Spans) -> list[Fault]:
-    """What is wrong with the pieces that one part holds alone.
+    """The faults of the pieces that one part has alone.
 
     Args:
-        structure: of the rank's state.
-        own_types: of the leaves that this rank has saved for itself.
-        spans: of its part.
+        structure: the structure of the rank's state.
+        own_types: the types of the leaves that this rank has saved for itself.
+        spans: the spans of its part.
     """
     sizes = np.zeros(len(structure.types), dtype=np.uint64)
     for leaf in np.flatnonzero(structure.per_rank).tolist():
@@ -228,7 +227,7 @@ def check_own(
     wanted: Collection[int] | None,
     where: str,
 ) -> None:
-    """Refuse a part that does not hold all of these leaves of its rank alone, or of all."""
+    """Raise if a part lacks bytes of these per-rank leaves; None for all."""
     refuse(own_faults(structure, own_types, spans), wanted, structure, own_types, where)
 
 
@@ -239,7 +238,7 @@ def refuse(
     own_types: Mapping[int, LeafType],
     where: str,
 ) -> None:
-    """Raise the first fault of a leaf that is wanted; None for all."""
+    """Raise the first fault of a wanted leaf; None for all leaves."""
     fault = next((each for each in faults if wanted is None or each.leaf in wanted), None)
     if fault is not None and fault.leaf >= len(structure.types):
         raise CorruptFileError("a part holds a leaf that the structure document lacks", where=where)
@@ -268,7 +267,7 @@ def _box_of(division: Division, number: int, itemsize: int) -> tuple[str, int]:
 
 
 def _tensors(structure: Structure, leaves: Iterable[int]) -> dict[int, tuple[Division, int]]:
-    """Of these leaves the global tensors with bytes of their own."""
+    """Those of these leaves that are global tensors with bytes of their own."""
     return {
         leaf: (structure.divisions[leaf], structure.types[leaf].itemsize)
         for leaf in leaves
@@ -277,9 +276,9 @@ def _tensors(structure: Structure, leaves: Iterable[int]) -> dict[int, tuple[Div
 
 
 def find_faults(expected: Expected, tables: Sequence[Spans]) -> list[Fault]:
-    """Compare spans with the pieces that they are to hold, each byte once.
+    """Compare spans with the expected pieces, each byte of which must be in exactly one span.
 
-    Time and memory go with the spans, and not with the boxes that a document claims.
+    Time and memory are proportional to the spans, not to the boxes that a document claims.
     """
     spans = np.concatenate([*tables, np.zeros(0, dtype=SPAN_DTYPE)])
     spans = spans[np.lexsort((spans["start"], spans["box"], spans["leaf"]))]
@@ -304,7 +303,7 @@ def find_faults(expected: Expected, tables: Sequence[Spans]) -> list[Fault]:
 
 
 def _sizes(expected: Expected, leaf: npt.NDArray[np.int64], box: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """The bytes of pieces, of which the leaves ascend; 0 of those that are not expected."""
+    """The bytes of pieces in ascending order of leaves; 0 for those that are not expected."""
     sizes = np.zeros(len(leaf), dtype=np.uint64)
     plain = (leaf < len(expected.sizes)) & (box == 0)
     sizes[plain] = expected.sizes[leaf[plain]]
@@ -322,14 +321,14 @@ def _sizes(expected: Expected, leaf: npt.NDArray[np.int64], box: npt.NDArray[np.
 
 
 def _runs(leaf: npt.NDArray[np.int64]) -> Iterator[tuple[int, int, int]]:
-    """Each number among those that ascend, and where it begins and ends."""
+    """Each distinct number of an ascending array, with the begin and end of its run."""
     numbers, begins = np.unique(leaf, return_index=True)
     ends = np.append(begins[1:], len(leaf))[: len(begins)]
     return zip(numbers.tolist(), begins.tolist(), ends.tolist(), strict=True)
 
 
 def _elements(division: Division, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """How many elements boxes have."""
+    """The number of elements of each box."""
     if division.cuts is None:
         return np.array([box.elements for box in division.listed], dtype=np.int64)[numbers]
     found, rest = np.ones(len(numbers), dtype=np.int64), numbers
@@ -351,7 +350,7 @@ def _lacking(
     box: npt.NDArray[np.uint64],
     sizes: npt.NDArray[np.uint64],
 ) -> Iterator[Fault]:
-    """The pieces of which there is no span at all."""
+    """The expected pieces without any span."""
     here = np.zeros(len(expected.sizes), dtype=np.bool_)
     here[leaf[(leaf < len(here)) & (box == 0)]] = True
     for number in np.flatnonzero(~here & (expected.sizes > 0)).tolist():
@@ -368,13 +367,13 @@ def _lacking(
 
 
 def _piece_faults(leaf: int, box: int, size: int, ranges: Iterable[tuple[int, int]]) -> list[Fault]:
-    """Walk the spans of one piece, ascending by start."""
+    """The faults of one piece, from its spans in ascending order."""
     faults: list[Fault] = []
     done = 0
     for start, stop in (*ranges, (size, size)):
         if min(start, size) > done:
             faults.append(Fault(leaf, box, done, min(start, size), GAP))
-        for first, last in ((start, min(done, stop)), (max(start, done, size), stop)):  # held before; behind the end
+        for first, last in ((start, min(done, stop)), (max(start, done, size), stop)):  # duplicate; beyond the end
             if first < last:
                 faults.append(Fault(leaf, box, first, last, EXTRA))
         done = max(done, stop)
@@ -389,11 +388,11 @@ def check_places(
     per_rank: npt.NDArray[np.bool_],
     where: str,
 ) -> None:
-    """Check that a part's spans are of pieces that can stand there: before any of its bytes is put anywhere.
+    """Check that a part's spans name pieces that can be there, before any of its bytes is used.
 
-    A span of the rank's own table is of a leaf that each rank saved for itself, or of a box of a global tensor, and
-    lies in chunks that are marked as such; a span of the shared table is of another leaf, or of a box, and does not. An
-    alias has no spans. No element is cut in two, neither by a span nor by the end of a chunk.
+    A span in the rank's own table must be of a per-rank leaf, or of a box of a global tensor, in chunks marked as per
+    rank; a span in the shared table, of another leaf or of a box, in chunks that are not. An alias has no spans.
+    Neither a span nor the end of a chunk divides an element.
     """
     leaf, begins = spans["leaf"].astype(np.int64), spans["raw_offset"]
     if len(leaf) and int(leaf.max()) >= len(structure.types):
@@ -402,12 +401,12 @@ def check_places(
     aliases = np.zeros(len(structure.types), dtype=np.bool_)
     aliases[list(structure.aliases)] = True
     boxes = np.ones(len(structure.types), dtype=np.uint64)
-    divisions = {id(division): division for division in structure.divisions.values()}  # a handful of different ones
+    divisions = {id(division): division for division in structure.divisions.values()}  # few distinct ones
     lengths = {key: len(division) for key, division in divisions.items()}
     boxes[list(structure.divisions)] = [lengths[id(division)] for division in structure.divisions.values()]
     divided = np.zeros(len(structure.types), dtype=np.bool_)
     divided[list(structure.divisions)] = True
-    used, place = np.unique(leaf, return_inverse=True)  # a part holds few leaves of many
+    used, place = np.unique(leaf, return_inverse=True)  # a part has few of the leaves
     kinds = [own_types.get(number, structure.types[number]) for number in used.tolist()]
     itemsizes = np.array([kind.itemsize for kind in kinds], dtype=np.uint64)[place]
     first = np.searchsorted(raw_starts, begins, side="right") - 1

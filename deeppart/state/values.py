@@ -1,10 +1,10 @@
 """Small values as JSON: everything in a state that is not an array, and the keys of its dicts.
 
-A JSON scalar stands for itself; every other value is a list ``[tag, ...]``, by one table (:data:`_KINDS`) that has for
-each tag the types, what encodes them and what decodes them. The encoding is exact, depends on nothing but the value,
-and executes nothing when read. docs/format.md (small values) lists the tags.
+A JSON scalar encodes itself; every other value is a list ``[tag, ...]``, defined by one table (:data:`_KINDS`) with the
+types, encoder and decoder of each tag. The encoding is exact, depends only on the value, and executes nothing when
+read. docs/format.md (small values) lists the tags.
 
-A list, tuple or dict of small values alone can be a value, too: :mod:`deeppart.state.tree.value_containers` says when.
+Lists, tuples and dicts of nothing but small values can be values, too (:mod:`deeppart.state.tree.value_containers`).
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ from deeppart.part import short
 
 #: JSON-like value: None, bool, int, float, str, or a tagged list.
 Encoded = Any
-#: Encodes or decodes what is inside a value.
+#: Encodes or decodes the items inside a value.
 Inner = Callable[[Any], Any]
 _INT64_LIMIT = 1 << 63
 _SURROGATES = "surrogatepass"
 _NUMPY_KINDS = frozenset("biufcSUmM")
-#: ``dtype.str`` of these kinds: a few digits, and the unit of a time.
+#: ``dtype.str`` of plain numpy dtypes: a few digits, or the unit of a time.
 _NUMPY_DTYPE = re.compile(r"[<>|][biufcSU][0-9]{1,9}|[<>][mM]8(\[[0-9]{0,9}[A-Za-z]{1,2}\])?", re.ASCII)
-#: What decoding raises where a file holds something else; RuntimeError also covers RecursionError.
+#: Exceptions of decoding invalid input; RuntimeError also covers RecursionError.
 _UNDECODABLE = (
     *(KeyError, ValueError, TypeError, AttributeError, RuntimeError, ArithmeticError, IndexError),
     *(struct.error, binascii.Error, UnsupportedLeafError),
 )
-#: By the name that a file holds. An attribute of torch would do as well, but some import what they name.
+#: torch dtypes by their name in files. Not by getattr: some attributes of torch import modules.
 _DTYPES = {str(item).removeprefix("torch."): item for item in vars(torch).values() if isinstance(item, torch.dtype)}
-#: Types of which JSON has all values but some texts, floats and large integers.
+#: Types whose values JSON has, except some texts, floats and large integers.
 _SCALARS = frozenset({str, int, float, bool, type(None)})
-#: Values that change, and stay the objects that they are in a restore.
+#: Mutable values, which a restore changes in place.
 MUTABLE = frozenset({bytearray, io.BytesIO, set})
-#: Lists, tuples and dicts of small values inside each other, at most.
+#: Nested lists, tuples and dicts in one value, at most.
 MOST_LEVELS = 16
 SEQUENCES: dict[type, str] = {list: "list", tuple: "tuple"}
 TABLES: dict[type, str] = {dict: "dict", OrderedDict: "odict", Counter: "counter", defaultdict: "defaultdict"}
@@ -64,18 +64,18 @@ TABLE_MAKERS: dict[str, Callable[[Any], Any]] = {
     "dict": dict,
     "odict": OrderedDict,
     "counter": lambda items: Counter(dict(items)),
-    "defaultdict": lambda items: defaultdict(None, items),  # what makes the defaults is code
+    "defaultdict": lambda items: defaultdict(None, items),  # the default factory is code, and is not saved
 }
 
 
 @dataclass(frozen=True, slots=True)
 class SavedMember:
-    """A member of an enum, as ``load`` gives it.
+    """A member of an enum, as ``load`` returns it.
 
     Attributes:
-        module, enum: of its class: the module in which it is, and its qualified name.
-        name: of the member; None for flags that have none together.
-        value: of the member, if that is a small value or a tuple of them; else None.
+        module, enum: module and qualified name of its class.
+        name: its name; None for a combination of flags without a name.
+        value: its value, if that is a small value or a tuple of them; else None.
         has_value: true if ``value`` is known.
 
     Example:
@@ -102,7 +102,7 @@ class SavedMember:
 
 
 def is_value(value: object) -> bool:
-    """True for a small value that is no list, tuple or dict."""
+    """True for a small value other than a list, tuple or dict."""
     return is_value_type(type(value))
 
 
@@ -114,7 +114,7 @@ def is_value_type(kind: type) -> bool:
 def encode_value(value: Any, where: str) -> Encoded:
     """Encode a small value, or a container of nothing but small values.
 
-    What is returned does not change when the container does.
+    The result does not change when the container does.
     """
     try:
         return _encode(value)
@@ -125,7 +125,7 @@ def encode_value(value: Any, where: str) -> Encoded:
 
 
 def encode_key(key: Any, where: str) -> Encoded:
-    """Encode one dict key: any small value, or a tuple of them, that is no key by its identity alone."""
+    """Encode a dict key: a small value, or a tuple of them, that does not compare by identity."""
     try:
         return _encode_key(key)
     except UnsupportedLeafError as error:
@@ -160,7 +160,7 @@ def _encode_items(items: Collection[Any], inner: Inner) -> list[Encoded]:
 
 
 def _stand_for_themselves(items: Collection[Any]) -> bool:
-    """True if all are scalars that JSON has as they are. Many, in few steps of the interpreter."""
+    """True if all items are scalars that encode themselves. A fast path for many items."""
     kinds = set(map(type, items))
     if not kinds <= _SCALARS:
         return False
@@ -196,7 +196,7 @@ def _unsupported(value: Any) -> UnsupportedLeafError:
         f"the state holds a {kind.__module__}.{kind.__qualname__}, which cannot be stored exactly",
         expected="tensors, numpy arrays and scalars, numbers, texts, bytes, None, dates, paths, enums, in dicts, "
         "lists, tuples, sets, deques, namespaces, dataclasses, objects with state_dict() and load_state_dict(), or "
-        "of a type that deeppart.register() was told of",
+        "of a type that was given to deeppart.register()",
         todo=conversion(value),
     )
 
@@ -216,15 +216,15 @@ def decode_key(encoded: Encoded, where: str) -> Any:
     try:
         hash(key)
     except TypeError as error:
-        raise CorruptFileError("a stored dict key is none", found=short(encoded), where=where) from error
+        raise CorruptFileError("a stored dict key is not hashable", found=short(encoded), where=where) from error
     return key
 
 
 def _decode(encoded: Encoded, room: int) -> Any:
-    """``room``: so many lists and dicts may still be inside each other."""
+    """``room``: how many more levels of lists and dicts are allowed."""
     if type(encoded) is not list:
         if not _stand_for_themselves((encoded,)):
-            raise ValueError("no value that stands for itself")
+            raise ValueError("a JSON value that does not encode itself")
         return encoded
     tag, *arguments = encoded
     if tag == "tuple":
@@ -243,7 +243,7 @@ def _decode(encoded: Encoded, room: int) -> Any:
         return made
     kind = _BY_TAG[tag]
     value = kind.decode(arguments, lambda each: _decode(each, room))
-    # What is written otherwise than the library writes it was not written by it.
+    # Only this library's own encoding of the value is accepted.
     if kind.is_exact and _encode(value) != encoded:
         raise ValueError("not as this library writes it")
     return value
@@ -256,13 +256,13 @@ def _decode_items(items: Any, room: int) -> list[Any]:
 
 
 def same_value(one: Any, other: Any) -> bool:
-    """True if two values are one and the same, to the last bit: -0.0 is not 0.0, True is not 1; dicts in one order."""
+    """True if two values are identical to the last bit: -0.0 is not 0.0, True is not 1; dicts in one order."""
     return type(one) is type(other) and json.dumps(encode_value(one, "")) == json.dumps(encode_value(other, ""))
 
 
 def describe_value(value: Any) -> str:
-    """A small value in at most 80 characters, whatever it is."""
-    if type(value) is int and value.bit_length() > 256:  # Python refuses to print those of thousands of digits
+    """A small value in at most 80 characters."""
+    if type(value) is int and value.bit_length() > 256:  # Python refuses to print thousands of digits
         return f"an int of {value.bit_length()} bits"
     if type(value) is io.BytesIO:
         return f"io.BytesIO of {len(value.getbuffer())} bytes, at {value.tell()}"
@@ -270,7 +270,7 @@ def describe_value(value: Any) -> str:
 
 
 def is_unicode(text: str) -> bool:
-    """True unless a text has lone surrogates: readers of JSON may join two of them into one character."""
+    """True unless a text has lone surrogates, of which JSON readers may join two into one character."""
     if text.isascii():
         return True
     try:
@@ -281,9 +281,9 @@ def is_unicode(text: str) -> bool:
 
 
 def plain_dtype(text: str) -> np.dtype[Any]:
-    """The numpy dtype that a file names, of a plain kind.
+    """The plain numpy dtype that a file names.
 
-    numpy would understand far more, Python source of tuples among it: only what is written as ``dtype.str`` gets there.
+    Only the form of ``dtype.str`` is accepted: numpy would also parse other texts, such as Python source of tuples.
     """
     if _NUMPY_DTYPE.fullmatch(text) is None:
         raise ValueError(f"numpy dtype {short(text)}")
@@ -294,8 +294,8 @@ def plain_dtype(text: str) -> np.dtype[Any]:
 
 
 def put_in(live: Any, value: Any) -> Any:
-    """Give a live value that can change what another one of its type has; returns it, or the other one where it cannot
-    be resized because something else looks into its memory.
+    """Copy the content of ``value`` into a live mutable value of the same type and return it; or return ``value``
+    itself, if the live one cannot be resized because its memory is exported.
     """
     try:
         if type(live) is bytearray:
@@ -315,7 +315,7 @@ def put_in(live: Any, value: Any) -> Any:
 
 
 def fresh(value: Any) -> Any:
-    """A copy of a value that can change; any other as it is."""
+    """A copy of a mutable value; any other value itself."""
     if type(value) is io.BytesIO:
         copied = io.BytesIO(value.getvalue())
         copied.seek(value.tell())
@@ -334,12 +334,12 @@ class _Kind(NamedTuple):
     """A kind of value.
 
     Attributes:
-        tag: by which a file calls it.
-        types: exactly these.
-        encode: what follows the tag, given what encodes a value inside.
-        decode: the value, of what follows the tag, given what decodes a value inside.
+        tag: its name in files.
+        types: exactly these types.
+        encode: value and encoder of inner values -> the items after the tag.
+        decode: the items after the tag and decoder of inner values -> value.
         can_store: false for values of these types that cannot be stored.
-        is_exact: the same value is always written in the same way.
+        is_exact: true if a value has only one encoding.
     """
 
     tag: str
@@ -377,10 +377,10 @@ def _encode_numpy(value: Any, inner: Inner) -> list[Any]:
 def _decode_numpy(arguments: list[Any], inner: Inner) -> Any:
     name, data = arguments
     dtype, octets = plain_dtype(name), bytes.fromhex(data)
-    # An empty text of numpy has no bytes by its dtype, and one zero character by its memory.
+    # numpy's empty text has no bytes by its dtype, and one zero character in memory.
     if len(octets) != dtype.itemsize and (dtype.itemsize or len(octets) > 4 or any(octets)):
         raise ValueError(f"{len(octets)} bytes of a {dtype}")
-    if dtype.kind in "SU":  # an item of an array would lose the zeros that end it
+    if dtype.kind in "SU":  # as an item of an array it would lose trailing zeros
         order = "big" if dtype.byteorder == ">" or (dtype.byteorder == "=" and sys.byteorder == "big") else "little"
         octets = octets[: dtype.itemsize]
         return dtype.type(octets if dtype.kind == "S" else octets.decode(f"utf-32-{order[0]}e", _SURROGATES))
@@ -415,7 +415,7 @@ def _decode_time(arguments: list[Any], inner: Inner) -> Any:
 def _decode_datetime(arguments: list[Any], inner: Inner) -> Any:
     *numbers, fold, zone = arguments
     taken: list[Any] = [*_ints(numbers, 7), inner(zone)]
-    return datetime.datetime(*taken, fold=fold)  # noqa: DTZ001  # without a time zone if it was saved so
+    return datetime.datetime(*taken, fold=fold)  # noqa: DTZ001  # no time zone if none was saved
 
 
 def _encode_delta(value: datetime.timedelta, inner: Inner) -> list[Any]:
@@ -461,7 +461,7 @@ def _decode_stream(arguments: list[Any], inner: Inner) -> Any:
 
 
 def _encode_set(value: Collection[Any], inner: Inner) -> list[Any]:
-    """The items in an order that depends on nothing but what they are."""
+    """The items in an order that depends only on the items."""
     kinds = set(map(type, value))
     if len(kinds) == 1 and kinds <= {str, int, float} and _stand_for_themselves(value):
         return [sorted(value)]
@@ -487,7 +487,7 @@ def _encode_member(value: Any, inner: Inner) -> list[Any]:
     try:
         hash(value.value)
         return [*entry, inner(value.value)]
-    except (UnsupportedLeafError, TypeError):  # its name is enough
+    except (UnsupportedLeafError, TypeError):  # the name is sufficient
         return entry
 
 
@@ -509,10 +509,10 @@ _NUMPY = _Kind(
     _encode_numpy,
     _decode_numpy,
     can_store=lambda value: value.dtype.kind in _NUMPY_KINDS,
-    is_exact=False,  # long doubles have bytes that are no part of the number
+    is_exact=False,  # long doubles have padding bytes
 )
 _KINDS: tuple[_Kind, ...] = (
-    # Of scalars, those that JSON does not have.
+    # Scalars that JSON does not have.
     _Kind(
         "str",
         (str,),
@@ -535,7 +535,7 @@ _KINDS: tuple[_Kind, ...] = (
         lambda arguments, inner: complex(*struct.unpack(">dd", bytes.fromhex(*arguments))),
     ),
     _Kind("bytes", (bytes,), lambda value, inner: [_base64(value)], lambda arguments, inner: _from_base64(*arguments)),
-    # Of torch and numpy.
+    # Types of torch and numpy.
     _Kind(
         "dtype",
         (torch.dtype,),
@@ -546,7 +546,7 @@ _KINDS: tuple[_Kind, ...] = (
         "device",
         (torch.device,),
         lambda value, inner: [str(value)],
-        lambda arguments, inner: torch.device(_text(*arguments)),  # a number would make torch look for accelerators
+        lambda arguments, inner: torch.device(_text(*arguments)),  # a number would make torch search for accelerators
     ),
     _Kind("size", (torch.Size,), lambda value, inner: [list(value)], _decode_size),
     _Kind(
@@ -556,7 +556,7 @@ _KINDS: tuple[_Kind, ...] = (
         lambda arguments, inner: TorchVersion(_text(inner(*arguments))),
     ),
     _NUMPY,
-    # Of the standard library.
+    # Types of the standard library.
     _Kind("path", tuple(_PATHS), lambda value, inner: [_PATHS[type(value)], inner(str(value))], _decode_path),
     _Kind(
         "date",
@@ -623,15 +623,14 @@ def _kind_of(kind: type) -> _Kind | None:
 
 
 def class_names(value: object) -> set[str]:
-    """Names of its class and of all that this derives from."""
+    """The names of an object's class and of all its base classes."""
     return {f"{each.__module__}.{each.__qualname__}" for each in type(value).__mro__}
 
 
-# --- conversions for what cannot be stored ----------------------------------------------------------------------------
+# --- suggested conversions for values that cannot be stored -----------------------------------------------------------
 
 _A_COPY = "it is a copy: restore does not change x"
-#: Names of types -> what to do with an ``x`` of one of them, or of one that derives from it. The first row that fits
-#: counts.
+#: Names of types -> what to do with an object ``x`` of one of them, or of a subclass. The first matching row counts.
 CONVERSIONS: tuple[tuple[tuple[str, ...], str], ...] = (
     # Configurations of other libraries.
     (
@@ -642,7 +641,7 @@ CONVERSIONS: tuple[tuple[tuple[str, ...], str], ...] = (
         ("transformers.configuration_utils.PretrainedConfig", "transformers.configuration_utils.PreTrainedConfig"),
         f"save x.to_dict(); {_A_COPY}",
     ),
-    # Types of people's own that derive from what can be stored.
+    # Subclasses of storable types.
     (("pathlib.PurePath", "pathlib._local.PurePath"), "save str(x)"),
     (("decimal.Decimal", "fractions.Fraction", "uuid.UUID", "numpy.dtype"), "save str(x)"),
     (("argparse.Namespace", "types.SimpleNamespace"), f"save dict(vars(x)); {_A_COPY}"),
@@ -682,13 +681,13 @@ CONVERSIONS: tuple[tuple[tuple[str, ...], str], ...] = (
 
 
 def known_conversion(value: object) -> str | None:
-    """A conversion for a value that cannot be stored, from the table; the value is called ``x`` there."""
+    """The suggested conversion of a value that cannot be stored, from the table; None if it has none."""
     names = class_names(value)
     return next((todo for known, todo in CONVERSIONS if not names.isdisjoint(known)), None)
 
 
 def conversion(value: object) -> str:
-    """The same, or what may do for values of any class."""
+    """The suggested conversion from the table, or a general one."""
     if (known := known_conversion(value)) is not None:
         return known
     kind = type(value)

@@ -17,7 +17,7 @@ from deeppart.state.values import decode_value
 from tests.fuzz.odd_values import RUNS
 
 SOUND = {"tree": ["d", ["w"], [["a", 0]], None], "leaves": [["torch", "float32", [3], 0]], "values": []}
-SOUND |= {"per_rank_values": [], "rank0": [], "apart": False, "boxes": []}
+SOUND |= {"per_rank_values": [], "rank0": [], "rank_local": False, "boxes": []}
 
 
 def nested(depth: int) -> list[Any]:

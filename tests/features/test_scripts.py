@@ -361,7 +361,7 @@ def looped_deque() -> Any:
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "a subclass of deque": (lambda: Counted([1]), "save list"),
-    "a dataclass that is a list": (lambda: Listed("a"), "more to it than attributes"),
+    "a dataclass that is a list": (lambda: Listed("a"), "more state than attributes"),
     "a field that is a property": (hidden, "fields that are properties: value"),
     "attributes of a stream": (attributed, "has attributes"),
     "a closed stream": (closed, "closed"),

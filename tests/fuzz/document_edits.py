@@ -150,7 +150,7 @@ def edit_structure(structure: dict[str, Any], rng: random.Random) -> None:
             (*TAGGED, rng.choice(TEXTS), rng.choice(NUMBERS), odd_value(rng))
         )
     elif kind == 6:
-        structure[rng.choice(("rank0", "apart", "boxes", "per_rank_values"))] = odd_value(rng)
+        structure[rng.choice(("rank0", "rank_local", "boxes", "per_rank_values"))] = odd_value(rng)
     elif kind == 7 and values:
         structure["per_rank_values"] = [rng.randrange(-1, len(values) + 1) for _ in range(rng.randrange(3))]
     else:

@@ -88,7 +88,9 @@ def test_four_nodes_then_three_then_one_then_four(run_on: Any, shared_path: Path
     assert [line.partition(" ")[0] for line in alone["reduced"]] == ["partner", "parity"]
 
     back = run(4, 6, 7)
-    assert names(back[0]) == ["DeeppartWarning"] and "has all the protection that it asks for" in back[0]["said"][0][1]
+    assert (
+        names(back[0]) == ["DeeppartWarning"] and "has all the protection that was requested" in back[0]["said"][0][1]
+    )
     assert all(found["restored"] == (5, 5.0) and found["reduced"] == () for found in back)
     assert run(4)[0]["said"] == [], "said once"
     run_on(4, lose, shared_path, 0, 3)

@@ -185,6 +185,6 @@ def test_several_processes_that_cannot_meet_never_act_as_several_jobs(
 
 
 def test_what_is_no_communicator_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(LaunchError, match="`comm` is no communicator") as caught:
+    with pytest.raises(LaunchError, match="`comm` is not a communicator") as caught:
         deeppart.Checkpointer(config(tmp_path), comm="gloo")
     assert "found: str" in str(caught.value)

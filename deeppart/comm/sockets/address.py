@@ -1,4 +1,4 @@
-"""The address of a rank: what others have to know of it before they can exchange messages."""
+"""The address of a rank, which others need to exchange messages with it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zmq.utils import z85
 
 from deeppart.config import socket_interface
 
-#: A host, or its IP address of version 4 or, in brackets, 6; and a port.
+#: A host name, or an IP address of version 4 or, in brackets, 6; and a port.
 _ENDPOINT = re.compile(r"tcp://([\w.-]+|\[[0-9a-fA-F:.%\w]+\]):(\d{1,5})", re.ASCII)
 #: Z85, rfc.zeromq.org/spec/32.
 _KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
@@ -22,14 +22,14 @@ _KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Of one rank in one session. Nothing in it is secret.
+    """The address of one rank in one session. Nothing in it is secret.
 
     Attributes:
-        messages: endpoint of its socket for messages, as ZeroMQ writes it: ``tcp://10.0.0.1:41233``.
-        pieces: of that for pieces of long ones.
-        public_key: of its CURVE key pair, 40 characters (Z85), made anew for each session: no two are alike.
-        host: the same for processes that can read each other's memory, if they may.
-        pid: of the process, there.
+        messages: endpoint of its socket for messages, in ZeroMQ's form: ``tcp://10.0.0.1:41233``.
+        pieces: endpoint of its socket for pieces of long messages.
+        public_key: of its CURVE key pair, 40 characters (Z85); new and unique for each session.
+        host: the same for processes that could read each other's memory.
+        pid: its process id on the host.
     """
 
     messages: str
@@ -50,7 +50,7 @@ class Address:
 
     @classmethod
     def decode(cls, data: bytes) -> Address:
-        """From what :meth:`encode` has made."""
+        """The inverse of :meth:`encode`."""
         return cls(**json.loads(data))
 
 
@@ -62,19 +62,19 @@ def _is_endpoint(text: str) -> bool:
 def _is_key(text: str) -> bool:
     try:
         return _KEY.fullmatch(text) is not None and bool(z85.decode(text))
-    except struct.error:  # five characters are more than four bytes have room for
+    except struct.error:  # five characters can exceed four bytes
         return False
 
 
 def host_name() -> str:
-    """Processes for which it is the same have one kernel, one network and one numbering of processes."""
+    """The same for processes with the same kernel, network and process ids."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     spaces = [str(os.stat(f"/proc/self/ns/{name}").st_ino) for name in ("net", "pid")]
     return "-".join((boot, *spaces))
 
 
 def ip_address_towards(host: str, port: int) -> str:
-    """The IP address of this machine from which another one is reached: nothing is sent."""
+    """The IP address of this machine on the route to another one; sends nothing."""
     family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(target)
@@ -82,7 +82,7 @@ def ip_address_towards(host: str, port: int) -> str:
 
 
 def interface_of_host() -> str:
-    """Where this rank listens if nothing else is known: what is configured, or the address of the host's name."""
+    """The default address on which this rank listens: the configured one, or that of the host's name."""
     return socket_interface() or _ip_address_of_host()
 
 

@@ -1,4 +1,4 @@
-"""The communicator without MPI: a channel between the ranks of a session, over its :class:`Transport`."""
+"""The communicator over sockets: a channel between the ranks of a session, over its :class:`Transport`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from deeppart.comm.base import ABANDONED, GAVE_UP, Comm, Int64s, Operation, number_of, rank_names
+from deeppart.comm.base import ABANDONED, GAVE_UP, Comm, Int64s, Operation, abandoned_value, rank_names
 from deeppart.comm.sockets import trees
 from deeppart.comm.sockets.address import Address
 from deeppart.comm.sockets.transport import Transport
 from deeppart.errors import CommError
 
-#: Tag of what collectives send; those of callers are not negative.
+#: Tag of messages of collectives; callers' tags are not negative.
 _COLLECTIVE_TAG = -1
-#: Of what is exchanged before there is a channel; these are counted from 1.
+#: Channel number of messages before there is a channel; channels are numbered from 1.
 _NO_CHANNEL = 0
 #: More messages than any collective sends to one rank.
 _MESSAGES_OF_ONE = 64
@@ -37,7 +37,7 @@ class SocketComm:
         self.broken: CommError | None = None
 
     def channel(self) -> Operation[Comm]:
-        yield from self.allgather(b"")  # all of them have come this far
+        yield from self.allgather(b"")  # all ranks have called it
         return self._link.next_channel()
 
     def maximum(self, values: Int64s) -> Operation[Int64s]:
@@ -84,7 +84,7 @@ class SocketComm:
 
     def abandon(self, error: CommError) -> None:
         if self.broken is None:
-            self.broken, self._operations = error, number_of(error)
+            self.broken, self._operations = error, abandoned_value(error)
             self.heartbeat()
 
     def abandoned_by(self) -> set[int]:
@@ -108,7 +108,7 @@ class SocketComm:
 
 
 class Link:
-    """What the channels of a session share: the transport, which is closed when all of them have been released."""
+    """Shared by the channels of a session: the transport, which is closed when all of them have been released."""
 
     def __init__(self, transport: Transport, rank: int, size: int) -> None:
         self.transport, self.rank, self.size = transport, rank, size
@@ -116,14 +116,14 @@ class Link:
         self._channels, self._in_use = 0, 0
 
     def next_channel(self) -> SocketComm:
-        """A new one; all ranks ask for it in the same order."""
+        """A new channel; all ranks create them in the same order."""
         with self._lock:
             self._channels += 1
             self._in_use += 1
             return SocketComm(self, self._channels)
 
     def released(self) -> None:
-        """One has been released."""
+        """One channel has been released."""
         with self._lock:
             self._in_use -= 1
             is_last = not self._in_use
@@ -132,7 +132,7 @@ class Link:
 
 
 class CollectiveMessages:
-    """The messages of one collective; those of another one have another number."""
+    """The messages of one collective, which has a unique number."""
 
     def __init__(self, transport: Transport, rank: int, size: int, channel: int, operation: int) -> None:
         self.rank, self.size = rank, size
@@ -149,7 +149,7 @@ class CollectiveMessages:
 def connect_all(
     transport: Transport, rank: int, addresses: Sequence[Address], version: int = 1
 ) -> Operation[SocketComm]:
-    """The first channel of a session, when every rank has the same addresses (collective); their version says so."""
+    """The first channel of a session, once every rank has the same version of the addresses (collective)."""
     _check_hosts(addresses)
     transport.set_addresses(addresses, rank, version)
     size = len(addresses)
@@ -164,7 +164,7 @@ def connect_all(
 
 
 def _check_hosts(addresses: Sequence[Address]) -> None:
-    """Addresses that other hosts can reach."""
+    """Check that other hosts can reach the addresses."""
     if len({address.host for address in addresses}) == 1:
         return
     local = [rank for rank, each in enumerate(addresses) if each.messages.startswith(("tcp://127.", "tcp://[::1]"))]

@@ -1,4 +1,4 @@
-"""Headers of messages; and long ones on their way: in as they are waited for, out in pieces, a few at a time."""
+"""Headers of messages; and long messages: received in memory order, sent in pieces, a few at a time."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ PIECE_BYTES = 1 << 20
 
 @dataclass(slots=True, weakref_slot=True)
 class Outgoing:
-    """A long message. Its memory must stay as it is until it is complete; who has given it up holds it no more.
+    """A long message to be sent. Its memory must not change until it is complete; an abandoned one releases it.
 
     Attributes:
-        mark: with it in memory.
-        sent: bytes that have been given to the socket.
-        is_complete: the receiver has it, and has said so.
+        mark: the mark that is in memory with it.
+        sent: bytes given to the socket.
+        is_complete: true once the receiver has confirmed it.
     """
 
     key: Key
@@ -40,10 +40,10 @@ class Outgoing:
     is_complete: bool = False
 
     def __del__(self) -> None:
-        self.mark.wipe()  # before the memory is let go
+        self.mark.wipe()  # before the memory is released
 
     def block(self) -> MemoryBlock:
-        """Where it is offered."""
+        """The memory block in which it is offered."""
         return MemoryBlock(np.asarray(self.data).ctypes.data, self.data.nbytes, self.mark.address, self.mark.content)
 
 
@@ -52,9 +52,9 @@ class Incoming:
     """A message that is waited for. The buffer is filled, if there is one.
 
     Attributes:
-        come: bytes of it that are there.
-        problem: why it will never come.
-        offer: where it lies in the sender's memory, until it has been read there or asked for.
+        come: bytes received so far.
+        problem: why it will never arrive.
+        offer: its block in the sender's memory, until it has been read there or requested.
     """
 
     source: int
@@ -66,7 +66,7 @@ class Incoming:
     is_complete: bool = False
 
     def read(self, pid: int, most: int) -> bool:
-        """Read on where it lies; False if that is forbidden, or something else lies there by now."""
+        """Read more of it from the sender's memory; False if that is forbidden, or the memory has changed."""
         assert self.offer is not None
         assert self.buffer is not None
         part = self.buffer[self.come : self.come + most]
@@ -80,16 +80,16 @@ class Incoming:
 
 @dataclass(slots=True)
 class Pieces:
-    """The way to one rank for long messages. Nothing is sent before the other end has proved to be that rank.
+    """The connection to one rank for long messages. Nothing is sent before the other end has proved to be that rank.
 
-    The password has let this rank in; but the port may belong to another process by now, which lets in everybody.
+    The password makes that rank accept this one; but another process may have the port by now, and accept anyone.
 
     Attributes:
-        socket: to that rank; connected to nobody else afterwards.
-        monitor: of the socket.
-        proof_key: which that rank has given to this one.
-        waiting: messages that it is ready for, in this order, as long as nobody has given them up.
-        flying: pieces that the socket still has.
+        socket: connected to that rank; never connects to another process afterwards.
+        monitor: monitor of the socket.
+        proof_key: the key that the rank has sent to this one.
+        waiting: messages for which the rank is ready, in this order, until they are abandoned.
+        flying: pieces that the socket has not sent yet.
     """
 
     socket: Socket
@@ -101,12 +101,12 @@ class Pieces:
     _is_proved: bool = False
 
     def greet(self) -> None:
-        """Ask for the proof. Who refuses the connection at once never gives one; that it is gone is told elsewhere."""
+        """Request the proof. A refused connection gives none; that the rank has gone is detected elsewhere."""
         with contextlib.suppress(zmq.Again):
             self.socket.send_multipart([packed(Kind.HELLO, (0, 0, 0)), self._nonce], zmq.NOBLOCK)
 
     def push(self) -> bool:
-        """Send on, without waiting; True if there is more to do."""
+        """Continue to send, without waiting; True if there is more to do."""
         if not self._is_proved and not self._hear_proof():
             return True
         while self.flying and self.flying[0].done:
@@ -141,32 +141,31 @@ class Pieces:
         return True
 
     def close(self, linger_ms: int) -> None:
-        """What is still to be sent has so long."""
+        """Close the socket; messages may be sent for ``linger_ms``."""
         self.socket.disable_monitor()
         self.monitor.close(0)
         self.socket.close(linger_ms)
 
 
 def prove(proof_key: bytes, nonce: bytes) -> bytes:
-    """The answer to a greeting, which only who has the key can give."""
+    """The answer to a greeting, which requires the key."""
     return hmac.digest(proof_key, nonce, "sha256")
 
 
-#: Channel, tag and number of a message: between two ranks no two messages of a session have the same.
+#: Channel, tag and number of a message: unique between two ranks of a session.
 Key = tuple[int, int, int]
 _HEADER = struct.Struct("<BIqqQQ")
 HEADER_BYTES = _HEADER.size
 
 
 class Kind(IntEnum):
-    """Kinds of messages; in brackets, what the two further numbers are.
+    """Kinds of messages; in brackets, the meaning of the two further numbers.
 
-    SHORT is one as a whole. OFFER: a long one is there, at this place in the sender's memory. READY: send it, with this
-    password, to whoever has this proof. TAKEN: the receiver has all of it [1 if that came in pieces]. STOOD: and until
-    the last piece had come it was still offered. PIECE: a part of it [its offset]. HELLO, PROOF: the first messages on
-    a connection for pieces. WAITS:
-    what ranks wait for in a channel. ENDS: the sender ends the session, of this version of the roster. GONE: a rank is
-    gone.
+    SHORT is a whole message. OFFER: a long one is available, in this block of the sender's memory. READY: send it,
+    with this password, to the process with this proof. TAKEN: the receiver has all of it [1 if it came in pieces].
+    STOOD: it was offered until the last piece had arrived. PIECE: a part of it [its offset]. HELLO, PROOF: the first
+    messages on a connection for pieces. WAITS: the row of a channel. ENDS: the sender ends the session with this
+    version of the roster. GONE: a rank has gone.
     """
 
     SHORT = 0
@@ -188,7 +187,7 @@ def packed(kind: Kind, key: Key, first: int = 0, second: int = 0) -> bytes:
 
 
 def unpacked(message: memoryview | bytes) -> tuple[Kind, Key, int, int]:
-    """Kind, key and the two further numbers of the header with which a message begins."""
+    """Kind, key and the two further numbers of the header at the beginning of a message."""
     kind, channel, tag, number, first, second = _HEADER.unpack_from(message)
     return _KINDS[kind], (channel, tag, number), first, second
 

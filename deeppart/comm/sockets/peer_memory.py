@@ -1,10 +1,10 @@
-"""Reading the memory of another process of this host, where the kernel allows it: one copy, and no socket.
+"""Reads the memory of another process on this host, if the kernel allows it: one copy, without a socket.
 
-By ``process_vm_readv(2)``, as MPI libraries do between the ranks of a host. It is allowed to processes of one user,
-unless a security module forbids it (Yama's ``ptrace_scope`` above 0, seccomp): then messages take another way.
+It uses ``process_vm_readv(2)``, as MPI libraries do between ranks on one host. It is allowed to processes of one user,
+unless a security module forbids it (Yama's ``ptrace_scope`` above 0, seccomp): then messages are sent over sockets.
 
-What is read may be something else by then: its owner may have given the memory up, or have ended, and its number may be
-another's. So there is a :class:`Mark` with it. Whoever finds that in place after it has read has read what was offered.
+The memory may have changed when it is read: its owner may have freed it, or ended, and its process id may have been
+reused. So there is a :class:`Mark` with it: if the mark is still there after reading, the bytes are those offered.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _IoVec(ctypes.Structure):
 
 @cache
 def _system_call() -> Callable[..., Any] | None:
-    """None where the C library has none."""
+    """The C library's function; None if it has none."""
     try:
         call = ctypes.CDLL(None, use_errno=True).process_vm_readv
     except AttributeError:
@@ -46,7 +46,7 @@ def _system_call() -> Callable[..., Any] | None:
 
 
 def read_memory(pid: int, address: int, target: npt.NDArray[np.uint8]) -> None:
-    """Fill contiguous memory from that of another process, without the interpreter's lock."""
+    """Fill contiguous memory from that of another process, without the interpreter lock."""
     call, done = _system_call(), 0
     if call is None:
         raise OSError(f"no process_vm_readv to read the memory of process {pid} with")
@@ -61,10 +61,10 @@ def read_memory(pid: int, address: int, target: npt.NDArray[np.uint8]) -> None:
 
 
 class Mark:
-    """Random bytes that are in this process's memory for as long as something is offered, and in no other's.
+    """Random bytes that are in this process's memory while something is offered, and in no other's.
 
     Attributes:
-        address: where.
+        address: their address.
         content: the bytes.
     """
 
@@ -77,11 +77,11 @@ class Mark:
         _marks.add(self)
 
     def wipe(self) -> None:
-        """Nothing is offered any more. Comes before anything that changes the memory that was."""
+        """Withdraw the offer. To be called before the offered memory changes."""
         self._memory[:] = 0
 
 
-#: Process-wide, since a child that is forked has all of them.
+#: Process-wide, because a forked child inherits all of them.
 _marks: weakref.WeakSet[Mark] = weakref.WeakSet()
 
 
@@ -90,16 +90,16 @@ def _wipe_all() -> None:
         mark.wipe()
 
 
-os.register_at_fork(after_in_child=_wipe_all)  # its memory is its own, whatever number it has
+os.register_at_fork(after_in_child=_wipe_all)  # the child's memory is not offered
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryBlock:
-    """Where something lies in the memory of the process that offers it.
+    """A block of memory of the process that offers it.
 
     Attributes:
         address, nbytes: the memory.
-        mark_address, mark: of its :class:`Mark`.
+        mark_address, mark: address and content of its :class:`Mark`.
     """
 
     address: int
@@ -108,20 +108,20 @@ class MemoryBlock:
     mark: bytes
 
     def encode(self) -> bytes:
-        """For a message."""
+        """The block as bytes, for a message."""
         return _BLOCK.pack(self.address, self.nbytes, self.mark_address, self.mark)
 
     @classmethod
     def decode(cls, data: bytes) -> MemoryBlock:
-        """From what :meth:`encode` has made."""
+        """The inverse of :meth:`encode`."""
         return cls(*_BLOCK.unpack(data))
 
     def read(self, pid: int, offset: int, target: npt.NDArray[np.uint8]) -> None:
-        """Read from there; errors as of :func:`read_memory`."""
+        """Read bytes of the block; raises the errors of :func:`read_memory`."""
         read_memory(pid, self.address + offset, target)
 
     def still_stands(self, pid: int) -> bool:
-        """Whether all that has been read until now was what is offered; errors as of :func:`read_memory`."""
+        """True if all bytes read so far were those offered; raises the errors of :func:`read_memory`."""
         found = np.empty(_MARK_BYTES, dtype=np.uint8)
         read_memory(pid, self.mark_address, found)
         return found.tobytes() == self.mark

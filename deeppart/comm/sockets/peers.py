@@ -1,4 +1,4 @@
-"""The other ranks, as far as this one has had to do with them: connections, and whether they are still there."""
+"""The other ranks with which this one communicates: connections, and which ranks have ended or gone."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from deeppart.comm.sockets.long_messages import Key, Kind, Pieces, packed, unpac
 from deeppart.comm.sockets.rank_sockets import RankSockets, Socket, has_something
 from deeppart.comm.sockets.trees import neighbours
 
-#: What all are to know is told to everybody where there are so few ranks, otherwise to neighbours.
+#: With up to this many ranks, news are sent to all of them, otherwise to neighbours.
 _FEW = 64
-#: A rank that refuses so many connections in a row has no socket any more.
+#: After this many refused connections in a row a rank no longer has a socket.
 _MOST_RETRIES = 5
-#: What a rank has sent before it ended may still be on its way, by another connection than the one that broke off.
+#: Messages that a rank sent before it ended may still arrive on another connection than the one that was closed.
 _GRACE_S = 0.5
-#: As plain numbers: Python takes longer to put flags together than ZeroMQ to send.
+#: Plain ints: combining flags takes Python longer than ZeroMQ takes to send.
 _NOBLOCK, _NOBLOCK_MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
 _EVENTS = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED | zmq.Event.CONNECT_RETRIED
 
 
 @dataclass(slots=True)
 class _Peer:
-    """Another rank. It is needed if something is sent to it or waited for from it; connected once it has let us in;
-    lost when that connection broke off.
+    """Another rank. It is needed if something is sent to it or expected from it; connected once it has accepted this
+    rank; lost when that connection was closed.
     """
 
     messages: Socket
@@ -39,7 +39,7 @@ class _Peer:
     lost_at: float | None = None
 
     def close(self, linger_ms: int) -> None:
-        """What is still to be sent to it has so long."""
+        """Close the connections; messages may be sent for ``linger_ms``."""
         self.messages.disable_monitor()
         self.monitor.close(0)
         self.messages.close(linger_ms)
@@ -48,13 +48,13 @@ class _Peer:
 
 
 class Peers:
-    """Of one rank in one session. Whoever calls has the lock of the transport.
+    """The other ranks of one session, as one rank sees them. Callers hold the lock of the transport.
 
     Attributes:
-        own_rank: this one; -1 before the ranks have met.
-        addresses: of all ranks.
-        connected: routing id of those that have sent something -> rank.
-        gone: ranks whose process, or host, is not there any more.
+        own_rank: this rank; -1 before the ranks have met.
+        addresses: the addresses of all ranks.
+        connected: routing id -> rank, for ranks that have sent something.
+        gone: ranks whose process or host has gone.
         ended: ranks that have ended the session.
     """
 
@@ -68,7 +68,7 @@ class Peers:
         self.ended: set[int] = set()
 
     def set_addresses(self, addresses: Sequence[Address], own_rank: int, version: int) -> set[int]:
-        """From now on; returns the ranks that were replaced."""
+        """Set the addresses; returns the ranks that were replaced."""
         changed = {rank for rank, (old, new) in enumerate(zip(self.addresses, addresses, strict=False)) if old != new}
         for rank in changed:
             if (peer := self._peers.pop(rank, None)) is not None:
@@ -88,7 +88,7 @@ class Peers:
         return peer
 
     def need(self, rank: int) -> _Peer:
-        """Something is sent to a rank, or waited for from it: notice if it goes away."""
+        """Mark a rank as needed, so that it is noticed if it goes away."""
         peer = self._peer(rank)
         peer.is_needed = True
         return peer
@@ -99,7 +99,7 @@ class Peers:
             self._lose(to)
 
     def open_pieces(self, to: int, password: bytes, proof_key: bytes) -> Pieces:
-        """The way to a rank for pieces; what it has told of how it lets in, and proves, is for the first time."""
+        """The connection to a rank for pieces; password and proof key are used the first time."""
         peer = self._peer(to)
         if peer.pieces is None:
             socket = self._sockets.to_pieces(self.addresses[to], self.own_rank, password)
@@ -109,12 +109,12 @@ class Peers:
         return peer.pieces
 
     def push(self, to: int) -> bool:
-        """Send on pieces to a rank; True if there is more to do."""
+        """Continue to send pieces to a rank; True if there is more to do."""
         peer = self._peers.get(to)
         return peer is not None and peer.pieces is not None and to not in self.gone and peer.pieces.push()
 
     def notify(self, kind: Kind, rank: int) -> None:
-        """Tell all whom this rank is connected with, in either direction: a rank is gone, or this one ends."""
+        """Tell all connected ranks, in either direction, that a rank has gone, or that this one ends."""
         header, over = packed(kind, (rank, self._version, 0)), self.gone | self.ended
         for other in self._peers.keys() - over:
             _sent(self._peers[other].messages, header)
@@ -123,29 +123,29 @@ class Peers:
                 _sent(self._sockets.messages, header, route)
 
     def spread(self, header: bytes, data: bytes) -> None:
-        """Tell all, or neighbours that tell theirs."""
+        """Send to all ranks, or to neighbours that pass it on."""
         size = len(self.addresses)
         to = set(neighbours(self.own_rank, size) if size > _FEW else range(size)) - {self.own_rank}
         for rank in to - self.ended - self.gone:
             _sent(self._peer(rank).messages, header + data)
 
     def on_notice(self, rank: int, kind: Kind, key: Key) -> None:
-        """A rank has ended its session, or says that another one is gone."""
+        """Handle the notice that a rank has ended its session, or that another one has gone."""
         if key[1] != self._version:
-            return  # of one in whose place another has come
+            return  # about a rank that was replaced
         if kind == Kind.ENDS:
             self.ended.add(rank)
         elif kind == Kind.GONE:
             self._lose(key[0])
 
     def _lose(self, rank: int) -> None:
-        """A rank is gone: all whom this one is connected with hear of it, and pass it on."""
+        """Mark a rank as gone and tell all connected ranks, which pass it on."""
         if rank not in self.gone and rank != self.own_rank:
             self.gone.add(rank)
             self.notify(Kind.GONE, rank)
 
-    def look_after(self, now: float) -> None:
-        """See who has ended the session, and who is gone."""
+    def check_connections(self, now: float) -> None:
+        """Detect ranks that have ended the session or gone."""
         for rank, peer in list(self._peers.items()):
             self._listen(rank, peer)
             while has_something(peer.monitor):
@@ -153,17 +153,17 @@ class Peers:
                 peer.retries += event == zmq.Event.CONNECT_RETRIED
                 if event == zmq.Event.HANDSHAKE_SUCCEEDED:
                     peer.is_connected, peer.retries = True, 0
-                # One that has not heard of this rank yet breaks the connection off, too: it is tried again.
+                # A rank that does not know this one yet also closes the connection: that is retried.
                 if peer.lost_at is None and event == zmq.Event.DISCONNECTED and peer.is_connected:
                     peer.lost_at = now
             if peer.pieces is not None and has_something(peer.pieces.monitor) and peer.lost_at is None:
-                peer.lost_at = now  # pieces that were on their way are lost
+                peer.lost_at = now  # pieces in transfer are lost
             is_lost = peer.lost_at is not None and now - peer.lost_at > _GRACE_S
             if (is_lost or (peer.is_needed and peer.retries > _MOST_RETRIES)) and rank not in self.ended:
                 self._lose(rank)
 
     def _listen(self, rank: int, peer: _Peer) -> None:
-        """What a rank has sent the other way."""
+        """Receive messages that a rank has sent on the connection that this rank has opened."""
         while has_something(peer.messages):
             kind, key, _, _ = unpacked(peer.messages.recv(zmq.NOBLOCK))
             self.on_notice(rank, kind, key)
@@ -175,7 +175,7 @@ class Peers:
 
 
 def _sent(socket: Socket, message: bytes, route: bytes | None = None) -> bool:
-    """Send without waiting: False if ZeroMQ has given the connection up, as what answered there was no rank."""
+    """Send without waiting: False if ZeroMQ has closed the connection, because the other end is not a rank."""
     try:
         if route is not None:
             socket.send(route, _NOBLOCK_MORE)

@@ -1,8 +1,8 @@
-"""The sockets of one rank, those that others connect to and its connections to others; and who may connect.
+"""The sockets of one rank: those that others connect to, its connections to others, and authentication.
 
-ZeroMQ asks before a connection can carry anything (ZAP, rfc.zeromq.org/spec/27). A thread answers, so that a rank that
-connects need not wait until the training thread calls the library. A rank may come before this one has heard of it: one
-that is not known waits a little, and is refused then.
+ZeroMQ asks before a connection can carry anything (ZAP, rfc.zeromq.org/spec/27). A thread answers, so that a connecting
+rank need not wait until the training thread calls the library. A rank may connect before this one knows its key:
+unknown ranks wait a little, and are then refused.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from deeppart.comm.sockets.address import Address, host_name
 from deeppart.errors import BackgroundFailureWarning, CommError, warn_now
 
 Socket = zmq.Socket[bytes]
-#: Pieces of long messages that are on their way to one rank at a time, and such that wait at their receiver.
+#: Pieces of long messages in transfer to one rank at a time, and pieces that wait at their receiver.
 PIECES_AT_ONCE = 8
-#: As a plain number: it is asked for millions of times.
+#: A plain int, since it is used millions of times.
 _IN = int(zmq.POLLIN)
-#: Between two tries to connect.
+#: Time between two attempts to connect.
 _RETRY_MS = 100
 _HEARTBEAT_MS = 5000
-#: Whoever has connected and has not been let in by then is cut off.
+#: Connections that are not authenticated by then are closed.
 _STRANGER_MS = 10_000
-#: Ranks that connect at one moment.
+#: Ranks that connect at the same time.
 _BACKLOG = 4096
-#: ZAP domains of the two sockets of a rank: for messages, by CURVE; for pieces of long ones, by PLAIN.
+#: ZAP domains of the two sockets of a rank: messages use CURVE, pieces of long messages PLAIN.
 MESSAGES, PIECES = b"deeppart-messages", b"deeppart-pieces"
 _ZAP = "inproc://zeromq.zap.01"
 _LENGTH_OF_REQUEST = 7
-#: How long an unknown rank waits, how often it is looked for, and how many may wait.
+#: How long an unknown rank waits, how often its key is looked up, and how many may wait.
 _WAIT_S, _LOOK_MS, _MOST_WAITING = 5.0, 20, 1000
-#: Status codes: let in; no, but it may try again.
+#: Status codes: accepted; refused, but it may try again.
 _WELCOME, _NOT_NOW = b"200", b"300"
 
 
 class RankSockets:
-    """Of one rank in one session.
+    """The sockets of one rank in one session.
 
     Attributes:
-        address: how others reach this rank.
+        address: the address for other ranks.
         authenticator: decides who may connect.
         messages, pieces: the two sockets that others connect to.
     """
@@ -81,7 +81,7 @@ class RankSockets:
         else:
             socket.set(zmq.PLAIN_SERVER, 1)
         socket.set(zmq.ROUTER_HANDOVER, 1)
-        # Pieces that have not been taken wait at their sender; messages are short, and are to arrive before he ends.
+        # Pieces wait at their sender until they are taken; messages are short, and must arrive before the sender ends.
         socket.set(zmq.RCVHWM, 0 if domain == MESSAGES else PIECES_AT_ONCE)
         socket.set(zmq.HANDSHAKE_IVL, _STRANGER_MS)
         socket.bind(f"tcp://[{interface}]:*" if ":" in interface else f"tcp://{interface}:*")
@@ -100,7 +100,7 @@ class RankSockets:
         socket.set(zmq.PLAIN_USERNAME, str(rank).encode())
         socket.set(zmq.PLAIN_PASSWORD, password)
         socket.set(zmq.SNDHWM, PIECES_AT_ONCE)
-        socket.set(zmq.RECONNECT_IVL, -1)  # something else may listen there then
+        socket.set(zmq.RECONNECT_IVL, -1)  # another process may listen there after a disconnection
         return socket
 
     def _new(self, kind: int, endpoint: str) -> Socket:
@@ -121,43 +121,43 @@ class RankSockets:
         return socket
 
     def close(self, linger_ms: int) -> None:
-        """Refuse all connections, once all sockets to others are closed. What is still to be sent has so long."""
+        """Refuse all connections, once all sockets to others are closed; messages may be sent for ``linger_ms``."""
         self.messages.close(linger_ms)
         self.pieces.close(linger_ms)
         self.authenticator.allow(())
-        if sys.is_finalizing():  # the authenticator's thread does not run any more and cannot close its socket
+        if sys.is_finalizing():  # the authenticator's thread no longer runs and cannot close its socket
             return
         ending = start_thread(self._context.term, "deeppart-term", lambda error: None)  # the sockets are closed by now
         ending.join(linger_ms / 1000 + 1.0)
 
 
 def has_something(socket: Socket) -> bool:
-    """Whether a message can be taken from a socket."""
+    """True if a socket has a message to receive."""
     return bool(int(socket.get(zmq.EVENTS)) & _IN)
 
 
 class Authenticator:
-    """Answers for one context. No rank is let in before the addresses are known."""
+    """Answers authentication requests of one context. No rank is accepted before the addresses are known."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], secret: bytes) -> None:
         self._secret = secret
-        self._keys: dict[bytes, int] = {}  # replaced as a whole
-        #: Of the thread: envelope, request, and when it came.
+        self._keys: dict[bytes, int] = {}  # replaced as a whole, never changed
+        #: Used by the thread only: envelope, request, and time of arrival.
         self._waiting: deque[tuple[Sequence[bytes], Sequence[bytes], float]] = deque()
         self._socket = context.socket(zmq.ROUTER)
         self._socket.bind(_ZAP)
         start_thread(self._answer, "deeppart-authenticator", self._failed)
 
     def allow(self, public_keys: Sequence[bytes]) -> None:
-        """The ranks are known: the public key of each, 32 bytes, in rank order; none to refuse all."""
+        """Set the public keys of the ranks, 32 bytes each, in rank order; none to refuse all."""
         self._keys = {key: rank for rank, key in enumerate(public_keys)}
 
     def password(self, rank: int) -> bytes:
-        """With which a rank may send pieces to this one."""
+        """The password with which a rank may send pieces to this one."""
         return self._derived("password", rank)
 
     def proof_key(self, rank: int) -> bytes:
-        """With which this rank proves to another that it is the one that gave it the password: never sent to a port."""
+        """The key with which this rank proves itself to a rank that has its password: never sent to a port."""
         return self._derived("proof", rank)
 
     def _derived(self, what: str, rank: int) -> bytes:
@@ -168,7 +168,7 @@ class Authenticator:
             while True:
                 if self._socket.poll(_LOOK_MS if self._waiting else None):
                     frames = self._socket.recv_multipart()
-                    if b"" in frames:  # otherwise it is not ZeroMQ that asks
+                    if b"" in frames:  # otherwise it is not a request of ZeroMQ
                         border = frames.index(b"") + 1
                         self._waiting.append((frames[:border], frames[border:], time.monotonic()))
                 self._decide()
@@ -178,12 +178,12 @@ class Authenticator:
             self._socket.close(linger=0)
 
     def _failed(self, error: BaseException) -> None:
-        """Ranks that are connected stay so; others wait in vain, until their timeout."""
+        """Connected ranks stay connected; others wait until their timeout."""
         text = f"no rank can connect to this one any more: {type(error).__name__}: {error}"
         warn_now(text, BackgroundFailureWarning)
 
     def _decide(self) -> None:
-        """Answer those of whom it is known who they are, and those who have waited long enough."""
+        """Answer requests of known ranks, and those that have waited long enough."""
         for _ in range(len(self._waiting)):
             envelope, request, since = self._waiting.popleft()
             rank = self._rank(request)
@@ -196,7 +196,7 @@ class Authenticator:
             self._socket.send_multipart([*envelope, b"1.0", number, *verdict, b""])
 
     def _rank(self, request: Sequence[bytes]) -> int | None:
-        """The rank that asks; None for a stranger."""
+        """The rank that makes a request; None if it is unknown."""
         if len(request) < _LENGTH_OF_REQUEST:
             return None
         keys = self._keys

@@ -1,12 +1,12 @@
-"""How the ranks of a session find each other without MPI: each leaves its address at a store, rank 0 publishes all.
+"""How the ranks of a session find each other without MPI: each puts its address into a store, rank 0 publishes all.
 
-The store is one that torch has for the job (``torch.distributed.Store``); it is not needed any more once the ranks have
-met. What an earlier job, or a start that was given up, has left in it does no harm: a rank believes only a roster that
-has the address in it which it made for this start; rank 0 makes a new one when a newer address comes; and the start is
-over only when every rank has heard, directly or through others, that every rank has the same roster.
+The store is torch's store of the job (``torch.distributed.Store``); it is not needed any more once the ranks have met.
+Entries of an earlier job, or of a start that was given up, do no harm: a rank accepts only a roster with the address
+that it made for this start; rank 0 makes a new roster when a newer address arrives; and the start has succeeded only
+when every rank knows, directly or through others, that every rank has the same roster.
 
-Whoever reaches the store's port can write there. What cannot be read is skipped, and, where the ranks share a secret
-(``DEEPPART_SECRET_FILE``), what was made without it; the rank that it was to stand for is waited for.
+Anyone who can reach the store's port can write there. Unreadable entries are skipped and, if the ranks share a secret
+(``DEEPPART_SECRET_FILE``), so are entries made without it; the ranks they claim to be from are still waited for.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from deeppart.errors import CommError, PeerTimeoutError, say
 
 T = TypeVar("T")
 
-#: Looks at the store: at first, and at most, in seconds; more ranks look less often.
+#: Interval of polling the store: at first, and at most, in seconds; with more ranks, each polls less often.
 _LOOK_S, _LOOK_MOST_S, _LOOKS_PER_S = 2e-3, 0.1, 20_000
-#: How often rank 0 says who is there, for those that want to say whom they wait for.
+#: How often rank 0 publishes which ranks have arrived, for error messages of the others.
 _SAY_S = 0.25
-#: How often the others ask for that, and whether their start has been given up.
+#: How often the others read that, and whether their start has been given up.
 _ASK_S = 0.5
-#: How long the thread is waited for at the end; it may be in a call of the store that does not end.
+#: How long the thread is joined at the end; it may be in a call of the store that does not return.
 _END_S = 0.5
 #: Hexadecimal digits of a tag: HMAC with SHA-256 (FIPS 198-1).
 _TAG_LENGTH = 64
@@ -46,7 +46,7 @@ _CONNECTING = "connecting the ranks"
 
 
 class Store(Protocol):
-    """What is used of ``torch.distributed.Store``."""
+    """The methods of ``torch.distributed.Store`` that are used."""
 
     def set(self, key: str, value: str, /) -> None: ...
     def get(self, key: str, /) -> bytes: ...
@@ -57,11 +57,11 @@ class Store(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What a rank leaves at the store.
+    """A rank's entry in the store.
 
     Attributes:
-        start: which start of a session there, counted by each rank: the n-th of one rank is that of all.
-        address: of the rank, in that start.
+        start: the number of the start, counted by each rank: the n-th start of one rank is that of all.
+        address: the rank's address in that start.
     """
 
     start: int
@@ -73,20 +73,20 @@ class Entry:
 
     @classmethod
     def decode(cls, data: bytes) -> Entry:
-        """From what :meth:`encode` has made."""
+        """The inverse of :meth:`encode`."""
         found = json.loads(data)
         return cls(int(found["start"]), Address(**found["address"]))
 
 
 class Search:
-    """One rank's side of a start. Its thread talks to the store, whose calls cannot be bounded.
+    """One rank's side of a start. Its thread calls the store, whose calls have no timeout.
 
     Attributes:
-        roster: version, and the addresses in rank order; None as long as there is none with this rank's.
-        is_given_up: rank 0 has given up the start that this is, and is in a later one.
+        roster: version, and the addresses in rank order; None until there is one with this rank's address.
+        is_given_up: true if rank 0 has given up this start, and is in a later one.
         error: why the thread has ended; None while it runs.
-        present: ranks that have come, as far as it is known.
-        skipped: lines about what is in the store and is not believed.
+        present: ranks that have arrived, as far as known.
+        skipped: lines about entries of the store that were not accepted.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Search:
         self._open_store, self._rank, self._size, self._entry = open_store, rank, size, entry
         self._secret = secret
         self._over = threading.Event()
-        # Written by the thread alone, each in one assignment.
+        # Written by the thread only, each in one assignment.
         self.roster: tuple[int, tuple[Address, ...]] | None = None
         self.error: BaseException | None = None
         self.is_given_up = False
@@ -104,13 +104,13 @@ class Search:
         self._thread = start_thread(self._run, "deeppart-rendezvous", self._failed)
 
     def end(self) -> None:
-        """The start is over, or given up: look at the store no more."""
+        """End the thread, because the start has ended or was given up."""
         self._over.set()
         self._thread.join(_END_S)
 
     def _run(self) -> None:
         store = self._open_store()
-        if self._over.is_set():  # no rank is to wait for one that has given up
+        if self._over.is_set():  # no rank may wait for one that has given up
             return
         if self._rank == 0:
             self._receive(store)
@@ -118,14 +118,14 @@ class Search:
             self._register(store)
 
     def _failed(self, error: BaseException) -> None:
-        """Of whatever kind torch has for it."""
+        """The thread has ended with an error, whose type depends on torch."""
         self.error = error
 
     def _sealed(self, key: str, text: bytes) -> bytes:
-        """What to leave under a key, which is in the tag: an entry of one rank is none of another's."""
+        """A value with a tag, which includes the key: an entry of one rank is not valid for another."""
         if self._secret is None:
             return text
-        job = f"{scheduled_job()}\0{self._size}\0{key}\0"  # nor is one of another job with the same secret
+        job = f"{scheduled_job()}\0{self._size}\0{key}\0"  # nor for another job with the same secret
         message = b"deeppart meeting\0" + job.encode() + text
         return hmac.digest(self._secret, message, "sha256").hex().encode() + text
 
@@ -133,7 +133,7 @@ class Search:
         store.set(key, self._sealed(key, text).decode())
 
     def _look(self, store: Store, key: str, read: Callable[[bytes], T]) -> T | None:
-        """What a rank has left under a key; None, which is said once, for what no rank of this job has left there."""
+        """The value that a rank of this job has put under a key; None for any other, with a line in ``skipped``."""
         found = store.get(key)
         text = found if self._secret is None else found[_TAG_LENGTH:]
         reason = "it was not made with the secret of this rank"
@@ -152,7 +152,7 @@ class Search:
         return f"roster/{self._entry.start}/{version}"
 
     def _register(self, store: Store) -> None:
-        """Of any rank but 0: leave the entry, and wait for a roster that has its address."""
+        """For ranks other than 0: put the entry, and wait for a roster with its address."""
         own, version, asked_at = f"rank/{self._rank}", 0, time.monotonic()
         self._leave(store, own, self._entry.encode())
         store.add("came", 1)
@@ -173,10 +173,10 @@ class Search:
                 if store.check(["present"]) and (present := self._look(store, "present", _ranks)) is not None:
                     self.present = present | {self._rank}
         if self.roster is None and store.check([own]) and store.get(own) == self._sealed(own, self._entry.encode()):
-            store.delete_key(own)  # unless it is that of the next start already
+            store.delete_key(own)  # unless the next start has replaced it already
 
     def _receive(self, store: Store) -> None:
-        """Of rank 0: collect the entries, and publish the roster whenever all are there and one is new."""
+        """For rank 0: collect the entries, and publish a roster whenever all are present and one is new."""
         found = {0: self._entry.address}
         came, said_at, version = -1, 0.0, 0
         for pause_s in _pauses_s(self._size):
@@ -185,7 +185,7 @@ class Search:
                 roster = tuple(found[rank] for rank in range(self._size))
                 version += 1
                 while store.check([self._roster_key(version)]):
-                    version += 1  # of processes before these: no rank finds its address in it
+                    version += 1  # made by earlier processes: no rank finds its address in it
                 self._leave(store, self._roster_key(version), json.dumps([asdict(each) for each in roster]).encode())
                 self.roster, self.present = (version, roster), set(found)
             if time.monotonic() - said_at > _SAY_S and len(found) < self._size:
@@ -196,14 +196,14 @@ class Search:
                 return
 
     def _collect(self, store: Store, found: dict[int, Address]) -> bool:
-        """Take the entries that have been left; True if there was a new one."""
+        """Read the entries in the store; True if there was a new one."""
         is_new = False
         for rank in range(1, self._size):
             key = f"rank/{rank}"
             if store.check([key]):
                 entry = self._look(store, key, Entry.decode)
                 if entry is None or entry.start > self._entry.start:
-                    continue  # of no rank; or it has given up the start that this rank is in, and waits for the next
+                    continue  # not a rank's; or the rank has given up this start, and waits for the next
                 store.delete_key(key)
                 if entry.start < self._entry.start:
                     self._leave(store, f"given-up/{entry.address.public_key}", b"")
@@ -222,7 +222,7 @@ def _ranks(text: bytes) -> set[int]:
 
 
 def _pauses_s(size: int) -> Iterator[float]:
-    """Between looks at the store: longer and longer, and the longer the more ranks look."""
+    """Pauses between polls of the store: increasing, and longer with more ranks."""
     pause_s, most_s = _LOOK_S, max(_LOOK_MOST_S, size / _LOOKS_PER_S)
     while True:
         yield pause_s
@@ -230,10 +230,10 @@ def _pauses_s(size: int) -> Iterator[float]:
 
 
 class Arrivals(SingleComm):
-    """Stands in for a communicator while there is none: a wait has to know who has come.
+    """A stand-in for a communicator before there is one: a wait needs to know which ranks have arrived.
 
     Attributes:
-        search: of this rank for the others; None before that has begun.
+        search: this rank's search for the others; None before it has begun.
     """
 
     def __init__(self, rank: int, size: int) -> None:
@@ -242,19 +242,19 @@ class Arrivals(SingleComm):
         self.search: Search | None = None
 
     def present(self) -> set[int]:
-        """Ranks that have come, as far as it is known."""
+        """Ranks that have arrived, as far as known."""
         return {self.rank} if self.search is None else set(self.search.present)
 
 
 class Rendezvous:
-    """Where ranks meet, once for each session. One for a process and a store: it counts this process's starts there.
+    """A meeting point, used once by each session. There is one per process and store: it counts the process's starts.
 
     Attributes:
         rank, size: this rank and the number of ranks.
-        open_store: connects to the store, within about so many seconds; its calls take as long as they may.
-        interface: finds where this rank listens; see :class:`RankSockets`.
-        in_turn: held by the start that is under way.
-        starts: so many have begun. Guarded by the lock.
+        open_store: connects to the store within about so many seconds; calls of the store are unbounded.
+        interface: finds the interface on which this rank listens; see :class:`RankSockets`.
+        in_turn: held by the start in progress.
+        starts: number of starts begun. Guarded by the lock.
     """
 
     def __init__(
@@ -265,7 +265,7 @@ class Rendezvous:
 
 
 def meet(rendezvous: Rendezvous, timeout: float, secret: bytes | None = None) -> SocketComm:
-    """A channel between all ranks of a rendezvous (collective). The first start of one rank is that of all."""
+    """A channel between all ranks of a rendezvous (collective). The n-th start of one rank is that of all."""
     arrivals = Arrivals(rendezvous.rank, rendezvous.size)
     if not rendezvous.in_turn.acquire(timeout=timeout):  # the starts of several threads
         where = f"rank {rendezvous.rank}"
@@ -279,7 +279,7 @@ def meet(rendezvous: Rendezvous, timeout: float, secret: bytes | None = None) ->
             error.todo = "give all ranks one DEEPPART_SECRET_FILE, or none; or somebody else writes there (SECURITY.md)"
         raise
     finally:
-        operation.close()  # if it was given up, sockets and thread go now, not when the error is forgotten
+        operation.close()  # if it was given up, close sockets and thread now, not when the error is dropped
         rendezvous.in_turn.release()
 
 
@@ -298,7 +298,7 @@ def _connected(
                 raise _no_store(search.error, rank) from search.error
             if search.is_given_up:
                 raise PeerTimeoutError(
-                    f"{_CONNECTING}: rank 0 has waited in vain, and is at its next try already",
+                    f"{_CONNECTING}: rank 0 has timed out, and has already begun its next start",
                     where=f"rank {rank}",
                     todo="try again on this rank as well; raise `timeout` if it was only slow",
                 )
@@ -314,7 +314,7 @@ def _connected(
                 except StopIteration as stop:
                     found: SocketComm = stop.value
                     return found
-                except CommError:  # one whose address is old is gone: it is to come yet
+                except CommError:  # a rank with an old address has gone: the new one is still to come
                     connecting = None
             yield False
     except BaseException:

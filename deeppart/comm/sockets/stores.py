@@ -1,4 +1,4 @@
-"""The stores of torch at which ranks can meet: that of ``env://``, and that of a process group."""
+"""torch's stores at which ranks can meet: that of ``env://``, and that of a process group."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from deeppart.config import Launch, served_by_agent, socket_interface
 from deeppart.errors import CommError, LaunchError
 
 _PREFIX = "deeppart"
-#: Of the time that a start has, for the store; and at least so many seconds.
+#: The share of a start's timeout for the store; and its minimum in seconds.
 _STORE_SHARE, _LEAST_S = 0.8, 0.1
 
 
 class _Process:
-    """Where this process has met others; there is one, :data:`_process`. Sessions end, and the next one meets there.
-
+    """The meeting points of this process, reused by later sessions; the only one is :data:`_process`. On rank 0 the
+    server of ``env://`` lives as long as the object that is connected to it.
     On rank 0 the server of ``env://`` lives as long as the object that is connected to it.
     """
 
@@ -52,7 +52,7 @@ _process = _Process()
 
 
 class _EnvironmentStore:
-    """Connects to the store at MASTER_ADDR and MASTER_PORT, once as long as it answers."""
+    """Connects to the store at MASTER_ADDR and MASTER_PORT, again only if it does not answer."""
 
     def __init__(self, host: str, port: int, launch: Launch) -> None:
         self._host, self._port, self._launch = host, port, launch
@@ -63,8 +63,8 @@ class _EnvironmentStore:
         distributed = _torch_distributed()
         with self._lock:
             if self._connected is None or not _answers(self._connected):
-                # As init_process_group() does, with which the server is shared then; but without waiting for all ranks.
-                # It gives up before the start does, so that nothing of it is left at the end of the process.
+                # Like init_process_group(), with which the server is shared; but without waiting for all ranks.
+                # The timeout is shorter than the start's, so that nothing of it is left at the end of the process.
                 self._connected = None
                 self._connected = distributed.TCPStore(
                     self._host,
@@ -101,23 +101,23 @@ def at_group(group: Any) -> Rendezvous:
 
 
 def _answers(store: Any) -> bool:
-    """Whether the server is still there."""
+    """True if the server answers."""
     try:
         store.add("deeppart", 0)
-    except Exception:  # of whatever kind torch has for it
+    except Exception:  # the type depends on torch
         return False
     return True
 
 
 def initialized() -> bool:
-    """Whether ``torch.distributed`` connects several processes, this one among them."""
+    """True if ``torch.distributed`` connects several processes, including this one."""
     from torch import distributed
 
     return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
 def is_group(comm: Any) -> bool:
-    """Whether it is a process group, or what `new_group` returns to processes that are not in it."""
+    """True for a process group, or the result of `new_group` in processes outside the group."""
     from torch import distributed
 
     if not distributed.is_available():

@@ -1,13 +1,13 @@
-"""Messages between the processes of one session, over ZeroMQ: encrypted, except for long ones, and from nobody else.
+"""Messages between the processes of one session, over ZeroMQ: authenticated, and encrypted except for long ones.
 
-A rank has two sockets that others connect to, when they first have something for it. Both take only what proves to be a
-rank of this session: *messages* by CURVE, whose public keys the ranks exchange when they meet; *pieces* of long
-messages, which would be three times as slow encrypted, by a password that the receiver gives the sender in a message.
-So a long one is offered first, and sent when its receiver is ready for it. A receiver that may read the sender's
-memory, as ranks of one host mostly may, does so instead.
+A rank has two sockets that others connect to when they first send something. Both accept only ranks of this session:
+*messages* by CURVE, whose public keys the ranks exchange when they meet; *pieces* of long messages, which would be
+three times as slow if encrypted, by a password that the receiver sends in a message. So a long message is first
+offered, and sent when its receiver is ready. A receiver that may read the sender's memory, as is usual on one host,
+does so instead.
 
-Nothing moves but in :meth:`Transport.progress`, which every operation calls while it waits, in whatever thread; and in
-ZeroMQ's own thread, which needs no lock of the interpreter.
+Progress is only made in :meth:`Transport.progress`, which every operation calls while it waits, in any thread; and in
+ZeroMQ's own thread, which does not need the interpreter lock.
 
 Sources: rfc.zeromq.org/spec/23 (ZMTP), 25 (CURVE), 24 (PLAIN), 27 (ZAP).
 """
@@ -44,50 +44,50 @@ from deeppart.comm.sockets.presence import Presence
 from deeppart.comm.sockets.rank_sockets import RankSockets, Socket, has_something
 from deeppart.errors import CommError, RanksDisagreeError
 
-#: A message of at most so many bytes is sent at once; a longer one is offered.
+#: Messages up to this length are sent at once; longer ones are offered.
 SHORT_BYTES = 32 << 10
-#: How much is read from another process between two looks at everything else.
+#: Bytes read from another process before other work is done.
 READ_BYTES = 8 << 20
-#: Messages taken in before others get the lock.
+#: Messages received before the lock is released for other threads.
 _AT_ONCE = 64
-#: Where several operations wait side by side, the first one looks for all: nothing has come in so short a time.
+#: If several operations wait concurrently, the first one polls for all: nothing new arrives within this time.
 _STILL_S = 30e-6
 _LOOK_S = 10e-3
-#: What is waited for is passed on after so long.
+#: Interval at which presence is passed on.
 _SPREAD_S = 0.1
-#: What is still to be sent when the session is closed has so long.
+#: Messages may be sent for this long after the session is closed.
 _CLOSING_MS = 1000
 
 
 class Transport:
-    """Of one rank in one session.
+    """The messages of one rank in one session.
 
     Attributes:
-        address: how others reach this rank.
+        address: the address for other ranks.
     """
 
     def __init__(self, sockets: RankSockets) -> None:
-        self._lock = threading.Lock()  # guards all that follows, and the sockets
+        self._lock = threading.Lock()  # guards the attributes below, and the sockets
         self._sockets, self.address = sockets, sockets.address
         self._peers = Peers(sockets)
         self._presence = Presence(0)
-        self._busy: set[int] = set()  # to whom long messages are on their way
+        self._busy: set[int] = set()  # ranks to which long messages are being sent
         self._outgoing: weakref.WeakValueDictionary[tuple[int, Key], Outgoing] = weakref.WeakValueDictionary()
         self._incoming: weakref.WeakValueDictionary[tuple[int, Key], Incoming] = weakref.WeakValueDictionary()
-        #: What has come before it was waited for: a short message, or where a long one lies.
+        #: Messages that arrived before they were waited for: a short message, or the memory block of a long one.
         self._early: dict[tuple[int, Key], Bytes | MemoryBlock] = {}
-        #: Of a channel, what is waited for and has been offered. Guarded by the interpreter: single operations.
+        #: For each channel the offered messages that are waited for. Only atomic operations.
         self._offered: defaultdict[int, deque[weakref.ref[Incoming]]] = defaultdict(deque)
         self._released_channels: set[int] = set()
         self._emptied_at, self._looked_at, self._spread_at = 0.0, 0.0, 0.0
         self._closed = False
-        # For a session that never started, or that nobody closes. By a weak reference, not by __del__: of objects that
-        # refer to each other, the collector ends any first, and the sockets are to be closed in order.
+        # For a session that never started, or is never closed. A weak reference rather than __del__: the collector may
+        # finalize objects in a cycle in any order, but the sockets must be closed in order.
         self._finalizer = weakref.finalize(self, _shut, self._peers, sockets, 0)
         self._finalizer.atexit = False
 
     def set_addresses(self, addresses: Sequence[Address], rank: int, version: int) -> None:
-        """Of all ranks, in rank order, once they have met; again if one was replaced."""
+        """Set the addresses of all ranks, in rank order, once they have met; again if one was replaced."""
         keys = [z85.decode(address.public_key) for address in addresses]
         with self._lock:
             self._busy -= self._peers.set_addresses(addresses, rank, version)
@@ -95,14 +95,14 @@ class Transport:
         self._sockets.authenticator.allow(keys)
 
     def send(self, to: int, key: Key, data: Bytes | bytes) -> Operation[None]:
-        """Send a message. The transfer starts at the call; ``data`` must stay as it is until it ends."""
+        """Send a message. The transfer starts at the call; ``data`` must not change until it ends."""
         array = data if isinstance(data, np.ndarray) else np.frombuffer(data, dtype=np.uint8)
         if not array.flags.c_contiguous:
-            raise ValueError("a message has to lie in one stretch of memory")
+            raise ValueError("a message must be contiguous in memory")
         with self._lock:
             self._refuse_closed()
             if to == self._peers.own_rank:
-                self._come_in(to, key, array.copy())
+                self._on_arrival(to, key, array.copy())
                 return immediately(None)
             if array.size <= SHORT_BYTES:
                 self._peers.put(to, packed(Kind.SHORT, key), array.tobytes())
@@ -114,28 +114,28 @@ class Transport:
     def _sending(self, to: int, outgoing: Outgoing) -> Operation[None]:
         while not outgoing.is_complete:
             before = outgoing.sent
-            has_all = self._go_on(outgoing.key)
+            has_all = self._continue(outgoing.key)
             if not outgoing.is_complete:
                 if has_all:
                     self._check(to)
                 yield outgoing.sent > before
 
     def receive(self, source: int, key: Key, buffer: Bytes | None = None) -> Operation[Bytes]:
-        """A message; into the buffer, if there is one. The transfer starts at the call."""
+        """Receive a message, into the buffer if there is one. The transfer starts at the call."""
         incoming = Incoming(source, key, buffer)
         with self._lock:
             self._refuse_closed()
             self._incoming[source, key] = incoming
             if (early := self._early.pop((source, key), None)) is not None:
-                self._come_in(source, key, early)
+                self._on_arrival(source, key, early)
             if source != self._peers.own_rank:
-                self._peers.need(source)  # only who is connected to it notices that it is gone
+                self._peers.need(source)  # only a connected rank notices that the other one has gone
         return self._receiving(incoming)
 
     def _receiving(self, incoming: Incoming) -> Operation[Bytes]:
         seen = 0
         while not incoming.is_complete:
-            has_all = self._go_on(incoming.key)
+            has_all = self._continue(incoming.key)
             if not incoming.is_complete:
                 if has_all:
                     self._check(incoming.source)
@@ -146,8 +146,8 @@ class Transport:
         assert incoming.buffer is not None
         return incoming.buffer
 
-    def _go_on(self, key: Key) -> bool:
-        """See what has come, and go on with something that was offered in the same channel; see :meth:`progress`."""
+    def _continue(self, key: Key) -> bool:
+        """Handle arrived messages, and continue with an offered one of the same channel; see :meth:`progress`."""
         is_still = not self._busy and time.monotonic() - self._emptied_at < _STILL_S
         has_all = is_still or self.progress()
         offered = self._offered.get(key[0])
@@ -158,7 +158,7 @@ class Transport:
         return has_all
 
     def _accept(self, incoming: Incoming) -> None:
-        """Go on with what was offered: read it where it lies, or have it sent."""
+        """Continue with an offered message: read it from the sender's memory, or request it."""
         source, key, offer = incoming.source, incoming.key, incoming.offer
         assert offer is not None
         address = self._peers.addresses[source]
@@ -178,11 +178,11 @@ class Transport:
             self._peers.put(source, packed(Kind.READY, key), secret)
 
     def _check(self, other: int) -> None:
-        """Whether there is any sense in waiting."""
+        """Raise if it is pointless to wait for a rank."""
         if self._peers.gone:
             raise CommError(
                 f"{rank_names(self._peers.gone)} of this job: gone",
-                found="the process has ended, or its host says nothing any more",
+                found="the process has ended, or its host does not answer",
                 where=f"rank {self._peers.own_rank}",
                 todo="close the checkpointer and make one among the ranks that are left, or start the job again; "
                 "committed checkpoints are not affected",
@@ -198,20 +198,20 @@ class Transport:
             self._refuse_closed()
 
     def heartbeat(self, channel: int, row: Int64s) -> None:
-        """Tell the others what is waited for in a channel; see :class:`Presence`."""
+        """Send the others the row of a channel; see :class:`Presence`."""
         with self._lock:
             if not self._closed:
                 self._presence.merge(channel, row)
                 self._spread_presence()
 
     def presence(self, channel: int) -> Int64s:
-        """What is known of all ranks in a channel."""
+        """The row of a channel for all ranks."""
         self.progress()
         with self._lock:
             return self._presence.row(channel)
 
     def release_channel(self, channel: int) -> None:
-        """Nothing will be received in it any more."""
+        """Drop a channel on which nothing will be received again."""
         with self._lock:
             self._released_channels.add(channel)
             self._presence.forget(channel)
@@ -220,7 +220,7 @@ class Transport:
                 del self._early[place]
 
     def progress(self) -> bool:
-        """Take in what has come, and send on, without waiting. Another thread that is at it does it for this one."""
+        """Receive and send without waiting. If another thread is doing so, it does the work for this one."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
@@ -235,7 +235,7 @@ class Transport:
             self._emptied_at = now if has_all else 0.0
             if now - self._looked_at > _LOOK_S:
                 self._looked_at = now
-                self._peers.look_after(now)
+                self._peers.check_connections(now)
                 if now - self._spread_at > _SPREAD_S:
                     self._spread_at = now
                     self._spread_presence()
@@ -244,23 +244,21 @@ class Transport:
             self._lock.release()
 
     def close(self) -> None:
-        """Tell the others that this rank ends the session, and give everything back. Waits two seconds at most."""
-        if os.getpid() != self.address.pid:  # a forked child has none of it, and another thread may have held the lock
+        """Tell the others that this rank ends the session, and free everything. Waits two seconds at most."""
+        if os.getpid() != self.address.pid:  # a forked child: another thread may have held the lock at the fork
             return
         with self._lock:
             if self._closed:
                 return
             self._closed = True
             if self._peers.addresses:
-                self._take(
-                    self._sockets.messages, self._on_message
-                )  # some may have ended the session: they hear nothing
-                self._peers.look_after(time.monotonic())
+                self._take(self._sockets.messages, self._on_message)  # some ranks may have ended the session already
+                self._peers.check_connections(time.monotonic())
                 self._peers.notify(Kind.ENDS, 0)
             self._finalizer.detach()
             _shut(self._peers, self._sockets, _CLOSING_MS)
 
-    # From here on everything is called with the lock.
+    # All methods below are called with the lock held.
 
     def _spread_presence(self) -> None:
         for channel, row in self._presence.news():
@@ -271,7 +269,7 @@ class Transport:
             raise CommError("the session has ended on this rank", where=f"rank {self._peers.own_rank}")
 
     def _take(self, socket: Socket, handle: Callable[[int, Sequence[zmq.Frame]], None]) -> bool:
-        """Take in some of what has come; True if that was all."""
+        """Receive some messages from a socket; True if there were no more."""
         for _ in range(_AT_ONCE):
             if not has_something(socket):
                 return True
@@ -284,9 +282,9 @@ class Transport:
         kind, key, first, _ = unpacked(message)
         self._peers.connected[route] = rank
         if kind == Kind.SHORT:
-            self._come_in(rank, key, np.frombuffer(message, dtype=np.uint8, offset=HEADER_BYTES))
+            self._on_arrival(rank, key, np.frombuffer(message, dtype=np.uint8, offset=HEADER_BYTES))
         elif kind == Kind.OFFER:
-            self._come_in(rank, key, MemoryBlock.decode(message[HEADER_BYTES:]))
+            self._on_arrival(rank, key, MemoryBlock.decode(message[HEADER_BYTES:]))
         elif kind == Kind.WAITS:
             if key[0] not in self._released_channels:
                 self._presence.merge(key[0], np.frombuffer(message, dtype=np.int64, offset=HEADER_BYTES))
@@ -295,7 +293,7 @@ class Transport:
         elif kind == Kind.STOOD:
             if (incoming := self._incoming.get((rank, key))) is not None:
                 incoming.is_complete = True
-        elif (outgoing := self._outgoing.get((rank, key))) is not None:  # otherwise it was given up
+        elif (outgoing := self._outgoing.get((rank, key))) is not None:  # otherwise it was abandoned
             if kind == Kind.TAKEN:
                 outgoing.is_complete = True
                 if first:
@@ -303,8 +301,8 @@ class Transport:
             else:
                 self._begin(rank, outgoing, message[HEADER_BYTES:])
 
-    def _come_in(self, rank: int, key: Key, what: Bytes | MemoryBlock) -> None:
-        """A short message has come, or the offer of a long one."""
+    def _on_arrival(self, rank: int, key: Key, what: Bytes | MemoryBlock) -> None:
+        """Handle a short message, or the offer of a long one."""
         incoming = self._incoming.get((rank, key))
         if incoming is None:
             if key[0] not in self._released_channels:
@@ -337,7 +335,7 @@ class Transport:
             return
         incoming = self._incoming.get((rank, key))
         if incoming is None or incoming.buffer is None:
-            return  # it was given up
+            return  # it was abandoned
         piece = np.frombuffer(data.buffer, dtype=np.uint8)
         incoming.buffer[offset : offset + piece.size] = piece
         incoming.come += piece.size
@@ -345,14 +343,14 @@ class Transport:
             self._peers.put(rank, packed(Kind.TAKEN, key, 1))
 
     def _begin(self, to: int, outgoing: Outgoing, password: bytes) -> None:
-        """A rank is ready for a long message: with what it lets this one in, and with what it proves who it is."""
+        """Begin to send a long message to a rank that is ready: with its password, and the key of its proof."""
         half = len(password) // 2
         self._peers.open_pieces(to, password[:half], password[half:]).waiting.append(weakref.ref(outgoing))
         self._busy.add(to)
 
 
 def _shut(peers: Peers, sockets: RankSockets, linger_ms: int) -> None:
-    """Close all sockets. What is still to be sent has so long."""
-    if os.getpid() == sockets.address.pid:  # a forked child has none of them
+    """Close all sockets; messages may be sent for ``linger_ms``."""
+    if os.getpid() == sockets.address.pid:  # a forked child uses none of them
         peers.close(linger_ms)
         sockets.close(linger_ms)

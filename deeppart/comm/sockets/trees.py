@@ -1,4 +1,4 @@
-"""Collectives made of messages between two ranks: pure, for any number of ranks.
+"""Collectives from messages between pairs of ranks: pure, for any number of ranks.
 
 Each rank exchanges messages with ranks at distances that are powers of two, forwards and backwards, whatever the root:
 at most ``2 * ceil(log2(size))`` others, in ``ceil(log2(size))`` rounds. So 4,096 ranks need 24 connections each.
@@ -54,24 +54,24 @@ def maximum(messages: Messages, values: Int64s) -> Operation[Int64s]:
 
 
 def allgather(messages: Messages, data: bytes) -> Operation[list[bytes]]:
-    """Everyone's data, in rank order, on every rank."""
+    """The data of all ranks, in rank order, on every rank."""
     rank, size, blocks = messages.rank, messages.size, [data]  # of this rank and those that follow it
     for number, distance in enumerate(_distances(size)):
         sending = messages.send((rank - distance) % size, number, _joined(blocks[: size - distance]))
-        blocks += _parted((yield from messages.receive((rank + distance) % size, number)))
+        blocks += _split((yield from messages.receive((rank + distance) % size, number)))
         yield from sending
     return [blocks[(other - rank) % size] for other in range(size)]
 
 
 def gather(messages: Messages, data: bytes) -> Operation[list[bytes] | None]:
-    """Everyone's data, in rank order, on rank 0; None elsewhere."""
+    """The data of all ranks, in rank order, on rank 0; None elsewhere."""
     rank, size, blocks = messages.rank, messages.size, [data]
     for distance in _distances(size):
         if rank & distance:
             yield from messages.send(rank - distance, 0, _joined(blocks))
             return None
         if rank + distance < size:
-            blocks += _parted((yield from messages.receive(rank + distance, 0)))
+            blocks += _split((yield from messages.receive(rank + distance, 0)))
     return blocks
 
 
@@ -105,12 +105,12 @@ def _distances(size: int) -> Iterator[int]:
 
 
 def _joined(blocks: Sequence[bytes]) -> bytes:
-    """Several blocks as one message: how many, the length of each, and they themselves."""
+    """Several blocks as one message: their number, their lengths, and the blocks."""
     lengths = np.array([len(blocks), *map(len, blocks)], dtype=np.int64)
     return b"".join((lengths.tobytes(), *blocks))
 
 
-def _parted(message: bytes) -> list[bytes]:
+def _split(message: bytes) -> list[bytes]:
     count = int(np.frombuffer(message, dtype=np.int64, count=1)[0])
     lengths = np.frombuffer(message, dtype=np.int64, count=1 + count)[1:]
     ends = 8 * (1 + count) + np.cumsum(lengths)

@@ -309,7 +309,7 @@ class _Describing:
             (rank, tree)
             for rank, own in self._own.items()
             for tree in own.trees
-            if tree.place is not None and exact(tree.path[:-1]) == exact(path)
+            if tree.position is not None and exact(tree.path[:-1]) == exact(path)
         ]
         kept = [(rank, tree) for rank, tree in found if not self._global_state.has_part(tree)]
         # These are of no rank alone: tensors, of which several ranks have shards, or some ranks have some, and values.

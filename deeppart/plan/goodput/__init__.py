@@ -1,7 +1,7 @@
-"""How fast a job learns on so many ranks with such a batch, and the batch with which it learns fastest. Pure.
+"""How fast a job learns with a number of ranks and a batch size, and the batch with which it learns fastest. Pure.
 
 Goodput is throughput, in samples per second, times statistical efficiency: the share of a large batch's samples that
-is worth as much as those of a small one. What is here has no tensors and no clock; scipy is imported for a fit alone.
+is worth as much as those of a small one. No tensors and no clock; only fitting imports scipy.
 
 Sources: A. Qiao et al., Pollux: Co-adaptive Cluster Scheduling for Goodput-Optimized Deep Learning, OSDI 2021; S.
 McCandlish et al., An Empirical Model of Large-Batch Training, 2018; T. Johnson et al., AdaScale SGD, ICML 2020.

@@ -1,4 +1,4 @@
-"""Which size of a job pays: what is expected of each, as far as the measurements carry."""
+"""Which sizes of a job pay: the expected goodput of each, as far as it can be extrapolated from measurements."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from deeppart.errors import ConfigError
 from deeppart.plan.goodput.model import Goodput
 from deeppart.plan.goodput.optimum import Bounds, best_steps, fixed_step
 
-#: Nothing is said of more ranks, or of larger batches, than so many times those that were measured.
+#: Extrapolation ends at so many times the measured ranks and batch.
 FARTHEST_RANKS, FARTHEST_BATCH = 2, 4
-#: A rank that does less than this share of what one does where it does most is better given to another job.
+#: A rank with less than this share of the largest goodput per rank is better given to another job.
 WORTH = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How far measurements carry.
+    """How far measurements can be extrapolated.
 
     Attributes:
-        profiled_ranks: most ranks that were measured.
-        profiled_batch: largest batch that was, of all ranks together.
+        profiled_ranks: largest measured number of ranks.
+        profiled_batch: largest measured batch, of all ranks together.
         node_ranks: ranks on each node.
 
     Example:
@@ -39,28 +39,28 @@ class Limits:
 
     @property
     def most_ranks(self) -> int:
-        """Of these something can be said."""
+        """The largest number of ranks to which measurements are extrapolated."""
         return FARTHEST_RANKS * self.profiled_ranks
 
     @property
     def most_batch(self) -> int:
-        """Of this something can be said."""
+        """The largest batch to which measurements are extrapolated."""
         return FARTHEST_BATCH * self.profiled_batch
 
     def nodes(self, ranks: int) -> int:
-        """That so many ranks fill."""
+        """The number of nodes for so many ranks."""
         return math.ceil(ranks / self.node_ranks)
 
     def sizes(self) -> list[int]:
-        """Numbers of ranks that are worth a look: all that one node can have, then whole nodes."""
+        """Numbers of ranks to consider: all that one node can have, then whole nodes."""
         first = range(1, min(self.node_ranks, self.most_ranks) + 1)
         return [*first, *range(2 * self.node_ranks, self.most_ranks + 1, self.node_ranks)]
 
     def check_ranks(self, ranks: int) -> None:
-        """Refuse what was not measured nearly enough.
+        """Refuse a number of ranks beyond the extrapolation.
 
         Raises:
-            ConfigError: so many ranks are too many.
+            ConfigError: there are too many ranks.
         """
         if ranks > self.most_ranks:
             raise ConfigError(
@@ -71,7 +71,7 @@ class Limits:
             )
 
     def check_batch(self, batch: int) -> None:
-        """Refuse a batch that was not measured nearly enough.
+        """Refuse a batch beyond the extrapolation.
 
         Raises:
             ConfigError: it is too large.
@@ -87,17 +87,17 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What is expected of a job of some size, with the best batch, or the one that was asked for.
+    """The expected performance of a job of some size, with its best batch, or a given one.
 
     Attributes:
-        nodes, ranks: of it.
+        nodes, ranks: its size.
         batch: samples of all ranks together.
-        local_batch, accumulation: samples of a micro-batch, and micro-batches beside the last one.
-        step_s: time of a step.
-        samples_per_s: that are computed.
-        efficiency: how much each is worth, beside one in the first batch.
+        local_batch, accumulation: samples of a micro-batch, and micro-batches before the last one.
+        step_s: duration of a step.
+        samples_per_s: computed samples per second.
+        efficiency: worth of a sample relative to one in the original batch.
         goodput: the product of the two.
-        per_rank: goodput of each rank, as a share of the most that a rank of any size has.
+        per_rank: goodput per rank, as a share of the largest of any size.
         profiled: true if as many ranks were measured.
     """
 
@@ -116,13 +116,13 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What is expected of each size, and which one pays.
+    """The expected performance of each size, and the best one.
 
     Attributes:
         sizes: by ranks, ascending.
-        best: the size with most goodput among those whose ranks still do their share.
-        worth: that share.
-        capped: true if larger batches would be allowed, but are too far from what was measured.
+        best: the size with most goodput among those whose ``per_rank`` is at least ``worth``.
+        worth: the least share of the largest goodput per rank.
+        capped: true if larger batches are allowed, but beyond the extrapolation.
     """
 
     sizes: tuple[Size, ...]
@@ -141,19 +141,19 @@ def advise(
     ranks: Sequence[int] | None = None,
     worth: float = WORTH,
 ) -> Advice:
-    """What to expect of a job of each size.
+    """The expected performance of a job for each size.
 
     Args:
-        goodput: of the job.
-        bounds: of its batch.
-        limits: of what may be said.
-        profiled: numbers of ranks that were measured.
-        batch: of all sizes; by default each has its best.
-        ranks: sizes; by default those worth a look.
-        worth: share of the goodput of a rank, where it is largest, below which more ranks do not pay.
+        goodput: the job's model.
+        bounds: the allowed batches.
+        limits: how far measurements are extrapolated.
+        profiled: measured numbers of ranks.
+        batch: batch for all sizes; by default each has its best.
+        ranks: sizes; by default :meth:`Limits.sizes`.
+        worth: share of the largest goodput per rank below which more ranks do not pay.
 
     Raises:
-        ConfigError: a size or a batch is too far from what was measured, or none is possible.
+        ConfigError: a size or a batch is beyond the extrapolation, or none is possible.
 
     Example:
         >>> from deeppart.plan.goodput import Bounds, Goodput, GradientNoise, Limits, Throughput, advise

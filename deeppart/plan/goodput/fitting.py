@@ -1,4 +1,4 @@
-"""Fit of the throughput model to measured times: least error of logarithms (Pollux, section 4.1)."""
+"""Fits the throughput model to measured durations: least mean square error of logarithms (Pollux, section 4.1)."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from deeppart.errors import ConfigError
 from deeppart.plan.goodput.model import LEAST_OVERLAP, MOST_OVERLAP, NOTHING_S, Throughput
 
 Floats = npt.NDArray[np.float64]
-#: Where the search begins besides: seconds of each kind, as shares of the times measured; and the overlap.
+#: Additional starting points: seconds of each kind, as shares of the measured times; and the overlap.
 _STARTS = ((0.5, 0.5, 0.1, 1.001), (0.5, 0.5, 0.5, 2.0), (0.05, 0.95, 0.5, 5.0))
-#: A smaller overlap is preferred where the measurements leave it open, and little growth with the ranks even where
-#: they do not quite: what a few ranks show of it is mostly how they lie on nodes. AdaptDL has 0.01 for the second. With
-#: 5 the greatest error beyond 8 GPUs, on its published traces, is 10 % instead of 16, and at twice the ranks 12 %
-#: instead of 29 where a job keeps one mean for each size (docs/elastic.md).
+#: A smaller overlap is preferred if the measurements do not determine it, and little growth with the ranks even if they
+#: nearly do: with few ranks, growth mostly reflects their placement on nodes. AdaptDL has 0.01 for the second. With 5
+#: the greatest error beyond 8 GPUs, on its published traces, is 10 % instead of 16, and at twice the ranks 12 %
+#: instead of 29 if a job keeps one mean per size (docs/elastic.md).
 _OVERLAP_WEIGHT, GROWTH_WEIGHT = 1e-3, 5.0
-#: Of the mean square: its root has no derivative at 0.
+#: Added to the mean square: its root has no derivative at 0.
 _SMOOTH = 1e-10
 _MOST_S = 1e5
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Times of one kind of step.
+    """Durations of one kind of step.
 
     Attributes:
-        nodes, ranks: of the job.
-        local_batch: samples of a micro-batch of a rank.
-        step_s: with the exchange of gradients; None if not measured.
-        accumulated_s: without; None if not measured.
+        nodes, ranks: size of the job.
+        local_batch: samples of a rank's micro-batch.
+        step_s: duration with the exchange of gradients; None if not measured.
+        accumulated_s: without the exchange; None if not measured.
 
     Example:
         >>> from deeppart.plan.goodput import Measured
@@ -51,15 +51,15 @@ class Measured:
 def fit(
     measured: Sequence[Measured], near: Throughput | None = None, *, growth_weight: float = GROWTH_WEIGHT
 ) -> Throughput:
-    """The parameters whose times are nearest, in the mean square of logarithms.
+    """The parameters with the least mean square error of the logarithms of durations.
 
-    What no measurement tells stays at next to nothing, but for this: a network between nodes that was not measured is
-    taken for a tenth slower than that within one. The same measurements always give the same parameters.
+    Parameters that no measurement determines stay near 0, with one exception: an unmeasured network between nodes is
+    assumed to be a tenth slower than that within a node. The same measurements always give the same parameters.
 
     Args:
-        measured: at least one time.
-        near: parameters of an earlier fit: the search begins there alone, and so is quicker.
-        growth_weight: how much growth with the ranks is held down; AdaptDL has 0.01.
+        measured: at least one duration.
+        near: parameters of an earlier fit: the only starting point then, which is faster.
+        growth_weight: weight of the penalty for growth with the ranks; AdaptDL has 0.01.
 
     Raises:
         ConfigError: nothing was measured, or scipy is missing.
@@ -87,7 +87,7 @@ def fit(
 
 
 class _Data(NamedTuple):
-    """Measurements as arrays; a time that is missing has weight 0."""
+    """Measurements as arrays; missing durations have weight 0."""
 
     nodes: Floats
     ranks: Floats
@@ -118,7 +118,7 @@ def _data(measured: Sequence[Measured], growth_weight: float) -> _Data:
 
 
 def _alone_s(each: Measured) -> float | None:
-    """Time of computing; a step of one rank is nothing else."""
+    """Duration of computing; a step of one rank consists only of that."""
     return each.step_s if each.accumulated_s is None and each.ranks == 1 else each.accumulated_s
 
 
@@ -129,7 +129,7 @@ def _logarithms(times: Floats) -> tuple[Floats, Floats]:
 
 
 def _bounds(data: _Data) -> tuple[Floats, Floats]:
-    """Least and most: logarithms of six times, and the overlap. What cannot be told has one value."""
+    """Lower and upper bounds: logarithms of six times, and the overlap. Undetermined parameters have equal bounds."""
     nothing = np.log(NOTHING_S)
     lower = np.array([nothing] * 6 + [LEAST_OVERLAP])
     upper = np.array([np.log(_MOST_S)] * 6 + [MOST_OVERLAP])
@@ -147,7 +147,7 @@ def _bounds(data: _Data) -> tuple[Floats, Floats]:
 
 
 def _typical(data: _Data) -> float:
-    """Seconds of computing, about: of steps if nothing else is known."""
+    """Approximate seconds of computing; of steps if nothing else is known."""
     if data.accumulated_weight.any():
         return float(np.exp(data.log_accumulated @ data.accumulated_weight))
     return float(np.exp(data.log_step @ data.step_weight))
@@ -163,7 +163,7 @@ def _starts(data: _Data, lower: Floats, upper: Floats) -> list[Floats]:
 
 
 def _from_earlier(near: Throughput, otherwise: Floats, lower: Floats, upper: Floats) -> Floats:
-    """The earlier parameters; where they are nothing, since nothing was measured then, others: it is flat there."""
+    """The earlier parameters; those near 0, which were unmeasured, from ``otherwise``: the error is flat there."""
     times = (near.compute_s, near.sample_s, near.between_s, near.between_rank_s, near.within_s, near.within_rank_s)
     logarithms = np.log(np.maximum(times, NOTHING_S))
     start = np.array([*np.where(logarithms > np.log(2 * NOTHING_S), logarithms, otherwise[:6]), near.overlap])
@@ -190,7 +190,7 @@ def _minimised(data: _Data, start: Floats, lower: Floats, upper: Floats) -> tupl
 
 
 def _error(parameters: Floats, data: _Data) -> tuple[float, Floats]:
-    """What is minimised, and its derivatives."""
+    """The minimised error, and its derivatives."""
     constant, growing, between, between_rank, within, within_rank = np.exp(parameters[:6])
     overlap = parameters[6]
     beyond = np.maximum(data.ranks - 2, NOTHING_S)
@@ -224,7 +224,7 @@ def _error(parameters: Floats, data: _Data) -> tuple[float, Floats]:
 
 
 def _root_mean_square(errors: Floats, weights: Floats) -> tuple[float, Floats]:
-    """The root, and its derivative by each error."""
+    """The root mean square, and its derivative by each error."""
     if not weights.any():
         return 0.0, np.zeros_like(errors)
     root = float(np.sqrt(errors**2 @ weights + _SMOOTH))

@@ -1,5 +1,5 @@
-"""How much of a batch's samples is worth its while (the noise of gradients), how long a step takes, by seven parameters
-(Pollux, section 3.2), and, of both, how fast a job learns.
+"""Models of how fast a job learns: statistical efficiency of a batch, from the gradient noise, and the duration of a
+step, from seven parameters (Pollux, section 3.2).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy.typing as npt
 from deeppart.errors import ConfigError
 
 Floats = npt.NDArray[np.float64]
-#: Of ``overlap``: 10 is close enough to perfect overlap, which infinity would be.
+#: Range of ``overlap``: 10 is close enough to perfect overlap, which would be infinity.
 LEAST_OVERLAP, MOST_OVERLAP = 1.0, 10.0
-#: Seconds that stand for no time at all: a logarithm is taken of all times.
+#: Used in place of a duration of 0, since logarithms are taken.
 NOTHING_S = 1e-8
 
 
@@ -26,7 +26,7 @@ class GradientNoise:
 
     Attributes:
         sqr: squared norm of the gradient's expectation.
-        var: variance of the mean gradient of ``batch`` samples, of all elements together.
+        var: variance of the mean gradient of ``batch`` samples, summed over all elements.
         batch: samples.
 
     Raises:
@@ -55,22 +55,22 @@ class GradientNoise:
 
     @property
     def scale(self) -> float:
-        """The noise scale, in samples; infinity for a gradient that is nothing but noise."""
+        """The noise scale, in samples; infinity if the gradient is only noise."""
         return self.var / self.sqr * self.batch if self.sqr else math.inf if self.var else 0.0
 
     def gain(self, batch: Any) -> Any:
-        """How many steps with ``self.batch`` samples one with so many is worth: from 1 to the ratio of the two."""
+        """How many steps with ``self.batch`` samples a step with ``batch`` samples is worth: from 1 to their ratio."""
         return gain(self.sqr, self.var, np.asarray(batch, dtype=float) / self.batch)
 
     def efficiency(self, batch: Any) -> Any:
-        """Progress by a sample, beside one in a batch of ``self.batch``."""
+        """Progress per sample, relative to a batch of ``self.batch``."""
         return self.gain(batch) * self.batch / np.asarray(batch, dtype=float)
 
 
 def gain(sqr: float, var: float, scale: Any) -> Any:
-    """What a step whose batch is so many times as large is worth: (var + sqr) / (var / scale + sqr), of AdaScale.
+    """The worth of a step with a batch ``scale`` times as large: AdaScale's (var + sqr) / (var / scale + sqr).
 
-    1 where both are 0.
+    1 if both are 0.
     """
     below = var / np.asarray(scale, dtype=float) + sqr
     return np.where(below > 0, (var + sqr) / np.where(below > 0, below, 1.0), 1.0)
@@ -78,16 +78,16 @@ def gain(sqr: float, var: float, scale: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """How long a step takes on so many ranks.
+    """The duration of a step, depending on the number of ranks.
 
-    A micro-batch of m samples takes ``compute_s + sample_s * m`` of computing: Tc. Gradients take ``*_s + *_rank_s *
-    (ranks - 2)`` of the network: Tn, with other numbers where all ranks are on one node. A step in which gradients are
-    exchanged takes (Tc^g + Tn^g)^(1/g), where g is the ``overlap``: 1 for one after the other, and the longer of the
-    two the more g is above 1. A micro-batch whose gradients are accumulated takes Tc.
+    A micro-batch of m samples takes ``compute_s + sample_s * m`` to compute: Tc. Exchanging gradients takes ``*_s +
+    *_rank_s * (ranks - 2)``: Tn, with other parameters if all ranks are on one node. A step with an exchange takes
+    (Tc^g + Tn^g)^(1/g), where g is the ``overlap``: the sum for 1, and closer to the longer of the two for larger g. A
+    micro-batch whose gradients are accumulated takes Tc.
 
     Attributes:
-        compute_s, sample_s: of computing, constant and for each sample.
-        between_s, between_rank_s: of the network between nodes, constant and for each rank beyond two.
+        compute_s, sample_s: computing, constant and per sample.
+        between_s, between_rank_s: the network between nodes, constant and per rank beyond two.
         within_s, within_rank_s: the same within a node.
         overlap: from 1 to 10.
 
@@ -125,11 +125,11 @@ class Throughput:
             )
 
     def accumulated_s(self, local_batch: Any) -> Any:
-        """A micro-batch of a rank whose gradients are accumulated."""
+        """Duration of a rank's micro-batch whose gradients are accumulated."""
         return self.compute_s + self.sample_s * np.asarray(local_batch, dtype=float)
 
     def network_s(self, nodes: Any, ranks: Any) -> Any:
-        """The exchange of gradients by itself; next to nothing for one rank."""
+        """Duration of the exchange of gradients alone; nearly 0 for one rank."""
         beyond = np.maximum(np.asarray(ranks, dtype=float) - 2, NOTHING_S)
         between = self.between_s + self.between_rank_s * beyond
         within = self.within_s + self.within_rank_s * beyond
@@ -137,25 +137,25 @@ class Throughput:
         return np.select([np.greater(nodes, 1), np.greater(ranks, 1)], [between, within], alone)
 
     def step_s(self, nodes: Any, ranks: Any, local_batch: Any, accumulation: Any = 0) -> Any:
-        """A whole step, with ``accumulation`` micro-batches beside the last one."""
+        """Duration of a whole step, with ``accumulation`` micro-batches before the last one."""
         accumulated = np.maximum(self.accumulated_s(local_batch), NOTHING_S)
         network = np.maximum(self.network_s(nodes, ranks), NOTHING_S)
         logarithm = np.logaddexp(self.overlap * np.log(accumulated), self.overlap * np.log(network)) / self.overlap
         return np.exp(logarithm) + accumulation * accumulated
 
     def samples_per_s(self, nodes: Any, ranks: Any, local_batch: Any, accumulation: Any = 0) -> Any:
-        """Samples of all ranks together."""
+        """Samples per second of all ranks together."""
         batch = np.asarray(ranks) * np.asarray(local_batch) * (np.asarray(accumulation) + 1)
         return batch / self.step_s(nodes, ranks, local_batch, accumulation)
 
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """How fast a job learns, counted in samples of its first batch.
+    """How fast a job learns, in samples of its original batch.
 
     Attributes:
-        throughput: how long steps take.
-        noise: of its gradients now; its batch is the one that efficiency is counted against.
+        throughput: the durations of steps.
+        noise: the current gradient noise; its batch is the reference for efficiency.
 
     Example:
         >>> from deeppart.plan.goodput import Goodput, GradientNoise, Throughput
@@ -173,5 +173,5 @@ class Goodput:
         return fast * self.noise.efficiency(ranks * local_batch * (accumulation + 1))
 
     def of_batch(self, nodes: Any, ranks: Any, batch: Any, local_batch: Any, accumulation: Any = 0) -> Any:
-        """The same of a batch whose last micro-batches are shorter: no rank has more than ``local_batch`` samples."""
+        """The same for a batch whose last micro-batches may be shorter: at most ``local_batch`` samples per rank."""
         return batch / self.throughput.step_s(nodes, ranks, local_batch, accumulation) * self.noise.efficiency(batch)

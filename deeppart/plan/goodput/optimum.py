@@ -1,4 +1,4 @@
-"""The batch, and the accumulation, with which a job of a given size learns fastest."""
+"""The batch size and accumulation with which a job of a given size learns fastest."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy.typing as npt
 from deeppart.errors import ConfigError
 from deeppart.plan.goodput.model import Goodput
 
-#: A batch is only changed for more goodput than this: batches that change often are hard to reason about.
+#: A batch is only changed for more additional goodput than this: frequent changes are hard to reason about.
 WORTHWHILE = 0.05
-#: So many batches are compared, from the least to the most, in equal ratios.
+#: Batch sizes compared, from the smallest to the largest, in equal ratios.
 _COMPARED = 50
-#: Of quotients of floats, which are rounded up.
+#: Tolerance for quotients of floats that are rounded up.
 _CLOSE = 1e-8
 
 Ints = npt.NDArray[np.int64]
@@ -24,17 +24,17 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a batch may be.
+    """The allowed batches.
 
     Attributes:
-        batch: that the training was tuned for; it is never smaller, where that many ranks can share it.
-        most_batch: of all ranks together.
-        most_local: samples that a rank can compute at a time, for its memory.
-        least_local: samples that a rank computes at least.
+        batch: the batch that the training was tuned for, which is the smallest, if that many ranks can share it.
+        most_batch: largest batch of all ranks together.
+        most_local: samples that a rank can compute at a time, limited by its memory.
+        least_local: least samples per rank.
         accumulate: true if a step may have several micro-batches.
 
     Raises:
-        ConfigError: they leave nothing.
+        ConfigError: they allow no batch.
 
     Example:
         >>> from deeppart.plan.goodput import Bounds
@@ -63,9 +63,9 @@ class Step:
 
     Attributes:
         batch: samples of all ranks together.
-        local_batch: samples of the largest micro-batch of a rank.
-        accumulation: micro-batches beside the last one.
-        goodput: useful samples per second that are expected of it.
+        local_batch: samples of a rank's largest micro-batch.
+        accumulation: micro-batches before the last one.
+        goodput: expected useful samples per second.
     """
 
     batch: int
@@ -75,7 +75,7 @@ class Step:
 
 
 class Steps(NamedTuple):
-    """Steps of several sizes, as arrays; goodput is 0 where no batch is within the bounds."""
+    """Steps of several sizes, as arrays; goodput is 0 if no batch is allowed."""
 
     batch: Ints
     local_batch: Ints
@@ -86,8 +86,8 @@ class Steps(NamedTuple):
 def best_steps(goodput: Goodput, nodes: Ints, ranks: Ints, bounds: Bounds) -> Steps:
     """The best step of each of several sizes.
 
-    One rank that has more than the first batch accumulates: the noise of gradients is estimated from the differences of
-    at least two of them (Pollux, section 3.1).
+    A single rank with more than the original batch accumulates: the gradient noise is estimated from the differences of
+    at least two micro-batches (Pollux, section 3.1).
     """
     ranks = np.asarray(ranks, dtype=np.int64)
     least = np.minimum(np.maximum(bounds.batch, bounds.least_local * ranks), bounds.most_batch)
@@ -107,7 +107,7 @@ def best_step(goodput: Goodput, nodes: int, ranks: int, bounds: Bounds) -> Step:
     """The best step of a job of one size.
 
     Raises:
-        ConfigError: no batch is within the bounds.
+        ConfigError: no batch is allowed.
 
     Example:
         >>> from deeppart.plan.goodput import Bounds, Goodput, GradientNoise, Throughput, best_step
@@ -126,14 +126,14 @@ def best_step(goodput: Goodput, nodes: int, ranks: int, bounds: Bounds) -> Step:
 
 
 def fixed_step(goodput: Goodput, nodes: int, ranks: int, batch: int, bounds: Bounds) -> Step:
-    """The step of a given batch: as few micro-batches as the bounds allow."""
+    """The step for a given batch: as few micro-batches as the bounds allow."""
     local, accumulation = _divided(np.array([batch / ranks]), np.array([ranks]), bounds)
     found = float(goodput.of_batch(nodes, ranks, batch, int(local[0]), int(accumulation[0])))
     return Step(batch, int(local[0]), int(accumulation[0]), found)
 
 
 def better_step(goodput: Goodput, nodes: int, ranks: int, bounds: Bounds, now: int) -> Step:
-    """The best step if it has more than 5 % more goodput than that of the batch now, else that one.
+    """The best step if it has more than 5 % more goodput than the current batch, otherwise that of the current batch.
 
     Args:
         now: samples of all ranks together.
@@ -144,7 +144,7 @@ def better_step(goodput: Goodput, nodes: int, ranks: int, bounds: Bounds, now: i
 
 
 def _divided(per_rank: Floats, ranks: Ints, bounds: Bounds) -> tuple[Ints, Ints]:
-    """(samples of a micro-batch, micro-batches beside the last) for so many samples of a rank."""
+    """(samples of a micro-batch, micro-batches before the last one) for a number of samples per rank."""
     accumulation = np.ceil(per_rank / bounds.most_local - _CLOSE) - 1
     alone = (ranks == 1) & (per_rank > bounds.batch + _CLOSE)
     accumulation = np.where(alone, np.maximum(accumulation, 1), np.maximum(accumulation, 0))

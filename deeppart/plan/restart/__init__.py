@@ -1,4 +1,4 @@
-"""The inventory after a failure, and the plan to restore from it. Pure: no torch, MPI, clock or file."""
+"""The inventory after a failure, and the plan of a restore from it. Pure: no torch, MPI, clock or files."""
 
 from deeppart.plan.restart.healing import Encode, Healing, Transfer, Wish, Write, plan_healing
 from deeppart.plan.restart.inventory import Committed, Inventory, Location, StoredParity, StoredPart, on_node

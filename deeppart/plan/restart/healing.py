@@ -1,8 +1,8 @@
-"""The work after a restore so that the step is protected again as its levels ask for. Pure.
+"""Plans how to restore the redundancy of a restored step as its levels require. Pure.
 
-Every part gets a home: a node that holds a file of it. Where the job has as many ranks as saved the step, that is the
-node of the rank of the same number; otherwise a node that has the part already, or the one whose rank has just read
-it. From there copies go to partner nodes, and the parity sets are encoded anew where a share of them is gone.
+Every part gets a home: a node with a file of it. If the job has as many ranks as saved the step, that is the node of
+the rank with the same number; otherwise a node that has the part already, or the one whose rank has just read it. From
+there copies go to partner nodes, and parity sets with a missing share are encoded again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from deeppart.plan.restart.sources import Source
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Rank ``rank`` writes part ``part``, which it has in memory, to its own node."""
+    """Rank ``rank`` writes part ``part``, which it has in memory, to its node."""
 
     part: int
     rank: int
@@ -27,12 +27,12 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A part file goes to another node.
+    """A copy of a part file to another node.
 
     Attributes:
         part: its number.
         source: the rank that reads it.
-        path: the file it reads; "" for the one that this plan's first phase puts on its node.
+        path: the file to read; "" for the one that the first phase of this plan creates on its node.
         target: the rank that stores it.
         level: "local" or "partner".
     """
@@ -50,8 +50,8 @@ class Encode:
 
     Attributes:
         which: the members, as ranks.
-        members: the same, as parity files know them.
-        paths: per member, the part's file; "" for the one that this plan puts on its node.
+        members: the members, as parity files name them.
+        paths: per member, the part's file; "" for the one that this plan creates on its node.
     """
 
     which: ParitySet
@@ -64,11 +64,11 @@ class Healing:
     """The repairs to make, in this order.
 
     Attributes:
-        writes: parts that no node has go from memory to storage.
-        moves: parts that their home lacks go there.
-        copies: parts go to the partner of their home, if that does not have them.
+        writes: parts that no node has, to be written from memory.
+        moves: parts that their home lacks, to be copied there.
+        copies: parts to be copied to the partner of their home, if that lacks them.
         encodes: parity sets to be computed.
-        unprotected: parts that are on the persistent level alone and refer to earlier ones: no file has all of them.
+        unprotected: parts that are only on the persistent level and refer to earlier ones: no file has all bytes.
     """
 
     writes: tuple[Write, ...]
@@ -96,9 +96,9 @@ class Wish:
     """The protection that parts should have.
 
     Attributes:
-        nodes: of the job.
+        nodes: the nodes of the job.
         partner: true if every part should be on two nodes.
-        group_size: of the parity groups; 0 for no parity.
+        group_size: size of the parity groups; 0 for no parity.
         tolerate: nodes of each group that may be lost.
     """
 
@@ -114,7 +114,7 @@ def plan_healing(
     parity: Sequence[tuple[int, StoredParity]],
     wish: Wish,
 ) -> Healing:
-    """Compare what there is with what should be."""
+    """Compare the existing files with the required ones."""
     node_of = {rank: node for node, ranks in enumerate(wish.nodes.ranks) for rank in ranks}
     same_world = candidate.attempt.world_size == len(node_of)
     writes, moves, copies = [], [], []
@@ -130,7 +130,7 @@ def plan_healing(
             unprotected.append(part)
         if refers or not sources:
             if same_world:
-                held[node_of[part]].append((part, part))  # or the others' parity would be other sets
+                held[node_of[part]].append((part, part))  # otherwise the others' parity would belong to other sets
             continue
         if not files:
             rank = readers[part]

@@ -1,4 +1,4 @@
-"""The inventory after a failure: parts and parity found on every node, and the committed checkpoints. Pure records."""
+"""The inventory after a failure: parts and parity on every node, and committed checkpoints. Pure records."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from deeppart.model import Attempt, ParityIdentity, ParityMember, PartRecord
 
 
 def on_node(text: str, rank: int) -> str:
-    """A text about a file, and on which node: others may have one of the same path."""
+    """A text about a file, with its node: others may have a file with the same path."""
     return f"{text} (node of rank {rank})"
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Location:
-    """A file as the ranks of one node see it: `local_dir` has the same path on all nodes, as a rule.
+    """A file as the ranks of one node see it: `local_dir` usually has the same path on all nodes.
 
     Attributes:
         rank: the lowest of the ranks that read it.
@@ -31,17 +31,17 @@ class Location:
 
 @dataclass(frozen=True, slots=True)
 class StoredPart:
-    """A part found on a level: its header, footer and index have been checked, its chunks have not been read.
+    """A part found on a level, whose header, footer and index were checked, and whose chunks were not read.
 
     Attributes:
         level: "local", "partner" or "persistent".
-        attempt, rank: whose part it is.
+        attempt, rank: the attempt and rank that saved it.
         path: the file, as seen by the process that found it.
         nbytes: length of the file.
         index_digest: xxh3-128 of the index, 32 hex digits.
-        written: when it was written, in seconds since 1970, as far as its file tells.
-        content_digest: the same for two encodings of the same bytes; "" where it is not known.
-        raw_bytes: of the part, decoded; 0 where that is not known.
+        written: when it was written, in seconds since 1970, according to its file.
+        content_digest: the same for two encodings of the same bytes; "" if unknown.
+        raw_bytes: decoded length of the part; 0 if unknown.
     """
 
     level: str
@@ -69,10 +69,10 @@ class StoredPart:
 
 @dataclass(frozen=True, slots=True)
 class StoredParity:
-    """A parity file found on a node: its header, footer and index have been checked, its blocks have not been read.
+    """A parity file found on a node, whose header, footer and index were checked, and whose blocks were not read.
 
     Attributes:
-        identity: which set, and whose share of it.
+        identity: the set, and the member whose share it is.
         path: the file, as seen by the process that found it.
         nbytes: length of the file.
     """
@@ -105,7 +105,7 @@ class Committed:
     """A committed checkpoint on the persistent level.
 
     Attributes:
-        attempt: which checkpoint.
+        attempt: the attempt.
         directory: its step directory.
         parts: the entries of its manifest, in rank order.
         created: UTC time of the commit, ISO 8601, as its manifest says.
@@ -119,19 +119,18 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """Everything a restart can choose from.
+    """All files that a restart can use.
 
     Attributes:
-        found: per rank of the restarting job, parts on its node's storage. All ranks of the node can read them; of
-            those that share a directory one lists it.
+        found: for each rank, parts on its node's storage. All ranks of the node can read them; of ranks that share a
+            directory only one lists it.
         node_of: node number of each rank.
         committed: checkpoints on the persistent level.
-        problems: readable lines about what was found unsound or unfinished, and is passed over.
-        damaged: readable lines about committed checkpoints whose manifests cannot be read.
-        parity: per rank, parity on its node's storage, listed as ``found`` is; () for none anywhere.
-        unusable: step -> why, of committed checkpoints whose manifests cannot be used.
-        unread: those of ``problems`` about storage of nodes that could not be listed or read: nobody knows what it
-            holds.
+        problems: readable lines about damaged or incomplete items, which are ignored.
+        damaged: readable lines about committed checkpoints with unreadable manifests.
+        parity: for each rank, parity on its node's storage, listed like ``found``; () if there is none anywhere.
+        unusable: step -> reason, for committed checkpoints with unusable manifests.
+        unread: the ``problems`` about nodes' storage that could not be listed or read, so that its files are unknown.
     """
 
     found: tuple[tuple[StoredPart, ...], ...]
@@ -149,5 +148,5 @@ class Inventory:
             self._first_of_node.setdefault(node, rank)
 
     def location(self, rank: int, path: str) -> Location:
-        """Of a file on the node of a rank."""
+        """The location of a file on the node of a rank."""
         return Location(self._first_of_node[self.node_of[rank]], path)

@@ -1,7 +1,7 @@
-"""From what survives to what can be restored: candidate steps, newest first, and the sources of their parts.
+"""Finds the steps that can be restored, newest first, and the sources of their parts.
 
-Pure and deterministic: every rank plans alone and gets the same answer. Parts of different attempts (another session,
-another ``checkpoint()`` call of the same step number) never meet in one plan.
+Pure and deterministic: every rank plans alone and gets the same result. A plan never has parts of different attempts
+(another session, or another ``checkpoint()`` call with the same step number).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class Candidate:
     """An attempt that could be restored.
 
     Attributes:
-        attempt: which checkpoint.
-        sources: part number -> places to read it from, cheapest first; every part has at least one, but for what
-            :meth:`without_files` leaves.
+        attempt: the attempt.
+        sources: part number -> sources, cheapest first; every part has at least one, except after
+            :meth:`without_files`.
     """
 
     attempt: Attempt
@@ -35,17 +35,17 @@ class Candidate:
         return tuple(part for part, places in enumerate(self.sources) if not places)
 
     def without(self, failed: Iterable[tuple[int, Location]]) -> Candidate | int:
-        """The candidate less some sources of parts; the number of a part that has none left, if there is one."""
+        """The candidate without some sources of parts; or the number of a part that has none left."""
         bad = set(failed)
         rest = self._with(lambda part, source: (part, source.location) not in bad)
         return rest.lacking[0] if rest.lacking else rest
 
     def without_files(self, files: Collection[Location]) -> Candidate:
-        """The candidate less some files, whichever parts they are of; see :attr:`lacking`."""
+        """The candidate without some files, whichever parts they belong to; see :attr:`lacking`."""
         return self._with(lambda _, source: source.location not in files)
 
     def without_parts(self, parts: Collection[int]) -> Candidate:
-        """The candidate less all sources of some parts."""
+        """The candidate without any sources of some parts."""
         return self._with(lambda part, _: part not in parts)
 
     def _with(self, keeps: Callable[[int, Source], bool]) -> Candidate:
@@ -62,8 +62,8 @@ class Outlook:
     Attributes:
         candidates: recoverable attempts, best first.
         rejected: step -> why it cannot be recovered.
-        notes: lines about files of the candidates that contradict the others and are ignored.
-        lost: those of the rejected steps that were complete once: committed, copied or encoded.
+        notes: lines about files of candidates that contradict others and are ignored.
+        lost: the rejected steps that were complete once: committed, copied or encoded.
     """
 
     candidates: tuple[Candidate, ...]
@@ -97,14 +97,14 @@ def survey(inventory: Inventory, step: int | None = None) -> Outlook:
         notes += [f"step {attempt.step}: {remark}" for finding in findings for remark in finding.contradictions]
         candidates.append(Candidate(attempt, tuple(finding.sources for finding in findings)))
     _sort(candidates, files)
-    notes += _told_apart(files, [each.attempt for each in candidates])
+    notes += _ambiguous_steps(files, [each.attempt for each in candidates])
     return Outlook(tuple(candidates), tuple(sorted(rejected, reverse=True)), tuple(notes), tuple(lost))
 
 
 def _sort(candidates: list[Candidate], files: FilesByAttempt) -> None:
-    """Best first: the later step; of sessions, that with the latest attempt at it; of a session, its last attempt.
+    """Best first: the later step; of sessions, the one with the latest attempt at it; of a session, its last attempt.
 
-    Whatever two attempts have in common, the order is the same on all ranks.
+    The order is total, so it is the same on all ranks.
     """
     ages = {each.attempt: files.age(each.attempt) for each in candidates}
     latest: dict[tuple[int, str], tuple[bool, str, float, int]] = {}
@@ -120,8 +120,8 @@ def _sort(candidates: list[Candidate], files: FilesByAttempt) -> None:
     candidates.sort(key=rank, reverse=True)
 
 
-def _told_apart(files: FilesByAttempt, attempts: Sequence[Attempt]) -> list[str]:
-    """A line about each step at which several attempts are complete; they are in the order of preference."""
+def _ambiguous_steps(files: FilesByAttempt, attempts: Sequence[Attempt]) -> list[str]:
+    """A line about each step with several complete attempts, which are in the order of preference."""
     by_step: dict[int, list[Attempt]] = {}
     for attempt in attempts:
         by_step.setdefault(attempt.step, []).append(attempt)
@@ -133,12 +133,12 @@ def _told_apart(files: FilesByAttempt, attempts: Sequence[Attempt]) -> list[str]
                 + (f", committed {files.age(each)[1]}" if files.is_committed(each) else ", on nodes only")
                 for each in found
             )
-            lines.append(f"step {step}: there are {len(found)} checkpoints of it; the first of these is taken: {names}")
+            lines.append(f"step {step}: there are {len(found)} checkpoints of it; the first of these is used: {names}")
     return lines
 
 
 def _why_lacking(attempt: Attempt, lacking: list[int], findings: Sequence[Finding]) -> str:
-    """One line per part that cannot be had, with everything that is known of it; parts with the same story together."""
+    """One line per part without a source, with everything known about it; parts with the same reasons share a line."""
     stories: dict[tuple[str, ...], list[int]] = {}
     for part in lacking:
         stories.setdefault(findings[part].remarks, []).append(part)

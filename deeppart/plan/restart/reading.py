@@ -1,6 +1,6 @@
-"""Who reads which part, or which stretch of one, over which route, and all that in words.
+"""Plans which rank reads which part or portion, and the routes of chunks to other ranks, with readable explanations.
 
-Pure and deterministic: every rank gets the same answer.
+Pure and deterministic: every rank gets the same result.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from deeppart.plan.redundancy import Nodes
 from deeppart.plan.restart.planner import Candidate
 from deeppart.plan.restart.sources import Source
 
-#: A file is opened, and its index read, for no stretch shorter than this.
+#: Least length of a portion: its reader has to open the file and read the index.
 LEAST_PORTION_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """A stretch of a part that one rank reads.
+    """A range of a part that one rank reads.
 
-    Who reads what is planned before anyone has read how the part is cut into chunks: a portion is made of the chunks
-    that begin in the stretch.
+    Portions are planned before any rank knows the chunks of the part: a portion consists of the chunks that begin in
+    its range.
 
     Attributes:
         reader: the rank.
-        first, stop: of the stretch: raw bytes, of as many as :attr:`Source.load_bytes` says. If the part turns out to
-            have others, the stretch begins and ends after the same fraction of those.
+        first, stop: the range, in raw bytes of :attr:`Source.load_bytes`. If the part turns out to have another length,
+            the range is scaled to it.
     """
 
     reader: int
@@ -44,9 +44,9 @@ class Read:
 
     Attributes:
         part: number of the part.
-        reader: the rank that reads it, or the first portion of it. It tells the others what the part's index says.
-        source: where from.
-        portions: in order, of different readers; empty if ``reader`` reads all of it.
+        reader: the rank that reads the part, or its first portion. It sends the part's index to the others.
+        source: the source.
+        portions: in order, of different readers; empty if ``reader`` reads the whole part.
     """
 
     part: int
@@ -56,25 +56,25 @@ class Read:
 
     @property
     def readers(self) -> tuple[int, ...]:
-        """The ranks that read any of it, in the order of their portions."""
+        """The ranks that read any portion, in the order of the portions."""
         return tuple(each.reader for each in self.portions) or (self.reader,)
 
     def chunks(self, raw_starts: Sequence[int]) -> dict[int, range]:
-        """The chunks that each reader reads: together all of them, and every one once."""
+        """The chunks of each reader: together all chunks, each once."""
         count, raw_bytes = len(raw_starts) - 1, raw_starts[-1]
         if not self.portions:
             return {self.reader: range(count)}
         limits = [-(-each.first * raw_bytes // self.source.load_bytes) for each in self.portions]
         begins = [0, *(bisect_left(raw_starts, limit, hi=count) for limit in limits[1:]), count]
-        return {each.reader: range(*begins[place : place + 2]) for place, each in enumerate(self.portions)}
+        return {each.reader: range(*begins[position : position + 2]) for position, each in enumerate(self.portions)}
 
 
 def assign(candidate: Candidate, ranks: int, *, whole: bool = False) -> tuple[Read, ...]:
-    """Give every part to readers, from its cheapest source.
+    """Assign every part to readers, from its cheapest source.
 
-    Each goes to the least loaded of the ranks that reach it. Where that leaves some with more to read than others, they
-    hand over the ends of parts, so that none of the ranks that reach the same parts reads more than its share of them
-    and 32 MiB.
+    Each part is assigned to the least loaded of the ranks that can read it. If the load is still uneven, ranks give
+    away the ends of parts, so that no rank reads more than its share of the parts that the same ranks can read, and
+    32 MiB.
     """
     reads = _whole(candidate, ranks)
     return reads if whole else _divided(reads, ranks)
@@ -83,9 +83,7 @@ def assign(candidate: Candidate, ranks: int, *, whole: bool = False) -> tuple[Re
 def _whole(candidate: Candidate, ranks: int) -> tuple[Read, ...]:
     """The largest parts first, each to the least loaded rank."""
     load = [0] * ranks
-    idlest: dict[
-        int, list[tuple[int, int]]
-    ] = {}  # per group of readers, a heap of (load, rank), brought up to date late
+    idlest: dict[int, list[tuple[int, int]]] = {}  # per group of readers, a heap of (load, rank), updated lazily
     reads: dict[int, Read] = {}
     order = sorted(range(len(candidate.sources)), key=lambda part: (-candidate.sources[part][0].load_bytes, part))
     for part in order:
@@ -94,7 +92,7 @@ def _whole(candidate: Candidate, ranks: int) -> tuple[Read, ...]:
             idlest[id(source.readers)] = [(load[rank], rank) for rank in source.readers]
             heapify(idlest[id(source.readers)])
         reader = _idlest(idlest[id(source.readers)], load)
-        # The rank that will own the part's per-rank leaves saves a message.
+        # A rank that reads the part with its own per-rank leaves saves a message.
         if part < ranks and load[part] == load[reader] and contains(source.readers, part):
             reader = part
         load[reader] += source.load_bytes
@@ -103,7 +101,7 @@ def _whole(candidate: Candidate, ranks: int) -> tuple[Read, ...]:
 
 
 def _idlest(heap: list[tuple[int, int]], load: list[int]) -> int:
-    """The rank with the least load, of equals the lowest; loads have only grown since they were put on the heap."""
+    """The rank with the least load, of equals the lowest; entries on the heap may be outdated, but loads only grow."""
     while heap[0][0] != load[heap[0][1]]:
         rank = heap[0][1]
         heapreplace(heap, (load[rank], rank))
@@ -112,14 +110,14 @@ def _idlest(heap: list[tuple[int, int]], load: list[int]) -> int:
 
 def contains(ranks: tuple[int, ...], rank: int) -> bool:
     """True if a rank is among ascending ranks."""
-    place = bisect_left(ranks, rank)
-    return place < len(ranks) and ranks[place] == rank
+    position = bisect_left(ranks, rank)
+    return position < len(ranks) and ranks[position] == rank
 
 
 def _divided(reads: tuple[Read, ...], ranks: int) -> tuple[Read, ...]:
-    """The same parts, divided among the ranks that reach them where some would read more than others.
+    """The same parts, divided among the ranks that can read them, if some ranks have more load than others.
 
-    Groups of few readers come first: those of many can make up for them. What is rebuilt is rebuilt as a whole.
+    Groups of few readers come first: larger groups can compensate for them. Parts to be rebuilt are not divided.
     """
     load, groups, found = [0] * ranks, dict[int, list[Read]](), list(reads)
     for read in reads:
@@ -134,7 +132,7 @@ def _divided(reads: tuple[Read, ...], ranks: int) -> tuple[Read, ...]:
 
 
 def _shared_out(group: list[Read], load: list[int]) -> list[Read]:
-    """Divide parts that the same ranks reach, so that these end with the same load; loads are kept up to date."""
+    """Divide parts with the same readers so that these end with the same load; updates ``load``."""
     readers = group[0].source.readers
     level = _level([load[rank] for rank in readers], sum(read.source.load_bytes for read in group))
     free = {rank: level - load[rank] for rank in readers if level > load[rank]}
@@ -164,7 +162,7 @@ def _shared_out(group: list[Read], load: list[int]) -> list[Read]:
 
 
 def _cut(nbytes: int, wanted: int) -> int:
-    """How much of so many bytes to take, so that neither this nor what is left is a portion that is too short."""
+    """How many of ``nbytes`` to take so that neither this portion nor the rest is too short."""
     if nbytes - wanted < LEAST_PORTION_BYTES:
         return nbytes
     return wanted if wanted >= LEAST_PORTION_BYTES else 0
@@ -177,7 +175,7 @@ def _read(read: Read, portions: list[Portion]) -> Read:
 
 
 def _level(loads: list[int], nbytes: int) -> int:
-    """The load up to which so many bytes fill ranks that have some already."""
+    """The load to which so many bytes raise the least loaded ranks."""
     loads, filled = sorted(loads), 0
     for count, low in enumerate(loads, start=1):
         filled += low
@@ -187,17 +185,17 @@ def _level(loads: list[int], nbytes: int) -> int:
     return 0
 
 
-#: Up to so many, sending to each directly is faster than passing on (docs/benchmarks.md).
+#: Up to this many targets, sending to each directly is faster than relaying (docs/benchmarks.md).
 FANOUT = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """One rank's place on the way of one chunk.
+    """One rank's position on the route of one chunk.
 
     Attributes:
-        source: the rank that it comes from; None for the one that has read it.
-        targets: ranks that it goes to, those of other nodes first.
+        source: the rank that sends the chunk to this one; None for its reader.
+        targets: ranks to which this one sends it, those of other nodes first.
     """
 
     source: int | None
@@ -205,7 +203,7 @@ class Hop:
 
 
 class Routes:
-    """The ways of all chunks, as one rank sees them."""
+    """The routes of all chunks, as one rank sees them."""
 
     def __init__(self, node_of: Sequence[int], rank: int) -> None:
         self._rank, self._node, self._node_of = rank, node_of[rank], node_of
@@ -213,7 +211,7 @@ class Routes:
         self._place = self._ranks[self._node].index(rank)
 
     def hop(self, reader: int, number: int, *, seen: bool) -> Hop | None:
-        """This rank's place on the way of a chunk."""
+        """This rank's position on the route of a chunk; None if it is not on it."""
         root = self._node_of[reader]
         at_home = root == self._node
         head = reader if at_home else self._head(self._node, number)
@@ -230,41 +228,41 @@ class Routes:
             over, under = _around((self._place - first) % len(ranks), len(ranks))
             if over is not None:
                 source = ranks[(over + first) % len(ranks)]
-            targets += [ranks[(place + first) % len(ranks)] for place in under]
+            targets += [ranks[(position + first) % len(ranks)] for position in under]
         return Hop(source, tuple(targets)) if source is not None or targets else None
 
     def _head(self, node: int, number: int) -> int:
-        """The rank that receives a chunk for a node that is not its reader's."""
+        """The rank that receives a chunk for a node other than its reader's."""
         ranks = self._ranks[node]
         return ranks[number % len(ranks)]
 
     def _nodes_around(self, root: int, number: int) -> tuple[int | None, list[int]]:
-        """The node that a chunk comes from, and those that it goes to."""
+        """The node from which a chunk comes, and those to which it goes."""
         others = len(self._ranks) - 1
         if not others:
             return None, []
 
-        def node_at(place: int) -> int:
-            if place == 0:
+        def node_at(position: int) -> int:
+            if position == 0:
                 return root
-            other = (place - 1 + number) % others
+            other = (position - 1 + number) % others
             return other if other < root else other + 1
 
         mine = self._node if self._node < root else self._node - 1
-        place = 0 if self._node == root else 1 + (mine - number) % others
-        above, below = _around(place, others + 1)
+        position = 0 if self._node == root else 1 + (mine - number) % others
+        above, below = _around(position, others + 1)
         return None if above is None else node_at(above), [node_at(each) for each in below]
 
 
-def _around(place: int, count: int) -> tuple[int | None, range]:
-    """The place above one in a tree of ``count`` places, 0 on top, and those below it."""
-    above = (place - 1) // FANOUT if place else None
-    first = FANOUT * place + 1
+def _around(position: int, count: int) -> tuple[int | None, range]:
+    """The parent of a position in a tree of ``count`` positions, 0 at the top, and its children."""
+    above = (position - 1) // FANOUT if position else None
+    first = FANOUT * position + 1
     return above, range(min(first, count), min(first + FANOUT, count))
 
 
 _LEVEL_WORDS: dict[str, str] = {Level.PARITY: "rebuilt from parity"}
-#: Ranks that are named of those that read one part together.
+#: Ranks named among those that read one part together, at most.
 _MOST_NAMED = 8
 
 
@@ -275,7 +273,7 @@ def explain(candidate: Candidate, reads: Sequence[Read]) -> str:
 
 
 def explain_sources(reads: Sequence[Read]) -> str:
-    """How many parts come from where: ``6 of 8 parts local, 2 of 8 parts rebuilt from parity``."""
+    """How many parts come from each kind of source: ``6 of 8 parts local, 2 of 8 parts rebuilt from parity``."""
     counts = Counter(read.source.level for read in reads)
     return ", ".join(
         f"{counts[level]} of {len(reads)} parts {_LEVEL_WORDS.get(level, level)}" for level in LEVELS if level in counts
@@ -283,7 +281,7 @@ def explain_sources(reads: Sequence[Read]) -> str:
 
 
 def explain_parts(candidate: Candidate, reads: Sequence[Read]) -> list[str]:
-    """A readable line per part: who has it from where, and what comes next if that turns out bad."""
+    """A readable line per part: its reader and source, and the next source if that one turns out bad."""
     lines = []
     for read, sources in zip(reads, candidate.sources, strict=True):
         first, *rest = [_describe(source, read.reader) for source in sources]
@@ -296,7 +294,7 @@ def _takers(read: Read) -> str:
     if not read.portions:
         return f"rank {read.reader} takes it"
     names = ", ".join(map(str, read.readers[:_MOST_NAMED])) + (", ..." if len(read.readers) > _MOST_NAMED else "")
-    return f"{len(read.readers)} ranks ({names}) take a stretch of it each"
+    return f"{len(read.readers)} ranks ({names}) read a range of it each"
 
 
 def _describe(source: Source, reader: int) -> str:

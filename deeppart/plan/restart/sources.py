@@ -18,7 +18,7 @@ from deeppart.model import Attempt, Level, ParityIdentity, PartRecord
 from deeppart.plan.redundancy import Stripes
 from deeppart.plan.restart.inventory import Committed, Inventory, Location, StoredParity, StoredPart
 
-#: Parts without a trace, of one attempt, that are looked for and told of one by one.
+#: Parts of one attempt without any file that are looked up and reported one by one, at most.
 MOST_LOOKED_FOR = 10_000
 
 
@@ -27,7 +27,7 @@ class BlockFile:
     """A file with blocks that a rebuild can use.
 
     Attributes:
-        place: whose, in the parity set.
+        place: position of its member in the parity set.
         path: the file; "" for a member without a part, whose blocks are zeros.
         readers: ranks that can read it, ascending.
     """
@@ -39,12 +39,12 @@ class BlockFile:
 
 @dataclass(frozen=True, slots=True)
 class Rebuild:
-    """A plan to compute a part from others of its parity set.
+    """A plan to compute a part from other files of its parity set.
 
     Attributes:
         identity: the set; its ``place`` is the part's.
-        data: the members' parts, all copies of them. If there are any of the lost part itself, they may be damaged, but
-            not in every block.
+        data: the members' parts, all copies of them. Those of the lost part itself may be damaged, but not in every
+            block.
         parity: shares of parity, of any member.
     """
 
@@ -55,17 +55,17 @@ class Rebuild:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One place a part can be had from.
+    """A source of a part.
 
     Attributes:
         level: "local", "partner", "parity" or "persistent".
         path: the file; for parity, a name of the set.
-        readers: ranks that can read it, ascending; one tuple for all parts that the same ranks can read.
+        readers: ranks that can read it, ascending; one tuple object for all parts with the same readers.
         nbytes: length of the file.
         index_digest: the required digest of the part's index.
-        rebuild: for parity: how.
-        raw_bytes: of the part, decoded; 0 where that is not known.
-        refers: true if chunks of it lie in earlier parts.
+        rebuild: for parity: the plan to rebuild it.
+        raw_bytes: decoded length of the part; 0 if unknown.
+        refers: true if some of its chunks are in earlier parts.
     """
 
     level: str
@@ -79,12 +79,12 @@ class Source:
 
     @property
     def load_bytes(self) -> int:
-        """What a rank that reads it has to check, and to keep in memory, as far as is known."""
+        """The bytes that a reader has to check and keep in memory, as far as known."""
         return self.raw_bytes or self.nbytes
 
     @property
     def location(self) -> Location:
-        """The node and path of the file: files on other nodes may have the same path."""
+        """The node and path of the file; other nodes may have a file with the same path."""
         return Location(self.readers[0], self.path)
 
     @property
@@ -95,12 +95,12 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """All there is of one part of an attempt.
+    """All sources of one part of an attempt.
 
     Attributes:
         sources: cheapest first; may be empty.
         remarks: files that were found and cannot be used, with the reason; for messages.
-        contradictions: those of the remarks that say that files contradict each other.
+        contradictions: the remarks about files that contradict each other.
     """
 
     sources: tuple[Source, ...]
@@ -117,7 +117,7 @@ class _Placed:
 
     @property
     def location(self) -> Location:
-        """Of the file."""
+        """The location of the file."""
         return Location(self.readers[0], self.file.path)
 
     def as_source(self) -> Source:
@@ -128,7 +128,7 @@ class _Placed:
 
 @dataclass(frozen=True, slots=True)
 class _Encoded:
-    """A part's place in a parity set, and where the shares of the set's parity are."""
+    """A part's position in a parity set, and the shares of the set's parity."""
 
     identity: ParityIdentity
     place: int
@@ -136,7 +136,7 @@ class _Encoded:
 
     @property
     def index_digest(self) -> str:
-        """Of the part that was encoded."""
+        """The index digest of the encoded part."""
         return self.identity.members[self.place].index_digest
 
 
@@ -169,16 +169,16 @@ class FilesByAttempt:
             shares.append(piece)
 
     def attempts(self) -> list[Attempt]:
-        """All attempts that anything is known of, in order of step, session and sequence."""
+        """All known attempts, in order of step, session and sequence."""
         known = set(self._parts) | set(self._parity) | set(self._committed)
         return sorted(known, key=lambda a: (a.step, a.session, a.sequence))
 
     def is_committed(self, attempt: Attempt) -> bool:
-        """True if there is a manifest."""
+        """True if the attempt has a manifest."""
         return attempt in self._committed
 
     def known_parts(self, attempt: Attempt) -> set[int]:
-        """Parts of which there is any trace on a node."""
+        """Parts with any file on a node, or in a parity set there."""
         known = set(self._parts.get(attempt, ()))
         for identity in self._parity.get(attempt, {}):
             known |= {member.part for member in identity.members if member.part is not None}
@@ -187,15 +187,15 @@ class FilesByAttempt:
     def is_hopeless(self, attempt: Attempt) -> bool:
         """True if nearly nothing is left of an attempt that was never committed, or never complete.
 
-        A single file, by its header one of 16 million, is no reason to look for the others one by one.
+        If a single file's header claims one of 16 million parts, the others are not looked up one by one.
         """
         lacking = attempt.world_size - len(self.known_parts(attempt))
         return lacking > MOST_LOOKED_FOR and not self.is_committed(attempt)
 
     def age(self, attempt: Attempt) -> tuple[bool, str, float, int]:
-        """By which the latest attempt at a step is the greatest; which session it belongs to says nothing about that.
+        """A key by which the latest attempt at a step is the greatest; sessions have no order.
 
-        Committed or not, the time of the commit, the time at which the last of its files was written, and the sequence.
+        Whether it was committed, the time of the commit, the time at which its last file was written, and the sequence.
         """
         committed = self._committed.get(attempt)
         files = (each.file.written for placed in self._parts.get(attempt, {}).values() for each in placed)
@@ -203,7 +203,7 @@ class FilesByAttempt:
         return committed is not None, created, max(files, default=0.0), attempt.sequence
 
     def was_complete(self, attempt: Attempt) -> bool:
-        """True if the attempt was complete at some level once. Copies and parity are made of complete ones only."""
+        """True if the attempt was once complete at some level. Copies and parity are only made of complete ones."""
         copies = (each for files in self._parts.get(attempt, {}).values() for each in files)
         encoded = bool(self._parity.get(attempt))
         return self.is_committed(attempt) or encoded or any(each.file.level == Level.PARTNER for each in copies)
@@ -261,7 +261,7 @@ class FilesByAttempt:
 def _settle(
     part: int, files: Sequence[_Placed], encoded: Sequence[_Encoded], record: PartRecord | None
 ) -> tuple[frozenset[str], list[str]]:
-    """The digests that count, and remarks about files that contradict them."""
+    """The accepted digests, and remarks about files that contradict them."""
     best = record.index_digests if record is not None else _agreeing(files, {each.index_digest for each in encoded})
     if record is None and not best and (files or encoded):
         paths = ", ".join(sorted(str(each.location) for each in files)) or "in parity sets"
@@ -275,7 +275,7 @@ def _settle(
 
 
 def _agreeing(files: Sequence[_Placed], encoded: set[str]) -> frozenset[str]:
-    """Digests of indexes of the same bytes, where no manifest names them; none if something contradicts them."""
+    """Index digests of the same bytes, without a manifest; none if they contradict each other or ``encoded``."""
     contents: dict[str, set[str]] = {}
     for each in files:
         contents.setdefault(each.file.content_digest or each.file.index_digest, set()).add(each.file.index_digest)

@@ -1,4 +1,4 @@
-"""The copy of a share into staging memory: what lies where in it, the copy itself, and copies that may wait."""
+"""Copies a share into staging memory: its layout, the copy itself, and copies after the call (``capture="lazy"``)."""
 
 from deeppart.state.capture.copying import CapturePlan
 from deeppart.state.capture.layout import ChunkPlan, ShareLayout, lay_out

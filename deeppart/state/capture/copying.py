@@ -1,6 +1,6 @@
-"""Capture: copy this rank's spans into reused staging memory. Training waits for it.
+"""Copies this rank's spans into reused staging memory, while training waits.
 
-When leaves live on a GPU, staging memory (:mod:`deeppart.state.capture.staging`) is pinned and filled on a side stream.
+For leaves on a GPU, staging memory (:mod:`deeppart.state.capture.staging`) is pinned and filled on a side stream.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from deeppart.state.paths import readable
 from deeppart.state.tensors import Bytes, LeafType, is_flat, lies_flat_on_host, rectangles
 from deeppart.state.tree import FlatState
 
-#: Device-to-host copies are issued in pieces of this size, so that other copies can get in between.
+#: Device-to-host copies are made in pieces of this size, so that other copies can run in between.
 DEVICE_PIECE_BYTES = 64 << 20
 
-#: Copies on the host are made in pieces of this size, so that other threads get the interpreter in between.
+#: Host copies are made in pieces of this size, so that other threads can take the interpreter lock in between.
 MOVE_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class HostCopy:
-    """Bytes to copy within this process.
+    """A copy of bytes within this process.
 
     Attributes:
-        leaf: which they are of.
+        leaf: the leaf that they belong to.
         target, source: addresses.
         length: bytes.
     """
@@ -53,8 +53,8 @@ class CallCopy:
     """Another copy, such as one from a device.
 
     Attributes:
-        leaf: which it is of, or None.
-        call: returns when it is made.
+        leaf: the leaf that it belongs to, or None.
+        call: makes the copy and returns.
     """
 
     leaf: int | None
@@ -62,12 +62,11 @@ class CallCopy:
 
 
 class CapturePlan:
-    """The places of all spans in a staging buffer; made once per layout and buffer, used at every checkpoint.
+    """The positions of all spans in a staging buffer; made once per layout and buffer, used at every checkpoint.
 
-    What lies flat in host memory is copied by address with the C library's ``memmove``: it touches no tensor object,
-    and unlike torch's own copy it can be told to bypass the caches (docs/benchmarks.md). The memory is held, and
-    whether it is still there is asked in the same breath: between that question and the copy, no other thread can get
-    the interpreter to free it.
+    Contiguous host memory is copied by address with the C library's ``memmove``, which touches no tensor object, and
+    unlike torch's copy can bypass the caches (docs/benchmarks.md). The memory is held, and its address is checked
+    immediately before the copy without releasing the interpreter lock: no other thread can free it in between.
     """
 
     def __init__(
@@ -106,7 +105,7 @@ class CapturePlan:
         return self._place == (staged.data_ptr(), staged.numel())
 
     def copy(self, flat: FlatState, later: Collection[int] = ()) -> list[HostCopy | CallCopy]:
-        """Copy the leaves' current bytes; returns when they are in staging memory, except the tensors of ``later``."""
+        """Copy the leaves' current bytes, except those of ``later``, and return the copies that are left."""
         arrays, memory = flat.data, flat.memory
         now = [leaf for leaf in self._leaves if leaf not in later] if later else self._leaves
         _check_places(flat, now)
@@ -126,12 +125,12 @@ class CapturePlan:
                 np.copyto(elements[piece].reshape(view.shape), view)
         _check_places(flat, now)
         for leaf in sorted(self._tensor_leaves.intersection(later)):
-            alias = {leaf: arrays[leaf].detach()}  # stays as it is, whatever becomes of the tensor
+            alias = {leaf: arrays[leaf].detach()}  # unaffected by later changes of the tensor
             left += [CallCopy(leaf, call) for call in _later_calls(*self._tensors({leaf}, alias))]
         return left
 
     def _tensors(self, leaves: set[int], arrays: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Views of staging memory for what does not lie flat on the host, and of what goes there."""
+        """Views of staging memory, and their sources, for leaves that are not contiguous in host memory."""
         targets = [target for leaf, target in self._whole if leaf in leaves]
         sources = [arrays[leaf] for leaf, _ in self._whole if leaf in leaves]
         for leaf, first, last, target in self._partial:
@@ -158,7 +157,7 @@ class _Moves:
         self._lengths.append(length)
 
     def make(self, memory: HeldMemory, later: Collection[int]) -> list[HostCopy]:
-        """Make the copies, each only if its memory stands where it did; returns those of ``later``."""
+        """Make the copies, each only if its memory has not moved; returns those of ``later``."""
         leaves, targets, lengths = self._leaves, self._targets, self._lengths
         sources = list(map(operator.add, map(memory.pointers.__getitem__, leaves), self._starts))
         left: list[HostCopy] = []
@@ -172,7 +171,7 @@ class _Moves:
         bases = list(map(memory.bases.__getitem__, leaves))
         for first, last in _batches(lengths):
             batch = slice(first, last)
-            # All of it in C, without a step of the interpreter in between: see CapturePlan.
+            # All in C, without an interpreter step in between: see CapturePlan.
             stand = map(operator.eq, map(storage_address, holders[batch]), bases[batch])
             asked = map(operator.mul, lengths[batch], stand)
             deque(map(memmove, targets[batch], sources[batch], asked), maxlen=0)
@@ -180,7 +179,7 @@ class _Moves:
 
 
 def _batches(lengths: Sequence[int]) -> list[tuple[int, int]]:
-    """Cut copies into runs of up to :data:`MOVE_BYTES` together, one at least; as (first, last + 1)."""
+    """Divide copies into runs of up to :data:`MOVE_BYTES` or one copy; as (first, last + 1)."""
     runs, first, together = [], 0, 0
     for place, length in enumerate(lengths):
         if together + length > MOVE_BYTES and place > first:
@@ -193,8 +192,8 @@ def _batches(lengths: Sequence[int]) -> list[tuple[int, int]]:
 def _check_places(flat: FlatState, leaves: Sequence[int]) -> None:
     for leaf in flat.memory.moved(leaves):
         raise FreedMemoryError(
-            "memory of the state was freed or replaced while checkpoint() was under way",
-            expected="a state that nobody changes until checkpoint() returns",
+            "memory of the state was freed or replaced during checkpoint()",
+            expected="a state that does not change until checkpoint() returns",
             found="another address or length of a tensor's storage, or of an array",
             where=f"path {readable(flat.arrays[leaf].path)}",
             todo="wait for checkpoint() before freeing it in another thread",
@@ -202,7 +201,7 @@ def _check_places(flat: FlatState, leaves: Sequence[int]) -> None:
 
 
 def _later_calls(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> list[Callable[[], None]]:
-    """A call for each copy to be made by another thread, after the work that is queued now on its device."""
+    """A call for each copy, to be made by another thread after the work already queued on the device."""
     ready: dict[torch.device, torch.cuda.Event] = {}
     for device in {source.device for source in sources if source.is_cuda}:
         ready[device] = torch.cuda.current_stream(device).record_event()
@@ -236,7 +235,7 @@ def _dtype(kind: LeafType) -> torch.dtype:
 
 
 def _pieces(data: Any, first: int, last: int) -> list[tuple[slice, Any]]:
-    """Elements ``[first, last)`` of an array as views, each with its place among them; copies nothing."""
+    """Elements ``[first, last)`` of an array as views, each with its position in that range; copies nothing."""
     if isinstance(data, torch.Tensor):
         data = data.detach()
     if is_flat(data):
@@ -249,7 +248,7 @@ def _pieces(data: Any, first: int, last: int) -> list[tuple[slice, Any]]:
 
 
 def _copy_from_devices(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
-    """Copy on side streams, in pieces, after the work already queued; waits for the end of the copies only."""
+    """Copy on side streams, in pieces, after the work already queued; waits only for the copies."""
     streams: dict[torch.device, torch.cuda.Stream] = {}
     on_host: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
     with torch.no_grad():

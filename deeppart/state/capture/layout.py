@@ -1,10 +1,10 @@
-"""The layout of one rank's share in memory and in its part file: spans laid end to end, cut into chunks.
+"""The layout of one rank's share in memory and in its part file: consecutive spans, cut into chunks.
 
-Pure arithmetic over leaf types and a partition plan. The *raw stream* of a part is its spans one after another:
-larger element sizes first, so that every span is aligned without padding, then shared before per-rank, then what is
-not trained before what is, then by leaf. A chunk holds one dtype and either shared or per-rank bytes, never both, so
-that a reader can fetch just what it needs and a codec knows what it compresses; and no leaves that are trained beside
-others, so that the others need not be written again.
+Pure arithmetic over leaf types and a partition plan. The *raw stream* of a part is its spans one after another: larger
+element sizes first, so that every span is aligned without padding, then shared before per-rank, then untrained before
+trained, then by leaf. A chunk has one dtype, only shared or only per-rank bytes, and only trained or only untrained
+leaves: so readers can fetch just what they need, codecs know the type, and unchanged leaves need not be written again
+with trained ones.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import numpy.typing as npt
 from deeppart.part import SPAN_DTYPE
 from deeppart.state.tensors import LeafType
 
-#: Raw bytes per chunk, at most. Small enough to stay in cache between hashing and writing, large enough for one
-#: system call per chunk not to matter.
+#: Raw bytes per chunk, at most. Small enough to stay in cache between hashing and writing, large enough that a system
+#: call per chunk does not matter.
 CHUNK_BYTES = 4 << 20
-#: A span of at least this many bytes does not share its chunks with others: it can be restored in place.
+#: A span of at least this many bytes shares no chunk with others: it can be restored in place.
 ALONE_BYTES = 1 << 20
 
-#: ``table`` of a span: bytes that are those of all ranks, or of this one alone.
+#: ``table`` of a span: bytes of all ranks, or of this rank alone.
 SHARED, OWN = 0, 1
 
 
@@ -43,8 +43,8 @@ class ShareLayout:
     """A rank's share.
 
     Attributes:
-        spans: rows of ``part.SPAN_DTYPE`` in raw-stream order, with the numbers of leaves on this rank and no boxes.
-        chunks: cuts of the raw stream.
+        spans: rows of ``part.SPAN_DTYPE`` in raw-stream order, with this rank's leaf numbers and without boxes.
+        chunks: the chunks of the raw stream.
         nbytes: length of the raw stream.
     """
 
@@ -59,7 +59,7 @@ def lay_out(
     own: Sequence[tuple[int, int, int]],
     trained: Collection[int] = (),
 ) -> ShareLayout:
-    """Lay a share's spans end to end."""
+    """Arrange a share's spans and cut them into chunks."""
     rows = [(SHARED, *span) for span in shared]
     rows += [(OWN, *span) for span in own]
 
@@ -85,7 +85,7 @@ def _alignment(kind: LeafType) -> int:
 def _cut_chunks(
     spans: npt.NDArray[np.void], types: Sequence[LeafType], trained: Collection[int]
 ) -> Iterable[ChunkPlan]:
-    """Walk the spans: those of one kind share a chunk until it is full; large ones are cut alone."""
+    """Spans of one kind share a chunk until it is full; large spans are cut alone."""
     start = length = 0
     dtype, table, changes = "", SHARED, False
     columns = (spans[name].tolist() for name in ("table", "leaf", "length"))

@@ -1,17 +1,17 @@
-"""``capture="lazy"``: copies that are made after ``checkpoint()`` has returned, by a thread of the pipeline.
+"""``capture="lazy"``: copies that a thread of the pipeline makes after ``checkpoint()`` has returned.
 
-Those leaves can wait that only an optimizer changes (:class:`~deeppart.state.compare.OwnedTensors`), of more than
-``SMALL_LEAF_BYTES``: small ones are copied faster than they are looked after. All others are copied before; so is, from
-then on, a leaf that was once found changed by somebody else. Each rank decides for the leaves of its own share. Whoever
-needs the copies to be done, such as an optimizer that is about to step, takes part until they are.
+Only leaves that only an optimizer changes (:class:`~deeppart.state.compare.OwnedTensors`) and that are larger than
+``SMALL_LEAF_BYTES`` are deferred; smaller ones are faster to copy than to guard. All others are copied within the call;
+so is, from then on, a leaf that was found changed by other code. Each rank decides for the leaves of its share. A
+thread that needs the copies, such as one that calls ``optimizer.step()``, takes part until they are done.
 
-What is copied is held: the storage of every leaf, and an alias of the tensor that shares its version counter.
-Afterwards it is checked that nothing has been written to it:
+The storage of every deferred leaf is held, and an alias of the tensor that shares its version counter. After the copy
+it is checked that nothing has been written to the leaf:
 
-- The storage is still in the memory where it was: it can be given other memory (``resize_``, ``share_memory_``).
-- torch's version counter stands where it stood; looked at again before the first level is complete, since an operation
-  counts when it ends.
-- Some bytes of each piece, read before and looked for in the copy: fused kernels and writes by way of ``.data`` are not
+- The storage has the same memory: it can be given other memory (``resize_``, ``share_memory_``).
+- torch's version counter has not advanced; checked again before the first level is complete, since an operation counts
+  when it ends.
+- Some bytes of each piece, read before the copy, are in the copy: fused kernels and writes through ``.data`` are not
   counted.
 """
 
@@ -37,18 +37,18 @@ from deeppart.state.paths import Path, readable, some_names
 from deeppart.state.tensors import LeafType, lies_flat_on_host
 from deeppart.state.tree import FlatState
 
-#: A notice is given where more than this much that is large belongs to no optimizer.
+#: A warning is given if more than this many large bytes belong to no optimizer.
 NOTICED_BYTES = 64 << 20
-#: Leaves on devices of which elements are sampled; each costs a launch.
+#: Leaves on devices from which elements are sampled, at most; each costs a launch.
 _SAMPLED_ON_DEVICES = 16
 #: Copies on the host are made in pieces of this size, so that two threads can share the work.
 PIECE_BYTES = 8 << 20
-#: Bytes of each piece that are read before it is copied: at so many places, so many at each.
+#: Bytes of each piece that are read before it is copied: positions, and bytes at each.
 _SAMPLED_PLACES, _SAMPLED_BYTES = 4, 16
 
 
 class LazyCapture:
-    """Keeps what it knows of a state's leaves from one checkpoint to the next."""
+    """Keeps what is known of a state's leaves from one checkpoint to the next."""
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
@@ -59,13 +59,13 @@ class LazyCapture:
         self._spoiled: set[Path] = set()
         self._untold: list[Path] = []
 
-    def look_after(self, share: ShareLayout, types: Sequence[LeafType]) -> None:
-        """The leaves of a share are those that are captured from now on."""
+    def set_share(self, share: ShareLayout, types: Sequence[LeafType]) -> None:
+        """Set the share whose leaves are captured from now on."""
         leaves = sorted(set(share.spans["leaf"].tolist()))
         self._large = [leaf for leaf in leaves if types[leaf].nbytes > SMALL_LEAF_BYTES]
 
     def owned(self, flat: FlatState) -> dict[int, torch.Tensor]:
-        """Address -> tensor, of the large tensors that only an optimizer changes, as far as is known."""
+        """Address -> tensor, for the large tensors that only an optimizer changes, as far as is known."""
         self._learn()
         found = self._owners.of(flat)
         for leaf in flat.arrays if self._spoiled else ():
@@ -76,8 +76,8 @@ class LazyCapture:
     def later(
         self, flat: FlatState, types: Sequence[LeafType], owned: Mapping[int, torch.Tensor]
     ) -> dict[int, torch.Tensor]:
-        """The leaves of the share that can wait, with the tensor that an optimizer has of each."""
-        self._tell()
+        """The leaves of the share that can be deferred, with the optimizer's tensor of each."""
+        self._warn()
         found: dict[int, torch.Tensor] = {}
         others: list[int] = []
         for leaf in self._large:
@@ -85,7 +85,7 @@ class LazyCapture:
             if flat.arrays[leaf].path in self._spoiled:
                 continue
             alone = holds_alone(owner, types[leaf].nbytes, flat.memory.lengths[leaf])
-            is_tensor = isinstance(data, torch.Tensor)  # arrays, over the memory of the optimizer's, cannot wait
+            is_tensor = isinstance(data, torch.Tensor)  # numpy arrays over an optimizer's memory cannot be deferred
             if owner is not None and alone and is_tensor and (lies_flat_on_host(data) or data.is_cuda):
                 found[leaf] = owner
             else:
@@ -102,7 +102,7 @@ class LazyCapture:
         turn: int,
         where: str,
     ) -> DeferredCopy:
-        """The copies that are left, to be made in the background, and slices to be digested there."""
+        """The remaining copies, to be made in the background, and slices to be digested with them."""
         counters = self._owners.counters
         guards = {leaf: _guard(flat, leaf, owner, counters.get(flat.pointers[leaf])) for leaf, owner in later.items()}
         on_devices = [flat.data[leaf].detach() for leaf in sorted(later) if flat.data[leaf].is_cuda]
@@ -112,14 +112,14 @@ class LazyCapture:
         return deferred
 
     def _learn(self) -> None:
-        """Take in which leaves earlier captures have found changed."""
+        """Record the leaves that earlier captures have found changed."""
         new = {path: None for deferred in self._watched for path in deferred.spoiled if path not in self._spoiled}
         self._watched = [deferred for deferred in self._watched if not deferred.settled]
         self._spoiled |= new.keys()
         self._untold += new
 
-    def _tell(self) -> None:
-        """Say what is new."""
+    def _warn(self) -> None:
+        """Warn of the leaves newly found changed."""
         new, self._untold = self._untold, []
         if new:
             names = some_names(list(map(readable, new)))
@@ -144,8 +144,8 @@ class LazyCapture:
         )
 
 
-def _guard(flat: FlatState, leaf: int, owner: torch.Tensor, whole: torch.Tensor | None) -> Guard:
-    """An object that holds a leaf's memory, and notices writes to it."""
+def _guard(flat: FlatState, leaf: int, owner: torch.Tensor, sharded: torch.Tensor | None) -> Guard:
+    """Holds a leaf's memory, and detects writes to it."""
     data, memory = flat.data[leaf], flat.memory
     aliases = tuple(each.detach() for each in ((data,) if data is owner else (data, owner)))
     return Guard(
@@ -153,51 +153,50 @@ def _guard(flat: FlatState, leaf: int, owner: torch.Tensor, whole: torch.Tensor 
         memory.holders[leaf],
         (memory.bases[leaf], memory.lengths[leaf]),
         tuple((alias, alias._version) for alias in aliases),
-        None if whole is None else (whole, whole._version),
+        None if sharded is None else (sharded, sharded._version),
     )
 
 
-# --- copies that are made later ---------------------------------------------------------------------------------------
+# --- deferred copies --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """A leaf that must not be written to meanwhile, and what owns its memory until then.
+    """A leaf that must not change until it is copied, and the objects that hold its memory.
 
     Attributes:
         path: of the leaf.
-        holder, place: its storage, and address and bytes of that.
-        aliases: tensors with their version counters at the call, which they share with the tensor that was captured,
-            whatever becomes of that; and with the optimizer's, where that is another one: tensors over one memory need
-            not share a counter.
-        whole: likewise the sharded tensor of which the optimizer's is a shard: it alone counts writes that are made by
-            way of it. None: it is none.
+        holder, extent: its storage, and the storage's address and bytes.
+        aliases: tensors with their version counters at the call: an alias of the captured tensor, and one of the
+            optimizer's, if that is another one: tensors over the same memory need not share a counter.
+        sharded: the same for the sharded tensor that has the optimizer's tensor as its shard, if any: only it counts
+            writes made through it.
     """
 
     path: Path
     holder: Holder | None
-    place: tuple[int, int]
+    extent: tuple[int, int]
     aliases: tuple[tuple[torch.Tensor, int], ...]
-    whole: tuple[torch.Tensor, int] | None = None
+    sharded: tuple[torch.Tensor, int] | None = None
 
     def stands(self) -> bool:
-        """True if the leaf's memory is where it was."""
-        return self.holder is not None and place_of(self.holder) == self.place
+        """True if the leaf's memory has not moved."""
+        return self.holder is not None and place_of(self.holder) == self.extent
 
     def problem(self) -> str | None:
-        """The error of the leaf, or None."""
+        """A text that says what is wrong with the leaf's memory, or None."""
         if not self.stands():
             return f"memory that was freed or replaced: {readable(self.path)}"
         return f"writes to {readable(self.path)}" if self.written() else None
 
     def written(self) -> bool:
         """True if torch has counted a write to it."""
-        counters = self.aliases if self.whole is None else (*self.aliases, self.whole)
+        counters = self.aliases if self.sharded is None else (*self.aliases, self.sharded)
         return any(tensor._version != version for tensor, version in counters)
 
 
 class Samples:
-    """Some bytes of what is to be copied, to be looked for in the copies."""
+    """Sampled bytes of the sources, to be compared with the copies."""
 
     def __init__(self, copies: Sequence[HostCopy], turn: int) -> None:
         sampled = [copy for copy in copies if copy.length >= _SAMPLED_BYTES]
@@ -210,19 +209,19 @@ class Samples:
         self._before = gather_memory((sources[:, None] + places).reshape(-1), _SAMPLED_BYTES)
 
     def differing(self) -> list[int]:
-        """Leaves whose copies are not what was read before."""
+        """Leaves whose copies differ from the samples."""
         copied = gather_memory(self._targets.reshape(-1), _SAMPLED_BYTES)
         if self._before is None or copied is None:
             return list(dict.fromkeys(self._leaves))
         bad = (copied != self._before).reshape(-1, _SAMPLED_PLACES * _SAMPLED_BYTES).any(axis=1)
-        return list(dict.fromkeys(self._leaves[place] for place in np.flatnonzero(bad).tolist()))
+        return list(dict.fromkeys(self._leaves[extent] for extent in np.flatnonzero(bad).tolist()))
 
 
 class DeferredCopy:
-    """Work that several threads can share.
+    """Copies that several threads can make together.
 
     Attributes:
-        held_s: seconds for which others were held back.
+        held_s: seconds for which other threads were blocked.
         spoiled: paths of leaves that were found changed, once that is known.
     """
 
@@ -260,22 +259,22 @@ class DeferredCopy:
 
     @property
     def settled(self) -> bool:
-        """True if nothing more can become known of it."""
+        """True if nothing can change its outcome any more."""
         return self._done.is_set() and not self._later
 
     def work(self) -> None:
-        """Copy until nothing is left to begin; returns early if other threads are still at their last pieces."""
+        """Make copies until none is left to begin; may return before other threads end their last ones."""
         while True:
             try:
                 piece = self._work.popleft()
             except IndexError:
                 break
-            error: CheckpointError | None = CheckpointError("a copy was broken off", where=self._where)
+            error: CheckpointError | None = CheckpointError("a copy was interrupted", where=self._where)
             try:
                 error = self._copied(piece)
             except Exception as problem:
                 error = CheckpointError("a tensor could not be captured", found=repr(problem), where=self._where)
-            finally:  # others wait for the end of all copies, and for the memory of each
+            finally:  # other threads wait for the end of all copies, and for the memory of each
                 del piece
                 with self._lock:
                     self._error = self._error or error
@@ -287,29 +286,29 @@ class DeferredCopy:
             self._finish()
 
     def hold(self) -> None:
-        """Return when all is copied: called by who is about to change the tensors, between two of its operations."""
+        """Return when all is copied; called by the thread that is about to change the tensors."""
         if not self._done.is_set():
             began = time.monotonic()
             self.wait()
             self.held_s += time.monotonic() - began
-        self.look_again()
+        self.recheck()
 
     def wait(self) -> CheckpointError | None:
-        """Take part until all is copied; then what is wrong with the copies, or None."""
+        """Take part until all is copied; returns the error of the copies, or None."""
         self.work()
         if not self._done.wait(self._timeout):
             self._error = CheckpointError(
                 "a tensor could not be captured in the background",
                 found=f"a copy did not end within {self._timeout:g} s",
                 where=self._where,
-                todo="suspect the device that the tensors are on",
+                todo="check the device that the tensors are on",
             )
         return self._error
 
-    def look_again(self) -> CheckpointError | None:
-        """The error of the copies, or None; the first call after the last copy decides.
+    def recheck(self) -> CheckpointError | None:
+        """Check for late writes and return the copies' error, or None; the first call after the last copy decides.
 
-        An operation that was writing to a tensor when its copy was made has ended by now, and was counted then.
+        By now, an operation that was writing to a tensor while it was copied has ended, and was counted.
         """
         with self._lock:
             if not self._done.is_set():
@@ -324,10 +323,10 @@ class DeferredCopy:
             return self._error
 
     def _copied(self, piece: HostCopy | CallCopy) -> CheckpointError | None:
-        """Make one copy; returns what is wrong with it."""
+        """Make one copy; returns its error, or None."""
         guard = None if piece.leaf is None else self._guards.get(piece.leaf)
         if guard is not None and not guard.stands():
-            return None  # there is nothing to copy; told at the end, when all is known
+            return None  # no memory to copy from; reported by _finish
         return _copy(piece)
 
     def _finish(self) -> None:
@@ -337,11 +336,11 @@ class DeferredCopy:
             try:
                 self._error = self._error or self._find_changes()
                 self._later = [_without_memory(guard) for guard in self._guards.values()]
-            except Exception as error:  # whatever it is: others wait for the end of this
+            except Exception as error:  # of any type: other threads wait for this to end
                 self._error = CheckpointError(
                     "a capture could not be checked", found=f"{type(error).__name__}: {error}"
                 )
-            self._guards, self._sample, self._samples = {}, int, None  # let go of the tensors
+            self._guards, self._sample, self._samples = {}, int, None  # release the tensors
             self._done.set()
 
     def _find_changes(self) -> CheckpointError | None:
@@ -379,7 +378,7 @@ def _cut(copy: HostCopy | CallCopy) -> list[HostCopy | CallCopy]:
 
 
 def _without_memory(guard: Guard) -> Guard:
-    """The same version counters, over no memory."""
+    """A guard with the same version counters and no memory."""
     for alias, _ in guard.aliases:
         without_memory(alias)
     return replace(guard, holder=None)
@@ -392,6 +391,6 @@ def _copy(piece: HostCopy | CallCopy) -> CheckpointError | None:
         return CheckpointError("a tensor could not be copied", found="its memory was freed while it was being captured")
     try:
         piece.call()
-    except Exception as error:  # of the device's driver
+    except Exception as error:  # raised by the device's driver
         return CheckpointError("a tensor could not be copied", found=f"{type(error).__name__}: {error}")
     return None

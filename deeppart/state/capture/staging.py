@@ -1,7 +1,7 @@
-"""Staging memory: where a share lies while it is written.
+"""Staging memory, which holds a share while it is written.
 
 It is allocated once and grows only when a share does: a copy into warm memory is several times faster than into fresh
-pages. Before the first share comes, its pages can be touched in the background.
+pages. Its pages can be touched in the background before the first share is captured.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import torch
 from deeppart._pages import fresh_pages
 from deeppart.state.tensors import Bytes
 
-#: Pages are touched in pieces of this size, between which the thread that does it can be stopped.
+#: Pages are touched in pieces of this size; in between the thread can be stopped.
 TOUCH_BYTES = 32 << 20
-#: Puts pages in place, and leaves what is in them as it is; from Linux 5.14 on. ``madvise(2)``.
+#: Populates pages without changing their contents; from Linux 5.14 on. ``madvise(2)``.
 _MADV_POPULATE_WRITE = 23
-# Not ``mmap.madvise``, which holds the interpreter lock all the while.
+# Not ``mmap.madvise``, which holds the interpreter lock during the call.
 _madvise = ctypes.CDLL(None, use_errno=True).madvise
 _madvise.argtypes, _madvise.restype = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int), ctypes.c_int
 
@@ -39,29 +39,29 @@ class Staging:
     def reserve(self, nbytes: int, *, pinned: bool = False) -> torch.Tensor:
         """A uint8 tensor of exactly ``nbytes``, reused if it is large enough. Earlier contents are lost."""
         if nbytes > self.nbytes or (pinned and not self._pinned):
-            self.release()  # give the old one back first: never hold both
+            self.release()  # first, so that both are never held at once
             self._tensor = _allocate(nbytes, pinned)
             self._pinned = pinned
         return self._tensor[:nbytes]
 
     def populate(self, is_wanted: Callable[[], bool]) -> int:
-        """Have the system give all pages of what is reserved; bytes touched. From any thread, whatever is in them.
+        """Have the system populate all reserved pages, whose contents stay; returns the bytes touched. Thread-safe.
 
-        A share that is copied meanwhile finds those pages that are there, and gets the others as it would without.
+        A share that is copied meanwhile uses the pages present, and has the others populated as without this call.
         """
-        tensor = self._tensor  # is not unmapped as long as it is held here
+        tensor = self._tensor  # keeps the memory mapped
         start, end = tensor.data_ptr(), tensor.data_ptr() + tensor.numel()
         first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
         at = first
         while at < end and is_wanted():
             count = min(TOUCH_BYTES, end - at)
             if _madvise(at, count, _MADV_POPULATE_WRITE):
-                break  # an older kernel: the first copy does it
+                break  # an older kernel: the first copy populates them
             at += count
         return at - first
 
     def release(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self._tensor = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 

@@ -1,4 +1,4 @@
-"""The comparison of leaves between ranks: who holds the same bytes, and when each leaf was compared."""
+"""Compares leaves between ranks: which ranks have equal replicas, and when each leaf was last compared."""
 
 from deeppart.state.compare.history import Divergence, Interval
 from deeppart.state.compare.layout import StateLayout, derive

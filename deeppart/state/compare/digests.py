@@ -1,14 +1,14 @@
-"""The digests by which the ranks that hold a leaf find out whether they have the same bytes of it.
+"""The digests with which the ranks that have a leaf find out whether their bytes of it are equal.
 
-* Leaves that an optimizer is seen to train, which change at every step: one slice of each at a time
+* Leaves that an optimizer trains, which change at every step: one slice of each at a time
   (:mod:`deeppart.state.compare.slices`).
-* Tensors that have not been written to since the ranks last compared them, by torch's version counters: likewise, in
-  case something was that torch does not count.
-* All others: in full at every checkpoint. So are small ones, leaves on a device, of which reading all of the memory
-  costs little, arrays of numpy, and leaves with gaps in memory.
+* Tensors that have not been written to since the ranks last compared them, by torch's version counters: one slice at a
+  time, too, in case of a write that torch does not count.
+* All others: in full at every checkpoint. So are small leaves, leaves on a device, which are cheap to read there, numpy
+  arrays, and leaves with gaps in memory.
 
-Which leaves are trained or unchanged is each rank's view of its tensors, and so is the order in which they lie in
-memory. All of it is in the digest, so ranks whose views differ find out, and compare such a leaf in full.
+Each rank decides by itself which of its leaves are trained or unchanged, and in which order they are in memory. All of
+this is in the digest, so that ranks that disagree find out, and compare such a leaf in full.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from deeppart.state.tree import FlatState
 Digests = npt.NDArray[np.int64]
 
 
-#: In the order of a leaf: its slices are compared because nothing has written to it.
+#: Flag in the memory order of a leaf: its slices are compared because nothing has written to it.
 _UNCHANGED = 1 << 62
 
 
 class _Mark(NamedTuple):
-    """A tensor as the ranks have compared it. Its storage is not kept alive, but no other takes the place of it."""
+    """A tensor as the ranks have compared it. The weak reference keeps the storage's identity from being reused."""
 
     storage: StorageWeakRef
     pointer: int
@@ -43,11 +43,10 @@ class _Mark(NamedTuple):
 
 
 class LeafDigests:
-    """Digests of leaves that the same ranks hold.
+    """Digests of leaves that the same ranks have.
 
     Attributes:
-        orders: of each leaf the order in which it lies in memory, if its slices are compared in turn; 0 if all of it
-            is.
+        orders: the memory order of each leaf whose slices are compared in rotation; 0 for leaves compared in full.
     """
 
     def __init__(
@@ -64,21 +63,21 @@ class LeafDigests:
         self._is_large = np.array([types[leaf].nbytes > SMALL_LEAF_BYTES for leaf in leaves], dtype=np.bool_)
         self._small = SmallLeaves(self._leaves[~self._is_large].tolist(), flat.data, types)
         may_rotate = self._is_large & ~np.isin(self._leaves, list(in_full))
-        #: Place, leaf, bytes and order in memory of what may rotate: the same for every state of this structure.
+        #: Position, leaf, bytes and memory order of leaves that may rotate: the same for all states of this structure.
         self._may_rotate = [
             (at, leaves[at], types[leaves[at]].nbytes, order)
             for at in np.flatnonzero(may_rotate).tolist()
             if (order := memory_order(flat.data[leaves[at]]))
         ]
-        #: What this rank has found when it looked last.
+        #: The orders that this rank found at its last :meth:`look`.
         self._own_orders = self.orders = np.zeros(len(leaves), dtype=np.int64)
-        #: By place, the tensors that may rotate as this rank found them last, and as the ranks compared them last.
+        #: By position, the tensors that may rotate, as this rank found them last, and as the ranks compared them last.
         self._found: dict[int, _Mark] = {}
         self._compared: dict[int, _Mark] = {}
         self._rotate(self.orders)
 
     def look(self, flat: FlatState, trained: Mapping[int, Trained]) -> None:
-        """Find which leaves rotate; what the ranks have agreed on stands as long as this rank finds the same."""
+        """Find the rotating leaves of this rank; an agreement of the ranks holds while this rank finds the same."""
         orders = np.zeros(len(self._leaves), dtype=np.int64)
         pointers, holders, compared = flat.pointers, flat.memory.holders, self._compared
         self._found = {}
@@ -103,27 +102,27 @@ class LeafDigests:
             self._rotate(orders)
 
     def agree_on(self, alike: npt.NDArray[np.bool_]) -> None:
-        """The ranks have compared :attr:`orders`: where these are not alike, leaves are compared in full."""
+        """Compare leaves in full whose :attr:`orders` differ between ranks (``alike`` is false)."""
         self._rotate(np.where(alike, self.orders, 0))
 
     def compared(self) -> None:
-        """What this rank found when it looked last is the same on all ranks."""
+        """Record that this rank's last :meth:`look` has found the same on all ranks."""
         self._compared = self._found
 
     def may_wait(self, flat: FlatState, owned: Mapping[int, torch.Tensor]) -> bool:
-        """True if an optimizer owns all that is trained: then it stays as it is for a while after the call."""
+        """True if an optimizer owns all trained leaves: then they do not change before its next step."""
         pointers, lengths = flat.pointers, flat.memory.lengths
         return bool(owned and self._trained) and all(
             holds_alone(owned.get(pointers[leaf]), self._types[leaf].nbytes, lengths[leaf]) for leaf in self._trained
         )
 
     def defer(self, flat: FlatState, turn: int, owned: Mapping[int, torch.Tensor]) -> DeferredSlices:
-        """The slices of what is trained at a turn, to be digested after the call."""
+        """The slices of trained leaves at a turn, to be digested after the call."""
         starts = np.array(flat.pointers, dtype=np.int64)[self._trained]
         return DeferredSlices(self._slices, starts, [owned[address] for address in starts.tolist()], turn)
 
     def digest(self, flat: FlatState, turn: int, *, without_trained: bool = False) -> int:
-        """One of all that is compared at a turn."""
+        """One digest of all bytes that are compared at a turn."""
         whole = np.array(_full_digests(flat, self._in_full), dtype=np.int64)
         slices = [self._of_unchanged.digests(flat.pointers, turn)]
         slices += [] if without_trained else [self._slices.digests(flat.pointers, turn)]
@@ -138,13 +137,13 @@ class LeafDigests:
 
     @property
     def rotating(self) -> Digests:
-        """The others."""
+        """The leaves that are compared slice by slice."""
         found: Digests = self._leaves[self.orders > 0]
         return found
 
     @property
     def memory_orders(self) -> Digests:
-        """In which order these lie in memory."""
+        """The memory order of each rotating leaf."""
         return self.orders[self.orders > 0] & ~_UNCHANGED
 
     def _rotate(self, orders: Digests) -> None:
@@ -157,7 +156,7 @@ class LeafDigests:
 
 
 def full_digests(flat: FlatState, leaves: Sequence[int]) -> Digests:
-    """By leaf number, digests of all bytes of some leaves; 0 for the others."""
+    """For each leaf number a digest of all its bytes; 0 for leaves not in ``leaves``."""
     found = np.zeros(len(flat.data), dtype=np.int64)
     found[list(leaves)] = _full_digests(flat, leaves)
     return found
@@ -170,10 +169,10 @@ def _full_digests(flat: FlatState, leaves: Sequence[int]) -> list[int]:
 
 
 def _are_writes_counted(data: torch.Tensor, storage: Any) -> bool:
-    """True if a tensor's version counter tells of most writes: neither numpy nor another process has its memory."""
+    """True if a tensor's version counter counts most writes: neither numpy nor another process has its memory."""
     return not data.is_inference() and storage.resizable() and not storage.is_shared()
 
 
 def _is_on_device(data: object) -> bool:
-    """True if a leaf is read by the device on which it is."""
+    """True if a leaf is digested on its device."""
     return isinstance(data, torch.Tensor) and not data.is_cpu

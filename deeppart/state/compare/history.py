@@ -1,6 +1,6 @@
-"""When each leaf was last compared in full, which ranks differ, and which checkpoints are *suspect* for it.
+"""When each leaf was last compared in full, which ranks differ, and which checkpoints are *suspect* because of that.
 
-Counted in turns, the calls of one session at which ranks have compared their states: unlike steps they only grow.
+Counted in turns: the calls of one session at which ranks compared their states. Unlike steps they only grow.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from deeppart.comm import rank_names
 from deeppart.model import ComparedEarlier
 from deeppart.state.compare.slices import SLICES, slice_of
 
-#: No turn: what was never compared.
+#: In place of a turn: never compared.
 NEVER = -1
 _Int64s = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Turns between the last comparison of all of a leaf and the one that found it to differ.
+    """The turns between the last full comparison of a leaf and the one that found a difference.
 
     Attributes:
-        after, before: the two turns; those between them are suspect.
+        after, before: these two turns; the turns between them are suspect.
         after_step, before_step: their steps.
-        steps: of the turns between them.
+        steps: the steps of the suspect turns.
     """
 
     after: int
@@ -46,29 +46,29 @@ class Interval:
 
 
 class ComparedRecord:
-    """Keeps account for the leaves of one structure; the same on every rank that holds them.
+    """The comparisons of the leaves of one structure; the same record on every rank that has them.
 
     Attributes:
-        turns: of each leaf, at which all of it was last compared, or :data:`NEVER`.
+        turns: for each leaf the turn at which it was last compared in full, or :data:`NEVER`.
     """
 
     def __init__(self, leaves: int) -> None:
         self.turns = np.full(leaves, NEVER, dtype=np.int64)
         self._slices = np.full(SLICES, NEVER, dtype=np.int64)
-        #: The order in memory in which slices of a leaf are compared in turn, and since when.
+        #: For each leaf the memory order in which slices are compared, and the turn since when.
         self._orders = np.zeros(leaves, dtype=np.int64)
         self._since = np.full(leaves, NEVER, dtype=np.int64)
 
     def all_of(self, leaves: _Int64s, turn: int) -> None:
-        """All bytes of these leaves were compared; nothing else is compared any more."""
+        """Record that all bytes of these leaves were compared, and that no other leaf is compared any more."""
         self.turns[:] = NEVER
         self.turns[leaves] = turn
         self._slices[:] = turn
         self._since[:], self._orders[:] = NEVER, 0
 
     def due(self, in_full: _Int64s, rotating: _Int64s, orders: _Int64s, turn: int, slices_of: Sequence[int]) -> None:
-        """What was due at a turn was compared: all bytes of some leaves, and slices of others, which lie in memory in
-        these orders: the slices of those turns.
+        """Record the comparison of one turn: leaves in full, and of others, with these memory orders, the slices of the
+        turns ``slices_of``.
         """
         self.turns[in_full] = turn
         moved = self._orders[rotating] != orders
@@ -85,26 +85,24 @@ class ComparedRecord:
 
 
 class Calls:
-    """The turns of a session, 17 bytes each. All ranks remember the same ones: what they decide from these, they decide
-    alike.
-    """
+    """The turns of a session, 17 bytes each. All ranks record the same ones, so decisions from them are the same."""
 
     def __init__(self) -> None:
         self._turns, self._steps, self._saved = array("q"), array("q"), array("b")
 
     def note(self, turn: int, step: int, *, saved: bool) -> None:
-        """The ranks have compared their states at a turn; ``saved``: and save them at some level."""
+        """Record that the ranks have compared their states at a turn; ``saved``: and save them at some level."""
         self._turns.append(turn)
         self._steps.append(step)
         self._saved.append(saved)
 
     def step(self, turn: int) -> int | None:
-        """The step of a turn; None if the ranks have compared nothing at it."""
+        """The step of a turn; None if the ranks compared nothing at it."""
         at = bisect_left(self._turns, turn)
         return self._steps[at] if at < len(self._turns) and self._turns[at] == turn else None
 
     def interval(self, after: int, before: int, before_step: int) -> Interval | None:
-        """The checkpoints between two turns; None if there is none."""
+        """The saved checkpoints between two turns; None if there are none."""
         between = range(bisect_right(self._turns, after), bisect_left(self._turns, before))
         steps = tuple(self._steps[at] for at in between if self._saved[at])
         if not steps:
@@ -116,7 +114,7 @@ class Calls:
 def compared_earlier(
     turns: _Int64s, skipped: npt.NDArray[np.bool_], now: int, calls: Calls
 ) -> tuple[ComparedEarlier, ...]:
-    """For the manifest: the leaves that were not compared in full at the turn of the checkpoint, by step."""
+    """For the manifest: the leaves that were not compared in full at this checkpoint's turn, grouped by step."""
     groups: dict[int | None, list[list[int]]] = {}
     earlier = np.flatnonzero((turns != now) & ~skipped)
     steps = {turn: calls.step(turn) for turn in np.unique(turns[earlier]).tolist()}
@@ -130,17 +128,17 @@ def compared_earlier(
     return tuple(ComparedEarlier(step, tuple((first, count) for first, count in ranges)) for step, ranges in ordered)
 
 
-# --- leaves that ranks no longer hold alike ---------------------------------------------------------------------------
+# --- leaves whose replicas have diverged ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """A leaf that ranks held alike when all of it was last compared, and then no more.
+    """A leaf whose replicas were equal at the last full comparison, and are not any more.
 
     Attributes:
-        path: of the leaf.
-        groups: the ranks that hold the same bytes, largest group first; empty where that was not found out.
-        interval: the checkpoints since then: one rank's bytes, or a mixture, for all. None if there are none.
+        path: its path.
+        groups: the ranks grouped by equal bytes, largest group first; empty if that is not known.
+        interval: the suspect checkpoints, which have one rank's bytes, or a mixture, for all; None if there are none.
     """
 
     path: str
@@ -152,7 +150,7 @@ class Divergence:
 
     @property
     def ranks(self) -> str:
-        """A text that says which ranks differ from which."""
+        """Text that says which ranks differ from which."""
         if not self.groups:
             return "ranks differ"
         first, *rest = self.groups

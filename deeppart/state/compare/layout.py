@@ -1,4 +1,4 @@
-"""Data derived from a state's structure, so that ranks can compare it leaf by leaf; kept while the structure stays."""
+"""Data derived from a state's structure, to compare it between ranks leaf by leaf; kept while the structure stays."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from deeppart.state.tree import (
 from deeppart.state.values import Encoded, encode_key
 
 Flags = npt.NDArray[np.bool_]
-#: Modes of leaves in the structure that all ranks share, in which what is rank 0's is not; the later, the stricter.
+#: Modes of leaves in the shared structure (rank 0's are not in it), in ascending strictness.
 _STRICTNESS = (ALL, AUTO, VERIFY, NONE)
 
 
@@ -42,27 +42,27 @@ class StateLayout:
     """Data derived from a state's structure, kept while the structure stays.
 
     Attributes:
-        tokens, token_types, pointers, orders: of the state this was made from.
+        tokens, token_types, pointers, orders: those of the state from which this was made.
         tree: JSON form of the tree (rank 0's goes into the checkpoint).
-        numbers: those that leaves have in it.
+        numbers: the leaf numbers in it.
         types: type of each leaf.
-        own_aliases: leaves that are saved as views of others, going by this rank alone.
-        own_groups: for each leaf the lowest number of those whose memory reaches into each other's on this rank, as of
-            :func:`~deeppart.state.tree.ties.memory_groups`; each by itself where all leaves are treated alike.
-        aliases: of ``own_aliases`` those that all ranks have, once they have compared.
+        own_aliases: leaves that are saved as views of others, according to this rank alone.
+        own_groups: for each leaf the lowest number of the leaves with overlapping memory on this rank
+            (:func:`~deeppart.state.tree.ties.memory_groups`); its own number if all leaves are treated alike.
+        aliases: those of ``own_aliases`` that all ranks have, once they have compared.
         structure_digest: fingerprint of containers and keys, equal on all ranks of a sound job.
-        differing: leaves of which the ranks that hold them were found, or are said, to have other bytes.
-        per_rank_values: the same of values; and those that only this rank has.
-        unordered: values that are dicts whose entries only stand in another order on some ranks: no difference.
+        differing: leaves that were found, or are declared, to differ between the ranks that have them.
+        per_rank_values: the same for values; and rank-local values.
+        unordered: values that are dicts with another order of entries on some ranks, which is not a difference.
         compared: true once the ranks have compared all of it.
-        record: when all of each leaf was last compared.
-        names: what identifies each leaf from one structure to the next.
-        shared: how many of the arrays and values are in the structure that all ranks share. Those that follow are rank
-            0's, this rank's alone, or shards of tensors.
-        own_modes, modes: how each leaf is treated, going by its own path alone, and by all that it shares memory with,
+        record: when each leaf was last compared in full.
+        names: identifies each leaf from one structure to the next.
+        shared: how many arrays and values are in the shared structure. The rest are rank 0's, rank-local, or shards.
+        before_shards: the number of arrays before the first shard.
+        own_modes, modes: how each leaf is treated according to its path alone, and to all leaves that share its memory
             on any rank.
-        forced_values: values that are per rank whatever the ranks hold.
-        trusted_values: those that are taken to be equal, and not compared.
+        forced_values: values that are always per rank.
+        trusted_values: values that are assumed to be equal, and not compared.
     """
 
     tokens: list[Any]
@@ -91,13 +91,13 @@ class StateLayout:
 
     @property
     def per_rank(self) -> Flags:
-        """The leaves that are not the same on all ranks, or not known to be."""
+        """The leaves that differ between ranks, or may."""
         found = self.differing.copy()
         found[self.shared[0] :] = True
         return found
 
     def type_digests(self) -> npt.NDArray[np.int64]:
-        """For each leaf that all ranks share a digest of its type and of what it is a view of; 0 if it differs."""
+        """For each shared leaf a digest of its type and alias; 0 if it differs."""
         ids = list(map(id, self.types[: self.shared[0]]))  # thousands of leaves share a handful of type objects
         of_types = {each: hash63(str(kind).encode()) for each, kind in zip(ids, self.types, strict=False)}
         found = np.fromiter(map(of_types.__getitem__, ids), dtype=np.int64, count=len(ids))
@@ -108,34 +108,34 @@ class StateLayout:
         return found
 
     def take_numbers(self, flat: FlatState, numbers: Numbers) -> None:
-        """Take the numbers that leaves have in documents, once the ranks have agreed on them."""
+        """Set the leaf numbers in documents, once the ranks have agreed on them."""
         self.numbers, self.tree = numbers, encode_tree(flat.root, numbers)
 
     def begin(self) -> None:
-        """Take back what the ranks have agreed on: only what this rank holds counts."""
+        """Forget what the ranks have agreed on."""
         self.aliases = dict(self.own_aliases)
         self.modes = _of_groups(self.own_modes, self.own_groups, self.shared[0], self.before_shards)
 
     def forget_differences(self) -> None:
-        """Only what the user says counts, until the ranks have compared."""
+        """Reset to the declared differences, until the ranks have compared."""
         self.differing[:] = self.modes == NONE
         self.per_rank_values[:] = self.forced_values
 
     def untie(self, leaves: Collection[int]) -> None:
-        """These are views of nothing on some rank, and so saved as leaves of their own."""
+        """Save these leaves on their own, because some rank has not tied them."""
         for index in leaves:
             self.aliases.pop(index, None)
 
     @property
     def strictness(self) -> npt.NDArray[np.int64]:
-        """Of the mode of each leaf that all ranks share: the larger, the stricter."""
+        """The strictness of the mode of each shared leaf; larger is stricter."""
         found: npt.NDArray[np.int64] = np.zeros(self.shared[0], dtype=np.int64)
         for strictness, mode in enumerate(_STRICTNESS):
             found[self.modes[: self.shared[0]] == mode] = strictness
         return found
 
     def take_strictness(self, strictness: npt.NDArray[np.int64]) -> bool:
-        """Treat the leaves that all ranks share as the strictest rank does."""
+        """Set the modes of shared leaves to the strictest of all ranks; returns whether any changed."""
         shared, asked = self.shared[0], self.own_modes.copy()
         asked[:shared] = np.array(_STRICTNESS)[strictness]
         self.modes = _of_groups(asked, self.own_groups, shared, self.before_shards)
@@ -143,20 +143,20 @@ class StateLayout:
 
     @property
     def trusted(self) -> Flags:
-        """Leaves that are taken to be equal, and not compared."""
+        """Leaves that are assumed to be equal, and not compared."""
         trusted: Flags = self.modes == ALL
         return trusted
 
     def owners(self) -> npt.NDArray[np.int64]:
-        """For each leaf the one as which it is compared: what it is tied to, or itself."""
+        """For each leaf the one as which it is compared: its owner, or itself."""
         owners = np.arange(len(self.types))
         for index, alias in self.aliases.items():
             owners[index] = alias.owner
         return owners
 
     def stands_for(self, flat: FlatState, replication: Replication) -> bool:
-        """True if all of this still holds for a state, except the order of its dicts, which is taken over."""
-        # the same objects where the template fitted
+        """True if all of this is still valid for a state; a changed order of its dicts is taken over."""
+        # identical objects if the template fitted
         if flat.tokens is not self.tokens and flat.tokens != self.tokens:
             return False
         if flat.types is not self.token_types and flat.types != self.token_types:
@@ -168,14 +168,14 @@ class StateLayout:
                 return False
             self.pointers = flat.pointers
         if flat.orders != self.orders:
-            # The order that `load` gives dicts, and by which ranks' OrderedDicts are told apart.
+            # The order that `load` gives dicts, and that distinguishes OrderedDicts of ranks.
             self.tree, self.orders = encode_tree(flat.root, self.numbers), flat.orders
             self.structure_digest = _structure_digest(flat, replication)
         return True
 
 
 def derive(flat: FlatState, replication: Replication) -> StateLayout:
-    """Derive the layout of a new structure; every leaf counts as replicated until ranks have compared."""
+    """Derive the layout of a new structure; every leaf counts as replicated until ranks have compared it."""
     types = [leaf_type(data) for data in flat.data]
     aliases = find_aliases(flat, types)
     groups = _groups(flat, types, replication)
@@ -211,29 +211,29 @@ def derive(flat: FlatState, replication: Replication) -> StateLayout:
 
 
 def _modes(leaves: Sequence[ArrayLeaf | ValueLeaf], replication: Replication) -> npt.NDArray[np.str_]:
-    """Of each leaf, going by its path alone."""
+    """The mode of each leaf, by its path alone."""
     return np.array([_mode(leaf, replication) for leaf in leaves], dtype="<U8")
 
 
 def _mode(leaf: ArrayLeaf | ValueLeaf, replication: Replication) -> str:
     mode = replication.mode(leaf.path)
-    if mode == RANK0 and leaf.inside:  # a component alone cannot be rank 0's
+    if mode == RANK0 and leaf.inside:  # a single component of a tensor cannot be rank 0's
         return replication.mode(leaf.path[: -leaf.inside])
     return mode
 
 
 def _groups(flat: FlatState, types: list[LeafType], replication: Replication) -> npt.NDArray[np.int64]:
-    """Leaves that share memory, if they may be treated in other ways."""
+    """Groups of leaves that share memory; each leaf alone if all are treated alike."""
     return memory_groups(flat, types) if replication.uniform is None else np.arange(len(types))
 
 
 def _of_groups(
     modes: npt.NDArray[np.str_], groups: npt.NDArray[np.int64], shared: int, before_shards: int
 ) -> npt.NDArray[np.str_]:
-    """Leaves that share memory are saved and compared as the strictest of their modes asks for.
+    """Give leaves that share memory the strictest of their modes.
 
-    What is rank 0's asks for nothing. What is not in the structure that all ranks share is nobody else's, whatever it
-    shares memory with. Shards go by their tensor's mode.
+    Rank 0's leaves have no influence. Leaves outside the shared structure stay rank-local, whatever they share memory
+    with. Shards have the mode of their tensor.
     """
     asked = np.full(len(modes), -1)
     for strictness, mode in enumerate(_STRICTNESS):
@@ -248,7 +248,7 @@ def _of_groups(
 
 
 def _structure_digest(flat: FlatState, replication: Replication) -> int:
-    """Of what must be equal on all ranks."""
+    """Digest of everything that must be equal on all ranks."""
     shared = flat.shared[2]
     orders = [
         [encode_path(path), [encode_key(key, "a dict key") for key in keys]]

@@ -1,15 +1,15 @@
-"""What optimizers own, when they change it, and what they are seen to train.
+"""Which tensors optimizers own, when they change them, and which ones they train.
 
-torch calls a hook before every ``step()`` of every optimizer (``register_optimizer_step_pre_hook``). What an optimizer
-has in its parameter groups and its state changes there and nowhere else, as a rule (:class:`OwnedTensors`); code that
-relies on it has to check that nothing else did. Optimizers are known from the state that is saved, if they are in it as
-objects, and from their steps since this module was first used. Of one whose ``step`` torch does not wrap, or that may
-be replayed in a CUDA graph, the hook says nothing: its tensors do not count as owned.
+torch calls a hook before every ``step()`` of every optimizer (``register_optimizer_step_pre_hook``). Tensors in an
+optimizer's parameter groups and state normally change only there (:class:`OwnedTensors`); code that relies on it has to
+check for other writes. Known optimizers are those in the saved state as objects, and those that have stepped since this
+module was first used. If torch does not wrap an optimizer's ``step``, or it may be replayed in a CUDA graph, the hook
+is not reliable: its tensors do not count as owned.
 
-That an optimizer has a tensor does not say that it changes it: the parameter may be frozen or get no gradients, the
-tensor may be somebody else's. So its first step after each checkpoint is watched (:class:`TrainingWatch`): what it
-writes to then is trained, at the next checkpoint. In doubt, a tensor is not trained. The watch costs a look at each of
-the optimizer's large tensors before and after one step per checkpoint.
+An optimizer need not change all of its tensors: parameters may be frozen or get no gradients. So its first step after
+each checkpoint is watched (:class:`TrainingWatch`): tensors that it writes to count as trained at the next checkpoint;
+in doubt, a tensor does not. This costs a check of each of the optimizer's large tensors before and after one step per
+checkpoint.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from deeppart.state.objects import is_optimizer
 from deeppart.state.tensors import PLAIN_TENSORS, is_sharded, local_tensors
 from deeppart.state.tree import FlatState
 
-#: As ``torch.compiler.disable``, which would bring in all of the compiler at once: two seconds of processor time for
-#: each rank that starts. torch's own, which it decorates its optimizers with, does so when it is first called.
+#: Like ``torch.compiler.disable``, which imports the whole compiler at once: two seconds of processor time for each
+#: rank at the start. The private one, with which torch decorates its optimizers, imports it when first called.
 not_compiled = getattr(torch, "_disable_dynamo", torch.compiler.disable)
-#: The name of the function that torch puts around ``step`` of an optimizer's class; it calls the hooks.
+#: The name of torch's wrapper around ``step`` of an optimizer class; it calls the hooks.
 _WRAPPER = Optimizer.profile_hook_step(lambda optimizer: None).__code__.co_name
-#: Words of a tensor that are looked at where its version counter does not tell.
+#: Words of a tensor that are compared because its version counter is not reliable.
 _LOOKED_AT = 8
 _WORD_BYTES = 8
 
 
 class _Registry:
-    """All optimizers that have stepped, and what is called before the next step. One per process."""
+    """All optimizers that have stepped, and the listeners called before each step. One per process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -50,14 +50,14 @@ class _Registry:
         self._hook: Any = None
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Call ``listener`` before every step, in the thread that steps."""
+        """Call ``listener`` before every step, in the stepping thread."""
         with self._lock:
             self._listeners.append(listener)
             if self._hook is None:
                 self._hook = register_optimizer_step_pre_hook(self._before_step)
 
     def unlisten(self, listener: Callable[[], None]) -> None:
-        """Do not any more."""
+        """Stop calling ``listener``."""
         with self._lock:
             self._listeners.remove(listener)
             if not self._listeners and self._hook is not None:
@@ -65,7 +65,7 @@ class _Registry:
                 self._hook = None
 
     def stepped(self) -> list[Optimizer]:
-        """The optimizers that have stepped, while anyone listened."""
+        """The optimizers that have stepped while there was a listener."""
         with self._lock:
             return list(self._stepped)
 
@@ -83,20 +83,20 @@ REGISTRY = _Registry()
 
 
 class OwnedTensors:
-    """The large tensors that only a known optimizer changes."""
+    """The large tensors that only known optimizers change."""
 
     def __init__(self, least_bytes: int) -> None:
         self._least_bytes = least_bytes
-        #: Address of a shard -> the sharded tensor, which counts the writes to it. Of the last call.
+        #: Address of a shard -> the sharded tensor, whose version counter counts writes to it. Set by the last call.
         self.counters: dict[int, torch.Tensor] = {}
 
     def of(self, flat: FlatState) -> dict[int, torch.Tensor]:
-        """Address -> tensor; of a sharded one, that of this rank's shard."""
+        """Address -> tensor; for a sharded tensor, this rank's shard."""
         owned: dict[int, torch.Tensor] = {}
         self.counters = {}
         for optimizer in _known_optimizers(flat):
             for item in _items_of(optimizer) if _signals_steps(optimizer) else ():
-                if type(item) in PLAIN_TENSORS:  # nearly all of them
+                if type(item) in PLAIN_TENSORS:  # the usual case
                     if item.numel() * item.element_size() > self._least_bytes and _has_memory(item):
                         owned[item.data_ptr()] = item
                     continue
@@ -108,15 +108,15 @@ class OwnedTensors:
 
 
 def holds_alone(owner: torch.Tensor | None, nbytes: int, held_bytes: int) -> bool:
-    """True if an optimizer's tensor has all of a leaf at its address, in a storage that nobody else has.
+    """True if an optimizer's tensor is all of the leaf at its address, in a storage of its own.
 
-    Parameters may be views of one flat buffer: who writes to that advances a version counter that nobody here knows of.
+    Parameters may be views of one flat buffer, whose writes advance a version counter that is unknown here.
     """
     return owner is not None and owner.numel() * owner.element_size() >= nbytes >= held_bytes
 
 
 def trained_leaves(flat: FlatState) -> frozenset[int]:
-    """Numbers of the leaves that a known optimizer changes at every step: its state, and what it has gradients for."""
+    """Numbers of the leaves that a known optimizer changes at every step: its state, and parameters with gradients."""
     addresses: set[int] = set()
     for optimizer in _known_optimizers(flat):
         parameters = [each for group in optimizer.param_groups for each in group["params"] if not each.requires_grad]
@@ -126,16 +126,16 @@ def trained_leaves(flat: FlatState) -> frozenset[int]:
 
 
 def _known_optimizers(flat: FlatState) -> Iterable[Optimizer]:
-    """Those that have stepped and those in the state, each once."""
+    """The optimizers that have stepped and those in the state, each once."""
     in_state = [branch.container for branch in flat.objects if is_optimizer(branch.container)]
     return {id(each): each for each in (*REGISTRY.stepped(), *in_state)}.values()
 
 
 def _signals_steps(optimizer: Optimizer) -> bool:
-    """True if a step really begins with the hook: torch's wrapper is around it.
+    """True if every step begins with the hook: torch's wrapper is around it.
 
-    ``functools.wraps`` copies the mark from the step of another class; a schedule of the learning rate puts a step of
-    its own, which calls the one of the class, before the instance.
+    ``functools.wraps`` copies the mark from the step of another class; a learning-rate schedule sets a ``step`` on the
+    instance that calls the class's.
     """
     step, own = type(optimizer).step, vars(optimizer).get("step")
     wrapped = getattr(step, "hooked", False) and getattr(getattr(step, "__code__", None), "co_name", "") == _WRAPPER
@@ -161,7 +161,7 @@ def _is_sharded(item: Any) -> bool:
 
 
 def shards_here(item: Any) -> list[torch.Tensor]:
-    """The plain tensors of a sharded tensor on this rank; [] if it does not tell."""
+    """The plain tensors of a sharded tensor on this rank; [] if they cannot be read."""
     try:
         return local_tensors(item)
     except DeeppartError:
@@ -174,9 +174,9 @@ def _has_memory(tensor: torch.Tensor) -> bool:
 
 
 def _plain(items: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """Those of the items, and of lists among them, that are strided tensors with a version counter.
+    """The items, also in lists among them, that are strided tensors with a version counter.
 
-    Of a sharded tensor it is what lies on this rank: the tensor itself has no memory.
+    A sharded tensor has no memory itself; its local tensors are returned.
     """
     for item in items:
         if _is_sharded(item):
@@ -192,18 +192,18 @@ def _plain(items: Iterable[Any]) -> Iterator[torch.Tensor]:
 
 
 class Trained(NamedTuple):
-    """The memory of a tensor that a step has written to."""
+    """The memory of a tensor to which a step has written."""
 
     nbytes: int
     storage: StorageWeakRef
 
     def is_all_of(self, holder: object, nbytes: int) -> bool:
-        """True if a leaf at the same address has so many bytes, too, and lies in the same storage."""
+        """True if the leaf at the same address has the same length and storage."""
         return nbytes == self.nbytes and getattr(holder, "_cdata", None) == self.storage.cdata
 
 
 class _Before(NamedTuple):
-    """A tensor before a step: by its version counter and a few words, it is seen to be written to."""
+    """A tensor before a step, with its version counter and a few words, to detect writes."""
 
     tensor: torch.Tensor
     version: int
@@ -225,21 +225,21 @@ class TrainingWatch:
     def __init__(self, least_bytes: int) -> None:
         self._least_bytes = least_bytes
         self._optimizers: weakref.WeakKeyDictionary[Optimizer, _Watched] = weakref.WeakKeyDictionary()
-        me = weakref.ref(self)  # the hooks must not keep it alive
+        me = weakref.ref(self)  # so that the hooks do not keep it alive
         self._hooks = [
             register_optimizer_step_pre_hook(_hook(me, TrainingWatch._before_step)),
             register_optimizer_step_post_hook(_hook(me, TrainingWatch._after_step)),
         ]
 
     def close(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
 
     def trained(self) -> dict[int, Trained]:
-        """By address, the host tensors that an optimizer has written to in its first step since the last call; and
-        watch for the next one.
+        """By address, the host tensors to which an optimizer has written in its first step since the last call; then
+        watch the next one.
         """
         found: dict[int, Trained] = {}
         for watched in list(self._optimizers.values()):
@@ -250,28 +250,28 @@ class TrainingWatch:
     def _before_step(self, optimizer: Optimizer) -> None:
         if is_optimizer(optimizer):
             watched = self._optimizers.setdefault(optimizer, _Watched())
-            watched.before = self._look_at(optimizer) if watched.armed else []
+            watched.before = self._snapshot(optimizer) if watched.armed else []
 
     def _after_step(self, optimizer: Optimizer) -> None:
         watched = self._optimizers.get(optimizer)
         if watched is None or not watched.armed:
             return
         before = {id(each.tensor): each for each in watched.before}
-        after = self._look_at(optimizer)
+        after = self._snapshot(optimizer)
         for tensor, version, words in after:
             earlier = before.get(id(tensor))
             if earlier is not None and (version, words) != (earlier.version, earlier.words):
                 memory = Trained(tensor.numel() * tensor.element_size(), StorageWeakRef(tensor.untyped_storage()))
                 watched.trained[tensor.data_ptr()] = memory
-        # Once more where this step has made new tensors, as the first of all does.
+        # Again after a step that made new tensors, as the first one does.
         watched.armed, watched.before = len(after) != len(before), []
 
-    def _look_at(self, optimizer: Optimizer) -> list[_Before]:
+    def _snapshot(self, optimizer: Optimizer) -> list[_Before]:
         tensors = list(self._tensors_of(optimizer))
         return [_Before(tensor, tensor._version, words) for tensor, words in zip(tensors, _words(tensors), strict=True)]
 
     def _tensors_of(self, optimizer: Optimizer) -> Iterator[torch.Tensor]:
-        """Its large host tensors: parameters with dense gradients, and what it keeps for them."""
+        """The optimizer's large host tensors: parameters with dense gradients, and their optimizer state."""
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 grad = parameter.grad
@@ -305,9 +305,9 @@ def _hook(
 
 
 def _one_plain(item: Any) -> torch.Tensor | None:
-    """A tensor, or of a sharded one the shard of this rank; None if it is no tensor, or has not one shard here.
+    """A tensor, or the one local shard of a sharded tensor; None otherwise.
 
-    A sharded tensor itself has no memory. Writes by way of it do not advance the counter of its shard.
+    A sharded tensor itself has no memory. Writes through it do not advance the version counter of its shard.
     """
     if not isinstance(item, torch.Tensor):
         return None
@@ -318,7 +318,7 @@ def _one_plain(item: Any) -> torch.Tensor | None:
 
 
 def _words(tensors: list[torch.Tensor]) -> list[bytes | None]:
-    """A few words of each tensor, by which a step shows that advances no version counter (``fused=True``)."""
+    """A few words of each tensor, to detect steps that advance no version counter (``fused=True``)."""
     found: list[bytes | None] = [None] * len(tensors)
     flat = [(at, tensor) for at, tensor in enumerate(tensors) if tensor.is_contiguous()]
     if not flat:

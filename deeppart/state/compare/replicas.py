@@ -1,13 +1,13 @@
-"""The replicas of a state: which ranks hold the same bytes of a leaf, found out by comparing what they hold.
+"""Finds out which ranks have equal replicas of a leaf, by comparing digests between ranks.
 
-Saving a leaf of one rank for all is only right while all ranks hold the same bytes; getting this wrong loses state
-silently. So nothing is assumed. Every leaf has its *holders*: all ranks, for the structure that they share; some of
-them, for a shard of a tensor; this rank alone, for all else. Those that have the same holders make one set, and each
-set compares one digest of what is due (:mod:`deeppart.state.compare.digests`) at every checkpoint: that of all ranks
-goes into the reduction that every checkpoint makes anyway, the others into a second one. On any difference, and when
-the structure is new, all bytes of all sets are compared leaf by leaf. A leaf once found to differ is saved by each of
-its holders as long as the structure stands. It is on record when all of each leaf was last compared
-(:mod:`deeppart.state.compare.history`), so that what was saved in between can be called suspect.
+A leaf of one rank may only be saved for all if all ranks have the same bytes; a mistake here loses state silently. So
+nothing is assumed. Every leaf has its *holders*: all ranks, in the structure that they share; some ranks, for a shard;
+this rank alone, for everything else. Leaves with the same holders form a set, and each set compares one digest of the
+bytes due (:mod:`deeppart.state.compare.digests`) at every checkpoint: the set of all ranks in the reduction that every
+checkpoint makes anyway, the others in a second one. After any difference, and for a new structure, all bytes of all
+sets are compared leaf by leaf. A leaf that was found to differ is saved by each of its holders until the structure
+changes. :mod:`deeppart.state.compare.history` records when each leaf was last compared in full, so that checkpoints in
+between can be called suspect.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from deeppart.state.tree import FlatState, alias_digests, in_order
 from deeppart.state.values import Encoded, encode_value
 
 _SCALARS = frozenset({int, float, bool, str, type(None)})
-#: Names of the digests that a rank brings into the reduction of a checkpoint.
+#: Names of the digests that each rank contributes to the reduction of a checkpoint.
 DIGESTS = ("structure", "content")
-#: Leaves that have left the state, of which it is remembered when they were compared.
+#: Leaves no longer in the state whose last comparison is remembered, at most.
 _MOST_REMEMBERED = 100_000
-#: Leaves that have come to differ whose ranks are found out.
+#: Diverged leaves whose ranks are determined, at most.
 MOST_NAMED = 64
 _NOTHING = np.iinfo(np.int64).min
 _Numbers = npt.NDArray[np.int64]
@@ -51,8 +51,8 @@ class Differences:
     """The result of :meth:`Replicas.compare_in_full`; the same on all ranks.
 
     Attributes:
-        per_rank: paths of leaves and values that are found to differ, and were not alike before.
-        diverged: leaves that were.
+        per_rank: paths of leaves and values that differ, and were not known to be equal before.
+        diverged: leaves that were equal before.
     """
 
     per_rank: tuple[str, ...] = ()
@@ -61,12 +61,12 @@ class Differences:
 
 @dataclass(slots=True)
 class _Set:
-    """Leaves that the same ranks hold.
+    """Leaves with the same holders.
 
     Attributes:
-        number: among all sets of the job; that of all ranks is the first.
-        leaves: this rank's numbers of them, in the order that all of its ranks have.
-        digests: of those that are compared.
+        number: the set's number in the job; that of all ranks is the first.
+        leaves: this rank's numbers of them, in the same order on all holders.
+        digests: digests of the leaves that are compared.
     """
 
     number: int
@@ -78,9 +78,9 @@ class Replicas:
     """Keeps the layout of the state a job saves, and compares it across ranks. Used by the training thread alone.
 
     Attributes:
-        replication: how the user wants leaves to be treated.
-        calls: the checkpoints of this session, as far as they were noted.
-        layout: of the state that :meth:`prepare` took in last.
+        replication: the user's ``replicated`` setting.
+        calls: the turns of this session.
+        layout: the layout of the state last given to :meth:`prepare`.
         values: its small values, encoded.
     """
 
@@ -93,45 +93,45 @@ class Replicas:
         self._trained: dict[int, Trained] = {}
         self.calls = Calls()
         self._layout: StateLayout | None = None
-        #: The turns at which leaves of earlier structures were last found alike; and those of this one, if its ties are
-        #: being agreed on anew.
+        #: The turns at which leaves of earlier structures were last found equal; and those of this structure, while its
+        #: ties are agreed on again.
         self._earlier: dict[Hashable, int] = {}
         self._last: _Numbers | None = None
         self._sets: list[_Set] = []
         self._sets_of_job = 1
-        #: For each leaf its place in the row in which all sets' leaves stand; -1 if this rank alone holds it.
+        #: For each leaf its column in the row of all sets' leaves; -1 if this rank alone has it.
         self._columns = np.zeros(0, dtype=np.int64)
         self._width = 0
-        #: No state of this structure was compared yet; and what ranks brought to a comparison has differed, although
-        #: their bytes do not: then slices are compared within the call, and of what is trained alone.
+        #: No state of this structure was compared yet; and digests have differed although no bytes did: then slices are
+        #: compared within the call, and only those of trained leaves.
         self._is_new, self._unsteady = True, False
-        #: Whether slices of what all ranks hold are digested after the call: agreed on by the ranks, and as this rank
-        #: found last; and those of an earlier call.
+        #: Whether slices of the set of all ranks are digested after the call: as the ranks have agreed, and as this
+        #: rank has last found; and the slices of an earlier call.
         self._defers = self._may_defer = False
         self._deferred: DeferredSlices | None = None
         self.values: list[Encoded] = []
 
     @property
     def layout(self) -> StateLayout:
-        """The layout of the state that :meth:`prepare` took in last."""
+        """The layout of the state last given to :meth:`prepare`."""
         if self._layout is None:
-            raise RuntimeError("no state was taken in yet")
+            raise RuntimeError("prepare() was not called yet")
         return self._layout
 
     @property
     def unlike_shards(self) -> frozenset[int]:
-        """This rank's shards that others hold with other bytes: each rank saves its own."""
+        """This rank's shards whose other holders have other bytes: each rank saves its own."""
         layout = self.layout
         found = layout.differing & (self._columns >= 0)
         return frozenset(leaf for leaf in np.flatnonzero(found).tolist() if leaf >= layout.before_shards)
 
     def close(self) -> None:
-        """Watch the optimizers no more."""
+        """Stop watching the optimizers."""
         if self._watch is not None:
             self._watch.close()
 
     def prepare(self, flat: FlatState) -> bool:
-        """Take in the state to save (local). Returns whether its structure is new to this rank."""
+        """Set the state to save (local). Returns whether its structure is new to this rank."""
         self.values = [encode_value(x.value, "") if type(x.value) in _SCALARS else _encode(x) for x in flat.values]
         if self._layout is not None and self._layout.stands_for(flat, self.replication):
             return False
@@ -141,7 +141,7 @@ class Replicas:
         return True
 
     def _remember(self, layout: StateLayout) -> None:
-        """The structure changes: what was replicated keeps its history, under its name."""
+        """Keep the history of replicated leaves, by name, when the structure changes."""
         for name, turn in zip(layout.names, self._last_alike().tolist(), strict=True):
             self._earlier.pop(name, None)
             if turn != NEVER:
@@ -151,7 +151,7 @@ class Replicas:
             self._earlier = dict(list(self._earlier.items())[-most:])
 
     def _last_alike(self) -> _Numbers:
-        """For each leaf the turn at which all of it was last found alike on all ranks."""
+        """For each leaf the turn at which it was last found equal on all ranks in full."""
         layout = self.layout
         if self._last is not None:
             return self._last
@@ -162,9 +162,9 @@ class Replicas:
     # --- at every checkpoint ------------------------------------------------------------------------------------------
 
     def digests(self, flat: FlatState, turn: int, owned: Mapping[int, torch.Tensor], *, fresh: bool) -> dict[str, int]:
-        """The fields this rank brings into the checkpoint's reduction, by :data:`DIGESTS`.
+        """This rank's contribution to the checkpoint's reduction, by :data:`DIGESTS`.
 
-        ``owned``: address -> tensor, of what only an optimizer changes, if slices may be digested after the call.
+        ``owned``: address -> tensor, for tensors that only optimizers change, if slices may be digested after the call.
         """
         layout = self.layout
         self._trained = {} if self._watch is None else self._watch.trained()
@@ -177,7 +177,7 @@ class Replicas:
         return {"structure": layout.structure_digest, "content": content}
 
     def shards_differ(self, flat: FlatState, turn: int, what: str) -> bool:
-        """Whether ranks that hold the same shards differ in what is due (collective)."""
+        """Whether holders of the same shards have different digests (collective)."""
         if self._sets_of_job == 1:
             return False
         digests, held = np.zeros(self._sets_of_job, dtype=np.int64), np.zeros(self._sets_of_job, dtype=np.bool_)
@@ -187,7 +187,7 @@ class Replicas:
 
     def _digest(self, each: _Set, flat: FlatState, turn: int, owned: Mapping[int, torch.Tensor] | None = None) -> int:
         if each.digests is None:
-            raise RuntimeError("ranks compare what is due once they have compared all of it")
+            raise RuntimeError("no full comparison has been made yet")
         each.digests.look(flat, self._trained)
         if owned is None:
             return each.digests.digest(flat, turn)
@@ -197,21 +197,21 @@ class Replicas:
         return each.digests.digest(flat, turn, without_trained=self._defers)
 
     def _earlier_slices(self) -> int:
-        """The digest of slices of an earlier call; of what does not count one that no other rank has."""
+        """The digest of the slices of an earlier call; if they do not count, a number that no other rank has."""
         if self._deferred is None:
             return 0
         found = self._deferred.digest()
         return -1 - self._comm.rank if found is None else found
 
     def defer(self, flat: FlatState, turn: int, owned: Mapping[int, torch.Tensor]) -> DeferredSlices | None:
-        """The slices of this turn that are to be digested after the call; None if there are none."""
+        """The slices of this turn that will be digested after the call; None if there are none."""
         digests = self._sets[0].digests
         if self._defers and digests is not None:
             self._deferred = digests.defer(flat, turn, owned)
         return self._deferred
 
     def alike(self, turn: int) -> None:
-        """What was due at a turn was the same on all ranks that hold it."""
+        """Record that the bytes due at a turn were equal on all holders."""
         found = [each.digests for each in self._sets if each.digests is not None]
         in_full = np.concatenate([each.in_full for each in found])
         rotating = np.concatenate([each.rotating for each in found])
@@ -235,18 +235,17 @@ class Replicas:
     # --- a new structure, or a difference -----------------------------------------------------------------------------
 
     def agree_on_ties(self, what: str) -> None:
-        """Find which ties are the state's, and how leaves are treated (collective).
-
-        Ties that not all ranks have are not ties of the state. But leaves that share memory on any rank are treated as
-        the strictest of them is: on that rank, none may get another rank's bytes.
+        """Agree on the ties of the state, and on the modes of leaves (collective).
+        A tie counts only if all ranks have it. But leaves that share memory on any rank get the strictest of their
+        modes: on that rank, none of them may receive another rank's bytes.
         """
         layout = self.layout
         shared = layout.shared[0]
         self._is_new, self._unsteady, self._deferred = True, False, None
-        self._last = self._last_alike()  # a tie that some rank has undone was one until now
+        self._last = self._last_alike()  # before ties that other ranks lack are dropped
         layout.begin()
         changed = self.replication.uniform is None
-        while changed:  # one rank may share memory with what has become stricter on another one
+        while changed:  # a rank may have memory shared with a leaf that became stricter on another rank
             spreads = layout.take_strictness(self._maximum(layout.strictness, what))
             changed = bool(self._maximum(np.array([spreads], np.int64), what)[0])
         ties = alias_digests(layout.aliases, len(layout.types))[:shared]
@@ -254,7 +253,7 @@ class Replicas:
         layout.forget_differences()
 
     def take_holders(self, held: Mapping[tuple[int, ...], list[int]] | None, what: str) -> None:
-        """Take in which ranks hold this rank's shards, two at least each (collective unless None: there are none)."""
+        """Set the holders of this rank's shards, at least two each (collective unless None: there are none)."""
         layout = self.layout
         shared, sets = layout.shared[0], [_Set(0, list(range(layout.shared[0])))]
         every: list[tuple[tuple[int, ...], int]] = []
@@ -275,9 +274,9 @@ class Replicas:
     def compare_in_full(
         self, flat: FlatState, turn: int, step: int, owned: Mapping[int, torch.Tensor], what: str
     ) -> Differences:
-        """Find the leaves and values that differ between the ranks that hold them (collective).
+        """Find the leaves and values that differ between their holders (collective).
 
-        What has hit one leaf may have hit others, where nothing was compared this time: so all are read.
+        Whatever damaged one leaf may have damaged others that were not due this time: so all are read.
         """
         layout, last = self.layout, self._last_alike()
         values_before = layout.per_rank_values.copy()
@@ -296,12 +295,12 @@ class Replicas:
         self._look_anew(flat, owned, what)
         layout.record.all_of(np.array(self._compared(), dtype=np.int64), turn)
         found = self._describe(flat, np.flatnonzero(new).tolist(), last, (turn, step), what)
-        # Not before: of a call that is refused on the way, the user hears nothing.
+        # Only now: if the call is refused before, the user gets no warning.
         layout.compared, self._last = True, None
         return Differences((*found.per_rank, *(readable(flat.values[i].path) for i in values)), found.diverged)
 
     def _compared(self) -> list[int]:
-        """The leaves that are compared: held by several, not known to differ, not trusted, and no views of others."""
+        """The leaves that are compared: several holders, not known to differ, not trusted, and not aliases."""
         layout = self.layout
         found = (self._columns >= 0) & ~layout.differing & ~layout.trusted
         found[list(layout.aliases)] = False
@@ -309,13 +308,13 @@ class Replicas:
         return compared
 
     def _look_anew(self, flat: FlatState, owned: Mapping[int, torch.Tensor], what: str) -> None:
-        """Prepare the digests of what is compared from now on, and agree on what rotates (collective)."""
+        """Prepare the digests of the leaves that are compared from now on, and agree on which rotate (collective)."""
         layout, compared = self.layout, set(self._compared())
         verified = np.flatnonzero(layout.modes == VERIFY).tolist()
         orders = np.zeros(len(layout.types), dtype=np.int64)
         leaves_of = [[leaf for leaf in each.leaves if leaf in compared] for each in self._sets]
         for each, leaves in zip(self._sets, leaves_of, strict=True):
-            counters = each.number == 0 and not self._unsteady  # writes by way of a sharded tensor count there alone
+            counters = each.number == 0 and not self._unsteady  # writes through a sharded tensor count only there
             each.digests = LeafDigests(leaves, flat, layout.types, verified, counters=counters)
             each.digests.look(flat, self._trained)
             orders[leaves] = each.digests.orders
@@ -329,11 +328,11 @@ class Replicas:
         self._defers = not self._maximum(np.array([not self._may_defer], np.int64), what)[0]
 
     def _comparable(self, flat: FlatState, index: int) -> Encoded:
-        """The comparable form of a value: its encoding, or that of its entries in canonical order."""
+        """The form in which a value is compared: its encoding, dicts in canonical order."""
         return in_order(flat.values[index].value) if index in self.layout.unordered else self.values[index]
 
     def _unequal_values(self, flat: FlatState, what: str) -> Flags:
-        """Values that differ between ranks (collective); the order of a plain dict's entries is no difference."""
+        """Values that differ between ranks (collective); plain dicts may have different orders."""
         layout, shared = self.layout, self.layout.shared[1]
         skipped = layout.per_rank_values | layout.trusted_values
         digests = np.zeros(len(skipped), dtype=np.int64)
@@ -350,21 +349,21 @@ class Replicas:
             unequal[same] = False
         return unequal
 
-    # --- what is said of differences ----------------------------------------------------------------------------------
+    # --- describing differences ---------------------------------------------------------------------------------------
 
     def _describe(
         self, flat: FlatState, new: Sequence[int], last: _Numbers, now: tuple[int, int], what: str
     ) -> Differences:
-        """The columns that are found to differ, with the ranks and the checkpoints that they concern (collective)."""
+        """Describe differing columns with their ranks and the suspect checkpoints (collective)."""
         layout, shared = self.layout, self.layout.shared[0]
         if not new:
             return Differences()
-        # A leaf that was alike on all ranks is known to all of them, or its history starts over: the least decides.
+        # A leaf that was equal on all ranks is known to all of them, or its history starts over: the minimum decides.
         held = np.zeros(self._width, dtype=np.bool_)
         held[self._columns[self._columns >= 0]] = True
         turns = -self._maximum(np.where(held, -self._row(last), _NOTHING), what)
         leaves = dict(zip(self._columns.tolist(), range(len(last)), strict=True))
-        # What is tied to another leaf may have a longer history than that one: it may have been tied just now.
+        # A tied leaf may have a longer history than its owner, if it was tied just now.
         found = set(new)
         tied = {leaf: each.owner for leaf, each in layout.aliases.items() if leaf < shared and each.owner in found}
         after = {column: int(turns[column]) for column in (*new, *tied)}
@@ -374,7 +373,7 @@ class Replicas:
         paths = {column: readable(flat.arrays[column].path) for column in after if column < shared}
         groups: dict[int, dict[str, list[int]]] = {}
         if diverged or len(paths) < len(after):
-            # Of shards, only the ranks that hold them know the paths.
+            # Only the holders of shards know their paths.
             mine = [
                 (each, readable(flat.arrays[leaves[each]].path)) for each in new if each >= shared and each in leaves
             ]
@@ -388,12 +387,12 @@ class Replicas:
         lines = []
         for column in diverged:
             ranks = sorted(groups.get(column, {}).values(), key=lambda ranks: (-len(ranks), ranks))
-            if len(ranks) != 1:  # a view of a leaf that differs elsewhere is alike
+            if len(ranks) != 1:  # an alias of a leaf that differs elsewhere is equal
                 lines.append(Divergence(paths[column], tuple(map(tuple, ranks)), intervals[after[column]]))
         per_rank = dict.fromkeys(paths[column] for column in new if after[column] == NEVER)
         return Differences(tuple(per_rank), tuple(lines))
 
-    # --- rows of all sets' leaves -------------------------------------------------------------------------------------
+    # --- rows with a column for each leaf of all sets -----------------------------------------------------------------
 
     def _row(self, of_leaves: _Numbers) -> _Numbers:
         row = np.zeros(self._width, dtype=np.int64)
@@ -402,18 +401,18 @@ class Replicas:
         return row
 
     def _of_leaves(self, row: Flags) -> Flags:
-        """For each leaf what a row says of it; False for those that this rank alone holds."""
+        """A row's entry for each leaf; False for those that this rank alone has."""
         found: Flags = np.append(row, False)[self._columns]
         return found
 
     def _unequal(self, of_leaves: _Numbers, what: str) -> Flags:
-        """A row of the leaves of which holders have other numbers (collective)."""
+        """A row that is true for leaves whose holders have different numbers (collective)."""
         held = np.zeros(self._width, dtype=np.bool_)
         held[self._columns[self._columns >= 0]] = True
         return self._unequal_in_row(self._row(of_leaves), held, what)
 
     def _unequal_in_row(self, values: _Numbers, held: Flags, what: str) -> Flags:
-        """The places at which ranks that hold something have brought other values there (collective)."""
+        """The columns in which ranks with ``held`` have different values (collective)."""
         both = np.concatenate([np.where(held, values, _NOTHING), np.where(held, -values, _NOTHING)])
         most = self._maximum(both, what)
         found: Flags = most[: len(values)] != -most[len(values) :]

@@ -1,14 +1,14 @@
-"""Large leaves of which the ranks compare one slice at a time: all of each leaf within :data:`SLICES` turns.
+"""Compares large leaves one slice at a time: all of each leaf within :data:`SLICES` turns.
 
-At every turn the ranks compare one slice of each leaf, 1/63 of its bytes, and single words at :data:`PLACES` places
-spread evenly over it. The slices are the proof: after any 63 turns in a row every byte has been compared. The words are
-there to find sooner what is concentrated in one run: the places of 16 turns in a row are nowhere further from each
-other than 0.6 % of the leaf. Bytes are hashed where they lie, so a leaf must fill its memory without gaps; in which
-order its dimensions lie does not matter as long as it is the same on all ranks (:func:`memory_order`).
+At every turn the ranks compare one slice of each leaf, 1/63 of its bytes, and single words at :data:`PLACES` positions
+spread evenly over it. After any 63 consecutive turns every byte has been compared. The words find a contiguous damaged
+range sooner: the positions of 16 consecutive turns are at most 0.6 % of the leaf from each other. Bytes are hashed in
+place, so a leaf must fill its memory without gaps; the order of its dimensions in memory does not matter as long as it
+is the same on all ranks (:func:`memory_order`).
 
-With ``capture="lazy"``, what an optimizer trains may not change before its next step. So the slices need not be read
+With ``capture="lazy"``, trained leaves may not change before the optimizer's next step. So the slices need not be read
 while training waits: the threads that make the deferred copies read them (:class:`DeferredSlices`), and the ranks
-compare the outcome at the next checkpoint. Until then nothing counts as compared.
+compare the digests at the next checkpoint. Until then nothing counts as compared.
 """
 
 from __future__ import annotations
@@ -28,34 +28,34 @@ from deeppart.state.memory import gather_memory
 from deeppart.state.tensors import LeafType
 
 Digests = npt.NDArray[np.int64]
-#: Turns within which all of a leaf is compared.
+#: Turns within which a leaf is compared in full.
 SLICES = 63
 #: Words of each leaf that are compared at every turn, besides its slice.
 PLACES = 16
 #: The memory order of a leaf in C order.
 C_ORDER = 1
 _WORD_BYTES = 8
-#: Bytes of slices that are copied at a time in order to digest them: they stay in the processor's cache.
+#: Bytes of slices that are copied at a time to be digested: they stay in the processor's cache.
 _BATCH_BYTES = 1 << 20
-#: Close to 63 over the golden ratio and prime to 63: successive multiples visit all slices, far from each other.
+#: Close to 63 over the golden ratio and coprime to 63: successive multiples visit all slices, far from each other.
 _STRIDE = 38
 
 
 class RotatingSlices:
-    """Digests of one slice of each leaf, another one at every turn."""
+    """Digests of one slice of each leaf, a different one at each turn."""
 
     def __init__(self, leaves: Sequence[int], types: Sequence[LeafType]) -> None:
         self._leaves = np.array(leaves, dtype=np.int64)
         self._lengths = np.array([types[leaf].nbytes for leaf in leaves], dtype=np.int64)
 
     def digests(self, pointers: Sequence[int], turn: int) -> Digests:
-        """One for each leaf, of what is compared of it at a turn."""
+        """For each leaf a digest of the bytes that are compared at a turn."""
         if not len(self._leaves):
             return np.zeros(0, dtype=np.int64)
         starts = np.array(pointers, dtype=np.int64)[self._leaves]
         memory, first = memory_over(starts, starts + self._lengths)
         starts -= first
-        # A word from every byte on: leaves do not lie at multiples of a word everywhere.
+        # A view with a word at each byte offset: not all leaves are aligned to words.
         count = len(memory) - _WORD_BYTES + 1
         everywhere: Digests = np.ndarray((count,), dtype=np.int64, buffer=memory.data, strides=(1,))
         words = np.ascontiguousarray(everywhere[starts[:, None] + self._places(turn)])
@@ -63,7 +63,7 @@ class RotatingSlices:
         return _digests(memory.data, starts + begins, starts + ends, words)
 
     def read_safely(self, starts: Digests, turn: int) -> Digests | None:
-        """The same of leaves at these addresses, whose memory may be freed meanwhile; None if some of it was."""
+        """The same for addresses whose memory may be freed meanwhile; None if some of it was."""
         words = gather_memory((starts[:, None] + self._places(turn)).reshape(-1), _WORD_BYTES)
         if words is None:
             return None
@@ -81,13 +81,13 @@ class RotatingSlices:
         return np.concatenate(found)
 
     def _slices(self, turn: int) -> tuple[Digests, Digests]:
-        """The beginning and the end of each leaf's slice, in bytes."""
+        """Begin and end of each leaf's slice, in bytes."""
         widths = -(-self._lengths // SLICES)
         begins = np.minimum(slice_of(turn) * widths, self._lengths)
         return begins, np.minimum(begins + widths, self._lengths)
 
     def _places(self, turn: int) -> Digests:
-        """The first bytes of the words of each leaf, as rows."""
+        """Offsets of the words of each leaf, as rows."""
         spacing = self._lengths[:, None] / PLACES
         places = ((np.arange(PLACES) + fraction(turn)) * spacing).astype(np.int64)
         return np.minimum(places, self._lengths[:, None] - _WORD_BYTES)
@@ -101,32 +101,32 @@ def _digests(octets: memoryview, begins: Digests, ends: Digests, words: Digests)
 
 
 class DeferredSlices:
-    """The slices of one turn, which are digested after the call by whichever thread comes first.
+    """The slices of one turn, digested after the call by the first thread that gets to it.
 
-    They count only if nothing has been written to the leaves meanwhile: the optimizer's tensors are where they were,
-    and torch's version counters stand.
+    They count only if the leaves were not written to meanwhile: the optimizer's tensors have the same addresses, and
+    torch's version counters have not advanced.
     """
 
     def __init__(self, slices: RotatingSlices, starts: Digests, owners: Sequence[torch.Tensor], turn: int) -> None:
         self.turn = turn
         self._slices, self._starts = slices, starts
         self._guard = threading.Lock()
-        # Guarded by it:
+        # Guarded by the lock:
         self._owners = [(owner, owner._version, owner.data_ptr()) for owner in owners]
         self._is_read = False
         self._found: Digests | None = None
 
     def read(self) -> None:
-        """Digest them, unless that was done."""
+        """Digest the slices, unless that was done."""
         with self._guard:
             if not self._is_read:
                 self._is_read = True
                 self._found = self._slices.read_safely(self._starts, self.turn)
 
     def settle(self) -> None:
-        """Decide whether they count, and let go of the tensors. To be called before the optimizer's next step.
+        """Decide whether they count, and release the tensors. To be called before the optimizer's next step.
 
-        An operation that was writing to a leaf while it was read has ended by then, and was counted.
+        By then, an operation that wrote to a leaf while it was read has ended, and was counted.
         """
         with self._guard:
             self._is_read = True
@@ -136,21 +136,21 @@ class DeferredSlices:
             self._owners = []
 
     def digest(self) -> int | None:
-        """One digest of all; None if they do not count."""
+        """One digest of all slices; None if they do not count."""
         self.read()
         self.settle()
         return None if self._found is None else hash63(self._found.tobytes())
 
 
 def slice_of(turn: int) -> int:
-    """The slice, of the :data:`SLICES` slices of each leaf, that is compared at a turn."""
+    """The number of the slice of each leaf that is compared at a turn, out of :data:`SLICES`."""
     return turn * _STRIDE % SLICES
 
 
 def memory_order(data: Any) -> int:
-    """A number for how a leaf lies in host memory: the same for the same order of dimensions; 0 if there are gaps.
+    """A number for the order of a leaf's dimensions in host memory; 0 if there are gaps.
 
-    Not 0 only if the leaf's bytes are exactly what lies from its address on, each once, in some order.
+    It is not 0 only if the bytes at the leaf's address are exactly its bytes, each once, in some order.
     """
     if isinstance(data, torch.Tensor):
         if not data.is_cpu or data.is_conj() or data.is_neg():

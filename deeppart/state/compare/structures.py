@@ -1,7 +1,7 @@
-"""The differences between the structures of the ranks' states, and the check that they are allowed.
+"""Finds the differences between the structures of the ranks' states, and checks that they are allowed.
 
-Only asked when the ranks' fingerprints of the structure differ. Rank 0 tells all others what it has; each finds where
-it has something else; all hear of it, and cut their states at the same places. What is there is saved per rank.
+Only used if the ranks' fingerprints of the structure differ. Rank 0 broadcasts its structure; each rank finds its
+differences; all ranks gather these, and divide their states at the same paths. The items there are saved per rank.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ from deeppart.state.tree import (
 )
 from deeppart.state.values import encode_key
 
-#: Kinds of what is described for other ranks, besides those of containers: [kind, items].
-_ARRAY, _VALUE, _NONE, _RANK_LOCAL = "array", "value", "none", "apart"
+#: Kinds of nodes as described to other ranks, besides those of containers: [kind, items].
+_ARRAY, _VALUE, _NONE, _RANK_LOCAL = "array", "value", "none", "rank_local"
 _VALUES_IN = "container of small values in a "
 _SHARDED = "sharded tensor "
-_COMPOSITE = "tensor made of others, "
+_COMPOSITE = "composite tensor, "
 _FORM = "object saved as a "
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A place where a rank has something else than rank 0.
+    """A path at which a rank has something else than rank 0.
 
     Attributes:
         path: its path.
         allowed: true if it may be saved per rank.
         text: the difference, for people.
-        expected: true if nobody need be told of it: some ranks have a part of the model that others have not.
+        expected: true if it needs no warning: some ranks have a part of the model that others lack.
     """
 
     path: Path
@@ -71,9 +71,9 @@ class Reconciled:
     """The result of :func:`reconcile`.
 
     Attributes:
-        cuts: the places at which each rank saves its own.
-        noticed: paths among them that nobody has said to be per rank.
-        parts: those at which some ranks have a part of the state that others have not.
+        cuts: the paths at which each rank saves its own item.
+        noticed: those of them that the user has not declared as per rank.
+        parts: those at which some ranks have a part of the state that others lack.
     """
 
     cuts: frozenset[ExactPath]
@@ -82,7 +82,7 @@ class Reconciled:
 
 
 def reconcile(comm: Comm, root: Node, replication: Replication, what: str, timeout: float) -> Reconciled:
-    """Find where the ranks' states are to be cut (collective)."""
+    """Find the paths at which the ranks' states must be divided (collective)."""
     mine = _describe(root)
     reference = json.loads(finish(comm, comm.broadcast(json.dumps(mine).encode()), what, timeout))
     found = list(_differences(reference, mine, (), replication))
@@ -96,9 +96,9 @@ def reconcile(comm: Comm, root: Node, replication: Replication, what: str, timeo
             f"{what}: the state's structure differs between ranks",
             expected="the same containers, keys and leaves on every rank, as on rank 0",
             found=some_names(refused, "; ", 6),
-            where=f"reported to rank {comm.rank}",
+            where=f"seen by rank {comm.rank}",
             todo="give every rank the same keys, with None where one has nothing (shapes, dtypes and the lengths of "
-            'lists may differ); or declare what is there: replicated={"the/path/*": "parts"} if ranks have parts of '
+            'lists may differ); or declare the difference: replicated={"the/path/*": "parts"} if ranks have parts of '
             'one state, as pipeline stages do, "none" if it is each rank\'s own',
         )
         raise on_ranks(error, comm.rank)
@@ -112,7 +112,7 @@ def reconcile(comm: Comm, root: Node, replication: Replication, what: str, timeo
 
 
 def _describe(node: Node) -> list[Any]:
-    """A tree as JSON: [kind] of a leaf, [kind, items] of a list or tuple, [kind, [key, item] ...] of the others; and
+    """A tree as JSON: [kind] of a leaf, [kind, items] of a list or tuple, [kind, [key, item] ...] of others; and
     [kind, data] of an object without a ``state_dict()``.
     """
     if isinstance(node, ArrayLeaf):
@@ -145,7 +145,7 @@ def _describe(node: Node) -> list[Any]:
 
 
 def _describe_composite(node: Branch) -> str:
-    """All of its structure in one text: it is saved per rank as a whole, or not at all."""
+    """All of its structure in one text: it is either the same on all ranks or saved per rank as a whole."""
     inner = [f"{key} {_describe(child)[0]}" for key, child in zip(node.keys, node.children, strict=True)]
     return f"{_COMPOSITE}{node.kind} {node.name}({', '.join(inner)})"
 
@@ -171,7 +171,7 @@ def _differences(reference: list[Any], mine: list[Any], path: Path, replication:
         yield from _key_differences(reference[1], mine[1], path, replication)
         return
     if {reference[0], mine[0]} == {_NONE, _VALUE}:
-        return  # values may differ, and None is one
+        return  # values may differ, also from None
     text = f"has {_name(mine)} at {readable(path)}, rank 0 {_name(reference)}"
     mode = replication.mode(path)
     yield Difference(path, mode == NONE or (mode != ALL and _may_differ(reference, mine, path)), text)
@@ -185,7 +185,7 @@ def _key_differences(
     has_shards = any(_holds_shards(item) for _, item in (*reference, *mine))
     both = {**theirs, **ours}
     keys = [decode_path([key], "a structure told by another rank")[0] for key, _ in both.values()]
-    # 1 and True are one key for a dict, and two for whoever reads a file: no dict can have what both ranks have.
+    # A dict has either 1 or True as a key, a file may have both: no dict can be the union.
     equal = len(set(keys)) < len(keys)
     for (text, (_, item)), decoded in zip(both.items(), keys, strict=True):
         inner = (*path, decoded)
@@ -200,18 +200,18 @@ def _key_differences(
 
 
 def _order_differs(reference: list[Any], mine: list[Any]) -> bool:
-    """True if an OrderedDict has keys that rank 0's has, too, in another order."""
+    """True if the keys that both OrderedDicts have are in different orders."""
     theirs, ours = ([json.dumps(key) for key, item in items if item[0] != _RANK_LOCAL] for items in (reference, mine))
     common = set(theirs) & set(ours)
     return [key for key in theirs if key in common] != [key for key in ours if key in common]
 
 
 def _may_differ(one: list[Any], other: list[Any], path: Path) -> bool:
-    """True if an item is saved per rank without being told to: lists of another length, and None while others have
-    something.
+    """True if an item is saved per rank without being declared so: lists of different lengths, and None where others
+    have an item.
     """
     kinds = {one[0].removeprefix(_VALUES_IN), other[0].removeprefix(_VALUES_IN)}
-    if len(kinds) == 1:  # two lists or tuples of other lengths, or one of few values and one of many
+    if len(kinds) == 1:  # lists or tuples of different lengths, or one of few values and one of many
         return kinds <= {"list", "tuple"} or all(_VALUES_IN in each[0] or _holds_values(each) for each in (one, other))
     return bool(path) and _NONE in (one[0], other[0])
 
@@ -222,7 +222,7 @@ def _holds_values(described: list[Any]) -> bool:
 
 
 def _is_plain(described: list[Any]) -> bool:
-    """True if it has only small values, to any depth."""
+    """True if a container has only small values, to any depth."""
     kind = described[0]
     if kind in ("list", "tuple"):
         return all(map(_is_plain, described[1]))
@@ -230,7 +230,7 @@ def _is_plain(described: list[Any]) -> bool:
 
 
 def _holds_shards(described: list[Any]) -> bool:
-    """True if there is a sharded tensor in it: pipeline stages have other layers on other ranks."""
+    """True if a container has sharded tensors: pipeline stages have different layers on different ranks."""
     return any(kind.startswith(_SHARDED) for kind in _kinds(described))
 
 
@@ -241,13 +241,13 @@ def _kinds(described: list[Any]) -> Iterator[str]:
 
 
 def _paths(described: list[Any], path: Path) -> Iterator[Path]:
-    """The path of each leaf of what stands at a path."""
+    """The path of each leaf below a path."""
     for keys, _ in _leaves(described, ()):
         yield *path, *decode_path(list(keys), "a structure told by another rank")
 
 
 def _leaves(described: list[Any], keys: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], str]]:
-    """The keys to each leaf, encoded, and its kind."""
+    """The encoded keys of each leaf, and its kind."""
     kind = described[0]
     if kind in ("list", "tuple"):
         for place, item in enumerate(described[1]):

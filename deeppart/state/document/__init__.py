@@ -1,7 +1,7 @@
-"""The structure document: what a state looked like, written down and read back.
+"""The structure document: the structure of a state, written and read.
 
-``structure.py`` has the records, ``structure_json.py`` their form in files (docs/format.md), ``part_document.py`` what
-each rank adds of its own, and ``global_state.py`` the state as all ranks together had it.
+``structure.py`` has the records, ``structure_json.py`` their form in files (docs/format.md), ``part_document.py`` the
+rank-local items of each rank, and ``global_state.py`` the combined state of all ranks.
 """
 
 from deeppart.state.document.global_state import (
@@ -15,9 +15,9 @@ from deeppart.state.document.global_state import (
 )
 from deeppart.state.document.part_document import (
     FileNumbers,
-    Own,
     PartDocument,
     RankDocument,
+    RankLocalItems,
     RankLocalTree,
     decode_meta,
     encode_rank_local,
@@ -47,10 +47,10 @@ __all__ = [
     "GlobalState",
     "GlobalTensor",
     "Numbers",
-    "Own",
     "PartDocument",
     "PartValue",
     "RankDocument",
+    "RankLocalItems",
     "RankLocalTree",
     "SavedTensor",
     "Structure",

@@ -1,9 +1,8 @@
-"""The state of a step as all ranks together had it: global tensors, and parts that only some ranks had.
+"""The state of a step as all ranks together had it: global tensors, and parts of one state that only some ranks had.
 
-To whom a checkpoint is restored, a tensor is an array like others, wherever its shards came from: the structure
-document describes each global tensor once, among the leaves. *Parts of one state* are what some ranks have under keys
-of a dict that others lack, as pipeline stages do. Global tensors and small values there are no rank's own: the restored
-state is the union, whichever ranks had them.
+In a restore a global tensor is an ordinary array, wherever its shards came from: the structure document has each
+global tensor once, among the leaves. *Parts of one state* are items of dicts that some ranks have and others lack, as
+with pipeline stages. Their global tensors and small values are not rank-local: the restored state is the union.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from deeppart.state.tensors import LeafType
 from deeppart.state.tree import DICTS, ArrayLeaf, Branch, Node, ValueLeaf, walk_tree, with_items_at
 from deeppart.state.values import same_value
 
-#: What is rank-local on each rank, and its own values by number.
+#: The rank-local trees of each rank, and its per-rank values by number.
 RankItems = Sequence[tuple[Sequence[RankLocalTree], Mapping[int, Any]]]
-#: The rest of a part's path, its rank, and the part.
+#: The remaining path of a part, its rank, and the part.
 _Rest = tuple[Path, int, RankLocalTree]
 
 
@@ -34,7 +33,7 @@ class GlobalTensor:
     """A sharded tensor, as all parts together have it.
 
     Attributes:
-        number: of the leaf.
+        number: its leaf number.
         kind: its type.
         path: its path; the same on all ranks that have it.
         division: the boxes in which it was saved.
@@ -47,7 +46,7 @@ class GlobalTensor:
 
     @property
     def name(self) -> str:
-        """The path, for people."""
+        """The path as text."""
         return readable(self.path)
 
 
@@ -56,9 +55,9 @@ class GlobalState:
     """All sharded tensors of a step, and all parts of its state.
 
     Attributes:
-        tensors: by leaf number.
-        values: small values in parts of the state, by path; the order is that of their numbers.
-        parts: what is rank-local on any rank, and is a part of the state, with its rank.
+        tensors: the global tensors, by leaf number.
+        values: small values in parts of the state, by path; in the order of their numbers.
+        parts: the rank-local trees that are parts of the state, with their ranks.
         part_paths: their paths.
     """
 
@@ -68,15 +67,15 @@ class GlobalState:
     part_paths: frozenset[ExactPath] = frozenset()
 
     def has_part(self, tree: RankLocalTree) -> bool:
-        """True if a tree that is rank-local on a rank is a part of the state, and not the rank's own."""
+        """True if a rank-local tree is a part of the state."""
         return exact(tree.path) in self.part_paths
 
     def contents(self, rank: int | None) -> list[Any]:
-        """The values in parts of the state as one rank had them, if it did; None: as the lowest had them."""
+        """The values in parts of the state of one rank; those that it lacked, or all for None, from the lowest rank."""
         return [value.of(-1 if rank is None else rank) for value in self.values.values()]
 
     def check(self, structure: Structure, where: str) -> None:
-        """See that each sharded tensor stands somewhere: to be called once the documents of all parts were read."""
+        """Check that each sharded tensor has a path, once the documents of all parts were read."""
         if lacking := structure.divisions.keys() - self.tensors.keys():
             raise CorruptFileError(
                 "a sharded tensor stands in no tree",
@@ -86,7 +85,7 @@ class GlobalState:
 
 
 def gather_global_state(structure: Structure, own: RankItems, where: str) -> GlobalState:
-    """Bring together what the structure document says, and what the parts' documents add."""
+    """Combine the structure document with the documents of the parts."""
     tensors: dict[int, GlobalTensor] = {}
     if structure.divisions:
         found = list(structure.walk())
@@ -110,11 +109,11 @@ def gather_global_state(structure: Structure, own: RankItems, where: str) -> Glo
 
 
 def with_global_state(base: Structure, global_state: GlobalState) -> Structure:
-    """A structure with all parts of the state."""
+    """A structure that includes all parts of the state."""
     if not global_state.parts:
         return base
     values = len(global_state.values)
-    of_values = {key: len(base.values) + place for place, key in enumerate(global_state.values)}
+    of_values = {key: len(base.values) + position for position, key in enumerate(global_state.values)}
     parts = [
         (rank, replace(each, node=_renumbered(each.node, each.path, of_values))) for rank, each in global_state.parts
     ]
@@ -140,12 +139,12 @@ def _renumbered(node: Node, path: tuple[Any, ...], numbers: Mapping[ExactPath, i
 
 @dataclass(frozen=True, slots=True)
 class PartValue:
-    """A small value in a part of the state, as all ranks that had it together say.
+    """A small value in a part of the state, as all ranks that had it saved it.
 
     Attributes:
-        name: its path, for people.
-        contents: rank -> what it had, ascending.
-        differs: true if these are not all the same.
+        name: its path as text.
+        contents: rank -> its value, ascending.
+        differs: true if the ranks' values differ.
     """
 
     name: str
@@ -153,32 +152,32 @@ class PartValue:
     differs: bool
 
     def of(self, rank: int) -> Any:
-        """What one rank had; if it had none, the lowest that did."""
+        """The value of one rank; if it had none, that of the lowest rank that had one."""
         return self.contents[rank] if rank in self.contents else next(iter(self.contents.values()))
 
 
 def may_be_part(tree: RankLocalTree, tensors: Container[int]) -> bool:
-    """True if a tree that is rank-local may be a part of one state, and not its rank's own.
+    """True if a rank-local tree may be a part of one state.
 
-    Global tensors alone always may; ``tensors`` are their numbers. A tree with another array may not, since nobody
-    knows which of several is meant.
+    Global tensors alone always may; ``tensors`` are their numbers. A tree with any other array may not, since it is
+    unknown which rank's array is meant.
     """
     leaves = [leaf for _, leaf in walk_tree(tree.node, ())]
-    if tree.place is None or any(isinstance(leaf, ArrayLeaf) and leaf.index not in tensors for leaf in leaves):
+    if tree.position is None or any(isinstance(leaf, ArrayLeaf) and leaf.index not in tensors for leaf in leaves):
         return False
     return tree.part or (bool(leaves) and not any(isinstance(leaf, ValueLeaf) for leaf in leaves))
 
 
 def find_parts(own: RankItems, tensors: Container[int]) -> list[tuple[int, RankLocalTree]]:
-    """The trees that are parts of one state, with their ranks, in the order of these.
+    """The trees that are parts of one state, with their ranks, in rank order.
 
-    Those of all ranks at one path are, or none: dicts may have other keys, but where anything else differs, which one
-    is meant nobody knows, and each rank keeps its own.
+    Either the trees of all ranks at a path are parts, or none. Dicts may have different keys; if anything else differs,
+    it is unknown which tree is meant, and each rank keeps its own.
     """
     trees: dict[ExactPath, list[tuple[int, RankLocalTree]]] = {}
-    joint: dict[ExactPath, Node] = {}  # all that ranks have there so far
+    joint: dict[ExactPath, Node] = {}  # the union of the trees at a path so far
     refused: set[ExactPath] = set()
-    of_equal: dict[Path, ExactPath] = {}  # keys that are equal for a dict, such as 1 and True, find no place in one
+    of_equal: dict[Path, ExactPath] = {}  # equal keys, such as 1 and True, cannot both be in one dict
     for rank, (items, _) in enumerate(own):
         for tree in items:
             key = exact(tree.path)
@@ -195,7 +194,7 @@ def find_parts(own: RankItems, tensors: Container[int]) -> list[tuple[int, RankL
 
 
 def _is_joinable(one: Node, other: Node) -> bool:
-    """True if one tree can have all that two have."""
+    """True if one tree can hold the contents of both."""
     if not isinstance(one, Branch) or not isinstance(other, Branch):
         return type(one) is type(other)
     if (one.kind, one.name) != (other.kind, other.name):
@@ -219,7 +218,7 @@ def values_in(tree: RankLocalTree) -> Iterator[tuple[Path, int]]:
 
 
 def gather_values(parts: Sequence[tuple[int, RankLocalTree]], own: RankItems) -> dict[ExactPath, PartValue]:
-    """The values in parts of the state, as :func:`find_parts` found them."""
+    """The values in parts of the state that :func:`find_parts` found."""
     found: dict[ExactPath, dict[int, Any]] = {}
     names: dict[ExactPath, str] = {}
     for rank, tree in parts:
@@ -237,14 +236,14 @@ def _differ(contents: Mapping[int, Any]) -> bool:
 
 
 def with_parts(root: Node, parts: Sequence[tuple[int, RankLocalTree]]) -> Node:
-    """A tree with all parts of the state, in an order that is the same for every rank; one walk for all of them."""
+    """A tree with all parts of the state, in the same order on every rank, made in one walk."""
     shared = with_items_at(root, {exact(tree.path): None for _, tree in parts})
-    # What this rank has of them, too, so that dicts have the same order on all ranks.
+    # With this rank's parts, too, so that dicts have the same order on all ranks.
     return _with_others(shared, [(tree.path, rank, tree) for rank, tree in parts])
 
 
 def joined(trees: Sequence[RankLocalTree]) -> list[RankLocalTree]:
-    """The trees of several ranks, one for each path, with what some of them have and others lack."""
+    """The trees of several ranks, merged into one for each path."""
     found: dict[ExactPath, RankLocalTree] = {}
     for each in trees:
         first = found.setdefault(exact(each.path), each)
@@ -254,7 +253,7 @@ def joined(trees: Sequence[RankLocalTree]) -> list[RankLocalTree]:
 
 
 def _joined(one: Node, other: Node) -> Node:
-    """One tree with what another has under keys of dicts that it lacks."""
+    """A tree with the keys of dicts that only the other tree has."""
     if not isinstance(one, Branch) or not isinstance(other, Branch):
         return one
     if one.kind not in DICTS:
@@ -291,21 +290,21 @@ def _with_others(node: Node, trees: Sequence[_Rest]) -> Node:
 
 
 def _merged(shared: Sequence[IdKey], added: Sequence[tuple[int, RankLocalTree]]) -> list[IdKey]:
-    """The keys of a dict and those that ranks have besides, in an order in which those of each rank are in its own."""
+    """The keys of a dict and the additional keys of ranks, in an order that preserves the order of each rank."""
     found = list(shared)
     of_ranks: dict[int, list[RankLocalTree]] = {}
     for rank, tree in added:
         of_ranks.setdefault(rank, []).append(tree)
     for rank in sorted(of_ranks):
         mine = list(shared)
-        for tree in sorted(of_ranks[rank], key=lambda each: each.place or 0):
-            mine.insert(tree.place or 0, id_key(tree.path[-1]))
+        for tree in sorted(of_ranks[rank], key=lambda each: each.position or 0):
+            mine.insert(tree.position or 0, id_key(tree.path[-1]))
         _merge(found, mine)
     return found
 
 
 def _merge(found: list[IdKey], others: Sequence[IdKey]) -> None:
-    """Take in what others have: each right behind the one that it is behind there."""
+    """Insert missing keys, each directly after the key that it follows in ``others``."""
     there = set(found)
     behind: dict[IdKey | None, list[IdKey]] = {}
     last: IdKey | None = None

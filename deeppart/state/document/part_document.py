@@ -1,13 +1,11 @@
-"""The JSON documents of a checkpoint: what its bytes mean.
+"""The JSON document in each part: the types of its rank's leaves, and its rank's values.
 
-Every part carries a small document with its rank's own values and leaf types; rank 0's also carries the structure
-document (:mod:`deeppart.state.document.structure`). Encoding is left to the background: nothing here may change once
-made. Of sharded tensors there is nothing in it: the structure document says how they are divided, and the span table
-which box a span is of.
+Rank 0's also has the structure document (:mod:`deeppart.state.document.structure`). Documents are encoded in the
+background, so nothing in these records may change. Sharded tensors are not in the document of a part: the structure
+document has their divisions, and the span table says which box a span belongs to.
 
-Subtrees that are rank-local from the structure that all ranks share are in the document of each rank that has them. The
-shared structure has a mark in their place in a list, and nothing in a dict, whose other keys the ranks share. A rank's
-state is both together (:func:`of_rank`).
+Rank-local subtrees are in the document of each rank that has them. The shared structure has a placeholder for them in
+lists, and nothing in dicts, whose other keys the ranks share. :func:`of_rank` combines both into a rank's state.
 """
 
 from __future__ import annotations
@@ -52,15 +50,15 @@ _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class FileNumbers:
-    """The numbers that the leaves of one rank have in files, by those that they have on this rank.
+    """Maps the numbers that leaves have on one rank to their numbers in files.
 
-    In files the leaves of the structure document come first: what all ranks share, what is rank 0's, and the global
-    tensors. What is rank-local follows.
+    In files the leaves of the structure document come first: those that all ranks share, those that rank 0 saves for
+    all, and global tensors. Rank-local leaves follow.
 
     Attributes:
-        described: how many arrays and values of this rank are in the structure document, without the global tensors.
-        arrays, values: of arrays and values; of a shard, that of its tensor.
-        boxes: number of the box that a shard is; 0 of every other array.
+        described: how many arrays and values of this rank are in the structure document, without global tensors.
+        arrays, values: numbers in files of arrays and values; for a shard, the number of its tensor.
+        boxes: number of the box of each shard; 0 for every other array.
     """
 
     described: tuple[int, int]
@@ -70,18 +68,18 @@ class FileNumbers:
 
     @classmethod
     def as_they_are(cls, arrays: int, values: int) -> FileNumbers:
-        """Of a state of which all is in the structure document, and nothing is sharded."""
+        """For a state that is entirely in the structure document and has no sharded tensors."""
         return cls((arrays, values), np.arange(arrays), np.arange(values), np.zeros(arrays, dtype=np.int64))
 
 
 @dataclass(frozen=True, slots=True)
-class Own:
-    """The items that are rank-local on one rank (:mod:`deeppart.state.document.part_document`).
+class RankLocalItems:
+    """The rank-local items of one rank (:mod:`deeppart.state.document.part_document`).
 
     Attributes:
         trees: JSON form of the trees.
-        rank0: paths of what is rank 0's.
-        anywhere: true if anything is rank-local on any rank.
+        rank0: paths of items that rank 0 saves for all ranks.
+        anywhere: true if any rank has rank-local items.
     """
 
     trees: list[Any]
@@ -97,13 +95,13 @@ class PartDocument:
         tree: JSON form of the tree that all ranks share.
         types: type of each leaf on this rank.
         aliases: leaves that share memory.
-        per_rank, per_rank_values: which leaves and values are this rank's own; no shard is.
-        values: encoded values, of this checkpoint.
-        with_structure: true if this is rank 0, which carries the structure.
-        compared: for the manifest, the replicated leaves that were last compared in full before this step.
-        own: the items that are rank-local on this rank.
+        per_rank, per_rank_values: which leaves and values differ between ranks; no shard does.
+        values: encoded values of this checkpoint.
+        with_structure: true for rank 0, whose part has the structure.
+        compared: for the manifest: the replicated leaves that were last compared in full before this step.
+        rank_local: the rank-local items of this rank.
         tensors: the global tensors, in the order of their numbers.
-        numbers: those that leaves have in files; None if they are the same as here.
+        numbers: numbers of the leaves in files; None if they are the same as on this rank.
     """
 
     tree: Any
@@ -114,7 +112,7 @@ class PartDocument:
     values: list[Encoded]
     with_structure: bool
     compared: tuple[ComparedEarlier, ...] = ()
-    own: Own = field(default_factory=lambda: Own([], [], False))
+    rank_local: RankLocalItems = field(default_factory=lambda: RankLocalItems([], [], False))
     tensors: Sequence[SavedTensor] = ()
     numbers: FileNumbers | None = None
 
@@ -131,13 +129,13 @@ class PartDocument:
             {index: alias for index, alias in self.aliases.items() if index < leaves},
             self.values[:values],
             self.per_rank_values[:values],
-            self.own.rank0,
-            self.own.anywhere,
+            self.rank_local.rank0,
+            self.rank_local.anywhere,
             self.tensors,
         )
 
     def span_table(self, spans: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
-        """The rows of the part's span table: those of a share, with the numbers that leaves have in files."""
+        """The rows of the part's span table: those of the share, with the leaf numbers of files."""
         if self.numbers is None:
             return spans
         rows = spans.copy()
@@ -153,7 +151,7 @@ class PartDocument:
         document: dict[str, Any] = {
             "leaves": {str(numbers.arrays[index]): self._leaf(index, numbers) for index in own},
             "values": {str(numbers.values[index]): self.values[index] for index in values},
-            "trees": self.own.trees if self.own.anywhere else [],
+            "trees": self.rank_local.trees if self.rank_local.anywhere else [],
         }
         if self.with_structure:
             document["structure"] = self.structure()
@@ -170,31 +168,31 @@ class PartDocument:
 
 @dataclass(frozen=True, slots=True)
 class RankLocalTree:
-    """The subtree of one rank at a path that is rank-local.
+    """A rank-local subtree.
 
     Attributes:
         path: its path.
-        place: of a dict's key, how many keys come before it in insertion order; None in other containers.
-        node: the node there; its leaves are numbered from the number of shared leaves on.
-        part: true if it is a part of one state, which the ranks that have it hold alike
+        position: the number of keys before it in the insertion order of its dict; None in other containers.
+        node: its root; its leaves are numbered after the shared leaves.
+        part: true if it is a part of one state, of which the ranks that have it have equal replicas
             (:mod:`deeppart.state.document.global_state`).
     """
 
     path: Path
-    place: int | None
+    position: int | None
     node: Node
     part: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RankDocument:
-    """The description of a rank's own leaves and values in its part, decoded.
+    """The decoded document of one part.
 
     Attributes:
         types: leaf number -> type.
         values: value number -> decoded value.
         structure: the structure, in rank 0's part.
-        trees: the trees that are rank-local on this rank.
+        trees: the rank-local trees of this rank.
         aliases: leaves of ``trees`` that share memory.
     """
 
@@ -205,11 +203,11 @@ class RankDocument:
     aliases: dict[int, Alias] = field(default_factory=dict)
 
     def check(self, structure: Structure, where: str) -> Structure:
-        """Refuse a document that names other leaves or values than the structure calls per rank."""
+        """Refuse a document whose leaves or values are not the per-rank ones of the structure."""
         shared, shared_values = len(structure.types), len(structure.values)
         leaves = set(np.flatnonzero(structure.per_rank).tolist())
         values = set(np.flatnonzero(structure.per_rank_values).tolist())
-        own = self.types  # which may have other shapes than on rank 0
+        own = self.types  # their shapes may differ from those on rank 0
         tied = {index: alias for index, alias in structure.aliases.items() if index in own or alias.owner in own}
         try:
             check_aliases(self.all_types(structure) if tied else (), tied)
@@ -230,7 +228,7 @@ class RankDocument:
         return self.complete(structure, where)
 
     def complete(self, structure: Structure, where: str) -> Structure:
-        """The structure of this rank's state: what all ranks share, and what is rank-local on this one."""
+        """The structure of this rank's state: the shared structure with the rank-local items."""
         return of_rank(structure, self.trees, self.types, self.values, self.aliases, where)
 
     def all_types(self, structure: Structure) -> list[LeafType]:
@@ -248,7 +246,7 @@ def decode_meta(meta: bytes, where: str, *, with_structure: bool = True) -> Rank
             number = _number(text)
             types[number] = checked_type(kind, dtype, shape, where)
             if len(alias) > 1:
-                raise ValueError(f"leaf {number} has more to it than a leaf has")
+                raise ValueError(f"leaf {number} has too many fields")
             if alias:
                 aliases[number] = decode_alias(alias[0])
         values = {_number(index): decode_value(value, where) for index, value in document["values"].items()}
@@ -264,28 +262,28 @@ def decode_meta(meta: bytes, where: str, *, with_structure: bool = True) -> Rank
 
 
 def saved_outermost(meta: bytes) -> list[Key]:
-    """The keys of the outermost dict in the structure of rank 0's document; [] if that is no dict.
+    """The keys of the outermost dict in the structure of rank 0's document; [] if the root is no dict.
 
-    Nothing else of it is decoded or checked.
+    The rest of the document is neither decoded nor checked.
     """
     code, *rest = parse_json(meta)["structure"]["tree"]
     return list(decode_path(rest[0], "outermost keys")) if code in _DICT_CODES else []
 
 
 def _number(text: str) -> int:
-    """The number of a leaf or value, written in the one way that there is."""
+    """The number of a leaf or value, in its only valid spelling."""
     if _NUMBER.fullmatch(text) is None:
         raise ValueError(f"not a number of a leaf: {short(text)}")
     return int(text)
 
 
-# --- what is rank-local -----------------------------------------------------------------------------------------------
+# --- rank-local items -------------------------------------------------------------------------------------------------
 
 
 def encode_rank_local(flat: FlatState, numbers: Numbers) -> list[Any]:
-    """The JSON form of what is rank-local on this rank."""
+    """The JSON form of this rank's rank-local items."""
     return [
-        [encode_path(each.path), each.place, encode_tree(each.node, numbers), *([1] if each.part else [])]
+        [encode_path(each.path), each.position, encode_tree(each.node, numbers), *([1] if each.part else [])]
         for each in flat.rank_local
         if each.mine and each.node is not None
     ]
@@ -299,13 +297,13 @@ def decode_rank_local(documents: Sequence[Any], values: set[int], where: str) ->
     named: list[int] = []
     if type(documents) is not list:
         raise TypeError("no list of trees")
-    for path, place, document, *part in documents:
+    for path, position, document, *part in documents:
         node, seen = decode_tree(document, most, where)
-        if place is not None and (type(place) is not int or not 0 <= place < 1 << 62):
-            raise ValueError(f"place {place!r:.80}")
+        if position is not None and (type(position) is not int or not 0 <= position < 1 << 62):
+            raise ValueError(f"position {position!r:.80}")
         if part and (part != [1] or type(part[0]) is not int):
-            raise ValueError(f"{part!r:.80} is no mark of a part of one state")
-        trees.append(RankLocalTree(decode_path(path, where), place, node, bool(part)))
+            raise ValueError(f"{part!r:.80} does not mark a part of one state")
+        trees.append(RankLocalTree(decode_path(path, where), position, node, bool(part)))
         arrays += seen.arrays
         named += seen.values
     if len(set(arrays)) != len(arrays) or len(set(named)) != len(named) or not values.issuperset(named):
@@ -330,11 +328,11 @@ def of_rank(
     named = {index for tree in trees for index in LeafNumbers.of(tree.node).arrays}
     try:
         if added != list(range(shared, shared + len(added))):
-            raise ValueError("leaves that are rank-local are not numbered in a row")
+            raise ValueError("rank-local leaves are not numbered consecutively")
         if added_values != list(range(shared_values, shared_values + len(added_values))):
-            raise ValueError("values that are rank-local are not numbered in a row")
+            raise ValueError("rank-local values are not numbered consecutively")
         if not named.issuperset(added) or not structure.placeless.issuperset(named.difference(added)):
-            raise ValueError("a leaf that is rank-local is in no tree, or a tree names one that is not described")
+            raise ValueError("a rank-local leaf is in no tree, or a tree names one that is not described")
         tree = structure.tree
         if trees or not structure.is_unmarked:
             tree = insert(tree, trees, whole=True)
@@ -356,7 +354,7 @@ def of_rank(
 
 
 def without_rank_local(structure: Structure, trees: Sequence[RankLocalTree]) -> Structure:
-    """A structure in which nothing is restored where any rank had something that was rank-local."""
+    """A structure with placeholders at the rank-local items of all ranks, so that nothing is restored there."""
     if not structure.has_rank_local:
         return structure
     marks = [replace(tree, node=RankLocal()) for tree in trees]
@@ -364,7 +362,7 @@ def without_rank_local(structure: Structure, trees: Sequence[RankLocalTree]) -> 
 
 
 def insert(root: Node, trees: Sequence[RankLocalTree], *, whole: bool) -> Node:
-    """A shared tree with what is rank-local in its places."""
+    """A shared tree with rank-local trees inserted at their paths."""
     return _insert(root, [(tree.path, tree) for tree in trees], whole)
 
 
@@ -373,11 +371,11 @@ def _insert(node: Node, trees: list[tuple[Path, RankLocalTree]], whole: bool) ->
         if [rest for rest, _ in trees] == [()]:
             return trees[0][1].node
         if trees or whole:
-            raise ValueError(f"{len(trees)} trees are rank-local where there is a place for one")
+            raise ValueError(f"{len(trees)} rank-local trees at one path")
         return node
     if not isinstance(node, Branch):
         if trees:
-            raise ValueError(f"no place for {readable(trees[0][1].path)}")
+            raise ValueError(f"no position for {readable(trees[0][1].path)}")
         return node
     if node.kind == "object":
         inner = _insert(node.children[0], trees, whole)
@@ -393,11 +391,11 @@ def _insert(node: Node, trees: list[tuple[Path, RankLocalTree]], whole: bool) ->
     ]
     added = [each for group in below.values() for each in group]
     if not added and all(child is before for (_, child), before in zip(entries, node.children, strict=True)):
-        return node  # the very node that other ranks have, too
-    if (node.kind not in DICTS and added) or any(rest or tree.place is None for rest, tree in added):
-        raise ValueError(f"no place for {readable(added[0][1].path)}")
-    for _, tree in sorted(added, key=lambda each: each[1].place or 0):
-        entries.insert(tree.place or 0, (tree.path[-1], tree.node))
+        return node  # the same object for all ranks
+    if (node.kind not in DICTS and added) or any(rest or tree.position is None for rest, tree in added):
+        raise ValueError(f"no position for {readable(added[0][1].path)}")
+    for _, tree in sorted(added, key=lambda each: each[1].position or 0):
+        entries.insert(tree.position or 0, (tree.path[-1], tree.node))
     if len({id_key(key) for key, _ in entries}) != len(entries):
         raise ValueError("a dict key is repeated")
     return node.with_items(entries)

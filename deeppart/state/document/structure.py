@@ -1,7 +1,7 @@
-"""The records of a structure document: the state as it was when it was saved.
+"""The records of a structure document: the structure of a state when it was saved.
 
-The document is written once per checkpoint, into rank 0's part and into the manifest, and described in docs/format.md
-(:mod:`deeppart.state.document.structure_json` writes and reads it).
+The document is written once per checkpoint, into rank 0's part and into the manifest (docs/format.md;
+:mod:`deeppart.state.document.structure_json` writes and reads it).
 
 Invariants: leaf and value numbers follow the canonical order of :mod:`deeppart.state.tree.flattening`, so they are the
 same on every rank; the document keeps the insertion order of rank 0's dicts for ``load``.
@@ -27,18 +27,18 @@ class Structure:
     """The decoded structure document.
 
     Attributes:
-        tree: the nesting.
-        types: type of each leaf (of rank 0, for per-rank leaves).
+        tree: the tree of containers.
+        types: type of each leaf (on rank 0, for per-rank leaves).
         per_rank: bool per leaf.
-        aliases: leaf number -> what it shares memory with.
+        aliases: leaf number -> owner and view, for leaves that share memory.
         values: encoded value per value number; None for the per-rank ones.
         per_rank_values: bool per value.
-        rank0: paths of what is rank 0's, whatever the others held.
-        has_rank_local: true if ranks have saved anything outside the structure that they share.
-        shared: number of leaves before those that are rank-local on one rank, if this is the structure of its state.
-        divisions: leaf number -> how it is divided into boxes, of the global tensors: those of which ranks have shards.
-        placeless: those of them that are not in the tree: parts of one state, or a rank's own, have them in theirs.
-        is_unmarked: true if it is known that nothing in the tree marks the place of what is rank-local.
+        rank0: paths of items that rank 0 saved for all ranks.
+        has_rank_local: true if ranks saved items outside the shared structure.
+        shared: number of leaves in the shared structure, if rank-local leaves of one rank follow.
+        divisions: leaf number -> division into boxes, for global tensors.
+        placeless: global tensors that are not in the tree, but in rank-local trees or parts of one state.
+        is_unmarked: true if the tree is known to have no placeholders for rank-local items.
     """
 
     tree: Node
@@ -59,7 +59,7 @@ class Structure:
         yield from walk_tree(self.tree, ())
 
     def rank0_leaves(self) -> dict[int, ExactPath]:
-        """Leaves that are rank 0's -> the path below which all is."""
+        """Leaves that rank 0 saved for all -> the path in ``rank0`` above them."""
         found: dict[int, ExactPath] = {}
         for path, node in self.walk() if self.rank0 else ():
             keys = exact(path)

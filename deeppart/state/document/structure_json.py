@@ -1,7 +1,7 @@
-"""The structure document as JSON: a live tree, leaf types and values, written and read.
+"""The structure document as JSON: tree, leaf types and values, written and read.
 
-It names no Python type to import: containers and objects are of known kinds, a namedtuple or dataclass is described by
-its name and its fields. Nothing that comes from a file is believed before it was checked.
+It names no Python type to import: containers and objects have known kinds, and a namedtuple or dataclass is described
+by its name and its fields. Everything from a file is checked before it is used.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from deeppart.state.tree import (
 )
 from deeppart.state.values import Encoded, decode_key, decode_value, encode_key, encode_value, is_unicode
 
-#: Code of a tensor that is made of others.
+#: Code of a composite tensor.
 COMPOSITE_CODE = "x"
 #: Code of an object without a state_dict().
 FORM_CODE = "w"
@@ -58,7 +58,7 @@ CODES = {
     "object": "s",
 }
 _KINDS = {code: kind for kind, code in CODES.items()}
-#: What follows the code of a node, by number.
+#: Number of items after the code of a node.
 _NODE_ITEMS = {
     "a": 1,
     "v": 1,
@@ -74,19 +74,19 @@ _NODE_ITEMS = {
     COMPOSITE_CODE: 4,
     FORM_CODE: 3,
 }
-#: Boxes of one global tensor: as many as there may be ranks.
+#: Boxes of one global tensor, at most: the largest number of ranks.
 MOST_BOXES = 1 << 24
-#: Of the paths of all leaves together.
+#: Total characters of the paths of all leaves, at most.
 MOST_PATH_CHARACTERS = 1 << 30
 _IDENTIFIER = re.compile(r"[^\W\d]\w*")
 
 
 class Numbers(NamedTuple):
-    """The numbers that leaves have in a document, by those that they have in a live state.
+    """Maps the numbers of leaves in a live state to their numbers in a document.
 
     Attributes:
-        arrays, values: of what has bytes, and of small values.
-        tensors: of the sharded tensors.
+        arrays, values: numbers of arrays and small values.
+        tensors: numbers of the sharded tensors.
     """
 
     arrays: Sequence[int] = range(1 << 62)
@@ -94,8 +94,8 @@ class Numbers(NamedTuple):
     tensors: Sequence[int] = ()
 
     @classmethod
-    def behind(cls, arrays: int, values: int) -> Numbers:
-        """In a row behind so many arrays and values."""
+    def after(cls, arrays: int, values: int) -> Numbers:
+        """Consecutive numbers after so many arrays and values."""
         return cls(range(arrays, 1 << 62), range(values, 1 << 62))
 
 
@@ -145,20 +145,20 @@ def _encode_about(item: Any) -> Any:
 
 
 def _encode_items(children: Sequence[Node], numbers: Numbers) -> list[Any]:
-    """The items of a list or tuple; many values in a row, which follow each other in number too, as one entry."""
+    """The items of a list or tuple; a run of consecutively numbered values as one entry."""
     encoded: list[Any] = []
-    place = 0
-    while place < len(children):
-        child, start = children[place], place
-        while place < len(children) and isinstance(children[place], ValueLeaf):
-            place += 1
-        if isinstance(child, ValueLeaf) and place - start >= LEAST_ITEMS:
-            encoded.append(["v", numbers.values[child.index], place - start])
+    position = 0
+    while position < len(children):
+        child, start = children[position], position
+        while position < len(children) and isinstance(children[position], ValueLeaf):
+            position += 1
+        if isinstance(child, ValueLeaf) and position - start >= LEAST_ITEMS:
+            encoded.append(["v", numbers.values[child.index], position - start])
         elif isinstance(child, ValueLeaf):
-            encoded += [encode_tree(value, numbers) for value in children[start:place]]
+            encoded += [encode_tree(value, numbers) for value in children[start:position]]
         else:
             encoded.append(encode_tree(child, numbers))
-            place += 1
+            position += 1
     return encoded
 
 
@@ -176,12 +176,12 @@ def _encode_metadata(metadata: Any) -> Any:
 
 
 class SavedTensor(NamedTuple):
-    """A global tensor that is about to be described.
+    """A global tensor to be described.
 
     Attributes:
-        kind: dtype and shape of all of it.
-        division: into boxes.
-        owner: place, among the global tensors, of the one whose memory all of its shards share; None if there is none.
+        kind: dtype and global shape.
+        division: its division into boxes.
+        owner: index among the global tensors of the one whose memory all of its shards share; None if there is none.
     """
 
     kind: LeafType
@@ -202,7 +202,7 @@ def encode_structure(
 ) -> dict[str, Any]:
     """The structure document; ``tree`` comes from :func:`encode_tree`, ``rank0`` from :func:`encode_path`.
 
-    ``tensors``, the global ones, are the last of the leaves.
+    ``tensors``, the global tensors, are the last leaves.
     """
     leaves = []
     for index, (kind, own) in enumerate(zip(types, per_rank.tolist(), strict=True)):
@@ -223,14 +223,14 @@ def encode_structure(
         "values": shared,
         "per_rank_values": np.flatnonzero(per_rank_values).tolist(),
         "rank0": rank0,
-        "apart": has_rank_local,
+        "rank_local": has_rank_local,
         "boxes": [encode_division(tensor.division) for tensor in tensors],
     }
 
 
 def encode_division(division: Division) -> list[Any]:
-    """How a global tensor is divided: a list for each dimension, of where its intervals begin, or one length of all of
-    them; or the boxes, one after the other, behind the text "boxes".
+    """The division of a global tensor: for each dimension a list of the beginnings of its intervals, or their common
+    length; or the text "boxes" and then the boxes one after the other.
     """
     if division.cuts is None:
         return ["boxes", *itertools.chain.from_iterable((*box.offset, *box.sizes) for box in division.listed)]
@@ -246,7 +246,7 @@ def encode_path(path: Path) -> list[Encoded]:
 
 
 def decode_structure(document: Any, where: str) -> Structure:
-    """Read a structure document that came from a file."""
+    """Read a structure document from a file."""
     try:
         with collection_paused():
             return _decode_structure(document, where)
@@ -260,7 +260,7 @@ def _decode_structure(document: Any, where: str) -> Structure:
     types: list[LeafType] = []
     aliases: dict[int, Alias] = {}
     per_rank = np.zeros(len(document["leaves"]), dtype=np.bool_)
-    known: dict[tuple[Any, ...], LeafType] = {}  # of many leaves, most are of few types
+    known: dict[tuple[Any, ...], LeafType] = {}  # many leaves share few types
     for index, (kind, dtype, shape, own, *alias) in enumerate(_list(document["leaves"])):
         written = (kind, dtype, tuple(_list(shape)))
         if written not in known:
@@ -268,7 +268,7 @@ def _decode_structure(document: Any, where: str) -> Structure:
             known[written].check(where)
         types.append(known[written])
         if _count(own) > 1 or len(alias) > 1:
-            raise ValueError(f"leaf {index} has more to it than a leaf has")
+            raise ValueError(f"leaf {index} has too many fields")
         per_rank[index] = bool(own)
         if alias:
             aliases[index] = decode_alias(alias[0])
@@ -285,9 +285,9 @@ def _decode_structure(document: Any, where: str) -> Structure:
         raise ValueError("the tree does not name every value exactly once")
     check_nesting(tree)
     rank0 = frozenset(exact(decode_path(path, where)) for path in _list(document["rank0"]))
-    has_rank_local = document["apart"]
+    has_rank_local = document["rank_local"]
     if type(has_rank_local) is not bool or (placeless and not has_rank_local):
-        raise ValueError(f"apart: {short(has_rank_local)}")
+        raise ValueError(f"rank_local: {short(has_rank_local)}")
     check_aliases(types, aliases)
     _check_ties(types, aliases, divisions)
     what = (tree, tuple(types), per_rank, aliases, values, own_values, rank0, has_rank_local)
@@ -297,14 +297,14 @@ def _decode_structure(document: Any, where: str) -> Structure:
 def _decode_divisions(
     documents: list[Any], types: Sequence[LeafType], per_rank: npt.NDArray[np.bool_]
 ) -> dict[int, Division]:
-    """The divisions of the global tensors, which are the last of the leaves."""
+    """The divisions of the global tensors, which are the last leaves."""
     first = len(types) - len(documents)
     found: dict[int, Division] = {}
-    known: dict[str, Division] = {}  # of many tensors, most are divided in few ways
+    known: dict[str, Division] = {}  # many tensors share few divisions
     for number, encoded in enumerate(documents, start=first):
         kind = types[number]
         if number < 0 or kind.kind != "torch" or per_rank[number]:
-            raise ValueError(f"leaf {number} is not of a kind that is divided")
+            raise ValueError(f"leaf {number} cannot be divided")
         text = f"{kind.shape} {encoded}"
         if text not in known:
             known[text] = decode_division(encoded, kind.shape)
@@ -317,29 +317,29 @@ def decode_division(encoded: Any, shape: tuple[int, ...]) -> Division:
     if _list(encoded)[:1] == ["boxes"]:
         numbers, width = list(map(_count, encoded[1:])), 2 * len(shape)
         if not width or len(numbers) % width:
-            raise ValueError(f"{len(numbers)} numbers are no boxes of a tensor of {len(shape)} dimensions")
+            raise ValueError(f"{len(numbers)} numbers do not make boxes of a tensor with {len(shape)} dimensions")
         boxes = [
             Box(tuple(numbers[at : at + len(shape)]), tuple(numbers[at + len(shape) : at + width]))
             for at in range(0, len(numbers), width)
         ]
         if not all(box.fits(shape) and box.elements for box in boxes):
-            raise ValueError("a box is empty or lies outside its tensor")
+            raise ValueError("a box is empty or outside its tensor")
         division = Division.of(boxes, shape)
         if division.cuts is not None or list(division.listed) != boxes:
-            raise ValueError("boxes that are a grid are not written as one, or they do not ascend")
+            raise ValueError("boxes that form a grid are not written as one, or boxes are not ascending")
     else:
         if len(encoded) != len(shape):
-            raise ValueError(f"cuts of {len(encoded)} dimensions, where a tensor has {len(shape)}")
+            raise ValueError(f"cuts of {len(encoded)} dimensions for a tensor with {len(shape)}")
         division = Division(shape, tuple(map(_decode_cuts, encoded, shape)))
     if len(division) > MOST_BOXES:
-        raise ValueError(f"a tensor in {len(division)} boxes, of which {MOST_BOXES} are possible")
+        raise ValueError(f"a tensor in {len(division)} boxes, more than {MOST_BOXES}")
     if fault := division.fault():
         raise ValueError(f"a tensor is divided so that {fault}")
     return division
 
 
 def _decode_cuts(encoded: Any, length: int) -> range | tuple[int, ...]:
-    """Where the intervals of a dimension begin."""
+    """The beginnings of the intervals of a dimension."""
     if type(encoded) is int:
         if not 0 < encoded <= max(1, length):
             raise ValueError(f"intervals of {short(encoded)} in a dimension of {length}")
@@ -347,26 +347,26 @@ def _decode_cuts(encoded: Any, length: int) -> range | tuple[int, ...]:
     cuts = tuple(map(_count, _list(encoded)))
     regular = range(0, length, cuts[1]) if len(cuts) > 1 and cuts[1] else range(0, length, max(1, length))
     if cuts[:1] != (0,) or cuts[-1] >= length or cuts == tuple(regular[: len(cuts) + 1]):
-        raise ValueError("cuts that do not begin with 0, or that are written in another way")
+        raise ValueError("cuts that do not begin with 0, or that are not in their shortest form")
     if any(one >= other for one, other in itertools.pairwise(cuts)):
         raise ValueError("cuts that do not ascend")
     return cuts
 
 
 def _check_ties(types: Sequence[LeafType], aliases: Mapping[int, Alias], divisions: Mapping[int, Division]) -> None:
-    """See that a global tensor that shares memory is all of another one, divided alike, and that nothing else does."""
+    """Check that a global tensor shares memory only with all of another one that is divided alike."""
     for index, alias in aliases.items():
         if index not in divisions and alias.owner not in divisions:
             continue
         one, other = divisions.get(index), divisions.get(alias.owner)
         is_whole = not alias.offset and alias.strides == contiguous_strides(types[index].shape)
         if one is None or one != other or types[index] != types[alias.owner] or not is_whole:
-            raise ValueError(f"leaf {index} is not all of leaf {alias.owner}, of which ranks have shards")
+            raise ValueError(f"leaf {index} does not share all of the global tensor {alias.owner}")
 
 
 @dataclass(slots=True)
 class Named:
-    """Numbers of leaves and values that a tree has named; ``count`` values may be. And how many marks it has."""
+    """Collects the numbers of leaves and values (below ``count``) that a tree names, and counts its placeholders."""
 
     count: int
     arrays: list[int] = field(default_factory=list)
@@ -375,7 +375,7 @@ class Named:
 
 
 def decode_tree(document: Any, values: int, where: str) -> tuple[Node, Named]:
-    """Read a tree that is rank-local; returns it and the numbers of the leaves that it names."""
+    """Read a rank-local tree; returns it and the numbers that it names."""
     seen = Named(values)
     return _decode_node(document, seen, where), seen
 
@@ -383,7 +383,7 @@ def decode_tree(document: Any, values: int, where: str) -> tuple[Node, Named]:
 def _decode_node(document: Any, seen: Named, where: str) -> Node:
     code, *rest = _list(document)
     if len(rest) != _NODE_ITEMS[code]:
-        raise ValueError(f"a node {code!r} with {len(rest)} items behind it")
+        raise ValueError(f"a node {code!r} with {len(rest)} items after it")
     if code == "a":
         seen.arrays.append(_count(rest[0]))
         return ArrayLeaf(rest[0])
@@ -416,7 +416,7 @@ def _decode_node(document: Any, seen: Named, where: str) -> Node:
         if not all(isinstance(text, str) and _IDENTIFIER.fullmatch(text) for text in (name, *fields)):
             raise ValueError("a namedtuple's name or field is not an identifier")
         if not name.isidentifier() or keyword.iskeyword(name):
-            raise ValueError(f"no class can be called {name!r}")
+            raise ValueError(f"{name!r} is not a valid class name")
         if len(fields) != len(children):
             raise ValueError("namedtuple fields do not match the children")
         if len({unicodedata.normalize("NFKC", text) for text in fields}) != len(fields):  # as Python reads identifiers
@@ -426,10 +426,10 @@ def _decode_node(document: Any, seen: Named, where: str) -> Node:
 
 
 def _decode_object(rest: list[Any], seen: Named, where: str) -> Node:
-    """An object without a state_dict(); whether its data make one is seen when it is made."""
+    """An object without a state_dict(); its data are checked when the object is made."""
     kind, about = rest[0], [tuple(each) if type(each) is list else each for each in _list(rest[1])]
     if type(kind) is not str or len(about) != ABOUT[kind]:
-        raise ValueError(f"no form of an object: {short(rest[:2])}")
+        raise ValueError(f"not a form of an object: {short(rest[:2])}")
     names = list(about)
     if kind == DATACLASS:
         names = [*about[:2], *_list(rest[1][2])]
@@ -444,7 +444,7 @@ def _decode_object(rest: list[Any], seen: Named, where: str) -> Node:
 
 
 def _decode_composite(rest: list[Any], seen: Named, where: str) -> Node:
-    """A tensor that is made of others; whether its components fit each other is seen when it is made."""
+    """A composite tensor; its components are checked against each other when it is made."""
     kind, name, keys = rest[0], rest[1], _list(rest[2])
     if type(kind) is not str or type(name) is not str or not all(type(key) is str for key in keys):
         raise ValueError("a kind of tensor, or its components, have no names")
@@ -483,7 +483,7 @@ def _decode_items(documents: list[Any], seen: Named, where: str) -> tuple[Node, 
 
 
 def checked_type(kind: Any, dtype: Any, shape: Any, where: str) -> LeafType:
-    """The type of a leaf, as it is written."""
+    """The type of a leaf from its encoded fields."""
     try:
         return _known_type(kind, dtype, *shape)
     except CorruptFileError:
@@ -491,7 +491,7 @@ def checked_type(kind: Any, dtype: Any, shape: Any, where: str) -> LeafType:
         raise
 
 
-@functools.lru_cache(4096, typed=True)  # of the many shards of a checkpoint, most are of few types
+@functools.lru_cache(4096, typed=True)  # the many shards of a checkpoint share few types
 def _known_type(kind: Any, dtype: Any, *shape: Any) -> LeafType:
     found = LeafType(kind, dtype, shape)
     found.check("")
@@ -505,7 +505,7 @@ def decode_alias(encoded: Any) -> Alias:
 
 
 def _decode_metadata(document: Any, where: str) -> dict[str, dict[str, Any]] | None:
-    """``_metadata`` as torch has it: names that :func:`_encode_metadata` has encoded, and small values."""
+    """``_metadata`` as torch has it: encoded names and small values."""
     if document is None:
         return None
     return {name: {key: decode_value(value, where) for key, value in entry.items()} for name, entry in document.items()}
@@ -520,8 +520,8 @@ def decode_path(encoded: list[Encoded], where: str) -> Path:
 def check_nesting(tree: Node) -> None:
     """Refuse a tree that is nested more deeply than a state may be, or whose paths take too much memory.
 
-    What walks the tree later may then do so by recursion, and write out its paths: a single long key above many leaves
-    would make far more text of a small file.
+    Code that walks the tree later may then recurse, and write its paths: otherwise one long key above many leaves could
+    expand a small file into a huge amount of text.
     """
     total = 0
     rest: list[tuple[Node, int, int]] = [(tree, 0, 0)]
@@ -531,32 +531,30 @@ def check_nesting(tree: Node) -> None:
             total += before
             continue
         if depth >= DEEPEST_NESTING:
-            raise ValueError(f"more than {DEEPEST_NESTING} containers inside each other")
+            raise ValueError(f"more than {DEEPEST_NESTING} nested containers")
         for key, child in zip(node.keys, node.children, strict=True):
             length = 0 if node.kind == "object" else 1 + len(key if isinstance(key, str) else component(key))
             rest.append((child, depth + 1, before + length))
     if total > MOST_PATH_CHARACTERS:
-        raise ValueError(
-            f"the paths of all leaves have {total} characters, of which {MOST_PATH_CHARACTERS} are possible"
-        )
+        raise ValueError(f"the paths of all leaves have {total} characters, more than {MOST_PATH_CHARACTERS}")
 
 
 def check_aliases(types: Sequence[LeafType] | Mapping[int, LeafType], aliases: Mapping[int, Alias]) -> None:
-    """See that all of each alias lies within its owner, whose bytes it is a view of."""
+    """Check that each alias is within its owner."""
     for index, alias in aliases.items():
         kind, owner = types[index], types[alias.owner]
         steps = zip(kind.shape, alias.strides, strict=True)
         last = sum((length - 1) * stride for length, stride in steps) if kind.nbytes else 0
         end = alias.offset + (last + 1) * kind.itemsize if kind.nbytes else alias.offset
         if alias.owner in aliases or kind.kind != owner.kind or end > owner.nbytes:
-            raise ValueError(f"leaf {index} does not lie inside leaf {alias.owner}")
-        # A stride along which there is but one element is free, but it has to be a number of bytes all the same.
+            raise ValueError(f"leaf {index} is not inside leaf {alias.owner}")
+        # The stride of a dimension with one element is arbitrary, but must still be a valid number of bytes.
         if alias.offset % kind.itemsize or max(alias.strides, default=0) * kind.itemsize > MAX_LEAF_BYTES:
             raise ValueError(f"leaf {index} is not aligned within leaf {alias.owner}")
 
 
 def _list(value: Any) -> list[Any]:
-    """A list, and nothing else that can be walked: texts and objects can, too."""
+    """Check that a value is a list, not another iterable such as a text or dict."""
     if type(value) is not list:
         raise TypeError(f"a list was expected, not {short(value)}")
     return value

@@ -1,4 +1,4 @@
-"""Memory that is held while it is copied: the storages behind tensors and arrays, and copies that survive them."""
+"""Holds the memory of tensors and arrays while it is copied, and copies memory that may be freed meanwhile."""
 
 from deeppart.state.memory.copies import copy_memory, gather_memory, memmove
 from deeppart.state.memory.held import (

@@ -1,8 +1,8 @@
-"""Copies by address: short ones by the thousand, and out of memory that may be freed meanwhile.
+"""Copies by address: thousands of short ones, and copies from memory that may be freed meanwhile.
 
-The kernel makes the latter (``process_vm_writev`` onto this very process): where the source is not mapped any more it
-says so, and the process lives on. Memory that was freed and given to somebody else is copied like any other: the caller
-has to find out afterwards whether the source was still there.
+The kernel makes the latter (``process_vm_writev`` to the calling process): if the source is no longer mapped it returns
+an error instead of a fault. Memory that was freed and reused is copied like any other: the caller has to check
+afterwards that the source was still valid.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-#: Places in one call, at most (Linux: UIO_MAXIOV).
-_MOST_PLACES = 1024
-#: Refusals that mean that there is no such call here: an old kernel, or a filter of system calls.
+#: Address ranges per call, at most (Linux: UIO_MAXIOV).
+_MOST_RANGES = 1024
+#: Errors that mean that the call is not available: an old kernel, or a system call filter.
 _NO_SUCH_CALL = frozenset({errno.ENOSYS, errno.EPERM, errno.EACCES})
-# CDLL: the interpreter lock is given up meanwhile.
+# CDLL releases the interpreter lock during the call.
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _memmove = _LIBC.memmove
 _memmove.argtypes, _memmove.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t), ctypes.c_void_p
@@ -28,7 +28,7 @@ if _writev is not None:
     _unsigned, _pointer = ctypes.c_ulong, ctypes.c_void_p
     _writev.argtypes = (ctypes.c_int, _pointer, _unsigned, _pointer, _unsigned, _unsigned)  # type: ignore[attr-defined]
     _writev.restype = ctypes.c_ssize_t  # type: ignore[attr-defined]
-# PyDLL: the interpreter lock is not given up, and not waited for, around each of a thousand small copies.
+# PyDLL keeps the interpreter lock: a thousand small copies need not release and acquire it each.
 #: ``memmove(target, source, length)``: addresses and bytes.
 memmove = ctypes.PyDLL(None).memmove
 
@@ -39,16 +39,16 @@ def copy_memory(target: int, source: int, length: int) -> bool:
 
 
 def gather_memory(sources: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64] | int) -> npt.NDArray[np.uint8] | None:
-    """Bytes from each address, one after the other; None if some of them are not mapped."""
-    places = np.stack(np.broadcast_arrays(sources, lengths), axis=1)
-    found = np.empty(places[:, 1].sum(), dtype=np.uint8)
-    return found if _gather(found.ctypes.data, places) else None
+    """Bytes from each address, concatenated; None if some of them are not mapped."""
+    ranges = np.stack(np.broadcast_arrays(sources, lengths), axis=1)
+    found = np.empty(ranges[:, 1].sum(), dtype=np.uint8)
+    return found if _gather(found.ctypes.data, ranges) else None
 
 
-def _gather(target: int, places: npt.NDArray[np.int64]) -> bool:
-    """Copy (address, bytes) rows to where the target is, one after the other."""
-    for first in range(0, len(places), _MOST_PLACES):
-        batch = np.ascontiguousarray(places[first : first + _MOST_PLACES])
+def _gather(target: int, ranges: npt.NDArray[np.int64]) -> bool:
+    """Copy (address, length) rows to the target, one after the other."""
+    for first in range(0, len(ranges), _MOST_RANGES):
+        batch = np.ascontiguousarray(ranges[first : first + _MOST_RANGES])
         total = int(batch[:, 1].sum())
         if not _write(target, batch, total):
             return False

@@ -1,9 +1,8 @@
-"""The memory under a state's leaves: held while it is read by address, and all there.
+"""Holds the memory of a state's leaves while it is read by address.
 
-A tensor is a view of a storage, and an address says nothing about who owns what lies there: ``p.data = x``, ``half()``
-and ``set_`` give a tensor another storage, and the old one is freed with its last owner. So storages are held, not
-tensors. A storage that is held can still be given other memory (``resize_``, ``share_memory_``); its address and length
-tell, and only the training's own code can do it.
+A tensor is a view of a storage: ``p.data = x``, ``half()`` and ``set_`` give it another storage, and the old one is
+freed with its last reference. So storages are held, not tensors. A held storage can still be given other memory
+(``resize_``, ``share_memory_``), but only by the training's own code; a changed address or length reveals it.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ import torch
 
 from deeppart.errors import FreedMemoryError
 
-#: What is held of a leaf: a tensor's storage, or the array itself.
+#: Holds the memory of a leaf: a tensor's storage, or the array itself.
 Holder = torch.UntypedStorage | npt.NDArray[Any]
-#: Methods of C, to be mapped over all leaves without a step of the interpreter for each.
+#: Methods in C, which are mapped over all leaves without an interpreter step for each.
 _STORAGE_OF, _ADDRESS_OF = torch.Tensor.untyped_storage, torch.Tensor.data_ptr
 storage_address, _LENGTH_OF = torch.UntypedStorage.data_ptr, torch.UntypedStorage.nbytes
 
 
 class HeldMemory:
-    """The memory of a state's leaves, from when this was made on.
+    """The memory of a state's leaves, held from construction on.
 
     Attributes:
         holders: by leaf number.
-        pointers: address of each leaf's first element, in a holder that was held before it was asked for.
+        pointers: address of each leaf's first element; it was read after the holder was held.
         bases, lengths: address and bytes of each holder's memory.
         arrays: numbers of the leaves that are numpy arrays.
     """
@@ -42,7 +41,7 @@ class HeldMemory:
         self.arrays: list[int] = []
         try:
             storages = list(map(_STORAGE_OF, data))
-        except TypeError:  # arrays are among them
+        except TypeError:  # some leaves are numpy arrays
             self._hold_each(data)
             return
         self.holders += storages
@@ -63,37 +62,37 @@ class HeldMemory:
                 self.arrays.append(leaf)
 
     def lacking(self, needed: npt.NDArray[np.int64]) -> list[int]:
-        """Leaves that do not lie within their memory."""
+        """Leaves that reach beyond their memory."""
         below = np.asarray(self.pointers, dtype=np.int64) - np.asarray(self.bases, dtype=np.int64)
         outside = (below < 0) | (below + needed > np.asarray(self.lengths, dtype=np.int64))
         lacking: list[int] = np.flatnonzero(outside & (needed > 0)).tolist()
         return lacking
 
     def stands(self, leaf: int) -> bool:
-        """True if a leaf's memory is where it was."""
+        """True if the memory of a leaf has not moved."""
         return place_of(self.holders[leaf]) == (self.bases[leaf], self.lengths[leaf])
 
     def moved(self, leaves: Sequence[int]) -> list[int]:
-        """Those of the leaves whose memory is not where it was."""
+        """Those of the leaves whose memory has moved."""
         if not self.arrays and len(leaves) > 1:
             chosen = itemgetter(*leaves)
             holders: tuple[Any, ...] = chosen(self.holders)
             bases, lengths = map(storage_address, holders), map(_LENGTH_OF, holders)
-            # Without a step of the interpreter for each of thousands.
+            # Without an interpreter step for each of thousands.
             if all(map(eq, bases, chosen(self.bases))) and all(map(eq, lengths, chosen(self.lengths))):
                 return []
         return [leaf for leaf in leaves if not self.stands(leaf)]
 
 
 def place_of(holder: Holder) -> tuple[int, int]:
-    """Address of a holder's first byte (an array's first element), and how many bytes it holds."""
+    """Address of a holder's first byte (an array's first element), and its length in bytes."""
     if isinstance(holder, torch.UntypedStorage):
         return holder.data_ptr(), holder.nbytes()
     return int(holder.__array_interface__["data"][0]), holder.nbytes
 
 
 def without_memory(alias: torch.Tensor) -> torch.Tensor:
-    """An alias that keeps the version counter it shares, and lets go of the memory; returns the same object."""
+    """Release the memory of an alias, which keeps the version counter that it shares; returns the same object."""
     nothing: Any = torch.empty(0, dtype=alias.dtype, device=alias.device)
     alias.data = nothing
     return alias
@@ -107,7 +106,7 @@ class Extents:
         self._ragged = [i for i, item in enumerate(data) if isinstance(item, torch.Tensor) and not item.is_contiguous()]
 
     def of(self, data: Sequence[Any]) -> npt.NDArray[np.int64]:
-        """Bytes from each leaf's first element to the end of its last one; 0 for leaves without elements."""
+        """Bytes from each leaf's first element to the end of its last one; 0 for empty leaves."""
         for leaf in self._ragged:
             self._needed[leaf] = _reach(data[leaf])
         return self._needed
@@ -124,10 +123,10 @@ def _reach(item: Any) -> int:
 
 
 def array_lacks_memory(found: npt.NDArray[Any]) -> tuple[int, int] | None:
-    """True if an array reaches beyond the memory of what it was made from, as far as numpy can tell.
+    """The needed and the present bytes of an array that reaches beyond its memory; None if numpy sees no such thing.
 
-    That is an array whose memory was resized away under its views, or a tensor that has been given other memory since
-    ``numpy()``. What came by way of a buffer, dlpack or an address cannot be told.
+    It may if its memory was resized under its views, or if a tensor was given other memory since ``numpy()``. Arrays
+    made from a buffer, dlpack or an address cannot be checked.
     """
     if found.base is None or not found.size:
         return None
@@ -159,7 +158,7 @@ def _bounds(found: npt.NDArray[Any]) -> tuple[int, int]:
 
 
 def freed_memory(path: str, expected: int, found: int, *, what: str = "the state holds a tensor") -> FreedMemoryError:
-    """The error that names a leaf without (all of) its memory."""
+    """The error that names a leaf whose memory is gone or too small."""
     return FreedMemoryError(
         f"{what} whose memory was freed, or is smaller than it says: {path}",
         expected=f"{expected} bytes",

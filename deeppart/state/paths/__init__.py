@@ -1,7 +1,7 @@
 """Paths in a state, and globs over them.
 
-A path is a tuple of the keys that lead to a leaf; :func:`readable` writes it for people, :func:`exact` tells ``1`` from
-``True``. The settings that are globs over paths (``exclude``, ``replicated``, ``per_rank``) are parsed here.
+A path is a tuple of the keys that lead to a leaf; :func:`readable` writes it for people, :func:`exact` distinguishes
+``1`` from ``True``. The settings that are globs over paths (``exclude``, ``replicated``, ``per_rank``) are parsed here.
 """
 
 from deeppart.state.paths.globs import (

@@ -1,7 +1,7 @@
 """Globs over readable paths, and the settings made of them: ``exclude``, ``replicated`` and ``per_rank``.
 
-A glob that matches a container covers everything below it, and one that ends in ``/*`` covers the container before it
-too: ``best/*`` holds where a rank has None instead of the dict ``best``. The state itself is no such container.
+A glob that matches a container covers everything below it, and one that ends in ``/*`` also covers the container
+before it: ``best/*`` also covers ``best`` on a rank that has None there. It does not cover the whole state.
 
 Components of a path are joined by ``/``; inside a component ``~`` is written ``~0`` and ``/`` is written ``~1`` (RFC
 6901). ``*`` matches any text, ``/`` included, ``?`` one character, ``[seq]`` one of several, as in Python's
@@ -21,29 +21,29 @@ from deeppart.errors import ConfigError, PerRankError, UnsupportedLeafError
 from deeppart.state.paths.keys import Naming, Path, readable, some_names
 
 _WILDCARD = re.compile(r"[*?\[]")
-#: Of more than so many the nearest would take seconds to find.
+#: With more paths than this, no similar ones are searched: it would take seconds.
 _MOST_COMPARED = 5000
 _MOST_TOLD = 3
-#: Before the ones that cover nothing are left out.
+#: Respelt globs that are tried, at most.
 _MOST_TRIED = 12
 _SEPARATOR = re.compile(r"([/.])")
 AUTO, ALL, NONE, VERIFY, RANK0 = "auto", "all", "none", "verify", "rank0"
-#: As "auto", and dicts may have other keys on other ranks: each has a part of the state.
+#: Like "auto", but dicts may have different keys on different ranks: each has a part of the state.
 PARTS = "parts"
 #: ``fn(path, values of the old ranks in rank order, new rank, new world size) -> value for the new rank``
 PerRankFunction = Callable[[str, Sequence[Any], int, int], Any]
 #: "strict", "drop", "rank0" or a function.
 PerRankPolicy = str | PerRankFunction
-#: What is taken for ``per_rank``: one way for all leaves, or glob -> way.
+#: The ``per_rank`` setting: one policy for all leaves, or glob -> policy.
 PerRank = PerRankPolicy | Mapping[str, PerRankPolicy]
 STRICT, DROP = "strict", "drop"
 _MOST_NAMES = 10
 
 
 def covers(path: str, patterns: Iterable[str], *, container: bool = True) -> bool:
-    """True if any of the globs covers what is at a readable path, and everything below that if it is a container.
+    """True if any of the globs covers the item at a readable path, and everything below it if it is a container.
 
-    False of what only lies below a container that is covered: whoever walks a tree asks at every container.
+    False if only a container above the item is covered: a walk over a tree checks each container itself.
     """
     return any(
         fnmatch.fnmatchcase(path, pattern)
@@ -53,34 +53,34 @@ def covers(path: str, patterns: Iterable[str], *, container: bool = True) -> boo
 
 
 def first_hit(name: str, patterns: Iterable[str]) -> str | None:
-    """The first glob that covers what is at a readable path, or a container above it; None if none does."""
+    """The first glob that covers the item at a readable path or a container above it; None if none does."""
     places = list(accumulate(name.split("/"), "{}/{}".format))
     return next((pattern for pattern in patterns if any(covers(place, (pattern,)) for place in places)), None)
 
 
 def may_match_below(path: str, pattern: str) -> bool:
-    """True if a glob may match a path that lies below another; never False where it does."""
+    """True if a glob may match a path below another path; no false negatives."""
     literal = _WILDCARD.split(pattern, maxsplit=1)[0]
     return literal.startswith(path) or path.startswith(literal) or path == "(root)"
 
 
-# --- globs like one that covers nothing -------------------------------------------------------------------------------
+# --- similar globs and paths, for error messages ----------------------------------------------------------------------
 
 
 def nearest_paths(wanted: str, paths: Iterable[str]) -> list[str]:
-    """At most three paths spelt like a missing one, most similar first; or those with its last key."""
+    """At most three paths spelt like a missing one, most similar first; or those with the same last key."""
     known = list(dict.fromkeys(paths))
     near = difflib.get_close_matches(wanted, known, _MOST_TOLD) if len(known) <= _MOST_COMPARED else []
     return near or [path for path in known if path.endswith(f"/{wanted.rpartition('/')[2]}")][:_MOST_TOLD]
 
 
 def nearest_globs(glob: str, paths: Iterable[str]) -> list[str]:
-    """At most three globs that cover something, and are spelt like one that does not, the most alike first.
+    """At most three globs that cover something and are spelt like one that covers nothing, most similar first.
 
-    What stands before the first wildcard is spelt as paths begin, what stands behind the last one as they end.
+    The text before the first wildcard is compared with the begins of paths, the text after the last one with the ends.
     """
     known = list(dict.fromkeys(prefix for path in paths for prefix in _prefixes(path)))
-    # What others call a.b.c is a key of that name, and a path a/b/c of ours.
+    # In other libraries a.b.c is one key; here it is a path a/b/c.
     swapped = [each for each in (glob.replace("/", "."), glob.replace(".", "/")) if each != glob]
     if found := [each for each in swapped if any(covers(path, [each]) for path in known)]:
         return found
@@ -94,7 +94,7 @@ def nearest_globs(glob: str, paths: Iterable[str]) -> list[str]:
 
 
 def _prefixes(path: str) -> Iterator[str]:
-    """A path, after those of what contains it."""
+    """The paths of the containers of an item, then its own."""
     end = path.find("/")
     while end >= 0:
         yield path[:end]
@@ -103,7 +103,7 @@ def _prefixes(path: str) -> Iterator[str]:
 
 
 def _respelt(glob: str, path: str) -> Iterator[str]:
-    """A glob with words of a path in the place of its own, where both have them between the same separators."""
+    """The glob with its words replaced by those of a path, if both have the same separators."""
     theirs, mine = _SEPARATOR.split(path), _SEPARATOR.split(glob)
     wild = [place for place, word in enumerate(mine) if _WILDCARD.search(word)]
     first, last = (wild[0], wild[-1] + 1) if wild else (len(mine), len(mine))
@@ -120,10 +120,10 @@ def _respelt(glob: str, path: str) -> Iterator[str]:
 
 
 class Excluded:
-    """Decides what is left out.
+    """The ``exclude`` setting: which items are left out.
 
     Attributes:
-        patterns: the same.
+        patterns: the globs.
         used: those that have matched something.
     """
 
@@ -143,7 +143,7 @@ class Excluded:
         return any(may_match_below(readable(path), pattern) for pattern in self.patterns)
 
     def refuse(self, path: Path, what: str) -> None:
-        """See that something that cannot be left out alone is not covered."""
+        """Raise if an item that cannot be left out on its own is covered."""
         if self.covers(path):
             raise UnsupportedLeafError(
                 f"exclude covers {what}, which cannot be left out alone",
@@ -157,10 +157,10 @@ class Excluded:
 
 
 class Replication:
-    """Decides how leaves are treated.
+    """The ``replicated`` setting: how leaves are treated.
 
     Attributes:
-        uniform: the mode of all leaves; None if it depends on the path. "auto" stands for "parts", too.
+        uniform: the mode of all leaves; None if it depends on the path. "auto" also means "parts".
         used: patterns that have matched something.
     """
 
@@ -177,7 +177,7 @@ class Replication:
 
     @property
     def has_rank0(self) -> bool:
-        """True if anything is saved by rank 0 for all."""
+        """True if rank 0 saves anything for all ranks."""
         return RANK0 in self._rules.values()
 
     def mode(self, path: Path) -> str:
@@ -185,7 +185,7 @@ class Replication:
         return self.uniform if self.uniform is not None else _of_leaves(self._declared(path))
 
     def in_parts(self, path: Path) -> bool:
-        """True if an item of a dict may be on some ranks alone, as a part of one state."""
+        """True if an item of a dict may exist on some ranks only, as a part of one state."""
         return self._all_in_parts or (self.uniform is None and self._declared(path) == PARTS)
 
     def _declared(self, path: Path) -> str:
@@ -196,7 +196,7 @@ class Replication:
         return self._rules[hit]
 
     def is_rank0(self, path: Path, container: bool) -> bool:
-        """True if what is at a path, and everything below it if it is a container, is rank 0's."""
+        """True if rank 0 saves the item at a path, and everything below it if it is a container."""
         if self.mode(path) != RANK0:
             return False
         name = readable(path)
@@ -208,7 +208,7 @@ class Replication:
         return True
 
     def splits(self, path: Path) -> bool:
-        """True if something below a path may be treated differently from the rest there."""
+        """True if items below a path may be treated differently from each other."""
         name = readable(path)
         for pattern in self._rules:
             if first_hit(name, [pattern]):
@@ -226,35 +226,35 @@ def _of_leaves(mode: str) -> str:
 
 
 class PerRankPolicies:
-    """Decides how each per-rank leaf is treated."""
+    """The ``per_rank`` setting: how each per-rank leaf is restored."""
 
     def __init__(self, per_rank: PerRank) -> None:
         self._rules = in_order(per_rank)
 
     def of(self, name: str) -> PerRankPolicy:
-        """The way of what was saved at a readable path."""
+        """The policy for the leaf saved at a readable path."""
         hit = first_hit(name, self._rules)
         return STRICT if hit is None else self._rules[hit]
 
     def __str__(self) -> str:
-        """What ranks must have in common: of functions only where they are."""
-        texts = {glob: "function" if callable(way) else way for glob, way in self._rules.items()}
+        """The setting as ranks compare it; for a function only that there is one."""
+        texts = {glob: "function" if callable(policy) else policy for glob, policy in self._rules.items()}
         return texts["*"] if texts.keys() == {"*"} else str(texts)
 
 
 def in_order(*tables: PerRank) -> dict[str, PerRankPolicy]:
-    """One table of several: the first that has a glob decides."""
+    """One table from several: the first table with a glob decides."""
     found: dict[str, PerRankPolicy] = {}
     for table in tables:
-        for glob, way in (table if isinstance(table, Mapping) else {"*": table}).items():
-            found.setdefault(glob, way)
+        for glob, policy in (table if isinstance(table, Mapping) else {"*": table}).items():
+            found.setdefault(glob, policy)
     return found
 
 
 def policies_or_refusal(per_rank: Any) -> tuple[PerRankPolicies, ConfigError | None]:
-    """The ways that a caller asks for; or those of "strict", and why not: other ranks are to hear of it."""
+    """The caller's policies; or "strict" and the error, which other ranks have to receive too."""
     table = in_order(per_rank)
-    if all(isinstance(glob, str) and glob and _is_way(way) for glob, way in table.items()):
+    if all(isinstance(glob, str) and glob and _is_policy(policy) for glob, policy in table.items()):
         return PerRankPolicies(table), None
     return PerRankPolicies(STRICT), ConfigError(
         "impossible value for per_rank",
@@ -264,12 +264,12 @@ def policies_or_refusal(per_rank: Any) -> tuple[PerRankPolicies, ConfigError | N
     )
 
 
-def _is_way(way: object) -> bool:
-    return callable(way) or (isinstance(way, str) and way in (STRICT, DROP, RANK0))
+def _is_policy(policy: object) -> bool:
+    return callable(policy) or (isinstance(policy, str) and policy in (STRICT, DROP, RANK0))
 
 
 def strict_error(suggested: Mapping[str, str], saved_by: int, ranks: int, step: int) -> PerRankError:
-    """That there are per-rank leaves, and nothing says what is to be done with them."""
+    """The error for per-rank leaves without a policy."""
     return PerRankError(
         f"the checkpoint holds leaves of each of its {saved_by} ranks, "
         f"but {ranks} {'ranks restore' if ranks != 1 else 'rank restores'} it",
@@ -286,19 +286,19 @@ def strict_error(suggested: Mapping[str, str], saved_by: int, ranks: int, step: 
 def _table(suggested: Mapping[str, str]) -> dict[str, str]:
     """A table that covers all of the paths, by their outermost keys."""
     found: dict[str, str] = {}
-    for name, way in suggested.items():
+    for name, policy in suggested.items():
         top, inside, _ = name.partition("/")
         glob = re.sub(r"[*?[]", r"[\g<0>]", top) + "/*" * bool(inside)
-        found[glob] = DROP if DROP in (found.get(glob), way) else way
+        found[glob] = DROP if DROP in (found.get(glob), policy) else policy
     named = list(found.items())
     if len(named) > _MOST_NAMES:
-        rest = {way for _, way in named[_MOST_NAMES - 1 :]}
+        rest = {policy for _, policy in named[_MOST_NAMES - 1 :]}
         named[_MOST_NAMES - 1 :] = [("*", DROP if DROP in rest else RANK0)]
     return dict(named)
 
 
 def dropped_notice(names: Sequence[str], saved_by: int, ranks: int, step: int) -> str:
-    """A notice of the leaves that a restore has left alone."""
+    """A warning that names the leaves that a restore has left unchanged."""
     return (
         f"restored step {step} of {saved_by} ranks on {ranks} without what each rank had for itself "
         f'(per_rank: "drop"): {_listed(names)}. What the live state had there stays as it was; where it had nothing, '

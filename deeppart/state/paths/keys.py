@@ -1,4 +1,4 @@
-"""Paths of leaves in a state: their keys, how they are told apart, ordered, and shown to people."""
+"""Paths of leaves in a state: comparing, ordering and showing their keys."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from deeppart.state.values import SavedMember, encode_key
 ROOT = "(root)"
 Key = Any
 Path = tuple[Key, ...]
-#: What tells keys apart: a text itself, and of any other key its type's name and the key.
+#: A hashable that is equal only for identical keys: a text itself; for any other key its type's name and the key.
 IdKey = str | tuple[str, Key]
-#: A path whose keys 1, True and 1.0 are told apart.
+#: A path that distinguishes the keys 1, True and 1.0.
 ExactPath = tuple[IdKey, ...]
-#: numpy has two types for integers of one width and writes them as one: a file gives the first back for either.
+#: numpy has two types for integers of one width and writes them alike; reading gives the first one.
 _STORED_AS: dict[type, type] = {kind: np.dtype(np.dtype(kind).str).type for kind in (np.longlong, np.ulonglong)}
 #: Keys that are, or may hold, members of enums.
 _NESTED = frozenset({tuple, frozenset, SavedMember})
 _NUMBER = re.compile(r"(?<![^/])-?[0-9]+(?![^/])", re.ASCII)
-#: So many names that differ in numbers only are given one by one; then their pattern is.
+#: Up to this many names that differ only in numbers are listed one by one; more as a pattern.
 _ONE_BY_ONE = 3
 _MOST_NAMES = 8
-#: Kinds of containers whose name in Python is another one.
+#: Kinds of containers that have another name in Python.
 KIND_NAMES = {"odict": "OrderedDict", "counter": "Counter"}
 
 
@@ -39,12 +39,12 @@ def exact(path: Path) -> ExactPath:
 
 
 def id_keys(keys: Sequence[Key]) -> Sequence[IdKey]:
-    """:func:`id_key` of each; nearly always all of them are texts, which is found out at once."""
+    """Applies :func:`id_key` to all keys, with a shortcut for keys that are all texts."""
     return keys if set(map(type, keys)) <= {str} else list(map(id_key, keys))
 
 
 def id_key(key: Key) -> IdKey:
-    """A dict key that tells 1, True and 1.0 apart, and nothing that a file does not tell apart."""
+    """A form of a dict key that distinguishes 1, True and 1.0, and nothing that a file does not distinguish."""
     kind = type(key)
     if kind is str:
         return str(key)
@@ -54,7 +54,7 @@ def id_key(key: Key) -> IdKey:
 
 
 def _stored(key: Key) -> Key:
-    """A key in which each member of an enum is what ``load`` gives for it: its class may be in another module here."""
+    """A key with each enum member replaced by what ``load`` returns for it: its class may have moved since."""
     if isinstance(key, (enum.Enum, SavedMember)):
         of = key.enum if isinstance(key, SavedMember) else type(key).__qualname__
         return "enum", of, key.name is None, key.value if key.name is None else key.name
@@ -94,7 +94,7 @@ def canonical_order(container: Collection[Key]) -> list[Key]:
 
 
 def _is_unordered(key: Key) -> bool:
-    """True if Python's text of a key may be another one on another rank: of sets, and of members of enums."""
+    """True if the repr of a key may differ between ranks: sets and enum members."""
     if type(key) is tuple:
         return any(map(_is_unordered, key))
     return type(key) is frozenset or isinstance(key, (enum.Enum, SavedMember))
@@ -107,42 +107,42 @@ def _sortable(key: Key) -> str:
         return _key_text(key)
 
 
-# --- names in notices -------------------------------------------------------------------------------------------------
+# --- names in warnings ------------------------------------------------------------------------------------------------
 
 
 class Naming:
-    """The names that the user has been told so far."""
+    """Remembers the names that warnings have already given to the user."""
 
     def __init__(self) -> None:
         self._said: set[str] = set()
         self._counts: Counter[str] = Counter()
 
     def news(self, names: Sequence[str]) -> list[str]:
-        """Those of the names that were not said yet; many that differ in numbers only as one glob pattern."""
+        """The names that are new; many that differ only in numbers as one glob pattern."""
         new = [name for name in dict.fromkeys(names) if name not in self._said and pattern_of(name) not in self._said]
         counts = Counter(map(pattern_of, new))
         self._counts.update(counts)
-        told = {}
+        shown = {}
         for name in new:
             pattern = pattern_of(name)
             folds = pattern != name and self._counts[pattern] > _ONE_BY_ONE
-            told[pattern if folds else name] = f"{pattern} ({counts[pattern]} paths)" if folds else name
-        self._said.update(told)
-        return list(told.values())
+            shown[pattern if folds else name] = f"{pattern} ({counts[pattern]} paths)" if folds else name
+        self._said.update(shown)
+        return list(shown.values())
 
 
 def name_kind(kind: str) -> str:
-    """A kind of container, for people, with its article."""
+    """A kind of container for messages, with its article."""
     name = KIND_NAMES.get(kind, kind)
     return f"{'an' if name[:1] in ('O', 'o') else 'a'} {name}"
 
 
 def pattern_of(name: str) -> str:
-    """A path with ``*`` for each component that is a number."""
+    """A path with ``*`` in place of each component that is a number."""
     return _NUMBER.sub("*", name)
 
 
 def some_names(names: Sequence[str], separator: str = ", ", most: int = _MOST_NAMES) -> str:
-    """The first of them, and how many there are."""
+    """The first few names, and how many there are."""
     more = f"{separator}... ({len(names)} in all)" if len(names) > most else ""
     return separator.join(names[:most]) + more

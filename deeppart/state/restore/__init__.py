@@ -1,8 +1,8 @@
-"""A saved structure and a live state brought together: what is asked for, what goes where, and the filling.
+"""Restores a saved structure into a live state: selecting, matching leaves, and filling.
 
-In this order: :func:`choose` what of the step is wanted, :func:`find_targets` for it without changing anything,
-:class:`Scatter` bytes into the targets, and :func:`put` containers and objects back. :func:`build` makes a state out of
-nothing, for ``load``.
+In this order: :func:`choose` selects what is restored, :func:`find_targets` matches it with the live state without
+changing anything, :class:`Scatter` writes bytes into the targets, and :func:`put` fills containers and objects.
+:func:`build` makes a new state, for ``load``.
 """
 
 from deeppart.state.restore.choosing import Choice, choose, unmet_globs

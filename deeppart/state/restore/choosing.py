@@ -1,8 +1,8 @@
-"""What of a checkpoint goes into a live state, and what of that state stays as it is.
+"""Selects which saved items are restored into a live state, and which live items stay unchanged.
 
-The answer is a saved tree that is shaped like the live one: without what is not asked for, with a mark where a live
-item stays (:class:`RankLocal`, as where something is another rank's own), and with the names that the live state
-has. Everything after that goes on as for a checkpoint that holds just this.
+The result is a saved tree in the shape of the live one: without the items that are not requested, with a placeholder
+(:class:`RankLocal`) where a live item stays, and with the live names. The rest of a restore treats it like a checkpoint
+with just this content.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _BOTH_KINDS = (
 
 @dataclass(slots=True)
 class Choice:
-    """What was chosen.
+    """The result of :func:`choose`.
 
     Attributes:
-        tree: what is restored, shaped like the live state.
-        missing: live items that the checkpoint lacks, and that stay as they are.
+        tree: the saved items to restore, in the shape of the live state.
+        missing: live items that the checkpoint lacks, and that stay unchanged.
         unexpected: saved items that the live state lacks, and that are left out.
-        beside: items of the outermost dict that the live one lacks, and that are left out since nobody asked for them.
-        renamed: paths of saved items in the checkpoint and here, by rules of the caller.
+        beside: items of the outermost dict that the live one lacks, left out because they were not requested.
+        renamed: pairs of the saved and the live path of items, for rules of ``rename``.
         unwrapped: paths of dicts whose names differed by wrappers.
         unmet: globs of the caller that cover nothing in the checkpoint or the live state.
     """
@@ -67,7 +67,7 @@ class Choice:
 def choose(
     saved: Node, live: Node, values: Sequence[Any], request: Request, outermost: Collection[IdKey] | None
 ) -> Choice:
-    """Choose; nothing is touched."""
+    """Select the items to restore; changes nothing."""
     walk = _Choosing(values, request, outermost)
     walk.found.tree = walk.node(saved, live, (), _At((), request.keys is None))
     walk.check(saved, live)
@@ -76,13 +76,13 @@ def choose(
 
 @dataclass(frozen=True, slots=True)
 class _At:
-    """Where a walk is.
+    """The position of a walk.
 
     Attributes:
-        saved_path: as the checkpoint calls it.
-        asked: true if ``keys`` cover it, or what contains it.
-        whole: true within what takes all of its state, or nothing: an optimizer, whose states are numbered, and any
-            object with a ``state_dict()`` but a module.
+        saved_path: the path in the checkpoint.
+        asked: true if ``keys`` cover the path, or a container above it.
+        whole: true within an item that is restored whole or not at all: an optimizer, whose states are numbered, and
+            any object with a ``state_dict()`` except modules.
     """
 
     saved_path: Path
@@ -94,7 +94,7 @@ class _Choosing:
     """One walk over both trees.
 
     Attributes:
-        found: what was chosen so far.
+        found: the result so far.
     """
 
     def __init__(self, values: Sequence[Any], request: Request, outermost: Collection[IdKey] | None) -> None:
@@ -104,13 +104,13 @@ class _Choosing:
         self.found = Choice(_STAYS)
 
     def node(self, saved: Node, live: Node, path: Path, at: _At) -> Node:
-        """What is restored of a saved item for which there is a live one."""
+        """The saved item to restore into a live one."""
         if isinstance(saved, RankLocal):
             return saved
         request = self._request
         if request.exclude and request.excludes(path):
             return _STAYS
-        at = self._looked(path, at)
+        at = self._with_keys_checked(path, at)
         if not at.asked and not request.may_choose_below(path):
             return _STAYS
         if isinstance(live, Branch) and live.kind == "object":
@@ -131,12 +131,12 @@ class _Choosing:
         return _STAYS if pruned is None else pruned
 
     def _check_live_container(self, value: Any, path: Path) -> None:
-        """It is filled as a whole, and would lose what is to stay as it is and the checkpoint lacks."""
+        """Refuse a value container in which some items are to stay: it is replaced as a whole."""
         if self._request.may_exclude_below(path) and _any_item(value, path, self._request.excludes):
             raise _divided_error(path)
 
     def _check_same_keys(self, saved: Any, live: Any, path: Path, at: _At) -> None:
-        """A large dict of small values becomes what was saved: that keeps no key, and leaves none out."""
+        """Refuse a large dict of small values with other keys if keys are kept or left out: it is replaced whole."""
         request = self._request
         if request.strict is True or at.whole or not isinstance(saved, dict) or not isinstance(live, dict) or not live:
             return
@@ -161,7 +161,7 @@ class _Choosing:
         for old, key, child in zip(saved.keys, names, saved.children, strict=True):
             name = id_key(key)
             if takes_all and type(child) is ArrayLeaf and type(mine.get(name)) is ArrayLeaf:
-                kept.append((key, child))  # as nearly all are
+                kept.append((key, child))  # the usual case
                 continue
             inner = (*path, key)
             below = _At((*at.saved_path, old), at.asked, at.whole or saved.kind == "counter")
@@ -172,11 +172,11 @@ class _Choosing:
         theirs = {id_key(key) for key in names}
         lacking = [key for key, name in zip(live.keys, mine, strict=True) if name not in theirs]
         is_whole = saved.kind == "list" and is_cut(saved, live, is_record=False)
-        # Of counts, none is 0: with some of the live ones they would be those of two runs.
+        # An absent count is 0: a mixture with live counts would be those of two runs.
         around = replace(at, whole=at.whole or is_whole or saved.kind == "counter")
         staying = [key for key in lacking if self._stays((*path, key), around)]
         kept += [(key, _STAYS) for key in staying]
-        is_refused = len(staying) < len(lacking)  # as what the checkpoint lacks, or removed
+        is_refused = len(staying) < len(lacking)  # reported as missing, or removed
         if saved.kind == "list" and any(key != number for number, (key, _) in enumerate(kept)):
             raise _hole_error(path)
         if not at.asked and not is_refused and all(isinstance(child, RankLocal) for _, child in kept):
@@ -188,7 +188,7 @@ class _Choosing:
         return saved if same else saved.with_items(kept)
 
     def _names(self, saved: Branch, live: Branch, path: Path, at: _At) -> Sequence[Key]:
-        """What the saved keys are called here."""
+        """The live names of the saved keys."""
         if saved.kind not in DICTS:
             return saved.keys
         names = list(saved.keys)
@@ -208,17 +208,17 @@ class _Choosing:
         return names if names != list(saved.keys) else saved.keys
 
     def _unplaced(self, saved: Node, path: Path, at: _At, live: Branch) -> Node | None:
-        """What is made of a saved item that the live state lacks; None if nothing is."""
+        """The item created for a saved item that the live state lacks; None if none is."""
         request = self._request
         if request.excludes(path):
             return None
-        at = self._looked(path, at)
+        at = self._with_keys_checked(path, at)
         pruned = self._pruned(saved, path, at)
         if pruned is None:
             return None
-        if at.whole or live.kind not in DICTS:  # a list may have grown
+        if at.whole or live.kind not in DICTS:  # a list may have become longer
             return pruned
-        if live.keys and request.accepts(path, UNEXPECTED):  # an empty container asks for everything
+        if live.keys and request.accepts(path, UNEXPECTED):  # an empty container takes everything
             self.found.unexpected.append(path)
             return None
         is_beside = len(path) == 1 and self._outermost is not None and id_key(path[0]) not in self._outermost
@@ -228,11 +228,11 @@ class _Choosing:
         return pruned
 
     def _pruned(self, saved: Node, path: Path, at: _At) -> Node | None:
-        """A saved item for which nothing is live, less what is not asked for; None if nothing is left."""
+        """A saved item without a live one, without the parts that are not requested; None if nothing is left."""
         request = self._request
         if request.excludes(path):
             return None
-        at = self._looked(path, at)
+        at = self._with_keys_checked(path, at)
         if at.asked and not request.may_exclude_below(path):
             return saved
         if not at.asked and not request.may_choose_below(path):
@@ -252,17 +252,17 @@ class _Choosing:
             raise _hole_error(path)
         return saved.with_items(kept)
 
-    def _looked(self, path: Path, at: _At) -> _At:
-        """The same place, once ``keys`` were asked."""
+    def _with_keys_checked(self, path: Path, at: _At) -> _At:
+        """The same position, with ``keys`` checked for its path."""
         if at.asked or not self._request.covers(path):
             return at
         self._any_asked = True
         return replace(at, asked=True)
 
     def _stays(self, path: Path, at: _At) -> bool:
-        """True if a live item that the checkpoint lacks stays as it is."""
+        """True if a live item that the checkpoint lacks stays unchanged."""
         request = self._request
-        if request.excludes(path) or not self._looked(path, at).asked:
+        if request.excludes(path) or not self._with_keys_checked(path, at).asked:
             return True
         if at.whole or not request.accepts(path, MISSING):
             return False
@@ -270,7 +270,7 @@ class _Choosing:
         return True
 
     def check(self, saved: Node, live: Node) -> None:
-        """To be asked at the end of the walk over these."""
+        """Check the request as a whole, at the end of the walk."""
         request, found = self._request, self.found
         if not self._any_asked:
             raise no_such_keys(request, saved, live)
@@ -278,7 +278,7 @@ class _Choosing:
             raise no_such_names(unmet, saved)
         if request.keys is None and found.unexpected and not any(True for _ in walk_tree(found.tree, ())):
             raise StructureMismatchError(
-                "nothing in the checkpoint has a place in the live state",
+                "the live state has no place for anything in the checkpoint",
                 expected=some_names(list(map(readable, found.unexpected))),
                 found=some_names(list(map(readable, found.missing))) or "nothing else",
                 todo="give restore() the state under the names with which it was saved, or rename=",
@@ -286,7 +286,7 @@ class _Choosing:
 
 
 def _are_the_same_arrays(saved: Branch, live: Branch) -> bool:
-    """True of two dicts of arrays under the same texts: a module's, or an optimizer's of one parameter, as most are."""
+    """True for two dicts of arrays with the same text keys: the usual case of modules and optimizers."""
     return (
         len(saved.keys) == len(live.keys)
         and all(type(child) is ArrayLeaf for child in saved.children)
@@ -297,12 +297,12 @@ def _are_the_same_arrays(saved: Branch, live: Branch) -> bool:
 
 
 def _has_items(live: Branch) -> bool:
-    """True if what is in an object can be restored one by one: of modules, and of what is a dict of attributes."""
+    """True if items inside an object can be restored separately: for modules, and objects saved as their attributes."""
     return isinstance(live.container, torch.nn.Module) or (live.form is not None and live.form.kind != DEQUE)
 
 
 def _any_item(value: Any, path: Path, meets: Callable[[Path], bool]) -> bool:
-    """True if any item of a container of small values is one of these."""
+    """True if ``meets`` is true for any path in a container of small values."""
     if container_kind(value) is None:
         return False
     pairs = zip(*container_items(value), strict=True)
@@ -310,7 +310,7 @@ def _any_item(value: Any, path: Path, meets: Callable[[Path], bool]) -> bool:
 
 
 def _is_small(saved: Node) -> bool:
-    """True if there are neither tensors nor objects in it: an epoch comes back where nobody has a place for it."""
+    """True if a tree has neither tensors nor objects: such an item, like an epoch, is created if it is missing."""
     if isinstance(saved, Branch):
         return saved.kind != "object" and all(map(_is_small, saved.children))
     return isinstance(saved, ValueLeaf)
@@ -352,13 +352,11 @@ def _are_alike(saved: Branch, live: Branch) -> bool:
     return saved.kind == live.kind or (saved.kind in DICTS and live.kind in DICTS)
 
 
-# --- globs and rules that meet nothing --------------------------------------------------------------------------------
+# --- globs and rules that match nothing -------------------------------------------------------------------------------
 
 
 def unmet_globs(request: Request, saved: Node, live: Node, others: Iterable[Path]) -> list[str]:
-    """Those of ``keys`` and ``exclude`` that cover nothing in the checkpoint or in the live state, and what is like
-    them.
-    """
+    """Globs of ``keys`` and ``exclude`` that cover nothing in the checkpoint or the live state, with similar ones."""
     left = dict.fromkeys((*(request.keys or ()), *request.exclude))
     for glob in request.settings:
         left.pop(glob, None)
@@ -373,7 +371,7 @@ def unmet_globs(request: Request, saved: Node, live: Node, others: Iterable[Path
 
 
 def no_such_keys(request: Request, saved: Node, live: Node) -> StructureMismatchError:
-    """The refusal of ``keys`` that cover nothing, or nothing that is not excluded."""
+    """The error for ``keys`` that cover nothing, or only excluded items."""
     known = dict.fromkeys(map(readable, (*_paths(saved, ()), *_paths(live, ()))))
     keys = request.keys or ()
     near = [other for glob in keys for other in nearest_globs(glob, known) if not _covers_any(glob, known)]
@@ -391,7 +389,7 @@ def _covers_any(glob: str, paths: Iterable[str]) -> bool:
 
 
 def no_such_names(patterns: Sequence[str], saved: Node) -> StructureMismatchError:
-    """The refusal of rules of ``rename`` that match no name in the checkpoint."""
+    """The error for rules of ``rename`` that match no name in the checkpoint."""
     error = StructureMismatchError(
         "a rule of rename matches nothing in the checkpoint", found=", ".join(patterns), todo=_BOTH_KINDS
     )
@@ -400,7 +398,7 @@ def no_such_names(patterns: Sequence[str], saved: Node) -> StructureMismatchErro
             if (meant := _with_wrapper(pattern, path, name)) is not None:
                 error.expected = f"a pattern of names as they were saved, such as {name!r}"
                 error.todo = (
-                    f"write {meant!r}: one of the two has a word of a wrapper in it (DistributedDataParallel module., "
+                    f"write {meant!r}: one of the two has a word of a wrapper (DistributedDataParallel module., "
                     "torch.compile _orig_mod.), and rules are compared with names as they are in the checkpoint"
                 )
                 return error
@@ -408,7 +406,7 @@ def no_such_names(patterns: Sequence[str], saved: Node) -> StructureMismatchErro
 
 
 def _with_wrapper(pattern: str, path: Path, name: str) -> str | None:
-    """A pattern that matches a name, and differs from one that does not by words of wrappers alone; None if none."""
+    """The pattern with words of wrappers added or removed, so that it matches the name; None if there is none."""
     place, separator, last = pattern.rpartition("/")
     bare = bare_name(name)
     prefix = name[: len(name) - len(bare)]
@@ -420,7 +418,7 @@ def _with_wrapper(pattern: str, path: Path, name: str) -> str | None:
 
 
 def _names(node: Node, path: Path) -> Iterator[tuple[Path, str]]:
-    """The keys of all dicts that are texts, and where the dict is."""
+    """The text keys of all dicts, with the paths of the dicts."""
     if not isinstance(node, Branch):
         return
     if node.kind in DICTS:
@@ -430,7 +428,7 @@ def _names(node: Node, path: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _paths(node: Node, path: Path) -> Iterator[Path]:
-    """Of all that is in a tree, containers too."""
+    """The paths of all nodes of a tree, containers included."""
     if path:
         yield path
     if isinstance(node, Branch):

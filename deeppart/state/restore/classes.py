@@ -1,8 +1,8 @@
-"""Classes of the script that a checkpoint names: found in the live state and among what was registered, never imported.
+"""Finds the classes that a checkpoint names, in the live state and among registered types. Nothing is imported.
 
-What a file has of a member of an enum, or of an object of a dataclass, says the name of its class. The class is one
-that the live state has somewhere, or that was given to ``deeppart.register``. A class may have moved to another module
-since (``__main__`` is one): the qualified name decides, and the module only where two classes have it.
+In a file, an enum member or an object of a dataclass has the name of its class. The class must be used somewhere in the
+live state, or have been given to ``deeppart.register``. A class may have moved to another module since (``__main__`` is
+one): the qualified name decides, and the module only if two classes share it.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from deeppart.state.tree import Branch, FlatState, Node, ValueLeaf, container_it
 from deeppart.state.values import CONTAINERS, SavedMember, encode_key
 
 _GROUPS = frozenset({set, frozenset})
-#: What may have members of enums in it.
+#: Types that may have enum members inside.
 _MAY_HOLD = CONTAINERS | _GROUPS | {slice}
 
 
 def resolve(target: Target, flat: FlatState) -> None:
-    """Put the members of the script's own enums in the place of what a file has of them, in values and in keys; and
-    find the class of each dataclass. Changes nothing live.
+    """Replace saved enum members, in values and keys, by those of the script's classes, and find the class of each
+    dataclass. Changes nothing live.
     """
     _know(target, (*known_classes(), *_live_classes(flat.root)))
     tree = _Resolving(target, strict=True).all_of(target.structure.tree)
@@ -45,7 +45,7 @@ def resolve(target: Target, flat: FlatState) -> None:
 
 
 def resolve_registered(target: Target, tree: Node) -> Node:
-    """The same where there is no live state; what was not registered stays as the file has it."""
+    """The same without a live state; members and objects of unregistered classes stay as saved."""
     if not known_classes():
         return tree
     _know(target, known_classes())
@@ -60,17 +60,17 @@ def _know(target: Target, kinds: Iterable[type]) -> None:
 
 
 class _Resolving:
-    """One walk over a saved tree; ``strict``: every class has to be known."""
+    """One walk over a saved tree; ``strict``: every class has to be found."""
 
     def __init__(self, target: Target, *, strict: bool) -> None:
         self._target, self._strict = target, strict
 
     def all_of(self, tree: Node) -> Node:
-        """Resolves the values of a tree in its target; returns the tree."""
+        """Resolve the values of a tree in the target; returns the tree."""
         return self._node(tree, ())
 
     def _node(self, node: Node, path: Path) -> Node:
-        """A tree with members of enums among its keys."""
+        """The tree with resolved enum members in its keys."""
         if isinstance(node, ValueLeaf):
             values = self._target.values
             values[node.index] = self._value(values[node.index], path)
@@ -86,7 +86,7 @@ class _Resolving:
         return replace(node, keys=keys, children=children)
 
     def _value(self, value: Any, path: Path) -> Any:
-        """A value or key with the script's members of enums."""
+        """A value or key with resolved enum members."""
         kind = type(value)
         if kind is SavedMember:
             found = self._target.class_of(value.module, value.enum)
@@ -113,7 +113,7 @@ def _check_form(form: ObjectForm, data: Node, target: Target, path: Path) -> Non
             _check_fields(form, kind, keys, path, chosen=target.is_chosen)
     if form.kind == REGISTERED and registered_as(form.about[0]) is None:
         raise StructureMismatchError(
-            f"the checkpoint has an object of a type that was registered as {form.about[0]!r}, and none is here",
+            f"the checkpoint has an object of a type registered as {form.about[0]!r}, which is not registered here",
             where=f"path {readable(path)}",
             todo=f"call deeppart.register(type, to, from_, name={form.about[0]!r}) before restore; deeppart.load gives "
             "the plain data",
@@ -121,7 +121,7 @@ def _check_form(form: ObjectForm, data: Node, target: Target, path: Path) -> Non
 
 
 def _check_fields(form: ObjectForm, kind: type, attributes: Sequence[Any], path: Path, *, chosen: bool) -> None:
-    """The class must have the fields that it had, and take the other attributes."""
+    """Refuse a class whose fields are not the saved ones, or that cannot have the other saved attributes."""
     saved, mine = form.about[2], field_names(kind)
     gone = [name for name in saved if name not in mine and not (chosen and name not in attributes)]
     lost = list(dict.fromkeys([*gone, *(name for name in attributes if not takes(kind, name))]))
@@ -157,12 +157,12 @@ def _member(saved: SavedMember, kind: type | None, path: Path) -> enum.Enum:
     found = kind.__members__.get(saved.name or "")
     if found is None and issubclass(kind, enum.Flag) and type(saved.value) is int:
         try:
-            found = kind(saved.value)  # several flags together
+            found = kind(saved.value)  # a combination of flags
         except ValueError:
             found = None
     if found is None or (saved.has_value and not _has_value(found, saved.value)):
         raise LeafMismatchError(
-            f"the enum {kind.__qualname__} has no such member any more",
+            f"the enum {kind.__qualname__} has no such member",
             expected=f"{saved}, the value {saved.value!r:.80} (checkpoint)",
             found=f"{found!r:.80}" if found is not None else f"{', '.join(kind.__members__)} (live)",
             where=f"path {readable(path)}",
@@ -175,12 +175,12 @@ def _has_value(member: enum.Enum, value: Any) -> bool:
     try:
         hash(member.value)
         return json.dumps(encode_key(member.value, "")) == json.dumps(encode_key(value, ""))
-    except (UnsupportedLeafError, TypeError):  # it had one that is stored
+    except (UnsupportedLeafError, TypeError):  # the saved member had a storable value
         return False
 
 
 def _live_classes(node: Node) -> Iterator[type]:
-    """The enums and dataclasses of which a live state has something."""
+    """The enums and dataclasses that a live state uses."""
     if isinstance(node, ValueLeaf):
         yield from _classes_in((node.value,))
     if not isinstance(node, Branch):

@@ -1,9 +1,9 @@
-"""Tensors that are made of others, in a restore: which live one can take which saved one, and how.
+"""Composite tensors in a restore: which live tensor can take which saved one, and how.
 
-The components of a subclass are filled in place, as leaves are. Sparse, quantized and jagged tensors are first made
-anew from what was restored, so that nothing live ever has indices that were not checked; then their elements are copied
-into the live tensor, if its components have the same shapes. Otherwise the new tensor takes its place in its dict or
-list; so does every jagged one, because other tensors go by the offsets of the live one.
+The components of a subclass are filled in place, like other leaves. Sparse, quantized and jagged tensors are first
+assembled from the restored components, so that no live tensor ever has unchecked indices; then their elements are
+copied into the live tensor, if its components have the same shapes. Otherwise the new tensor replaces the live one in
+its dict or list; so does every jagged one, because other tensors use the offsets of the live one.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from deeppart.state.tensors import (
 from deeppart.state.tree import ArrayLeaf, Branch, FlatState, Node, UnmadeLeaf, ValueLeaf, describe_leaf_value
 from deeppart.state.values import same_value
 
-#: Values that a live tensor must have, whatever it holds.
+#: Values that the live tensor must already have.
 _FIXED = ("shape", "dtype", "axis", "ragged_dim", CONTEXT)
 
 
 def match_rebuilt(
     saved: Branch, live: Branch, target: Target, flat: FlatState, path: Path, *, movable: bool
 ) -> dict[int, int]:
-    """See that a live sparse, quantized or jagged tensor can get a saved one of its kind; touches nothing."""
+    """Check that a live sparse, quantized or jagged tensor can take a saved one of its kind; changes nothing."""
     if is_dropped(saved, target):
         return {}
     check_values(saved, live, target, path)
@@ -56,11 +56,11 @@ def match_rebuilt(
             raise _differs(path, key, kind, leaf_type(data))
     fits = all(kind == leaf_type(data) and not overlaps_itself(data) for kind, data, _, _ in pairs)
     if saved.kind != JAGGED and fits:
-        # The scales of channels become those of the new tensor, whatever shares the live ones.
+        # The scales of channels become those of the new tensor, also if other leaves share the live ones.
         return {inner: child for _, _, child, inner in (pairs[:1] if saved.kind == CHANNELS else pairs)}
     if not movable or isinstance(live.container, torch.nn.Parameter):
         raise StructureMismatchError(
-            f"a {saved.kind} tensor can only be replaced by the one of the checkpoint, and not where it is",
+            f"a {saved.kind} tensor can only be replaced by that of the checkpoint, which is not possible here",
             expected=", ".join(str(kind) for kind, _, _, _ in pairs) + " (components in the checkpoint)",
             found=", ".join(str(leaf_type(data)) for _, data, _, _ in pairs) + " (live)",
             where=f"path {readable(path)}",
@@ -71,7 +71,7 @@ def match_rebuilt(
 
 
 def check_values(saved: Branch, live: Branch, target: Target, path: Path) -> None:
-    """A live tensor must have the saved one's shape, and what else is not to change."""
+    """Check that a live tensor has the shape and other fixed values of the saved one."""
     for key, child, inner in zip(saved.keys, saved.children, live.children, strict=True):
         if key in _FIXED and isinstance(child, ValueLeaf) and isinstance(inner, ValueLeaf):
             value = target.values[child.index]
@@ -80,7 +80,7 @@ def check_values(saved: Branch, live: Branch, target: Target, path: Path) -> Non
 
 
 def is_dropped(saved: Branch, target: Target) -> bool:
-    """True if a tensor is left alone because some of it is not restored."""
+    """True if a tensor is left unchanged because some of its components are not restored."""
     arrays = [child.index for child in saved.children if isinstance(child, ArrayLeaf)]
     if any(index in target.dropped for index in arrays):
         return True
@@ -88,7 +88,7 @@ def is_dropped(saved: Branch, target: Target) -> bool:
 
 
 def check_created(saved: Node, path: Path) -> None:
-    """Refuse to create what only its own class could make."""
+    """Refuse to create a tensor that only its own class could make."""
     if not isinstance(saved, Branch):
         return
     if saved.kind == SUBCLASS:
@@ -103,7 +103,7 @@ def check_created(saved: Node, path: Path) -> None:
 
 
 def check_unmade(saved: ArrayLeaf, live: UnmadeLeaf, target: Target, path: Path, *, movable: bool) -> None:
-    """See that a tensor can be created in place of a live one on the meta device."""
+    """Check that a tensor can be created in place of a live one on the meta device."""
     expected = target.types[saved.index]
     if saved.index not in target.dropped and expected != live.kind:
         raise _differs(path, "", expected, live.kind)
@@ -117,7 +117,7 @@ def check_unmade(saved: ArrayLeaf, live: UnmadeLeaf, target: Target, path: Path,
 
 
 def component(target: Target, arrays: dict[int, Array], node: ArrayLeaf) -> Array:
-    """The array of a component: the very owner's if it is all of it, as jagged tensors of one shape share offsets."""
+    """The array of a component; the owner's own array if it has all of it, as jagged tensors share offsets."""
     alias = target.structure.aliases.get(node.index)
     if alias is not None and alias.owner in arrays and alias.owner not in target.live and alias.offset == 0:
         owner, mine = arrays[alias.owner], arrays[node.index]
@@ -127,7 +127,7 @@ def component(target: Target, arrays: dict[int, Array], node: ArrayLeaf) -> Arra
 
 
 def composites_of(node: Node) -> Iterator[Branch]:
-    """The tensors in a tree that are made anew of their components."""
+    """The tensors in a tree that are assembled from their components."""
     if isinstance(node, Branch):
         if node.kind in KEYS:
             yield node
@@ -138,7 +138,7 @@ def composites_of(node: Node) -> Iterator[Branch]:
 
 
 def leaves_to_check(target: Target) -> set[int]:
-    """Numbers of the leaves whose bytes :func:`~deeppart.state.restore.merge.check_composites` wants: components, and
+    """Numbers of the leaves whose bytes :func:`~deeppart.state.restore.merge.check_composites` needs: components, and
     the owners of their memory.
     """
     found: set[int] = set()
@@ -161,7 +161,7 @@ def rebuilt(target: Target, arrays: dict[int, Array], saved: Branch) -> Any:
 
 
 def settle(kind: str, live: Any, made: Any, offsets: dict[int, torch.Tensor]) -> tuple[Any, bool]:
-    """Copy a new tensor into the live one, if that is possible."""
+    """Copy a new tensor into the live one if possible; returns the tensor to use, and whether it is a new one."""
     with torch.no_grad():
         if kind in (QUANTIZED, CHANNELS):
             same = kind == QUANTIZED and _same_parameters(live, made)
@@ -182,7 +182,7 @@ def settle(kind: str, live: Any, made: Any, offsets: dict[int, torch.Tensor]) ->
 
 
 def _moved(made: Any, device: torch.device, offsets: dict[int, torch.Tensor]) -> Any:
-    """A jagged tensor on another device; those that have shared their offsets still do."""
+    """A jagged tensor on another device; tensors that share offsets still do."""
     parts = decompose(made, "")
     items = {} if parts is None else parts.items
     for key, item in items.items():
@@ -194,25 +194,25 @@ def _moved(made: Any, device: torch.device, offsets: dict[int, torch.Tensor]) ->
 
 
 def are_own(module: torch.nn.Module, live: Branch) -> bool:
-    """True if the tensors made of others that ``state_dict()`` gave lie in the memory of the module's own.
+    """True if the composite tensors from ``state_dict()`` share the memory of the module's.
 
-    Those of torch do. Of a subclass it depends on what its ``detach()`` gives.
+    torch's do. For a subclass it depends on its ``detach()``.
     """
     given = [(key, child) for key, child in zip(live.keys, live.children, strict=True) if is_composite(child)]
     if not given:
         return True
     own = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers(remove_duplicate=False))
     return all(
-        key not in own or (isinstance(child, Branch) and _places(own[key]) == _places(child.container))
+        key not in own or (isinstance(child, Branch) and _addresses(own[key]) == _addresses(child.container))
         for key, child in given
     )
 
 
-def _places(tensor: torch.Tensor) -> list[int]:
+def _addresses(tensor: torch.Tensor) -> list[int]:
     parts = decompose(tensor, "")
     if parts is None:
         return [tensor.data_ptr()]
-    return [place for item in parts.items.values() if isinstance(item, torch.Tensor) for place in _places(item)]
+    return [place for item in parts.items.values() if isinstance(item, torch.Tensor) for place in _addresses(item)]
 
 
 def _fits(live: dict[str, Any], made: dict[str, Any]) -> bool:
@@ -230,7 +230,7 @@ def _same_parameters(live: torch.Tensor, made: torch.Tensor) -> bool:
 
 
 def _is_alike(kind: str, key: str, expected: LeafType, found: LeafType) -> bool:
-    """True if two components differ at most in one length, where their number of elements may differ."""
+    """True if two components differ at most in one length that may vary."""
     differing = [a != b for a, b in zip(expected.shape, found.shape, strict=False)]
     may = 0 if kind in (QUANTIZED, CHANNELS) or key in ("compressed", "offsets", "lengths") else 1
     same = (expected.kind, expected.dtype, len(expected.shape)) == (found.kind, found.dtype, len(found.shape))
@@ -249,5 +249,5 @@ def _differs(path: Path, key: str, expected: object, found: object) -> LeafMisma
 
 
 def is_composite(node: object) -> bool:
-    """True if this is a tensor that is made of others."""
+    """True for a composite tensor."""
     return isinstance(node, Branch) and node.kind in COMPOSITES

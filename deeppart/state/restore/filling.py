@@ -1,6 +1,6 @@
-"""Putting a saved value container into the live one: every live list and dict in it stays the object that it is.
+"""Puts a saved value container into the live one, whose lists and dicts stay the same objects.
 
-What has another kind of container in its place, or none, is replaced. The order of a dict's entries is the saved one.
+A container of another kind is replaced. Dict entries get the saved order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from deeppart.state.values import CONTAINERS, MUTABLE, SEQUENCES, TABLES, fresh,
 
 
 def fill(live: Any, saved: Any) -> Any:
-    """The object to put in the place of ``live`` so that ``saved`` is there: ``live`` itself, if it can change."""
+    """The object that replaces ``live`` and has the content of ``saved``: ``live`` itself, if it is mutable."""
     if type(live) in MUTABLE and type(live) is type(saved):
         return put_in(live, saved)
     if not _takes(live, saved):
@@ -40,12 +40,12 @@ def fill(live: Any, saved: Any) -> Any:
     if type(live) is OrderedDict:
         live.update(saved)
     else:
-        dict.update(live, saved)  # a Counter's own would add
+        dict.update(live, saved)  # Counter.update would add
     return live
 
 
 def _filled(live: Any, saved: Any) -> list[Any]:
-    """The items of a container in place of those of a live one, of which lists and dicts are filled."""
+    """The saved items, each filled into the live item if that is a list or dict."""
     return [
         fill(old, new) if type(new) in CONTAINERS and (type(new) is not tuple or holds_containers(new)) else new
         for old, new in _pairs(live, saved)
@@ -53,14 +53,14 @@ def _filled(live: Any, saved: Any) -> list[Any]:
 
 
 def _pairs(live: Any, saved: Any) -> Iterator[tuple[Any, Any]]:
-    """The live item, None where there is nothing, and the saved one for each place of a saved container."""
+    """Pairs of the live item, or None, and the saved item for each key of a saved container."""
     if isinstance(saved, dict):
         return zip(map(live.get, saved), saved.values(), strict=True)
     return zip(chain(live, repeat(None)), saved, strict=False)
 
 
 def places(live: Any, saved: Any) -> Iterator[tuple[Any, Any]]:
-    """Every live list or dict that :func:`fill` fills, and what with."""
+    """Every live list or dict that :func:`fill` fills, with its saved container."""
     if not _takes(live, saved):
         return
     if type(saved) is not tuple:
@@ -71,20 +71,20 @@ def places(live: Any, saved: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def same_where_fixed(live: Any, saved: Any) -> bool:
-    """True if nothing would change that is only in tuples."""
+    """True if no item that is only in tuples would change."""
     if not isinstance(saved, tuple) or not isinstance(live, tuple) or not holds_containers(saved):
         return _takes(live, saved) if type(saved) in CONTAINERS - {tuple} else same_value(saved, live)
     return len(live) == len(saved) and all(map(same_where_fixed, live, saved))
 
 
 def _takes(live: Any, saved: Any) -> bool:
-    """True if a live container can hold what a saved one does."""
+    """True if a live container can be filled with a saved one."""
     kind = type(saved)
     return kind in CONTAINERS and (type(live) is kind if kind in SEQUENCES else type(live) in TABLES)
 
 
 def detached(item: Any) -> Any:
-    """A copy of containers and arrays, to put into live ones that may be, or hold, some of these."""
+    """A copy of containers and arrays, for filling live ones that may be, or contain, some of these."""
     if isinstance(item, torch.Tensor):
         return item.detach().clone()
     if isinstance(item, np.ndarray):

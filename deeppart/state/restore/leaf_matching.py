@@ -1,8 +1,8 @@
-"""Restoring into a live state: every saved leaf is matched with a live one, before anything is touched.
+"""Matches every saved leaf with a live one, before a restore changes anything.
 
 Live tensors and arrays are written in place. What the live state lacks is created: keys of dicts, items of lists,
-what was saved where it has None (an array of one element also where it has a number), state of an optimizer that has
-not stepped. What the checkpoint lacks, or what has another kind, shape or dtype, is an error that names the path.
+arrays where it has None (or a number, for one element), and state of an optimizer that has not stepped. A live leaf
+that the checkpoint lacks, or that has another kind, shape or dtype, is an error that names the path.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ _OF_ELEMENTS = frozenset(
 )
 #: Leaves that an error names, of those that do not match.
 MOST_NAMED = 10
-#: Two numbers in a byte, which torch converts into nothing.
+#: A dtype with two numbers per byte, which torch cannot convert.
 _PACKED = "float4"
 
 
@@ -99,7 +99,7 @@ def find_targets(target: Target, flat: FlatState) -> None:
     target.untie_shards()
     check_ties(target, flat, matching.places)
     for index, (_, error) in target.mistied.items():
-        if index not in target.live:  # a component, which is not compared with what it shares memory with
+        if index not in target.live:  # a component, which is not compared with its owner
             raise error
     for index, path in target.structure.rank0_leaves().items() if target.replaced else ():
         if path in target.replaced:
@@ -110,23 +110,23 @@ class _Matching:
     """One walk over both trees.
 
     Attributes:
-        places: number of a live leaf -> number of the saved leaf that goes there.
-        refused: why items of containers do not match: the walk goes on, so that all of them are named.
+        places: number of a live leaf -> number of the saved leaf that is restored into it.
+        refused: errors of items that do not match: the walk continues, so that all of them are named.
     """
 
     def __init__(self, target: Target, flat: FlatState) -> None:
         self._target, self._flat = target, flat
         self.places: dict[int, int] = {}
         self.refused: list[StateError] = []
-        #: id of a live container -> what goes there: a saved tree, or a container within a saved value container.
+        #: id of a live container -> its saved counterpart: a tree, or a container within a saved value container.
         self._seen: dict[int, Any] = {}
         self._objects = self._modules = self._optimizers = 0
-        self._data: Node | None = None  # of the last object
-        #: True for the data of an object of which another takes the place: they are not filled.
+        self._data: Node | None = None  # data of the last object
+        #: True within the data of an object that is replaced: they are not filled.
         self._replaced = False
 
     def refusal(self) -> StateError:
-        """The first of :attr:`refused`, which names the others; they are forgotten: an error keeps its frames alive."""
+        """The first of :attr:`refused`, which names the others; they are dropped: an error keeps its frames alive."""
         first, names = self.refused[0], [str(each.where).removeprefix("path ") for each in self.refused]
         self.refused = []
         if len(names) > 1:
@@ -134,7 +134,7 @@ class _Matching:
         return first
 
     def node(self, saved: Node, live: Node, path: Path, *, fixed: bool) -> None:
-        """``fixed``: a changed value cannot be put here, because everything above is a tuple."""
+        """``fixed``: a changed value cannot be stored here, because all containers above are tuples."""
         if isinstance(saved, RankLocal):
             return
         if self._target.structure.rank0 and not fixed and exact(path) in self._target.structure.rank0:
@@ -143,7 +143,7 @@ class _Matching:
             self._node(saved, live, path, fixed)
 
     def _rank0(self, saved: Node, live: Node, path: Path) -> None:
-        """Match an item of rank 0's; if it has another structure here, it replaces the live item."""
+        """Match an item of rank 0's; if it has another structure than here, it replaces the live item."""
         if has_object(live):
             self._target.with_objects.add(exact(path))
         before = dict(self._target.live), dict(self.places), dict(self._seen)
@@ -240,7 +240,7 @@ class _Matching:
         self.places[live.index] = index
 
     def _composite(self, saved: Node, live: Node, path: Path, *, movable: bool) -> None:
-        """A tensor that is made of others; another one can take its place if it is ``movable``."""
+        """Match a composite tensor; a new one can replace it if it is ``movable``."""
         if not isinstance(saved, Branch) or not isinstance(live, Branch):
             raise self._kind_error(saved, live, path)
         if (saved.kind, saved.name, list(saved.keys)) != (live.kind, live.name, list(live.keys)):
@@ -258,7 +258,7 @@ class _Matching:
                 self._composite(child, inner, (*path, key), movable=False)
 
     def _sharded(self, saved: ArrayLeaf, live: ShardedLeaf, path: Path) -> None:
-        """A live tensor of which this rank has shards gets a leaf of the same type, if all ranks had the same bytes."""
+        """Match a live sharded tensor with a leaf of the same type of which all ranks had equal replicas."""
         expected = self._target.types[saved.index]
         if self._target.structure.per_rank[saved.index]:
             raise LeafMismatchError(
@@ -330,9 +330,9 @@ class _Matching:
                 (self._objects, self._modules, self._optimizers), self._replaced = depths, False
 
     def _check_shared(self, saved: Any, container: Any, path: Path) -> None:
-        """A container or object that stands at two places of the live state can hold only one thing.
+        """Refuse different contents for a container or object that is at two paths of the live state.
 
-        What an object's state_dict() gave is not looked at: it is copied before it is filled.
+        The result of an object's state_dict() is not checked: it is copied before it is filled.
         """
         if self._objects or isinstance(container, tuple):
             return
@@ -359,13 +359,13 @@ class _Matching:
             self._check_shared(content, container, path)
 
     def _same_values(self, one: Any, other: Any) -> bool:
-        """True if two saved trees or containers hold the same keys and values (arrays: check_ties)."""
+        """True if two saved trees or containers have the same keys and values (arrays: check_ties)."""
         if isinstance(one, Branch) and isinstance(other, Branch):
             mine = one.by_key()
             theirs = other.by_key()
             return mine.keys() == theirs.keys() and all(self._same_values(mine[key], theirs[key]) for key in mine)
         if isinstance(one, ArrayLeaf) and isinstance(other, ArrayLeaf):
-            # Where there is something live to fill, check_ties looks; what is created has one of them at both places.
+            # check_ties checks live leaves; a created one is the same at both paths.
             return one.index in self._target.live or place_of(self._target, one.index) == place_of(
                 self._target, other.index
             )
@@ -394,7 +394,7 @@ class _Matching:
             describe_node(saved, value),
             describe_node(live, live.value if isinstance(live, ValueLeaf) else None),
         )
-        if expected == found:  # lists of one length, for instance, of small values here and of arrays there
+        if expected == found:  # for instance lists of the same length, one of small values and one of arrays
             expected, found = expected + first_inside(saved), found + first_inside(live)
         return kind(
             f"the live state differs from the checkpoint at {readable(path)}",
@@ -412,7 +412,7 @@ def _same_kind(saved: str, live: str) -> bool:
 def _lacking_error(saved: list[Any], lacking: list[Any], path: Path) -> StructureMismatchError:
     if path:
         expected = f"keys {some(saved)} (checkpoint)" if saved else "no keys there (checkpoint)"
-    else:  # those that the live state has no place for have been left out before
+    else:  # keys that the live state lacks have been left out before
         expected = f"of the outermost keys here only {some(saved)}" if saved else "none of the outermost keys here"
         expected += " (checkpoint)"
     return StructureMismatchError(
@@ -460,7 +460,7 @@ def check_object(saved: Branch, live: Branch, target: Target, path: Path) -> Non
             )
         if texts := [key for key in _state_keys(inner_saved) if isinstance(key, str) and key.isdecimal()]:
             raise StructureMismatchError(
-                f"an optimizer's state was saved with texts for the numbers of parameters: {readable(path)}",
+                f"an optimizer's state was saved with texts as parameter numbers: {readable(path)}",
                 expected="numbers, as the live optimizer has them",
                 found=some(texts),
                 where=f"path {readable(path)}",
@@ -480,7 +480,7 @@ def check_object(saved: Branch, live: Branch, target: Target, path: Path) -> Non
                 where=f"path {readable(path)}",
                 todo="build the optimizer over the same parameters, in the same groups",
             )
-        # torch goes by the numbers of the parameters alone, and would give one the state of another.
+        # torch only uses the numbers of the parameters, and would give one parameter the state of another.
         names = [chain.from_iterable(_sequence(group, "param_names") for group in each) for each in groups]
         pairs = [pair for pair in zip(*names, strict=False) if all(isinstance(name, str) for name in pair)]
         if differing := [pair for pair in pairs if bare_name(pair[0]) != bare_name(pair[1])]:
@@ -516,7 +516,7 @@ def _check_moments(saved: Branch, optimizer: Any, types: Sequence[LeafType], pat
 
 
 def _state_keys(state_dict: Branch) -> Sequence[object]:
-    """What the state of an optimizer has for its parameters."""
+    """The keys of an optimizer's state, one for each parameter that has any."""
     state = state_dict.by_key().get("state")
     return state.keys if isinstance(state, Branch) else ()
 
@@ -528,7 +528,7 @@ def _groups(state_dict: Branch, value_of: Callable[[ValueLeaf], Any]) -> list[di
 
 
 def _sequence(group: dict[Any, Any], name: str) -> Sequence[Any]:
-    """A list of a group; empty where there is none."""
+    """A list in a group; empty if there is none."""
     found = group.get(name)
     return found if isinstance(found, (list, tuple)) else ()
 
@@ -552,7 +552,7 @@ def some(keys: Any) -> str:
 
 
 def check_ties(target: Target, flat: FlatState, places: dict[int, int]) -> None:
-    """Live leaves that share memory must have been saved sharing it in the same way: else one overwrites the other."""
+    """Refuse live leaves that share memory unless they were saved with the same ties: one would overwrite the other."""
     found = [places.get(index) for index in range(len(flat.data))]
     saved_types = [None if saved is None or saved in target.casts else target.types[saved] for saved in found]
     types = [kind or leaf_type(data) for kind, data in zip(saved_types, flat.data, strict=True)]
@@ -563,12 +563,12 @@ def check_ties(target: Target, flat: FlatState, places: dict[int, int]) -> None:
             continue
         reads_alike = _reads_as(flat.data[index]) == _reads_as(flat.data[alias.owner])
         if not (reads_alike and _tied_alike(target, saved, owner, alias)):
-            if rank0.get(saved) != rank0.get(owner):  # rank 0 has other memory there: so it is to be here
+            if rank0.get(saved) != rank0.get(owner):  # rank 0's item gets memory of its own, as it was saved
                 paths = {path for path in (rank0.get(saved), rank0.get(owner)) if path is not None}
-                target.replaced |= paths - target.with_objects  # an object stays: both can be had, or it is an error
+                target.replaced |= paths - target.with_objects  # objects are not replaced: both fit, or it is an error
                 continue
             if first_rank_local is not None and (saved < first_rank_local) != (owner < first_rank_local):
-                continue  # saved as rank-local, from one memory: both hold the same bytes
+                continue  # saved as rank-local, from the same memory: both have the same bytes
             error = StructureMismatchError(
                 "leaves that share memory in the live state were saved as separate leaves, or shared it in another way",
                 found=f"{readable(flat.arrays[index].path)} lies inside {readable(flat.arrays[alias.owner].path)}",
@@ -583,12 +583,12 @@ def check_ties(target: Target, flat: FlatState, places: dict[int, int]) -> None:
 
 
 def _reads_as(data: Array) -> tuple[bool, bool]:
-    """True if a leaf is its memory conjugated or negated (``z.conj()``, ``z.conj().imag``)."""
+    """Whether a leaf is its memory conjugated, and negated (``z.conj()``, ``z.conj().imag``)."""
     return (data.is_conj(), data.is_neg()) if isinstance(data, torch.Tensor) else (False, False)
 
 
 def _tied_alike(target: Target, saved: int, owner: int, live: Alias) -> bool:
-    """True if saved leaf ``saved`` is the view of saved leaf ``owner`` that ``live`` is of its live one."""
+    """True if saved leaf ``saved`` is the same view of saved leaf ``owner`` as ``live`` is of the live owner."""
     one, other = place_of(target, saved), place_of(target, owner)
     shape = target.types[owner].shape
     if one.owner != other.owner or _steps(shape, other.strides) != _steps(shape, contiguous_strides(shape)):
@@ -598,15 +598,15 @@ def _tied_alike(target: Target, saved: int, owner: int, live: Alias) -> bool:
 
 
 def _steps(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides that matter: those of dimensions with more than one element."""
+    """The strides of dimensions with more than one element; others have no meaning."""
     return tuple(stride for length, stride in zip(shape, strides, strict=True) if length > 1)
 
 
-# --- precision --------------------------------------------------------------------------------------------------------
+# --- dtypes -----------------------------------------------------------------------------------------------------------
 
 
 def can_cast(saved: LeafType, live: LeafType) -> bool:
-    """True if both are floating-point, or both complex, and have one shape. Whole numbers may not fit, and are not."""
+    """True if both are floating-point, or both complex, with the same shape. Integers might not fit."""
     if saved.shape != live.shape or saved.kind != live.kind:
         return False
     if saved.kind == "numpy":
@@ -619,11 +619,11 @@ def can_cast(saved: LeafType, live: LeafType) -> bool:
     return both_float or (one.is_complex and other.is_complex)
 
 
-# --- what stands at a place, in the words of errors -------------------------------------------------------------------
+# --- descriptions for error messages ----------------------------------------------------------------------------------
 
 
 def first_inside(node: Node) -> str:
-    """The first thing in a container that is not a small value, and where."""
+    """The first item in a container that is not a small value, and its path."""
     first = _first_that_is_no_value(node, ())
     return (
         ", with small values alone"
@@ -644,7 +644,7 @@ def _first_that_is_no_value(node: Node, path: Path) -> tuple[Path, Node] | None:
 
 
 def describe_node(node: Node, value: Any) -> str:
-    """What stands at a place, for people."""
+    """A short description of a node."""
     if isinstance(node, UnmadeLeaf):
         return f"{node.kind} on the meta device"
     if isinstance(node, Branch) and is_composite(node):
@@ -665,7 +665,7 @@ def describe_node(node: Node, value: Any) -> str:
 
 
 def create_sharded(target: Target, flat: FlatState, sharded: frozenset[int]) -> None:
-    """Make what the live state lacks; puts it into ``target.created``."""
+    """Create sharded tensors that the live state lacks, in ``target.created``."""
     if not flat.sharded:
         return
     optimizers = dict(_optimizers(flat.root, ()))
@@ -676,7 +676,7 @@ def create_sharded(target: Target, flat: FlatState, sharded: frozenset[int]) -> 
         if like is not None and is_sharded(like) and tuple(like.shape) == kind.shape and kind.kind == "torch":
             with torch.no_grad():
                 target.created[node.index] = torch.empty_like(like.detach(), dtype=TORCH_DTYPES[kind.dtype])
-        elif node.index in sharded and (like is None or is_sharded(like)):  # else it is made whole, as others are
+        elif node.index in sharded and (like is None or is_sharded(like)):  # otherwise it is created like any leaf
             raise StructureMismatchError(
                 "the live state lacks a sharded tensor of the checkpoint, and it is not known how to split it",
                 expected=f"{kind} (checkpoint)",
@@ -697,7 +697,7 @@ def _has_place(target: Target, index: int) -> bool:
 
 
 def _optimizers(node: Node, path: Path) -> Iterator[tuple[Path, list[Any]]]:
-    """The path of each live optimizer, and its parameters in the order in which its state numbers them."""
+    """The path of each live optimizer, and its parameters in the order of their numbers."""
     if not isinstance(node, Branch):
         return
     if is_optimizer(node.container):
@@ -711,7 +711,7 @@ def _optimizers(node: Node, path: Path) -> Iterator[tuple[Path, list[Any]]]:
 
 
 def _parameter(path: Path, optimizers: dict[Path, list[Any]]) -> Any:
-    """The parameter to which a leaf at ``.../state/NUMBER/NAME`` of an optimizer belongs; None if it is none."""
+    """The parameter of a leaf at ``.../state/NUMBER/NAME`` of an optimizer; None for other paths."""
     parameters = optimizers.get(path[:-3], []) if len(path) >= 3 and path[-3] == "state" else []
     number = path[-2] if parameters else None
     return parameters[number] if type(number) is int and 0 <= number < len(parameters) else None

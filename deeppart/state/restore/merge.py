@@ -1,4 +1,4 @@
-"""Putting restored leaves where they belong: ties, live containers and objects, or new containers where none live."""
+"""Puts restored leaves into the live state: ties, containers and objects; creates containers that it lacks."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from deeppart.state.tree import (
 )
 from deeppart.state.values import TABLE_MAKERS
 
-#: What a module's class must not define, and a module not have of its own, where loading is to change nothing.
+#: If a module or its class overrides one of these, loading may do more than copy parameters and buffers.
 _LOADING = ("load_state_dict", "_load_from_state_dict", "state_dict", "_save_to_state_dict", "get_extra_state")
 
 
 def tie(target: Target, arrays: dict[int, Array]) -> None:
     """Add the aliases to ``arrays``: created ones as views of their owner, live ones with their owner's bytes."""
-    flat: dict[int, Array] = {}  # one copy at most of each owner that is not, however many aliases it has
+    flat: dict[int, Array] = {}  # one flat copy of each owner that is not flat, for all its aliases
     for index, alias in target.structure.aliases.items():
         if index in target.dropped or alias.owner in target.dropped:
             continue
@@ -58,23 +58,23 @@ def tie(target: Target, arrays: dict[int, Array]) -> None:
 
 
 def _in_c_order(owner: Array) -> Array:
-    """An array as it is if it lies flat, else a copy that does."""
+    """The array itself if it is flat, else a flat copy."""
     if isinstance(owner, torch.Tensor):
         return owner.detach().resolve_conj().resolve_neg().contiguous()
     return np.ascontiguousarray(owner)
 
 
 def _view(owner: Array, kind: LeafType, offset: int, strides: tuple[int, ...]) -> Any:
-    """The alias at a byte offset of a flat owner, in the owner's memory where that is possible, else in a copy of it.
+    """An alias of a flat owner, in the owner's memory if possible, else in a copy of it.
 
-    That it lies within the owner is to be checked before (``check_aliases``): numpy would look at other memory.
+    The alias must have been checked to be within the owner (``check_aliases``): numpy would access other memory.
     """
     start = offset // kind.itemsize
     if isinstance(owner, torch.Tensor):
         dtype: torch.dtype = getattr(torch, kind.dtype)
         data = in_a_row(owner).view(torch.uint8)
         if data.storage_offset() % kind.itemsize:
-            data = data.clone()  # a live owner may begin where torch allows no element of this size to lie
+            data = data.clone()  # a live owner may be at an address that torch does not allow for this element size
         flat = data[: data.numel() - data.numel() % kind.itemsize].view(dtype)
         return flat.as_strided(kind.shape, strides, flat.storage_offset() + start)
     octets = owner.reshape(-1).view(np.uint8)
@@ -83,7 +83,7 @@ def _view(owner: Array, kind: LeafType, offset: int, strides: tuple[int, ...]) -
 
 
 def check_composites(target: Target, arrays: Mapping[int, Array]) -> None:
-    """See that tensors that are made of others can be made, before anything live is touched."""
+    """Check that composite tensors can be made, before anything live is changed."""
     known = dict(arrays)
     for node in composites_of(target.structure.tree):
         numbers = [child.index for child in node.children if isinstance(child, ArrayLeaf)]
@@ -102,16 +102,16 @@ def put(target: Target, arrays: dict[int, Array], flat: FlatState) -> Any:
 
 
 def build(target: Target, arrays: dict[int, Array], node: Node) -> Any:
-    """Build what was saved, without a live counterpart: objects become what their ``state_dict()`` returned.
+    """Build a saved state without a live one: an object becomes what its ``state_dict()`` returned.
 
-    Subclasses of tensors become dicts of what they are made of: only their class could make them.
+    Subclasses of tensors become dicts of their components: only their class could make them.
     """
     if isinstance(node, ArrayLeaf):
         return DROPPED if node.index in target.dropped else arrays[node.index]
     if isinstance(node, ValueLeaf):
         return target.values[node.index]
     if not isinstance(node, Branch):
-        return DROPPED  # another rank's own
+        return DROPPED  # rank-local to another rank
     if is_composite(node) and node.kind != SUBCLASS:
         return DROPPED if is_dropped(node, target) else rebuilt(target, arrays, node)
     children = [build(target, arrays, child) for child in node.children]
@@ -128,7 +128,7 @@ def build(target: Target, arrays: dict[int, Array], node: Node) -> Any:
     if node.kind in DICTS:
         items = [(key, child) for key, child in zip(node.keys, children, strict=True) if child is not DROPPED]
         return _new_dict(node, items)
-    kept = [None if child is DROPPED else child for child in children]  # the others stay where they were
+    kept = [None if child is DROPPED else child for child in children]  # so that other items keep their index
     if node.kind == "list":
         return kept
     return _namedtuple(node.name, tuple(node.keys))(*kept) if node.kind == "namedtuple" else tuple(kept)
@@ -136,8 +136,8 @@ def build(target: Target, arrays: dict[int, Array], node: Node) -> Any:
 
 @functools.lru_cache(maxsize=256)
 def _namedtuple(name: str, fields: tuple[str, ...]) -> Any:
-    """One class for all instances, since making one takes 0.1 ms; they can be pickled, as ``torch.save`` does."""
-    plain = namedtuple(name, fields, rename=True)  # type: ignore[misc]  # renamed fields were so before: a, _1
+    """One class for all instances, since making one takes 0.1 ms; it can be pickled, for ``torch.save``."""
+    plain = namedtuple(name, fields, rename=True)  # type: ignore[misc]  # the saved fields may be renamed ones: a, _1
     return type(name, (plain,), {"__slots__": (), "__reduce__": partialmethod(_reduced, name, fields)})
 
 
@@ -146,7 +146,7 @@ def _reduced(row: tuple[Any, ...], name: str, fields: tuple[str, ...]) -> tuple[
 
 
 def _row(name: str, fields: tuple[str, ...], items: tuple[Any, ...]) -> Any:
-    """An instance, from what is pickled of it."""
+    """An instance from its pickled form."""
     return _namedtuple(name, fields)._make(items)
 
 
@@ -166,14 +166,14 @@ class _Putting:
 
     def __init__(self, target: Target, arrays: dict[int, Array], flat: FlatState) -> None:
         self._target, self._arrays, self._flat = target, arrays, flat
-        #: A tensor has become another one, which the object that holds it is to be told.
+        #: A tensor was replaced by another one, so the object that holds it must load it.
         self._has_changed = False
-        self._loaded: list[str] = []  # paths of the objects that have taken their state
+        self._loaded: list[str] = []  # paths of the objects that have loaded their state
         self._offsets: dict[int, torch.Tensor] = {}
         self._casts: set[int] | None = None  # addresses of the live tensors of another dtype, once asked for
 
     def node(self, saved: Node, live: Node, path: Path, *, copy: bool) -> Any:
-        """``copy``: leave live containers alone and return new ones: an object may hold one at several places."""
+        """``copy``: leave live containers unchanged and return new ones: an object may use one at several places."""
         if isinstance(saved, RankLocal):
             return self._live_item(live)
         if self._target.replaced and exact(path) in self._target.replaced:
@@ -226,13 +226,13 @@ class _Putting:
 
     def _load_object(self, item: Any, state_dict: Any, path: Path) -> None:
         if isinstance(item, torch.nn.Module) and not self._has_changed and _is_in_place(item):
-            return  # state_dict() gave the parameters themselves, and their bytes are already restored
+            return  # state_dict() returned the parameters themselves, whose bytes are already restored
         before = dict(item.state) if is_optimizer(item) else {}
         try:
             load_state_dict_of(item, state_dict)
         except Exception as error:
             raise StateError(
-                f"load_state_dict of a {type(item).__name__} refused what was restored for it",
+                f"load_state_dict of a {type(item).__name__} failed for the restored state",
                 found=f"{type(error).__name__}: {error}",
                 where=f"path {readable(path)}",
                 todo=f"build the state again before training: {self._changes()}",
@@ -242,7 +242,7 @@ class _Putting:
         self._loaded.append(readable(path))
 
     def _changes(self) -> str:
-        """What of the live state has been changed so far, for an error."""
+        """What has been changed in the live state so far, for an error."""
         target = self._target
         written = {*target.live, *target.casts, *target.sharded}
         leaves = walk_tree(target.structure.tree, ())
@@ -259,7 +259,7 @@ class _Putting:
         return bool(self._target.cast_shards) or parameter.data_ptr() in self._casts
 
     def _composite(self, saved: Branch, live: Branch) -> Any:
-        """The live tensor with restored elements, or another one to put in its place."""
+        """The live tensor with restored elements, or another one that replaces it."""
         if is_dropped(saved, self._target):
             return live.container
         if saved.kind != SUBCLASS:
@@ -268,7 +268,7 @@ class _Putting:
             )
             self._has_changed |= changed
             return item
-        for child, inner in zip(saved.children, live.children, strict=True):  # plain ones have been filled in place
+        for child, inner in zip(saved.children, live.children, strict=True):  # plain tensors were filled in place
             if isinstance(child, Branch) and isinstance(inner, Branch):
                 self._composite(child, inner)
         return live.container
@@ -283,7 +283,7 @@ class _Putting:
 
 
 def _filled(live: Branch, items: list[tuple[Any, Any]]) -> Any:
-    """A live container with merged items: itself where it can change."""
+    """A live container with merged items: itself if it is mutable."""
     container = live.container
     if live.kind in DICTS:
         if id_keys([key for key, _ in items]) != id_keys(list(container)):
@@ -341,10 +341,9 @@ def _undo_casts(
     before: Mapping[Any, Any],
     is_cast: Callable[[torch.Tensor], bool],
 ) -> None:
-    """torch casts optimizer state to its parameter's dtype on loading; the checkpoint's dtype is the exact one.
+    """Give optimizer state its saved dtype again: torch casts it to its parameter's dtype on loading.
 
-    It also makes new containers, and of a text it makes another one. A state_dict() of another form is the object's
-    affair.
+    torch also makes new containers, and copies of texts. A state_dict() of another form is left alone.
     """
     if not isinstance(state_dict, dict) or not state_dict.keys() >= {"state", "param_groups"}:
         return
@@ -368,12 +367,12 @@ def _undo_casts(
         if isinstance(restored, dict) and isinstance(loaded, dict):
             for name in restored.keys() & loaded.keys():
                 loaded[name] = as_saved(restored[name], loaded[name], parameter, name in had)
-        else:  # one tensor, or a list of them
+        else:  # a tensor, or a list of them
             optimizer.state[parameter] = as_saved(restored, loaded, parameter, parameter in before)
 
 
 def _on_device(item: Any, device: torch.device) -> Any:
-    """The same with its tensors on a device."""
+    """The item with its tensors on a device."""
     if isinstance(item, torch.Tensor):
         return item.to(device)
     if type(item) in (list, tuple):
@@ -386,7 +385,7 @@ def _on_device(item: Any, device: torch.device) -> Any:
 
 
 def cast_into(pairs: Iterable[tuple[Any, Array]]) -> None:
-    """Write restored arrays into live ones of another precision."""
+    """Write restored arrays into live ones of another dtype."""
     for live, restored in pairs:
         if isinstance(live, torch.Tensor):
             with torch.no_grad():

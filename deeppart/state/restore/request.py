@@ -1,8 +1,7 @@
-"""What a caller of ``restore`` asks for: which leaves, under which names, and what may differ.
+"""The request of a caller of ``restore``: which leaves, under which names, and which differences are allowed.
 
-Names of one model differ by what wrappers put into them: ``DistributedDataParallel`` ``module.``, ``torch.compile``
-``_orig_mod.``; FSDP1 and activation checkpointing have words of their own. They may be around a whole model or a part
-of it.
+Names of one model may differ by words that wrappers insert: ``DistributedDataParallel`` ``module.``, ``torch.compile``
+``_orig_mod.``, and others for FSDP1 and activation checkpointing, around the whole model or a part of it.
 """
 
 from __future__ import annotations
@@ -18,31 +17,31 @@ import xxhash
 from deeppart.errors import ConfigError, DeeppartError, StateError
 from deeppart.state.paths import Key, Path, component, covers, may_match_below, readable
 
-#: How a live state may differ: it has what the checkpoint lacks, or lacks what the checkpoint has.
+#: Differences: the checkpoint lacks a live item, or the live state lacks a saved one.
 MISSING, UNEXPECTED = "missing", "unexpected"
-#: What a rule of ``rename`` does.
+#: The expected form of a rule of ``rename``.
 _ONE_DICT = "a rule that gives keys of one dict other names: with `/`, two paths that differ in the last name alone"
-#: True, False, or a function ``(path, "missing" or "unexpected") -> bool``: True where a difference is left as it is.
+#: True, False, or a function ``(path, "missing" or "unexpected") -> bool`` that returns true to allow a difference.
 Strict = bool | Callable[[str, str], bool]
 #: Globs over paths: one, or several.
 Globs = str | Sequence[str]
-#: What they put between the dots of a name.
+#: The words that wrappers insert between the dots of a name.
 _WORDS = frozenset({"_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The arguments of a restore that choose.
+    """The arguments of ``restore`` that select.
 
     Attributes:
-        keys: globs over paths of the live state; what they do not cover stays as it is. None: everything.
-        exclude: globs of what stays as it is, even so.
-        strict: whether live leaves that the checkpoint lacks are refused, and what the live state lacks is created; a
-            function of the caller decides for each.
-        cast: floating-point leaves of one shape may have another dtype in the checkpoint.
-        rules: pairs of a pattern of saved names and what they are called here (``rename``).
-        settings: those of ``exclude`` that are not the caller's, but from the configuration.
-        is_default: true if the caller has asked for nothing of all this.
+        keys: globs over paths of the live state; items outside them are not restored. None: everything.
+        exclude: globs of items that are not restored.
+        strict: whether live leaves that the checkpoint lacks are refused, and leaves that the live state lacks are
+            created; or a function that decides for each.
+        cast: floating-point leaves may have another dtype, but not another shape, in the checkpoint.
+        rules: pairs of a pattern of saved names and their names here (``rename``).
+        settings: the globs in ``exclude`` that come from the configuration.
+        is_default: true if the caller has used none of these.
     """
 
     keys: tuple[str, ...] | None = None
@@ -54,35 +53,35 @@ class Request:
 
     @property
     def is_default(self) -> bool:
-        """True if the caller has asked for nothing of all this."""
+        """True if the caller has used none of the arguments."""
         return self == Request()
 
     def covers(self, path: Path, *, container: bool = True) -> bool:
-        """True if ``keys`` cover what is at a path; not asked of what only lies below it."""
+        """True if ``keys`` cover the item at a path itself, not only a container above it."""
         return self.keys is None or (bool(path) and covers(readable(path), self.keys, container=container))
 
     def excludes(self, path: Path, *, container: bool = True) -> bool:
-        """True if ``exclude`` covers what is at a path."""
+        """True if ``exclude`` covers the item at a path."""
         return bool(self.exclude) and bool(path) and covers(readable(path), self.exclude, container=container)
 
     def may_choose_below(self, path: Path) -> bool:
-        """True if something below a path may be covered that is not covered together with it."""
+        """True if an item below a path may be covered without the path itself."""
         text = readable(path)
         return any(may_match_below(text, pattern) for pattern in self.keys or ())
 
     def may_exclude_below(self, path: Path) -> bool:
-        """True if something below a path may be excluded."""
+        """True if an item below a path may be excluded."""
         text = readable(path)
         return any(may_match_below(text, pattern) for pattern in self.exclude)
 
     def asks_for(self, path: Path) -> bool:
-        """True if what is at a path, or anything that contains it, is covered, and nothing of that is excluded."""
+        """True if the item at a path, or a container above it, is covered, and none of these is excluded."""
         ends = range(1, len(path) + 1)
         chosen = self.keys is None or any(self.covers(path[:end]) for end in ends)
         return chosen and not any(self.excludes(path[:end]) for end in ends)
 
     def accepts(self, path: Path, difference: str) -> bool:
-        """True if a difference at a path is left as it is: the live item, or what was saved."""
+        """True if a difference at a path is allowed: the live item stays, or the saved one is left out."""
         if not callable(self.strict):
             return not self.strict
         try:
@@ -98,19 +97,19 @@ class Request:
             ) from error
 
     def digest(self) -> int:
-        """A number by which ranks tell whether they ask for the same; of a function, that there is one."""
+        """A number with which ranks compare their requests; of a function it only says that there is one."""
         if self.is_default:
             return 0
         text = repr(replace(self, strict=None if callable(self.strict) else self.strict))  # type: ignore[arg-type]
         return xxhash.xxh3_64_intdigest(text.encode("utf-8", "backslashreplace")) >> 1
 
     def without(self, excluded: Sequence[str]) -> Request:
-        """The same, and what the configuration leaves out of checkpoints stays as it is."""
+        """The request with additional exclusions: the globs of the ``exclude`` setting."""
         settings = tuple(each for each in excluded if each not in self.exclude)
         return replace(self, exclude=(*self.exclude, *settings), settings=settings) if excluded else self
 
     def renamed(self, path: Path, key: Key) -> tuple[Key, int | None]:
-        """What a saved key is called here, and the number of the rule that says so."""
+        """The name of a saved key here, and the number of the rule that renames it."""
         if type(key) is str:
             for number, (pattern, name) in enumerate(self.rules):
                 if (match := matched(pattern, path, key)) is not None:
@@ -119,7 +118,7 @@ class Request:
 
 
 class RestoreArguments(TypedDict, total=False):
-    """What ``restore`` takes by name besides ``step`` and ``per_rank``.
+    """The keyword arguments of ``restore`` besides ``step`` and ``per_rank``.
 
     Example:
         >>> import deeppart
@@ -141,7 +140,7 @@ class RestoreArguments(TypedDict, total=False):
 
 
 def request_or_refusal(*arguments: Any) -> tuple[Request, ConfigError | None]:
-    """:func:`request_of`, and, where it raises, what: other ranks are to hear of it."""
+    """The request, or a default one and the error of :func:`request_of`, which other ranks have to receive too."""
     try:
         return request_of(*arguments), None
     except ConfigError as error:
@@ -155,7 +154,7 @@ def request_of(
     cast: bool = False,
     rename: Mapping[str, str] | None = None,
 ) -> Request:
-    """The request that a caller of ``restore`` makes by these arguments."""
+    """The request from these arguments of ``restore``."""
     if not isinstance(strict, bool) and not callable(strict):
         raise _impossible("strict", 'True, False or a function (path, "missing" or "unexpected") -> bool', strict)
     if not isinstance(cast, bool):
@@ -192,7 +191,7 @@ def _rules(rename: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
 
 
 def _by_level(old: list[str], new: list[str]) -> str:
-    """How to write a rule that names another container."""
+    """A hint how to write a rule that renames a container."""
     if len(old) != len(new):
         return "nothing moves to another depth: nest the state as the checkpoint does, or take it from deeppart.load()"
     levels = [[*new[:at], name] for at, name in enumerate(old)]
@@ -201,18 +200,18 @@ def _by_level(old: list[str], new: list[str]) -> str:
 
 
 def matched(pattern: str, path: Path, key: str) -> re.Match[str] | None:
-    """What the pattern of a rule of ``rename`` makes of a key of the dict at a path; None if it does not match."""
+    """The match of a ``rename`` pattern with a key of the dict at a path; None if it does not match."""
     text = readable((*path, key)) if "/" in pattern else component(key)
     return _compiled(pattern).fullmatch(text)
 
 
-@functools.lru_cache(maxsize=256)  # asked of every key of a state
+@functools.lru_cache(maxsize=256)  # used for every key of a state
 def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile("([^/]*)".join(map(re.escape, pattern.split("*"))), re.DOTALL)
 
 
 def _written(name: str, match: re.Match[str], key: str) -> str:
-    """The new name: the last component of the text that a rule makes."""
+    """The new name: the last component of the renamed path."""
     pieces, met = name.split("*"), match.groups()
     text = pieces[0] + "".join(found + piece for found, piece in zip(met, pieces[1:], strict=False))
     last = text.rpartition("/")[2].replace("~1", "/").replace("~0", "~")
@@ -227,7 +226,7 @@ def _impossible(name: str, expected: str, found: object, todo: str | None = None
 
 
 def aligned(saved: Sequence[Key], live: Sequence[Key], *, whole: bool) -> dict[str, str]:
-    """Saved names -> live names of one dict, where they differ by wrappers alone; {} where they do not."""
+    """Saved names -> live names of one dict, where they differ only by wrappers; {} if none do."""
     if not saved or not live:
         return {}
     common = len(set(saved) & set(live))
@@ -242,12 +241,12 @@ def aligned(saved: Sequence[Key], live: Sequence[Key], *, whole: bool) -> dict[s
 
 
 def counterpart(name: Key, live: Sequence[Key]) -> Key:
-    """The one live name that differs from a name by wrappers alone; the name itself where there is none."""
+    """The only live name that differs from a name just by wrappers; the name itself if there is none."""
     return counterparts([name], live)[0]
 
 
 def counterparts(names: Sequence[Key], live: Sequence[Key]) -> list[Key]:
-    """Of each name the one live name that differs from it by wrappers alone; the name itself where there is none."""
+    """Applies :func:`counterpart` to each name."""
     found: dict[str, list[Key]] = {}
     for key in live:
         if type(key) is str:
@@ -257,10 +256,10 @@ def counterparts(names: Sequence[Key], live: Sequence[Key]) -> list[Key]:
 
 
 def bare_name(name: str) -> str:
-    """A name without what wrappers put into it."""
+    """A name without the words of wrappers."""
     return ".".join(word for word in name.split(".") if word not in _WORDS)
 
 
 def bare_names(names: Sequence[str]) -> dict[str, str]:
-    """Name without what wrappers put into it -> name."""
+    """Names without the words of wrappers -> names."""
     return {bare_name(name): name for name in names}

@@ -1,7 +1,7 @@
-"""Bytes of the raw stream back into arrays, wherever and however those lie in memory.
+"""Writes bytes of the raw stream into arrays, whatever their memory layout.
 
-A saved piece is a box of a tensor, and a live array holds one: all of it, nearly always. :class:`Scatter` writes what
-the two have in common.
+A saved piece is a box of a tensor, and so is the content of a live array: usually all of it. :class:`Scatter` writes
+their intersection.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from deeppart.state.memory import HeldMemory, memmove
 from deeppart.state.pieces import ANY_PART, LeafPiece, PartPieces, Source, piece_keys
 from deeppart.state.tensors import Array, Bytes, flat_bytes, lies_flat_on_host, rectangles
 
-#: Pieces from this length on are copied while other threads run.
+#: Copies of at least this length run without the interpreter lock.
 _LONG_BYTES = 256 << 10
-#: Elements by their length alone: nothing is computed with them.
+#: Dtypes by element size, for moving elements without computing with them.
 _RAW: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
 
 
 class LiveBox(NamedTuple):
-    """An array to fill, and the box of a tensor that it holds."""
+    """An array to fill, and the box of the tensor that it has."""
 
     array: Array
     box: Box
 
     @classmethod
     def whole(cls, array: Array) -> LiveBox:
-        """An array that is all of the tensor."""
+        """For an array with the whole tensor."""
         return cls(array, Box.whole(tuple(array.shape)))
 
 
 class Wanted(NamedTuple):
-    """An array that wants bytes of a piece.
+    """An array that needs bytes of a piece.
 
     Attributes:
         source: the piece.
-        live: the array, and the box that it holds.
+        live: the array and its box.
         itemsize: bytes of an element.
-        name: of the tensor, for errors.
+        name: the tensor's name, for errors.
     """
 
     source: Source
@@ -54,7 +54,7 @@ class Wanted(NamedTuple):
 
 
 def whole_leaves(arrays: Mapping[int, Array], part: int = ANY_PART) -> Iterator[Wanted]:
-    """Arrays, by leaf number, that are to hold all of these leaves."""
+    """For arrays, given by leaf number, that need all of these leaves."""
     for leaf, array in arrays.items():
         live = LiveBox.whole(array)
         itemsize = array.element_size() if isinstance(array, torch.Tensor) else array.itemsize
@@ -62,42 +62,42 @@ def whole_leaves(arrays: Mapping[int, Array], part: int = ANY_PART) -> Iterator[
 
 
 class Want(NamedTuple):
-    """What one array of a :class:`Scatter` wants of a leaf.
+    """The bytes that one array of a :class:`Scatter` needs of a leaf.
 
     Attributes:
-        place: number of the array there.
-        source, target: the boxes of the leaf and of the array; None where both are the whole tensor.
+        array_number: number of the array.
+        source, target: the boxes of the leaf and of the array; None if both are the whole tensor.
         itemsize: bytes of an element.
     """
 
-    place: int
+    array_number: int
     source: Box | None
     target: Box | None
     itemsize: int
 
     def of(self, piece: LeafPiece) -> Iterator[Patch]:
-        """The patches that it wants of a piece of the leaf."""
+        """The patches that the array needs of a piece of the leaf."""
         assert self.source is not None and self.target is not None
         return patches(self.source, piece.start, piece.length, self.itemsize, self.target)
 
     def has_any_of(self, piece: LeafPiece) -> bool:
-        """True if it wants anything of a piece."""
+        """True if the array needs any byte of a piece."""
         return self.source is None or next(self.of(piece), None) is not None
 
     def nbytes_of(self, piece: LeafPiece) -> int:
-        """How many bytes it wants of a piece."""
+        """How many bytes of a piece the array needs."""
         if self.source is None:
             return piece.length
         return sum(patch_bytes(patch, self.itemsize) for patch in self.of(piece))
 
 
 class WantedChunk(NamedTuple):
-    """A chunk that holds something that is wanted.
+    """A chunk with needed bytes.
 
     Attributes:
-        number: of the chunk in its part.
-        pieces: that it holds.
-        wants: the place of a piece among these, and what is wanted of it.
+        number: number of the chunk in its part.
+        pieces: the pieces in it.
+        wants: the index of a piece in ``pieces``, and what an array needs of it.
     """
 
     number: int
@@ -106,7 +106,7 @@ class WantedChunk(NamedTuple):
 
 
 class Scatter:
-    """Writes the bytes of saved leaves into the arrays that want them."""
+    """Writes the bytes of saved leaves into the arrays that need them."""
 
     def __init__(self, wanted: Iterable[Wanted]) -> None:
         self._wants: dict[int, dict[tuple[int, int], list[Want]]] = {}
@@ -120,18 +120,18 @@ class Scatter:
             self._names.append(name)
         self._keys = piece_keys(self._wants.get(ANY_PART, ()))
         self._memory = HeldMemory(self._items)
-        #: Of each array: whether it lies in order in host memory; None until it is first written to.
+        #: For each array: whether it is contiguous in host memory; None until it is first written to.
         self._lies_flat: list[bool | None] = [None] * len(self._items)
 
     def chunks(self, part: int, pieces: PartPieces) -> Iterator[WantedChunk]:
-        """The chunks of a part that hold anything of what is wanted, ascending."""
+        """The chunks of a part with needed bytes, ascending."""
         mine = self._wants.get(part)
         keys = self._keys if mine is None else np.union1d(self._keys, piece_keys(mine))
         for chunk in pieces.chunks_of(keys):
             held = pieces.of(chunk)
             wants = [
-                (place, want)
-                for place, piece in enumerate(held)
+                (index, want)
+                for index, piece in enumerate(held)
                 for want in self.wants_of(part, piece)
                 if want.has_any_of(piece)
             ]
@@ -139,49 +139,49 @@ class Scatter:
                 yield WantedChunk(chunk, held, wants)
 
     def wants_of(self, part: int, piece: LeafPiece) -> Sequence[Want]:
-        """What is wanted of a piece. One that all ranks saved together is no rank's own: their numbers differ."""
+        """The wants for a piece. Numbers of shared and per-rank pieces differ."""
         mine = self._wants.get(part, {}).get(piece[:2])
         return self._wants.get(ANY_PART, {}).get(piece[:2], ()) if mine is None else mine
 
     def direct(self, part: int, pieces: list[LeafPiece]) -> Bytes | None:
-        """Memory into which a chunk of one piece may be received as it is; None if it must go through :meth:`write`."""
+        """Memory to receive a chunk of one piece directly; None if it has to go through :meth:`write`."""
         wants = self.wants_of(part, pieces[0]) if len(pieces) == 1 else ()
         if len(wants) != 1 or wants[0].source is not None:
             return None
-        piece, place = pieces[0], wants[0].place
-        self._check_places([place])  # first: there may be no bytes to take
-        if not self._flat(place):
+        piece, array_number = pieces[0], wants[0].array_number
+        self._check_memory([array_number])  # even if the array has no bytes
+        if not self._flat(array_number):
             return None
-        return flat_bytes(self._items[place])[piece.start : piece.start + piece.length]
+        return flat_bytes(self._items[array_number])[piece.start : piece.start + piece.length]
 
     def write(self, part: int, pieces: list[LeafPiece], data: Bytes) -> None:
-        """Put a chunk's bytes where they belong."""
+        """Write a chunk's bytes into the arrays that need them."""
         wanted = [(piece, want) for piece in pieces for want in self.wants_of(part, piece)]
-        self._check_places([want.place for _, want in wanted])
+        self._check_memory([want.array_number for _, want in wanted])
         pointers, begin = self._memory.pointers, int(data.__array_interface__["data"][0])
         for piece, want in wanted:
             _, _, start, length, at = piece
-            if want.source is not None or length >= _LONG_BYTES or not self._flat(want.place):
+            if want.source is not None or length >= _LONG_BYTES or not self._flat(want.array_number):
                 self._fill(want, piece, data[at : at + length])
-            elif self._has_room(want.place, start, length) and at + length <= data.nbytes:
-                memmove(pointers[want.place] + start, begin + at, length)
+            elif self._has_room(want.array_number, start, length) and at + length <= data.nbytes:
+                memmove(pointers[want.array_number] + start, begin + at, length)
             else:
-                where = self._names[want.place]
+                where = self._names[want.array_number]
                 raise CorruptFileError("a part holds bytes beyond the end of a leaf", where=where)
 
     def _fill(self, want: Want, piece: LeafPiece, held: Bytes) -> None:
-        """Put what one array wants of a piece into it, without an address."""
-        array = self._items[want.place]
+        """Write the bytes that one array needs of a piece, without using addresses."""
+        array = self._items[want.array_number]
         if want.source is not None:
             self._write_patches(want, piece, lambda patch: cut_patch(held, patch, want.itemsize))
-        elif self._flat(want.place):
+        elif self._flat(want.array_number):
             np.copyto(flat_bytes(array)[piece.start : piece.start + len(held)], held)
         else:
             _write_elements(array, piece.start, held)
 
     def fill_packed(self, want: Want, piece: LeafPiece, data: Bytes, at: int) -> int:
-        """Put bytes that hold what one array wants of a piece, from ``at`` on, into it; returns where those end."""
-        self._check_places([want.place])
+        """Write bytes, packed for one array's want of a piece and beginning at ``at``; returns where they end."""
+        self._check_memory([want.array_number])
         if want.source is None:
             self._fill(want, piece, data[at : at + piece.length])
             return at + piece.length
@@ -195,9 +195,9 @@ class Scatter:
         return at
 
     def _write_patches(self, want: Want, piece: LeafPiece, elements: Callable[[Patch], npt.NDArray[Any]]) -> None:
-        array: Any = self._items[want.place]
+        array: Any = self._items[want.array_number]
         raw = None
-        if self._flat(want.place):
+        if self._flat(want.array_number):
             raw = flat_bytes(array).view(_RAW[want.itemsize]).reshape(tuple(array.shape))
         for patch in want.of(piece):
             found = elements(patch)
@@ -205,35 +205,35 @@ class Scatter:
                 raw[patch.target] = found
             elif isinstance(array, torch.Tensor):
                 view = array.detach()[patch.target]
-                # The bytes may lie at any address and be read-only; a typed tensor needs aligned, writable ones.
+                # The bytes may be unaligned and read-only; a typed tensor needs aligned, writable ones.
                 plain = np.array(found, order="C").reshape(-1).view(np.uint8)
                 view.copy_(torch.from_numpy(plain).view(array.dtype).view(view.shape))
             else:
                 view = array[patch.target]
                 view[...] = np.ascontiguousarray(found).view(array.dtype).reshape(view.shape)
 
-    def _has_room(self, place: int, start: int, length: int) -> bool:
-        """True if some bytes of a leaf are in its memory: by address, nothing else would notice."""
-        begins = self._memory.pointers[place] - self._memory.bases[place] + start
-        return begins >= 0 and begins + length <= self._memory.lengths[place]
+    def _has_room(self, array_number: int, start: int, length: int) -> bool:
+        """True if a range of a leaf's bytes is within its memory: needed because writes by address are not checked."""
+        begins = self._memory.pointers[array_number] - self._memory.bases[array_number] + start
+        return begins >= 0 and begins + length <= self._memory.lengths[array_number]
 
-    def _check_places(self, places: list[int]) -> None:
-        if moved := self._memory.moved(places):
+    def _check_memory(self, array_numbers: list[int]) -> None:
+        if moved := self._memory.moved(array_numbers):
             raise _freed_error(self._names[moved[0]])
 
-    def _flat(self, place: int) -> bool:
-        """True if the array lies in host memory as bytes in order."""
-        known = self._lies_flat[place]
+    def _flat(self, array_number: int) -> bool:
+        """True if the array is contiguous in host memory."""
+        known = self._lies_flat[array_number]
         if known is None:
-            known = self._lies_flat[place] = lies_flat_on_host(self._items[place])
+            known = self._lies_flat[array_number] = lies_flat_on_host(self._items[array_number])
         return known
 
 
 def _freed_error(where: str) -> FreedMemoryError:
-    """Memory of the live state was freed or replaced while it was being restored."""
+    """The error for live memory that was freed or replaced during a restore."""
     return FreedMemoryError(
         "memory of the live state was freed or replaced while it was being restored",
-        expected="a state that nobody else changes until restore() returns",
+        expected="a state that does not change until restore() returns",
         found="another address or length of a tensor's storage, or of an array",
         where=where,
         todo="parts of the live state already hold the checkpoint's bytes: restore again",
@@ -249,24 +249,24 @@ def _write_elements(array: Any, start: int, source: Bytes) -> None:
         at += elements
         if isinstance(array, torch.Tensor):
             view = array.detach()[index]
-            # The bytes may lie at any address; a typed tensor needs an aligned one.
+            # The bytes may be unaligned; a typed tensor needs an aligned address.
             view.copy_(torch.from_numpy(piece.copy()).view(array.dtype).view(view.shape))
         else:
             view = array[index]
             view[...] = piece.view(array.dtype).reshape(view.shape)
 
 
-# --- rectangles of one box in another ---------------------------------------------------------------------------------
+# --- intersections of boxes -------------------------------------------------------------------------------------------
 
 
 class Patch(NamedTuple):
-    """A rectangle of elements that one box has and another one wants.
+    """A rectangle of elements in the intersection of two boxes.
 
     Attributes:
-        at: first byte, among those given, of the rectangle in which it lies.
-        shape: of that rectangle, whose elements follow one another.
-        source: where it lies in that rectangle.
-        target: where it goes in the box that wants it.
+        at: position, in the given bytes, of the enclosing rectangle.
+        shape: shape of the enclosing rectangle, whose elements are contiguous.
+        source: the patch in the enclosing rectangle.
+        target: the patch in the box to be filled.
     """
 
     at: int
@@ -276,7 +276,7 @@ class Patch(NamedTuple):
 
 
 def patches(source: Box, start: int, length: int, itemsize: int, target: Box) -> Iterator[Patch]:
-    """What bytes ``[start, start + length)`` of a box, in C order, have of another box of the same tensor."""
+    """The patches of bytes ``[start, start + length)`` of a box, in C order, in another box of the same tensor."""
     wanted = source.common(target)
     if wanted is None:
         return
@@ -291,14 +291,14 @@ def patches(source: Box, start: int, length: int, itemsize: int, target: Box) ->
 
 
 def _box_of(index: tuple[slice, ...], shape: tuple[int, ...]) -> Box:
-    """A box of an array, from an index that may leave out the last dimensions."""
+    """The box of an index into an array, which may leave out the last dimensions."""
     rest = tuple(shape[len(index) :])
     offset = tuple(each.start for each in index) + (0,) * len(rest)
     return Box(offset, tuple(each.stop - each.start for each in index) + rest)
 
 
 def cut_patch(data: Bytes, patch: Patch, itemsize: int) -> npt.NDArray[Any]:
-    """The elements of a patch, as a view of the bytes that it was made for."""
+    """The elements of a patch, as a view of the bytes for which it was made."""
     count = itemsize
     for each in patch.shape:
         count *= each
@@ -307,13 +307,13 @@ def cut_patch(data: Bytes, patch: Patch, itemsize: int) -> npt.NDArray[Any]:
 
 
 def packed_patch(data: Bytes, patch: Patch, itemsize: int) -> npt.NDArray[Any]:
-    """The elements of a patch, from bytes that hold nothing else."""
+    """The elements of a patch, from bytes with nothing else."""
     elements: npt.NDArray[Any] = data.view(_RAW[itemsize])
     return elements.reshape([each.stop - each.start for each in patch.source])
 
 
 def patch_bytes(patch: Patch, itemsize: int) -> int:
-    """How many bytes a patch has."""
+    """The number of bytes of a patch."""
     count = itemsize
     for each in patch.source:
         count *= each.stop - each.start

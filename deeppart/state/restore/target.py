@@ -1,4 +1,4 @@
-"""The targets of saved leaves in a live state, and both sides of a place brought into one form."""
+"""The targets of saved leaves in a live state, and the conversion of saved and live items to a common form."""
 
 from __future__ import annotations
 
@@ -45,27 +45,27 @@ DROPPED = _Dropped()
 
 @dataclass(slots=True)
 class Target:
-    """The target of saved leaves.
+    """Maps saved leaves to their targets.
 
     Attributes:
         structure: the saved structure.
-        types: type of each leaf as this rank is to receive it.
+        types: type of each leaf as this rank will receive it.
         values: decoded value per value number, or DROPPED.
-        live: leaf number -> the live tensor or array it is written into; the others are created.
-        tied: leaf numbers whose live array is a view of another live one, just as when they were saved.
-        mistied: leaf number -> of what it is a live view, otherwise than it was saved; and the error that says so.
-        dropped: leaf numbers that are not restored.
-        replaced: paths of rank 0's items that do not fit the live state there: they are created again.
-        with_objects: paths of what is rank 0's and, in the live state, has objects with a ``state_dict()``.
-        sharded: leaf number -> the live sharded tensor of which this rank's shards are written.
-        created: leaf number -> a sharded tensor that was made for it, where the live state lacks it.
-        may_cast: floating-point leaves may have another dtype in the live state.
-        casts: leaf number -> the live array of another dtype, which is written once the leaf has been brought.
-        cast_shards: the same for sharded tensors: memory for this rank's shards as they were saved.
-        unplaced: paths of what is not restored, because the live state lacks it and it has sharded tensors in it.
+        live: leaf number -> the live tensor or array to write into; other leaves are created.
+        tied: numbers of leaves whose live array is a view of another live one, just as when they were saved.
+        mistied: leaf number -> a live alias that differs from the saved one; and the error for it.
+        dropped: numbers of leaves that are not restored.
+        replaced: paths of rank 0's items that do not fit the live state: they are created.
+        with_objects: paths of rank 0's items that have objects with a ``state_dict()`` in the live state.
+        sharded: leaf number -> the live sharded tensor whose local shards are written.
+        created: leaf number -> a sharded tensor made for it, because the live state lacks it.
+        may_cast: true if floating-point leaves may have another dtype in the live state.
+        casts: leaf number -> the live array of another dtype, which is written after the leaf was received.
+        cast_shards: the same for sharded tensors: memory for this rank's shards in the saved dtype.
+        unplaced: paths that are not restored, because the live state lacks them and they have sharded tensors.
         removed: paths of entries that dicts of small values lose, because the checkpoint lacks them.
-        classes: qualified name -> module -> an enum or dataclass of the script's.
-        is_chosen: the structure is less what the caller has not asked for, and has marks where live items stay.
+        classes: qualified name -> module -> an enum or dataclass of the script.
+        is_chosen: the structure was narrowed to the request, and has placeholders where live items stay.
     """
 
     structure: Structure
@@ -88,13 +88,13 @@ class Target:
     is_chosen: bool = False
 
     def class_of(self, module: str, name: str) -> type | None:
-        """The script's class by a name that a file has; None if there is none, or several in other modules."""
+        """The script's class for a name in a file; None if there is none, or several in other modules."""
         found = self.classes.get(name, {})
         return found.get(module) or (next(iter(found.values())) if len(found) == 1 else None)
 
     def arrays(self) -> dict[int, Array]:
-        """The array of every leaf to restore: the live one, or a new one of the right type. Not listed are aliases, and
-        what this rank has shards of.
+        """The array of every leaf to restore: the live one, or a new one of the right type; without aliases and
+        sharded tensors.
         """
         shards = self.sharded.keys() | self.created.keys()
         return {index: self.array(index) for index in self.numbers() if index not in shards}
@@ -104,12 +104,12 @@ class Target:
         return self.live[index] if index in self.live else new_array(self.types[index])
 
     def numbers(self) -> list[int]:
-        """Numbers of the leaves that are restored, less those that are views of others."""
+        """Numbers of the leaves to restore, without aliases."""
         aliases, dropped = self.structure.aliases, self.dropped
         return [index for index in range(len(self.types)) if index not in aliases and index not in dropped]
 
     def untie_shards(self) -> None:
-        """What the live state has shards of is no view of another leaf, nor one of it: each is filled for itself."""
+        """Drop the ties of leaves that are sharded in the live state: each is filled separately."""
         rank_local = self.sharded.keys() | self.created.keys()
         aliases = self.structure.aliases
         kept = {
@@ -127,12 +127,12 @@ class Target:
         self.structure = replace(self.structure, aliases=kept)
 
     def has_all_bytes(self, index: int, alias: Alias) -> bool:
-        """True if a leaf is all the bytes, in their order, of the one whose memory it shares."""
+        """True if an alias has all bytes of its owner, in the same order."""
         kind, owner = self.types[index], self.types[alias.owner]
         return not alias.offset and alias.strides == contiguous_strides(kind.shape) and kind.nbytes == owner.nbytes
 
     def is_twin(self, index: int, alias: Alias) -> bool:
-        """True if a leaf is the same elements, in the same order and shape, as the one whose memory it shares."""
+        """True if an alias has the same elements as its owner, in the same order and shape."""
         return self.has_all_bytes(index, alias) and self.types[index].shape == self.types[alias.owner].shape
 
 
@@ -146,7 +146,7 @@ def _part_error(path: Path, kind: LeafType, owner: LeafType) -> StructureMismatc
 
 
 def place_of(target: Target, index: int) -> Alias:
-    """The place of a saved leaf's elements; that of an owner is in itself."""
+    """The position of a saved leaf's elements in its owner; an owner's position is in itself."""
     alias = target.structure.aliases.get(index)
     return Alias(index, 0, contiguous_strides(target.types[index].shape)) if alias is None else alias
 
@@ -159,14 +159,14 @@ def decode_values(structure: Structure, where: str) -> list[Any]:
         return [DROPPED if skip else decode_value(value, where) for value, skip in pairs]
 
 
-# --- both sides of a place in one form --------------------------------------------------------------------------------
+# --- saved and live items in a common form ----------------------------------------------------------------------------
 
 
 def is_lacking(saved: Node, live: Node, types: Sequence[LeafType]) -> bool:
-    """True if the live state has nothing yet in the place of a saved array or container, so that one is created.
+    """True if the live state has no counterpart yet of a saved array or container, so that one is created.
 
-    That is None; a tensor on the meta device; or a number where an array of one element was saved: a best loss begins
-    as 1e9, and is a tensor later.
+    That is None; a tensor on the meta device; or a number where an array of one element was saved: a best loss may
+    begin as 1e9, and be a tensor later.
     """
     if isinstance(live, UnmadeLeaf):
         return isinstance(saved, ArrayLeaf)
@@ -179,7 +179,7 @@ def is_lacking(saved: Node, live: Node, types: Sequence[LeafType]) -> bool:
 
 
 def inside_object(saved: Node, live: Node) -> tuple[Node, Node]:
-    """``{"m": model}`` and ``{"m": model.state_dict()}`` hold the same: look through the object on one side."""
+    """The contents of both items: ``{"m": model}`` and ``{"m": model.state_dict()}`` are restored alike."""
     live_is_object = isinstance(live, Branch) and live.is_object
     if isinstance(saved, Branch) and saved.is_object:
         return saved if live_is_object else saved.children[0], live
@@ -187,10 +187,10 @@ def inside_object(saved: Node, live: Node) -> tuple[Node, Node]:
 
 
 def meet(saved: Node, live: Node, values: Sequence[Any]) -> tuple[Node, Node]:
-    """The two sides in one form: inside objects, and both as a container of leaves or both as a value container.
+    """Both items in one form: without objects around them, and both as containers of leaves or as value containers.
 
-    A list may have been saved item by item and be a value container here, since it has grown; or be short here, and
-    have been saved as a value container.
+    A list may have been saved item by item, and be a value container here because it has grown; or the other way
+    around.
     """
     saved, live = inside_object(saved, live)
     if isinstance(saved, Branch) and isinstance(live, ValueLeaf):
@@ -210,7 +210,7 @@ def meet(saved: Node, live: Node, values: Sequence[Any]) -> tuple[Node, Node]:
 
 
 def both_plain(saved: Node, live: Node, values: list[Any]) -> bool:
-    """True if a value simply replaces another one: the usual case, answered at little cost."""
+    """True if a value simply replaces another one: the usual case, checked quickly."""
     return (
         type(saved) is ValueLeaf
         and type(live) is ValueLeaf
@@ -220,14 +220,14 @@ def both_plain(saved: Node, live: Node, values: list[Any]) -> bool:
 
 
 def is_cut(saved: Branch, live: Branch, *, is_record: bool) -> bool:
-    """True if a live container loses what the checkpoint lacks, as value containers do: a list, or a dict of values."""
+    """True if a live container loses items that the checkpoint lacks, as value containers (lists, dicts) do."""
     if saved.kind == "list":
         return not any(has_object(child, forms=False) for child in live.children[len(saved.children) :])
     return saved.kind in DICTS and (saved.kind == "counter" or not is_record) and _is_plain(live)
 
 
 def has_object(live: Node, *, forms: bool = True) -> bool:
-    """True if there is an object in it. ``forms``: also one of a form, which could be made again."""
+    """True if a tree has an object. ``forms``: also one saved as data, which could be made again."""
     if not isinstance(live, Branch):
         return False
     is_object = live.kind == "object" and (forms or live.form is None)
@@ -235,19 +235,19 @@ def has_object(live: Node, *, forms: bool = True) -> bool:
 
 
 def _is_plain(live: Node) -> bool:
-    """True if it has only small values, to any depth."""
+    """True if a tree has only small values, to any depth."""
     if isinstance(live, Branch):
         return live.kind in CONTAINER_KINDS and all(map(_is_plain, live.children))
     return isinstance(live, ValueLeaf)
 
 
 def same_form(saved: Branch, live: Branch) -> bool:
-    """True if a live object is of the form of a saved one; or if neither has a form."""
+    """True if both objects have the same form, or none."""
     if saved.form is None or live.form is None:
         return saved.form is live.form
     return saved.form.fits(live.form)
 
 
 def same_mutable(saved: Any, live: Any) -> bool:
-    """True unless one of two values is one that changes, such as a set, and the other is of another type."""
+    """False if either value is mutable, such as a set, and their types differ."""
     return type(saved) is type(live) or MUTABLE.isdisjoint((type(saved), type(live)))

@@ -1,7 +1,6 @@
-"""Tensors and numpy arrays: their types and bytes, the plain ones that others are made of, and the shards of a rank.
+"""Tensors and numpy arrays: their types and bytes, the components of composite tensors, and the shards of a rank.
 
-A new kind of tensor that consists of others is added in ``composites.py``, a new kind of sharded tensor in
-``sharded.py``.
+A new kind of composite tensor is added in ``composites.py``, a new kind of sharded tensor in ``sharded.py``.
 """
 
 from deeppart.state.tensors.composites import (

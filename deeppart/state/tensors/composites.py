@@ -1,8 +1,8 @@
-"""Tensors that are made of other tensors: sparse, quantized and jagged ones, and wrapper subclasses.
+"""Composite tensors: sparse, quantized and jagged tensors, and wrapper subclasses, which consist of other tensors.
 
-Such a tensor is a branch of the tree, with its components below it: plain tensors, which are leaves like others, and
-small values. Here it is taken apart and made again. Whatever an edited file says, what is made is sound: an index that
-leads nowhere would make torch's kernels read other memory.
+Such a tensor is a branch of the tree, with its components as children: plain tensors, which are ordinary leaves, and
+small values. This module decomposes and assembles them. Components from a file are checked before a tensor is made: an
+index out of range would make torch's kernels read other memory.
 
 ============================================ =======================================================================
 kind                                         components
@@ -13,7 +13,7 @@ kind                                         components
 ``quantized``                                ints, dtype, scale, zero_point
 ``quantized_channels``                       ints, dtype, scales, zero_points, axis
 ``jagged``                                   values, offsets, lengths (or None), ragged_dim
-``subclass``                                 what ``__tensor_flatten__`` names, and ``context``
+``subclass``                                 those that ``__tensor_flatten__`` names, and ``context``
 ============================================ =======================================================================
 """
 
@@ -40,7 +40,7 @@ COMPRESSED: dict[str, torch.layout] = {
     "sparse_bsr": torch.sparse_bsr,
     "sparse_bsc": torch.sparse_bsc,
 }
-#: The components of each kind; those of a subclass are its own, and the last of them is CONTEXT.
+#: The components of each kind; a subclass names its own, and the last one is CONTEXT.
 KEYS: dict[str, tuple[str, ...]] = {
     COO: ("indices", "values", "shape", "coalesced"),
     **dict.fromkeys(COMPRESSED, ("compressed", "plain", "values", "shape")),
@@ -48,11 +48,11 @@ KEYS: dict[str, tuple[str, ...]] = {
     CHANNELS: ("ints", "dtype", "scales", "zero_points", "axis"),
     JAGGED: ("values", "offsets", "lengths", "ragged_dim"),
 }
-#: What of these are small values; ``lengths`` may be None.
+#: The components that are small values; ``lengths`` may be None.
 VALUES = frozenset({"shape", "coalesced", "dtype", "scale", "zero_point", "axis", "ragged_dim"})
 CONTEXT = "context"
 COMPOSITES = frozenset({*KEYS, SUBCLASS})
-#: Quantized dtypes, and how their elements lie in memory. Those of less than a byte are not among them.
+#: Quantized dtypes and the dtype of their memory, without those of less than a byte.
 INTS = {torch.quint8: torch.uint8, torch.qint8: torch.int8, torch.qint32: torch.int32}
 _KINDS = {layout: kind for kind, layout in COMPRESSED.items()}
 _NESTED = ("torch.nested._internal.nested_tensor", "NestedTensor")
@@ -64,11 +64,11 @@ _INDEX_DTYPES = (torch.int64, torch.int32)
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A tensor taken apart.
+    """A decomposed tensor.
 
     Attributes:
         kind: one of :data:`COMPOSITES`.
-        name: of its class, if it is a subclass; for people, and to tell it from others.
+        name: name of its class, if it is a subclass; for display and comparison.
         items: its components: tensors that share its memory, and small values.
     """
 
@@ -97,14 +97,14 @@ def decompose(tensor: torch.Tensor, where: str) -> Parts | None:
 
 
 def class_name(item: object) -> str:
-    """The name of its class, as files have it."""
+    """The name of an object's class, as in files."""
     return f"{type(item).__module__}.{type(item).__qualname__}"
 
 
 def is_wrapper(tensor: torch.Tensor) -> bool:
-    """True if a tensor's class says which tensors it is made of.
+    """True if a tensor's class names the tensors that it consists of.
 
-    Not the result of a collective that may be under way: its memory is not written yet.
+    False for the result of a collective that may be in progress: its memory is not written yet.
     """
     kind = type(tensor)
     flattens = callable(getattr(kind, "__tensor_flatten__", None)) and hasattr(kind, "__tensor_unflatten__")
@@ -118,7 +118,7 @@ def _is_jagged(tensor: Any) -> bool:
 
 def _of_coo(tensor: torch.Tensor) -> dict[str, Any]:
     return {
-        "indices": tensor._indices(),  # indices() is only for coalesced ones
+        "indices": tensor._indices(),  # indices() raises for uncoalesced ones
         "values": tensor._values(),
         "shape": tensor.shape,
         "coalesced": tensor.is_coalesced(),
@@ -150,8 +150,8 @@ def _of_quantized(tensor: torch.Tensor) -> Parts | None:
 
 
 def _of_jagged(tensor: Any) -> dict[str, Any]:
-    # What it has cached of the shortest and longest length follows from these. A kernel that believes such a length
-    # reads beyond the end where it is wrong: it is not taken from a file.
+    # The cached shortest and longest lengths follow from these. They are not taken from a file: a kernel that is given
+    # a wrong length reads beyond the end.
     lengths = tensor._lengths
     return {
         "values": tensor._values.detach(),
@@ -166,7 +166,7 @@ def _of_subclass(tensor: Any, where: str) -> dict[str, Any]:
         names, context = tensor.__tensor_flatten__()
         items = {name: getattr(tensor, name) for name in names}
         shape = tuple(tensor.shape)
-    except Exception as error:  # of the caller's class
+    except Exception as error:  # raised by the caller's class
         raise _refused(tensor, f"{type(error).__name__}: {error}", where) from error
     for name, item in items.items():
         if type(name) is not str or name == CONTEXT or not isinstance(item, torch.Tensor):
@@ -178,7 +178,7 @@ def _of_subclass(tensor: Any, where: str) -> dict[str, Any]:
 
 
 def _plain(tensor: Any, item: Any, where: str, depth: int) -> Any:
-    """The context of a subclass as small values in containers: it is compared with a live one, and made into none."""
+    """The context of a subclass as small values in containers: it is only compared with that of a live tensor."""
     if depth > MOST_LEVELS - 2:
         raise _refused(tensor, "a context nested too deeply", where)
     if isinstance(item, enum.Enum):
@@ -210,11 +210,11 @@ def _refused(tensor: Any, found: str, where: str) -> UnsupportedLeafError:
     )
 
 
-# --- made again of components that came from a file -------------------------------------------------------------------
+# --- assembling tensors from components of a file ---------------------------------------------------------------------
 
 
 def assemble(kind: str, items: dict[str, Any]) -> Any:
-    """Make a tensor of its components, of which it shares the memory where torch can; of a subclass a dict of them."""
+    """Make a tensor from its components, sharing their memory where torch can; for a subclass, a dict of them."""
     try:
         return _MAKERS[kind](**items)
     except (RuntimeError, ValueError, TypeError, KeyError, IndexError, OverflowError) as error:
@@ -238,7 +238,7 @@ def _coo(indices: Any, values: Any, shape: Any, coalesced: Any) -> torch.Tensor:
 
 
 def _compressed(kind: str, compressed: Any, plain: Any, values: Any, shape: Any) -> torch.Tensor:
-    """Like torch's own check of invariants, less the order of the plain indices: torch does not insist on it either."""
+    """Checks like torch's, except the order of the plain indices, which torch does not require either."""
     _check_tensors(compressed, plain, values)
     _check_shape(shape)
     _require(compressed.dtype is plain.dtype and plain.dtype in _INDEX_DTYPES, "indices of another type")
@@ -321,7 +321,7 @@ def _check_ints(ints: Any, dtype: Any) -> None:
 def _check_tensors(*items: Any) -> None:
     for item in items:
         _require(type(item) is torch.Tensor, "a component that is no tensor")
-        # An alias costs nothing in a file, however often it repeats what it shares; the checks here would write it out.
+        # An alias costs nothing in a file, however often it repeats the same bytes; the checks here would expand it.
         most = max(item.untyped_storage().nbytes(), _MOST_REPEATED)
         _require(item.nbytes <= most, "a component that repeats few bytes too often")
 

@@ -1,6 +1,6 @@
-"""Leaves with bytes: which tensors and arrays can be stored, and how their elements are reached as bytes.
+"""Leaves with bytes: which tensors and arrays can be stored, and how their elements are accessed as bytes.
 
-A leaf's bytes are its elements in C order; what else its storage holds is not part of it.
+A leaf's bytes are its elements in C order, without the rest of its storage.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from deeppart.state.values import known_conversion, plain_dtype
 Bytes = npt.NDArray[np.uint8]
 Array = torch.Tensor | npt.NDArray[Any]
 _NUMPY_KINDS = frozenset("biufcSUmM")
-#: Of an array: what numpy has, and what most of torch's functions take.
+#: Dimensions of an array, at most: numpy's limit, and that of most torch functions.
 MOST_DIMENSIONS = 64
 _DTYPE_NAMES = (
     "float64 float32 float16 bfloat16 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu "
     "float4_e2m1fn_x2 complex128 complex64 complex32 int64 int32 int16 int8 uint64 uint32 uint16 uint8 bool"
 ).split()
-#: Storable torch dtypes by name; the names are what the files hold. Older torch releases lack some.
+#: Storable torch dtypes by name, as files have them. Older torch releases lack some.
 TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _DTYPE_NAMES if hasattr(torch, name)}
 _NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 STORABLE_DTYPES = frozenset(_NAMES)
@@ -49,7 +49,7 @@ class LeafType:
     kind: str
     dtype: str
     shape: tuple[int, ...]
-    #: Computed when they are asked for, which is after :meth:`check` for what a file names; many times then.
+    #: Computed on first use, which is after :meth:`check` for types from files; then used many times.
     _itemsize: int = field(default=-1, init=False, repr=False, compare=False)
     _nbytes: int = field(default=-1, init=False, repr=False, compare=False)
 
@@ -75,7 +75,7 @@ class LeafType:
 
     @property
     def tag(self) -> str:
-        """Name of the dtype in a part's chunk table, for codecs that go by it; "" where it is no plain number."""
+        """Name of the dtype in a part's chunk table, which codecs use; "" for types that are not plain numbers."""
         if self.kind == "torch":
             return self.dtype
         dtype = np.dtype(self.dtype)
@@ -83,25 +83,25 @@ class LeafType:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """The dtype, of a tensor."""
+        """The dtype of a tensor."""
         return TORCH_DTYPES[self.dtype]
 
     @classmethod
     def of(cls, data: Array, where: str) -> LeafType:
-        """The type of a tensor or array, if it can be stored: its elements are plain bytes.
+        """The type of a tensor or array whose elements are plain bytes.
 
         Raises:
-            UnsupportedLeafError: it cannot.
+            UnsupportedLeafError: it cannot be stored.
         """
         (check_tensor if isinstance(data, torch.Tensor) else check_array)(data, where)  # type: ignore[arg-type]
         return leaf_type(data)
 
     @classmethod
     def of_torch(cls, dtype: torch.dtype, shape: tuple[int, ...], where: str) -> LeafType:
-        """The type of a tensor of which a file says this.
+        """The type of a tensor as a foreign file describes it.
 
         Raises:
-            UnsupportedLeafError, CorruptFileError: it cannot be stored, or there is no such tensor.
+            UnsupportedLeafError, CorruptFileError: it cannot be stored, or no tensor can have this type.
         """
         found = cls("torch", dtype_name(dtype, where), tuple(shape))
         found.check(where)
@@ -135,7 +135,7 @@ class LeafType:
             )
 
     def _known_itemsize(self) -> int:
-        """Bytes per element of a type that a file names."""
+        """Bytes per element of a type from a file."""
         if self.kind == "torch":
             return TORCH_DTYPES[self.dtype].itemsize
         itemsize = plain_dtype(self.dtype).itemsize
@@ -145,7 +145,7 @@ class LeafType:
 
 
 def _is_possible_shape(shape: tuple[int, ...], itemsize: int) -> bool:
-    """True if an array can have this shape. An empty one too has strides that must be numbers."""
+    """True if an array can have this shape. Even the strides of an empty array must be representable."""
     nbytes = itemsize
     for length in shape:
         if type(length) is not int or length < 0:
@@ -165,12 +165,12 @@ def leaf_type(data: Array) -> LeafType:
 
 @functools.lru_cache(maxsize=4096)
 def _torch_type(dtype: torch.dtype, shape: torch.Size) -> LeafType:
-    """Thousands of leaves have a handful of types."""
+    """Cached: thousands of leaves share a handful of types."""
     return LeafType("torch", _NAMES[dtype], tuple(shape))
 
 
 def dtype_name(dtype: torch.dtype, where: str) -> str:
-    """The name by which files call a dtype."""
+    """The name of a dtype in files."""
     if dtype not in _NAMES:
         raise UnsupportedLeafError(
             f"the state holds a tensor of dtype {dtype}, which this version cannot store",
@@ -181,14 +181,14 @@ def dtype_name(dtype: torch.dtype, where: str) -> str:
 
 
 def has_type(data: Array, kind: LeafType) -> bool:
-    """True if a storable tensor or array is of a type; the same as ``leaf_type(data) == kind``, in less time."""
+    """The same as ``leaf_type(data) == kind`` for a storable tensor or array, but faster."""
     if isinstance(data, torch.Tensor):
         return kind.kind == "torch" and data.shape == kind.shape and _NAMES[data.dtype] == kind.dtype
     return kind.kind == "numpy" and data.shape == kind.shape and data.dtype.str == kind.dtype
 
 
 def check_tensor(tensor: torch.Tensor, where: str) -> None:
-    """Refuse tensor kinds whose elements are not simply its dense storage."""
+    """Refuse kinds of tensors whose elements are not simply their dense storage."""
     kind, todo = "", ""
     if torch.nn.parameter.is_lazy(tensor):
         kind = f"an {type(tensor).__name__}, which has no shape yet"
@@ -243,7 +243,7 @@ def check_array(array: npt.NDArray[Any], where: str) -> None:
 
 
 def overlaps_itself(data: Array) -> bool:
-    """True if several elements may lie at one address, as in an expanded tensor: writing to it would be ambiguous."""
+    """True if several elements may have one address, as in an expanded tensor: writing to it would be ambiguous."""
     if is_flat(data):
         return False
     strides = data.stride() if isinstance(data, torch.Tensor) else [step // data.itemsize for step in data.strides]
@@ -259,14 +259,14 @@ def new_array(kind: LeafType) -> Array:
     """A fresh, uninitialized CPU tensor or array of this type."""
     try:
         if kind.kind == "torch":
-            # By way of bytes: torch warns of some dtypes where it makes a tensor of them.
+            # Made from bytes: torch warns about some dtypes when it makes a tensor of them.
             return (
                 torch.empty(kind.nbytes, dtype=torch.uint8, device="cpu")
                 .view(TORCH_DTYPES[kind.dtype])
                 .view(kind.shape)
             )
         return np.empty(kind.shape, dtype=kind.dtype)
-    except (MemoryError, RuntimeError, ValueError) as error:  # torch raises RuntimeError where memory is short
+    except (MemoryError, RuntimeError, ValueError) as error:  # torch raises RuntimeError when memory is short
         raise RestoreError(
             "there is not enough memory for a leaf of the checkpoint",
             expected=f"{kind.nbytes} bytes for {kind}",
@@ -276,29 +276,29 @@ def new_array(kind: LeafType) -> Array:
 
 
 def is_flat(data: Array) -> bool:
-    """True if the elements lie in memory in C order without gaps, as stored (no pending conjugation)."""
+    """True if the elements are in memory in C order without gaps, as stored (no pending conjugation)."""
     if isinstance(data, torch.Tensor):
         return data.is_contiguous() and not data.is_conj() and not data.is_neg()
     return bool(data.flags.c_contiguous)
 
 
 def lies_flat_on_host(data: Array) -> bool:
-    """True if the stored bytes are what lies at the leaf's address in this process."""
+    """True if the stored bytes are exactly the memory at the leaf's address in this process."""
     return (not isinstance(data, torch.Tensor) or data.is_cpu) and is_flat(data)
 
 
 def in_a_row(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous tensor's elements as one dimension, in its memory.
+    """The elements of a contiguous tensor as one dimension, in its memory.
 
-    reshape(-1) may keep any stride where there is one element or none, and a stride other than 1 forbids byte views.
+    reshape(-1) may keep any stride if there is at most one element, and a stride other than 1 forbids byte views.
     """
     return tensor.detach().as_strided((tensor.numel(),), (1,))
 
 
 class HostMemory:
-    """Bytes of this process from an address on, for numpy to read and write. Nothing is read but what is indexed.
+    """Bytes of this process at an address, for numpy to read and write. Only indexed bytes are accessed.
 
-    Unlike ``Tensor.numpy()`` this leaves no mark on a tensor: a storage that numpy has seen can never be resized again.
+    Unlike ``Tensor.numpy()`` this does not mark the tensor: a storage that numpy has used can never be resized again.
     """
 
     def __init__(self, start: int, nbytes: int, keep: object = None) -> None:
@@ -307,7 +307,7 @@ class HostMemory:
 
 
 def flat_bytes(data: Array) -> Bytes:
-    """The bytes of a flat CPU leaf, without a copy; writable if the leaf is. They hold its memory."""
+    """The bytes of a flat CPU leaf, without a copy; writable if the leaf is. They keep its memory alive."""
     if isinstance(data, torch.Tensor):
         nbytes = data.numel() * data.element_size()
         return (
@@ -319,17 +319,17 @@ def flat_bytes(data: Array) -> Bytes:
 
 
 def rectangles(shape: tuple[int, ...], start: int, stop: int) -> list[tuple[tuple[slice, ...], int]]:
-    """Cut the C-order element range ``[start, stop)`` of an array into boxes that basic indexing can reach.
+    """Cut the C-order element range ``[start, stop)`` of an array into boxes that basic indexing can select.
 
-    Lets a part of a non-contiguous array be copied without making all of it contiguous first.
+    So a range of a non-contiguous array can be copied without making all of it contiguous.
     """
     return [(box.slices(), box.elements) for box in Box.of_range(shape, start, stop)]
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """True if a tensor's elements are simply its dense storage, of a dtype and on a device that can be stored."""
+    """True if a tensor's elements are simply its dense storage, with a storable dtype and device."""
     return not (
-        type(tensor) not in PLAIN_TENSORS  # first: a ShardedTensor answers none of the questions below
+        type(tensor) not in PLAIN_TENSORS  # first: a ShardedTensor lacks the attributes below
         or tensor.layout is not torch.strided
         or tensor.is_quantized
         or tensor.is_meta

@@ -1,10 +1,10 @@
-"""Tensors of which each rank has shards: read through what they say about themselves, whoever made them.
+"""The shards that this rank has of a sharded tensor, read from the tensor's own description.
 
 Nothing of ``torch.distributed`` is imported. A tensor is sharded if it has one of these:
 
 * ``device_mesh`` and ``placements``: DTensor. Its boxes are computed from its mesh and placements
-  (:mod:`deeppart.plan.shards`), because its own ``__create_chunk_list__`` names one box even where strided
-  shards have left several.
+  (:mod:`deeppart.plan.shards`), because its ``__create_chunk_list__`` returns one box even where strided shards
+  make several.
 * torch's protocol for checkpoints (``__create_write_items__``, ``__create_chunk_list__``, ``__get_tensor_shard__``;
   torch/distributed/_checkpointable.py): TorchRec's LocalShardsWrapper, Megatron-core's and Megatron-FSDP's tensors,
   also as the local tensor of a DTensor.
@@ -31,14 +31,14 @@ _FLAT_GEOMETRY = ("global_shape", "global_offsets", "local_offsets", "local_size
 
 @dataclass(frozen=True, slots=True)
 class Shards:
-    """What one rank has of a sharded tensor.
+    """The shards that one rank has of a sharded tensor.
 
     Attributes:
-        dtype: of its elements.
-        shape: of the whole tensor.
-        boxes: of this rank's shards; none is empty.
+        dtype: the dtype.
+        shape: the shape of the global tensor.
+        boxes: the boxes of this rank's shards; none is empty.
         tensors: their plain local tensors, in the same order, of the same sizes.
-        layout: as of :func:`layout_of`.
+        layout: see :func:`layout_of`.
     """
 
     dtype: torch.dtype
@@ -50,10 +50,10 @@ class Shards:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What the boxes of a DTensor follow from: equal for two that are split in the same way.
+    """Determines the boxes of a DTensor: equal for two DTensors that are split in the same way.
 
     Attributes:
-        spec: the object that a DTensor keeps all of it in; of one and the same DTensor it stays the same.
+        spec: the object in which a DTensor keeps all of this; the same object for the lifetime of a DTensor.
         key: mesh, placements, shape, dtype, and the order in which mesh dimensions split.
     """
 
@@ -62,12 +62,12 @@ class Layout:
 
 
 def is_sharded(item: Any) -> bool:
-    """True if :func:`read_shards` can tell what this rank has of a tensor."""
+    """True if :func:`read_shards` knows this kind of tensor."""
     return _is_dtensor(item) or _has_protocol(item) or _is_sharded_tensor(item) or _is_described(item)
 
 
 def read_shards(item: Any, path: str) -> Shards:
-    """What this rank has of a tensor that :func:`is_sharded`."""
+    """The shards that this rank has of a sharded tensor."""
     try:
         if _is_dtensor(item):
             found = _of_dtensor(item, path)
@@ -80,9 +80,9 @@ def read_shards(item: Any, path: str) -> Shards:
         _check(item, found, path)
     except DeeppartError:
         raise
-    except Exception as error:  # of the caller's object
+    except Exception as error:  # raised by the caller's object
         raise UnsupportedLeafError(
-            f"a {type(item).__name__} does not tell what this rank has of it",
+            f"the shards of a {type(item).__name__} cannot be read",
             found=f"{type(error).__name__}: {error}",
             where=f"path {path}",
             todo="save its local plain tensor",
@@ -93,7 +93,7 @@ def read_shards(item: Any, path: str) -> Shards:
 def shards_again(
     item: Any, shape: tuple[int, ...], boxes: Sequence[Box], layout: Layout | None
 ) -> tuple[torch.Tensor, ...] | None:
-    """The local tensors of a sharded tensor that takes the place of another; None if it is split in another way."""
+    """The local tensors of a sharded tensor that replaces another; None if it is split in another way."""
     if layout is not None:
         local = item._local_tensor
         if item._spec is layout.spec or _layout_key(item) == layout.key:
@@ -109,7 +109,7 @@ def shards_again(
 
 
 def layout_of(item: Any) -> Layout | None:
-    """What the boxes of a tensor follow from; None if it is not known, so that they must be asked for again."""
+    """The layout of a tensor; None if it is unknown, so that the boxes must be read again."""
     if not hasattr(item, "_spec") or type(item._local_tensor) is not torch.Tensor:
         return None
     return Layout(item._spec, _layout_key(item))
@@ -120,12 +120,12 @@ def _layout_key(item: Any) -> tuple[Any, ...]:
 
 
 def _shard_order(item: Any) -> Any:
-    """The order in which dimensions of the mesh split those of the tensor; None: as they stand."""
+    """The order in which mesh dimensions split the tensor's dimensions; None: in the order of the mesh."""
     return getattr(getattr(item, "_spec", None), "shard_order", None)
 
 
 def local_tensors(item: Any) -> list[torch.Tensor]:
-    """The plain tensors in which lies what this rank has of a sharded tensor."""
+    """The plain tensors with the memory of this rank's shards."""
     if _is_dtensor(item):
         inner = item._local_tensor
         return list(read_shards(item, "").tensors) if is_sharded(inner) else [inner]
@@ -135,7 +135,7 @@ def local_tensors(item: Any) -> list[torch.Tensor]:
 
 
 def cut_local(local: torch.Tensor, placed: Sequence[Placed]) -> tuple[torch.Tensor, ...]:
-    """The pieces of a local tensor that hold its boxes, as views."""
+    """Views of the parts of a local tensor that hold its boxes."""
     local = local.detach()
     if len(placed) == 1 and placed[0].local.sizes == tuple(local.shape):
         return (local,)
@@ -143,7 +143,7 @@ def cut_local(local: torch.Tensor, placed: Sequence[Placed]) -> tuple[torch.Tens
 
 
 def placed_boxes(item: Any) -> list[Placed]:
-    """The boxes of a DTensor, computed from its mesh and placements; [] on a rank that is not in the mesh."""
+    """The boxes of a DTensor, computed from its mesh and placements; [] on a rank outside the mesh."""
     mesh = item.device_mesh
     place = mesh.get_coordinate()
     if place is None:
@@ -160,14 +160,14 @@ def _placed(
     placements: tuple[Any, ...],
     order: tuple[tuple[int, tuple[int, ...]], ...],
 ) -> list[Placed]:
-    """Thousands of tensors have a handful of shapes and placements."""
+    """Cached: thousands of tensors share a handful of shapes and placements."""
     along: list[list[int]] = [[] for _ in shape]
     for at, each in enumerate(placements):
         dimension = _split_dimension(each, len(shape))
         if dimension is not None:
             along[dimension].append(at)
     for dimension, dimensions in order:
-        # Strides say it already; torch 2.10 says the same once more in the order.
+        # Strides imply the order already; torch 2.10 repeats it in the order.
         if all(_strides(placements[at]) == 1 for at in along[dimension]):
             along[dimension] = list(dimensions)
     splits = [[Split(mesh[at], place[at], _strides(placements[at])) for at in each] for each in along]
@@ -206,7 +206,7 @@ def _of_dtensor(item: Any, path: str) -> Shards:
     if any(each.is_partial() or not (each.is_replicate() or hasattr(each, "dim")) for each in item.placements):
         names = ", ".join(map(str, item.placements))
         raise UnsupportedLeafError(
-            f"the state holds a DTensor whose ranks have partial sums of it, or shares of an unknown kind ({names})",
+            f"the state holds a DTensor with partial sums or with placements of an unknown kind ({names})",
             expected="placements of Shard and Replicate",
             where=f"path {path}",
             todo="redistribute it first: x.redistribute(placements=[Replicate(), ...])",
@@ -216,13 +216,13 @@ def _of_dtensor(item: Any, path: str) -> Shards:
         return _by_protocol(local, item, path)
     if _is_described(local):
         return _of_described(local)
-    if hasattr(local, "trigger_wait"):  # the result of a collective that may be under way
+    if hasattr(local, "trigger_wait"):  # the result of a collective that may be in progress
         local = local.trigger_wait()
     placed = placed_boxes(item)
     lengths = [sum(each.local.sizes[d] for each in _first_along(placed, d)) for d in range(item.ndim)]
     if placed and tuple(lengths) != tuple(local.shape):
         raise UnsupportedLeafError(
-            "a DTensor's local tensor has another shape than its placements give it",
+            "a DTensor's local tensor does not have the shape that its placements imply",
             expected=f"shape {lengths} for {list(item.shape)}, {item.placements} on a mesh of {item.device_mesh.shape}",
             found=f"shape {list(local.shape)}",
             where=f"path {path}",
@@ -233,14 +233,14 @@ def _of_dtensor(item: Any, path: str) -> Shards:
 
 
 def _first_along(placed: Sequence[Placed], dimension: int) -> Iterator[Placed]:
-    """Of the boxes, those that begin the local tensor in every dimension but one."""
+    """The boxes at the beginning of the local tensor in every dimension but one."""
     for each in placed:
         if not any(at for other, at in enumerate(each.local.offset) if other != dimension):
             yield each
 
 
 def _by_protocol(item: Any, outer: Any, path: str) -> Shards:
-    """By torch's protocol; the whole shape is that of the write items, where there are any."""
+    """Read by torch's protocol; the global shape is that of the write items, if there are any."""
     chunks = list(item.__create_chunk_list__())
     writes = list(item.__create_write_items__(path, outer)) if chunks else []
     described = [each.tensor_data for each in writes if getattr(each, "tensor_data", None) is not None]
@@ -249,7 +249,7 @@ def _by_protocol(item: Any, outer: Any, path: str) -> Shards:
     for place, chunk in enumerate(chunks):
         box = Box(tuple(chunk.offsets), tuple(chunk.sizes))
         if box.elements and len(box.offset) == len(box.sizes):
-            # As torch.distributed.checkpoint.MetadataIndex: names a shard by where it begins, and by its place.
+            # Like torch.distributed.checkpoint.MetadataIndex: identifies a shard by its offsets and its position.
             index = SimpleNamespace(fqn=path, offset=chunk.offsets, index=place)
             boxes.append(box)
             tensors.append(item.__get_tensor_shard__(index).detach())
@@ -278,11 +278,11 @@ def _of_described(item: Any) -> Shards:
 
 
 def _check(item: Any, found: Shards, path: str) -> None:
-    """What a tensor says of itself must fit together."""
+    """Check that the boxes and the local tensors of a tensor are consistent."""
     for box, tensor in zip(found.boxes, found.tensors, strict=True):
         if not box.fits(found.shape) or box.sizes != tuple(tensor.shape) or tensor.dtype != found.dtype:
             raise UnsupportedLeafError(
-                f"a {type(item).__name__} says of itself what cannot be",
+                f"the description of a {type(item).__name__} is inconsistent",
                 expected=f"a shard {box} of {found.dtype}{list(found.shape)}",
                 found=f"a local tensor of {tensor.dtype}{list(tensor.shape)}",
                 where=f"path {path}",

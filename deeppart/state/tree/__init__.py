@@ -1,8 +1,8 @@
-"""A live state taken apart: containers as a tree, leaves and small values numbered in an order that all ranks share.
+"""Flattens a live state: a tree of containers, and its leaves and small values numbered in the same order on all ranks.
 
-:func:`flatten` makes a :class:`FlatState`; :class:`Template` makes the next one of the same state at a fraction of the
-cost. Leaves that share memory are found in ``ties.py``; lists and dicts of nothing but small
-values are in ``value_containers.py``.
+:func:`flatten` makes a :class:`FlatState`; :class:`Template` makes the next one of a state with the same structure much
+faster. ``ties.py`` finds leaves that share memory; ``value_containers.py`` defines which lists and dicts of small
+values are saved as one value.
 """
 
 from deeppart.state.tree.flat import (

@@ -1,4 +1,4 @@
-"""The records of a state taken apart: what :func:`deeppart.state.tree.flattening.flatten` returns."""
+"""The records of a flattened state, as :func:`deeppart.state.tree.flattening.flatten` returns it."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from deeppart.state.paths import ExactPath, Excluded, Key, Path
 from deeppart.state.tree.nodes import ArrayLeaf, Branch, Node, RankLocal, ShardedLeaf, UnmadeLeaf, ValueLeaf
 
 # Markers among the tokens; tuples, so that no string key can equal one.
-ARRAY, VALUE, OBJECT, RANK_LOCAL, NUMPY = ("array",), ("value",), ("object",), ("apart",), ("numpy",)
+ARRAY, VALUE, OBJECT, RANK_LOCAL, NUMPY = ("array",), ("value",), ("object",), ("rank_local",), ("numpy",)
 SHARDED, COMPOSITE, FORM = ("sharded",), ("composite",), ("form",)
 
 
 @dataclass(frozen=True, slots=True)
 class RankLocalRules:
-    """The places at which a state is cut into what all ranks share and what is rank-local.
+    """The paths at which a state is divided into the structure that all ranks share and rank-local items.
 
     Attributes:
-        mine: paths where every rank saves what it has.
-        rank0: whether what is at a path, and all below it, is rank 0's; also told whether there is anything below.
+        mine: paths where every rank saves its own item.
+        rank0: whether rank 0 saves the item at a path for all ranks; the bool says whether the item is a container.
         leads: true if this is rank 0.
-        splits: true if the item at a path must be divided, because not all below it is treated alike.
-        parts: those of ``mine`` that are a part of one state, such as the layers of a pipeline stage: of what is there,
-            all ranks that have it hold the same.
-        excluded: which items of dicts are left out, as if the state had none there.
-        leaves_out: false if only value containers are divided where some of one may be left out: of a live state.
+        splits: true if the item at a path must be divided because its items are not all treated alike.
+        parts: the paths in ``mine`` whose items are parts of one state, such as the layers of a pipeline stage: all
+            ranks that have the item have equal replicas of it.
+        excluded: which items of dicts are left out, as if the state did not have them.
+        leaves_out: false if ``excluded`` only divides value containers and leaves nothing out, as for a live state.
     """
 
     mine: frozenset[ExactPath] = frozenset()
@@ -42,7 +42,7 @@ class RankLocalRules:
     leaves_out: bool = True
 
     def may_be_value(self, path: Path, levels: int) -> bool:
-        """True if a container of so many levels may be one value at a path; a flat one unless some may be left out."""
+        """True if a container with so many nested levels may be saved as one value at a path."""
         if self.excluded is not None and self.excluded.splits(path):
             return False
         return levels == 1 or self.splits is None or not self.splits(path)
@@ -50,7 +50,7 @@ class RankLocalRules:
 
 @dataclass(slots=True)
 class FlatState:
-    """A state taken apart.
+    """A flattened state.
 
     Attributes:
         root: the tree.
@@ -58,22 +58,22 @@ class FlatState:
         data: their tensors and numpy arrays.
         values: small values, in canonical order.
         tokens: structure of containers and keys, in canonical order, comparable within this process.
-        types: dtype, shape, device (``NUMPY`` for none) and memory order of each array, flat. The order is True, or the
-            strides of one that is not contiguous: by them it may hold other elements of the same memory.
+        types: dtype, shape, device (``NUMPY`` for none) and memory order of each array, flat. The order is True if
+            contiguous, otherwise the array's strides.
         pointers: memory address of each array.
-        unresolved: tensors, by number, of which ``data`` has a copy: conjugated or negated on reading.
+        unresolved: conjugate or negative views, by number; ``data`` has their resolved copies.
         memory: the objects that keep the bytes at these addresses.
-        extents: how far each array reaches from its address on.
-        orders: insertion order of each dict that is not in canonical order, and that dict's place among the tokens.
-        ordered: of each OrderedDict that is not in canonical order its place among the tokens, its path, and the order
-            of the keys that all ranks share.
-        rank_local: items outside the structure that all ranks share; rank 0's first, then this rank's own. Their
-            leaves follow those of the shared structure, in this order.
+        extents: how many bytes each array reaches from its address on.
+        orders: insertion order of each dict that is not in canonical order, and the position of the dict in the tokens.
+        ordered: for each OrderedDict that is not in canonical order: its position in the tokens, its path, and the
+            order of the keys that all ranks share.
+        rank_local: items outside the structure that all ranks share; rank 0's first, then this rank's. Their leaves
+            follow those of the shared structure, in this order.
         shared: how many arrays, values and tokens are in the structure that all ranks share.
-        common: how many arrays and values are there or rank 0's.
+        common: how many arrays and values are in the shared structure or rank 0's.
         sharded: the sharded tensors, in canonical order, those of ``rank_local`` last.
         shared_sharded: how many of them are in the structure that all ranks share.
-        before_shards: how many arrays are none of their shards.
+        before_shards: the number of arrays before the first shard; shards come last.
         unmade: the tensors on the meta device.
     """
 
@@ -100,14 +100,14 @@ class FlatState:
 
     @property
     def objects(self) -> list[Branch]:
-        """The branches that are objects with a ``state_dict()``, outside of ``rank_local``; the tree stays as it is."""
+        """The branches that are objects with a ``state_dict()``, outside of ``rank_local``; cached."""
         if self._objects is None:
             self._objects = list(_objects_below(self.root))
         return self._objects
 
     @property
     def rank0_sizes(self) -> tuple[int, int]:
-        """How many arrays and values of this rank stand for all ranks."""
+        """How many arrays and values rank 0 saves for all ranks."""
         return self.common[0] - self.shared[0], self.common[1] - self.shared[1]
 
     def sizes(self) -> tuple[int, int, int]:
@@ -118,7 +118,7 @@ class FlatState:
 def _objects_below(node: Node) -> Iterator[Branch]:
     if isinstance(node, Branch):
         if node.is_object:
-            yield node  # what its state_dict() holds are no objects
+            yield node  # a state_dict() contains no such objects
             return
         for child in node.children:
             yield from _objects_below(child)

@@ -1,8 +1,8 @@
-"""From a nested state to its leaves, in an order that does not depend on the insertion order of dicts.
+"""Flattens a nested state into leaves, in an order that does not depend on the insertion order of dicts.
 
-The walk copies nothing. What it returns refers to the live objects; the *tokens* it collects along the way describe
-structure, dtypes, shapes, devices and memory order, so that equal tokens mean that everything derived from the
-structure (classification, plan, layout) still holds.
+The walk copies nothing: its result refers to the live objects. The *tokens* that it collects describe structure,
+dtypes, shapes, devices and memory order: with equal tokens, everything derived from the structure (classification,
+plan, layout) is still valid.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ from deeppart.state.tree.nodes import DICT_KINDS, ArrayLeaf, Branch, Node, RankL
 from deeppart.state.tree.value_containers import container_levels
 from deeppart.state.values import encode_key, encode_value, is_value
 
-#: Containers inside each other, at most: readers of JSON stop a little above twice that.
+#: Levels of nested containers, at most: JSON readers stop a little above twice that.
 DEEPEST_NESTING = 200
-#: Types of dict keys of which two that are equal are the same.
+#: Types of dict keys that are identical if they compare equal.
 _SIMPLE_KEYS = frozenset({str, int, bool, bytes, type(None)})
 
 
@@ -65,12 +65,12 @@ def flatten(
     cuts: RankLocalRules | None = None,
     may_ask: Callable[[Any], bool] = lambda item: True,
 ) -> FlatState:
-    """Take a state apart; calls ``state_dict()`` of objects that have it, exactly once each."""
+    """Flatten a state; calls ``state_dict()`` exactly once on each object that has it."""
     walk = _Walk(live, state_dicts or {}, cuts, may_ask)
     try:
         walk.flat.root = walk.node(state, ())
         walk.finish()
-    except RecursionError as error:  # the caller is deep in calls already
+    except RecursionError as error:  # the caller's stack is deep already
         raise _too_deep(()) from error
     walk.flat.extents = Extents(walk.flat.data)
     hold_memory(walk.flat, walk.flat.extents)
@@ -78,7 +78,7 @@ def flatten(
 
 
 def hold_memory(flat: FlatState, extents: Extents) -> None:
-    """Keep what the leaves lie in from being freed, and see that all of them lies there; sets the addresses."""
+    """Hold the memory of the leaves, check that it contains every element, and set the addresses."""
     flat.memory = HeldMemory(flat.data)
     flat.pointers = flat.memory.pointers
     needed = extents.of(flat.data)
@@ -138,7 +138,7 @@ class _Walk:
         raise AssertionError("is_value and encode_value disagree")
 
     def finish(self) -> None:
-        """Take apart what is rank-local: rank 0's, then this rank's own."""
+        """Flatten the rank-local items: rank 0's, then this rank's."""
         flat = self.flat
         flat.shared, flat.shared_sharded = flat.sizes(), len(flat.sharded)
         leads = self._cuts is not None and self._cuts.leads
@@ -172,7 +172,7 @@ class _Walk:
         return rank_local
 
     def _tensor(self, tensor: torch.Tensor, path: Path, inside: int = 0) -> Node:
-        """``inside``: how many of the path's last keys lead into a tensor of which this is a component."""
+        """``inside``: how many of the path's last keys are within a tensor of which this is a component."""
         if not is_plain(tensor):
             if self._live and not inside and type(tensor) in PLAIN_TENSORS and tensor.is_meta:
                 kind = LeafType("torch", dtype_name(tensor.dtype, readable(path)), tuple(tensor.shape))
@@ -183,13 +183,13 @@ class _Walk:
                 return self._composite(tensor, parts, path, inside + 1)
             check_tensor(tensor, readable(path))
         if self._in_part and not inside:
-            return self._whole(tensor, path)
+            return self._unsharded(tensor, path)
         leaf = self._leaf(noted(self.flat, tensor, live=self._live), path)
         leaf.inside = inside
         return leaf
 
     def _composite(self, tensor: torch.Tensor, parts: Parts, path: Path, inside: int) -> Branch:
-        """A tensor that is made of others. It is never cut: all of it is shared, or none."""
+        """A tensor made of component tensors. It is never divided: all of it is shared, or none."""
         keys = list(parts.items)
         self.flat.tokens += (COMPOSITE, parts.kind, parts.name, len(keys), *keys)
         self._enter(tensor, path)
@@ -207,8 +207,8 @@ class _Walk:
         note_array(self.flat, found, path)
         return self._leaf(found, path)
 
-    def _whole(self, tensor: torch.Tensor, path: Path) -> ShardedLeaf:
-        """A tensor that some ranks have, and each of these all of it."""
+    def _unsharded(self, tensor: torch.Tensor, path: Path) -> ShardedLeaf:
+        """A tensor that some ranks have, each of them in full."""
         boxes = (Box.whole(tuple(tensor.shape)),) if tensor.numel() else ()
         return self._note_sharded(
             tensor, Shards(tensor.dtype, tuple(tensor.shape), boxes, (tensor,) * len(boxes)), path
@@ -252,20 +252,20 @@ class _Walk:
         if self._cuts is not None:
             found = [(key, self._cut(self._cuts, (*path, key), container[key])) for key in keys]
             rank_local = {key: cut for key, cut in found if cut is not None}
-            for place, key in enumerate(order if rank_local else ()):
+            for position, key in enumerate(order if rank_local else ()):
                 if key in rank_local:
-                    rank_local[key].place = place
+                    rank_local[key].position = position
             shared = [key for key in keys if key not in rank_local]
         self.flat.tokens += (kind, len(shared))
         if all(type(key) is str for key in shared):
             self.flat.tokens += shared
         else:
             # 1 == True == 1.0, but they are different keys in a file; so are (1,) and (True,), 0.0 and -0.0. And
-            # numpy's numbers do not compare with tuples.
+            # numpy scalars do not compare with tuples.
             texts = [None if type(key) in _SIMPLE_KEYS else self._encoded(key, path) for key in shared]
             self.flat.tokens += [key if text is None else text for key, text in zip(shared, texts, strict=True)]
             self.flat.tokens += [type(key) if text is None else text for key, text in zip(shared, texts, strict=True)]
-        # By identity: of keys that do not compare, such as numpy's numbers with tuples, == is no answer.
+        # By identity: == fails between keys such as numpy scalars and tuples.
         if not all(map(operator.is_, order, keys)):
             self.flat.orders.append((len(self.flat.tokens), list(order)))
             mine = [key for key in order if key not in rank_local] if rank_local else list(order)
@@ -285,19 +285,19 @@ class _Walk:
         return Branch(kind, keys, children, container=container, path=path)
 
     def _kept(self, container: dict[Any, Any], path: Path) -> Collection[Key]:
-        """The keys of what is not left out, in the order of the dict."""
+        """The keys that are not excluded, in the order of the dict."""
         excluded = self._excluded
         return container if excluded is None else [key for key in container if not excluded.covers((*path, key))]
 
     def _keys(self, container: Collection[Key], path: Path) -> list[Key]:
         try:
             return canonical_order(container)
-        except UnsupportedLeafError as error:  # of a key that has no order of its own
+        except UnsupportedLeafError as error:  # the key has no canonical order
             error.where = f"path {readable(path)}, a dict key"
             raise
 
     def _encoded(self, key: Key, path: Path) -> str:
-        """A key as text that tells it from every other key."""
+        """A key as text, different for any two different keys."""
         return json.dumps(encode_key(key, f"{readable(path)}, a dict key"))
 
     def _items(self, container: Sequence[Any], path: Path, keys: Sequence[Key], kind: str) -> Branch:
@@ -312,7 +312,7 @@ class _Walk:
         return Branch(kind, keys, children, name, container=container, path=path)
 
     def _check_namedtuple(self, kind: type, path: Path) -> None:
-        """Its name must be one that ``load`` can give to a namedtuple."""
+        """Refuse names with which ``load`` could not make a namedtuple."""
         if not kind.__name__.isidentifier() or keyword.iskeyword(kind.__name__):
             raise UnsupportedLeafError(
                 f"the state holds a namedtuple called {kind.__name__!r}, which no class can be called",
@@ -384,7 +384,7 @@ def noted(flat: FlatState, tensor: torch.Tensor, *, live: bool) -> torch.Tensor:
 
 
 def note_shards(flat: FlatState, leaf: ShardedLeaf, shards: Shards, *, live: bool) -> None:
-    """Add what this rank has of a sharded tensor to a flat state, behind all that is there."""
+    """Append this rank's shards of a sharded tensor to a flat state."""
     leaf.first = len(flat.arrays)
     for box, tensor in zip(shards.boxes, shards.tensors, strict=True):
         flat.tokens += (SHARDED, str(box))

@@ -1,7 +1,7 @@
-"""The nodes of a state's tree, live or as it was saved, and walks over it.
+"""The nodes of a state's tree, live or saved, and walks over it.
 
-Both kinds of tree have the same nodes: containers, and leaves that are numbers of rows in tables. A node of a live tree
-also refers to what it was read from.
+Both kinds of tree consist of containers, and of leaves that are row numbers in tables. A node of a live tree also
+refers to the live object.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from deeppart.state.objects import REGISTERED, ObjectForm
 from deeppart.state.paths import ExactPath, IdKey, Key, Path, exact, id_keys
 from deeppart.state.tensors import COMPOSITES, LeafType
 
-#: Dicts and how they are called in a tree. A Counter is what MultiStepLR keeps its milestones in.
+#: Dict types and their names in a tree. MultiStepLR keeps its milestones in a Counter.
 DICT_KINDS: dict[type, str] = {
     dict: "dict",
     OrderedDict: "odict",
@@ -26,7 +26,7 @@ DICT_KINDS: dict[type, str] = {
 #: Kinds of branches that are dicts.
 DICTS = frozenset(DICT_KINDS.values())
 _TUPLES = ("tuple", "namedtuple")
-#: numpy/random/bit_generator.pyx: what every bit generator's state has.
+#: The key in the state of every bit generator (numpy/random/bit_generator.pyx).
 _GENERATOR_KEY = "bit_generator"
 
 
@@ -35,9 +35,9 @@ class ArrayLeaf:
     """A tensor or numpy array.
 
     Attributes:
-        index: its number among the leaves with bytes. Of a live state, ``FlatState.data[index]`` is the array itself.
-        path: of a live one.
-        inside: how many of the last keys of its path lead into a tensor of which it is a component.
+        index: its number among the arrays. In a live state, ``FlatState.data[index]`` is the array itself.
+        path: its path; only in a live tree.
+        inside: how many of the last keys of its path are within a tensor of which it is a component.
     """
 
     index: int
@@ -51,7 +51,7 @@ class ValueLeaf:
 
     Attributes:
         index: its number among the values.
-        value: the live one; of a saved tree, the values are in a table.
+        value: the live value; only in a live tree: those of a saved tree are in a table.
         path, inside: as of :class:`ArrayLeaf`.
     """
 
@@ -63,7 +63,7 @@ class ValueLeaf:
 
 @dataclass(slots=True)
 class UnmadeLeaf:
-    """A tensor on the meta device, in a live state that is restored: it has no memory to be filled."""
+    """A tensor on the meta device in a live state: it has no memory to restore into."""
 
     path: Path
     kind: LeafType
@@ -71,16 +71,16 @@ class UnmadeLeaf:
 
 @dataclass(slots=True)
 class ShardedLeaf:
-    """A live tensor of which every rank has shards; those of this rank are leaves with bytes behind all others.
+    """A live tensor of which each rank has shards. The shards of this rank are arrays, numbered after all others.
 
     Attributes:
         path: its path.
         index: its number among the sharded tensors of the state.
-        kind: dtype and shape of the whole tensor.
-        item: the live tensor; a plain one where other ranks have nothing.
-        boxes: of this rank's shards.
-        first: number of the first of their arrays; the others follow.
-        layout: as of :class:`~deeppart.state.tensors.sharded.Shards`.
+        kind: dtype and shape of the global tensor.
+        item: the live tensor; a plain one if one rank has all of it.
+        boxes: the boxes of this rank's shards.
+        first: number of the array of the first shard; the others follow.
+        layout: see :class:`~deeppart.state.tensors.sharded.Shards`.
     """
 
     path: Path
@@ -93,26 +93,26 @@ class ShardedLeaf:
 
     @property
     def numbers(self) -> range:
-        """Of the arrays of its shards."""
+        """The numbers of the arrays of its shards."""
         return range(self.first, self.first + len(self.boxes))
 
 
 @dataclass(slots=True)
 class RankLocal:
-    """Something that is no part of the structure that all ranks share; in a saved tree, only that there is something.
+    """An item outside the structure that all ranks share. In a saved tree it is a placeholder without content.
 
     Attributes:
         path: its path, in a live tree.
-        mine: true if every rank saves its own; otherwise rank 0's is saved for all.
-        node: the node of this rank; None on the other ranks if it is rank 0's.
-        place: of a dict's key, how many come before it in insertion order; None in other containers.
-        part: true if it is one of :attr:`RankLocalRules.parts`.
+        mine: true if every rank saves its own item; false if rank 0's is saved for all.
+        node: this rank's node; None if the item is rank 0's and this is another rank.
+        position: the number of keys before it in the insertion order of its dict; None in other containers.
+        part: true if its path is in :attr:`RankLocalRules.parts`.
     """
 
     path: Path = ()
     mine: bool = True
     node: Node | None = None
-    place: int | None = None
+    position: int | None = None
     part: bool = False
 
 
@@ -121,16 +121,16 @@ class Branch:
     """A container of the state.
 
     Attributes:
-        kind: "dict", "odict", "counter", "defaultdict", "list", "tuple", "namedtuple", "object", or that of a tensor
-            that is made of others (:mod:`deeppart.state.tensors.composites`).
-        keys: dict keys, in canonical order if it is live and in insertion order if it was saved; field names of a
-            namedtuple, names of components, otherwise indices. An object has one child, under None.
-        children: the nodes under the keys, in the same order; for an object its state_dict(), or its data, alone.
-        name: type name of a namedtuple, object or subclass of tensors, for display and to tell it from others.
-        form: of an object without a ``state_dict()`` what it is.
-        metadata: ``_metadata`` of a module's state_dict that was saved, or None.
-        container: the live container; for "object" the live object, or the live tensor.
-        path: of a live one.
+        kind: "dict", "odict", "counter", "defaultdict", "list", "tuple", "namedtuple", "object", or the kind of a
+            composite tensor (:mod:`deeppart.state.tensors.composites`).
+        keys: dict keys, in canonical order in a live tree and in insertion order in a saved one; field names of a
+            namedtuple; names of components; otherwise indices. An object has one child, under None.
+        children: the nodes under the keys, in the same order; the child of an object is its state_dict() or its data.
+        name: type name of a namedtuple, object or tensor subclass, for display and comparison.
+        form: how an object without a ``state_dict()`` is saved as data.
+        metadata: ``_metadata`` of a saved module state_dict, or None.
+        container: the live container, object or tensor.
+        path: its path; only in a live tree.
     """
 
     kind: str
@@ -162,7 +162,7 @@ class Branch:
         return dict(zip(id_keys(self.keys), self.children, strict=True))
 
     def items(self, path: Path) -> Iterator[tuple[Path, Node]]:
-        """The children with their paths, below a branch at ``path``; what is in an object has the object's."""
+        """The children with their paths, for a branch at ``path``; the child of an object has the object's path."""
         for key, child in zip(self.keys, self.children, strict=True):
             yield path if self.kind == "object" else (*path, key), child
 
@@ -172,14 +172,14 @@ Node = Branch | Leaf | RankLocal
 
 
 def inside_objects(node: Node) -> Node:
-    """What an object's ``state_dict()`` gave, or its data; anything else as it is."""
+    """The state_dict() or data inside nested objects; any other node itself."""
     while isinstance(node, Branch) and node.kind == "object":
         node = node.children[0]
     return node
 
 
 def walk_tree(node: Node, path: Path) -> Iterator[tuple[Path, Leaf]]:
-    """Every leaf and value of a tree that stands at a path; what is rank-local is not among them."""
+    """Every leaf and value of a tree, with paths that start with ``path``; rank-local items are skipped."""
     if isinstance(node, RankLocal):
         return
     if not isinstance(node, Branch):
@@ -191,10 +191,10 @@ def walk_tree(node: Node, path: Path) -> Iterator[tuple[Path, Leaf]]:
 
 @dataclass(frozen=True, slots=True)
 class LeafNumbers:
-    """Some leaves.
+    """Numbers of leaves.
 
     Attributes:
-        arrays, values: numbers of those with bytes, and of small values.
+        arrays, values: numbers of arrays and of small values.
     """
 
     arrays: set[int] = field(default_factory=set)
@@ -202,31 +202,31 @@ class LeafNumbers:
 
     @classmethod
     def of(cls, node: Node) -> LeafNumbers:
-        """Those of a tree; of what is rank-local there are none."""
+        """The numbers of all leaves of a tree, without rank-local items."""
         leaves = [leaf for _, leaf in walk_tree(node, ())]
         arrays = {leaf.index for leaf in leaves if isinstance(leaf, ArrayLeaf)}
         return cls(arrays, {leaf.index for leaf in leaves if isinstance(leaf, ValueLeaf)})
 
     def any(self) -> bool:
-        """True if there is anything."""
+        """True if there is any number."""
         return bool(self.arrays or self.values)
 
     def covers(self, other: LeafNumbers) -> bool:
-        """True if it has all that another one has."""
+        """True if it contains all numbers of ``other``."""
         return self.arrays.issuperset(other.arrays) and self.values.issuperset(other.values)
 
     def meets(self, other: LeafNumbers) -> bool:
-        """True if it has anything that another one has."""
+        """True if it has a number in common with ``other``."""
         return not (self.arrays.isdisjoint(other.arrays) and self.values.isdisjoint(other.values))
 
     def add(self, other: LeafNumbers) -> None:
-        """Take in another one."""
+        """Add the numbers of ``other``."""
         self.arrays.update(other.arrays)
         self.values.update(other.values)
 
 
 def with_items_at(root: Node, items: Mapping[ExactPath, Node | None]) -> Node:
-    """A saved tree with other items at some paths; None for nothing."""
+    """A saved tree in which the items at some paths are replaced, or removed (None)."""
     around = {path[:end] for path in items for end in range(len(path))}
     return _with_items_at(root, (), items, around) if items else root
 
@@ -239,9 +239,9 @@ def _with_items_at(node: Node, path: Path, items: Mapping[ExactPath, Node | None
     kept: list[tuple[Key, Node]] = []
     for key, child in zip(node.keys, node.children, strict=True):
         inner = (*path, key)
-        place = exact(inner)
-        found = items.get(place, child)
-        if place in around and found is child:
+        slot = exact(inner)
+        found = items.get(slot, child)
+        if slot in around and found is child:
             found = _with_items_at(child, inner, items, around)
         if found is not None:
             kept.append((key, found))
@@ -252,9 +252,9 @@ def _with_items_at(node: Node, path: Path, items: Mapping[ExactPath, Node | None
 
 
 def units_of(tree: Node, wanted: LeafNumbers) -> list[tuple[Path, LeafNumbers]]:
-    """The outermost containers that hold any of these leaves and are restored as a whole or not at all.
+    """The outermost containers with any of these leaves that can only be restored as one.
 
-    The state itself is none, unless it is a tensor.
+    The root is not among them, unless it is a tensor.
     """
     units = [(path, LeafNumbers.of(branch)) for path, branch in _outermost(tree, ())]
     return [(path, numbers) for path, numbers in units if numbers.meets(wanted)]

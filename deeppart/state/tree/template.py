@@ -1,11 +1,11 @@
-"""Take a state apart again when its structure has not changed: the usual case, at a fraction of the cost.
+"""Flattens a state again whose structure has not changed: the usual case, at a fraction of the cost.
 
-A template keeps the tree of the last state without its arrays. Filling it visits every container and array, compares
-keys, kinds and types with the kept ones, and builds nothing but the list of arrays. Whatever does not
-fit ends the attempt, and the state is taken apart from scratch.
+A template keeps the tree of the last state without its arrays. It visits every container and array, compares keys,
+kinds and types with the kept ones, and builds only the list of arrays. Any difference ends the attempt, and the state
+is flattened from scratch.
 
-This runs while training waits, on objects that gigabytes of tensor bytes have driven out of the processor's caches
-since the last time. So it is made to touch little: each tensor once, and of its own memory only lists in a row.
+This runs while training waits, on objects that tensor bytes have evicted from the processor's caches. So it touches
+little memory: each tensor once, and otherwise only contiguous lists.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from deeppart.state.tree.nodes import DICT_KINDS, ArrayLeaf, Branch, Node, RankL
 from deeppart.state.tree.value_containers import CONTAINER_KINDS, LEAST_ROWS, container_levels
 from deeppart.state.values import is_value
 
-#: Puts an item into its place; False if it does not fit.
+#: Takes the item for one node; False if it does not fit.
 _Filler = Callable[[Any], bool]
 #: dtype, shape, device (None for the CPU), whether it is contiguous, whether its dtype is complex.
 _TensorKind = tuple[torch.dtype, torch.Size, torch.device | None, bool | tuple[int, ...], bool]
 
 
 class Template:
-    """Flattens states of one structure after another."""
+    """Flattens a series of states with the same structure."""
 
     def __init__(self) -> None:
         self._flat: FlatState | None = None
@@ -48,14 +48,14 @@ class Template:
     def flatten(self, state: Any) -> FlatState:
         """Like :func:`.flatten`; its result is valid until the next call or :meth:`clear`.
 
-        When the structure is that of the last call, ``tokens``, ``types`` and ``orders`` are the same objects as then.
+        If the structure is that of the last call, ``tokens``, ``types`` and ``orders`` are the same objects as then.
         """
         try:
             if self._fill is not None and self._flat is not None:
                 self._data, self._later, self._shards = [], [], []
                 if self._fill(state) and self._fill_later() and self._hold(self._flat):
                     return self._flat
-            # state_dict() may be a collective call: what was already called is not called again
+            # state_dict() may be a collective call: it is called once per object even if this attempt failed
             flat = flatten(state, state_dicts=self._state_dicts, cuts=self.cuts)
         finally:
             self._state_dicts, self._data, self._later, self._shards = {}, [], [], []
@@ -63,7 +63,7 @@ class Template:
         return flat
 
     def cut(self, cuts: RankLocalRules | None) -> FlatState:
-        """Take the state of the last call apart once more, cut in another place; calls nobody's ``state_dict()``."""
+        """Flatten the state of the last call again with other rules; calls no ``state_dict()``."""
         state_dicts: dict[int, Any] = {}
         root = _item(self._known.root, self._known, state_dicts)
         self.cuts = cuts
@@ -82,15 +82,15 @@ class Template:
         self._fill = self._filler(flat.root, {})
 
     def _fill_later(self) -> bool:
-        """The items that are rank-local, in the order of their leaves; then the shards of tensors."""
+        """Take the rank-local items in the order of their leaves, then the shards of tensors."""
         if not all(fill(item) for _, fill, item in sorted(self._later, key=lambda entry: entry[0])):
             return False
-        # In order as it is, unless some of the tensors are rank-local.
+        # Already in order, unless some of the tensors are rank-local.
         self._shards.sort(key=lambda entry: entry[0])
         return all(self._take_tensors(tensors, kinds) for _, tensors, kinds in self._shards)
 
     def _hold(self, flat: FlatState) -> bool:
-        """Give the flat state its leaves; False if one of them has no memory of its own kind."""
+        """Set the arrays of the flat state; False if the memory of one of them is missing."""
         flat.data = self._data
         try:
             hold_memory(flat, flat.extents)
@@ -99,7 +99,7 @@ class Template:
         return True
 
     def clear(self) -> None:
-        """Let go of the state's tensors and containers."""
+        """Drop all references to the state's tensors and containers."""
         if self._flat is not None:
             self._flat.data, self._flat.memory = [], HeldMemory([])
             for value in self._flat.values:
@@ -110,13 +110,13 @@ class Template:
                 leaf.item = None
 
     def _filler(self, node: Node, kinds: dict[Any, Any]) -> _Filler:
-        """``kinds`` holds equal kinds once: thousands of leaves have a handful of kinds."""
+        """``kinds`` interns tensor kinds: thousands of leaves share a handful of them."""
         if isinstance(node, ArrayLeaf):
             return self._array_filler(node, kinds)
         if isinstance(node, ValueLeaf):
             return _value_filler(node, self.cuts)
         if isinstance(node, RankLocal):
-            return self._apart_filler(node, kinds)
+            return self._rank_local_filler(node, kinds)
         if isinstance(node, ShardedLeaf):
             return self._sharded_filler(node, kinds)
         if isinstance(node, UnmadeLeaf):
@@ -131,20 +131,20 @@ class Template:
             return _dict_filler(node, take, _run_test(node, self.cuts))
         return _items_filler(node, take, _run_test(node, self.cuts))
 
-    def _apart_filler(self, rank_local: RankLocal, kinds: dict[Any, Any]) -> _Filler:
-        place = next(place for place, each in enumerate(self._known.rank_local) if each is rank_local)
+    def _rank_local_filler(self, rank_local: RankLocal, kinds: dict[Any, Any]) -> _Filler:
+        position = next(position for position, each in enumerate(self._known.rank_local) if each is rank_local)
         if rank_local.node is None:
             return lambda item: True
         inner = self._filler(rank_local.node, kinds)
 
         def fill(item: Any) -> bool:
-            self._later.append((place, inner, item))
+            self._later.append((position, inner, item))
             return True
 
         return fill
 
     def _children_taker(self, branch: Branch, kinds: dict[Any, Any]) -> Callable[[Sequence[Any]], bool]:
-        """Takes the items of a container in canonical order."""
+        """A function that takes the items of a container, in canonical order."""
         wanted = [self._tensor_kind(child, kinds) for child in branch.children]
         if all(wanted):
             return lambda items: self._take_tensors(items, wanted)
@@ -164,7 +164,7 @@ class Template:
     def _take_tensors(self, items: Iterable[Any], kinds: Iterable[Any]) -> bool:
         try:
             for item, (dtype, shape, device, order, is_complex) in zip(items, kinds, strict=True):
-                # Other layouts have another dtype, no shape or no memory; a meta tensor is on no device asked for.
+                # Other layouts differ in dtype, or have no shape or memory; no kind has the meta device.
                 if (
                     type(item) not in PLAIN_TENSORS
                     or item.dtype is not dtype
@@ -226,7 +226,7 @@ class Template:
 
 
 def _item(node: Node, flat: FlatState, state_dicts: dict[int, Any]) -> Any:
-    """The live item of a node; notes the results of objects' ``state_dict()``."""
+    """The live item of a node; adds the results of ``state_dict()`` calls to ``state_dicts``."""
     if isinstance(node, UnmadeLeaf):
         raise TypeError("a tensor without memory is in no state that is saved")
     if isinstance(node, ShardedLeaf):
@@ -265,8 +265,8 @@ def _dict_filler(
     kind, order = type(branch.container), list(branch.container)
     types = None if all(type(key) is str for key in order) else [type(key) for key in order]
     exact = all(type(key) in (str, int, bool, bytes, type(None)) for key in order)
-    places = {key: place for place, key in enumerate(order)}
-    canonical = [places[key] for key in branch.keys]
+    positions = {key: position for position, key in enumerate(order)}
+    canonical = [positions[key] for key in branch.keys]
     in_order = canonical == list(range(len(order)))
 
     def fill(item: Any) -> bool:
@@ -278,13 +278,13 @@ def _dict_filler(
             return False
         branch.container = item
         items = list(item.values())
-        return take(items if in_order else [items[place] for place in canonical])
+        return take(items if in_order else [items[position] for position in canonical])
 
     return fill
 
 
 def _composite_filler(branch: Branch, fillers: Sequence[_Filler]) -> _Filler:
-    """Fills a tensor that is made of others; one whose components have other shapes now does not fit."""
+    """Fills a composite tensor; one whose components have other shapes now does not fit."""
     kind, cls, keys, path = branch.kind, type(branch.container), list(branch.keys), branch.path
 
     def fill(item: Any) -> bool:
@@ -312,7 +312,7 @@ def _items_filler(
 
 
 def _run_test(branch: Branch, cuts: RankLocalRules | None) -> Callable[[Any], bool] | None:
-    """Tells whether other values in the same places make it a value container; None where they never can."""
+    """A function that says whether other values at the same keys make it a value container; None if they cannot."""
     flat = all(isinstance(child, ValueLeaf) for child in branch.children)
     if not flat and (len(branch.children) < LEAST_ROWS or not _holds_values(branch)):
         return None
@@ -325,7 +325,7 @@ def _run_test(branch: Branch, cuts: RankLocalRules | None) -> Callable[[Any], bo
 
 
 def _holds_values(node: Node) -> bool:
-    """True if there are only values, in containers that a value container may have."""
+    """True if a tree has only values, in containers that may be in a value container."""
     if isinstance(node, Branch):
         return node.kind in CONTAINER_KINDS and all(map(_holds_values, node.children))
     return isinstance(node, ValueLeaf)

@@ -1,10 +1,9 @@
 """Leaves that share memory: one of them owns the bytes, the others are saved as views of it.
 
-A leaf is an alias when all of its elements lie inside another leaf that is flat (C order, no gaps), or when it is the
-same view of the same memory as another. Leaves that only overlap partly, without one covering the other, are saved in
-full each and are not tied by ``load``: rows 0 to 3 and rows 2 to 5 of one buffer. They can be restored if they held
-what they share alike when they were saved (:func:`overlapping`, :func:`conflicting`); otherwise one would overwrite the
-other.
+A leaf is an alias if all of its elements are inside another leaf that is flat (C order, no gaps), or if it is the same
+view of the same memory as another. Leaves that overlap without one covering the other, such as rows 0 to 3 and rows 2
+to 5 of one buffer, are each saved in full, and ``load`` does not tie them. They can be restored if their common bytes
+were equal when they were saved (:func:`overlapping`, :func:`conflicting`); otherwise one would overwrite the other.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from deeppart.state.fingerprint import full_digest, hash63
 from deeppart.state.tensors import Array, LeafType, is_flat
 from deeppart.state.tree.flat import FlatState
 
-#: How long numpy may look for a byte that two arrays share; undecided counts as shared.
+#: Limit for numpy's search for a common byte of two arrays; undecided counts as shared.
 _MOST_WORK = 10_000
 
 
@@ -42,12 +41,11 @@ class Alias:
 
 
 def find_aliases(flat: FlatState, types: list[LeafType]) -> dict[int, Alias]:
-    """Leaf number -> what it is a view of. Owners are never aliases themselves.
+    """Maps the number of each alias to its owner and view. Owners are never aliases.
 
-    Of equal leaves the flat one with the lowest number owns the bytes. What is rank-local from the structure that all
-    ranks share is not tied to it, nor what is rank 0's to what is each rank's own. Nor are arrays to tensors, though
-    they may share memory. A shard of a tensor is tied to another shard if it is all of that, and the same part of a
-    tensor of the same type; and to nothing else.
+    Of equal leaves the flat one with the lowest number owns the bytes. Leaves are tied only within the shared
+    structure, within rank 0's items or within this rank's items; never an array to a tensor, though they may share
+    memory. A shard is tied only to a shard that has the same bytes, and the same box of a tensor of the same type.
     """
     if not flat.rank_local and not flat.sharded:
         return _find_ties(flat, types)
@@ -66,15 +64,15 @@ def find_aliases(flat: FlatState, types: list[LeafType]) -> dict[int, Alias]:
 
 
 def _is_all_of(kind: LeafType, alias: Alias, owner: LeafType) -> bool:
-    """True if a leaf is the same elements in the same order as the one whose memory it shares."""
+    """True if a leaf has the same elements in the same order as the owner of its memory."""
     return kind == owner and alias.offset == 0 and alias.strides == contiguous_strides(kind.shape)
 
 
 def memory_groups(flat: FlatState, types: list[LeafType]) -> npt.NDArray[np.int64]:
-    """For each leaf the lowest number of those whose memory reaches into each other's, from the first byte to the last.
+    """For each leaf the lowest number of the leaves whose address ranges overlap, directly or through others.
 
-    Whatever they are: views of one another or not, arrays or tensors, wherever they stand in the state. Columns of one
-    matrix count, too, though they share no byte.
+    All leaves count: views or not, arrays or tensors, anywhere in the state. Columns of one matrix count, too, though
+    they share no byte.
     """
     starts, lengths, _ = _reaches(flat, types)
     for index, tensor in flat.unresolved.items():
@@ -91,7 +89,7 @@ def memory_groups(flat: FlatState, types: list[LeafType]) -> npt.NDArray[np.int6
 
 
 def _reaches(flat: FlatState, types: list[LeafType]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], list[int]]:
-    """The first address of each leaf in memory, its length there, and the leaves that are not flat."""
+    """The lowest address of each leaf, its length in memory, and the leaves that are not flat."""
     starts = np.array(flat.pointers, dtype=np.int64)
     lengths = np.fromiter((kind.nbytes for kind in types), dtype=np.int64, count=len(types))
     ragged = [index for index, data in enumerate(flat.data) if not is_flat(data)]
@@ -104,13 +102,13 @@ def _find_ties(flat: FlatState, types: list[LeafType]) -> dict[int, Alias]:
     starts, lengths, ragged = _reaches(flat, types)
     is_ragged = np.zeros(len(types), dtype=np.bool_)
     is_ragged[ragged] = True
-    # At one place the longest comes first, and of equals a flat one: only it can own the others.
+    # At one address the longest comes first, and of equals a flat one: only it can own the others.
     order = np.lexsort((np.arange(len(types)), is_ragged, -lengths, starts))
     order = order[lengths[order] > 0]
     if not _any_overlap(starts[order], lengths[order]):
         return {}
     aliases: dict[int, Alias] = {}
-    owners: dict[object, tuple[int, int]] = {}  # of each kind: the last one, and its end
+    owners: dict[object, tuple[int, int]] = {}  # for each kind: the last owner, and its end
     for index in order.tolist():
         start, end = int(starts[index]), int(starts[index] + lengths[index])
         owner, owner_end = owners.get(types[index].kind, (-1, -1))
@@ -126,7 +124,7 @@ def _find_ties(flat: FlatState, types: list[LeafType]) -> dict[int, Alias]:
 
 
 def alias_digests(aliases: Mapping[int, Alias], leaves: int) -> npt.NDArray[np.int64]:
-    """For each leaf a digest of what it is a view of, by which ranks compare their ties; 0 if of nothing."""
+    """For each leaf a digest of its alias, with which ranks compare their ties; 0 if it is none."""
     digests = np.zeros(leaves, dtype=np.int64)
     for index, alias in aliases.items():
         digests[index] = hash63(str(alias).encode())
@@ -134,19 +132,19 @@ def alias_digests(aliases: Mapping[int, Alias], leaves: int) -> npt.NDArray[np.i
 
 
 def _add_twins(aliases: dict[int, Alias], ragged: dict[int, Array], types: list[LeafType]) -> None:
-    """Leaves that are not flat own no others, but one and the same leaf may stand at several places."""
+    """Tie non-flat leaves that are the same view of the same memory; they own no other leaves."""
     first: dict[tuple[object, ...], int] = {}
     for index, data in ragged.items():
         kind = types[index]
         if kind.nbytes and not _is_lazy(data):
             owner = first.setdefault((address(data), kind, _strides(data)), index)
             if owner != index:
-                # As saved, the owner is in C order, and so is its twin.
+                # The owner is saved in C order, so its twin is, too.
                 aliases[index] = Alias(owner, 0, contiguous_strides(kind.shape))
 
 
 def _is_lazy(data: Array) -> bool:
-    """True if the elements are not as they lie in memory (conjugated or negated on reading)."""
+    """True if the elements differ from the bytes in memory (conjugated or negated on reading)."""
     return isinstance(data, torch.Tensor) and (data.is_conj() or data.is_neg())
 
 
@@ -170,7 +168,7 @@ def _any_overlap(starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) 
 
 
 def _alias(data: Array, kind: LeafType, owner: int, offset: int) -> Alias | None:
-    # A dimension of one element has no step: which one torch keeps for it depends on how a tensor was made.
+    # The stride of a dimension of length 1 has no meaning: it depends on how torch made the tensor.
     strides = tuple(
         step if length > 1 else plain
         for step, length, plain in zip(_strides(data), kind.shape, contiguous_strides(kind.shape), strict=True)
@@ -181,14 +179,14 @@ def _alias(data: Array, kind: LeafType, owner: int, offset: int) -> Alias | None
 
 
 def _strides(data: Array) -> tuple[int, ...]:
-    """In elements."""
+    """Strides in elements."""
     if isinstance(data, torch.Tensor):
         return tuple(data.stride())
     return tuple(stride // data.itemsize for stride in data.strides)
 
 
 def extent(data: Array) -> tuple[int, int]:
-    """Lowest address and bytes up to the end of the highest element, of a leaf that is not flat."""
+    """Lowest address and length of the memory of a leaf that is not flat, up to the end of its highest element."""
     itemsize = data.itemsize
     if 0 in data.shape:
         return 0, 0
@@ -201,7 +199,7 @@ def extent(data: Array) -> tuple[int, int]:
 
 
 class _Bytes:
-    """The bytes of a leaf for numpy, by address: nothing is read."""
+    """The bytes of a leaf as an ``__array_interface__``: only addresses, nothing is read."""
 
     def __init__(self, data: Array) -> None:
         strides = [each * data.itemsize for each in data.stride()] if isinstance(data, torch.Tensor) else data.strides
@@ -217,7 +215,7 @@ class _Bytes:
 def overlapping(arrays: Mapping[int, Array]) -> list[int]:
     """Numbers of the leaves that share bytes with another one, ascending.
 
-    Columns of one matrix do not, though they lie in each other's reach. Exact, by ``numpy.shares_memory``.
+    Columns of one matrix do not, though their address ranges overlap. Exact, by ``numpy.shares_memory``.
     """
     numbers = [number for number, data in arrays.items() if 0 not in data.shape]
     reaches = [_reach(arrays[number]) for number in numbers]
@@ -257,7 +255,7 @@ def _device(data: Array) -> str:
 
 
 def conflicting(live: Mapping[int, Array], wanted: Mapping[int, Array]) -> list[int]:
-    """Leaves that would not hold their saved bytes if all were written; live bytes are unchanged."""
+    """Leaves that would not have their wanted bytes after all were written; the live bytes are left unchanged."""
     before = {number: _copy(data) for number, data in live.items()}
     try:
         for number, data in live.items():
@@ -269,7 +267,7 @@ def conflicting(live: Mapping[int, Array], wanted: Mapping[int, Array]) -> list[
 
 
 def assign(target: Any, value: Any) -> None:
-    """Copy all elements into an array that is there."""
+    """Copy all elements of ``value`` into an existing array."""
     if isinstance(target, torch.Tensor):
         with torch.no_grad():
             target.copy_(value)

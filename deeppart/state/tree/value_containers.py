@@ -1,8 +1,8 @@
-"""Value containers: a list, tuple or large dict of small values alone is one value, not one for each item.
+"""Value containers: a list, tuple or large dict of nothing but small values is saved as one value.
 
-A million integers would otherwise be a million leaves, each with a path, a digest and a place in every document. A
-*nested* value container is one of many items, some of which are containers themselves, with nothing but small values
-in them, to any depth: a table of records, say.
+Otherwise a million integers would be a million leaves, each with a path, a digest and an entry in every document. A
+*nested* value container has many items, some of which are containers of small values themselves, to any depth: a table
+of records, say.
 """
 
 from __future__ import annotations
@@ -27,21 +27,20 @@ from deeppart.state.values import (
 )
 
 SEQUENCE_MAKERS: dict[str, Callable[[Any], Any]] = {"list": list, "tuple": tuple}
-#: Lists and tuples of small values are value containers from this length on. Shorter ones (betas, a version) keep a
-#: path per item.
+#: Least length of a list or tuple that is a value container. Each item of a shorter one (betas, a version) keeps a
+#: path of its own.
 LEAST_ITEMS = 8
-#: A dict of small values is a value container from this size on: a table of counts or of words, and no longer a record
-#: with names.
+#: Least size of a dict that is a value container: a table of counts or of words rather than a record with names.
 LEAST_ENTRIES = 256
-#: A container of plain containers is a value container from this length on: many rows, and no longer a configuration,
-#: in which a single value may differ between ranks.
+#: Least length of a container of containers that is a value container: many rows rather than a configuration, in which
+#: a single value may differ between ranks.
 LEAST_ROWS = 256
-#: What :func:`container_kind` answers.
+#: What :func:`container_kind` returns.
 CONTAINER_KINDS = frozenset(SEQUENCES.values()) | frozenset(TABLES.values())
 
 
 def container_levels(item: Any) -> int:
-    """The number of containers inside each other in a value container, it included; 0 if it is no value container."""
+    """The number of nested levels of a value container, itself included; 0 if it is no value container."""
     kind = type(item)
     if kind not in CONTAINERS:
         return 0
@@ -58,8 +57,8 @@ def is_run(item: object) -> bool:
 
 
 def _plain_levels(item: Any) -> int:
-    """The number of containers inside each other in one that has only small values in the end; 0 otherwise."""
-    level = [next(iter(_items(item)))]  # what holds tensors often shows it in the first row
+    """The number of nested levels of a container with only small values inside; 0 if it has anything else."""
+    level = [next(iter(_items(item)))]  # shortcut: a container of tensors often has one in the first row
     if type(level[0]) in CONTAINERS and _inner(level) is None:
         return 0
     level = [item]
@@ -74,7 +73,7 @@ def _plain_levels(item: Any) -> int:
 
 
 def _inner(level: list[Any]) -> list[Any] | None:
-    """The containers in containers, each once; None if something else that is no small value is in them, too."""
+    """The containers inside containers, each once; None if they have items other than containers and small values."""
     if any(hasattr(each, "_metadata") for each in level if type(each) in TABLES and type(each) is not dict):
         return None
     items = list(chain.from_iterable(map(_items, level)))
@@ -83,7 +82,7 @@ def _inner(level: list[Any]) -> list[Any] | None:
         return None
     if kinds.isdisjoint(CONTAINERS):
         return []
-    # By identity: a container inside itself comes to an end at the last level, and is left to the walk to refuse.
+    # By identity: a container that contains itself ends at the last level, and the walk refuses it.
     return list({id(each): each for each in items if type(each) in CONTAINERS}.values())
 
 
@@ -97,12 +96,12 @@ def _all_values(items: Collection[Any]) -> bool:
 
 
 def _fits_in_a_value(kind: type) -> bool:
-    """True for values that are replaced as a whole: those that change stay the objects that they are in a restore."""
+    """True for immutable values: a restore changes mutable ones in place, so they keep a path of their own."""
     return is_value_type(kind) and kind not in MUTABLE
 
 
 def container_kind(value: object) -> str | None:
-    """Kind of the container that a leaf's value is, such as "list" or "odict"; None: no container."""
+    """Kind of a leaf's value that is a container, such as "list" or "odict"; None if it is no container."""
     return SEQUENCES.get(type(value)) or TABLES.get(type(value))
 
 
@@ -126,7 +125,7 @@ def make_container(kind: str, keys: Iterable[Any], items: Iterable[Any]) -> Any:
 
 
 def paths_inside(value: Any) -> Iterator[tuple[Any, ...]]:
-    """The paths of all small values and containers in a value container, from it."""
+    """The relative paths of all small values and containers inside a value container."""
     for key, item in zip(*container_items(value), strict=True):
         yield (key,)
         if type(item) in CONTAINERS:
@@ -134,7 +133,7 @@ def paths_inside(value: Any) -> Iterator[tuple[Any, ...]]:
 
 
 def describe_leaf_value(value: Any, room: int = 50, most: int = 4, what: str = "") -> str:
-    """The content of a leaf in at most 80 characters: of a container the first items, none cut unless it is alone."""
+    """A leaf's value in at most 80 characters; for a container its first items, none cut unless it is the only one."""
     kind = container_kind(value)
     if kind is None:
         return describe_value(value)
@@ -155,7 +154,7 @@ def _short_kind(container: Any) -> str:
 
 
 def in_order(value: Any) -> Encoded:
-    """A value's encoding, that of dicts with their entries in canonical order, of ordered dicts in their own."""
+    """The encoding of a value in which dicts are in canonical order; ordered dicts keep theirs."""
     return encode_value(_ordered(value), "")
 
 

@@ -94,7 +94,7 @@ def spoiled(comm: Any, directory: Path, make: Callable[[int], State], last: bool
 SPOILED: dict[Callable[[int], State], tuple[str, str]] = {
     another_shape: ("LeafMismatchError", "float32[20001]"),
     one_leaf_more: ("StructureMismatchError", "more"),
-    expanded: ("StateError", "several elements at one place"),
+    expanded: ("StateError", "several elements at one address"),
     overlapping: ("StructureMismatchError", "a would be overwritten by b"),
     failing: ("StateError", "the user's own"),
 }

@@ -81,7 +81,7 @@ def test_what_is_sound_opens_without_its_base() -> None:
 @pytest.mark.parametrize("sequence", [7, 8, 2**63 - 1])
 def test_a_base_must_be_an_earlier_part(sequence: int) -> None:
     error = refused(referring(bases=[forge.base_row(bytes(5000), step=3, sequence=sequence)]))
-    assert "not an earlier one" in str(error)
+    assert "not earlier" in str(error)
 
 
 def test_a_base_must_be_the_file_that_was_meant(tmp_path: Path) -> None:
@@ -256,8 +256,8 @@ def test_zstd_that_does_not_hold_what_the_table_says() -> None:
         ({"offset": 0}, "chunk 0 of 1"),
         ({"offset": 4095}, "where the one before ends"),
         ({"offset": 4097}, "where the one before ends"),
-        ({"offset": 4296}, "behind the payload"),
-        ({"offset": 2**64 - 100}, "behind the payload"),  # plus the length it wraps round to byte 100
+        ({"offset": 4296}, "after the payload"),
+        ({"offset": 2**64 - 100}, "after the payload"),  # plus the length it wraps round to byte 100
         ({"encoded_length": 199}, "do not fill the payload"),
         ({"encoded_length": 201}, "do not fill the payload"),
         ({"encoded_length": 0, "raw_length": 200}, "encoded length"),

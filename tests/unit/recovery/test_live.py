@@ -52,7 +52,7 @@ class Failing:
 
 
 def test_whatever_the_callers_objects_raise_is_an_error_of_the_state() -> None:
-    with pytest.raises(StateError, match="looking at the state failed") as caught:
+    with pytest.raises(StateError, match="flattening the state failed") as caught:
         flatten_live({"a": Failing()})
     assert caught.value.found == "ZeroDivisionError: the user's own"
     assert isinstance(caught.value.__cause__, ZeroDivisionError)

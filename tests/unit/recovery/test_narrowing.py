@@ -125,7 +125,7 @@ def wrapped(rank: int) -> dict[str, Any]:
     return {"m": {"module.a": whole("a") + 100 * rank, "module.b": whole("b")}, "seed": 7 + rank}
 
 
-@pytest.mark.filterwarnings("ignore:.*what wrappers put into them:deeppart.errors.DeeppartWarning")
+@pytest.mark.filterwarnings("ignore:.*words that wrappers insert:deeppart.errors.DeeppartWarning")
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("cast", [False, True])
 def test_what_is_each_ranks_own_is_asked_for_by_its_name_here(tmp_path: Path, ranks: int, cast: bool) -> None:

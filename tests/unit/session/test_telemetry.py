@@ -32,7 +32,7 @@ def test_a_file_that_holds_something_else_is_not_touched(tmp_path: Path, name: s
     other = next(path for each, path in ours.items() if each != name)
     for text in (b"alias ls=ls\n", b'{"event": 1}\n', b"\n", other.read_bytes()):
         precious.write_bytes(text)
-        with pytest.raises(deeppart.ConfigError, match="holds something else") as caught:
+        with pytest.raises(deeppart.ConfigError, match="names a file with other content") as caught:
             session(**{name: precious})
         assert name in str(caught.value) and caught.value.where == str(precious) and caught.value.todo
         assert precious.read_bytes() == text

@@ -127,7 +127,7 @@ DAMAGED: dict[str, Any] = {
 @pytest.mark.parametrize("name", DAMAGED)
 def test_other_forms_are_damage(name: str) -> None:
     document = {
-        "tree": DAMAGED[name], "leaves": [], "values": [], "per_rank_values": [], "rank0": [], "apart": False,
+        "tree": DAMAGED[name], "leaves": [], "values": [], "per_rank_values": [], "rank0": [], "rank_local": False,
         "boxes": [],
     }  # fmt: skip
     with pytest.raises(CorruptFileError):

@@ -102,7 +102,7 @@ WRONG: dict[str, Callable[[list[Any]], Any]] = {
     "no list": lambda metas: metas[0]["structure"].update(boxes={}),
     "a tensor that is each rank's own": lambda metas: leaf(1)(metas).__setitem__(3, 1),
     "an array of texts": lambda metas: leaf(1)(metas).__setitem__(slice(2), ["numpy", "<U3"]),
-    "a tensor without its place": lambda metas: metas[0]["structure"].update(apart=False),
+    "a tensor without its place": lambda metas: metas[0]["structure"].update(rank_local=False),
     "a tensor twice in a tree": lambda metas: tree(metas).__setitem__(1, ["a", 3]),
     "a tree that names a shared tensor": lambda metas: tree(metas).__setitem__(0, ["a", 1]),
     "a tree that names a plain leaf": lambda metas: tree(metas).__setitem__(0, ["a", 0]),

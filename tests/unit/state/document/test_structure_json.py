@@ -111,7 +111,7 @@ def test_order_of_dicts_is_that_of_each_checkpoint(tmp_path: Path) -> None:
 
 def tree_of(state: Any, first: tuple[int, int] = (0, 0), cuts: RankLocalRules | None = None) -> Any:
     """The tree as it stands in a file."""
-    return json.loads(json.dumps(encode_tree(flatten(state, cuts=cuts).root, Numbers.behind(*first))))
+    return json.loads(json.dumps(encode_tree(flatten(state, cuts=cuts).root, Numbers.after(*first))))
 
 
 def test_names_of_versions_in_a_state_dict_are_kept_and_nothing_else_of_it() -> None:
@@ -170,10 +170,10 @@ DAMAGE: dict[str, Callable[[dict[str, Any]], Any]] = {
     "no tree": lambda found: found.pop("tree"),
     "no values": lambda found: found.pop("values"),
     "no rank0": lambda found: found.pop("rank0"),
-    "no word on what stands apart": lambda found: found.pop("apart"),
+    "no rank_local": lambda found: found.pop("rank_local"),
     "no divisions": lambda found: found.pop("boxes"),
     "no numbers of per-rank values": lambda found: found.pop("per_rank_values"),
-    "apart is a number": put("apart", 1),
+    "rank_local is a number": put("rank_local", 1),
     "rank0 is no list": put("rank0", {"x": 1}),
     "a path of rank0 is no path": put("rank0", [[["no tag", 1]]]),
     "a per-rank value that is none": put("per_rank_values", [99]),

@@ -107,15 +107,15 @@ def test_a_write_that_is_counted_after_the_copy_is_told(tmp_path: Path, monkeypa
     net = nn.Linear(400, 300)
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     checked, go = threading.Event(), threading.Event()
-    look_again = deferred.DeferredCopy.look_again
+    recheck = deferred.DeferredCopy.recheck
 
     def late(copies: deferred.DeferredCopy) -> Any:
         checked.set()
         assert go.wait(20)
-        return look_again(copies)
+        return recheck(copies)
 
     with deeppart.Checkpointer(config(tmp_path, capture="lazy")) as ck:
-        monkeypatch.setattr(deferred.DeferredCopy, "look_again", late)
+        monkeypatch.setattr(deferred.DeferredCopy, "recheck", late)
         pending = ck.checkpoint({"net": net, "optimizer": optimizer}, 1)
         assert checked.wait(20)  # all is copied, the part is written, and about to be named
         with torch.no_grad():

@@ -167,7 +167,7 @@ def test_wrappers_are_looked_through_and_it_is_told(tmp_path: Path, name: str) -
     saved, live = WRAPPED[name]()
     with deeppart.Checkpointer(config(tmp_path)) as ck:
         ck.checkpoint(saved, 1).wait()
-        with pytest.warns(DeeppartWarning, match="differ from those in the checkpoint by what wrappers put"):
+        with pytest.warns(DeeppartWarning, match="differ from those in the checkpoint by words that wrappers insert"):
             assert ck.restore(live) == 1
         assert ck.restored is not None and len(ck.restored.unwrapped) == 1
     pairs = zip(tensors_of(saved), tensors_of(live), strict=True)

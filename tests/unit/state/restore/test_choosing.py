@@ -193,7 +193,7 @@ def test_an_optimizer_is_restored_whole_or_not_at_all(ck: deeppart.Checkpointer)
 
 def test_nothing_in_common_is_an_error_even_so(ck: deeppart.Checkpointer) -> None:
     ck.checkpoint({"model": torch.ones(2)}, 1).wait(timeout=30)
-    with pytest.raises(StructureMismatchError, match="nothing in the checkpoint has a place"):
+    with pytest.raises(StructureMismatchError, match="no place for anything in the checkpoint"):
         ck.restore({"net": torch.zeros(2)}, strict=False)
 
 
@@ -379,7 +379,7 @@ def test_on_several_ranks(tmp_path: Path, ranks: int, own: bool, how: dict[str, 
     live = [state(0) for _ in range(ranks)]
     if own and ranks != 2:
         for per_rank in ("strict", "rank0", "drop", lambda path, old, rank, size: old[0]):
-            with pytest.raises(DeeppartError, match=r"of each rank's own|of each of its 2 ranks"):
+            with pytest.raises(DeeppartError, match=r"a per-rank leaf was saved|of each of its 2 ranks"):
                 restore(tmp_path, live, **how, per_rank=per_rank)
         assert all(each["big"].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0] for each in live)
         return

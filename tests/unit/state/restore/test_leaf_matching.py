@@ -227,7 +227,7 @@ def test_texts_for_the_numbers_of_parameters_are_not_lost_without_a_word(tmp_pat
     train(model, optimizer, 1)
     saved = optimizer.state_dict()
     saved["state"] = {str(number): state for number, state in saved["state"].items()}
-    with pytest.raises(deeppart.errors.StructureMismatchError, match="texts for the numbers of parameters: o"):
+    with pytest.raises(deeppart.errors.StructureMismatchError, match="texts as parameter numbers: o"):
         save_and_restore(tmp_path, {"o": saved}, {"o": torch.optim.Adam(live.parameters())})
 
 
