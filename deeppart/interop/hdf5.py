@@ -30,6 +30,8 @@ _MOST_LINKS = 1_000_000
 _MOST_DEPTH = 200
 #: Of deflate, and what else is part of HDF5 and h5py. Others are libraries that HDF5 would look for and load.
 _FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32", 5: "nbit", 6: "scaleoffset", 32000: "lzf"}
+#: Those that make data shorter.
+_COMPRESSING = (1, 32000)
 #: deflate makes at most 1,032 bytes of one.
 _MOST_EXPANDED = 1100
 #: What was never written has no bytes in the file; so much of it is believed.
@@ -80,9 +82,11 @@ def open_hdf5(path: Path, closing: ExitStack, keys: str | Sequence[str] | None =
         file = h5py.File(f"/proc/self/fd/{descriptor}", "r", locking=False, rdcc_nbytes=0).id
         closing.callback(file.close)
         walk = _Walk(foreign, file, where)
-        state = walk.state()
+        patterns = [keys] if isinstance(keys, str) else keys
+        state = walk.archived(patterns) if walk.is_archive else walk.group(walk.root, ())
     opened = Opened("hdf5", state, walk.sources, 1, walk.remarks())
-    opened.choose(keys, where)
+    if not walk.is_archive:
+        opened.choose(keys, where)
     if (refused := _first_refused(opened.state)) is not None:
         raise refused.error
     return opened
@@ -98,32 +102,21 @@ class _Walk:
         self._leaves: dict[int, Any] = {}
         self._open: set[int] = set()
         self._left, self._attributes, self._components = _MOST_LINKS, 0, 0
+        self.root = self._links.root
+        self.is_archive = _is_archive(self.root, where)
         self.sources: dict[int, Source] = {}
 
-    def state(self) -> Any:
-        """All of it."""
-        root = self._links.root
-        if (version := _version(root)) is None:
-            return self._group(root, ())
-        if version != ARCHIVE_VERSION:
-            raise CorruptFileError(
-                "an archive of another version of deeppart export",
-                expected=f"version {ARCHIVE_VERSION}",
-                found=f"version {version}",
-                where=self._where,
-                todo="export the checkpoint again",
-            )
-        return self._archived(root)
-
-    def _archived(self, root: h5py.h5g.GroupID) -> Any:
+    def archived(self, keys: Sequence[str] | None) -> Any:
         """The state that `deeppart export` has written."""
-        document = self._links.dataset(root, STRUCTURE)
+        document = self._links.dataset(self.root, STRUCTURE)
         self._elements.check(document, STRUCTURE)
+        if not document.get_type().equal(h5py.h5t.STD_U8LE) or len(document.shape) != 1:
+            raise ValueError("the structure of an archive is not a row of bytes")
         text = np.empty(_nbytes(document), dtype=np.uint8)
         document.read(h5py.h5s.ALL, h5py.h5s.ALL, text, mtype=document.get_type())
-        archived, arrays = Archived(text.tobytes(), self._where), dict[int, Array]()
+        archived, arrays = Archived(text.tobytes(), keys, self._where), dict[int, Array]()
         for leaf, kind, name in archived.stored:
-            dataset = self._links.dataset(root, name)
+            dataset = self._links.dataset(self.root, name)
             self._elements.check(dataset, name)
             if not stored_type(kind).equal(dataset.get_type()) or tuple(dataset.shape or ()) != kind.shape:
                 raise CorruptFileError(
@@ -153,13 +146,13 @@ class _Walk:
 
     def _item(self, item: Any, path: KeyPath) -> Any:
         if isinstance(item, h5py.h5g.GroupID):
-            return self._group(item, path)
+            return self.group(item, path)
         number = _identity(item)
         if number not in self._leaves:
             self._leaves[number] = self._dataset(item, readable(path))
         return self._leaves[number]
 
-    def _group(self, group: h5py.h5g.GroupID, path: KeyPath) -> Any:
+    def group(self, group: h5py.h5g.GroupID, path: KeyPath) -> Any:
         number = _identity(group)
         if number in self._open or len(path) > _MOST_DEPTH:
             raise CorruptFileError(
@@ -191,7 +184,9 @@ class _Walk:
         if dataset.get_space().get_simple_extent_type() == h5py.h5s.NULL:
             return None
         if _is_text(dataset) and dataset.shape == ():
-            return _text_of(dataset)
+            text = _text_of(dataset)
+            self._elements.take(len(text), name)
+            return text
         kind = _type_of(dataset, f"{self._where}, {name}")
         array = kind.new()
         if kind.nbytes:
@@ -256,13 +251,26 @@ def _identity(item: h5py.h5d.DatasetID | h5py.h5g.GroupID) -> int:
     return int(h5py.h5o.get_info(item).addr)
 
 
-def _version(root: h5py.h5g.GroupID) -> int | None:
-    """Of an archive of `deeppart export`; None of any other file."""
+def _is_archive(root: h5py.h5g.GroupID, where: str) -> bool:
+    """True of what `deeppart export` has written."""
     if not h5py.h5a.exists(root, ARCHIVE.encode()):
-        return None
+        return False
     found = h5py.h5a.open(root, ARCHIVE.encode())
     is_number = isinstance(found.get_type(), h5py.h5t.TypeIntegerID) and found.shape == ()
-    return int(h5py.Group(root).attrs[ARCHIVE]) if is_number else -1
+    version = int(h5py.Group(root).attrs[ARCHIVE]) if is_number else None
+    if version != ARCHIVE_VERSION:
+        raise CorruptFileError(
+            "an archive of another version of deeppart export",
+            expected=f"version {ARCHIVE_VERSION}",
+            found=f"version {version}",
+            where=where,
+            todo="export the checkpoint again",
+        )
+    return True
+
+
+def _is_chunked(plist: h5py.h5p.PropDCID) -> bool:
+    return bool(plist.get_layout() == h5py.h5d.CHUNKED)
 
 
 def _text_of(dataset: h5py.h5d.DatasetID) -> str:
@@ -279,7 +287,7 @@ class _Elements:
 
     def __init__(self, file: ForeignFile, where: str) -> None:
         self._file, self._where = file, where
-        self._left = file.size
+        self._left, self._unwritten = file.size, _MOST_UNWRITTEN_BYTES
 
     def check(self, dataset: h5py.h5d.DatasetID, name: str) -> None:
         """Check that all elements are in the file, and no more of them than its length allows."""
@@ -294,9 +302,10 @@ class _Elements:
             )
         for number in range(plist.get_nfilters()):
             code = plist.get_filter(number)[0]
-            if code not in _FILTERS or not h5py.h5z.filter_avail(code):
+            is_second = code in _COMPRESSING and code in [plist.get_filter(before)[0] for before in range(number)]
+            if code not in _FILTERS or not h5py.h5z.filter_avail(code) or is_second:
                 raise UnsupportedLeafError(
-                    "a data set was written with a filter that is not part of HDF5 and h5py",
+                    "a data set was written with a filter that is not part of HDF5 and h5py, or twice with one",
                     expected=", ".join(_FILTERS.values()),
                     found=f"filter {code} ({short(plist.get_filter(number)[3])})",
                     where=self._at(name),
@@ -307,15 +316,28 @@ class _Elements:
     def _check_length(self, dataset: h5py.h5d.DatasetID, name: str) -> None:
         plist = dataset.get_create_plist()
         nbytes, stored = _nbytes(dataset), int(dataset.get_storage_size())
-        allowed = max(_MOST_UNWRITTEN_BYTES, stored * (_MOST_EXPANDED if plist.get_nfilters() else 1))
-        self._left -= stored
-        if nbytes > allowed or self._left < 0:
+        allowed = stored * (_MOST_EXPANDED if plist.get_nfilters() else 1)
+        self._unwritten -= max(0, nbytes - allowed)
+        chunk = math.prod(plist.get_chunk()) * int(dataset.get_type().get_size()) if _is_chunked(plist) else 0
+        self.take(stored, name)
+        if self._unwritten < 0 or chunk > max(allowed, _MOST_UNWRITTEN_BYTES):
             raise CorruptFileError(
                 "a data set says that it has more elements than the file can hold",
-                expected=f"at most {allowed} bytes, and {self._file.size} in all",
-                found=f"{nbytes} bytes, of which {stored} are stored",
+                expected=f"at most {allowed} bytes, and {_MOST_UNWRITTEN_BYTES} more in all that were never written",
+                found=f"{nbytes} bytes, of which {stored} are stored, in chunks of {chunk} bytes",
                 where=self._at(name),
                 todo="the file is damaged; or leave out what was never written (keys=)",
+            )
+
+    def take(self, nbytes: int, name: str) -> None:
+        """So many of the file's bytes are those of a data set: together they have no more than the file."""
+        self._left -= nbytes
+        if self._left < 0:
+            raise CorruptFileError(
+                "the data sets of a file have more bytes than the file",
+                expected=f"at most {self._file.size} bytes in all",
+                where=self._at(name),
+                todo="the file is damaged",
             )
 
     def source(self, dataset: h5py.h5d.DatasetID, kind: LeafType, name: str) -> Source:

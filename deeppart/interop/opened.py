@@ -95,6 +95,8 @@ class Opened:
         wanted = {address: array for array in arrays if (address := address_of(array)) in self.sources}
         for address, array in wanted.items():
             source, memory = self.sources[address], _memory_of(array)
+            if len(memory) != source.nbytes:
+                raise CorruptFileError("a tensor has not as many bytes as the file has for it", where=self.form)
             for start in range(0, source.nbytes, PIECE_BYTES):
                 source.read_into(start, memory[start : min(start + PIECE_BYTES, source.nbytes)])
         return self.state

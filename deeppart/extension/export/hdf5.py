@@ -25,6 +25,7 @@ from deeppart.access import storage_error
 from deeppart.extension.export.beside import BesideFile
 from deeppart.extension.export.content import Content, Totals
 from deeppart.model import VERSION
+from deeppart.offline import select
 from deeppart.state.document import Numbers, decode_structure, encode_structure, encode_tree
 from deeppart.state.paths import component
 from deeppart.state.restore import Target, build, decode_values, leaves_to_check, tie
@@ -158,30 +159,35 @@ def _new_numbers(kept: Sequence[int], count: int) -> list[int]:
 
 
 class Archived:
-    """What ``/structure`` says of an archive.
+    """What ``/structure`` says of an archive, or of the part of it that globs cover.
 
     Attributes:
-        stored: number, type and data set of each leaf that is no view of another.
+        stored: number, type and data set of each leaf whose bytes are needed, of which each has its own data set.
         components: numbers of those whose bytes :meth:`state` needs.
     """
 
-    def __init__(self, text: bytes, where: str) -> None:
+    def __init__(self, text: bytes, keys: Sequence[str] | None, where: str) -> None:
         document = json.loads(text)
         structure, names = decode_structure(document["structure"], where), document["names"]
-        if len(names) != len(structure.types) or not all(type(name) is str for name in names):
+        types, aliases = structure.types, structure.aliases
+        if len(names) != len(types) or not all(type(name) is str for name in names):
             raise ValueError("the names of data sets are not those of the leaves")
-        self._target = Target(structure, list(structure.types), decode_values(structure, where))
-        self.stored = [
-            (leaf, kind, name)
-            for leaf, (kind, name) in enumerate(zip(structure.types, names, strict=True))
-            if leaf not in structure.aliases
-        ]
+        self._target = Target(structure, list(types), decode_values(structure, where))
+        for leaf, alias in aliases.items():  # of numpy's arrays, only the same one under two names is written so
+            if types[leaf].kind == "numpy" and not self._target.is_twin(leaf, alias):
+                raise ValueError(f"leaf {leaf} is a view of leaf {alias.owner} that is never written")
+        self._tree, kept = select(structure, self._target.values, keys)
+        needed = kept | {aliases[leaf].owner for leaf in kept if leaf in aliases}
+        self._target.dropped = frozenset(range(len(types))) - needed
+        self.stored = [(leaf, types[leaf], names[leaf]) for leaf in sorted(needed - aliases.keys())]
+        if len({name for *_, name in self.stored}) < len(self.stored):
+            raise ValueError("two leaves have one data set")
         self.components = leaves_to_check(self._target)
 
     def state(self, arrays: dict[int, Array]) -> Any:
         """The state, of an array for each leaf that is stored: as ``deeppart.load`` gives it."""
         tie(self._target, arrays)
-        return build(self._target, arrays, self._target.structure.tree)
+        return build(self._target, arrays, self._tree)
 
 
 def _as_os_error(error: OSError | RuntimeError | ValueError) -> OSError:

@@ -108,6 +108,9 @@ def test_a_part_of_an_archive(tmp_path: Path) -> None:
     found = load(tmp_path / "x.h5", "optimizer/*")
     assert difference(expected, found) is None
     assert set(found["optimizer"]["state"]) == {0, 1, 2, 3}
+    with_tuple = {"s": (torch.ones(1), torch.zeros(1), 5)}
+    export(written(tmp_path / "other", with_tuple), tmp_path / "other.h5")
+    assert difference(deeppart.load(tmp_path / "other", keys="s/0"), load(tmp_path / "other.h5", "s/0")) is None
     with pytest.raises(StructureMismatchError, match=r"such as optimizer/\*"):
         load(tmp_path / "x.h5", "optimzer/*")
 
@@ -130,6 +133,11 @@ def test_groups_of_others_are_dicts_and_attributes_are_told(tmp_path: Path) -> N
 def renamed(file: Any) -> None:
     del file["state/t"]
     file["state/t"] = h5py.SoftLink("/state/v")
+
+
+def texts(file: Any) -> None:
+    del file["structure"]
+    file["structure"] = ["{}", "{}"]
 
 
 def document(change: Callable[[Any], object]) -> Callable[[Any], None]:
@@ -167,6 +175,21 @@ EDITS: dict[str, tuple[Callable[[Any], object], type[DeeppartError], str]] = {
     "no such data set": (lambda f: f.__delitem__("state/t"), CorruptFileError, "no data set"),
     "a link": (renamed, UnsupportedLeafError, "a soft link"),
     "no structure": (lambda f: f.__delitem__("structure"), CorruptFileError, "no data set"),
+    "a view of an array": (
+        document(
+            lambda d: d["structure"]["leaves"].__setitem__(
+                slice(0, 2), [["numpy", "<f4", [4], 0], ["numpy", "<f4", [2], 0, [0, 0, [1]]]]
+            )
+        ),
+        CorruptFileError,
+        "never written",
+    ),
+    "one data set for two leaves": (
+        document(lambda d: d["names"].__setitem__(1, d["names"][0])),
+        CorruptFileError,
+        "one data set",
+    ),
+    "a structure of texts": (texts, CorruptFileError, "not a row of bytes"),
     "no JSON": (lambda f: f["structure"].__setitem__(0, 0), CorruptFileError, "cannot be read"),
     "another version": (lambda f: f.attrs.__setitem__("deeppart_archive", 1), CorruptFileError, "another version"),
 }
@@ -206,6 +229,23 @@ def test_types_of_others(tmp_path: Path, name: str) -> None:
     assert tuple(found["e"].shape) == (0, 2)
 
 
+def many_unwritten(file: Any) -> None:
+    for name in "xyz":
+        file.create_dataset(name, shape=(1 << 19,), dtype="u1")
+
+
+def large_chunk(file: Any) -> None:
+    file.create_dataset("x", (10,), "u1", maxshape=(None,), chunks=(1 << 30,))
+
+
+def twice(file: Any) -> None:
+    plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    plist.set_chunk((4,))
+    plist.set_deflate(1)
+    plist.set_deflate(1)
+    h5py.h5d.create(file.id, b"x", h5py.h5t.IEEE_F64LE, h5py.h5s.create_simple((4,)), dcpl=plist)
+
+
 def unwritten(file: Any) -> None:
     file.create_dataset("x", shape=(1 << 40,), dtype="f8")
 
@@ -241,6 +281,8 @@ def tagged(file: Any) -> None:
 HOSTILE_ELEMENTS: dict[str, tuple[Callable[[Any], object], type[DeeppartError], str]] = {
     "never written": (unwritten, CorruptFileError, "more elements than the file can hold"),
     "hardly written": (sparse, CorruptFileError, "more elements than the file can hold"),
+    "a chunk for ten bytes": (large_chunk, CorruptFileError, "more elements than the file can hold"),
+    "compressed twice": (twice, UnsupportedLeafError, "or twice with one"),
     "in another file": (elsewhere, UnsupportedLeafError, "external storage"),
     "virtual": (virtual, UnsupportedLeafError, "virtual data set"),
     "a filter": (filtered, UnsupportedLeafError, "filter 305"),
@@ -253,6 +295,13 @@ HOSTILE_ELEMENTS: dict[str, tuple[Callable[[Any], object], type[DeeppartError], 
     "what numpy would evaluate": (tagged, UnsupportedLeafError, "opaque"),
     "long doubles": (lambda f: f.__setitem__("x", np.zeros(2, "g")), UnsupportedLeafError, "float of 16"),
 }  # fmt: skip
+
+
+def test_what_was_never_written_is_counted_together(tmp_path: Path) -> None:
+    path = made(tmp_path / "x.h5", many_unwritten)
+    with pytest.raises(CorruptFileError, match="more elements than the file can hold"):
+        load(path)
+    assert len(load(path, ["x", "w"])["x"]) == 1 << 19
 
 
 @pytest.mark.parametrize("name", HOSTILE_ELEMENTS)
