@@ -2,10 +2,11 @@
 
     python benchmarks/shard_documents.py [--ranks 64] [--tensors 1000] [--repeat 3]
 
-Tensors of two dimensions, sharded by rows over so many ranks. For deeppart, one of as many ranks decodes and
-checks the structure document, checks against it the span table of one part, checks that the tables of all parts hold
-its share of the tensors once, and looks in all of them for the sources of its shards. For DCP, a `.metadata` file of as many shards is unpickled, and what to read for one rank's shards
-is looked for. Shown are microseconds of processor time for each shard that any rank has saved, the median (fastest, slowest), and bytes.
+Tensors of two dimensions, sharded by rows over so many ranks. For deeppart, one of as many ranks decodes and checks the
+structure document, checks against it the span table of one part, checks that the tables of all parts hold its share of
+the tensors once, and looks in all of them for the sources of its shards. For DCP, a `.metadata` file of as many shards
+is unpickled, and what to read for one rank's shards is looked for. Shown are microseconds of processor time for each
+shard that any rank has saved, the median (fastest, slowest), and bytes.
 One process; no file and no message. Exit code: 0.
 """
 

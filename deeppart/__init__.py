@@ -64,11 +64,11 @@ __getattr__, __dir__ = lazy_names(
     __all__,
 )
 
-#: The rank that prints an error in full has so long to do it.
+#: How long the rank that prints an error in full has to do it.
 _HEAD_START_S = 1.0
 
 _default: Checkpointer | None = None
-_inherited: Checkpointer | None = None  # of the parent, in a forked process
+_inherited: Checkpointer | None = None  # the parent's, in a forked process
 
 
 def checkpoint(state: Any, step: int, *, force: bool = False) -> Pending:
@@ -122,13 +122,13 @@ def close() -> None:
 
 
 def _finish_the_latest() -> None:
-    """Checkpointers made by handlers of ``atexit``: what is registered from within these is not run any more."""
+    """Close checkpointers created by ``atexit`` handlers: handlers registered by these are not run any more."""
     if ending := sys.modules.get("deeppart.session"):
         ending.process_sessions.finish()
 
 
 def _forget_in_child() -> None:
-    """A forked process has none of the threads, and must neither finish nor tidy up what is its parent's."""
+    """A forked process has none of the threads, and must neither finish nor clean up its parent's checkpointer."""
     global _default, _inherited
     _default, _inherited = None, _default
 
@@ -136,7 +136,7 @@ def _forget_in_child() -> None:
 def _checkpointer() -> Checkpointer:
     global _default
     if _default is None and _inherited is not None:
-        return _inherited  # which refuses what is called in another process than its own
+        return _inherited  # which refuses calls in another process
     if _default is None:
         from deeppart.checkpointer import Checkpointer
 
@@ -146,7 +146,7 @@ def _checkpointer() -> Checkpointer:
 
 
 def _show_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print an error that nobody has caught: one of the library without its frames, and on one rank only."""
+    """Print an uncaught error: the library's errors without their frames, and on one rank only."""
     if isinstance(error, DeeppartError) and not shows_all_frames():
         if error.shown_by is not None:
             rank, first = error.shown_by
@@ -154,7 +154,7 @@ def _show_uncaught(kind: type[BaseException], error: BaseException, trace: Trace
             time.sleep(_HEAD_START_S)  # a launcher ends the others as soon as one rank ends
             return
         errors.cut_traceback(error)
-        sys.stderr.write("".join(traceback.format_exception(error)))  # at once, since other ranks print there, too
+        sys.stderr.write("".join(traceback.format_exception(error)))  # in one write, since other ranks print there, too
         return
     sys.__excepthook__(kind, error, trace)
 

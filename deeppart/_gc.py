@@ -20,9 +20,9 @@ _was_enabled = False
 
 @contextmanager
 def collection_paused() -> Iterator[None]:
-    """No collection begins in between, on any thread.
+    """Pause garbage collection, on all threads.
 
-    Not around anything that may wait for storage or other ranks while the job trains. ``restore()`` may: the job waits.
+    Not for code that may wait for storage or other ranks while the job trains. ``restore()`` may: the job waits.
     """
     global _pauses, _was_enabled
     with _lock:
@@ -40,7 +40,7 @@ def collection_paused() -> Iterator[None]:
 
 
 def _after_fork() -> None:
-    """Another thread of the parent may have held the lock; and of what it paused for, there is nothing here."""
+    """Reset in a forked child: another thread of the parent may have held the lock, or have paused the collector."""
     global _lock, _pauses
     _lock = threading.Lock()
     if _pauses and _was_enabled:

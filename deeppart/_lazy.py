@@ -1,4 +1,4 @@
-"""Names that a package imports at first use: most come with torch, for which commands and `import` need not wait."""
+"""Names that a package imports on first use: most need torch, whose import is slow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where every thread of the library begins and ends, but for those of short-lived pools: none ends in silence."""
+"""Starts every thread of the library, except those of short-lived pools: no error of a thread goes unnoticed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def start_thread(run: Callable[[], object], name: str, failed: Callable[[BaseException], object]) -> threading.Thread:
-    """Run something on a daemon thread."""
+    """Run a function on a daemon thread; ``failed`` is called with an error that ends it."""
 
     def body() -> None:
         try:

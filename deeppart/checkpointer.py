@@ -1,4 +1,4 @@
-"""The public face: checkpoint and restore, each readable on one screen."""
+"""The public class: checkpoint and restore."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ from deeppart.state.capture import Staging
 from deeppart.state.paths import PerRank, PerRankPolicies, policies_or_refusal
 from deeppart.state.restore import Globs, Request, Strict, request_or_refusal
 
-#: A start waits for what this process has left before; shorter than the other ranks wait for this one.
+#: The share of the timeout for which a start waits for earlier sessions of this process: the other ranks wait longer.
 _SETTLE_SHARE = 0.8
 
 
@@ -89,7 +89,7 @@ class Checkpointer:
 
     def __init__(self, config: Config | None = None, comm: Any = None, **settings: Any) -> None:
         self._process = os.getpid()
-        self._calling = threading.Lock()  # held by the call that is under way
+        self._calling = threading.Lock()  # held by the call in progress
         comm = SingleComm() if isinstance(comm, str) and comm == "self" else comm
         self.config = configuration_of(config, settings, comm)
         process_sessions.settle(_SETTLE_SHARE * self.config.timeout)
@@ -105,12 +105,12 @@ class Checkpointer:
             self._suspicions = suspicions_for(self._session, self._pipeline)
             self._saver = Saver(self._comm, self.config, self._staging, self._suspicions.record)
             self._scrubber = scrubber_for(self._session, self._pipeline)
-        except BaseException:  # there can be no more threads
+        except BaseException:  # such as: no more threads are possible
             self._session.abandon()
             raise
         self._recent: list[Pending] = []
         self._background = Background(self._session, self._pipeline, self._scrubber, self._preparation, self._recent)
-        # A checkpointer that is dropped has not been closed; nor has one whose start fails from here on.
+        # Called if a checkpointer is dropped without being closed, or if its start fails from here on.
         self._dropped = weakref.finalize(self, self._background.leave)
         self._dropped.atexit = False
         process_sessions.add(self, self._background)
@@ -144,7 +144,7 @@ class Checkpointer:
 
     @property
     def preparing(self) -> bool:
-        """True if what :meth:`prepare` has begun on this rank goes on in the background."""
+        """True if preparation that :meth:`prepare` has begun on this rank continues in the background."""
         return not self._preparation.wait(0.0)
 
     @property
@@ -282,12 +282,12 @@ class Checkpointer:
             self._preparation.begin(size_share(self._comm, self.config, state))
 
     def next_step(self) -> int:
-        """The first step after all that are taken here: for saves that have no number of their own."""
+        """The first step after all used ones: for saves without a number."""
         return self._steps.following()
 
     def close(self) -> None:
-        """Finish what is in the background, report failures, give the directory back. A second call does nothing."""
-        if self._closed or self._process != os.getpid():  # a forked process has nothing of it
+        """Finish the background work, report failures, release the directory. A second call does nothing."""
+        if self._closed or self._process != os.getpid():  # a forked process has no background
             return
         with self._alone("close"):
             self._finish()
@@ -311,7 +311,7 @@ class Checkpointer:
         finally:
             self._background.release()
         try:
-            self._saves.report_failures()  # where warnings are errors: nothing is left to be done
+            self._saves.report_failures()  # may raise, if warnings are errors: everything else is done
         finally:
             if not finished:
                 raise not_finished(self.config.timeout)
@@ -325,7 +325,7 @@ class Checkpointer:
         if kind is None or (isinstance(error, SystemExit) and not error.code):
             self.close()
             return
-        # The other ranks may never arrive: do not wait for them, and do not hide the error that is on its way.
+        # The other ranks may never arrive: do not wait for them, and do not hide the exception in progress.
         if not self._closed and self._process == os.getpid():
             self._closed = True
             self._dropped.detach()
@@ -339,7 +339,7 @@ class Checkpointer:
 
     @collection_paused()
     def _preview(self, step: int | None) -> RestorePreview | None:
-        """What :meth:`restore` would restore on this rank, without its bytes (collective); None if there is nothing."""
+        """The step that :meth:`restore` would restore here, without its bytes (collective); None if there is none."""
         with self._alone("restore"):
             raise_together(self._comm, self._unfinished(), "restore", self.config.timeout)
             self._saver.staging_was_used()
@@ -377,7 +377,7 @@ class Checkpointer:
             return None
         self.restored, recovered = done.report, done.recovered
         self._saver.mark_known(done.per_rank)
-        self._steps.restored_from(recovered.attempt.step)  # not before: who goes on after a failed restore starts over
+        self._steps.restored_from(recovered.attempt.step)  # not before: after a failed restore, training starts over
         self._retention.went_on()
         if self._auto is not None:
             self._auto.restored(recovered.slowest_level_read)
@@ -390,7 +390,7 @@ class Checkpointer:
         return recovered.attempt.step
 
     def _unfinished(self) -> DeeppartError | None:
-        """Wait for what is in the background; the error if it takes too long, or cannot go on."""
+        """Wait for the background work; returns an error if it takes too long, or cannot continue."""
         if not self._pipeline.wait_until_idle(self.config.timeout):
             return still_busy(self.config.timeout)
         return self._pipeline.failure
@@ -399,7 +399,7 @@ class Checkpointer:
 
     @contextlib.contextmanager
     def _alone(self, what: str) -> Iterator[None]:
-        """One call at a time: what a call has taken apart of the state is kept for the next one, and used again."""
+        """Allow one call at a time: calls share the flattened state."""
         refuse_in_fork(self._process, self.rank)
         if not self._calling.acquire(blocking=False):
             raise CheckpointError(

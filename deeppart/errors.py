@@ -59,13 +59,13 @@ __all__ = [
 ]
 
 E = TypeVar("E", bound="DeeppartError")
-#: Packages of the frames between a warning and the line it is for; decorators are of contextlib.
+#: Packages of the frames between a warning and the caller's line; decorators belong to contextlib.
 _INSIDE = frozenset({__package__, "torch", "contextlib"})
-#: And those around a script.
+#: Packages of the frames around a script.
 _AROUND = frozenset({*_INSIDE, "runpy", "mpi4py"})
 
 
-#: What may hold one thing many times: the repr of some hundred bytes of a pickle may have no end.
+#: Types that may contain one object many times: the repr of some hundred bytes of a pickle may be endless.
 _NESTED = (list, dict, tuple, set, frozenset)
 
 
@@ -145,7 +145,7 @@ class UnsupportedLeafError(StateError):
 
 
 class FreedMemoryError(UnsupportedLeafError):
-    """A tensor or array lies in memory that was freed, or that is smaller than it says; the message names its path."""
+    """The memory of a tensor or array was freed, or is smaller than its shape; the message names its path."""
 
 
 class StructureMismatchError(StateError):
@@ -164,7 +164,7 @@ class PerRankError(StateError):
 
 
 class CommError(DeeppartError):
-    """Something about talking to the other ranks."""
+    """Communication with the other ranks failed."""
 
 
 class RanksDisagreeError(CommError):
@@ -204,7 +204,7 @@ class StorageError(DeeppartError):
 
 
 class MissingError(StorageError):
-    """A file or directory that was asked for is not there."""
+    """A file or directory does not exist."""
 
 
 def lacks_space(error: StorageError) -> bool:
@@ -213,12 +213,12 @@ def lacks_space(error: StorageError) -> bool:
 
 
 def one_line(error: DeeppartError) -> str:
-    """An error's place, summary and finding, for a list."""
+    """An error's location, summary and finding, for a list."""
     return ": ".join(text for text in (error.where, error.summary, error.found) if text)
 
 
 def lacks_descriptors(error: BaseException) -> bool:
-    """True if an error says nothing about a file: this process, or its machine, may not open more of them."""
+    """True if an error says nothing about a file, because this process or machine has no file descriptors left."""
     return isinstance(error, StorageError) and error.errno in (errno.EMFILE, errno.ENFILE)
 
 
@@ -242,8 +242,8 @@ class NewerFormatError(FormatError):
     """A file was written by a newer version of the format than this library reads."""
 
 
-#: Raised where a small record cannot be read, or does not hold what is looked for in its JSON. Whoever can do without
-#: it catches these.
+#: Raised if a small record cannot be read, or its JSON lacks the expected values. Callers that can do without it catch
+#: these.
 UNUSABLE = (StorageError, FormatError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 

@@ -41,7 +41,7 @@ def recognize(path: Path) -> Mistaken | None:
     try:
         with storage_operation("stat", path):
             return _recognize(path.absolute())
-    except OSError:  # whoever uses it tells
+    except OSError:  # reported when it is used
         return None
 
 

@@ -21,17 +21,17 @@ class Failure:
 
     Attributes:
         error: the reason.
-        told: true if ``wait`` has raised it already.
+        raised: true if ``wait`` has raised it already.
         agreed: true if every rank has the same error, since a commit round has ended with it.
     """
 
     error: CheckpointError
-    told: bool
+    raised: bool
     agreed: bool
 
     def is_news(self, rank: int) -> bool:
-        """True if the caller must be told on this rank: if all ranks know it, only rank 0 tells."""
-        return not self.told and (rank == 0 or not self.agreed)
+        """True if this rank must warn the caller: of an error that all ranks have, only rank 0 warns."""
+        return not self.raised and (rank == 0 or not self.agreed)
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class _LevelProgress:
     error: CheckpointError | None = None
     agreed: bool = False
     #: Whether ``wait`` has raised the error, and whether ``failures`` has returned it.
-    told: bool = False
+    raised: bool = False
     counted: bool = False
 
     @property
@@ -122,7 +122,7 @@ class Pending:
                     todo="wait longer, or look at pending.report for what is slow",
                 )
         if progress.error is not None:
-            progress.told = True
+            progress.raised = True
             raise progress.error
         if progress.state != DONE:
             raise LevelNotRunError(
@@ -170,7 +170,7 @@ class Pending:
         for progress in self._levels.values():
             if progress.error is not None and not progress.counted:
                 progress.counted = True
-                fresh.append(Failure(progress.error, progress.told, progress.agreed))
+                fresh.append(Failure(progress.error, progress.raised, progress.agreed))
         return fresh
 
     def note(self, **figures: Any) -> None:

@@ -1,4 +1,4 @@
-"""``every = "auto"``: when to checkpoint, and to which levels, from what was measured in this job and seen of failures.
+"""``every = "auto"``: decides when to checkpoint, and to which levels, from costs and failures measured in this job.
 
 ``failures`` estimates rates, ``history`` keeps the runs of a directory in a file, ``auto`` measures what
 checkpoints cost in this run, and decides. What makes a cadence good is :mod:`deeppart.plan.interval`'s to say.

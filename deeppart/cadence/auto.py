@@ -23,28 +23,28 @@ from deeppart.model import LEVELS, Level, Report, show_seconds, show_share
 from deeppart.pending import DONE, FAILED, Pending
 from deeppart.plan.interval import COST_FIELDS, Cadence, LevelCost, best
 
-#: With so many calls left or fewer, the next look is at the last of them.
+#: With this many calls left or fewer, the next check is at the last of them.
 _NEAR = 8
-#: Costs that differ by no more than this share have the same cadence: it wastes a thousandth more than the best.
+#: Costs that differ by at most this share keep the cadence: it wastes a thousandth more than the best.
 _ALIKE = 0.05
-#: While nothing is known, or the pipeline is full, ranks look about this often, in seconds.
+#: While nothing is known, or the pipeline is full, ranks check about this often, in seconds.
 PAUSE_S = 0.5
-#: Share by which training is slower while the background works, until so many steps of each kind were seen
+#: Assumed slowdown of training while the background works, until this many steps of each kind were measured
 #: (docs/benchmarks.md, "Lazy capture": 1.5 to 3.2 %).
 GUESSED_SLOWDOWN = 0.03
-#: It is never taken to be less: what training does not feel, the file system and those who share it do.
+#: Lower bound of the slowdown: even if training is not slowed, the file system and its other users are.
 LEAST_SLOWDOWN = 0.01
 _LEAST_STEPS = 100
-#: So many of each kind are compared, the latest: steps vary, by more than the background slows them down.
+#: The latest steps of each kind that are compared: steps vary more than the background slows them down.
 _STEPS = 1000
 _REPORTS = 5
-#: A checkpoint is never taken to be cheaper.
+#: Lower bound of a checkpoint's cost.
 _LEAST_COST_S = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
 class CadenceReport:
-    """The cadence in use, and what it follows from.
+    """The cadence in use, and the measurements that it follows from.
 
     Attributes:
         cadence: period, levels, expected waste.
@@ -102,22 +102,22 @@ class CostMeter:
         self._left = None
 
     def left(self, now: float, *, working: bool) -> None:
-        """The call ends, and has made no checkpoint."""
+        """The call ends without a checkpoint."""
         self._left = (now, working)
 
     def made(self, pending: Pending) -> None:
-        """The call has made a checkpoint. The step after that is not counted: ``held_s`` is part of it."""
+        """The call has made a checkpoint. The next step is not measured: it includes ``held_s``."""
         self._open.append(pending)
 
     @property
     def step_s(self) -> float:
-        """From one call to the next; 0 until the second."""
+        """Time between calls; 0 until the second."""
         known = [*self._steps[False], *self._steps[True]]
         return median(known) if known else 0.0
 
     @property
     def slowdown(self) -> float:
-        """Share by which a step is slower while the background works."""
+        """The share by which a step is slower while the background works."""
         idle, working = self._steps[False], self._steps[True]
         if min(len(idle), len(working)) < _LEAST_STEPS:
             return GUESSED_SLOWDOWN
@@ -125,11 +125,11 @@ class CostMeter:
 
     @property
     def waiting(self) -> bool:
-        """True if no checkpoint has ended yet, so that nothing is known."""
+        """True if no checkpoint has finished yet, so that costs are unknown."""
         return not self._reports
 
     def take_failures(self) -> frozenset[str]:
-        """Levels at which checkpoints failed that have come to their end since the last call."""
+        """Levels at which checkpoints finished since the last call have failed."""
         done = [pending for pending in self._open if pending.finished]
         self._open = [pending for pending in self._open if pending not in done]
         reports = [pending.report for pending in done if not pending.skipped]
@@ -141,7 +141,7 @@ class CostMeter:
         return frozenset(name for report in reports for name, level in report.levels.items() if level.state == FAILED)
 
     def _keep(self, kept: deque[Report], report: Report) -> None:
-        """Add a report; that of the first checkpoint, which reserves memory and plans, counts until the next comes."""
+        """Add a report; that of the first checkpoint, which reserves memory and plans, counts until the next one."""
         if self._first is None:
             self._first = report
         elif kept and kept[0] is self._first:
@@ -173,7 +173,7 @@ class CostMeter:
 
 @dataclass(slots=True)
 class Decider:
-    """Rank 0's part: no ranks, no clock.
+    """Rank 0's part, without communication or clock.
 
     Attributes:
         report: the cadence in use; None while too little is known.
@@ -189,9 +189,9 @@ class Decider:
     _since: dict[str, int] = field(default_factory=dict)
 
     def decide(self, now: float, *, room: bool) -> tuple[frozenset[str], int]:
-        """The levels that this call goes to, and the number of calls until the next look."""
+        """The levels to which this call saves, and the number of calls until the next check."""
         for level in self.meter.take_failures():
-            self._since[level] = max(self._since.get(level, 0), 10**9)  # to be tried again with the next
+            self._since[level] = max(self._since.get(level, 0), 10**9)  # retried with the next checkpoint
         if self._made_at is None:
             return frozenset(self.levels), 1
         if self.meter.waiting:
@@ -231,7 +231,7 @@ class Decider:
 
 
 def _alike(costs: Sequence[LevelCost], others: Sequence[LevelCost]) -> bool:
-    """Whether the best cadence of one is good for the other: near it the waste is flat, and finding it takes time."""
+    """True if one cost's best cadence is good for the other: the optimum is flat, and finding it takes time."""
     return len(costs) == len(others) and all(
         math.isclose(getattr(cost, field), getattr(other, field), rel_tol=_ALIKE)
         for cost, other in zip(costs, others, strict=True)
@@ -240,7 +240,7 @@ def _alike(costs: Sequence[LevelCost], others: Sequence[LevelCost]) -> bool:
 
 
 class AutoCadence:
-    """One per rank."""
+    """The cadence of one rank."""
 
     def __init__(
         self,
@@ -261,16 +261,16 @@ class AutoCadence:
 
     @property
     def unsaved_step(self) -> int | None:
-        """The step of the last call, if that made no checkpoint."""
+        """The step of the last call, if it made no checkpoint."""
         return None if self._last is None or self._last[1] else self._last[0]
 
     @property
     def report(self) -> CadenceReport | None:
-        """The cadence in use, on rank 0; None elsewhere, and before the first checkpoint is complete."""
+        """The cadence in use, on rank 0; None on other ranks, and before the first checkpoint is complete."""
         return None if self._decider is None else self._decider.report
 
     def due(self, step: int, *, room: bool, working: bool, force: bool) -> frozenset[str]:
-        """Levels to which a call goes; none for most (collective)."""
+        """Levels to which a call saves; none for most (collective)."""
         self._last = (step, False)
         if self._decider is not None:
             self._decider.meter.entered(time.monotonic(), working=working)
@@ -304,13 +304,13 @@ class AutoCadence:
         return frozenset(level for level, flag in zip(LEVELS, flags, strict=True) if flag)
 
     def made(self, pending: Pending) -> None:
-        """A checkpoint was begun; not one that was skipped."""
+        """A checkpoint was begun, not skipped."""
         self._last = (pending.step, True)
         if self._decider is not None:
             self._decider.made(time.monotonic(), pending)
 
     def restored(self, level: str) -> None:
-        """Record the slowest level that this run had to read from when it was restored."""
+        """Record the slowest level from which this run was restored."""
         if self._history is not None and self._decider is not None:
             self._history.restored(level)
             self._decider.runs = self._history.runs

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from deeppart.model import LEVELS, Level
 
 _DAY_S = 86_400.0
-#: One node: 54 days of 2,048 nodes, with 419 interruptions.
+#: For one node: 54 days of 2,048 nodes, with 419 interruptions.
 NODE_MTBF_S = 54 * _DAY_S * 2048 / 419
-#: Share of nodes' failures in which what lies on the node is lost (assumed).
+#: Share of node failures that lose the node's storage (assumed).
 NODE_LOST_SHARE = 2 / 3
-#: The job as a whole, whatever its size (assumed).
+#: For the job as a whole, whatever its size (assumed).
 JOB_MTBF_S = 2 * _DAY_S
 
 
@@ -45,7 +45,7 @@ class Run:
 
 
 def guessed_rates(nodes: int) -> dict[str, float]:
-    """Level -> failures per second that need it, before anything was seen; "partner" stands for parity, too."""
+    """Level -> failures per second that need it, before any was observed; "partner" includes parity."""
     of_nodes = nodes / NODE_MTBF_S
     return {
         Level.LOCAL: of_nodes * (1 - NODE_LOST_SHARE),
@@ -59,7 +59,7 @@ def failure_rates(nodes: int, levels: Collection[str], runs: Sequence[Run] = ())
     guess = guessed_rates(nodes)
     total = sum(guess.values())
     failed = Counter(_class_of(run.needed) for run in runs if run.failed)
-    # The guess is linear in the nodes; asked for at each decision, over thousands of runs.
+    # The prior is linear in the nodes; needed for each decision, over thousands of runs.
     node_s = sum(run.seconds * run.nodes for run in runs)
     expected = node_s / NODE_MTBF_S + sum(run.seconds for run in runs) / JOB_MTBF_S
     factor = (1 + failed.total()) / (1 + expected)
@@ -67,7 +67,7 @@ def failure_rates(nodes: int, levels: Collection[str], runs: Sequence[Run] = ())
     return _met_by(levels, {name: total * factor * share for name, share in shares.items()})
 
 
-#: Level that a restart needed -> the class of its failure; all others count for the highest level.
+#: Level from which a run was restored -> the class of its failure; all others count for the highest level.
 _CLASSES: dict[str | None, str] = {
     Level.LOCAL: Level.LOCAL,
     Level.PARTNER: Level.PARTNER,
@@ -76,7 +76,7 @@ _CLASSES: dict[str | None, str] = {
 
 
 def _class_of(needed: str | None) -> str:
-    """The estimated rate for which a failure counts; if it is not known, that of the highest level."""
+    """The estimated rate to which a failure is counted; if it is unknown, that of the highest level."""
     return _CLASSES.get(needed, Level.PERSISTENT)
 
 

@@ -1,4 +1,4 @@
-"""The runs of a persistent directory, in a small file of it: when each began, how it ended, where the next came from.
+"""The runs of a persistent directory, in a small file: when each began, how it ended, where the next one restored from.
 
 Rank 0 alone reads and writes it: at the start, after a restore, at the end. Each time it is read again, and only the
 record of this run is put in its place: a job that ends late, after another has begun, takes nothing from that one's.
@@ -41,13 +41,13 @@ class History:
         self._write(records)
 
     def restored(self, level: str) -> None:
-        """Record the slowest level that this run had to read from when it was restored."""
+        """Record the slowest level from which this run was restored."""
         self._own["restored"] = level
         self.runs = _runs(self._earlier, self._own)
         self._write(self._read() or self._earlier)
 
     def end(self, *, failed: bool) -> None:
-        """This run ends: as it should, or with an error."""
+        """Record the end of this run: regular, or with an error."""
         own = self._own
         if not failed:
             own["ended"] = now()
@@ -66,7 +66,7 @@ class History:
             return []
 
     def _write(self, records: list[dict[str, Any]]) -> None:
-        """Put this run's record among those of the others, in its place if it has one."""
+        """Insert this run's record among the others, or replace it."""
         places = [number for number, each in enumerate(records) if each["session"] == self._own["session"]]
         runs = [*records, self._own] if not places else records
         for number in places:
@@ -78,7 +78,7 @@ class History:
             self.problem = str(error)
 
     def _last_commit(self, since: str) -> str | None:
-        """The time of the newest manifest written since then, which is when the run was last known to be running."""
+        """The time of the newest manifest written since then, when the run was last known to be running."""
         try:
             steps = list_steps(self._store)
         except StorageError as error:
@@ -93,7 +93,7 @@ class History:
 
 
 def _checked(record: dict[str, Any]) -> dict[str, Any]:
-    """A record whose times are on the calendar."""
+    """A record whose times are valid dates."""
     for name in ("began", "seen", "ended"):
         if record[name] is not None:
             seconds_of(record[name])
@@ -101,7 +101,7 @@ def _checked(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _runs(records: list[dict[str, Any]], after: dict[str, Any] | None = None) -> tuple[Run, ...]:
-    """Ended runs; a failure needed the level that the run after it came back from.
+    """Ended runs; a failure needed the level from which the next run was restored.
 
     A run that died before its first commit counts for nothing: it had nothing to lose.
     """

@@ -1,4 +1,4 @@
-"""The protocol of a codec: one small stateless object that turns a chunk's bytes into fewer bytes and back.
+"""The protocol of a codec: a small stateless object that encodes a chunk's bytes into fewer bytes, and decodes them.
 
 Invariants
 ----------
@@ -19,7 +19,7 @@ import numpy as np
 
 from deeppart.errors import CorruptFileError
 
-#: Memory for an encoded chunk is this much longer than the chunk, so that no codec need look where it ends.
+#: Memory for an encoded chunk is longer than the chunk by this, so that codecs need no bounds checks.
 ROOM_BYTES = 256
 
 
@@ -48,7 +48,7 @@ class Codec(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EncodedChunk:
-    """One chunk as it goes into the file.
+    """One chunk as it is written to the file.
 
     Attributes:
         codec_id: the codec that decodes it.
@@ -67,7 +67,7 @@ class EncodedChunk:
 
 @dataclass(frozen=True)
 class RawCodec:
-    """Stores a chunk unchanged; both directions return the memory they were given, but for ``into``."""
+    """Stores a chunk unchanged; both directions return the memory that they were given, unless ``into`` is given."""
 
     codec_id: ClassVar[int] = 0
     name: ClassVar[str] = "raw"
@@ -86,5 +86,5 @@ class RawCodec:
             )
         if into is None:
             return encoded
-        np.copyto(np.frombuffer(into, np.uint8), np.frombuffer(encoded, np.uint8))  # lets other threads run
+        np.copyto(np.frombuffer(into, np.uint8), np.frombuffer(encoded, np.uint8))  # releases the GIL
         return into

@@ -1,4 +1,4 @@
-"""Which codec: of each id in a file, and for each chunk by the ``compression`` key of the configuration.
+"""Chooses the codec: by the id in a file, and for each chunk by the ``compression`` setting.
 
 * ``none``: every chunk is stored raw.
 * ``zstd``, ``zstd:LEVEL``: every chunk is compressed.
@@ -33,19 +33,19 @@ from deeppart.codec.zstd import LiteralCodec, ZstdCodec
 from deeppart.errors import ConfigError, NewerFormatError
 from deeppart.model import EXPECTED, Compression
 
-#: Encoding must promise to be sooner by this much, so that it is not slower where the promise is a little too good.
+#: Encoding must promise to be faster by this much, so that it is not slower if the estimate is slightly optimistic.
 MARGIN = 0.05
-#: A level that was completed this much later than raw is left raw for so many checkpoints.
+#: A level that was completed this much later than with raw chunks stays raw for this many checkpoints.
 REGRET, REGRET_CHECKPOINTS = 1.05, 20
-#: How much the newest measurement of a codec's speed counts against all before.
+#: Weight of the newest measurement of a codec's speed against all earlier ones.
 _NEWEST = 0.5
-#: How much of a codec's speed is believed that was measured on a few chunks and nothing beside.
+#: Weight of a codec's speed that was only measured on a few chunks, without other load.
 _TRIED = 0.75
-#: A level's bandwidth is the best of so many measurements, and not known before there are so many.
+#: A level's bandwidth is the best of this many measurements, and unknown until there are so many.
 _RECENT, LEAST_MEASUREMENTS = 4, 2
-#: Less than this many bytes say nothing of a level's bandwidth: opening and syncing a file take time of their own.
+#: Smaller parts do not determine a level's bandwidth: opening and syncing a file take time, too.
 LEAST_BYTES = 8 << 20
-#: ``tensor`` compresses what has no planes at this level: on tensor bytes, level 3 came out no smaller, and slower.
+#: zstd level for ``tensor`` chunks without planes: level 3 made tensor bytes no smaller, and took longer.
 _OTHER_LEVEL = 1
 _ALL: tuple[Codec, ...] = (RawCodec(), ZstdCodec(), TensorCodec())
 #: Every codec this version decodes, by id.
@@ -68,7 +68,7 @@ def codec_by_id(codec_id: int, *, where: str | None = None) -> Codec:
 
 
 class Chooser:
-    """Encodes chunks; never changes once made, so threads may share one."""
+    """Encodes chunks; immutable, so threads may share one."""
 
     def __init__(self, compression: str, only: Collection[str] | None = None) -> None:
         self.compression = compression
@@ -76,7 +76,7 @@ class Chooser:
         self._zstd = _zstd_of(compression)
 
     def codec_for(self, dtype: str) -> Codec | None:
-        """The codec for chunks of a dtype; None where they are stored raw."""
+        """The codec for chunks of a dtype; None if they are stored raw."""
         if self.compression == "none" or (self._only is not None and dtype not in self._only):
             return None
         return tensor_codec(dtype) if self._zstd is None else self._zstd
@@ -98,7 +98,7 @@ def tensor_codec(dtype: str) -> Codec:
 
 
 def _zstd_of(compression: str) -> ZstdCodec | None:
-    """The zstd codec that ``compression`` asks for, or None where it asks for others."""
+    """The zstd codec of a ``compression`` setting, or None for other settings."""
     wanted = Compression.parse(compression)
     if wanted is None or wanted.name == "auto":
         raise ConfigError("unknown value for compression", expected=EXPECTED, found=repr(compression))
@@ -106,7 +106,7 @@ def _zstd_of(compression: str) -> ZstdCodec | None:
 
 
 class AutoCompression:
-    """Measures, and says what to encode. Threads may share it."""
+    """Measures codecs and levels, and decides what to encode. Threads may share it."""
 
     def __init__(self, threads: int, *, spare: bool = True) -> None:
         self._threads = threads
@@ -116,17 +116,17 @@ class AutoCompression:
         self._dtypes: dict[str, _Dtype] = {}
 
     def unknown(self, dtypes: Iterable[str]) -> list[str]:
-        """Those of the dtypes that nothing is known of."""
+        """The dtypes without measurements."""
         with self._lock:
             return sorted(set(dtypes) - set(self._dtypes))
 
     def note_tried(self, dtype: str, raw_bytes: int, encoded_bytes: int, seconds: float) -> None:
-        """A few chunks of a dtype were encoded, by one thread, beside nothing else."""
+        """Record that a few chunks of a dtype were encoded by one thread without other load."""
         with self._lock:
             self._dtypes[dtype] = _Dtype(_TRIED * raw_bytes / max(seconds, 1e-9), encoded_bytes / raw_bytes, False)
 
     def note_encoded(self, dtype: str, raw_bytes: int, encoded_bytes: int, seconds: float) -> None:
-        """The chunks of a dtype in a part were encoded; seconds of all threads together."""
+        """Record that the chunks of a dtype in a part were encoded; ``seconds`` of all threads together."""
         with self._lock:
             speed, known = raw_bytes / max(seconds, 1e-9), self._dtypes.get(dtype)
             if known is not None and known.proven:
@@ -134,13 +134,13 @@ class AutoCompression:
             self._dtypes[dtype] = _Dtype(speed, min(1.0, encoded_bytes / raw_bytes), True)
 
     def note_stored(self, level: str, nbytes: int, seconds: float) -> None:
-        """A level took so many bytes in so many seconds of writing and syncing."""
+        """Record the bytes of a level and the seconds of writing and syncing them."""
         if nbytes >= LEAST_BYTES:
             with self._lock:
                 self._levels.setdefault(level, _Level()).bandwidth.note(nbytes, seconds)
 
     def note_completed(self, level: str, raw_bytes: int, seconds: float, *, encoded: bool) -> None:
-        """A part was completed at a level, ``encoded`` or all of it raw."""
+        """Record that a part was completed at a level, ``encoded`` or entirely raw."""
         if raw_bytes < LEAST_BYTES:
             return
         with self._lock:
@@ -152,7 +152,7 @@ class AutoCompression:
                 known.regret = REGRET_CHECKPOINTS
 
     def chooser(self, level: str, dtypes: Iterable[str]) -> tuple[Chooser, tuple[str, ...]]:
-        """The chooser for the next part at a level, and a line for each dtype that says why."""
+        """The chooser for the next part at a level, and a line for each dtype with the reason."""
         encoded: set[str] = set()
         lines = []
         with self._lock:
@@ -197,7 +197,7 @@ class _Best:
 
     @property
     def value(self) -> float | None:
-        """None as long as there are too few."""
+        """The estimate; None until there are enough measurements."""
         return max(self.found) if len(self.found) >= LEAST_MEASUREMENTS else None
 
 

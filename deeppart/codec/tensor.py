@@ -1,4 +1,4 @@
-"""Codec 2: tensor bytes as planes: the bits of many elements regrouped, so that those which are alike lie together.
+"""Codec 2: tensor bytes as planes: bits of many elements regrouped, so that similar ones are next to each other.
 
 The two top bytes of a float hold sign, exponent and the first bits of the mantissa. Trained weights and moments have
 few different exponents; sign and mantissa are close to random. So the top is split into a plane of exponents and one
@@ -30,9 +30,9 @@ from deeppart.codec.base import ROOM_BYTES
 from deeppart.codec.zstd import Coder, check_frame, literal_coder, match_coder, read_frame
 from deeppart.errors import CorruptFileError
 
-#: How a plane is stored: as it is, before all others; as a zstd frame; folded; as it is, between the others.
+#: How a plane is stored: raw, before all others; as a zstd frame; folded; raw, between the others.
 RAW_PLANE, ZSTD_PLANE, FOLDED_PLANE, STRAY_PLANE = 0, 1, 2, 3
-#: dtype tag -> layouts to choose from: the coarse one, and one with the low bytes apart for where these shrink.
+#: dtype tag -> layouts to choose from: a coarse one, and one with separate low bytes, if these shrink.
 _FLOATS: Mapping[str, tuple[int, int]] = MappingProxyType(
     {
         "float16": (1, 1),
@@ -47,21 +47,21 @@ _FLOATS: Mapping[str, tuple[int, int]] = MappingProxyType(
 _INTEGERS: Mapping[str, int] = MappingProxyType(
     {"int16": 1, "uint16": 1, "int32": 2, "uint32": 2, "int64": 3, "uint64": 3}
 )
-#: dtypes with planes. Those of one byte are one plane already: plain zstd.
+#: dtypes with planes. One-byte dtypes are a single plane already: plain zstd.
 PLANE_DTYPES = frozenset(_FLOATS) | frozenset(_INTEGERS)
-#: Integers count and repeat: there, matches are worth finding.
+#: Integers count and repeat: for these, matches are worth searching for.
 _INTEGER_LEVEL = 1
 #: A plane is compressed if its sample shrinks to this. Parts of it that do not shrink cost little: zstd skips them.
 _WORTH = 0.97
-#: A sample is this many pieces from all over the chunk, of this many elements each.
+#: A sample consists of this many pieces from all over the chunk, of this many elements each.
 _PIECES, _PIECE_ELEMENTS = 64, 128
 _HEAD = struct.Struct("<BBH")
 _PLANE = struct.Struct("<BHBI")  # method, three bytes of zeros, stored length
-#: Elements worked on at a time: their planes, their source and two blocks of temporary values fit into 2 MiB.
+#: Elements processed at a time: their planes, their source and two blocks of temporary values fit into 2 MiB.
 BLOCK_ELEMENTS = 128 << 10
 #: A plane whose bytes are all below this can be folded.
 FOLDABLE_BELOW = 0x80
-#: Lengths that :func:`fold` works on are multiples of this.
+#: Lengths that :func:`fold` processes are multiples of this.
 _FOLD_BYTES = 64
 Plane = npt.NDArray[np.unsignedinteger]
 Bytes = npt.NDArray[np.uint8]
@@ -71,7 +71,7 @@ _TOP_BITS = np.uint64(0x8080808080808080)
 
 @dataclass(frozen=True)
 class TensorCodec:
-    """Planes."""
+    """Stores tensor bytes as planes."""
 
     dtype: str = "float32"
 
@@ -79,7 +79,7 @@ class TensorCodec:
     name: ClassVar[str] = "tensor"
 
     def encode(self, raw: memoryview, room: memoryview | None = None) -> memoryview:
-        """Take ``raw`` apart and store its planes; numpy and zstd release the GIL."""
+        """Split ``raw`` into planes and store them; numpy and zstd release the GIL."""
         out = np.frombuffer(room, np.uint8) if room is not None else np.empty(raw.nbytes + ROOM_BYTES, np.uint8)
         if self.dtype in _INTEGERS:
             layout = LAYOUTS[_INTEGERS[self.dtype]]
@@ -91,7 +91,7 @@ class TensorCodec:
         return out[: _store(raw, layout, methods, coders, out)].data
 
     def decode(self, encoded: memoryview, raw_length: int, into: memoryview | None = None) -> memoryview:
-        """Put the elements together again, in ``into`` or in fresh memory."""
+        """Join the elements again, in ``into`` or in new memory."""
         layout, stored, tail = _read_head(encoded, raw_length)
         count = raw_length // layout.item_bytes
         words = layout.plane_words
@@ -107,7 +107,7 @@ def _integer_coder() -> Coder:
 
 
 def _float_coders(layout: PlaneLayout) -> tuple[Coder, ...]:
-    """Exponents and what is next to them do not repeat; where low bytes shrink, it is because they are often zero."""
+    """Without matches: exponents and the bits next to them do not repeat; low bytes that shrink are often zero."""
     return (match_coder(),) * len(layout.low_words) + (literal_coder(),) * 2
 
 
@@ -121,7 +121,7 @@ def _sampled(raw: memoryview, coarse: int, fine: int) -> tuple[PlaneLayout, tupl
     planes = _scratch_planes(layout, len(elements))
     split(elements, layout, planes)
     methods = [_method(plane, coder) for plane, coder in zip(planes, _float_coders(layout), strict=True)]
-    if coarse != fine and not any(methods[:-2]):  # low bytes as they are: in fewer, wider planes
+    if coarse != fine and not any(methods[:-2]):  # raw low bytes: fewer, wider planes suffice
         layout = LAYOUTS[coarse]
         methods = [RAW_PLANE] * len(layout.low_words) + methods[-2:]
     return layout, tuple(methods)
@@ -142,7 +142,7 @@ def _scratch_planes(layout: PlaneLayout, count: int) -> list[Plane]:
 def _store(
     raw: memoryview, layout: PlaneLayout, methods: tuple[int, ...], coders: tuple[Coder, ...], out: Bytes
 ) -> int:
-    """Write head, planes and what is left over to ``out``; returns their length.
+    """Write head, planes and remaining bytes to ``out``; returns their length.
 
     Planes stored as they are come first, so that they can be split off right where they belong.
     """
@@ -169,7 +169,7 @@ def _store(
 
 
 def _pack(plane: Plane, method: int, coder: Coder, out: Bytes) -> tuple[int, int]:
-    """Store a plane in fewer bytes, or as they are if it does not shrink; returns how, and in how many bytes."""
+    """Store a plane in fewer bytes, or raw if it does not shrink; returns the method and the length."""
     data = plane.view(np.uint8)
     if method == FOLDED_PLANE and int(data.max(initial=0)) < FOLDABLE_BELOW:
         length = folded_bytes(len(data))
@@ -184,7 +184,7 @@ def _pack(plane: Plane, method: int, coder: Coder, out: Bytes) -> tuple[int, int
 
 
 def _read_head(encoded: memoryview, raw_length: int) -> tuple[PlaneLayout, list[tuple[int, memoryview]], memoryview]:
-    """Layout, (method, bytes) of each plane, and what is left over; every length is checked."""
+    """Layout, (method, bytes) of each plane, and the remaining bytes; every length is checked."""
     if len(encoded) < _HEAD.size:
         raise _corrupt("a head of 4 bytes", f"{len(encoded)} bytes")
     layout_id, count, reserved = _HEAD.unpack_from(encoded)
@@ -199,7 +199,7 @@ def _read_head(encoded: memoryview, raw_length: int) -> tuple[PlaneLayout, list[
         raise _corrupt("zeros in the reserved bytes of the planes", "others")
     table = [(method, length) for method, _, _, length in entries]
     stored: list[tuple[int, memoryview]] = [(method, encoded[:0]) for method, _ in table]
-    for first in (True, False):  # those stored as they are lie before the others
+    for first in (True, False):  # raw planes are before the others
         for i, (method, length) in enumerate(table):
             if (method == RAW_PLANE) == first:
                 stored[i] = (method, encoded[at : at + length])
@@ -210,7 +210,7 @@ def _read_head(encoded: memoryview, raw_length: int) -> tuple[PlaneLayout, list[
 
 
 def _load(i: int, method: int, data: memoryview, count: int, word: int) -> Plane:
-    """Plane ``i``, of ``count`` words, from its stored bytes; one stored as it is stays where it is."""
+    """Plane ``i``, of ``count`` words, from its stored bytes; a raw one is not copied."""
     nbytes = count * word
     lengths = {RAW_PLANE: nbytes, STRAY_PLANE: nbytes, FOLDED_PLANE: folded_bytes(nbytes), ZSTD_PLANE: len(data)}
     if lengths.get(method) != len(data):
@@ -218,7 +218,7 @@ def _load(i: int, method: int, data: memoryview, count: int, word: int) -> Plane
     if method in (RAW_PLANE, STRAY_PLANE):
         return np.frombuffer(data, word_type(word), count)
     if method == ZSTD_PLANE:
-        check_frame(data, nbytes)  # before memory is taken for what it claims
+        check_frame(data, nbytes)  # before memory is allocated for its claimed size
     plane = SCRATCH.take(f"plane {i}", nbytes, np.uint8)
     if method == ZSTD_PLANE:
         read_frame(data, nbytes, plane.data)
@@ -232,7 +232,7 @@ def _corrupt(expected: str, found: str) -> CorruptFileError:
 
 
 class Scratch(threading.local):
-    """Named arrays of the calling thread, used again from chunk to chunk: fresh pages would cost as much as the work.
+    """Named arrays of the calling thread, reused for all chunks: fresh pages would cost as much as the work.
 
     What lies in them lasts until the same name is taken again.
     """
@@ -300,12 +300,12 @@ def elements_of(raw: memoryview | Bytes, layout: PlaneLayout) -> Plane:
 
 
 def word_type(nbytes: int) -> type[np.unsignedinteger]:
-    """The unsigned integer of that many bytes."""
+    """The unsigned integer type of that many bytes."""
     return _UNSIGNED[nbytes]
 
 
 def split(elements: Plane, layout: PlaneLayout, planes: list[Plane]) -> None:
-    """Take elements apart."""
+    """Split elements into planes."""
     size = min(len(elements), BLOCK_ELEMENTS)
     top = SCRATCH.take("top", size, np.uint16)
     byte = SCRATCH.take("byte", size, np.uint8)
@@ -323,7 +323,7 @@ def split(elements: Plane, layout: PlaneLayout, planes: list[Plane]) -> None:
         _narrow(tops, 0, rest[here])
         if layout.rest_bits == 8:
             continue
-        if layout.rest_bits == 7:  # only the sign is left: a comparison is cheaper than a shift
+        if layout.rest_bits == 7:  # only the sign remains: a comparison is cheaper than a shift
             np.less(tops.view(np.int16), 0, out=byte[:count].view(np.bool_))
             np.multiply(byte[:count], np.uint8(0x80), out=byte[:count])
         else:
@@ -334,7 +334,7 @@ def split(elements: Plane, layout: PlaneLayout, planes: list[Plane]) -> None:
 
 
 def join(planes: list[Plane], layout: PlaneLayout, elements: Plane) -> None:
-    """Put elements together again: the reverse of :func:`split`, writing to ``elements``."""
+    """Join planes into elements: the reverse of :func:`split`, writing to ``elements``."""
     size = min(len(elements), BLOCK_ELEMENTS)
     top, other = (SCRATCH.take(name, size, np.uint16) for name in ("top", "shifted"))
     wide = SCRATCH.take("wide", size, word_type(layout.item_bytes))

@@ -36,7 +36,7 @@ else:
 
 #: libzstd: ``ZSTD_c_experimentalParam5``, ``ZSTD_c_literalCompressionMode``; 1 is ``ZSTD_ps_enable``.
 _LITERAL_COMPRESSION_MODE, _ALWAYS = 1002, 1
-#: Positions that the search for matches passes over: the most that libzstd takes, a whole block.
+#: Positions that the search for matches skips: the largest value of libzstd, a whole block.
 _SKIP = 128 << 10
 Coder = Callable[[memoryview], bytes]
 
@@ -63,7 +63,7 @@ class ZstdCodec:
 
 
 class LiteralCodec(ZstdCodec):
-    """The same frames, made without looking for matches: what suits one-byte floats."""
+    """The same frames, made without searching for matches, which suits one-byte floats."""
 
     def encode(self, raw: memoryview, room: memoryview | None = None) -> bytes:
         """Huffman-code ``raw`` into one frame; releases the GIL."""
@@ -99,7 +99,7 @@ def read_frame(encoded: memoryview, raw_length: int, into: memoryview | None = N
 
 
 def check_frame(encoded: memoryview, raw_length: int) -> None:
-    """See that this is one whole frame, nothing behind it, of so many bytes by its header; nothing is decompressed."""
+    """Check that this is one complete frame, with nothing after it and this content size; decompresses nothing."""
     try:
         parameters = zstandard.get_frame_parameters(encoded)
         claimed, whole = parameters.content_size, zstd.get_frame_size(encoded)
@@ -114,7 +114,7 @@ def check_frame(encoded: memoryview, raw_length: int) -> None:
             expected=f"{raw_length} bytes",
             found="a frame without content size" if unknown else f"a frame of {claimed} bytes",
         )
-    # A frame that is to be skipped (RFC 8878, 3.1.2) has a content size too; its magic ends in 0x184d2a5?.
+    # A skippable frame (RFC 8878, 3.1.2) has a content size, too; its magic ends in 0x184d2a5?.
     if whole != encoded.nbytes or parameters.dict_id or bytes(encoded[:4]) != zstandard.FRAME_HEADER:
         raise CorruptFileError(
             "a zstd frame is not alone, or not one of data",
@@ -124,14 +124,14 @@ def check_frame(encoded: memoryview, raw_length: int) -> None:
 
 
 def _read_into(encoded: memoryview, into: memoryview) -> int:
-    """Decompress into ``into``; returns how many bytes there were, one more than fits if there were more."""
+    """Decompress into ``into``; returns the number of bytes, one more than fits if there were more."""
     reader = zstandard.ZstdDecompressor().stream_reader(encoded)
     found: int = reader.readinto(into)
     return found + len(reader.read(1))
 
 
 def literal_coder() -> Coder:
-    """Makes one frame, with its content size, without looking for matches; for the calling thread."""
+    """Makes one frame with its content size, without searching for matches; for the calling thread."""
     return _KEPT.literals
 
 
@@ -186,7 +186,7 @@ def _few_matches() -> zstandard.ZstdCompressionParameters:
 
 
 class _Kept(threading.local):
-    """A thread's coders: to make a new one for every chunk would cost a tenth of the work."""
+    """A thread's coders: making new ones for every chunk would cost a tenth of the time."""
 
     def __init__(self) -> None:
         self.literals = _literal_coder()

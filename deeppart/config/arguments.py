@@ -1,4 +1,4 @@
-"""The arguments of the public calls, looked at before anything depends on them: what was meant is in the message."""
+"""Checks the arguments of the public calls before they are used; errors suggest what was meant."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def check_step(step: Any, call: str) -> int:
 
 
 def check_state(state: Any, what: str) -> None:
-    """See that a call was given a state."""
+    """Check that a call was given a state."""
     if isinstance(state, (str, os.PathLike)):
         name = os.fspath(state)
         place = "it is filled in place; " if what == "restore" else ""
@@ -38,7 +38,7 @@ def check_state(state: Any, what: str) -> None:
 
 
 def refuse_in_fork(process: int, rank: int) -> None:
-    """See that a call comes from the process that made the checkpointer."""
+    """Check that a call comes from the process that created the checkpointer."""
     if process != os.getpid():
         raise CheckpointError(
             f"called in a process that was forked from rank {rank}, such as a worker of a data loader",
@@ -63,7 +63,7 @@ def _hint(value: Any) -> str:
 
 
 def resolve_config(config: Any, settings: dict[str, Any]) -> Config:
-    """The configuration that a :class:`deeppart.Checkpointer` is made with."""
+    """The configuration of a new :class:`deeppart.Checkpointer`."""
     if config is not None and not isinstance(config, Config):
         raise _no_config(config)
     if config is not None and settings:

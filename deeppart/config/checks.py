@@ -1,4 +1,4 @@
-"""Checks of settings: each check returns the value as it is used, or raises what was expected."""
+"""Checks of settings: each check returns the value in canonical form, or raises an error with what was expected."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from collections.abc import Iterable, Mapping
 from deeppart.errors import ConfigError
 from deeppart.model import EXPECTED, LEVELS, REDUNDANT_LEVELS, Compression, Level
 
-#: "partner" is not here: it depends on the number of nodes, which a configuration does not know.
+#: Without "partner", which depends on the number of nodes, unknown to a configuration.
 DEFAULT_EVERY: Mapping[str, int] = {Level.LOCAL: 1, Level.PARITY: 0, Level.PERSISTENT: 1}
-#: The value of ``every`` with which the library decides.
+#: The value of ``every`` that lets the library decide.
 AUTO = "auto"
 DEFAULT_PARITY_TOLERATE = 1
-#: Without `parity_group`, groups have this many nodes, or all of them where there are fewer.
+#: Size of groups without `parity_group`; all nodes if there are fewer.
 DEFAULT_PARITY_GROUP = 8
 MOST_PARITY_GROUP = 127
-#: Steps, ranks, threads: what is counted fits into 32 bits.
+#: Upper bound of steps, ranks, threads: counts have 32 bits.
 _MOST_COUNT = 2**31 - 1
-#: Bytes of a secret: fewer could be guessed, more are no key.
+#: Bytes of a secret: shorter ones could be guessed.
 LEAST_SECRET_BYTES = 32
 MOST_SECRET_BYTES = 64 << 10
-#: Ways to treat leaves of which ranks may hold the same.
+#: Modes for leaves of which ranks may have replicas.
 REPLICATED = ("auto", "all", "none", "verify", "parts")
 _PLACEHOLDERS = ("node", "rank", "job")
 
 
 def refusal(name: str, value: object, expected: str, todo: str | None = None) -> ConfigError:
-    """The error that says what is possible instead."""
+    """The error that says which values are possible."""
     return ConfigError(f"impossible value for {name}", expected=expected, found=_found(value), todo=todo)
 
 
@@ -43,7 +43,7 @@ def _found(value: object) -> str:
 
 
 def plain(value: object) -> object:
-    """The value; a number of another kind, such as numpy's, as one of Python's own."""
+    """The value; a number of another type, such as numpy's, as a Python number."""
     if isinstance(value, (int, float)):
         return value
     if isinstance(value, numbers.Integral):
@@ -52,12 +52,12 @@ def plain(value: object) -> object:
 
 
 def is_int(value: object) -> bool:
-    """A whole number that fits into 32 bits; True and False are none."""
+    """True for an integer of 32 bits; not for True and False."""
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _MOST_COUNT
 
 
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> str:
-    """The one of the choices that is meant."""
+    """The choice that equals the value."""
     for choice in choices:
         if value == choice:
             return choice
@@ -94,7 +94,7 @@ def check_positive(name: str, value: object, *, optional: bool = False, zero: bo
 
 
 def check_count(name: str, value: object, what: str, *, optional: bool = False) -> None:
-    """A whole number of something, from 1 on."""
+    """A positive integer."""
     if value is None and optional:
         return
     if not is_int(value) or value < 1:  # type: ignore[operator]
@@ -102,13 +102,13 @@ def check_count(name: str, value: object, what: str, *, optional: bool = False) 
 
 
 def check_compression(value: object) -> None:
-    """The name of a codec, with a level where it has levels."""
+    """The name of a codec, with a level if it has levels."""
     if Compression.parse(value) is None:
         raise refusal("compression", value, EXPECTED)
 
 
 def refuse_url(name: str, path: str | os.PathLike[str]) -> None:
-    """See that a path is none of an object store: it would be a directory ``s3:`` of the working directory."""
+    """Refuse paths of object stores: they would become a directory ``s3:`` in the working directory."""
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", os.fspath(path)):
         raise ConfigError(
             f"{name} is a URL, and not a path",
@@ -119,7 +119,7 @@ def refuse_url(name: str, path: str | os.PathLike[str]) -> None:
 
 
 def check_directory(name: str, value: object, what: str = "a directory name") -> str | None:
-    """The name of a directory, whose placeholders exist; None only for ``local_dir``."""
+    """The name of a directory with known placeholders; None only for ``local_dir``."""
     if value is None and name == "local_dir":
         return None
     if isinstance(value, os.PathLike):
@@ -135,7 +135,7 @@ def check_directory(name: str, value: object, what: str = "a directory name") ->
 
 
 def check_file(name: str, value: object) -> str | None:
-    """The name of a file, whose placeholders exist; None for none."""
+    """The name of a file with known placeholders; None for none."""
     return None if value is None else check_directory(name, value, what="a file name, or None")
 
 
@@ -151,7 +151,7 @@ def check_key_files(files: object) -> tuple[str, ...] | None:
 
 
 def check_levels(name: str, counts: object) -> dict[str, int]:
-    """A mapping from levels to whole numbers, as a dict."""
+    """A mapping from levels to integers, as a dict."""
     if not isinstance(counts, Mapping):
         count = counts if isinstance(counts, int) and is_int(counts) else 1
         level = Level.PERSISTENT
@@ -166,13 +166,13 @@ def check_levels(name: str, counts: object) -> dict[str, int]:
 
 
 def _meant_levels(strange: Iterable[object]) -> str | None:
-    """The levels that were most likely meant."""
+    """Suggestions for misspelt levels."""
     found = [(each, difflib.get_close_matches(str(each).lower(), LEVELS, 1)) for each in strange]
     return "; ".join(f"write {close[0]!r} for {each!r}" for each, close in found if close) or None
 
 
 def check_every(every: object, local_dir: str | None) -> Mapping[str, int] | str:
-    """All levels but those that depend on the number of nodes; or "auto"."""
+    """All levels except those that depend on the number of nodes; or "auto"."""
     if every == AUTO:
         return AUTO
     if isinstance(every, str):
@@ -188,7 +188,7 @@ def check_every(every: object, local_dir: str | None) -> Mapping[str, int] | str
 
 
 def _check_redundant(every: Mapping[str, int]) -> None:
-    """The levels that copy the local level's parts need these to be there."""
+    """Check that levels that copy the local level's parts are not used without it."""
     for level in REDUNDANT_LEVELS:
         count = every.get(level, 0)
         if count and (not every[Level.LOCAL] or count % every[Level.LOCAL]):

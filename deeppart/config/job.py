@@ -1,4 +1,4 @@
-"""The launcher's and the scheduler's data about this process, and directories that are named after it."""
+"""Data of the launcher and the scheduler about this process, and directories named after it."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def expand_directory(template: str, *, node: str, rank: int, job: str) -> Path:
 
 
 def job_name() -> str:
-    """The name of this job, for ``{job}``; "job" where no scheduler is found."""
+    """The name of this job, for ``{job}``; "job" without a scheduler."""
     return scheduled_job() or "job"
 
 
 def scheduled_job() -> str | None:
-    """The scheduler's name for this job; None where no scheduler is found."""
+    """The scheduler's name for this job; None without a scheduler."""
     for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID", "TORCHELASTIC_RUN_ID"):
         if os.environ.get(name):
             return re.sub(r"[^\w.-]", "_", os.environ[name])
@@ -42,13 +42,13 @@ def scheduled_job() -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What a launcher has told this process.
+    """Data of a launcher about this process.
 
     Attributes:
         launcher: its name, for messages.
-        rank, size: of this process, and how many it has started.
-        by_mpi: MPI connects the processes; otherwise they meet at a store of torch.
-        place: host and port of that store; None where nothing tells.
+        rank, size: of this process, and the number of processes.
+        by_mpi: true if MPI connects the processes; otherwise they meet at a store of torch.
+        place: host and port of that store; None if unknown.
     """
 
     launcher: str
@@ -82,7 +82,7 @@ def launch() -> Launch | None:
 
 
 def _has_process_manager() -> bool:
-    """Whether srun was told an MPI by which its processes find each other (``--mpi=pmix``)."""
+    """True if srun uses MPI to connect its processes (``--mpi=pmix``)."""
     return "PMIX_RANK" in os.environ
 
 
@@ -92,7 +92,7 @@ def _meeting_place() -> tuple[str, int] | None:
 
 
 def served_by_agent() -> bool:
-    """Whether torchrun serves the store at that place, rather than rank 0."""
+    """True if torchrun serves the store at that address, rather than rank 0."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
@@ -102,12 +102,12 @@ def restarts_at_one_store() -> int:
 
 
 def meeting_variables() -> str:
-    """The two variables as they are, for messages."""
+    """The two variables unchanged, for messages."""
     return ", ".join(f"{name}={os.environ.get(name, 'not set')}" for name in ("MASTER_ADDR", "MASTER_PORT"))
 
 
 def socket_interface() -> str | None:
-    """The network interface on which ranks reach each other without MPI, by name; None where nobody has said."""
+    """The name of the network interface on which ranks communicate without MPI; None if none is set."""
     return os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0] or None
 
 

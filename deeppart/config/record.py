@@ -50,7 +50,7 @@ OF_EACH_RANK = frozenset(
 
 
 class Settings(TypedDict, total=False):
-    """The arguments of :class:`Config`, and of a :class:`deeppart.Checkpointer` that is made without one."""
+    """The arguments of :class:`Config`, and of a :class:`deeppart.Checkpointer` without one."""
 
     persistent_dir: str
     local_dir: str | None
@@ -80,7 +80,7 @@ class Settings(TypedDict, total=False):
 
 
 class _Origin:
-    """What a configuration knows beside its settings. A copy of it counts as passed in code."""
+    """Data of a configuration besides its settings. A copy of it counts as passed in code."""
 
     __slots__ = ("_from_file",)
 
@@ -198,7 +198,7 @@ class Config(_Origin):
         self._check()
 
     def _check(self) -> None:
-        """Bring the settings into one form, and refuse impossible ones."""
+        """Convert the settings to their canonical form, and refuse impossible ones."""
         for name in ("persistent_dir", "local_dir"):
             object.__setattr__(self, name, check_directory(name, getattr(self, name)))
         object.__setattr__(self, "every", check_every(self.every, self.local_dir))
@@ -263,12 +263,12 @@ _WITH_UNITS: Mapping[str, Callable[[Any], str]] = {
     "parity_group": lambda value: f"{value} nodes",
     "parity_tolerate": lambda value: f"{value} of a group's nodes may be lost",
 }
-#: They are of interest whatever they are.
+#: Shown even if they have their defaults.
 _ALWAYS = ("persistent_dir", "every", "keep")
 
 
 def comparable(value: object) -> str:
-    """One text for equal values, whatever their types: 15 and 15.0, a string and an enum's member that is one."""
+    """One text for equal values of any types: 15 and 15.0, a string and an equal enum member."""
     if isinstance(value, str):
         return repr(str.__str__(value))
     if isinstance(value, Mapping):
@@ -279,7 +279,7 @@ def comparable(value: object) -> str:
 
 
 def show_settings(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
-    """Directory, cadence and what is kept, then all that is not as by default; levels that are off are left out."""
+    """Directory, cadence and retention, then all settings that differ from defaults; without levels that are off."""
     off = _levels_off(settings)
     lines = []
     for name, value in settings.items():
@@ -296,7 +296,7 @@ def _levels_off(settings: Mapping[str, Any]) -> set[str]:
     every = settings["every"]
     off = {level for level, count in every.items() if not count} if isinstance(every, Mapping) else set()
     if Level.LOCAL in off or settings["local_dir"] is None:
-        off |= {Level.LOCAL, *REDUNDANT_LEVELS}  # the others copy and encode what the local level has stored
+        off |= {Level.LOCAL, *REDUNDANT_LEVELS}  # they copy and encode the local level's parts
     return off
 
 

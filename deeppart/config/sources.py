@@ -1,4 +1,4 @@
-"""The sources of settings beside arguments: ``DEEPPART_*`` variables, ``deeppart.toml`` and machine files.
+"""The sources of settings besides arguments: ``DEEPPART_*`` variables, ``deeppart.toml`` and machine files.
 
 A name that is no setting is refused, and the error names the one that was most likely meant.
 """
@@ -19,19 +19,19 @@ from deeppart.errors import ConfigError
 from deeppart.model import read_bytes, read_rate, read_seconds
 
 ENVIRONMENT_PREFIX = "DEEPPART_"
-#: No settings of a checkpointer: the file by which a training is told to end (deeppart.elastic.told); the one with the
-#: secret by which ranks without MPI know each other; print the library's own frames in tracebacks.
+#: Variables that are no settings: the file that asks a training to end (deeppart.elastic.told); the file with the
+#: secret that authenticates ranks without MPI; print the library's own frames in tracebacks.
 STOP_FILE_VARIABLE = f"{ENVIRONMENT_PREFIX}STOP_FILE"
 SECRET_FILE_VARIABLE = f"{ENVIRONMENT_PREFIX}SECRET_FILE"
 TRACEBACK_VARIABLE = f"{ENVIRONMENT_PREFIX}TRACEBACK"
 _NO_SETTINGS = (STOP_FILE_VARIABLE, SECRET_FILE_VARIABLE, TRACEBACK_VARIABLE)
 CONFIG_FILE = "deeppart.toml"
-#: Nobody writes so much by hand; a machine file has two kilobytes.
+#: Longest file that is read: a machine file has two kilobytes.
 _MOST_TOML_BYTES = 1 << 20
-#: The directories on the way to a key file must be the user's own or root's, or shared with a sticky bit.
+#: The directories above a key file must be the user's or root's, or shared with a sticky bit.
 _MAKE = "(umask 077 && head -c 32 /dev/urandom > FILE)"
 
-#: What an error says of a ``deeppart.toml`` that others may have written.
+#: Advice if other users may have written a ``deeppart.toml``.
 _OTHERS_HAND = {
     "expected": "a file, and a directory, of this user or root that nobody else may write to",
     "todo": "if the file is yours, make it and its directory your own (chown, chmod go-w), or say the same in "
@@ -40,7 +40,7 @@ _OTHERS_HAND = {
 
 
 def configured(known: Collection[str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The settings of the file and of the environment, which wins; and setting -> file, for those of the file."""
+    """The settings of the file and of the environment, which takes precedence; and setting -> file it is from."""
     file, environment = _found_file(), _read_environment(os.environ)
     for source, values in ((CONFIG_FILE, file), (f"{ENVIRONMENT_PREFIX}* environment variables", environment)):
         for name in sorted(values.keys() - known):
@@ -50,23 +50,23 @@ def configured(known: Collection[str]) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def stop_file() -> str | None:
-    """The file by which somebody tells this job to end, if one is named."""
+    """The file that asks this job to end, if one is named."""
     return os.environ.get(STOP_FILE_VARIABLE) or None
 
 
 def shows_all_frames() -> bool:
-    """True if errors that nobody catches are to be printed whole, on every rank."""
+    """True if uncaught errors are printed with all frames, on every rank."""
     return bool(os.environ.get(TRACEBACK_VARIABLE))
 
 
 def secret_of_ranks() -> bytes | None:
-    """The secret by which ranks without MPI know each other, if a file is named."""
+    """The secret that authenticates ranks without MPI, if a file is named."""
     name = os.environ.get(SECRET_FILE_VARIABLE)
     return read_secret(Path(name).absolute()) if name else None
 
 
 def _found_file() -> dict[str, Any]:
-    """``deeppart.toml`` in the working directory, unless others may have written it."""
+    """``deeppart.toml`` in the working directory, unless other users may have written it."""
     path = Path(CONFIG_FILE)
     if not path.is_file():
         return {}
@@ -92,7 +92,7 @@ def _read_file(path: Path, descriptor: int | None = None) -> dict[str, Any]:
 
 
 def read_toml(path: Path, descriptor: int | None = None) -> dict[str, Any]:
-    """The content of a TOML file; of the one that is open already, where a descriptor is given."""
+    """The content of a TOML file; read from a descriptor, if one is given."""
     with open(path if descriptor is None else descriptor, "rb") as file:
         data = file.read(_MOST_TOML_BYTES + 1)
     if len(data) > _MOST_TOML_BYTES:
@@ -146,7 +146,7 @@ def _read_counts(text: str) -> dict[str, int]:
 
 
 def _read_modes(text: str) -> str | dict[str, str]:
-    """``replay/*=none,best/*=rank0`` -> dict; a mode alone as it is."""
+    """``replay/*=none,best/*=rank0`` -> dict; a single mode is returned unchanged."""
     if "=" not in text:
         return text
     modes = {}
@@ -169,7 +169,7 @@ def _read_size(text: str) -> float:
 
 
 def kappa_of(machine: object) -> float:
-    """Bytes that a rank copies in the time that one more tensor takes, by a machine file."""
+    """Bytes that a rank copies in the time for one more tensor, from a machine file."""
     if not isinstance(machine, (str, os.PathLike)):
         raise refusal("machine", machine, "the name of a file that `deeppart-sim calibrate` has written")
     path = Path(machine)
@@ -183,7 +183,7 @@ def kappa_of(machine: object) -> float:
 
 
 def read_secret(path: Path) -> bytes:
-    """The content of a key file, in which nobody else can have had a hand."""
+    """The content of a key file that no other user can have written."""
     try:
         descriptor = access.open_file(access.Root(path.parent, access.Rules(node=True)).path / path.name)
     except access.ForeignAccessError as error:
@@ -236,7 +236,7 @@ def _checked_secret(descriptor: int, path: Path) -> bytes:
 
 
 def no_such_setting(name: str, known: Collection[str], where: str | None = None) -> ConfigError:
-    """The refusal of a setting that does not exist."""
+    """The error for a setting that does not exist."""
     close = difflib.get_close_matches(name.lower(), known, 1)
     todo = f"write {close[0]}=..." if close else "remove it; docs/configuration.md describes all settings"
     expected = f"one of {', '.join(sorted(known))}"

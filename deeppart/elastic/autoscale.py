@@ -53,7 +53,7 @@ class StepTimes:
 
 
 class Autoscale:
-    """What a loader's batch is changed to, decided by rank 0 and told to all."""
+    """The new batch of a loader, decided by rank 0 and sent to all."""
 
     def __init__(self, bounds: Bounds, ranks: Ranks, every: int, directory: Path | None) -> None:
         self.bounds, self._ranks, self._every, self._directory = bounds, ranks, every, directory
@@ -101,7 +101,7 @@ class Autoscale:
             self._directory = None
 
     def state_dict(self) -> dict[str, Any]:
-        """What was measured, as all ranks were told last."""
+        """The measurements, as all ranks last received them."""
         return {"profile": self.profile.document()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

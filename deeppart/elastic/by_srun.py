@@ -24,7 +24,7 @@ from .stop_request import EXIT_CODE
 _LOOK_EVERY_S, _TELL_EVERY_S, _ASK_EVERY_S = 0.05, 2.0, 0.5
 #: For the others to end once one node has; for agents beyond their own time for a checkpoint; for Slurm to answer.
 _OTHERS_S, _LATER_S, _ANSWER_S = 30.0, 10.0, 60.0
-#: A controller that is busy or starts again is asked again, for so long.
+#: How long a busy or restarting controller is retried.
 _AGAIN_S, _BUSY = 60.0, ("Unable to contact", "timed out", "Zero Bytes")
 _PORTS = (20_000, 30_000)
 _TRIES = 5
@@ -126,7 +126,7 @@ class SrunLauncher:
                 return self._wait(steps)
             finally:
                 if any(step.poll() is None for step in steps.values()):
-                    self.send(signal.SIGKILL)  # srun alone would leave its agent behind
+                    self.send(signal.SIGKILL)  # srun alone would leave its agent running
                 for step in steps.values():
                     step.kill()
                     step.wait()  # bounded: it was killed

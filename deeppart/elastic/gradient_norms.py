@@ -254,7 +254,7 @@ class GradientNorms:
         self._last |= {id(each): new.detach().clone() for each, new in zip(parameters, gradients, strict=True)}
 
     def _rotation_of(self, step: ExchangedStep) -> Rotation | None:
-        """What this rank looks at, if not at all."""
+        """The elements that this rank reads, if not all of them."""
         if self._size == 1 or self._elements < LEAST_DIVIDED or step.size % self._size:
             return None
         return Rotation(self.turn, self._rank, self._size, self._elements)
@@ -291,7 +291,7 @@ class GradientNorms:
         return found
 
     def _steps_of(self, parameter: torch.Tensor, state: Mapping[str, Any]) -> int:
-        """Steps that Adam has made with a parameter; asked for once where the answer is on a GPU."""
+        """Steps that Adam has made with a parameter; read once if the value is on a GPU."""
         steps = state["step"]
         if not (isinstance(steps, torch.Tensor) and steps.is_cuda):
             return int(steps)
@@ -448,7 +448,7 @@ def _summed(norms: list[torch.Tensor], device: torch.device) -> torch.Tensor:
     return torch.stack(norms).sum() if norms else torch.zeros((), dtype=torch.float64, device=device)
 
 
-# --- which elements of large gradients each rank looks at -------------------------------------------------------------
+# --- which elements of large gradients each rank reads ----------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -308,7 +308,7 @@ class ElasticDataLoader:
             self._sampler.close()
 
     def _after_batch(self, micro_batch: MicroBatch, asked_at: float | None) -> float | None:
-        """The next batch is asked for: note how long the one before took, and decide about the next ones' size."""
+        """The next batch is requested: measure the duration of the last one, and decide on the size of the next."""
         if self._autoscale is None:
             return None
         now = self._clock()

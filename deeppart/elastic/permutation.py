@@ -24,7 +24,7 @@ UInt64s = npt.NDArray[np.uint64]
 
 #: Of the way in which places are permuted. Checkpoints name it: another one would give samples twice.
 VERSION = 1
-#: A place may lie in one of so many.
+#: Number of possible positions.
 MOST_PLACES = 1 << 62
 #: Up to so many are sorted: a network of so few places would prefer some orders.
 _SORTED = 1 << 16

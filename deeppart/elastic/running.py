@@ -220,7 +220,7 @@ class WantedRanks:
                 "the number of ranks is to be in an ordinary file", where=str(file), todo="name another one"
             )
         self.now = allowed.most
-        #: Of the file, what could not be used and has not been told.
+        #: Problems of the file that have not been reported.
         self.refused: str | None = None
         self.look(0.0)
 

@@ -1,4 +1,4 @@
-"""Being told to end, so that a job can go on elsewhere or on another number of ranks.
+"""Requests to end, so that a job can continue on other nodes or on another number of ranks.
 
 After each step: ``if should_stop(): leave(state, step, checkpointer)``. The answer is the same on every rank at the
 same step; leaving makes a checkpoint, and exits with code 143.
@@ -74,5 +74,5 @@ def end_process(code: int) -> NoReturn:
         if _of_process is not None:
             _of_process.end_exchange()
         dist.destroy_process_group()
-    atexit.register(gc.freeze)  # or the interpreter looks at every object of torch as it ends, which takes a second
+    atexit.register(gc.freeze)  # otherwise the interpreter visits every object of torch at its end: a second
     sys.exit(code)

@@ -210,7 +210,7 @@ class _Leaves:
     def __init__(self, agreed: Agreed, source_of: SourceOf) -> None:
         self._flat: FlatState = agreed.flat
         self._source_of = source_of
-        #: A leaf that does not lie in C order, put in order: number and bytes. It is read from the first to the last.
+        #: A leaf that is not in C order, converted to it: number and bytes. It is read from the first to the last byte.
         self._ordered: tuple[int, Bytes] | None = None
 
     def chunks(self, layout: ShareLayout, rooms: int) -> Iterator[Chunk]:
@@ -248,7 +248,7 @@ class _Leaves:
             self._ordered = None
 
     def _refuse_repeats(self, leaf: int, array: Array, source: Source | None) -> None:
-        """Refuse what is small in a file because its elements lie at one address, and would be large in a part."""
+        """Refuse a leaf that is small in a file because its elements have one address, and would be large in a part."""
         stored = array.nbytes if source is None else source.nbytes
         if source is None and isinstance(array, torch.Tensor) and array.layout is torch.strided:
             stored = array.untyped_storage().nbytes()

@@ -14,7 +14,7 @@ from deeppart.errors import StructureMismatchError, UnsupportedLeafError, short
 from deeppart.state.paths import covers, nearest_globs, readable
 from deeppart.state.tree import DEEPEST_NESTING
 
-#: Items of all containers, each counted wherever it stands: so many, and some times as many as there are.
+#: Items of all containers, each counted every time it is referenced: a constant, plus a multiple of the distinct items.
 _MOST_PLACES = 1 << 20
 _NOTHING = object()
 
@@ -22,8 +22,8 @@ _NOTHING = object()
 def check_tree(state: Any, where: str) -> None:
     """See that a state can be walked as the tree that its paths are.
 
-    Some hundred bytes of a pickle are enough for more paths than can be counted off: a list that stands twice in one
-    that stands twice in a third, and so on.
+    A few hundred bytes of a pickle can have more paths than can be counted: a list that is twice in a list that is
+    twice in a third, and so on.
     """
     places: dict[int, int] = {}
     objects, under_way = 0, {id(state)}

@@ -27,7 +27,7 @@ from deeppart.storage import PosixStore, committed_steps
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What stands in a step for something in its state of which the bytes are elsewhere.
+    """A stand-in in a step for an item of its state whose bytes are not loaded.
 
     Attributes:
         leaf: number of the leaf, if it is a tensor that is one; None of a numpy array, of a tensor that is made of
@@ -81,7 +81,7 @@ class Step:
 
     @classmethod
     def of_session(cls, checkpointer: Checkpointer, number: int | None = None) -> Step | None:
-        """What ``restore()`` would restore on this rank, without its bytes (collective); None if there is nothing.
+        """The step that ``restore()`` would restore here, without its bytes (collective); None if there is none.
 
         Its leaves are restored by ``checkpointer.restore(live, step.number)``.
 
@@ -131,7 +131,7 @@ class Step:
 
     @staticmethod
     def newest(source: Checkpointer | str | os.PathLike[str], sign_key_file: KeyFiles = None) -> int | None:
-        """The step that is taken where none is named; None if there is no checkpoint (of a session, collective)."""
+        """The default step; None if there is no checkpoint (of a session, collective)."""
         if isinstance(source, Checkpointer):
             found = source._preview(None)
             return None if found is None else found.saved.attempt.step
@@ -152,13 +152,13 @@ class Step:
 
     @staticmethod
     def agree(checkpointer: Checkpointer, error: DeeppartError | None) -> None:
-        """Raise this rank's error, if there is one, and one that quotes it on the other ranks (collective)."""
+        """Raise this rank's error, if there is one, and an error that quotes it on the other ranks (collective)."""
         checkpointer._raise_together(error)
 
     def read(self, wanted: Mapping[int, Sequence[tuple[Box, torch.Tensor]]]) -> None:
         """Fill tensors with boxes of leaves, of a step of a directory.
 
-        Only the chunks that hold what is asked for are read, and all of them are checked before anything is written.
+        Only the chunks with requested bytes are read, and all of them are checked before anything is written.
 
         Args:
             wanted: number of a leaf -> boxes, each with a tensor of its sizes; of another dtype, it is converted.
@@ -181,7 +181,7 @@ class Step:
             into.copy_(memory)
 
     def _standing(self, node: Node) -> Any:
-        """What stands in the state for a node of the saved tree."""
+        """The value or stand-in for a node of the saved tree."""
         target = self._target
         if isinstance(node, ValueLeaf):
             return target.values[node.index]

@@ -17,7 +17,7 @@ class StopRequest:
 
     Args:
         signals: to note.
-        file: to be made or touched; rank 0 looks at it, once a second at most. None for none.
+        file: a file to be created or touched; rank 0 checks it once a second at most. None for none.
         chained: handlers that were there before are called, too.
 
     Example:

@@ -137,7 +137,7 @@ def _iteration(loader: Any) -> int | None:
     """How often it was gone through."""
     iteration: int | None = getattr(loader, "iteration", None)
     if iteration is not None and loader.end_of_dataloader and _is_iterated(loader):
-        iteration += 1  # its last batch was given; it counts when it is asked for one more
+        iteration += 1  # its last batch was yielded; it counts when the next one is requested
     return iteration
 
 

@@ -94,7 +94,7 @@ class CheckpointEngine(BaseCheckpointEngine):
         self._saved: dict[str, Any] = {}
         self._restored: dict[str, Any] = {}
         engine.checkpoint_engine = self
-        engine.save_non_zero_checkpoint = True  # of every rank, which is asked for when the engine is made
+        engine.save_non_zero_checkpoint = True  # for all ranks; set by the engine's configuration otherwise
 
     @property
     def checkpointer(self) -> Checkpointer:
@@ -110,7 +110,7 @@ class CheckpointEngine(BaseCheckpointEngine):
             how: for ``engine.load_checkpoint``.
 
         Returns:
-            The ``client_state`` that was saved; None if there is no checkpoint.
+            The saved ``client_state``; None if there is no checkpoint.
 
         Raises:
             PerRankError: it was saved by another number of ranks; no ``per_rank`` helps there.
@@ -221,7 +221,7 @@ def _decomposed(states: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _classes() -> dict[str, type]:
-    """Classes of DeepSpeed whose objects stand in its states, and are nothing but their attributes."""
+    """Classes of DeepSpeed whose objects are in its states, and consist only of their attributes."""
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address

@@ -1,6 +1,6 @@
 """The formats of others: what can be read and written, and which one a path or a name asks for.
 
-A checkpoint is recognised by what is there, not by its name. Modules of formats are imported where they are needed:
+A checkpoint is recognised by its content, not by its name. Modules of formats are imported when they are needed:
 with torch, for which the completion of the commands need not wait.
 """
 

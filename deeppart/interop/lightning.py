@@ -102,7 +102,7 @@ class DeeppartCallback(Callback):
             self._rng = state["rng"]
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Training begins or goes on. From here on SIGTERM is not Lightning's, which may break off in a collective."""
+        """Training begins or continues. SIGTERM is handled here: Lightning might interrupt a collective."""
         self._step = trainer.global_step
         _check_order(trainer)
         if self._positions:

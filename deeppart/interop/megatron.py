@@ -189,7 +189,7 @@ def _full(tensor: Any) -> Any:
 
 
 def _copy_repeated(tensor: Any, container: Any) -> None:
-    """The same shard may stand in the state dict twice, in tensors of its own: one of them was restored."""
+    """The same shard may be in the state dict twice, as separate tensors, of which one was restored."""
     for shard in container._local_shards:
         if tuple(shard._sh_ten.global_offset) == tuple(tensor.global_offset):
             source = shard._sh_ten.data.reshape(tensor.data.shape)

@@ -53,7 +53,7 @@ def damage_named(what: str, where: str, todo: str) -> Iterator[None]:
 
 
 class FileSpan:
-    """Bytes that lie in a row in a file."""
+    """Contiguous bytes in a file."""
 
     def __init__(self, file: ForeignFile, offset: int, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -73,7 +73,7 @@ class Opened:
     #: Address of a storage of a tensor in the state -> where its bytes are. Those of other tensors are there.
     sources: Mapping[int, Source]
     files: int
-    #: Lines about what was not read as it stands, or takes more memory than usual.
+    #: Lines about items that were not read unchanged, or take more memory than usual.
     remarks: tuple[str, ...] = ()
 
     def choose(self, keys: str | Sequence[str] | None, where: str) -> None:
@@ -103,14 +103,14 @@ class Opened:
 
 
 def _memory_of(array: Array) -> memoryview:
-    """All of what lies in an array's storage."""
+    """All bytes of an array's storage."""
     if not isinstance(array, torch.Tensor):
         return leaf_bytes(array).data
     return leaf_bytes(torch.empty(0, dtype=torch.uint8).set_(array.untyped_storage())).data
 
 
 def address_of(tensor: Array) -> int:
-    """Of the storage of a tensor; 0 if it has none of its own, as sparse ones. Of a numpy array of its elements."""
+    """Bytes of a tensor's storage; 0 if it has none, like sparse ones. For a numpy array, bytes of its elements."""
     if not isinstance(tensor, torch.Tensor):
         return int(tensor.__array_interface__["data"][0]) if tensor.size else 0
     if tensor.layout is not torch.strided or type(tensor) not in (torch.Tensor, torch.nn.Parameter):

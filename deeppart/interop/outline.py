@@ -1,7 +1,7 @@
-"""What writers of other formats need of a checkpoint: its state with stand-ins for tensors, and dtypes of torch.
+"""A checkpoint's content for writers of other formats: its state with stand-ins for tensors, and torch dtypes.
 
-A stand-in is a meta tensor: it has dtype and shape, and no elements, so that a state of any size can be taken apart.
-Tensors that are made of others can only be made of their components: those are read, and held in memory.
+A stand-in is a meta tensor: it has dtype and shape, and no elements, so that a state of any size can be flattened.
+Composite tensors can only be made from their components: those are read, and held in memory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from deeppart.types import SavedMember
 Path = tuple[Any, ...]
 #: Of an int, with its sign in 255 bytes.
 _MOST_INT_BITS = 255 * 8 - 1
-#: What stands for itself.
+#: Types that need no stand-in.
 _PLAIN = (*(int, float, bool, complex, str, bytes, bytearray, type(None)), torch.dtype, torch.device, torch.Size)
 _NAMES = "float64 float32 float16 complex128 complex64 int64 int32 int16 int8 uint64 uint32 uint16 uint8 bool".split()
 #: numpy's dtypes -> those of torch that have the same elements.

@@ -81,7 +81,7 @@ class Saving:
         self._sigterm = sigterm
         self._request: StopRequest | None = None
         self._due = False
-        #: The step that was restored, or is on its way to the persistent level: it need not be saved at the end.
+        #: The step that was restored, or is being saved at the persistent level: it need not be saved at the end.
         self._safe: int | None = None
         self.stopped = False
 
@@ -106,7 +106,7 @@ class Saving:
     ) -> int | None:
         """Restore a state in place (collective); returns the step, or None.
 
-        Of the ways for another number of ranks, the caller's ``per_rank`` stands behind ``first``, before ``others``.
+        Of the policies for another number of ranks, the caller's ``per_rank`` comes after ``first``, before ``others``.
         """
         ways: dict[str, Any] = {}
         for table in (others, per_rank, first):  # in a table the first glob that matches decides
@@ -136,7 +136,7 @@ class Saving:
             self._request.listen()
 
     def stepped(self, step: int) -> None:
-        """A step was made (collective): note whether a checkpoint is due, and whether SIGTERM has come."""
+        """A step was made (collective): note whether a checkpoint is due, and whether SIGTERM was received."""
         if self._request is not None and not self.stopped and self._request.agree():
             self.stopped = self._due = True
         elif step % self._every == 0:

@@ -70,7 +70,7 @@ def load(path: str | os.PathLike[str], keys: str | Sequence[str] | None = None) 
     with ExitStack() as closing:
         state = open_torch_file(Path(path), closing, keys).state
         made_of_others = [each for each in tensors_in(state) if each.layout is not torch.strided]
-        # Out of the mapped file. torch copies what is made of others only if it is asked to one by one.
+        # Copied from the mapped file. torch copies composite tensors only if asked to, one by one.
         return copy.deepcopy(state, {id(each): each.clone() for each in made_of_others})
 
 
@@ -184,7 +184,7 @@ class Leaves:
         self._stand_ins = frozenset(made.leaves.values())
 
     def view(self, tensor: torch.Tensor) -> tuple[int, int, tuple[int, ...]] | None:
-        """Of a stand-in: the leaf whose storage it is a view of, its first element there, and strides; else None."""
+        """For a stand-in: the leaf of whose storage it is a view, its first element there, and strides; else None."""
         leaf = self._made.leaves.get(id(tensor))
         if leaf is None or not tensor.is_meta:
             return None
@@ -219,7 +219,7 @@ class _Pickler(pickle.Pickler):
         self.storages: list[_Stored] = []
 
     def reducer_override(self, item: Any) -> Any:
-        """How a stand-in is made again: as a view of a storage."""
+        """How a stand-in is recreated: as a view of a storage."""
         found = self._leaves.view(item) if isinstance(item, torch.Tensor) else None
         if found is None:
             return NotImplemented
@@ -315,7 +315,7 @@ class _Records:
 
 
 class _Unseekable:
-    """A stream, for ``zipfile``, which then writes what it knows only afterwards behind each record."""
+    """A stream for ``zipfile``, which therefore writes sizes and checksums after each record."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream

@@ -127,7 +127,7 @@ class CheckpointManager(BaseCheckpointManager):
             raise RestoreError(
                 "the step to load is not there", expected=f"step {step}", found="no checkpoint", where=self.folder
             )
-        # of a folder in which nothing is, so that it does not look for steps of its own
+        # an empty folder, so that it does not search for steps itself
         native = self._native(filesystem.join(self.folder, "none"))
         return bool(native.load())
 

@@ -70,7 +70,7 @@ def set_rng_state(state: Mapping[str, Any]) -> None:
 
 
 def own_generator(loader: Any) -> None:
-    """Give a data loader a random generator of its own, if it uses the process's.
+    """Give a data loader a separate random generator, if it uses the process's.
 
     Loaders draw a seed whenever they begin, and a restart begins once more than a run that was never ended.
     """

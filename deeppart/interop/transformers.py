@@ -167,7 +167,7 @@ class DeeppartCallback(TrainerCallback):
 
 
 class _Resumed:
-    """A checkpoint on its way into a Trainer, which takes it in the order of its own loading.
+    """A checkpoint that is being loaded into a Trainer, in the order of the Trainer's own loading.
 
     Model and optimizer are restored already. The Trainer takes :attr:`folder` for one of its checkpoints.
     """
@@ -186,7 +186,7 @@ class _Resumed:
             setattr(trainer, name, reader)
 
     def finish(self, step: int) -> None:
-        """Give the Trainer the loss that it has not logged, and its methods back as training goes on."""
+        """Give the Trainer the loss that it has not logged, and restore its methods when training continues."""
         trainer, progress = self._trainer, self._state["progress"]
         self._temporary.cleanup()
         if step != self._step:

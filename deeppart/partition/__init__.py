@@ -1,11 +1,11 @@
-"""The bytes that each rank saves: pure arithmetic that every rank does alone with the same result.
+"""Decides which bytes each rank saves: pure arithmetic that every rank does alone with the same result.
 
     plan = partition(leaves, ranks, kappa=None, strategy="deeppart", preload=None)
     plan.share(rank)
 
-Nothing here knows of torch, MPI, clocks, files or the environment. Reading order: ``cost`` (what a share costs),
-``leaves`` (the canonical order), ``strategies`` (where the cuts fall, with the proof, and the alternatives kept for
-comparison), ``plan`` (the answer).
+Nothing here uses torch, MPI, clocks, files or the environment. Reading order: ``cost`` (the cost of a share),
+``leaves`` (the canonical order), ``strategies`` (the cuts, with the proof, and alternatives for comparison), ``plan``
+(the result).
 """
 
 from deeppart.model import LeafSpec, Share, Span

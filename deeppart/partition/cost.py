@@ -1,4 +1,4 @@
-"""The cost of a share, and the cost line on which a replica set's leaves lie.
+"""The cost of a share, and the cost line that the leaves of a replica set form.
 
 ``cost = bytes + kappa * spans``, in whole bytes. Serialization time depends on both: a span costs Python calls, a copy
 launched and an entry in the part's index, however few bytes it has. kappa says how many bytes could have been copied
@@ -18,9 +18,9 @@ from deeppart.errors import ConfigError
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
-#: Bytes that cost as much as one more span, where nobody has measured: seconds per tiny tensor, of those in which
-#: training waits for its share, x bytes/s of one large copy on one core. An EPYC with fast memory takes 0.8 to 1.3 us
-#: at 17 to 20 GB/s, 15 to 26 kB (``benchmarks/kappa.py``); slower ones take 7 to 8 KiB (docs/benchmarks.md).
+#: Bytes that cost as much as one more span, by default: seconds per tiny tensor for which training waits, times the
+#: bytes/s of one large copy on one core. An EPYC with fast memory takes 0.8 to 1.3 us at 17 to 20 GB/s, 15 to 26 kB
+#: (``benchmarks/kappa.py``); slower ones take 7 to 8 KiB (docs/benchmarks.md).
 DEFAULT_KAPPA_BYTES = 16384
 #: See :func:`usual_kappa`.
 _MOST_OF_A_MEAN_LEAF = 0.08
@@ -51,13 +51,13 @@ def whole_kappa(kappa: float) -> int:
 
 
 def usual_kappa(nbytes: IntArray) -> int:
-    """The cost of a span where none is given: the default, and at most 8 % of the leaves' mean size.
+    """The default cost of a span: at most 8 % of the leaves' mean size.
 
-    So bytes stay balanced, too: no rank has more than ``1.01 * (mean + kappa * leaves / ranks)`` of them, which is at
-    most 1.0908 times the mean (of one set, without a preload; plus an element where the mean is below 100 of them).
+    So bytes are balanced, too: no rank has more than ``1.01 * (mean + kappa * leaves / ranks)`` of them, which is at
+    most 1.0908 times the mean (of one set, without a preload; plus an element if the mean is below 100 of them).
 
     Args:
-        nbytes: int64[n], of the leaves that are to be shared out.
+        nbytes: int64[n], of the leaves to be divided.
     """
     return usual_kappa_of(float(nbytes.sum(dtype=np.float64)), len(nbytes))
 
@@ -71,7 +71,7 @@ def usual_kappa_of(nbytes: float, leaves: int) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CostLine:
-    """The leaves of one replica set laid end to end in canonical order, leaf i taking ``kappa + nbytes[i]``.
+    """The leaves of one replica set in canonical order, where leaf i takes ``kappa + nbytes[i]``.
 
     Attributes:
         nbytes: int64[n], > 0 (a leaf without bytes needs no owner and is not on the line).
@@ -105,10 +105,10 @@ class CostLine:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cuts:
-    """The places at which a replica set's leaves are cut: the k-th rank has everything from cut k up to cut k + 1.
+    """The cuts between the shares of a replica set: the k-th rank has everything from cut k to cut k + 1.
 
     Attributes:
-        leaf: int64[ranks + 1], ascending from 0 to n: position of the leaf that the cut lies in or before.
+        leaf: int64[ranks + 1], ascending from 0 to n: index of the leaf in or before which the cut is.
         offset: int64[ranks + 1]; bytes of that leaf before the cut, 0 <= offset < nbytes, a multiple of the itemsize.
         order: int64[n]; the line's leaves in the order the cuts refer to, or None when that is the line's own.
     """

@@ -1,4 +1,4 @@
-"""The answer: who saves what. ``partition`` makes a Plan; a Plan looks shares up."""
+"""The result: who saves which bytes. ``partition`` makes a Plan, which returns the shares."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from deeppart.partition.strategies import STRATEGIES, Strategy, strategy_named
 
 
 class SpanTable(NamedTuple):
-    """Every span of a plan as columns of int64[spans]: who saves it, of which leaf, from where, how many bytes.
+    """Every span of a plan as columns of int64[spans]: the saving rank, leaf, first byte and length.
 
     Attributes:
         rank: the rank that saves it.
@@ -40,7 +40,7 @@ class SpanTable(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _SetShares:
-    """The leaves of one replica set and where they are cut. Arrays are in the order that the cuts refer to."""
+    """The leaves of one replica set and their cuts. Arrays are in the order to which the cuts refer."""
 
     ranks: IntArray | None  # None: every rank, so that rank k is the k-th
     index: IntArray  # [n] the caller's
@@ -121,7 +121,7 @@ class Plan:
             members = slice(None) if part.ranks is None else part.ranks
             self._bytes[members] += part.bytes_per_rank()
             self._spans[members] += part.spans_per_rank()
-        # Which sets a rank is in, without asking each set: pairs (rank, set) sorted by rank.
+        # The sets of each rank, without a search: pairs (rank, set) sorted by rank.
         smaller = [(number, part.ranks) for number, part in enumerate(self._sets) if part.ranks is not None]
         member = np.concatenate([np.zeros(0, dtype=np.int64), *(members for _, members in smaller)])
         number = np.repeat([n for n, _ in smaller], [len(members) for _, members in smaller]).astype(np.int64)

@@ -68,7 +68,7 @@ _DEEPEST = 32
 
 
 def cut(line: CostLine, load: IntArray, *, structure: bool = True) -> Cuts:
-    """Cut a line among ranks; see the module's docstring for the rule and what it guarantees."""
+    """Cut a line among ranks; see the module's docstring for the rule and its guarantees."""
     capacity = fill(load, line.total)
     target = np.zeros(len(capacity) + 1, dtype=np.int64)
     np.cumsum(capacity, out=target[1:])
@@ -92,7 +92,7 @@ def tolerance(mean: int, element: int) -> int:
 
 
 def _significant(line: CostLine, target: IntArray, reach: int) -> IntArray:
-    """The boundary each target is drawn to, as an index into ``line.start``, or -1 where none is within reach."""
+    """For each target the boundary to which it moves, as an index into ``line.start``; -1 if none is within reach."""
     chosen = np.full(len(target), -1, dtype=np.int64)
     first = np.searchsorted(line.start, target - reach, side="left")
     last = np.searchsorted(line.start, target + reach, side="right")
@@ -121,7 +121,7 @@ def fill(load: IntArray, amount: int) -> IntArray:
     ranks`` no filled rank ends above that rounded up.
     """
     low, high = int(load.min()), int(load.max())
-    if low == high:  # the ordinary case: nobody carries anything, or all the same
+    if low == high:  # the usual case: equal loads
         each, rest = divmod(amount, len(load))
         capacity = np.full(len(load), each, dtype=np.int64)
         capacity[:rest] += 1
@@ -153,7 +153,7 @@ def _filled(ascending: IntArray, carried: IntArray, amount: int) -> int:
 
 
 def rank0(line: CostLine, load: IntArray) -> Cuts:
-    """The lowest rank of the set takes everything, whatever it carries: what ``torch.save`` on rank 0 does."""
+    """The lowest rank of the set saves everything, like ``torch.save`` on rank 0."""
     leaf = np.full(len(load) + 1, len(line.nbytes), dtype=np.int64)
     leaf[0] = 0
     return Cuts(leaf, np.zeros_like(leaf))
@@ -162,8 +162,8 @@ def rank0(line: CostLine, load: IntArray) -> Cuts:
 def whole(line: CostLine, load: IntArray) -> Cuts:
     """Whole tensors, each to the rank with the lowest cost so far, the largest first.
 
-    What PyTorch's distributed checkpoint balances replicated tensors by (``dedup_save_plans``), made kinder: that takes
-    the tensors in the state's order and counts bytes only. O(leaves * log ranks).
+    Like PyTorch's distributed checkpoint for replicated tensors (``dedup_save_plans``), but better: that takes the
+    tensors in the state's order and only counts bytes. O(leaves * log ranks).
     """
     least = [(carried, rank) for rank, carried in enumerate(load.tolist())]
     heapq.heapify(least)
@@ -179,7 +179,7 @@ def whole(line: CostLine, load: IntArray) -> Cuts:
 
 
 def flat(line: CostLine, load: IntArray) -> Cuts:
-    """The bytes in canonical order cut evenly, aligned to elements, blind to structure and to the number of tensors."""
+    """The bytes in canonical order cut evenly, aligned to elements, regardless of structure and number of tensors."""
     bytes_only = CostLine.of(line.nbytes, line.itemsize, line.depth[:-1], kappa=0)
     return cut(bytes_only, load, structure=False)
 

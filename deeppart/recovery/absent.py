@@ -87,19 +87,19 @@ class PartRules:
     around_own: frozenset[ExactPath] = frozenset()
     declared: Callable[[Path], bool] = lambda path: False
 
-    def gives_to_others(self, item: Absent, elsewhere: LeafNumbers | None = None) -> bool:
+    def gives_to_others(self, item: Absent, others: LeafNumbers | None = None) -> bool:
         """True if an absent item is restored on other ranks.
 
         Args:
             item: the item whose key the live dict lacks.
-            elsewhere: the leaves that other ranks restore; None for every leaf.
+            others: the leaves that other ranks restore; None for every leaf.
         """
         place, leaves = exact(item.path), item.leaves
         if item.is_none:
             return False
         if not leaves.any():
             return place in self.part_paths
-        if elsewhere is not None and not elsewhere.covers(leaves):
+        if others is not None and not others.covers(leaves):
             return False
         if any(place[:end] in self.rank0 for end in range(1, len(place) + 1)):
             return False

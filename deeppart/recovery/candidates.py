@@ -214,13 +214,13 @@ def gather_failures(
     """The failures of all ranks, on every rank."""
     message = [(part, location.rank, location.path, reason, lacks) for part, location, reason, lacks in failures]
     texts = [json.loads(text) for text in run(comm.allgather(json.dumps([message, shortage]).encode()), what)]
-    told = [(rank, each) for rank, (sent, _) in enumerate(texts) for each in sent]
-    lines = [f"rank {rank}: {reason}" for rank, (_, _, _, reason, lacks) in told if lacks]
-    if told:
+    received = [(rank, each) for rank, (sent, _) in enumerate(texts) for each in sent]
+    lines = [f"rank {rank}: {reason}" for rank, (_, _, _, reason, lacks) in received if lacks]
+    if received:
         lines += [f"rank {rank}: {reason}" for rank, (_, reason) in enumerate(texts) if reason]
     if lines:
         raise no_more_files(f"{what}: the files of a checkpoint cannot be opened", lines, comm.rank)
-    return [(part, Location(rank, path), reason, lacks) for _, (part, rank, path, reason, lacks) in told]
+    return [(part, Location(rank, path), reason, lacks) for _, (part, rank, path, reason, lacks) in received]
 
 
 def _read_mine(

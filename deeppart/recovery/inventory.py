@@ -37,10 +37,10 @@ def take_inventory(
     files = [part.to_json() for part in stock.parts], [parity.to_json() for parity in stock.parity]
     lines = [line for line in stock.problems if line not in stock.refused]
     message = json.dumps([refused, *files, lines, stock.refused, stock.unlisted + stock.unread]).encode()
-    told = [json.loads(text) for text in run(comm.allgather(message), what)]
-    if lines := [f"rank {rank}: {line}" for rank, (theirs, *_) in enumerate(told) for line in theirs]:
+    received = [json.loads(text) for text in run(comm.allgather(message), what)]
+    if lines := [f"rank {rank}: {line}" for rank, (theirs, *_) in enumerate(received) for line in theirs]:
         raise no_more_files("what there is to restore cannot be listed", lines, comm.rank)
-    gathered = [rest for _, *rest in told]
+    gathered = [rest for _, *rest in received]
     if len(set(node_of)) > 1:  # the same path is a different file on each of them
         for rank, (_, _, *texts) in enumerate(gathered):
             for each in texts:

@@ -123,10 +123,10 @@ def find_places(
     placed = (~lacking).astype(np.int64)
     found = lacking & ranks.finish(ranks.comm.maximum(placed), what).astype(np.bool_)
     numbers = arrays[found[: len(arrays)]].tolist(), values[found[len(arrays) :]].tolist()
-    elsewhere = LeafNumbers(*map(set, numbers))
+    others = LeafNumbers(*map(set, numbers))
     left_to_others, left_out = list[Absent](), list[Absent]()
     for item in absent:
-        if rules.gives_to_others(item, elsewhere):
+        if rules.gives_to_others(item, others):
             left_to_others.append(item)
         elif item.is_left_out(sharded):
             left_out.append(item)

@@ -68,10 +68,10 @@ def outermost_keys(flat: FlatState, request: Request, comm: Comm, what: str, tim
     root = flat.root
     is_dict = isinstance(root, Branch) and root.kind in DICTS and all(type(key) is str for key in root.keys)
     mine = json.dumps(list(root.keys) if is_dict and isinstance(root, Branch) else None).encode()
-    told = [json.loads(text) for text in finish(comm, comm.allgather(mine), what, timeout)]
-    if any(keys is None for keys in told):
+    received = [json.loads(text) for text in finish(comm, comm.allgather(mine), what, timeout)]
+    if any(keys is None for keys in received):
         return None
-    return {key for keys in told for key in keys} or None
+    return {key for keys in received for key in keys} or None
 
 
 def narrowed(saved: SavedStep, flat: FlatState, request: Request, outermost: Outermost) -> tuple[SavedStep, Choice]:

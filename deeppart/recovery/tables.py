@@ -67,11 +67,11 @@ class Ranks:
         """Send a JSON value, and bytes that it describes, to all ranks (collective); returns them by rank."""
         text = json.dumps(head).encode()
         message = b"".join((len(text).to_bytes(_LENGTH_BYTES, "little"), text, *payload))
-        told = []
+        received = []
         for theirs in self.finish(self.comm.allgather(message), what):
             begins = _LENGTH_BYTES + int.from_bytes(theirs[:_LENGTH_BYTES], "little")
-            told.append((json.loads(theirs[_LENGTH_BYTES:begins]), theirs[begins:]))
-        return told
+            received.append((json.loads(theirs[_LENGTH_BYTES:begins]), theirs[begins:]))
+        return received
 
 
 #: For a part: its number, the file range of its bytes in memory, which of the sender's chunks were read ("": all), and,
@@ -164,9 +164,9 @@ def _decomposed(
             if part == 0:
                 document = message[at : at + document_bytes]
             at += document_bytes
-    told = {(part, rank): text for rank, (heads, _) in enumerate(messages) for part, text, *_ in heads if text}
+    received = {(part, rank): text for rank, (heads, _) in enumerate(messages) for part, text, *_ in heads if text}
     places: dict[Holding, Place] = {}
-    for (part, rank), text in told.items():
+    for (part, rank), text in received.items():
         mine = shared[part][rank]
         first = indexes[part].byte_range(mine.start)[0] if mine else 0
         was_read = _unpacked(read[part, rank], len(mine))

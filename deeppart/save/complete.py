@@ -3,8 +3,8 @@
 Invariants
 ----------
 * A level of a step is complete on all ranks or on none; an error on one rank is an error of the level everywhere. Only
-  where a rank gives up waiting in the middle of the round does it not know: the manifest decides then.
-* What a level that is not complete has written is removed at once, unless nobody knows whether it is complete.
+  a rank that gives up waiting in the middle of the round does not know: the manifest decides then.
+* Files written at a level that is not complete are removed at once, unless it is unknown whether it is complete.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Completer:
         try:
             round_ = commit_round(channel, str(job.attempt.key), report, commit)
             verdict = finish(channel, round_, what, self._timeout, background=True)
-        except DeeppartError as error:  # rank 0 may have committed the step, or be about to, if it has this report
+        except DeeppartError as error:  # rank 0 may have committed the step, or may still do so, if it has this report
             verdict, agreed = RoundResult(str(error), may_stand=begun and not failed), False
         complete = verdict.problem is None and not failed
         if complete:
@@ -153,7 +153,7 @@ class Completer:
 
 
 def level_error(job: Job, level: str, problem: str, *, is_over: bool = False) -> CheckpointError:
-    """The error that says why a level of a step is not complete; ``is_over``: ranks do not meet there any more."""
+    """The error for a level of a step that is not complete; ``is_over``: the level fails until the session ends."""
     next_one = "this level fails until a new Checkpointer is opened" if is_over else "the next checkpoint tries again"
     return CheckpointError(
         f"step {job.attempt.step} is not complete at level {level!r}",

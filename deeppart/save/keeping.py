@@ -40,7 +40,7 @@ class Keeping:
         self._earlier = set(earlier)
         self._own: list[StepKey] = []
         self._leaving: set[StepKey] = set()
-        self._told: set[StepKey] = set()
+        self._reported: set[StepKey] = set()
         self._notices: list[str] = []
         self._goes_on = False
 
@@ -102,16 +102,16 @@ class Keeping:
         return dropped
 
     def _ranking(self, present: set[StepKey]) -> list[StoredStep]:
-        """The commits of earlier sessions, in the order of time, and of sequence within a session; as they are now."""
+        """The commits of earlier sessions, ordered by time, and by sequence within a session; read again each time."""
         found = [read_step(self._store, key, self._signing) for key in self._earlier & present]
-        # When another one was committed cannot be told: it is not counted and stays.
+        # Without a commit time a step is not counted and stays.
         return sorted((each for each in found if each.error is None), key=lambda each: each.order_of_commit)
 
     def _does_count(self, step: StoredStep) -> bool:
-        """Looked at again each time that something may go because of it: it may have been damaged since."""
+        """Checked again before steps are removed because of it: it may have been damaged since."""
         problem = step.first_problem()
-        if problem is not None and step.key not in self._told:
-            self._told.add(step.key)
+        if problem is not None and step.key not in self._reported:
+            self._reported.add(step.key)
             self._notices.append(
                 f"step {step.key.step} cannot be restored from {step.where} and does not count for `keep`: {problem}"
             )

@@ -81,7 +81,7 @@ class Retention:
                 self._failed[level].discard(key)
 
     def abandon(self, level: str, key: StepKey, *, in_doubt: bool = False) -> None:
-        """A step failed at a level: it goes with the next commit of any level, in ``persistent_dir`` with one there."""
+        """A step failed at a level: its files go with the next commit of any level; persistent ones with one there."""
         with self._lock:
             if level == Level.PERSISTENT:  # where the manifest decides
                 self._abandoned.add(key)

@@ -315,7 +315,7 @@ class Saver:
         found = self._replicas.compare_in_full(flat, call.turn, call.step, owned, what)
         self._replicas.calls.note(call.turn, call.step, saved=bool(call.due))
         if any(each.interval is not None for each in found.diverged):
-            self._record_divergence(call, found.diverged)
+            self._record_suspects(call, found.diverged)
         replication, excluded = self._replicas.replication, self._excluded
         self._warnings.patterns(self._comm, "replicated", replication.patterns, replication.used, *within)
         if excluded is not None:
@@ -363,7 +363,7 @@ class Saver:
         self._numbers = FileNumbers(flat.common, arrays, values, boxes)
         self._replicas.layout.take_numbers(flat, Numbers(arrays.tolist(), values.tolist(), tensors))
 
-    def _record_divergence(self, call: Call, diverged: Sequence[Divergence]) -> None:
+    def _record_suspects(self, call: Call, diverged: Sequence[Divergence]) -> None:
         """Record that earlier checkpoints are suspect, before any rank warns and may end the job (collective)."""
         if self._comm.rank == 0:
             self._record(call.turn, call.step, diverged)

@@ -65,15 +65,15 @@ class Warnings:
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet
         self._naming = Naming()
-        self._told_patterns: set[str] = set()
+        self._reported_patterns: set[str] = set()
 
     def patterns(
         self, comm: Comm, setting: str, patterns: Sequence[str], matched: Collection[str], what: str, timeout: float
     ) -> None:
         """Warn once of a setting's patterns that match nothing on any rank (collective if there are patterns)."""
-        if setting in self._told_patterns or self._quiet or not patterns:
+        if setting in self._reported_patterns or self._quiet or not patterns:
             return
-        self._told_patterns.add(setting)
+        self._reported_patterns.add(setting)
         used = np.array([pattern in matched for pattern in patterns], dtype=np.int64)
         used = finish(comm, comm.maximum(used), what, timeout)
         unused = [pattern for pattern, hit in zip(patterns, used.tolist(), strict=True) if not hit]

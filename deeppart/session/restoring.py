@@ -94,8 +94,8 @@ def restore_step(
         done = restore_state(ranks, recovered, live, policies, session.config.replicated, known)
 
     for narrower in (narrow if narrow.may_choose else None, None):
-        recovered, told = recover(reading, inventory, step, narrower, use)
-        explanation += told
+        recovered, lines = recover(reading, inventory, step, narrower, use)
+        explanation += lines
         if recovered is None:
             refusal = nothing_to_restore(session, explanation) if required else None
             raise_together(comm, refusal or refusal_of_state(live.flat, _left_out(request)), "restore", timeout)

@@ -208,7 +208,7 @@ class StepHistory:
         self._saved = StepRows()
         self._largest = -1  # of the restored step and the steps saved since
         self._restored = False
-        self._told_not_restored = self._told_counting_down = False
+        self._warned_not_restored = self._warned_counting_down = False
 
     def restored_from(self, step: int | None) -> None:
         """A restore has succeeded, of a step or (None) without any checkpoint."""
@@ -252,9 +252,9 @@ class StepHistory:
     def warn_not_restored(self, step: int) -> None:
         """Warn once that training starts over although an earlier run has left steps."""
         newest = self._found_newest
-        if self._restored or self._told_not_restored or step >= newest:
+        if self._restored or self._warned_not_restored or step >= newest:
             return
-        self._told_not_restored = True
+        self._warned_not_restored = True
         if self._rank == 0:
             warn_caller(
                 f"checkpoint(step={step}), but step {newest} of an earlier run is in the directory and nothing was "
@@ -266,9 +266,9 @@ class StepHistory:
     def warn_counting_down(self, step: int) -> None:
         """Warn once that step numbers decrease: ``restore`` and ``load`` take the largest one, not the last."""
         last = self.last()
-        if step >= last or self._told_counting_down:
+        if step >= last or self._warned_counting_down:
             return
-        self._told_counting_down = True
+        self._warned_counting_down = True
         if self._rank == 0:
             warn_caller(
                 f"checkpoint(step={step}) after step {last}: of the checkpoints in the directory, restore takes that "

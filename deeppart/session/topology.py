@@ -72,8 +72,8 @@ def compare_settings(comm: Comm, config: Config, signing: Signing | None, what: 
     texts = finish(comm, comm.allgather(json.dumps(message).encode()), what, config.timeout)
     answers = [json.loads(text) for text in texts]
     _check_versions([answer[0] for answer in answers], comm.rank)
-    told = zip(*(answer[1:] for answer in answers), strict=True)
-    names, all_settings, directories, domains, all_processors, all_keys = told
+    columns = zip(*(answer[1:] for answer in answers), strict=True)
+    names, all_settings, directories, domains, all_processors, all_keys = columns
     if others := [rank for rank, theirs in enumerate(all_keys) if theirs != all_keys[0]]:
         raise ConfigError(
             "ranks were given different keys in sign_key_file",

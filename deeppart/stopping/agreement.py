@@ -1,4 +1,4 @@
-"""Ranks that agree on something that any of them may have heard.
+"""Agreement of all ranks on a request that any of them may have received.
 
 Without waiting for one another (``ask``): what a rank asks at one step is answered at the next one; the reduction is
 under way meanwhile, beside the training. Or at once (``agree``). torch is imported only by ranks that agree over it: a
@@ -16,42 +16,42 @@ _WHAT = "asking all ranks whether to stop"
 
 
 class Agreement(Protocol):
-    """Whether any rank has said yes."""
+    """Whether any rank has a request."""
 
     rank: int
 
     def ask(self, mine: bool) -> bool:
-        """True on every rank, at the same call, if any rank had said yes at the call before (collective)."""
+        """True on every rank, at the same call, if any rank had a request at the call before (collective)."""
         ...
 
     def agree(self, mine: bool) -> bool:
-        """True on every rank if any says yes now: waits for all (collective)."""
+        """True on every rank if any has a request now: waits for all (collective)."""
         ...
 
     def finish(self) -> None:
-        """Wait for what is under way (collective in so far as all have to have asked equally often)."""
+        """Wait for the operation in progress (collective, if all ranks have made the same number of calls)."""
         ...
 
 
 class Alone:
-    """One process: it agrees at once."""
+    """One process, which always agrees with itself."""
 
     rank = 0
 
     def ask(self, mine: bool) -> bool:
-        """What this process says."""
+        """This process's answer."""
         return mine
 
     def agree(self, mine: bool) -> bool:
-        """What this process says."""
+        """This process's answer."""
         return mine
 
     def finish(self) -> None:
-        """Nothing is under way."""
+        """Nothing to wait for."""
 
 
 class OfTorch:
-    """A reduction between CPUs, in a gloo group of its own, whatever the training's backend (made collectively).
+    """A reduction between CPUs, in a separate gloo group, whatever the training's backend (created collectively).
 
     Waits end at the group's timeout.
     """
@@ -66,7 +66,7 @@ class OfTorch:
         self._work: Any = None
 
     def ask(self, mine: bool) -> bool:
-        """As of :class:`Agreement`; what fails is an error of torch."""
+        """See :class:`Agreement`; failures are errors of torch."""
         answer = False
         if self._work is not None:
             self._work.wait()
@@ -75,14 +75,14 @@ class OfTorch:
         return answer
 
     def agree(self, mine: bool) -> bool:
-        """As of :class:`Agreement`; what fails is an error of torch."""
+        """See :class:`Agreement`; failures are errors of torch."""
         self.finish()
         self._begin(mine)
         self.finish()
         return bool(self._flag.item())
 
     def finish(self) -> None:
-        """As of :class:`Agreement`."""
+        """See :class:`Agreement`."""
         if self._work is not None:
             self._work.wait()
             self._work = None
@@ -95,7 +95,7 @@ class OfTorch:
 
 
 class OfJob:
-    """The ranks of a launcher without torch.distributed, over the library's own channel."""
+    """The ranks of a launcher without torch.distributed, over the library's channel."""
 
     def __init__(self, comm: Comm) -> None:
         self.rank = comm.rank
@@ -104,7 +104,7 @@ class OfJob:
         self._said: list[bytes] | None = None
 
     def ask(self, mine: bool) -> bool:
-        """As of :class:`Agreement`."""
+        """See :class:`Agreement`."""
         self.finish()
         answer = self._said is not None and b"\1" in self._said
         self._operation, self._said = self._comm.allgather(b"\1" if mine or answer else b"\0"), None
@@ -114,26 +114,26 @@ class OfJob:
         return answer
 
     def agree(self, mine: bool) -> bool:
-        """As of :class:`Agreement`."""
+        """See :class:`Agreement`."""
         self.finish()
         said = finish(self._comm, self._comm.allgather(b"\1" if mine else b"\0"), _WHAT, TIMEOUT_S)
         return b"\1" in said
 
     def finish(self) -> None:
-        """As of :class:`Agreement`."""
+        """See :class:`Agreement`."""
         if self._operation is not None:
             self._said = finish(self._comm, self._operation, _WHAT, TIMEOUT_S)
             self._operation = None
 
 
 def agreement_of_torch() -> Agreement:
-    """Among the ranks of torch.distributed where it is initialized; otherwise this process alone (collective)."""
+    """Between the ranks of torch.distributed if it is initialized; otherwise for this process alone (collective)."""
     dist = _distributed()
     return OfTorch() if dist is not None and dist.get_world_size() > 1 else Alone()
 
 
 def agreement_of_job() -> Agreement:
-    """Among the ranks of torch.distributed where it is initialized, else those that a launcher started (collective)."""
+    """Between the ranks of torch.distributed if it is initialized, else of the launcher (collective)."""
     if _distributed() is not None:
         return agreement_of_torch()
     comm = own_channel_of_job()
@@ -141,6 +141,6 @@ def agreement_of_job() -> Agreement:
 
 
 def _distributed() -> Any:
-    """torch.distributed where it is initialized in this process, which has imported it then; else None."""
+    """torch.distributed, if this process has imported and initialized it; otherwise None."""
     dist: Any = sys.modules.get("torch.distributed")
     return dist if dist is not None and dist.is_available() and dist.is_initialized() else None

@@ -1,4 +1,4 @@
-"""Requests to a job to stop or to change: signals, and a file that is touched."""
+"""Requests to stop or change a job: signals, and a file that is touched."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from typing import Any
 
 from deeppart.errors import ConfigError
 
-#: The file is looked at no oftener: it may be on a file system that all jobs share.
+#: Seconds between checks of the file: it may be on a file system that all jobs share.
 LOOK_EVERY_S = 1.0
 
 
 @dataclass(slots=True, eq=False)
 class _Watch:
-    """The handler that one call of :meth:`Signals.listen` has installed, for all its signals.
+    """The handler installed by one call of :meth:`Signals.listen`, for all its signals.
 
     A handler that came later may call it also when the watch is over, or put it back.
 
@@ -39,7 +39,7 @@ class _Watch:
         self.owner._note(self, number, frame)
 
     def next(self, number: int) -> Any:
-        """Whose the signal is after this one: watches that are over are left out, and forgotten."""
+        """The next handler of a signal; watches that have ended are skipped and dropped."""
         found = self.before.get(number)
         while isinstance(found, _Watch) and found.over:
             found = found.before.get(number)
@@ -47,13 +47,13 @@ class _Watch:
         return found
 
     def end(self) -> None:
-        """From now on signals go to the handlers before."""
+        """End: signals go to the previous handlers."""
         self.over = True
         if self.owner._watch is self:
             self.owner._watch = None
 
     def take_out(self) -> None:
-        """Put the handlers before back, where this one is still there (in the main thread)."""
+        """Restore the previous handlers if this one is still installed (in the main thread)."""
         for number in tuple(self.before):
             before = self.next(number)
             if signal.getsignal(number) is self and before is not None:
@@ -61,7 +61,7 @@ class _Watch:
 
 
 class Signals:
-    """Notes signals, in this process alone.
+    """Records signals, in this process only.
 
     Children that are forked (data loader workers, ``multiprocessing``) get the handlers back that were there before:
     they end by a SIGTERM as they would without this class. Where the interpreter is not told of a fork, the handler
@@ -104,7 +104,7 @@ class Signals:
         _forks.numbers.update(self._numbers)
         _forks.register()
         for number in self._numbers:
-            watch.before[number] = signal.getsignal(number)  # first: a signal may come at once
+            watch.before[number] = signal.getsignal(number)  # first: a signal may arrive at once
             signal.signal(number, watch)
 
     def put_back(self) -> None:
@@ -126,12 +126,12 @@ class Signals:
         elif signal.getsignal(number) is watch and (isinstance(before, _Watch) or not callable(before)):
             signal.signal(number, signal.SIG_DFL if before is None else before)
             os.kill(os.getpid(), number)
-        elif callable(before):  # it is over; or this is a child, whose fork the interpreter was not told of
+        elif callable(before):  # this watch has ended; or this is a child whose fork the interpreter has not noticed
             before(number, frame)
 
 
 class _Forks:
-    """Children have the handlers that were there before anybody listened. One for the process, as its handlers are.
+    """Restores the original handlers in forked children. One per process, like handlers.
 
     Attributes:
         watches: that may be there, the first one first, also those that are over; changed in the main thread.
@@ -148,7 +148,7 @@ class _Forks:
         self._masks = threading.local()
 
     def register(self) -> None:
-        """Have the interpreter call this at forks, from now on."""
+        """Have the interpreter call this at forks."""
         if not self._registered:
             self._registered = True
             os.register_at_fork(before=self._hold)
@@ -158,10 +158,10 @@ class _Forks:
                 os.register_at_fork(after_in_parent=self._let_through, after_in_child=self._let_through_in_child)
 
     def take_out_those_over(self) -> None:
-        """In the main thread."""
+        """Restore the handlers, in the main thread."""
         for watch in [each for each in self.watches if each.over]:
             watch.take_out()
-            with contextlib.suppress(ValueError):  # a handler that came meanwhile has put back or forked, too
+            with contextlib.suppress(ValueError):  # a handler that ran meanwhile has restored them or forked, too
                 self.watches.remove(watch)
 
     def _hold(self) -> None:
@@ -206,7 +206,7 @@ def _checked(number: int) -> signal.Signals:
 
 
 class WatchedFile:
-    """Notes that a file was made, or changed, after the watch began: ``touch FILE``.
+    """Detects that a file was created or changed after the watch began: ``touch FILE``.
 
     A file that an earlier job was told by says nothing to this one, whatever the clocks of the machines say. What
     cannot be looked at counts as unchanged: the training goes on.
@@ -219,7 +219,7 @@ class WatchedFile:
         self._changed = False
 
     def changed(self) -> bool:
-        """Whether it has, by the last look."""
+        """True if it was, at the last check."""
         if self._path is None or self._changed:
             return self._changed
         if time.monotonic() >= self._next_s:

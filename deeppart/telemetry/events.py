@@ -1,4 +1,4 @@
-"""What happens in a job, as the recorder emits it: all that is shown of the job follows from these records. Pure."""
+"""The events of a job, as the recorder emits them: metrics, status and event files are computed from these. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from deeppart._times import timestamp
 from deeppart.model import LevelReport, Report
 from deeppart.pending import DONE, FAILED, OFF
 
-#: How a file of events begins.
+#: The beginning of a file of events.
 EVENTS_BEGIN = re.compile(rb'\{"event": "[a-z]+", "time": "[^"]*", "session": "[0-9a-f]{32}", ')
 
 
@@ -30,7 +30,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """A restore has succeeded, in so many seconds."""
+    """A restore has succeeded."""
 
     kind: ClassVar = "restored"
     step: int
@@ -60,12 +60,12 @@ class LevelEnded:
 
     @property
     def failed(self) -> bool:
-        """True if it is not."""
+        """True if it has failed."""
         return self.report.state == FAILED
 
 
 def level_ended(report: Report, level: str, returned_s: float) -> LevelEnded:
-    """Of a checkpoint whose call returned at that time."""
+    """The event of a level of a checkpoint whose call returned at that time."""
     own = report.levels[level]
     at = timestamp(returned_s + (own.seconds or 0.0))
     return LevelEnded(report.step, level, at, report.stages_s.get(level, 0.0), own)
@@ -73,7 +73,7 @@ def level_ended(report: Report, level: str, returned_s: float) -> LevelEnded:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointEnded:
-    """Nothing more happens to a checkpoint. ``began``: when ``checkpoint()`` returned, UTC, ISO 8601."""
+    """A checkpoint has finished. ``began``: when ``checkpoint()`` returned, UTC, ISO 8601."""
 
     kind: ClassVar = "checkpoint"
     began: str
@@ -93,7 +93,7 @@ Event = Started | Restored | LevelEnded | CheckpointEnded | Ended
 
 
 def event_line(event: Event, time: str, origin: Mapping[str, Any]) -> bytes:
-    """An event as a line of JSON (https://jsonlines.org); a report's fields stand beside those of the event."""
+    """An event as a line of JSON (https://jsonlines.org); a report's fields are merged with those of the event."""
     content = {field.name: getattr(event, field.name) for field in fields(event)}
     report = content.pop("report", None)
     if report is not None:

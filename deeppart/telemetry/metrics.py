@@ -18,7 +18,7 @@ from deeppart.pending import DONE, FAILED, SKIPPED
 from deeppart.telemetry.events import CheckpointEnded, Event, LevelEnded, level_ended
 from deeppart.telemetry.status import RankStatus
 
-#: How a file of these metrics begins.
+#: The beginning of a file of these metrics.
 METRICS_BEGIN = re.compile(rb"# HELP deeppart_info ")
 
 Value = float | Mapping[str, float] | None
@@ -34,15 +34,15 @@ def _last(before: float, value: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Counted:
-    """A metric that follows from events.
+    """A metric that is computed from events.
 
     Attributes:
         name, about: as Prometheus shows them.
-        event: the kind of record it follows from.
-        value: of an event; None for what is not known, and a mapping for one value by ``label``.
-        combined: the next value, of the one before and that of an event.
-        tag: of TensorBoard's scalar, which is the value of one event; "" for none.
-        label: that tells its values apart.
+        event: the kind of event.
+        value: value of an event; None if it is unknown; a mapping for one value per ``label``.
+        combined: combines the value so far with that of an event.
+        tag: TensorBoard tag of the value of one event; "" for none.
+        label: name of the label.
     """
 
     name: str
@@ -54,7 +54,7 @@ class _Counted:
     label: str = ""
 
     def values(self, event: Event) -> Mapping[str, float]:
-        """By label; "" stands for none."""
+        """The values by label; "" for none."""
         found = self.value(event)
         if isinstance(found, Mapping):
             return found
@@ -63,7 +63,7 @@ class _Counted:
 
 @dataclass(frozen=True, slots=True)
 class _Gauge:
-    """A metric that is read off the status of a rank."""
+    """A metric that is read from the status of a rank."""
 
     name: str
     about: str
@@ -78,12 +78,12 @@ def _of_checkpoint(
 
 
 def _of_level(name: str, about: str, field: str, tag: str = "") -> _Counted:
-    """A number of :class:`deeppart.types.LevelReport`, or of the event, summed up by level."""
+    """A number of :class:`deeppart.types.LevelReport`, or of the event, summed by level."""
     return _Counted(f"level_{name}", about, LevelEnded, attrgetter(field), tag=tag, label="level")
 
 
 def _of_last(name: str, about: str, value: Callable[[LevelEnded], Value], tag: str = "") -> _Counted:
-    """Of the last checkpoint that is complete at a level."""
+    """A number of the last checkpoint that is complete at a level."""
 
     def if_done(event: LevelEnded) -> Value:
         return value(event) if event.report.state == DONE else None
@@ -157,7 +157,7 @@ _COUNTED = tuple(each for each in _TABLE if isinstance(each, _Counted))
 
 
 class Metrics:
-    """What has been counted since the session began: name -> label, or "", -> value. Used by one thread."""
+    """Totals since the session began: name -> label, or "", -> value. Used by one thread."""
 
     def __init__(self, levels: Iterable[str]) -> None:
         known = {"": ("",), "level": tuple(levels), "stage": ()}
@@ -167,7 +167,7 @@ class Metrics:
         }
 
     def count(self, event: Event) -> None:
-        """Something has happened."""
+        """Count an event."""
         for metric in _COUNTED:
             if isinstance(event, metric.event):
                 values = self._values[metric.name]
@@ -236,14 +236,14 @@ def _escaped(text: str) -> str:
 
 
 class ScalarWriter(Protocol):
-    """What ``torch.utils.tensorboard.SummaryWriter`` is, of which nothing else is needed."""
+    """The method of ``torch.utils.tensorboard.SummaryWriter`` that is used."""
 
     def add_scalar(self, tag: str, value: float, step: int, /) -> Any:
         """Add one number."""
 
 
 def to_tensorboard(writer: ScalarWriter, report: Report, step: int | None = None, prefix: str = "deeppart") -> None:
-    """Write the figures of a checkpoint as scalars, in seconds and bytes of this rank.
+    """Write the numbers of a checkpoint as scalars, in seconds and bytes of this rank.
 
     ``PREFIX/blocked_s``, ``waited_s``, ``held_s``, ``raw_bytes``, ``encoded_bytes`` (once it is known), ``retries``;
     ``PREFIX/stages/STAGE_s``; and for each level that has come to its end ``PREFIX/LEVEL/complete`` (1, or 0 if it
@@ -251,8 +251,8 @@ def to_tensorboard(writer: ScalarWriter, report: Report, step: int | None = None
 
     Args:
         writer: anything with ``add_scalar(tag, value, step)``.
-        report: ``pending.report``; best when ``pending.finished``, or some of it is not known yet.
-        step: of the x axis; None for the step of the checkpoint.
+        report: ``pending.report``; complete when ``pending.finished``.
+        step: step on the x axis; None for the step of the checkpoint.
         prefix: of the tags.
 
     Example:

@@ -49,27 +49,27 @@ from deeppart.telemetry.status import (
     remove_earlier,
 )
 
-#: Between two looks at what is in flight, and the least time between two writes.
+#: Interval of checking what is in flight, and the least time between two writes.
 _LOOK_S, _LEAST_S = 0.25, 1.0
-#: A checkpoint that takes longer than the first is written down before it is over; then again after the second.
+#: A checkpoint that takes longer than the first is written before it finishes; again after the second.
 LONG_S, AGAIN_S = 5.0, 10.0
-#: Handles that wait while storage hangs; later ones are not recorded.
+#: Handles that are queued while storage hangs; later ones are not recorded.
 _MOST_WAITING = 1000
-#: How long the last write is waited for when the session ends.
+#: How long to wait for the last write when the session ends.
 _PATIENCE_S = 2.0
-#: Errors that are remembered.
+#: Errors that are kept.
 _MOST_ERRORS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """The files to write; None for those that are not wanted.
+    """The files to write; None for files that are not wanted.
 
     Attributes:
         status: the status file.
         metrics: the file for Prometheus.
-        events: the file that gets a line for each event.
-        owner: on rank 0, if there are status files: of the directory, from which those of earlier sessions are removed.
+        events: the file to which a line is appended for each event.
+        owner: on rank 0, if there are status files: the directory's owner, to remove the files of earlier sessions.
     """
 
     status: StatusFile | None = None
@@ -98,12 +98,12 @@ class _Followed:
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """What the background of a job is at.
+    """The state of a job's background work.
 
     Attributes:
-        period_s: seconds from one checkpoint to the next, by ``every="auto"``; None where that is not known.
+        period_s: seconds from one checkpoint to the next, by ``every="auto"``; None if unknown.
         repairing: true if redundancy is being rebuilt.
-        scrubbed: None where scrubbing is off.
+        scrubbed: the work of scrubbing; None if it is off.
     """
 
     period_s: float | None
@@ -112,20 +112,20 @@ class Live:
 
 
 class Source(Protocol):
-    """Where the recorder finds what the job knows; called by its thread."""
+    """The recorder's view of the job; called by its thread."""
 
     def live(self) -> Live:
-        """What the background is at."""
+        """The state of the background work."""
 
     def holds(self, pending: Pending) -> bool:
-        """True if a checkpoint is in flight, though all its levels may be over: what it replaces is being removed."""
+        """True if a checkpoint is in flight, even if only old steps are still being removed for it."""
 
     def tell(self, text: str) -> None:
-        """Something to warn the caller of, at the next call."""
+        """Warn the caller at the next call."""
 
 
 class Recorder:
-    """Of one rank. The methods are for the training thread, and return at once; but :meth:`close`."""
+    """The recorder of one rank. The training thread calls the methods, which return at once, except :meth:`close`."""
 
     def __init__(
         self,
@@ -135,10 +135,10 @@ class Recorder:
         source: Source,
         prepare: Callable[[], None],
     ) -> None:
-        """Of a rank with such a status at the beginning, and such levels on; the thread calls ``prepare`` first."""
+        """For a rank with this initial status and these enabled levels; the thread calls ``prepare`` first."""
         self._outputs, self._source, self._prepare = outputs, source, prepare
         self._news: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        # From here on all is the thread's.
+        # The attributes below are used by the thread only.
         self._status, self._metrics = bounded(status), Metrics(levels)
         self._in_flight: list[_Followed] = []
         self._last: CheckpointStatus | None = None
@@ -149,16 +149,16 @@ class Recorder:
         if outputs.any:
             try:
                 self._thread = start_thread(self._run, "deeppart-status", self._failed_by)
-            except RuntimeError as error:  # there can be no more threads
+            except RuntimeError as error:  # no more threads are possible
                 source.tell(f"no status is written: {error}")
 
     def begun(self, pending: Pending) -> None:
-        """``checkpoint()`` returns this; one that was not due is none."""
+        """Record a handle returned by ``checkpoint()``; one that was not due is ignored."""
         if self._thread is not None and (pending.levels or pending.skipped) and self._news.qsize() < _MOST_WAITING:
             self._news.put(partial(self._follow, pending, time.time()))
 
     def restored(self, step: int, seconds: float) -> None:
-        """A restore has succeeded, in that time."""
+        """Record a successful restore and its duration."""
         if self._thread is not None:
             self._news.put(partial(self._emit, Restored(step, seconds)))
 
@@ -184,12 +184,12 @@ class Recorder:
         self._emit(Ended(self._status.failed, int(self._status.metric("checkpoints_total") or 0)))
 
     def _failed_by(self, error: BaseException) -> None:
-        """A bug of ours; the job has nothing to do with it."""
+        """A bug in the recorder, which must not affect the job."""
         self._source.tell(f"the status of this rank is not written any more: {as_error(error, 'it failed')}")
         self._thread = None  # nothing more is queued
 
     def _advance(self) -> bool:
-        """Wait for news, look at what is in flight, and write if need be; False at the end."""
+        """Wait for messages, check what is in flight, and write if necessary; False at the end."""
         with contextlib.suppress(queue.Empty):
             news = self._news.get(timeout=self._pause_s())
             if news is None:
@@ -201,7 +201,7 @@ class Recorder:
         return True
 
     def _pause_s(self) -> float | None:
-        """How long to wait for news; None for as long as it takes."""
+        """How long to wait for messages; None for no limit."""
         return _LOOK_S if self._in_flight or self._changed or self._status.repairing else None
 
     def _follow(self, pending: Pending, returned_s: float) -> None:
@@ -212,7 +212,7 @@ class Recorder:
         self._status = replace(self._status, ended=now(), failed=failed)
 
     def _look(self) -> None:
-        """See what has happened since the last look."""
+        """Emit the events since the last check."""
         live = self._source.live()
         self._changed = self._changed or live.repairing != self._status.repairing
         self._status = replace(self._status, period_s=live.period_s, repairing=live.repairing, scrubbed=live.scrubbed)
@@ -232,7 +232,7 @@ class Recorder:
                 self._emit(CheckpointEnded(found.began, found.report))
 
     def _emit(self, event: Event) -> None:
-        """Something has happened: all that is shown of a job follows from here, but for what is in flight."""
+        """Handle an event: metrics, status and event files are updated from here."""
         self._metrics.count(event)
         match event:
             case Restored():
@@ -259,7 +259,7 @@ class Recorder:
         return since >= AGAIN_S and (is_long or self._status.repairing)
 
     def _publish(self) -> None:
-        """Write the files that are written over again."""
+        """Rewrite the status and metrics files."""
         status, next_due = self._status, None
         if status.period_s is not None and self._last_began_s and status.ended is None:
             next_due = timestamp(self._last_began_s + status.period_s)
@@ -290,7 +290,7 @@ class Recorder:
 
 
 def append_line(path: Path, data: bytes) -> None:
-    """Add bytes to the end of a file of this user, by one write; it is made if there is none."""
+    """Append bytes to a file of this user, by one write; creates the file."""
     try:
         with access.open_folder(path.parent, access.Rules()) as folder:
             try:

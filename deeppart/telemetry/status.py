@@ -1,4 +1,4 @@
-"""The status of one rank: a record, and a small file of it below the persistent directory, written again and again.
+"""The status of one rank: a record, and a small file below the persistent directory that is rewritten regularly.
 
 Invariants
 ----------
@@ -34,25 +34,25 @@ from deeppart.part import MAX_WORLD_SIZE, is_hex32, parse_json, short
 from deeppart.storage import LINEAGE_NAME, LOCK_NAME, DirectoryOwner, PosixStore, is_temporary_name
 
 _FORMAT, _VERSION = "deeppart-status", 1
-#: Of texts in a status: lines of one kind, and characters of a line. More are left out, so that the file stays small.
+#: Limits of texts in a status, to keep the file small: lines of one kind, and characters of a line.
 _MOST_LINES, _MOST_CHARACTERS = 10, 500
 _MOST_NUMBER = 1 << 63
 _FOLDER = "status-"
 _FILE = re.compile(r"rank-([0-9]{6,8})\.json", re.ASCII)
-#: What a job writes is a few kilobytes; texts are bounded when it does.
+#: A job writes a few kilobytes; texts are bounded.
 _MOST_BYTES = 1 << 20
-#: Files that are read at most: one for each node of the largest machines.
+#: Files that are read, at most: one for each node of the largest machines.
 _MOST_FILES = 20_000
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointStatus:
-    """A checkpoint in flight, or the last that came to its end.
+    """A checkpoint in flight, or the last finished one.
 
     Attributes:
-        number: which one of the session, from 0; the same on every rank.
+        number: its number in the session, from 0; the same on every rank.
         began: when ``checkpoint()`` returned, UTC, ISO 8601.
-        over: true if nothing more happens to it.
+        over: true if it has finished.
         report: its report.
     """
 
@@ -64,7 +64,7 @@ class CheckpointStatus:
 
 @dataclass(frozen=True, slots=True)
 class ErrorStatus:
-    """A level of a checkpoint that failed; or, with the level "", old checkpoints that could not be removed."""
+    """A level of a checkpoint that failed; or, with level "", a failed removal of old checkpoints."""
 
     at: str
     step: int
@@ -74,7 +74,7 @@ class ErrorStatus:
 
 @dataclass(frozen=True, slots=True)
 class ScrubStatus:
-    """As :class:`deeppart.types.ScrubReport`."""
+    """See :class:`deeppart.types.ScrubReport`."""
 
     cycles: int
     nbytes: int
@@ -84,24 +84,24 @@ class ScrubStatus:
 
 @dataclass(frozen=True, slots=True)
 class RankStatus:
-    """What one rank says of itself and of its job.
+    """The status of one rank and of its job.
 
     Attributes:
         session: 32 hex digits for this run of the job.
-        job, library, node: names: of the job as the scheduler has it, of library and version, of the rank's node.
-        process, rank, world_size, nodes: of this rank; ranks and nodes of the job.
+        job, library, node: name of the job in the scheduler, library and version, name of the rank's node.
+        process, rank, world_size, nodes: of this rank; numbers of ranks and nodes of the job.
         began, written: when the session began, and when this was written, UTC, ISO 8601.
         every: level -> every how many checkpoints; empty with ``every="auto"``.
-        reduced: lines about protection that was asked for and could not be given.
+        reduced: lines about requested protection that is not available.
         ended: when the session ended; None while it runs.
         failed: true if it was left by an exception.
         restored: the step that was restored last, or None.
         period_s, next_due: with ``every="auto"``, on rank 0: seconds from one checkpoint to the next, and when the next
             is due, UTC, ISO 8601.
         repairing: true if redundancy is being rebuilt.
-        scrubbed: the work of scrubbing; None where it is off.
-        metrics: name in :mod:`deeppart.telemetry.metrics` -> label, or "" -> value, of what is counted.
-        checkpoints: the last that is over, if any, and those in flight, oldest first.
+        scrubbed: the work of scrubbing; None if it is off.
+        metrics: name in :mod:`deeppart.telemetry.metrics` -> label, or "" -> value, of counted metrics.
+        checkpoints: the last finished one, if any, and those in flight, oldest first.
         errors: the last few, oldest first.
     """
 
@@ -130,11 +130,11 @@ class RankStatus:
 
     @property
     def in_flight(self) -> tuple[CheckpointStatus, ...]:
-        """The checkpoints that are not over."""
+        """The checkpoints that have not finished."""
         return tuple(each for each in self.checkpoints if not each.over)
 
     def metric(self, name: str, label: str = "") -> float | None:
-        """One that is counted; None for what is not known yet."""
+        """A counted metric; None if it is unknown."""
         return self.metrics.get(name, {}).get(label)
 
 
@@ -144,7 +144,7 @@ def encode_status(status: RankStatus) -> bytes:
 
 
 def decode_status(data: bytes, where: str) -> RankStatus:
-    """Inverse of :func:`encode_status`; keys that it does not know are passed over."""
+    """Inverse of :func:`encode_status`; unknown keys are ignored."""
     try:
         document = parse_json(data)
         if type(document) is not dict or document.get("format") != _FORMAT or type(document.get("version")) is not int:
@@ -161,7 +161,7 @@ def decode_status(data: bytes, where: str) -> RankStatus:
 
 
 def _check(status: RankStatus) -> None:
-    """Raise ValueError for what no job writes."""
+    """Raise ValueError for values that no job writes."""
     others = [each.began for each in status.checkpoints] + [each.at for each in status.errors]
     for moment in (status.began, status.written, status.ended, status.next_due, *others):
         if moment is not None:
@@ -175,7 +175,7 @@ def _check(status: RankStatus) -> None:
 
 
 def _read(kind: Any, value: Any, where: str) -> Any:
-    """A value of a type, made of what JSON has."""
+    """A value of a type, from JSON values."""
     arguments = typing.get_args(kind)
     if isinstance(kind, types.UnionType):
         return None if value is None else _read(arguments[0], value, where)
@@ -197,12 +197,12 @@ def _read(kind: Any, value: Any, where: str) -> Any:
 
 @functools.cache
 def _hints_of(kind: type) -> Mapping[str, Any]:
-    """The types of a record's fields: to evaluate them takes longer than all else, and there are thousands of files."""
+    """The types of a record's fields, cached: evaluating them takes longest, and there may be thousands of files."""
     return typing.get_type_hints(kind)
 
 
 def bounded(value: Any) -> Any:
-    """A record, or a part of one, without more text than a status file has room for."""
+    """A record, or a part of one, with its texts cut to the limits of a status file."""
     if isinstance(value, str):
         return value[:_MOST_CHARACTERS]
     if isinstance(value, tuple):
@@ -220,7 +220,7 @@ def bounded(value: Any) -> Any:
 
 
 def status_folder(root: Path, session: str) -> Path:
-    """Where the ranks of a session write."""
+    """The folder in which the ranks of a session write."""
     return root / f"{_FOLDER}{session}"
 
 
@@ -229,7 +229,7 @@ def _file_name(rank: int) -> str:
 
 
 class StatusFile:
-    """The status file of one rank, as its writer has it."""
+    """The status file of one rank, for its writer."""
 
     def __init__(self, root: Path, session: str, rank: int) -> None:
         self._root, self._folder = root, status_folder(root, session)
@@ -243,7 +243,7 @@ class StatusFile:
         """
         if not self._made:
             try:
-                access.lstat(self._root / LINEAGE_NAME)  # or the file system is not mounted
+                access.lstat(self._root / LINEAGE_NAME)  # raises if the file system is not mounted
                 access.make_folder(self._folder)
             except OSError as error:
                 raise storage_error("cannot make the directory of status files", error, self._folder) from error
@@ -255,7 +255,7 @@ class StatusFile:
                 raise
 
     def _is_removed(self) -> bool:
-        """True if the folder is gone, and the directory that it was in is there."""
+        """True if the folder is missing although its directory exists."""
         try:
             return not access.exists(self._folder) and access.exists(self._root / LINEAGE_NAME)
         except OSError:
@@ -282,7 +282,7 @@ def _session_of(name: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Statuses:
-    """What the ranks of a session have written.
+    """The status files of the ranks of a session.
 
     Attributes:
         found: by ascending rank.
@@ -340,7 +340,7 @@ def _read_file(store: PosixStore, key: str, session: str, trusted: _Trusted) -> 
 
 
 class _Trusted:
-    """Whose status files are believed: those of whoever owns the directory's lock file, of root, and of this user.
+    """The users whose status files are trusted: the owner of the directory's lock file, root, and this user.
 
     A command reads what it is given, of whatever user. But in a directory in which everyone may make files, others than
     the job could make those that it says nothing with.
@@ -352,7 +352,7 @@ class _Trusted:
         with contextlib.suppress(OSError):
             lock = access.lstat(root / LOCK_NAME)
             self._uids.add(lock.st_uid)
-            if lock.st_mode & stat.S_IWGRP:  # a team's directory: the lock file is of whoever was there first
+            if lock.st_mode & stat.S_IWGRP:  # a team's directory: the first user has made the lock file
                 self._gid = lock.st_gid
 
     def check(self, path: Path) -> None:

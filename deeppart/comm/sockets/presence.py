@@ -8,7 +8,7 @@ from deeppart.comm.base import Int64s
 
 
 class Presence:
-    """Tracks which ranks wait in which channel, as far as they have told each other. Pure.
+    """Tracks which ranks wait in which channel, as far as they have notified each other. Pure.
 
     A row has the number of the operation in which each rank waits, or 0; larger numbers are newer. Updates are passed
     on, so that all ranks receive them although each one only sends to a few.

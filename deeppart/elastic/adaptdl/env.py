@@ -1,4 +1,4 @@
-"""What a replica is told by its environment: AdaptDL's variables, and where they are not set the launcher's.
+"""The environment of a replica: AdaptDL's variables, or the launcher's if they are not set.
 
 A replica is what the rest of the library calls a rank.
 """

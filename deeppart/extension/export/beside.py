@@ -1,4 +1,4 @@
-"""What is being made lies beside the place that it will have, and gets its name when it is complete and durable."""
+"""Writes files beside their final path, and renames them when they are complete and durable."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ class BesideFolder:
             raise storage_error("cannot make the archive durable", error, self.out) from error
 
     def _set_aside(self) -> str:
-        """Give the directory that has the name another one; "" if there is none."""
+        """Rename an existing directory of the same name, and return its new name; "" if there is none."""
         if not self._folder.has(self._final):
             return ""
         with self._folder.enter(self._final) as there:

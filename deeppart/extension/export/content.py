@@ -19,7 +19,7 @@ from deeppart.state.restore import build
 from deeppart.state.tensors import COMPOSITES, Array, LeafType, flat_bytes
 from deeppart.state.tree import Branch, LeafNumbers, Node, contiguous_strides, inside_objects
 
-#: From this length on a leaf has chunks of its own, which it can be read by.
+#: From this length on a leaf has chunks of its own, so that it can be read separately.
 _LARGE_BYTES = 1 << 20
 
 Progress = Callable[[int, int], None]
@@ -33,7 +33,7 @@ class Totals:
         leaves, values: how many of each.
         per_rank: how many of them were saved by each rank for itself.
         nbytes: bytes of the leaves.
-        remarks: lines about what stands there otherwise than in the checkpoint.
+        remarks: lines about content that differs from the checkpoint.
         files: how many.
     """
 
@@ -137,13 +137,13 @@ class Content:
         return Totals(len(self.leaves), len(rows) - len(self.leaves), own, nbytes, tuple(remarks), files)
 
     def refuse_repeats(self) -> None:
-        """Refuse expanded tensors, which are small here and would be large elsewhere."""
+        """Refuse expanded tensors, which are small here and would be large in the export."""
         for leaf in sorted(self.leaves & self.checkpoint.structure.aliases.keys()):
             if (refusal := self.checkpoint.repeats(leaf)) is not None:
                 raise refusal
 
     def same_as(self, leaf: int) -> int | None:
-        """Another one of the leaves that are exported, which a leaf is in all but its path; None if there is none."""
+        """The exported leaf that differs from a leaf only in its path; None if there is none."""
         alias = self.checkpoint.structure.aliases.get(leaf)
         if alias is None or alias.owner not in self.leaves or alias.offset:
             return None

@@ -37,7 +37,7 @@ DESCRIPTOR = f"{NAME}/{VERSION}"
 FRAME_BYTES, MOST_FRAME_BYTES = 4 << 20, 16 << 20
 #: A tensor begins within so many bytes of a stream, or is not looked for. torch takes about 1100.
 _MOST_HEAD_BYTES = 64 << 10
-#: A tensor below this is not worth frames of its own.
+#: Smaller tensors get no frames of their own.
 _LEAST_TENSOR_BYTES = 2 << 10
 #: What is shorter is compressed as well as zstd can at little cost: beginnings and ends of streams.
 _SMALL_FRAME_BYTES = 4 << 10
@@ -114,7 +114,7 @@ class EncodingStream:
         self._output.close()
 
     def _begin(self, found: SavedTensor | None) -> None:
-        """Divide the stream into stretches, and what has come of it into frames."""
+        """Divide the stream into sections, and the bytes that have arrived into frames."""
         if found is not None and found.nbytes >= _LEAST_TENSOR_BYTES:
             self._stretches += [
                 _Stretch(codec("zstd"), found.start),

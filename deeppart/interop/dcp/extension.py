@@ -36,7 +36,7 @@ class TensorCodecExtension(StreamTransformExtension):
 
     @staticmethod
     def registry_name() -> str:
-        """The name that stands in the metadata of checkpoints."""
+        """The name in the metadata of checkpoints."""
         return NAME
 
     @staticmethod

@@ -159,7 +159,7 @@ def _decompressed(data: Any, most_bytes: int, where: str) -> bytes:
     found = bytearray()
     try:
         with zstandard.ZstdDecompressor().stream_reader(io.BytesIO(data)) as stream:
-            # Piece by piece: it takes memory for as much as it is asked for.
+            # Piece by piece: it allocates as much memory as is requested.
             while piece := stream.read(min(PIECE_BYTES, most_bytes + 1 - len(found))):
                 found += piece
     except zstandard.ZstdError as error:
@@ -259,6 +259,6 @@ class _Pieces:
 
     def _bytes_of(self, number: int) -> memoryview:
         if self._current is None or self._current[0] != number:
-            self._current = None  # before there is memory for the next
+            self._current = None  # frees it before the next one is allocated
             self._current = number, leaf_bytes(read_tensor(self._files, self._parts[number], self._name)).data
         return self._current[1]

@@ -1,6 +1,6 @@
-"""How DCP names what is in a state: the keys of a path, joined by dots; and which containers it takes apart.
+"""DCP's names for the items of a state: the keys of a path, joined by dots; and which containers it flattens.
 
-DCP takes apart dicts, whose keys become texts, and lists in which there is a tensor or a dict at any depth. Everything
+DCP flattens dicts, whose keys become texts, and lists with a tensor or a dict at any depth. Everything
 else is one item: a tensor, or what it would pickle (torch/distributed/checkpoint/_traverse.py). A state that is saved
 through :class:`deeppart.interop.dcp.StorageWriter` is nested as DCP sees it.
 """
@@ -28,7 +28,7 @@ _SMALL = frozenset({int, float, bool, str, bytes, type(None), complex})
 
 
 class Item(NamedTuple):
-    """Something that DCP has a name for, and where it stands."""
+    """An item with a DCP name, and its path."""
 
     path: Keys
     #: Of all of a tensor; None of anything else.
@@ -63,7 +63,7 @@ def named(state: Mapping[Any, Any]) -> Named:
 
 
 def of_plan(flat: Mapping[str, Any], paths: Mapping[str, Keys]) -> Named:
-    """A state that a planner of DCP has taken apart."""
+    """A state as flattened by a planner of DCP."""
     items: list[Item] = []
     pairs = [(tuple(paths.get(name, (name,))), value) for name, value in flat.items()]
     for path, value in pairs:
@@ -151,14 +151,14 @@ def _item(value: Any, path: Keys, items: list[Item]) -> Any:
 
 
 def is_one(value: Any) -> bool:
-    """True if DCP does not take a container apart, of those that are no dicts."""
+    """True for a container other than a dict that DCP does not flatten."""
     return not isinstance(value, list) or not any(
         isinstance(each, Mapping) or _is_tensor(each) or (isinstance(each, list) and not is_one(each)) for each in value
     )
 
 
 def _is_tensor(item: Any) -> bool:
-    """True of a tensor, and of what stands for one in a step (:class:`deeppart.extension.Step`)."""
+    """True for a tensor, and for its stand-in in a step (:class:`deeppart.extension.Step`)."""
     return isinstance(item, torch.Tensor) or getattr(item, "is_tensor", False) is True
 
 

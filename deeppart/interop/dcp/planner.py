@@ -195,7 +195,7 @@ def _can_be_split(tensor: Any, item: WriteItem) -> bool:
 
 
 def _alone(piece: torch.Tensor) -> torch.Tensor:
-    """A view of memory as a tensor with a storage of its own there: DCP's writer copies views of larger storages."""
+    """A view of memory as a tensor with a separate storage: DCP's writer copies views of larger storages."""
     if not (piece.is_cpu and piece.is_contiguous() and piece.numel()) or piece.is_conj() or piece.is_neg():
         return piece
     return torch.from_numpy(leaf_bytes(piece)).view(piece.dtype).view(piece.shape)

@@ -1,4 +1,4 @@
-"""When and where a training loop saves by DCP, and what it goes on from."""
+"""When and where a training loop saves by DCP, and the checkpoint from which it continues."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ class StorageReader(TorchStorageReader):
         step, self._step = self._step, None
         try:
             self._stored = self._source.look(step)
-        except Exception as error:  # of whatever kind: the other ranks hear of it from DCP
+        except Exception as error:  # of any type: DCP sends it to the other ranks
             self._failure = as_error(error, "a checkpoint cannot be loaded")
             return Metadata({})
         found = Metadata({})
@@ -233,10 +233,10 @@ def destinations(
     for item, tensor in zip(items, given, strict=True):
         _check(item, tensor, dtype_of(item.storage_index.fqn))
     # Those of a planner that copies them on are its own business, not the state.
-    apart = set[int]() if may_refuse and not _commits(planner) else _sharing_memory(given)
+    beside = set[int]() if may_refuse and not _commits(planner) else _sharing_memory(given)
     found = []
     for place, (item, tensor) in enumerate(zip(items, given, strict=True)):
-        memory, is_beside = tensor.detach(), place in apart or not is_dense(tensor)
+        memory, is_beside = tensor.detach(), place in beside or not is_dense(tensor)
         if is_beside:
             memory = torch.empty(tuple(item.lengths), dtype=dtype_of(item.storage_index.fqn))
         found.append(Destination(item, tensor, memory, is_beside))
@@ -253,7 +253,7 @@ def hand_over(planner: LoadPlanner, filled: Sequence[Destination]) -> None:
 
 
 def _commits(planner: LoadPlanner) -> bool:
-    """True if a planner does something of its own with tensors that were filled."""
+    """True if a planner processes tensors after they were filled."""
     commit: Any = getattr(planner.commit_tensor, "__func__", planner.commit_tensor)
     return commit is not DefaultLoadPlanner.commit_tensor
 
@@ -297,7 +297,7 @@ def _unwritable(name: str, found: str) -> LeafMismatchError:
 
 
 def _sharing_memory(tensors: Sequence[torch.Tensor]) -> set[int]:
-    """Places of those that lie, perhaps, in memory of another one; of those that are no plain tensors, none.
+    """Indices of tensors that may share memory with another; without those that are not plain tensors.
 
     By the first and the last byte: a planner may have one buffer for thousands of items.
     """
@@ -317,6 +317,6 @@ def _sharing_memory(tensors: Sequence[torch.Tensor]) -> set[int]:
 
 
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """The addresses of its first byte, and behind its last one."""
+    """The addresses of its first byte, and after its last one."""
     reach = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), tensor.data_ptr() + (reach + 1) * tensor.element_size()

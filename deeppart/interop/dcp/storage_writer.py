@@ -44,9 +44,9 @@ from deeppart.interop.saving import or_refusal
 
 _LEVELS = ("local", "partner", "parity", "persistent")
 _PAUSE_S = 5e-3
-#: The state that a save goes on with once it is staged has one item, whose name begins so.
+#: Name prefix of the only item in the state with which a save continues after staging.
 _MARK = "deeppart staged "
-#: Staged states that wait for DCP's own save. Of those that fail before they come to the writer, it is not told.
+#: Staged states that wait for DCP's save. The writer does not learn of saves that fail before they reach it.
 MOST_STAGED = 8
 #: That of ``dcp.save`` and ``dcp.async_save``.
 _MODULE = "torch.distributed.checkpoint.state_dict_saver"
@@ -62,7 +62,7 @@ class StorageWriter(TorchStorageWriter):
     Args:
         persistent_dir, local_dir: as of :class:`deeppart.Config`.
         process_group: of the ranks that save, the same as for ``dcp.save``; None for all.
-        no_dist: this process saves for itself, in a directory of its own (``dcp.save(no_dist=True)``).
+        no_dist: this process saves alone, in a directory of its own (``dcp.save(no_dist=True)``).
         until: the level at which a save is done; None: every level that it goes to.
         settings: as of :class:`deeppart.Config`. ``replicated`` is ``"parts"`` if it is left out: ranks may have
             different keys, as with DCP.
@@ -129,7 +129,7 @@ class StorageWriter(TorchStorageWriter):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # CheckpointException of torch is no Exception; it is an error all the same.
+        # torch's CheckpointException is not an Exception, but must be handled like one.
         self.checkpointer.__exit__(kind, error, trace)
 
     def __reduce__(self) -> NoReturn:
@@ -146,7 +146,7 @@ class StorageWriter(TorchStorageWriter):
         """Copy this rank's share of a state (collective); called by ``dcp.async_save``.
 
         Returns:
-            What stands for the state in the save that follows.
+            The state with which the save continues.
 
         Raises:
             ConfigError: of ``dcp.async_save``: another process or no collectives, an impossible ``checkpoint_id``, or
@@ -218,7 +218,7 @@ class StorageWriter(TorchStorageWriter):
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Save, or see a staged save to its end; returns when it is complete at the level asked for."""
+        """Save, or complete a staged save; returns when it is complete at the requested level."""
         saving = self._saving
         mark = saving.mark or mark_among(getattr(planner, "state_dict", None) or ())
         if mark is None:
@@ -342,7 +342,7 @@ class _Saving(threading.local):
     given: Any = None
     #: The one of this save.
     checkpoint_id: Any = None
-    #: Name of the item that stands for a staged state.
+    #: Name of the item that represents a staged state.
     mark: str | None = None
 
 
@@ -492,7 +492,7 @@ class Call(NamedTuple):
 
 
 def calling(function: str) -> Call | None:
-    """The call of a function of DCP that this one is a part of; None if there is none."""
+    """The call of a DCP function within which this runs; None if there is none."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and (frame.f_code.co_name, frame.f_globals.get("__name__")) != (function, _MODULE):
         frame = frame.f_back
@@ -531,7 +531,7 @@ class StagedSaves:
         self._staged: dict[int, Staged] = {}  # guarded by the lock
 
     def put(self, staged: Staged) -> dict[str, None]:
-        """Keep one; returns the state that stands for it."""
+        """Keep a staged state; returns the state that represents it."""
         with self._lock:
             number = next(self._numbers)
             self._staged[number] = staged
@@ -540,13 +540,13 @@ class StagedSaves:
         return {f"{_MARK}{number}": None}
 
     def take(self, name: str) -> Staged | None:
-        """The one that an item stands for, once. Saves of DCP that are under way together come in any order."""
+        """The staged state that an item represents, once. Concurrent saves of DCP arrive in any order."""
         with self._lock:
             return self._staged.pop(int(name.removeprefix(_MARK)), None)
 
 
 def mark_among(names: Iterable[object]) -> str | None:
-    """The name of an item that stands for a staged state; None if there is none."""
+    """The name of an item that represents a staged state; None if there is none."""
     return next((name for name in names if isinstance(name, str) and name.startswith(_MARK)), None)
 
 

@@ -28,13 +28,13 @@ from deeppart.types import KeyFiles
 
 
 class WantedBox(NamedTuple):
-    """A box of a tensor that is asked for, and what it is put into, of the same sizes."""
+    """A requested box of a tensor, and the tensor of the same sizes to fill."""
 
     box: Box
     into: torch.Tensor
 
 
-#: Names -> boxes that are asked for.
+#: Names -> requested boxes.
 BoxesByName = Mapping[str, Sequence[WantedBox]]
 Use = Callable[[dict[str, Any]], None]
 
@@ -117,7 +117,7 @@ class Stored:
 
 
 def _stored_in(value: Any) -> Iterator[Any]:
-    """What stands for leaves in a value, which DCP does not take apart."""
+    """The stand-ins for leaves in a value that DCP does not flatten."""
     if isinstance(value, list):
         for each in value:
             yield from _stored_in(each)
@@ -141,7 +141,7 @@ class Source:
         self._stored: Stored | None = None
 
     def newest(self) -> int | None:
-        """The step that ``look(None)`` takes; None if there is none."""
+        """The step used for ``look(None)``; None if there is none."""
         raise NotImplementedError
 
     def look(self, step: int | None) -> Stored:
@@ -151,7 +151,7 @@ class Source:
         return self._stored
 
     def bring(self, wanted: BoxesByName, compounds: Sequence[str], use: Use) -> None:
-        """Fill what is asked for of the step that was looked at, once all of it was read and checked."""
+        """Fill the requested boxes of the step, once all of it was read and checked."""
         raise NotImplementedError
 
     def refuse(self, error: DeeppartError) -> NoReturn:
@@ -267,7 +267,7 @@ def _failure_of(use: Use, found: dict[str, Any]) -> DeeppartError | None:
 def _live_tensor(
     entry: Entry, parts: Sequence[WantedBox], later: list[tuple[torch.Tensor, WantedBox]], *, is_owner: bool
 ) -> torch.Tensor:
-    """What stands in the live state for a leaf."""
+    """The item of the live state for a leaf."""
     shape, dtype = entry.value.shape, entry.value.dtype
     if len(parts) == 1 and parts[0].box.sizes == shape and parts[0].into.dtype == dtype:
         return parts[0].into
@@ -325,7 +325,7 @@ class Pieces(torch.Tensor):
     _tensors: tuple[torch.Tensor, ...]
 
     def __new__(cls, shape: Sequence[int], boxes: Sequence[Box], tensors: Sequence[torch.Tensor]) -> Pieces:
-        """A tensor without elements of its own."""
+        """A tensor without elements."""
         made: Pieces = torch.Tensor._make_subclass(cls, torch.empty(0, dtype=tensors[0].dtype))
         made._whole, made._boxes, made._tensors = tuple(shape), tuple(boxes), tuple(tensors)
         return made

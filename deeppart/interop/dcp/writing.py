@@ -87,7 +87,7 @@ class DcpWriter:
 
 
 def _flat(state: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Items by the names that DCP gives them, and where each stands."""
+    """Items by their DCP names, with their paths."""
     if not isinstance(state, dict):
         raise StateError(
             "DCP saves dicts, and the state is none",
@@ -114,7 +114,7 @@ def _flat(state: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _empty(item: Any, path: tuple[str | int, ...]) -> Iterator[tuple[str | int, ...]]:
-    """Where empty dicts stand, in dicts and lists, with the keys that DCP gives them."""
+    """The paths of empty dicts, in dicts and lists, with their DCP keys."""
     if isinstance(item, dict):
         if path and not item:
             yield path
@@ -141,7 +141,7 @@ def _nbytes(item: Any) -> int:
 
 
 class _Separate(Leaves):
-    """Leaves of which each has a storage of its own, read in the order of the items."""
+    """Leaves with separate storages, read in the order of the items."""
 
     def __init__(self, content: Content, made: Outline, items: Mapping[str, Any]) -> None:
         super().__init__(content, made)

@@ -1,12 +1,12 @@
 """The sources of each part of an attempt: files on nodes, a rebuild from parity, the persistent level. Pure.
 
 Their order is fixed: a file at local, one at partner, a rebuild from parity, persistent. The first is read
-(``reading.py: assign``); one that fails is struck out on all ranks (``recovery/candidates.py: read_candidate``).
+(``reading.py: assign``); one that fails is removed on all ranks (``recovery/candidates.py: read_candidate``).
 
-Which bytes are the right ones is settled here too. Files of one attempt and part that differ in the digest of their
-index contradict each other, unless they hold the same bytes, encoded in two ways: the manifest names both then, and
-what they hold has one digest. The manifest decides if there is one, else the parity, which records the digests of what
-was encoded; without either, none of the files that contradict each other is used.
+This module also decides which files have the right bytes. Files of one attempt and part with different index digests
+contradict each other, unless they are two encodings of the same bytes: then the manifest names both, and their content
+has one digest. The manifest decides if there is one, else the parity, which records the digests of the encoded parts;
+without either, none of the contradicting files is used.
 """
 
 from __future__ import annotations

@@ -184,7 +184,7 @@ def _key_differences(
     ours = {json.dumps(key): (key, item) for key, item in mine}
     has_shards = any(_holds_shards(item) for _, item in (*reference, *mine))
     both = {**theirs, **ours}
-    keys = [decode_path([key], "a structure told by another rank")[0] for key, _ in both.values()]
+    keys = [decode_path([key], "a structure sent by another rank")[0] for key, _ in both.values()]
     # A dict has either 1 or True as a key, a file may have both: no dict can be the union.
     equal = len(set(keys)) < len(keys)
     for (text, (_, item)), decoded in zip(both.items(), keys, strict=True):
@@ -193,10 +193,10 @@ def _key_differences(
             yield from _differences(theirs[text][1], ours[text][1], inner, replication)
         elif item[0] != _RANK_LOCAL:
             verb = "has" if text in ours else "lacks"
-            is_own, told = replication.mode(inner) == NONE, f"{verb} {_name(item)} at {readable(inner)}"
+            is_own, shown = replication.mode(inner) == NONE, f"{verb} {_name(item)} at {readable(inner)}"
             allowed = not is_own and not equal and (has_shards or replication.in_parts(inner))
             is_part = allowed and all(replication.mode(path) not in (NONE, RANK0) for path in _paths(item, inner))
-            yield Difference(inner, allowed or is_own, told, is_part)
+            yield Difference(inner, allowed or is_own, shown, is_part)
 
 
 def _order_differs(reference: list[Any], mine: list[Any]) -> bool:
@@ -243,7 +243,7 @@ def _kinds(described: list[Any]) -> Iterator[str]:
 def _paths(described: list[Any], path: Path) -> Iterator[Path]:
     """The path of each leaf below a path."""
     for keys, _ in _leaves(described, ()):
-        yield *path, *decode_path(list(keys), "a structure told by another rank")
+        yield *path, *decode_path(list(keys), "a structure sent by another rank")
 
 
 def _leaves(described: list[Any], keys: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], str]]:

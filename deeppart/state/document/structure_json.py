@@ -122,8 +122,8 @@ def encode_tree(root: Node, numbers: Numbers = _AS_THEY_ARE) -> Any:
         return [code, _encode_items(root.children, numbers)]
     children = [encode_tree(child, numbers) for child in root.children]
     if root.kind in DICTS:
-        place = {id_key(key): i for i, key in enumerate(root.keys) if children[i] != ["r"]}
-        order = [place[id_key(key)] for key in root.ordered_keys if id_key(key) in place]
+        position = {id_key(key): i for i, key in enumerate(root.keys) if children[i] != ["r"]}
+        order = [position[id_key(key)] for key in root.ordered_keys if id_key(key) in position]
         encoded = [encode_key(root.keys[i], "a dict key") for i in order]
         return [
             code,
@@ -408,7 +408,7 @@ def _decode_node(document: Any, seen: Named, where: str) -> Node:
     children = tuple([_decode_node(child, seen, where) for child in _list(rest[-2 if kind in DICTS else -1])])
     if kind in DICTS:
         keys = decode_path(rest[0], where)
-        if len(set(keys)) != len(keys) or len(keys) != len(children):  # 1, 1.0 and True are one key of a dict
+        if len(set(keys)) != len(keys) or len(keys) != len(children):  # 1, 1.0 and True are the same key of a dict
             raise ValueError("dict keys are repeated or do not match the children")
         return Branch(kind, keys, children, metadata=_decode_metadata(rest[2], where))
     if kind == "namedtuple":

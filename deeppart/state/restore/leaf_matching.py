@@ -78,11 +78,11 @@ _SHAPED_IN_TRAINING = (
     "deeppart.load gives to its load_state_dict()"
 )
 _OF_ANOTHER_TYPE = "; a module can be converted once it is restored, module.to(dtype)"
-#: What torch's optimizers keep for each element of a parameter.
+#: Names of the tensors that torch's optimizers keep for each element of a parameter.
 _OF_ELEMENTS = frozenset(
     "acc_delta ax exp_avg exp_avg_sq exp_inf grad_avg max_exp_avg_sq momentum_buffer prev square_avg sum".split()
 )
-#: Leaves that an error names, of those that do not match.
+#: Leaves that do not match and are named in an error, at most.
 MOST_NAMED = 10
 #: A dtype with two numbers per byte, which torch cannot convert.
 _PACKED = "float4"
@@ -429,7 +429,7 @@ def _lacking_error(saved: list[Any], lacking: list[Any], path: Path) -> Structur
 
 
 def check_object(saved: Branch, live: Branch, target: Target, path: Path) -> None:
-    """A module cannot take keys it lacks, nor an optimizer other groups; find out before anything is touched."""
+    """Refuse keys that a module lacks, or other parameter groups than an optimizer has, before anything is changed."""
     values = target.values
     inner_saved, inner_live = saved.children[0], live.children[0]
     if not isinstance(inner_saved, Branch) or not isinstance(inner_live, Branch):

@@ -74,7 +74,7 @@ class Template:
     @property
     def _known(self) -> FlatState:
         if self._flat is None:
-            raise RuntimeError("no state was taken apart yet")
+            raise RuntimeError("no state was flattened yet")
         return self._flat
 
     def _take(self, flat: FlatState) -> None:
