@@ -1,9 +1,10 @@
 """Repair of damaged files by one process that sees all the directories concerned (``deeppart verify --repair``).
 
-A running job repairs its own nodes itself (:mod:`deeppart.repair.scrub`). What a location requires is told by its name,
-never by what lies there: somebody may have exchanged files. What is written was checked, takes the damaged file's name
-at once or not at all, and is read once more before it is called repaired. A file that may be the only one of another
-part is not written over. Memory: one part; two where parity is computed from parts that have to be rebuilt.
+A running job repairs the files of its nodes itself if ``scrub_bandwidth`` is set (:mod:`deeppart.repair.scrub`). What a
+file has to contain is known from its path, the manifest, copies and parity, not from the file: files may have been
+exchanged. What is written was checked, takes the damaged file's name at once or not at all, and is read once more
+before it is called repaired. A file that may be the only one of another part is not overwritten. Memory: one part; two
+where parity is computed from parts that have to be rebuilt.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class Retention:
         self._abandoned: set[StepKey] = set()
         self._lock = threading.Lock()  # guards the five attributes above
         # A file system may take seconds to remove a step: retiring files on nodes does not wait for that.
-        self._removing = threading.Lock()  # guards the next two; taken first
+        self._removing = threading.Lock()  # guards _removed_count, _keeping and _needed; taken before _lock
         self._removed_count = 0
         self._keeping, self._needed = None, None
         if persistent is not None:

@@ -178,7 +178,7 @@ class DirectoryOwner:
         return False
 
     def check_commit(self, key: StepKey) -> None:
-        """After a commit: check that no other job took the directory over before."""
+        """After a commit: raise if another job took the directory over before, and has not seen this commit."""
         try:
             self.check()
         except DirectoryInUseError:

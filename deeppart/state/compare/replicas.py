@@ -102,8 +102,9 @@ class Replicas:
         #: For each leaf its column in the row of all sets' leaves; -1 if this rank alone has it.
         self._columns = np.zeros(0, dtype=np.int64)
         self._width = 0
-        #: No state of this structure was compared yet; and digests have differed although no bytes did: then slices are
-        #: compared within the call, and only those of trained leaves.
+        #: No state of this structure was compared yet. Digests have differed although the full comparison found equal
+        #: bytes, because ranks disagree on what is trained or unchanged: from then on slices are compared within the
+        #: call, and only those of trained leaves.
         self._is_new, self._unsteady = True, False
         #: Whether slices of the set of all ranks are digested after the call: as the ranks have agreed, and as this
         #: rank has last found; and the slices of an earlier call.

@@ -665,7 +665,11 @@ def describe_node(node: Node, value: Any) -> str:
 
 
 def create_sharded(target: Target, flat: FlatState, sharded: frozenset[int]) -> None:
-    """Create sharded tensors that the live state lacks, in ``target.created``."""
+    """Create the state that is missing for sharded parameters, split as these are, in ``target.created``.
+
+    Refuses other sharded leaves that the live state lacks: how they are split is unknown. All that is not sharded is
+    created by :meth:`Target.array`.
+    """
     if not flat.sharded:
         return
     optimizers = dict(_optimizers(flat.root, ()))
