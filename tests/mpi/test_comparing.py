@@ -164,6 +164,37 @@ def test_an_element_of_a_trained_leaf_is_found_in_turn_and_makes_steps_suspect(r
             deeppart.load(shared_path, step=found)
 
 
+def verified(comm: Any, directory: Path) -> list[int]:
+    training, found = Training(comm.rank), []
+    with deeppart.Checkpointer(config(directory, replicated="verify"), comm) as ck:
+        for step in range(1, 6):
+            training.step()
+            if step == 4:
+                training.harm(12_345)
+            found.append(len(ck.checkpoint({"weight": training.weight}, step).report.diverged))
+    return found
+
+
+def test_verify_finds_a_single_element_of_a_trained_leaf_at_once(run_on: Any, shared_path: Path) -> None:
+    assert run_on(2, verified, shared_path) == [[0, 0, 0, 1, 0]] * 2
+
+
+def without_steps(comm: Any, directory: Path) -> list[int]:
+    training, found = Training(comm.rank), []
+    with deeppart.Checkpointer(config(directory), comm) as ck:
+        for step in range(1, 6):
+            if step < 4:
+                training.step()
+            else:
+                training.harm(12_345)
+            found.append(len(ck.checkpoint({"weight": training.weight}, step).report.diverged))
+    return found
+
+
+def test_without_a_step_since_the_last_checkpoint_all_is_compared(run_on: Any, shared_path: Path) -> None:
+    assert run_on(2, without_steps, shared_path) == [[0, 0, 0, 1, 0]] * 2
+
+
 def embedded(comm: Any, directory: Path, seed: int) -> int:
     """1 % of the rows of a trained embedding differ on one rank from step 5 on."""
     torch.manual_seed(seed)

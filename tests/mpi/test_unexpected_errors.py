@@ -18,7 +18,7 @@ import deeppart
 from deeppart.part import PartSummary
 from deeppart.recovery import apply, inventory, matching, saved
 from deeppart.recovery.parts import OpenedPart
-from deeppart.save import Incremental, StagingLease, complete, pipeline, share_planning, write
+from deeppart.save import Incremental, StagingLease, complete, pipeline, protect, share_planning, write
 from deeppart.save.job import Opened
 from deeppart.session import open as starting
 from deeppart.storage import node
@@ -144,7 +144,6 @@ def in_a_stage(comm: Any, directory: Path, names: list[str], error: BaseExceptio
     return levels, refused, took_s
 
 
-@pytest.mark.sweep(2)
 @pytest.mark.parametrize("stage", STAGES)
 def test_an_error_of_any_kind_in_a_stage_is_an_error_of_the_level_on_all_ranks(
     run_on: Any, shared_path: Path, stage: str
@@ -158,7 +157,6 @@ def test_an_error_of_any_kind_in_a_stage_is_an_error_of_the_level_on_all_ranks(
         assert not refused and took_s < TIMEOUT_S
 
 
-@pytest.mark.sweep(2)
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_thread_that_an_error_ends_on_one_rank_keeps_no_other_one_waiting(
     run_on: Any, shared_path: Path, stage: str
@@ -249,3 +247,76 @@ def test_what_cannot_be_read_is_not_taken_for_nothing(
 ) -> None:
     """Training would start over then, and its first checkpoint would take the place of the one that is there."""
     assert run_on(2, unread_once, shared_path, name, error) == [("the device is gone", 1)] * 2
+
+
+def copying(comm: Any, directory: Path, name: str) -> tuple[list[str], float]:
+    """How the partner level ends, step by step, where one rank cannot prepare the exchange at the first."""
+    found, began = list[str](), time.monotonic()
+    with on_nodes(comm, directory, every={"partner": 1, "persistent": 0}) as ck, pytest.MonkeyPatch.context() as patch:
+        left = let_fail(patch, protect.Protector, name, comm.rank == 1, MemoryError("none left"))
+        for step in (1, 2, 3):
+            pending = ck.checkpoint(state(step), step)
+            pending.wait("local", timeout=200)
+            try:
+                pending.wait("partner", timeout=200)
+                found.append("")
+            except deeppart.errors.CheckpointError as error:
+                found.append("none left" if "MemoryError: none left" in str(error) else str(error))
+        assert not left[0], "it was never called"
+    return found, time.monotonic() - began
+
+
+def test_an_exchange_begins_on_all_ranks_or_on_none(run_on: Any, shared_path: Path) -> None:
+    """Otherwise one rank's report would meet what another one sends to the exchange."""
+    for found, took_s in run_on(2, copying, shared_path, "_copy"):
+        assert found == ["none left", "", ""] and took_s < TIMEOUT_S
+
+
+def one_round_behind(comm: Any, directory: Path) -> tuple[list[list[str]], int | None]:
+    """Rank 1 has told that it reports on step 2, and then does not: what it says of step 3 is not for step 2."""
+    failed: list[list[str]] = []
+    with on_nodes(comm, directory) as ck, pytest.MonkeyPatch.context() as patch:
+        ck.checkpoint(state(1), 1).wait()
+        let_fail(patch, complete, "commit_round", comm.rank == 1, MemoryError("none left"))
+        pendings = [ck.checkpoint(state(step), step) for step in (2, 3, 4)]
+        for pending in pendings:
+            failed.append([])
+            for level in ("local", "persistent"):
+                try:
+                    pending.wait(level, timeout=200)
+                except deeppart.errors.CheckpointError:
+                    failed[-1].append(level)
+    live = state(0)
+    with on_nodes(comm, directory) as ck:
+        step = ck.restore(live)
+    assert step is not None and torch.equal(live["w"], state(step)["w"])
+    return failed, step
+
+
+def test_a_report_on_one_step_is_none_on_another(run_on: Any, shared_path: Path) -> None:
+    (failed, step), *others = run_on(3, one_round_behind, shared_path)
+    assert all(other[1] == step for other in others)
+    for number, levels in enumerate(failed, start=2):  # whatever is called complete anywhere can be restored
+        assert len(levels) == 2 or step >= number, (failed, step)
+
+
+def without_threads(comm: Any, directory: Path) -> tuple[str, float, int | None]:
+    """Rank 1 can start no more threads; then it can again."""
+    outcome, began = "", time.monotonic()
+    with pytest.MonkeyPatch.context() as patch:
+        let_fail(patch, pipeline, "start_thread", comm.rank == 1, RuntimeError("can't start new thread"))
+        try:
+            with on_nodes(comm, directory) as ck:
+                ck.checkpoint(state(1), 1).wait()
+        except (deeppart.DeeppartError, RuntimeError) as error:
+            outcome = str(error)
+    took_s = time.monotonic() - began
+    with on_nodes(comm, directory) as ck:
+        ck.checkpoint(state(2), 2).wait()
+        return outcome, took_s, ck.restore(state(0))
+
+
+def test_a_rank_that_can_start_no_thread_is_not_waited_for(run_on: Any, shared_path: Path) -> None:
+    for rank, (outcome, took_s, step) in enumerate(run_on(3, without_threads, shared_path)):
+        assert ("new thread" if rank == 1 else "rank 1 cannot take part") in outcome
+        assert took_s < TIMEOUT_S and step == 2

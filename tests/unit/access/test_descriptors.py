@@ -16,11 +16,52 @@ from deeppart import access
 from deeppart.access import ReadFile, answers, descriptors
 from deeppart.errors import StorageError, lacks_descriptors
 from deeppart.part import FileSource
+from tests.descriptors import open_at
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three at a time; none of those that other tests have left."""
+    monkeypatch.setattr(descriptors, "most_open", lambda: 3)
+    descriptors._recent.close_idle()
+
+
+def files(directory: Path, count: int) -> list[ReadFile]:
+    paths = [directory / str(number) for number in range(count)]
+    for number, path in enumerate(paths):
+        path.write_bytes(bytes([number]) * 10)
+    return [ReadFile(path, access.open_file) for path in paths]
 
 
 def read(file: ReadFile) -> bytes:
     with file.descriptor() as descriptor:
         return os.pread(descriptor, 1, 0)
+
+
+@pytest.mark.usefixtures("few")
+def test_any_number_may_be_open(tmp_path: Path) -> None:
+    before = open_at(tmp_path)
+    opened = files(tmp_path, 20)
+    for _ in range(2):
+        assert [read(file) for file in opened] == [bytes([number]) for number in range(20)]
+        assert len(open_at(tmp_path)) == len(before) + 3
+    for file in opened:
+        file.close()
+        file.close()
+    assert open_at(tmp_path) == before
+
+
+@pytest.mark.usefixtures("few")
+def test_another_file_of_that_name_is_not_read(tmp_path: Path) -> None:
+    first, second, *_ = files(tmp_path, 8)
+    (tmp_path / "new").write_bytes(b"other")
+    os.replace(tmp_path / "new", tmp_path / "0")
+    with pytest.raises(OSError, match=r"[Ss]tale") as caught:
+        read(first)
+    assert caught.value.errno == errno.ESTALE
+    os.unlink(tmp_path / "1")
+    with pytest.raises(FileNotFoundError):
+        read(second)
 
 
 @pytest.fixture

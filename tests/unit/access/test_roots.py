@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import stat
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -14,6 +16,7 @@ import pytest
 
 from deeppart import access
 from deeppart.access import READING, ForeignAccessError, NotRegularError, Root, Rules
+from deeppart.testing.faults import StorageFaults
 from tests.descriptors import open_at
 from tests.users import STRANGER, TEAM, USER, as_user, needs_root, told_by
 
@@ -59,6 +62,35 @@ def test_what_is_missing_is_named_and_nothing_is_made(tmp_path: Path) -> None:
             Root(tmp_path / below, PERSISTENT).make()
         assert met.value.filename == str(tmp_path / "file")
     assert open_at(tmp_path) == before
+
+
+def test_every_new_directory_is_made_durable_in_the_one_above(tmp_path: Path) -> None:
+    with StorageFaults(tmp_path.parent) as faults:
+        for _ in range(2):
+            Root(tmp_path / "a" / "b", PERSISTENT).make("c")
+        here = tmp_path.name
+        assert [each for each in faults.log if each[0] in ("mkdir", "fsync")] == [
+            ("mkdir", f"{here}/a"),
+            ("fsync", here),
+            ("mkdir", f"{here}/a/b"),
+            ("fsync", f"{here}/a"),
+            ("mkdir", f"{here}/a/b/c"),
+            ("fsync", f"{here}/a/b"),
+        ]
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP, errno.EIO, errno.ENOSPC])
+def test_a_file_system_that_does_not_sync_directories_need_not(root: Path, code: int) -> None:
+    before = open_at(root)
+    with StorageFaults(root) as faults:
+        faults.refuse(0, code, only=("fsync",))
+        if code in (errno.EINVAL, errno.ENOTSUP):
+            access.sync_directory(root / "step")
+        else:
+            with pytest.raises(OSError, match=os.strerror(code)):
+                access.sync_directory(root / "step")
+        assert faults.refused == 1
+    assert len(open_at(root)) <= len(before) + 2, "the root, and the step"
 
 
 @pytest.mark.parametrize(
@@ -114,6 +146,15 @@ def test_a_directory_below_is_never_a_link(tmp_path: Path, rules: Rules) -> None
             pytest.fail(name)
     assert access.exists(root / "step") and not access.exists(root / "step" / "part")
     assert os.listdir(precious) == ["part"] and (precious / "part").read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize("ask", [access.exists, access.lstat])
+def test_what_cannot_be_told_is_no_answer(root: Path, ask: Callable[[Path], object]) -> None:
+    with StorageFaults(root) as faults:
+        faults.refuse(0, errno.EIO, only=("stat",))
+        with pytest.raises(OSError, match=os.strerror(errno.EIO)) as caught:
+            ask(root / "step" / "part")
+    assert (caught.value.errno, caught.value.filename) == (errno.EIO, str(root / "step" / "part"))
 
 
 @pytest.mark.parametrize("kind", ["link", "dangling", "directory", "fifo", "socket", "device"])
@@ -188,6 +229,26 @@ def test_a_directory_that_comes_back_is_used_again(root: Path, which: str) -> No
         directory.rmdir()
     moved.rename(directory)
     assert read(root / "step" / "part") == b"part"
+
+
+def test_another_directory_in_its_place_is_checked(root: Path) -> None:
+    read(root / "step" / "part")
+    for path in (Path(root / "step"), Path(root)):
+        path.rename(path.with_name("moved"))
+        path.mkdir()
+        path.chmod(0o777)
+        with pytest.raises(ForeignAccessError, match="everyone"):
+            access.names_in(root / path.relative_to(root))
+
+
+def test_what_is_begun_in_a_directory_is_finished_there(root: Path) -> None:
+    with access.open_folder(root / "step") as folder:
+        Path(root).rename(root.with_name("moved"))
+        (Path(root) / "step").mkdir(parents=True)
+        os.close(folder.create("new"))
+        folder.rename("new", folder, "newer")
+    assert sorted(os.listdir(root.with_name("moved") / "step")) == ["newer", "part"]
+    assert os.listdir(root / "step") == []
 
 
 # --- another user -----------------------------------------------------------------------------------------------------
@@ -340,3 +401,31 @@ def test_nothing_but_files_is_opened_and_no_fifo_is_waited_for(tmp_path: Path) -
             access.open_foreign(path)
     with pytest.raises(FileNotFoundError):
         access.open_foreign(tmp_path / "none")
+
+
+def test_a_directory_stays_open_while_a_thread_goes_on_from_it(tmp_path: Path) -> None:
+    """More directories than are held open: what one thread lets go of, another is entering the next one from."""
+    for number in range(12):
+        (tmp_path / f"{number}" / "inner").mkdir(parents=True)
+    root, failed = Root(tmp_path, NODE), list[OSError]()
+
+    def make_and_remove(worker: int) -> None:
+        try:
+            for turn in range(500):
+                path = root.path / f"{(7 * turn + worker) % 12}" / "inner" / f"{worker}"
+                os.close(access.create(path))
+                access.remove(path)
+        except OSError as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=make_and_remove, args=(worker,)) for worker in range(6)]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    finally:
+        sys.setswitchinterval(before)
+    assert failed == []

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from deeppart.errors import CorruptFileError, FormatError, NewerFormatError
-from deeppart.model import Attempt, Manifest, PartRecord
+from deeppart.model import Attempt, ComparedEarlier, Manifest, PartRecord
 from deeppart.part import (
     FileSource,
     PartReader,
@@ -18,7 +18,7 @@ from deeppart.part import (
     part_file_name,
 )
 from tests.golden import forge, make
-from tests.unit.part.manifests import SOUND, refused
+from tests.unit.part.manifests import SOUND, changed, refused
 
 
 def sound() -> Manifest:
@@ -62,6 +62,38 @@ def test_every_truncation_and_appended_bytes_are_found() -> None:
     for more in (b"\n", b" ", b"\0", SOUND):
         refused(SOUND + more)
         refused(more + SOUND)
+
+
+@pytest.mark.parametrize(
+    "compared",
+    [
+        [[1100]],
+        [[1100, [[5, 1]], 1]],
+        [[1100, []]],
+        [[1100, [[5, 0]]]],
+        [[1100, [[-1, 1]]]],
+        [[1100, [[5, 1], [6, 1]]]],
+        [[1100, [[2**32, 1]]]],
+        [[1100, [[True, 1]]]],
+        [[1100, {"0": 1}]],
+        [[-1, [[5, 1]]]],
+        [["1100", [[5, 1]]]],
+        [[1100, [[5, 1]]], [1100, [[7, 1]]]],
+        [[1100, [[5, 1]]], [None, [[7, 1]]]],
+        [[1100, [[5, 10]]], [1101, [[14, 1]]]],
+        {"1100": [[5, 1]]},
+    ],
+    ids=str,
+)
+def test_impossible_comparisons(compared: object) -> None:
+    refused(changed(("compared",), compared))
+
+
+def test_comparisons_come_back() -> None:
+    assert sound().compared == (ComparedEarlier(None, ((0, 2),)), ComparedEarlier(1100, ((5, 1), (9, 40))))
+    for compared in ((), (ComparedEarlier(0, ((0, 1), (2, 2**32 - 1))),)):
+        manifest = replace(sound(), compared=compared)
+        assert decode_manifest(encode_manifest(manifest), where="again") == manifest
 
 
 @pytest.mark.parametrize(("version", "kind"), [(0, FormatError), (6, FormatError), (8, NewerFormatError)])

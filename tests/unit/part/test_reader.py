@@ -253,6 +253,34 @@ def test_zstd_that_does_not_hold_what_the_table_says() -> None:
 @pytest.mark.parametrize(
     ("wrong", "text"),
     [
+        ({"index_magic": b"DPPINDEY"}, "no valid head"),
+        ({"index_reserved": b"\1" + bytes(11)}, "no valid head"),
+        ({"header_digest": bytes(8)}, "another header"),
+        ({"counts": (2**64 - 1, 1, 2)}, "too many chunks"),
+        ({"counts": (1, 2**63, 2)}, "too many spans"),
+        ({"counts": (1, 1, 2**40)}, "too many bytes of meta"),
+        ({"counts": (1 + 2**60, 1, 2)}, "too many chunks"),  # 80 * 2**60 is 0 modulo 2**64
+        ({"counts": (2**24, 1, 2)}, "do not add up"),
+        ({"counts": (1, 2**24, 2)}, "do not add up"),
+        ({"counts": (1, 1, 2**28)}, "do not add up"),
+        ({"counts": (1, 1, 1)}, "do not add up"),
+        ({"counts": (0, 1, 82)}, "do not fill the payload"),
+        ({"counts": (1, 0, 42)}, "do not fill the raw stream"),
+        ({"counts": (0, 0, 122)}, "do not fill the payload"),
+        ({"raw_bytes": 199}, "not as long as the raw stream"),
+        ({"raw_bytes": 201}, "not as long as the raw stream"),
+        ({"raw_bytes": 2**64 - 1}, "too many raw bytes"),
+    ],
+)
+def test_impossible_counts(wrong: dict[str, object], text: str) -> None:
+    error = refused(forge.simple_part(RAW, **wrong))
+    assert text in str(error)
+    assert type(error) is CorruptFileError
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
         ({"offset": 0}, "chunk 0 of 1"),
         ({"offset": 4095}, "where the one before ends"),
         ({"offset": 4097}, "where the one before ends"),
@@ -337,3 +365,25 @@ def test_impossible_spans(rows: list[tuple[int, int, int, int]]) -> None:
     error = refused(forge.simple_part(RAW, span_rows=span_rows))
     assert "span" in str(error)
     assert type(error) is CorruptFileError
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"base": 2}, "not in the table"),
+        ({"base": 2**32 - 1}, "not in the table"),
+        ({"base": 0}, "fill the payload|a base without chunks|begins after"),
+        ({"offset": 4095}, "within its base"),
+        ({"offset": 5000 - 128 - 199}, "within its base"),
+        ({"offset": 2**64 - 100}, "within its base"),
+        ({"bases": [forge.base_row(bytes(5000)), forge.base_row(b"\1" * 5001, sequence=1)]}, "a base without chunks"),
+        ({"bases": [forge.base_row(bytes(5000))] * 2}, "repeated"),
+        ({"bases": [forge.base_row(bytes(4223))]}, "impossible length"),
+        ({"bases": [forge.base_row(bytes(5000), nbytes=2**63)]}, "impossible length"),
+        ({"bases": [forge.base_row(bytes(5000), step=2**63)]}, "impossible step"),
+        ({"bases": [forge.base_row(bytes(5000 + i)) for i in range(65)]}, "too many bases"),
+    ],
+)
+def test_impossible_base(wrong: dict[str, object], text: str) -> None:
+    with pytest.raises(CorruptFileError, match=text):
+        PartReader(MemorySource(referring(**wrong)), where="part under test")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import mmap
 import os
 import socket
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 
 from deeppart.errors import CorruptFileError, StorageError
 from deeppart.part import ByteSource, FileSource, MemorySource
+from deeppart.part.source import map_file
 
 DATA = bytes(range(256)) * 10
 
@@ -31,6 +33,15 @@ def source(request: pytest.FixtureRequest, path: Path) -> Iterator[ByteSource]:
         return
     with contextlib.closing(FileSource(path)) as file:
         yield file
+
+
+@pytest.mark.parametrize(("offset", "length"), [(0, 2561), (2560, 1), (3000, 1), (-1, 1), (5, -1), (0, 2**62)])
+def test_reads_nothing_beyond(source: ByteSource, offset: int, length: int) -> None:
+    with pytest.raises(CorruptFileError):
+        source.read_at(offset, length)
+    if 0 <= length < 10_000:
+        with pytest.raises(CorruptFileError):
+            source.read_into(offset, memoryview(bytearray(length)))
 
 
 def test_irregular_files_are_refused_without_blocking(path: Path, tmp_path: Path) -> None:
@@ -74,3 +85,19 @@ def test_short_reads_are_continued_and_errors_named(path: Path, monkeypatch: pyt
         with pytest.raises(StorageError, match=str(path)) as caught:
             source.read_at(0, 1)
     assert caught.value.errno == errno.EIO
+
+
+MAPPED = bytes(range(256)) * 64
+
+
+def mappings_of(path: Path) -> int:
+    return Path("/proc/self/maps").read_text(encoding="utf-8").count(str(path))
+
+
+@pytest.mark.parametrize(("offset", "nbytes"), [(0, len(MAPPED) + 1), (4096, len(MAPPED)), (0, 0), (100, 10)])
+def test_nothing_beyond_the_end_is_mapped(tmp_path: Path, offset: int, nbytes: int) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(MAPPED)
+    with path.open("rb") as file, pytest.raises(OSError, match=r"shorter|Invalid") as caught:
+        map_file(file.fileno(), offset, nbytes, mmap.MAP_SHARED, mmap.PROT_READ)
+    assert caught.value.errno == errno.EINVAL and mappings_of(path) == 0

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
+import xxhash
 
 from deeppart.errors import CorruptFileError, FormatError
 from deeppart.part import MAX_SUSPECT_BYTES, decode_suspicion, encode_suspicion
@@ -32,3 +34,33 @@ def test_bytes_of_a_record() -> None:
         decode_suspicion(data + b" ", where="record")
     with pytest.raises(CorruptFileError, match="too long"):
         decode_suspicion(data + bytes(MAX_SUSPECT_BYTES), where="record")
+
+
+def sealed(document: object) -> bytes:
+    body = json.dumps(document).encode()
+    return f"deeppart-suspect 7 xxh3-128={xxhash.xxh3_128_hexdigest(body)} bytes={len(body)}\n".encode() + body
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("lineage", "x" * 32),
+        ("session", None),
+        ("sequence", -1),
+        ("sequence", True),
+        ("step", 2**63),
+        ("steps", 5),
+        ("steps", [1.5]),
+        ("leaves", []),
+        ("leaves", [1]),
+        ("leaves", [{"path": "a", "ranks": "r", "after": 9, "after_step": 1}]),
+        ("leaves", [{"path": "\udce4", "ranks": "r", "after": 1, "after_step": 1}]),
+        ("leaves", [{"path": "a", "ranks": "r", "after": 1}]),
+        ("more", 1),
+    ],
+)
+def test_impossible_fields(name: str, value: object) -> None:
+    document = json.loads(encode_suspicion(RECORD).split(b"\n", 1)[1])
+    assert decode_suspicion(sealed(document), where="record") == RECORD
+    with pytest.raises(CorruptFileError):
+        decode_suspicion(sealed({**document, name: value}), where="record")

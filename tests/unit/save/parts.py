@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import io
+
 import numpy as np
 import torch
 
+from deeppart.codec import Chooser
 from deeppart.model import Attempt
+from deeppart.part import MemorySource, PartReader
+from deeppart.save import Encoders, Encoding, Workers
+from deeppart.save.growing_file import GrowingFile
 from deeppart.save.job import Staged
+from deeppart.save.write import recode_part
 from deeppart.state.capture.layout import lay_out
 from deeppart.state.document.part_document import PartDocument
 from deeppart.state.tensors.leaves import LeafType
@@ -29,3 +36,12 @@ def staged(*kinds: tuple[str, int]) -> Staged:
     )
     document = PartDocument(["l", []], types, {}, np.zeros(len(types), bool), np.zeros(0, bool), [], False)
     return Staged(layout, data.numpy(), document)
+
+
+def recoded(growing: GrowingFile, share: Staged, chooser: Chooser) -> PartReader:
+    sink = io.BytesIO()
+    encoding = Encoding(chooser, Encoders(2))
+    summary = recode_part(growing, share.layout, share.document, sink, encoding, ATTEMPT, 0, Workers(1, "behind"))
+    reader = PartReader(MemorySource(sink.getvalue()), where="recoded")
+    assert reader.verify() == summary.digest
+    return reader

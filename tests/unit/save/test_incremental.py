@@ -12,9 +12,22 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import deeppart
+from deeppart.codec import EncodedChunk
+from deeppart.model import BaseRecord
 from deeppart.offline.inspect.verifying import choose_steps, verify
+from deeppart.part import ChunkPlace
+from deeppart.save.incremental import (
+    LEAST_LIVE,
+    MOST_BASES,
+    SPACE_FACTOR,
+    Held,
+    choose,
+)
+from deeppart.state.capture.layout import ChunkPlan
 from deeppart.storage import PosixStore, list_steps, parse_step_name, read_manifest
 from deeppart.testing.faults import StorageFaults
 from deeppart.testing.states import difference
@@ -156,6 +169,18 @@ def test_off(tmp_path: Path) -> None:
     assert report.levels["persistent"].nbytes > 3 * FROZEN and not bases(tmp_path)
 
 
+@pytest.mark.parametrize(("local", "persistent"), [("none", "tensor"), ("auto", "auto")])
+def test_the_levels_encode_in_their_own_ways(tmp_path: Path, local: str, persistent: str) -> None:
+    first, second = config(tmp_path, compression=local), config(tmp_path, compression=persistent)
+    with deeppart.Checkpointer(first) as checkpointer:
+        report = save(checkpointer, 1, 2)
+        assert checkpointer.failures == 0
+    assert report.levels["persistent"].referenced_bytes and not report.levels["local"].referenced_bytes
+    for lost in (tmp_path / "nothing", tmp_path / "local"):
+        shutil.rmtree(lost, ignore_errors=True)
+        assert restored(second)[:2] == (2, None)
+
+
 def test_a_damaged_base_is_named_with_its_leaves_and_passed_over(tmp_path: Path) -> None:
     settings = config(tmp_path, keep={"persistent": 0})
     with deeppart.Checkpointer(settings) as checkpointer:
@@ -206,3 +231,116 @@ def test_a_step_that_fails_is_referred_to_by_none(tmp_path: Path) -> None:
             pending.wait("local")
         report = save(checkpointer, 3)
     assert report.levels["persistent"].referenced_bytes > 3 * FROZEN and bases(tmp_path / "ckpt")[3] == [1]
+
+
+def test_a_chunk_that_is_two_steps_old_keeps_its_base(tmp_path: Path) -> None:
+    """Part of what was frozen changes once: from then on there are two bases, until little is left of one."""
+    settings = config(tmp_path, compression="none", every={"local": 0})
+    parts = [torch.rand(1_500_000, generator=torch.Generator().manual_seed(seed)) for seed in range(5)]
+    state = {"parts": parts, "step": 0}
+    expected = {}
+    with deeppart.Checkpointer(settings) as checkpointer:
+        for step, changes in enumerate([(), (0, 1), (2,), (2,), (0, 1, 2, 3)]):
+            for number in changes:
+                parts[number] += 1
+            state["step"] = step
+            pending = checkpointer.checkpoint(state, step)
+            pending.wait("persistent")
+            expected[step] = sum(parts[number].nbytes for number in changes) if step else sum(p.nbytes for p in parts)
+            nbytes = pending.report.levels["persistent"].nbytes
+            assert expected[step] <= nbytes <= 1.01 * expected[step] + 5000, step
+    found = bases(tmp_path / "ckpt")
+    assert sorted(found[3]) == [0, 1] and found[4] == [0]
+    assert difference(state, deeppart.load(tmp_path / "ckpt")) is None
+
+
+class Adapted(torch.nn.Module):
+    """Small layers, each with a small adapter: in the order of the state, they take turns."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.weights = torch.nn.ModuleList()
+        for _ in range(layers):
+            layer = torch.nn.Linear(160, 160)
+            layer.requires_grad_(requires_grad=False)
+            self.weights += [layer, torch.nn.Linear(160, 4, bias=False)]
+
+
+@pytest.mark.parametrize("all_in_the_optimizer", [False, True])
+def test_small_leaves_that_are_trained_lie_in_chunks_of_their_own(tmp_path: Path, all_in_the_optimizer: bool) -> None:
+    model = Adapted(60)
+    trained = [each for each in model.parameters() if each.requires_grad]
+    optimizer = torch.optim.Adam(model.parameters() if all_in_the_optimizer else trained, lr=0.1)
+    ratios = []
+    with deeppart.Checkpointer(config(tmp_path, compression="none", local_dir=None)) as checkpointer:
+        for step in range(3):
+            for parameter in trained:
+                parameter.grad = torch.ones_like(parameter)
+            optimizer.step()
+            changed = 3 * sum(each.nbytes for each in trained)
+            pending = checkpointer.checkpoint({"model": model, "optimizer": optimizer}, step)
+            pending.wait("persistent")
+            ratios.append(pending.report.levels["persistent"].nbytes / changed)
+            tables = 60_000
+            assert not step or pending.report.levels["persistent"].nbytes <= changed + tables
+        state = deeppart.load(tmp_path / "ckpt")
+    assert ratios[0] > 5
+    assert difference(model, state["model"]) is None
+
+
+def test_ls_show_and_verify_tell_of_references(tmp_path: Path) -> None:
+    with deeppart.Checkpointer(config(tmp_path, keep={"persistent": 0})) as checkpointer:
+        save(checkpointer, 1, 2)
+    root = str(tmp_path / "ckpt")
+    listed = json.loads(invoke("ls", root, "--json").output)["steps"]
+    assert [step["referenced_bytes"] > 3 * FROZEN for step in listed] == [False, True]
+    assert listed[1]["nbytes"] < FROZEN < listed[0]["nbytes"]
+    assert "unchanged in earlier steps" in invoke("show", root).output
+    assert "unchanged" not in invoke("show", root, "--step", "1").output
+    done = json.loads(invoke("verify", root, "--json").output)["steps"][0]
+    assert done["state"] == "sound" and done["nbytes"] > 3 * FROZEN
+    base = part(tmp_path, 1)
+    base.unlink()
+    listed = json.loads(invoke("ls", root, "--local", tmp_path / "local", "--json").output)["steps"][1]
+    assert listed["state"] == "recoverable" and "refers to a part" in listed["reasons"][0]
+    shutil.rmtree(tmp_path / "local")
+    (damage,) = json.loads(invoke("verify", root, "--json").output)["steps"][0]["damage"]
+    assert damage["file"] == f"{base.parent.name}/{base.name}" and damage["leaves"][0]["path"] == "frozen"
+    assert "earlier part" in damage["message"]
+
+
+def held(chunks: list[tuple[bytes, int, BaseRecord]]) -> Held:
+    return {
+        digest: (length, ChunkPlace(4096, EncodedChunk(0, b"", digest, digest), length, base))
+        for digest, length, base in chunks
+    }
+
+
+@given(st.data())
+def test_the_files_are_never_much_longer_than_what_is_needed(data: st.DataObject) -> None:
+    records = [
+        BaseRecord(f"{number:032x}", data.draw(st.integers(5000, 40_000)), number, number)
+        for number in range(data.draw(st.integers(1, 12)))
+    ]
+    cuts, digests, there = [], [], []
+    left = {record: record.nbytes - 4500 for record in records}
+    start = 0
+    for number in range(data.draw(st.integers(0, 60))):
+        length, record = data.draw(st.integers(1, 2000)), data.draw(st.sampled_from([None, *records]))
+        digest = number.to_bytes(16, "big")
+        cuts.append(ChunkPlan(start, length, "float32", False))
+        digests.append(digest)
+        start += length
+        if record is not None and left[record] >= length:
+            left[record] -= length
+            there.append((digest, length, record))
+    found = choose(digests, cuts, held(there))
+    known = {digest: (length, record) for digest, length, record in there}
+    live: dict[BaseRecord, int] = {}
+    for number, place in found.items():
+        assert place.base is not None and known[digests[number]] == (cuts[number].length, place.base)
+        live[place.base] = live.get(place.base, 0) + place.nbytes
+    assert all(nbytes >= LEAST_LIVE * base.nbytes for base, nbytes in live.items()) and len(live) <= MOST_BASES
+    if live:
+        anew = start - sum(live.values())
+        assert anew + sum(base.nbytes for base in live) <= SPACE_FACTOR * start

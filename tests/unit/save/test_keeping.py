@@ -86,3 +86,30 @@ def test_a_directory_that_is_away_when_steps_are_counted_loses_none(
 
 def newest_key(root: Path) -> StepKey:
     return list(list_steps(PosixStore(root)))[-1]
+
+
+@pytest.mark.parametrize("later", [0, 1])
+def test_of_two_commits_of_one_step_all_take_the_later(
+    tmp_path: Path, later: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after jobs that did not see each other, where locks do not hold; the first has made more checkpoints."""
+    root, aside = tmp_path / "ckpt", tmp_path / "aside"
+    config = deeppart.Config(persistent_dir=str(root))
+    real, offset_s = time.time, 0.0
+    monkeypatch.setattr(time, "time", lambda: real() + offset_s)
+    aside.mkdir()
+    for session in (0, 1):
+        offset_s = 3600.0 * (session == later)
+        with warnings.catch_warnings(), deeppart.Checkpointer(config) as checkpointer:
+            warnings.simplefilter("ignore", deeppart.DeeppartWarning)
+            for step in range(4 + session, 6):
+                checkpointer.checkpoint({"x": 100 * session + step}, step).wait(timeout=PATIENCE_S)
+        newest = step_directory(root, newest_key(root))
+        newest.rename(aside / newest.name)
+    for directory in aside.iterdir():
+        directory.rename(root / directory.name)
+    assert steps_in(root) == [4, 5, 5]
+    live = {"x": 0}
+    with deeppart.Checkpointer(config) as checkpointer:
+        assert checkpointer.restore(live) == 5
+    assert live["x"] == deeppart.load(root)["x"] == 100 * later + 5

@@ -11,15 +11,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import deeppart
-from deeppart.errors import BackgroundFailureWarning, StorageError
+from deeppart.comm import Comm, finish
+from deeppart.errors import BackgroundFailureWarning, CheckpointError, StorageError
 from deeppart.model import StepKey
-from deeppart.storage import NeededParts, PersistentLevel, PosixStore, list_steps
+from deeppart.save import Retention
+from deeppart.storage import NeededParts, NodeLevel, PersistentLevel, PosixStore, list_steps, step_name
 from tests.unit.cli_support import steps_in
 from tests.unit.commits import step_directory
+from tests.unit.sharded_states import checkpointer, on_ranks
 
 PATIENCE_S = 60.0
 
@@ -111,6 +115,35 @@ def test_where_there_is_no_space_what_is_being_removed_is_waited_for(
     assert refused == [1] and steps_in(tmp_path) == [3]
 
 
+@pytest.mark.parametrize("committed", [(1, 2), ()])
+def test_other_ranks_try_again_once_anything_may_have_been_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, committed: tuple[int, ...]
+) -> None:
+    """They do not know of removals, nor wait for them by name."""
+    refused: list[list[int]] = []
+
+    def saved(comm: Comm) -> str:
+        with checkpointer(tmp_path, comm, keep={"persistent": 1}) as ck:
+            for step in committed:
+                ck.checkpoint(STATE, step).wait("persistent", PATIENCE_S)
+            if comm.rank == 0:
+                refused.append(refuse_once(monkeypatch, "open_part", lambda: None, rank=1))
+            comm_barrier(comm)
+            try:
+                ck.checkpoint(STATE, 3).wait("persistent", PATIENCE_S)
+            except CheckpointError as error:
+                return str(error)
+            return ""
+
+    told = on_ranks(2, saved)
+    assert refused == [[1]]
+    assert all(text == "" if committed else "no space" in text for text in told)
+
+
+def comm_barrier(comm: Comm) -> None:
+    finish(comm, comm.maximum(np.zeros(1, dtype=np.int64)), "a barrier", PATIENCE_S)
+
+
 def test_who_is_overtaken_in_the_middle_removes_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with deeppart.Checkpointer(persistent_dir=tmp_path, keep={"persistent": 9}, incremental=False) as ck:
         for step in range(1, 5):
@@ -128,6 +161,35 @@ def test_who_is_overtaken_in_the_middle_removes_no_more(tmp_path: Path, monkeypa
         assert ck.restore(dict(STATE)) == 4
         ck.checkpoint(STATE, 5).wait("persistent", PATIENCE_S)
     assert gone == [1] and steps_in(tmp_path) == [2, 3, 4, 5]
+
+
+def test_where_there_is_no_space_and_nothing_goes_the_level_fails_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Step 1 replaces nothing: that its removals end only after the space was asked for makes no room."""
+    calls: list[int] = []
+    asked, remove_old = threading.Event(), Retention.remove_old
+
+    def full(self: PersistentLevel, *what: object) -> object:
+        calls.append(1)
+        asked.set()
+        raise StorageError("no space", errno=errno.ENOSPC)
+
+    def late(self: Retention, newest: StepKey) -> list[str]:
+        assert asked.wait(PATIENCE_S)
+        return remove_old(self, newest)
+
+    monkeypatch.setattr(Retention, "remove_old", late)
+    with opened(tmp_path) as ck:
+        ck.checkpoint(STATE, 1).wait("persistent", PATIENCE_S)
+        monkeypatch.setattr(PersistentLevel, "open_part", full)
+        pending = ck.checkpoint(STATE, 2)
+        with pytest.raises(CheckpointError, match="no space"):
+            pending.wait("persistent", PATIENCE_S)
+    assert calls == [1] and steps_in(tmp_path) == [1]
+
+
+SESSION = "b" * 32
 
 
 @pytest.mark.parametrize("restores", [False, True])
@@ -185,6 +247,55 @@ def test_a_step_that_cannot_be_restored_does_not_count_and_that_is_told(tmp_path
     told = [str(each.message) for each in caught if each.category is deeppart.errors.KeepNotice]
     assert len(told) == 1 and "step 2 cannot be restored" in told[0] and "does not count for `keep`" in told[0]
     assert steps_in(tmp_path) == [3, 4]
+
+
+@pytest.mark.parametrize("level", ["partner", "parity"])
+@pytest.mark.parametrize("good", [0, 2], ids=["from-the-first-on", "later"])
+def test_where_copies_fail_every_time_local_parts_do_not_pile_up(tmp_path: Path, level: str, good: int) -> None:
+    """The last step that has copies stays with them, and the newest; nothing else."""
+    retention, levels = on_a_node(tmp_path, level)
+    for step in range(1, 9):
+        save(retention, levels, level, step, fails=step > good)
+        protected = {good} if good and step > good else set()
+        assert numbers(levels["local"]) == {step} | protected
+    assert numbers(levels[level]) == ({good, 8} if good else {8}), "of those before, not even an empty directory"
+
+
+def test_a_step_in_doubt_at_a_level_keeps_its_local_parts(tmp_path: Path) -> None:
+    """Other ranks may have heard that it is complete, and have removed what it replaces."""
+    retention, levels = on_a_node(tmp_path, "partner")
+    save(retention, levels, "partner", 1, fails=True, in_doubt=True)
+    save(retention, levels, "partner", 2, fails=True)
+    assert numbers(levels["local"]) == numbers(levels["partner"]) == {1, 2}
+
+
+def on_a_node(directory: Path, level: str, earlier: StepKey | None = None) -> tuple[Retention, dict[str, NodeLevel]]:
+    """What tidies a node up with `local` and one redundant level, each of which keeps one step."""
+    levels = {name: NodeLevel(directory, "f" * 32, name, SESSION) for name in ("local", level)}
+    found = set() if earlier is None else {earlier}
+    for node_level in levels.values():
+        for key in found:
+            node_level.store.path(step_name(key)).mkdir()
+    ones = dict.fromkeys(levels, 1)
+    return Retention(levels, None, ones, ones, {name: set(found) for name in levels}), levels
+
+
+def save(
+    retention: Retention, levels: dict[str, NodeLevel], level: str, step: int, *, fails: bool, in_doubt: bool = False
+) -> None:
+    """A step that is complete at `local`, and at the redundant level unless it fails."""
+    key = StepKey(step, SESSION, step)
+    for node_level in levels.values():
+        node_level.store.path(step_name(key)).mkdir()
+    retention.committed("local", key, set)
+    if fails:
+        retention.abandon(level, key, in_doubt=in_doubt)
+    else:
+        retention.committed(level, key, set)
+
+
+def numbers(level: NodeLevel) -> set[int]:
+    return {key.step for key in level.steps()}
 
 
 def newest_key(root: Path) -> StepKey:

@@ -15,15 +15,16 @@ import torch
 
 import deeppart
 from deeppart.codec import Chooser
-from deeppart.errors import CheckpointError, StorageError
+from deeppart.errors import CheckpointError, CorruptFileError, StorageError
+from deeppart.part import FileSource, PartReader
 from deeppart.save import Encoders, Encoding, StagingLease, Workers
 from deeppart.save import write as writing
-from deeppart.save.growing_file import GrowingFile
+from deeppart.save.growing_file import GrowingFile, SourceLostError
 from deeppart.save.job import Staged
 from deeppart.save.write import write_part
 from deeppart.storage import DurableFile
 from deeppart.testing.states import difference
-from tests.unit.save.parts import ATTEMPT
+from tests.unit.save.parts import ATTEMPT, recoded, staged
 
 pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 PATIENCE_S = 20.0
@@ -173,3 +174,33 @@ def written(share: Staged, path: Path, compression: str, only: set[str] | None =
     growing.complete(write_part(share, growing, Encoding(Chooser(compression, only), Encoders(1)), ATTEMPT, 0))
     file.commit()
     return growing
+
+
+def test_what_is_raw_is_encoded_and_the_rest_passed_on(tmp_path: Path) -> None:
+    share = staged(("float32", 3_000_000), ("bfloat16", 700_000), ("float64", 100_000))
+    growing = written(share, tmp_path / "local", "tensor", {"bfloat16"})
+    local = PartReader(FileSource(tmp_path / "local"), where="local")
+    reader = recoded(growing, share, Chooser("tensor", {"float32"}))
+    codecs = {
+        dtype.decode(): int(codec) for dtype, codec in zip(reader.chunks["dtype"], reader.chunks["codec"], strict=True)
+    }
+    assert codecs == {"float64": 0, "float32": 2, "bfloat16": 2}
+    raw = b"".join(bytes(reader.read_chunk(i)) for i in range(len(reader.chunks)))
+    assert raw == share.data.tobytes()
+    assert (reader.chunks["raw_digest"] == local.chunks["raw_digest"]).all()
+    growing.close()
+
+
+def test_a_byte_that_changed_on_the_node_is_not_passed_on(tmp_path: Path) -> None:
+    share = staged(("float32", 3_000_000))
+    growing = written(share, tmp_path / "local", "none")
+    with (tmp_path / "local").open("r+b") as file:
+        file.seek(6 << 20)
+        file.write(b"\x55\xaa\x55")
+    with pytest.raises(CorruptFileError, match="chunk 1 of 3"):
+        recoded(growing, share, Chooser("tensor"))
+    with (tmp_path / "local").open("r+b") as file:
+        file.truncate(5 << 20)
+    with pytest.raises(SourceLostError, match="shorter"):
+        recoded(growing, share, Chooser("tensor"))
+    growing.close()

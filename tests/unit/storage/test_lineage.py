@@ -16,8 +16,9 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.errors import DeeppartWarning
+from deeppart.errors import DeeppartWarning, StorageError
 from deeppart.storage import LOCK_NAME, lineage
+from tests.unit import cli_support
 
 
 def config(directory: Path, **settings: Any) -> deeppart.Config:
@@ -153,6 +154,81 @@ def newer_on_nodes(directory: Path) -> Callable[[str], tuple[int | None, int]]:
 
 
 ORIGINAL, COPY = (2, 0), (1, 1)
+
+
+#: What is done -> what the starts after it are.
+EXCHANGES = {
+    "mv a b; cp -a b a; chmod -R g-w,o-rwx b": (("b", ORIGINAL), ("a", COPY)),
+    "mv a b; cp -a b a; chmod -R g-w,o-rwx b; true": (("a", COPY), ("b", ORIGINAL)),
+    "mv a b; cp -a b a; cp b/deeppart.json j; mv j b/deeppart.json": (("b", ORIGINAL), ("a", COPY)),
+    "cp -r a b; rm b/.deeppart.lock": (("b", COPY), ("a", ORIGINAL)),
+    "cp -r a b; rm b/.deeppart.lock a/.deeppart.lock": (("a", ORIGINAL), ("b", COPY)),
+    "cp -al a b; rm b/.deeppart.lock": (("b", COPY), ("a", ORIGINAL)),
+    "cp -al a b; rm a/.deeppart.lock": (("a", ORIGINAL), ("b", COPY)),
+    "cp -al a b; rm a/.deeppart.lock; true": (("b", COPY), ("a", ORIGINAL)),
+    "cp -al a b; rm a/.deeppart.lock b/.deeppart.lock": (("a", ORIGINAL), ("b", COPY)),
+    "cp -al a b; rm a/.deeppart.lock b/.deeppart.lock; true": (("b", COPY), ("a", ORIGINAL)),
+    "ln -s a b; chmod -R g-w,o-rwx a": (("b", ORIGINAL), ("a", ORIGINAL)),
+    "mv a c; mkdir b; cp -r c/* b": (("b", COPY), ("c", ORIGINAL)),
+    "mv a c; mkdir a; cp -r c/* a": (("a", COPY), ("c", ORIGINAL)),
+}
+
+
+@pytest.mark.parametrize("commands", EXCHANGES)
+def test_the_original_keeps_its_nodes_and_the_copy_does_not_get_them(commands: str, tmp_path: Path) -> None:
+    start = newer_on_nodes(tmp_path)
+    subprocess.run(["sh", "-ec", commands], cwd=tmp_path, check=True)
+    for name, expected in EXCHANGES[commands]:
+        assert start(name) == expected, name
+
+
+def test_commands_leave_the_nodes_of_the_original_alone(tmp_path: Path) -> None:
+    life(tmp_path, "a", 1.0)
+    copied(tmp_path, "cp -r")
+    local, copy = str(tmp_path / "local"), tmp_path / "b"
+    for words in (
+        ("prune", copy, "--after", "0", "--yes", "--allow-empty"),
+        ("verify", copy),
+        ("explain", copy),
+    ):
+        result = cli_support.invoke(*words, "--local", local)
+        assert result.exit_code and "is a copy that no job has used" in result.output
+    assert "copy that no job has used" in cli_support.call("ls", copy, "--local", local)
+    assert life(tmp_path, "a") == (1, 1.0)
+    with pytest.warns(DeeppartWarning, match="is a copy of"):
+        life(tmp_path, "b", 2.0)
+    assert "copy" not in cli_support.call("verify", copy, "--local", local)
+
+
+def test_a_copy_of_hard_links_has_the_lock_file_too(tmp_path: Path) -> None:
+    """What one job writes there would tell the other that it was overtaken: it is refused until it is removed."""
+    life(tmp_path, "a", 1.0)
+    copied(tmp_path, "cp -al")
+    for name in "ab":
+        with pytest.raises(StorageError, match=r"found: 2 names[^$]*to do: remove the file"):
+            life(tmp_path, name)
+    (tmp_path / "b" / LOCK_NAME).unlink()
+    assert life(tmp_path, "a", 2.0) == (1, 1.0)
+    with pytest.warns(DeeppartWarning, match="is a copy of"):
+        assert life(tmp_path, "b", 20.0) == (1, 1.0)
+    assert life(tmp_path, "a") == (2, 2.0) and life(tmp_path, "b") == (2, 20.0)
+
+
+@pytest.mark.parametrize("with_lock", [False, True], ids=["cp -r a/* b", "cp -r a/. b"])
+def test_a_branch_that_is_refreshed(with_lock: bool, tmp_path: Path) -> None:
+    """A job has used the copy, and left what tells it in the lock file; then the original is copied over it again."""
+    life(tmp_path, "a", 1.0)
+    copied(tmp_path, "cp -r")
+    with pytest.warns(DeeppartWarning, match="is a copy of"):
+        life(tmp_path, "b", 20.0)
+    names = [lineage.read_lineage(tmp_path / each) for each in "ab"]
+    life(tmp_path, "a", 2.0)
+    subprocess.run(f"cp -r a/{'.' if with_lock else '*'} b", shell=True, cwd=tmp_path, check=True)
+    assert lineage.is_copy(tmp_path / "b") == with_lock and not lineage.is_copy(tmp_path / "a")
+    with pytest.warns(DeeppartWarning, match=f"below {names[0]} are the original's"):
+        life(tmp_path, "b", 30.0)
+    assert (lineage.read_lineage(tmp_path / "b") == names[1]) == (not with_lock), "the lock file was its own"
+    assert life(tmp_path, "a") == (2, 2.0)
 
 
 def test_a_directory_that_takes_the_place_of_the_original(tmp_path: Path) -> None:

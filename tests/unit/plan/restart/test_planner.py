@@ -78,6 +78,15 @@ def test_parts_of_two_attempts_at_one_step_never_meet() -> None:
     ]
 
 
+def test_two_calls_of_one_session_at_one_step_are_two_attempts() -> None:
+    """The first failed at the persistent level; its local parts may still be there on some nodes."""
+    first, second = attempt(10, sequence=3), attempt(10, sequence=4)
+    parts = [[stored(second, 0)], [stored(first, 1)], [stored(second, 2)], [stored(second, 3)]]
+    assert survey(inventory(*parts)).candidates == ()
+    both = [[stored(one, part, path=f"/{one.sequence}/{part}") for one in (first, second)] for part in range(4)]
+    assert [candidate.attempt for candidate in survey(inventory(*both)).candidates] == [second, first]
+
+
 def test_of_two_attempts_at_one_step_the_committed_one_comes_first() -> None:
     local_only, saved = attempt(10, session="2", sequence=7), attempt(10, session="1", sequence=2)
     parts = [[stored(local_only, part)] for part in range(4)]
@@ -92,6 +101,27 @@ def test_of_two_attempts_of_one_session_the_last_one_comes_first() -> None:
     parts = [[stored(forced, part), stored(other, part)] for part in range(4)]
     outlook = survey(inventory(*parts, commits=[committed(first)]))
     assert [candidate.attempt for candidate in outlook.candidates] == [forced, first, other]
+
+
+def test_a_local_part_with_another_index_than_the_manifest_says_is_no_source() -> None:
+    of = attempt(10)
+    parts = [[stored(of, part, index_digest="f" * 32 if part == 1 else "")] for part in range(4)]
+    (candidate,) = survey(inventory(*parts, commits=[committed(of)])).candidates
+    assert [places[0].level for places in candidate.sources] == ["local", "persistent", "local", "local"]
+
+
+@given(data=st.data())
+def test_the_plan_does_not_depend_on_the_order_of_the_inventory(data: st.DataObject) -> None:
+    of = [attempt(10, ranks=3, session=session) for session in "12"]
+    pool = [
+        stored(one, part, path=f"/{one.session[0]}{copy}/{part}") for one in of for part in range(3) for copy in "xy"
+    ]
+    found = data.draw(st.lists(st.sampled_from(pool), unique_by=lambda part: part.path, max_size=12))
+    commits = data.draw(st.lists(st.sampled_from([committed(one) for one in of]), max_size=1))
+    shuffled = data.draw(st.permutations(found))
+    one, other = (survey(inventory(parts, [], node_of=(0, 0), commits=commits)) for parts in (found, shuffled))
+    assert [c.attempt for c in one.candidates] == [c.attempt for c in other.candidates]
+    assert one.rejected == other.rejected
 
 
 # --- what was complete once -------------------------------------------------------------------------------------------

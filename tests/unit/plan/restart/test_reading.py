@@ -11,24 +11,39 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from deeppart.model import ParityIdentity
 from deeppart.plan.restart import (
     Candidate,
     Hop,
     Portion,
     Read,
+    Rebuild,
     Routes,
     Source,
     assign,
     explain,
+    explain_parts,
     reading,
     survey,
 )
 from tests.unit.plan.restart.records import (
+    PARITY_NAME,
     attempt,
     committed,
+    copied,
     inventory,
+    protected,
+    shares,
     stored,
 )
+
+MIB = 1 << 20
+
+
+def candidate_of(sizes: list[int], readers: tuple[int, ...]) -> Candidate:
+    of = attempt(1, ranks=len(sizes))
+    sources = [(Source("persistent", f"/p/{part}", readers, size, ""),) for part, size in enumerate(sizes)]
+    return Candidate(of, tuple(sources))
 
 
 def test_every_part_has_one_reader_that_can_read_it() -> None:
@@ -39,6 +54,29 @@ def test_every_part_has_one_reader_that_can_read_it() -> None:
     assert [read.part for read in reads] == list(range(6))
     assert all(read.reader in read.source.readers for read in reads)
     assert {read.reader for read in reads} == {0, 1, 2, 3}, "all share the work"
+
+
+@given(
+    sizes=st.lists(st.integers(1, 1000), min_size=1, max_size=60),
+    ranks=st.integers(1, 12),
+    nodes=st.integers(1, 4),
+    data=st.data(),
+)
+def test_readers_are_balanced_as_greedily_as_can_be(
+    sizes: list[int], ranks: int, nodes: int, data: st.DataObject
+) -> None:
+    """Against the plain rule: largest first, to the least loaded rank that can read it, own part on equal load."""
+    groups = [tuple(rank for rank in range(ranks) if rank % nodes == node) for node in range(nodes)]
+    groups = [group for group in groups if group] + [tuple(range(ranks))]
+    choices = [data.draw(st.sampled_from(range(len(groups)))) for _ in sizes]
+    sources = [(Source("local", f"/{part}", groups[choices[part]], size, ""),) for part, size in enumerate(sizes)]
+    candidate = Candidate(attempt(1, ranks=len(sizes)), tuple(sources))
+    load, expected = [0] * ranks, {}
+    for part in sorted(range(len(sizes)), key=lambda part: (-sizes[part], part)):
+        reader = min(groups[choices[part]], key=lambda rank: (load[rank], rank != part, rank))
+        load[reader] += sizes[part]
+        expected[part] = reader
+    assert {read.part: read.reader for read in assign(candidate, ranks)} == expected
 
 
 def test_thousands_of_ranks_are_planned_at_once() -> None:
@@ -54,6 +92,34 @@ def test_thousands_of_ranks_are_planned_at_once() -> None:
 
 
 # --- parts that several ranks read ------------------------------------------------------------------------------------
+
+
+def portions(sizes: list[int], ranks: int) -> list[list[tuple[int, int]]]:
+    """Of each part, who reads how much of it."""
+    reads = assign(candidate_of(sizes, tuple(range(ranks))), ranks)
+    return [[(each.reader, each.stop - each.first) for each in read.portions] for read in reads]
+
+
+def test_no_file_is_opened_for_little() -> None:
+    assert portions([30 * MIB], 8) == [[]]
+    assert portions([40 * MIB], 8) == [[(0, 16 * MIB), (1, 24 * MIB)]]
+    (shared,) = portions([1600 * MIB], 1000)
+    assert len(shared) == 100 and all(nbytes == 16 * MIB for _, nbytes in shared)
+
+
+def test_parts_that_are_to_be_written_elsewhere_are_read_whole() -> None:
+    candidate = candidate_of([400 * MIB], tuple(range(4)))
+    assert assign(candidate, 4, whole=True) == (Read(0, 0, candidate.sources[0][0]),)
+
+
+def test_ranks_that_rebuild_read_less_of_the_rest() -> None:
+    identity = ParityIdentity(attempt(1), (), 1, 0, 0)
+    rebuild = Source("parity", "set", (0, 1), 300 * MIB, "", Rebuild(identity, (), ()))
+    other = Source("persistent", "/p/1", (0, 1), 500 * MIB, "")
+    first, second = assign(Candidate(attempt(1, ranks=2), ((rebuild,), (other,))), 2)
+    assert first.portions == () and first.reader == 0
+    assert second.portions == (Portion(1, 0, 400 * MIB), Portion(0, 400 * MIB, 500 * MIB))
+    assert second.reader == 1, "who reads the beginning tells of the part"
 
 
 @given(
@@ -173,3 +239,24 @@ def test_the_choice_is_explained_in_one_line(lost: list[int], line: str) -> None
     parts = [[] if part in lost else [stored(of, part)] for part in range(4)]
     (candidate,) = survey(inventory(*parts, commits=[committed(of)])).candidates
     assert explain(candidate, assign(candidate, 4)) == line
+
+
+def test_every_part_is_explained_with_what_comes_next() -> None:
+    of = attempt(10)
+    found = [[stored(of, 0)], [], [stored(of, 2)], [stored(of, 3)]]
+    (candidate,) = survey(protected(found, shares(of, [1], tolerate=2))).candidates
+    there = "{} other parts and 3 shares of parity are there; 2 of 4 nodes may be lost"
+    fallback, rebuild = (f"{PARITY_NAME} ({there.format(count)})" for count in (2, 3))
+    assert explain_parts(candidate, assign(candidate, 4)) == [
+        f"part 0 (1000 bytes): rank 0 takes it from local /local/1/10/0; otherwise {fallback}",
+        f"part 1 (1000 bytes): rank 1 takes it from {rebuild}; there is no other source",
+        f"part 2 (1000 bytes): rank 2 takes it from local /local/1/10/2; otherwise {fallback}",
+        f"part 3 (1000 bytes): rank 3 takes it from local /local/1/10/3; otherwise {fallback}",
+    ]
+    found[0].append(copied(of, 1))
+    with_all = protected(found, shares(of, [1], tolerate=2), commits=[committed(of)])
+    (candidate,) = survey(with_all).candidates
+    assert explain_parts(candidate, assign(candidate, 4))[1] == (
+        f"part 1 (1000 bytes): rank 0 takes it from partner /partner/1/10/1; otherwise {rebuild}, "
+        "then persistent /ckpt/10/part-1"
+    )

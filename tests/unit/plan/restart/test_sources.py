@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
+from deeppart.model import ParityIdentity
 from deeppart.plan.restart import (
     BlockFile,
     Candidate,
     Location,
+    StoredPart,
     survey,
 )
 from tests.unit.plan.restart.records import (
@@ -31,6 +34,15 @@ from tests.unit.plan.restart.records import (
 # --- sources ----------------------------------------------------------------------------------------------------------
 
 
+def test_ranks_of_a_node_read_its_files_and_each_file_counts_once() -> None:
+    of = attempt(10, ranks=2)
+    on_node = [stored(of, 0), stored(of, 1)]
+    (candidate,) = survey(inventory(on_node, on_node, on_node, node_of=(0, 0, 1))).candidates
+    assert [[source.readers for source in places] for places in candidate.sources] == [[(0, 1), (2,)]] * 2
+    only_first_lists = survey(inventory(on_node, [], [], node_of=(0, 0, 1))).candidates[0]
+    assert [[source.readers for source in places] for places in only_first_lists.sources] == [[(0, 1)]] * 2
+
+
 def test_a_bad_source_gives_way_to_the_next_and_then_to_none() -> None:
     of = attempt(10, ranks=2)
     (candidate,) = survey(inventory([stored(of, 0)], [stored(of, 1)], commits=[committed(of)])).candidates
@@ -40,6 +52,17 @@ def test_a_bad_source_gives_way_to_the_next_and_then_to_none() -> None:
     assert rest.without([(0, Location(1, "/local/1/10/1"))]) == rest, "another part's path"
     assert rest.without([(1, Location(0, "/ckpt/10/part-1"))]) == 1
     assert candidate.without([]) == candidate
+
+
+def test_a_bad_file_says_nothing_of_one_with_the_same_path_on_another_node() -> None:
+    of = attempt(10, ranks=2)
+    both = [replace(stored(of, part), path=f"/local/10/{part}") for part in range(2)]
+    (candidate,) = survey(inventory(both, both)).candidates
+    rest = candidate.without_files([Location(0, "/local/10/0")])
+    assert [[source.readers for source in places] for places in rest.sources] == [[(1,)], [(0,), (1,)]]
+    assert rest.lacking == ()
+    assert rest.without_files([Location(1, "/local/10/0")]).lacking == (0,)
+    assert rest.without_parts([1]).lacking == (1,)
 
 
 @pytest.mark.parametrize("tolerate", [1, 2, 3])
@@ -85,6 +108,30 @@ def test_one_node_more_is_too_many_and_the_reason_says_what_is_lacking(tolerate:
         assert outlook.rejected == ((10, reason),) and outlook.lost == (10,)
 
 
+def test_a_node_that_lacks_only_its_part_or_only_its_parity() -> None:
+    """Storage that was partly lost: what is left of it helps. Stripe s has its parity on member s."""
+    of = attempt(10)
+    only_parity_gone = survey(protected(parts_left(of, [1]), shares(of, [1, 2])))
+    assert only_parity_gone.candidates == () and "2 lack their part or parity" in only_parity_gone.rejected[0][1]
+    only_part_gone = survey(protected(parts_left(of, [1]), shares(of)))
+    assert levels(only_part_gone.candidates[0])[1] == ["parity"]
+    assert survey(protected(parts_left(of), shares(of, [0, 1, 2, 3]))).candidates != (), "parity is not needed"
+    # part 1 is in every stripe but number 1, so the parity on member 1 is of no use to it
+    assert levels(survey(protected(parts_left(of, [1]), shares(of, [1]))).candidates[0])[1] == ["parity"]
+
+
+def test_a_member_without_a_part_has_nothing_to_lose_but_parity() -> None:
+    of = attempt(10, ranks=2)
+    members = (0, 1, None)
+    parity = [[share(of, place, parts=members)] for place in range(3)]
+    whole = survey(protected([[stored(of, 0)], [], []], parity)).candidates[0]
+    assert levels(whole) == [["local"], ["parity"]]
+    rebuild = whole.sources[1][0].rebuild
+    assert rebuild is not None and rebuild.data[-1] == BlockFile(2, "", (0, 1, 2)), "zeros, which anyone can read"
+    rest = survey(protected([[stored(of, 0)], [], []], [parity[0], [], []]))
+    assert rest.candidates == () and "part 1 of 2" in rest.rejected[0][1]
+
+
 def test_cheaper_sources_come_first() -> None:
     """Local, then partner, then parity, then persistent; each one in turn if those before it turn out bad."""
     of = attempt(10)
@@ -106,6 +153,17 @@ def test_cheaper_sources_come_first() -> None:
         assert isinstance(rest, Candidate) and rest.without([(2, Location(0, "/ckpt/10/part-2"))]) == 2
 
 
+def test_a_part_and_its_copy_both_lost() -> None:
+    """Partners are next to each other here: nodes 1 and 2 are gone, and with them both files of part 1."""
+    of = attempt(10)
+    found = [[stored(of, part), copied(of, (part - 1) % 4)] if part not in (1, 2) else [] for part in range(4)]
+    outlook = survey(protected(found))
+    assert outlook.candidates == () and outlook.lost == (10,)
+    assert outlook.rejected == ((10, "part 1 of 4: found on no node; not committed to the persistent level"),)
+    one_less = [found[0], found[1], [stored(of, 2), copied(of, 1)], found[3]]
+    assert levels(survey(protected(one_less)).candidates[0])[1] == ["partner"]
+
+
 def test_parity_of_another_attempt_is_never_used() -> None:
     """Neither of another session at the same step, nor of another call in the same one."""
     of = attempt(10)
@@ -120,6 +178,24 @@ def test_parity_of_another_attempt_is_never_used() -> None:
         rebuild = candidate.sources[1][0].rebuild
         assert candidate.attempt == of and rebuild is not None and rebuild.identity.attempt == of
         assert {piece.path for piece in rebuild.parity} == {f"/parity/1/10/{place}" for place in range(4)}
+
+
+def test_shares_of_one_set_with_another_layout_are_not_of_one_set() -> None:
+    """Encoded again with another tolerance: neither of the two has enough by itself for what only both could do."""
+    of = attempt(10)
+    parity = [[share(of, 0)], [], [share(of, 2, tolerate=2)], [share(of, 3, tolerate=2)]]
+    assert levels(survey(protected(parts_left(of, [1]), parity)).candidates[0])[1] == ["parity"]
+    outlook = survey(protected(parts_left(of, [1]), [[share(of, 0)], [], [share(of, 2, tolerate=2)], []]))
+    assert outlook.candidates == () and outlook.rejected[0][1].count("parity: of the 4 nodes") == 2
+
+
+def test_a_set_that_turns_out_bad_does_not_take_another_of_the_same_parts_with_it() -> None:
+    of = attempt(10)
+    parity = [[*a, *b] for a, b in zip(shares(of), shares(of, tolerate=2), strict=True)]
+    (candidate,) = survey(protected(parts_left(of, [1]), parity)).candidates
+    assert levels(candidate)[1] == ["parity", "parity"]
+    rest = candidate.without([(1, candidate.sources[1][0].location)])
+    assert isinstance(rest, Candidate) and rest.sources[1] == candidate.sources[1][1:]
 
 
 # --- files that contradict each other ---------------------------------------------------------------------------------
@@ -161,6 +237,19 @@ def test_without_a_manifest_the_parity_decides_between_files(wrong_first: bool) 
         assert rebuild is not None and "/local/1/10/1" not in {piece.path for piece in rebuild.data}
 
 
+def test_a_lone_file_that_is_not_what_was_encoded_gives_way_to_the_rebuild() -> None:
+    of = attempt(10)
+    found = [[stored(of, part, index_digest=WRONG if part == 1 else "")] for part in range(4)]
+    assert levels(survey(protected(found, shares(of))).candidates[0])[1] == ["parity"]
+    outlook = survey(protected(found, shares(of, [0, 1, 2])))
+    assert outlook.candidates == () and outlook.notes == ()
+    ((_, reason),) = outlook.rejected
+    assert reason.startswith(
+        "part 1 of 4: /local/1/10/1 (node of rank 1): claims to be part 1, but its index is not what the parity"
+    )
+    assert "4 nodes of the set, 4 lack" not in reason and "3 lack their part or parity; 1 may be lost" in reason
+
+
 def test_without_manifest_and_parity_none_of_the_files_is_used() -> None:
     of = attempt(10)
     found = [[stored(of, 0)], [stored(of, 1), copied(of, 1, index_digest=WRONG)], [stored(of, 2)], [stored(of, 3)]]
@@ -173,3 +262,62 @@ def test_without_manifest_and_parity_none_of_the_files_is_used() -> None:
     )
     others = survey(protected(found, commits=[committed(attempt(5))]))
     assert steps(others) == [5] and others.rejected == outlook.rejected
+
+
+def encoded_again(part: StoredPart) -> StoredPart:
+    return replace(part, index_digest=WRONG, content_digest="c" * 32)
+
+
+def test_files_of_the_same_bytes_in_two_encodings_do_not_contradict_each_other() -> None:
+    """As when a part was restored from the persistent level, and a node with the other encoding comes back."""
+    of = attempt(10)
+    here = [[replace(stored(of, part), content_digest="c" * 32)] for part in range(4)]
+    here[2].append(encoded_again(copied(of, 1)))
+    outlook = survey(protected(here))
+    assert levels(outlook.candidates[0])[1] == ["local", "partner"] and outlook.notes == ()
+    other = replace(here[2][1], content_digest="d" * 32)
+    assert not survey(protected([here[0], here[1], [here[2][0], other], here[3]])).candidates
+
+
+def test_parity_of_one_encoding_counts_files_of_both() -> None:
+    of = attempt(10)
+    here = [[replace(stored(of, part), content_digest="c" * 32)] for part in range(4)]
+    here[2].append(encoded_again(copied(of, 1)))
+    (candidate,) = survey(protected(here, shares(of))).candidates
+    assert levels(candidate)[1] == ["local", "partner", "parity"]
+    alone = [here[0], [], here[2], here[3]]
+    assert levels(survey(protected(alone, shares(of))).candidates[0])[1] == ["parity"], "nothing says that it is alike"
+
+
+def test_older_parity_beside_what_was_encoded_anew() -> None:
+    """Part 1 was lost, restored in another encoding, and encoded again; shares of the first set are still there."""
+    of = attempt(10)
+    here = [[replace(stored(of, part), content_digest="c" * 32)] for part in range(4)]
+    here[1] = [encoded_again(here[1][0])]
+    older = shares(of)
+    newer = [[replace(each, identity=_of_digest(each.identity, 1, WRONG)) for each in node] for node in older]
+    both = [[*a, *b] for a, b in zip(older, newer, strict=True)]
+    (candidate,) = survey(protected(here, both)).candidates
+    assert levels(candidate)[1] == ["local", "parity"]
+    rebuild = candidate.sources[1][1].rebuild
+    assert rebuild is not None and rebuild.identity.members[1].index_digest == WRONG
+
+
+def _of_digest(identity: ParityIdentity, place: int, digest: str) -> ParityIdentity:
+    members = list(identity.members)
+    members[place] = replace(members[place], index_digest=digest)
+    return replace(identity, members=tuple(members))
+
+
+def test_parity_sets_that_contradict_each_other() -> None:
+    """Two sets of the same parts, encoded at different times of what should have been the same: no one knows."""
+    of = attempt(10)
+    parity = [[*a, *b] for a, b in zip(shares(of, [1]), shares(of, [1], other={1: WRONG}), strict=True)]
+    outlook = survey(protected(parts_left(of, [1]), parity))
+    assert outlook.candidates == () and outlook.lost == (10,)
+    assert "part 1 of 4: files that claim to be part 1 contradict" in outlook.rejected[0][1]
+    assert "in parity sets" in outlook.rejected[0][1]
+    decided = survey(protected(parts_left(of, [1]), parity, commits=[committed(of)])).candidates[0]
+    assert levels(decided)[1] == ["parity", "persistent"]
+    rebuild = decided.sources[1][0].rebuild
+    assert rebuild is not None and rebuild.identity.members[1].index_digest == digest(1, of)

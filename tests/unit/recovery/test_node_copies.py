@@ -1,0 +1,142 @@
+"""A part in the memory of this node: the file that was read, or none."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import astuple, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xxhash
+
+from deeppart.errors import CorruptFileError, DeeppartError, StorageError
+from deeppart.mapped import running_kernel
+from deeppart.part import CHUNK_DTYPE, FileSource
+from deeppart.recovery import LoadedPart
+from deeppart.recovery.parts import FileRange
+from deeppart.recovery.tables import NodeCopy, Place, _mapped, described
+
+CONTENT = np.random.default_rng(5).integers(0, 256, 200_000, dtype=np.uint8)
+
+
+#: Two chunks, of 100,000 and 50,000 bytes.
+CHUNKS = np.zeros(2, dtype=CHUNK_DTYPE)
+for _row, (_start, _stop) in zip(CHUNKS, [(64, 100_064), (100_064, 150_064)], strict=True):
+    _row["encoded_length"] = _stop - _start
+    _row["encoded_digest"] = np.frombuffer(xxhash.xxh3_128_digest(CONTENT[_start:_stop].data), dtype=np.uint8)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> FileRange:
+    path = tmp_path / "part"
+    path.write_bytes(CONTENT.tobytes())
+    with FileSource(path) as file:
+        return FileRange(str(path), *file.identity, 64, 150_000, is_on_a_node=True)
+
+
+def text_of(place: FileRange, kernel: str | None = None) -> str:
+    return json.dumps([running_kernel() if kernel is None else kernel, *astuple(place)])
+
+
+def test_the_stretch_of_the_file(place: FileRange) -> None:
+    copy = _mapped(Place(text_of(place), 0, CHUNKS), Path)
+    assert (copy.raw == CONTENT[64:150_064]).all()
+    assert (copy.byte_range(100, 4200) == CONTENT[164:4264]).all()
+    assert len(copy.byte_range(7, 7)) == 0
+    assert copy.problem() is None
+    with pytest.raises(ValueError, match="read-only"):
+        copy.raw[0] = 1
+
+
+def test_a_stretch_of_a_part_is_asked_for_by_the_bytes_of_the_part(place: FileRange) -> None:
+    copy = _mapped(Place(text_of(place), 1_000_000, CHUNKS), Path)
+    assert (copy.byte_range(1_000_100, 1_004_200) == CONTENT[164:4264]).all()
+    target = np.zeros(300, dtype=np.uint8)
+    copy.read_into(1_149_700, target)
+    assert (target == CONTENT[149_764:150_064]).all()
+
+
+def test_where_the_kernel_is_not_known_nothing_is_said(place: FileRange, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deeppart.recovery.tables.running_kernel", lambda: "")
+    reader: Any = None
+    assert described(LoadedPart(reader, CONTENT, None, place=place)) == ""
+
+
+def _replaced(place: FileRange) -> str:
+    path = Path(place.path)
+    other = path.with_name("other")
+    other.write_bytes(CONTENT.tobytes())  # the same bytes even: nobody has checked them
+    other.rename(path)
+    return text_of(place)
+
+
+def _cut(place: FileRange) -> str:
+    with open(place.path, "r+b") as file:
+        file.truncate(1000)
+    return text_of(place)
+
+
+def _removed(place: FileRange) -> str:
+    Path(place.path).unlink()
+    return text_of(place)
+
+
+def _under_another_kernel(place: FileRange) -> str:
+    return text_of(place, "another boot")
+
+
+@pytest.mark.parametrize("change", [_replaced, _cut, _removed, _under_another_kernel])
+def test_what_is_not_the_file_that_was_read_is_refused(place: FileRange, change: Any) -> None:
+    with pytest.raises(DeeppartError):
+        _mapped(Place(change(place), 0, CHUNKS), Path)
+
+
+def test_a_file_that_loses_its_name_while_it_is_used(place: FileRange) -> None:
+    copy = _mapped(Place(text_of(place), 0, CHUNKS), Path)
+    Path(place.path).rename(place.path + ".retired")
+    assert isinstance(copy.problem(), CorruptFileError)
+    # On the persistent level files are removed, and never written over: who has one open still has its bytes.
+    assert replace(copy, is_on_a_node=False).problem() is None
+    assert (copy.byte_range(0, 150_000) == CONTENT[64:150_064]).all()
+
+
+@pytest.mark.parametrize("raw_start", [0, 70_000])
+@pytest.mark.parametrize("offset", [None, 64, 100_063, 150_063])
+def test_where_the_file_system_does_not_say_the_digests_do(
+    place: FileRange, monkeypatch: pytest.MonkeyPatch, offset: int | None, raw_start: int
+) -> None:
+    copy = _mapped(Place(text_of(place), raw_start, CHUNKS), Path)
+
+    def silent(self: FileSource) -> bool:
+        raise StorageError("no answer")
+
+    monkeypatch.setattr(FileSource, "has_its_name", silent)
+    if offset is None:
+        assert copy.problem() is None
+        return
+    with open(place.path, "r+b") as file:
+        file.seek(offset)
+        file.write(bytes([int(CONTENT[offset]) ^ 1]))
+    assert isinstance(copy.problem(), CorruptFileError)
+
+
+def test_where_nothing_can_be_asked_or_read(place: FileRange, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = _mapped(Place(text_of(place), 0, CHUNKS), Path)
+
+    def silent(self: FileSource) -> bool:
+        raise StorageError("no answer")
+
+    monkeypatch.setattr(FileSource, "has_its_name", silent)
+    with open(place.path, "r+b") as file:
+        file.truncate(0)
+    assert isinstance(copy.problem(), StorageError)
+
+
+def test_bytes_that_are_gone_are_an_error_and_do_not_end_the_process(place: FileRange) -> None:
+    copy: NodeCopy = _mapped(Place(text_of(place), 0, CHUNKS), Path)
+    with open(place.path, "r+b") as file:
+        file.truncate(0)  # to touch them would be a SIGBUS
+    with pytest.raises(StorageError, match="cannot read"):
+        copy.byte_range(0, 4096)

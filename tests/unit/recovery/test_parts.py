@@ -1,0 +1,74 @@
+"""A part that is used where it lies: whether its bytes may have changed meanwhile is asked when they have been used."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import deeppart
+from deeppart import access
+from deeppart.errors import CorruptFileError
+from deeppart.part import FileSource, PartReader
+from deeppart.plan.restart import Read, Source
+from deeppart.recovery import LoadedPart, load_part
+from deeppart.recovery import parts as loading
+
+
+@pytest.fixture
+def used(memory: Path) -> tuple[LoadedPart, Path]:
+    """A local part on a tmpfs, loaded, and its path."""
+    config = deeppart.Config(
+        persistent_dir=str(memory / "persistent"), local_dir=str(memory / "local"), compression="none"
+    )
+    with deeppart.Checkpointer(config) as checkpointer:
+        checkpointer.checkpoint({"weight": torch.arange(50_000.0)}, 1).wait()
+    (path,) = (memory / "local").glob("*/step-*/part-*")
+    file = FileSource(path)
+    reader = PartReader(file, where=str(path))
+    source = Source("local", str(path), (0,), file.size, reader.index_digest)
+    part = load_part(file, Read(0, 0, source), reader.attempt, None)
+    if not loading.lies_in_memory(path):  # type: ignore[attr-defined]
+        pytest.skip("there is no tmpfs")
+    assert part.used_in_place is file
+    return part, path
+
+
+def write_over(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(5000)
+        file.write(b"not what it was")
+
+
+def test_what_has_its_name_has_not_changed(used: tuple[LoadedPart, Path]) -> None:
+    assert used[0].problem() is None
+
+
+def test_what_has_lost_its_name_may_have_changed(used: tuple[LoadedPart, Path]) -> None:
+    part, path = used
+    path.rename(path.with_name("spare"))
+    assert "removed while" in str(part.problem())
+
+
+def test_another_file_of_that_name_is_not_the_one(used: tuple[LoadedPart, Path]) -> None:
+    part, path = used
+    path.rename(path.with_name("spare"))
+    path.write_bytes(path.with_name("spare").read_bytes())
+    assert "removed while" in str(part.problem())
+
+
+def test_where_the_name_cannot_be_asked_for_the_digests_are(
+    used: tuple[LoadedPart, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lstat(path: Any) -> os.stat_result:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    part, path = used
+    monkeypatch.setattr(access, "lstat", lstat)
+    assert part.problem() is None
+    write_over(path)
+    assert isinstance(part.problem(), CorruptFileError)
