@@ -11,6 +11,7 @@ import faulthandler
 import os
 import shutil
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -162,14 +163,17 @@ def shared_path(new_shared_path: Callable[[], Path]) -> Path:
 
 
 @pytest.fixture
-def in_memory(shared_path: Path) -> Iterator[Path]:
-    """A directory on tmpfs, the same on every rank."""
+def in_memory() -> Iterator[Path]:
+    """A fresh directory on tmpfs, the same on every rank; one that an aborted run has left is another."""
+    from mpi4py import MPI
+
     from deeppart.mapped import lies_in_memory
 
     memory = Path("/dev/shm")
     if not memory.is_dir() or not lies_in_memory(memory):
         pytest.skip("no tmpfs at /dev/shm")
-    directory = memory / f"deeppart-test-{shared_path.name}-{os.getuid()}"
+    mine = tempfile.mkdtemp(prefix="deeppart-test-", dir=memory) if MPI.COMM_WORLD.rank == 0 else None
+    directory = Path(MPI.COMM_WORLD.bcast(mine))
     yield directory
     shutil.rmtree(directory, ignore_errors=True)
 

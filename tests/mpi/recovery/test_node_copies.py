@@ -189,15 +189,15 @@ def files_are_cut(rank: int, patch: pytest.MonkeyPatch) -> None:
 
 
 def a_mate_gets_an_error(rank: int, patch: pytest.MonkeyPatch) -> None:
-    stretch = tables.NodeCopy.byte_range
+    byte_range = tables.NodeCopy.byte_range
 
     def refused(self: Any, *rest: Any) -> Any:
         if self.is_on_a_node:
             raise StorageError("cannot read a part file", errno=5)
-        return stretch(self, *rest)
+        return byte_range(self, *rest)
 
     if rank == 1:
-        patch.setattr(tables.NodeCopy, "stretch", refused)
+        patch.setattr(tables.NodeCopy, "byte_range", refused)
 
 
 def explained(comm: Any, directory: Path, before: Before, node_size: int) -> tuple[dict[str, Any], tuple[str, ...]]:
