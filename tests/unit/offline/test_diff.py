@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import namedtuple
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +11,15 @@ import numpy as np
 import pytest
 import torch
 
-from deeppart.errors import CorruptFileError
+from deeppart.errors import CorruptFileError, RestoreError
 from deeppart.offline.diff import Diff, Difference, ElementDifference, Tolerance, compare, compare_arrays, same_small
+from deeppart.offline.elements import PIECE_ELEMENTS
 from deeppart.state.tensors.leaves import TORCH_DTYPES, leaf_type
-from tests.unit.cli_support import flip, make_state, part_path, save, save_states
+from tests.unit.cli_support import flip, forge, make_state, part_path, save, save_states
+from tests.unit.sharded_states import rows
+from tests.unit.sharded_states import save as save_ranks
+
+Pair = namedtuple("Pair", "x y")
 
 
 def found(a: Path, b: Path | None = None, **how: Any) -> Diff:
@@ -87,6 +94,56 @@ def test_tolerance_holds_for_values_and_elements(tmp_path: Path) -> None:
     assert (diff.differences, diff.within) == ((), 1)
 
 
+def test_own_leaves_are_compared_rank_by_rank(tmp_path: Path) -> None:
+    forge(tmp_path / "a", 5)
+    forge(tmp_path / "b", 5, ranks=2)
+    diff = found(tmp_path / "a", tmp_path / "b")
+    assert [(each.path, each.rank, each.kind) for each in diff.differences] == [
+        ("rng", 2, "only_a"),
+        ("position", 2, "only_a"),
+    ]
+    assert (diff.leaves, diff.values) == (2 + 2, 2)
+    assert found(tmp_path / "a", tmp_path / "b", rank=1).differences == ()
+    with pytest.raises(RestoreError, match="no rank 2"):
+        found(tmp_path / "a", tmp_path / "b", rank=2)
+    assert found(tmp_path / "a", tmp_path / "a").leaves == 2 + 3
+
+
+def test_one_rank_that_differs_is_not_missed(tmp_path: Path) -> None:
+    states = [{"shared": torch.arange(4), "rng": torch.full((3,), rank), "n": rank} for rank in range(3)]
+    others: list[Any] = [{**state, "rng": torch.full((3,), rank)} for rank, state in enumerate(states)]
+    others[2]["rng"][1] = 7
+    others[1]["n"] = 5
+    own: Any = {"replicated": {"rng": "none", "n": "none"}}
+    save_ranks(tmp_path / "a", states, **own)
+    save_ranks(tmp_path / "b", others, **own)
+    diff = found(tmp_path / "a", tmp_path / "b")
+    assert [(each.path, each.rank, each.kind) for each in diff.differences] == [
+        ("n", 1, "value"),
+        ("rng", 2, "elements"),
+    ]
+    assert found(tmp_path / "a", tmp_path / "b", rank=0).differences == ()
+    # What one job held on each rank, and another alike on all: each rank's is compared with that.
+    save_ranks(tmp_path / "c", [states[0]] * 3)
+    diff = found(tmp_path / "a", tmp_path / "c")
+    assert {(each.path, each.rank) for each in diff.differences} == {("n", 1), ("n", 2), ("rng", 1), ("rng", 2)}
+
+
+def test_how_a_tensor_was_sharded_does_not_count(tmp_path: Path) -> None:
+    whole = torch.arange(60.0).reshape(6, 10)
+    for ranks in (2, 3):
+        save_ranks(tmp_path / f"{ranks}", [{"w": rows(whole, rank, ranks)} for rank in range(ranks)])
+    save_states(tmp_path / "plain", {"w": whole})
+    assert found(tmp_path / "2", tmp_path / "3").differences == ()
+    assert found(tmp_path / "3", tmp_path / "plain").differences == ()
+    other = whole.clone()
+    other[5, 9] = 0.5
+    save_ranks(tmp_path / "other", [{"w": rows(other, rank, 2)} for rank in range(2)])
+    ((each,)) = found(tmp_path / "3", tmp_path / "other").differences
+    detail: Any = each.detail
+    assert (each.path, detail.differing, detail.place, detail.b) == ("w", 1, (5, 9), 0.5)
+
+
 def test_damage_is_no_difference(tmp_path: Path) -> None:
     save(tmp_path / "a", 1)
     save(tmp_path / "b", 1)
@@ -108,6 +165,15 @@ def test_equal_digests_are_not_believed(tmp_path: Path) -> None:
     for offset in range(5000, size - 40_000, size // 6):
         flip(part_path(tmp_path / "b", 1), offset)
     assert len(found(tmp_path / "a", tmp_path / "b").problems) >= 4
+
+
+def test_items_of_small_values_are_compared_by_their_keys(tmp_path: Path) -> None:
+    a: dict[Any, Any] = {f"k{i}": {"x": i, "y": [0.5]} for i in range(300)} | {1: "a"}
+    b = {**dict(reversed(a.items())), "k7": {"x": 7, "y": [0.25]}, "more": {"x": 0, "y": [0.0]}}
+    del b[1]
+    b[True] = "a"
+    diff = found(save_states(tmp_path, {"run": a}, {"run": b}))
+    assert kinds(diff) == [("run/k7/y/0", "value"), ("run/1", "only_a"), ("run/more", "only_b"), ("run/True", "only_b")]
 
 
 # --- elements ---------------------------------------------------------------------------------------------------------
@@ -133,6 +199,48 @@ def test_one_bit_of_any_type_is_seen_in_its_place(name: str) -> None:
     other[place] ^= 1
     found = compared(a, other.view(a.dtype))
     assert (found.differing, found.unlike, found.place) == (1, 1, (3,))
+
+
+def test_bits_alone() -> None:
+    a = torch.tensor([0.0, NAN, 1.0])
+    b = torch.tensor([-0.0, 0.0, 1.0])
+    b.view(torch.int32)[1] = 0x7FC12345
+    found = compared(a, b)
+    assert (found.differing, found.unlike, found.equal_numbers) == (2, 2, 2)
+    assert (found.nans_only_a, found.nans_only_b, found.largest_absolute) == (0, 0, None)
+    assert found.place == (0,) and math.copysign(1.0, found.b) == -1.0
+    assert compared(a, b, SAME_NUMBER).differing == 0
+
+
+def test_nan_on_one_side_and_infinities() -> None:
+    a = torch.tensor([NAN, 1.0, INF, 1.0, 5.0])
+    b = torch.tensor([1.0, NAN, -INF, INF, 5.0])
+    found = compared(a, b)
+    assert (found.differing, found.nans_only_a, found.nans_only_b) == (4, 1, 1)
+    assert (found.largest_absolute, found.largest_relative) == (INF, INF)
+    for tolerance in (SAME_NUMBER, Tolerance(0.5, 1e30)):
+        assert compared(a, b, tolerance).differing == 4
+    only_nan = compared(a[:2], b[:2])
+    assert only_nan.place == (0,) and math.isnan(only_nan.a) and only_nan.b == 1.0
+    assert only_nan.largest_absolute is None
+
+
+def test_the_furthest_apart_is_shown_though_pieces_and_nans_come_first() -> None:
+    a = torch.zeros(3, PIECE_ELEMENTS)
+    b = a.clone()
+    b[0, 0], b[1, 7], b[2, 9] = NAN, 3.0, -2.0
+    found = compared(a, b)
+    assert (found.place, found.b, found.largest_absolute) == ((1, 7), 3.0, 3.0)
+    assert (found.differing, found.elements) == (3, 3 * PIECE_ELEMENTS)
+
+
+def test_a_tolerance_is_of_the_larger_of_the_two() -> None:
+    a, b = torch.tensor([100.0, 1.0, 0.0]), torch.tensor([101.0, 1.5, 1e-3])
+    assert compared(a, b, Tolerance(0.01, 0.0)).differing == 2
+    assert compared(a, b, Tolerance(0.01, 1e-3)).differing == 1
+    assert compared(b, a, Tolerance(0.01, 1e-3)).differing == 1
+    within = compared(a, b, Tolerance(0.5, 1e-3))
+    assert (within.differing, within.unlike, within.largest_absolute) == (0, 3, None)
 
 
 ANY = Tolerance(1.0, 1e300)

@@ -6,6 +6,7 @@ import math
 import warnings
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.errors import DeeppartError, PerRankError, StructureMismatchError
+from deeppart.errors import CorruptFileError, DeeppartError, PerRankError, StructureMismatchError
 from deeppart.model import Division
+from deeppart.offline.inspect.contents import Value, read_contents
+from deeppart.state.document.global_state import gather_global_state
 from deeppart.state.document.structure import Structure
 from deeppart.state.tree.ties import Alias
 from tests.unit.part_documents import decoded, read_metas
@@ -56,6 +59,39 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_stages_come_back_as_stages(saved: Path) -> None:
+    live = stages(0.0)
+    assert restore(saved, live) == 1
+    assert all(map(same, live, stages()))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
+def test_as_a_whole_on_any_number_of_ranks(saved: Path, ranks: int) -> None:
+    live = [whole_rank(rank, ranks, 0.0) for rank in range(ranks)]
+    assert restore(saved, live) == 1
+    assert all(same(each, whole_rank(rank, ranks)) for rank, each in enumerate(live))
+
+
+def test_a_whole_comes_back_as_stages(tmp_path: Path) -> None:
+    save(tmp_path, [whole_rank(rank, 3) for rank in range(3)])
+    live = stages(0.0)
+    assert restore(tmp_path, live) == 1
+    assert all(map(same, live, stages()))
+
+
+def test_plain_checkpoints_come_back_as_stages_and_stages_as_plain(saved: Path, tmp_path: Path) -> None:
+    optim: dict[str, Any] = {"state.first.m": FIRST.clone(), "state.second.m": SECOND.clone()}
+    optim |= {key: item for key, item in whole_rank(0, 1)["optim"].items() if "param" in key}
+    save(tmp_path / "plain", [{"optim": optim, "step": 7}] * 2)
+    live = stages(0.0)
+    assert restore(tmp_path / "plain", live) == 1
+    assert all(map(same, live, stages()))
+    target: dict[str, Any] = {key: item * 0 if isinstance(item, torch.Tensor) else None for key, item in optim.items()}
+    target |= {"param_groups.first.betas": (0.0, 0.0), "param_groups.second.betas": (0.0, 0.0)}
+    assert restore(saved, [{"optim": target, "step": 0}]) == 1
+    assert same(target, optim)
+
+
 @pytest.mark.parametrize("rank", range(4))
 def test_load_has_all_of_it_in_one_order(saved: Path, rank: int) -> None:
     loaded = deeppart.load(saved, rank=rank)
@@ -64,6 +100,26 @@ def test_load_has_all_of_it_in_one_order(saved: Path, rank: int) -> None:
     assert deeppart.load(saved, keys="optim/param_groups.second.lr", rank=rank) == {
         "optim": {"param_groups.second.lr": 0.2}
     }
+
+
+def test_values_deep_in_a_part_and_in_containers(tmp_path: Path) -> None:
+    """Optimizers that count steps with Python's numbers."""
+
+    def state(stage: int, rank: int, scale: float = 1.0) -> dict[str, Any]:
+        name, whole = ("first", FIRST) if stage == 0 else ("second", SECOND)
+        inner = {"m": rows(whole * scale, rank, 2), "step": int(3 * scale), "history": [1.5 * scale] * 3}
+        return {"optim": {"state": {name: OrderedDict(inner)}}}
+
+    save(tmp_path, [state(rank // 2, rank % 2) for rank in range(4)])
+    live: list[dict[str, Any]] = [{"optim": {"state": {}}} for _ in range(2)]
+    for rank, each in enumerate(live):
+        for stage in (0, 1):
+            each["optim"]["state"] |= state(stage, rank, 0.0)["optim"]["state"]
+    assert restore(tmp_path, live) == 1
+    for rank, each in enumerate(live):
+        for stage in (0, 1):
+            expected = state(stage, rank)["optim"]["state"]
+            assert all(same(each["optim"]["state"][name], item) for name, item in expected.items())
 
 
 def differing() -> list[dict[str, Any]]:
@@ -127,6 +183,52 @@ def test_stages_without_any_sharded_tensor(tmp_path: Path, setting: Any) -> None
         assert all(same(each, whole) for each in fresh)
 
 
+def test_a_plain_whole_comes_back_as_plain_stages_where_that_is_declared(tmp_path: Path) -> None:
+    whole = {"model": plain_stages()[0]["model"] | plain_stages()[2]["model"], "step": 7}
+    save(tmp_path, [whole, whole])
+    live = plain_stages(0.0)
+    assert restore(tmp_path, live, replicated={"model/*": "parts"}) == 1
+    assert all(map(same, live, plain_stages()))
+    live = plain_stages(0.0)
+    assert restore(tmp_path, live) == 1
+    assert all(same(each, whole) for each in live), "otherwise dicts gain what they lack"
+
+
+def test_ranks_of_a_plain_stage_that_differ_are_told_and_saved_each(tmp_path: Path) -> None:
+    states = plain_stages()
+    states[3]["model"]["state.second.m"][1, 1] += 1
+    with pytest.warns(deeppart.DeeppartWarning, match=r"state\.second\.m"):
+        save(tmp_path, states, replicated="parts")
+    live = plain_stages(0.0)
+    assert restore(tmp_path, live) == 1
+    assert all(map(same, live, states))
+    with pytest.raises(PerRankError, match=r"state\.second\.m"):
+        restore(tmp_path, [{"model": live[0]["model"] | live[2]["model"], "step": 0}])
+
+
+def test_show_has_each_value_once(saved: Path, tmp_path: Path) -> None:
+    found = [each for each in read_contents(saved).leaves if isinstance(each, Value)]
+    values = {each.path: each.value for each in found if each.per_rank is None}
+    expected = {key: item for key, item in whole_rank(0, 1)["optim"].items() if "param" in key and "betas" not in key}
+    assert {f"optim/{key}" for key in expected} <= values.keys() and len(values) == len(found)
+    assert all(values[f"optim/{key}"] == item for key, item in expected.items())
+    save(tmp_path / "differing", differing())
+    own = [each for each in read_contents(tmp_path / "differing").leaves if isinstance(each, Value) and each.per_rank]
+    assert [(each.path, list(each.per_rank or ())) for each in own] == [("optim/param_groups.second.lr", [2, 3])]
+
+
+@pytest.mark.parametrize("mark", [2, True, "1", None, [1]])
+def test_strange_marks_are_refused(saved: Path, mark: Any) -> None:
+    metas = read_metas(saved)
+    decoded(metas)
+    for meta in metas:
+        for tree in meta["trees"]:
+            assert tree[3:] == [1]
+            tree[3:] = [mark]
+    with pytest.raises(CorruptFileError, match="part"):
+        decoded(metas)
+
+
 WHOLE = torch.arange(20.0).view(5, 4)
 
 
@@ -169,6 +271,18 @@ def zeros(item: Any) -> Any:
     return item * 0 if isinstance(item, (int, torch.Tensor, np.ndarray)) else item
 
 
+def test_ranks_are_compared_with_all_that_others_have(tmp_path: Path) -> None:
+    """The first of a part has nothing of what the second and the third differ in."""
+    items: list[Any] = [{"x": 0}, {"n": [1, 2]}, {"n": [1, 2, 3]}]
+    states = [{"a": 1}, *({"a": 1, "k": item} for item in items)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", deeppart.errors.PerRankNotice)
+        save(tmp_path, states, replicated="parts")
+    live = [zeros(each) for each in states]
+    assert restore(tmp_path, live) == 1
+    assert live == states
+
+
 @pytest.mark.sweep(2, kinds=("name",))
 @pytest.mark.parametrize("shards", [False, True])
 @pytest.mark.parametrize("name", UNLIKE)
@@ -188,6 +302,74 @@ def test_where_one_tree_cannot_have_both_each_rank_keeps_its_own(tmp_path: Path,
         assert repr(deeppart.load(tmp_path, rank=rank).get("k")) == repr(saved[rank].get("k"))
     with pytest.raises(PerRankError, match="k"):
         restore(tmp_path, [{"a": 0, "k": zeros(UNLIKE[name][1])}])
+
+
+@pytest.mark.parametrize("worker", [17, torch.full((2,), 17)], ids=["value", "tensor"])
+def test_what_is_declared_per_rank_inside_of_a_part_makes_it_the_ranks_own(tmp_path: Path, worker: Any) -> None:
+    rules = {"k/worker": "none", "*": "parts"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", deeppart.errors.PerRankNotice)
+        save(tmp_path, [{"a": 1}, {"a": 1, "k": {"worker": worker, "x": 5}}], replicated=rules)
+    live = [{"a": 0}, {"a": 0, "k": {"worker": worker * 0, "x": 0}}]
+    assert restore(tmp_path, live) == 1
+    assert same(live[1], {"a": 1, "k": {"worker": worker, "x": 5}})
+    with pytest.raises(PerRankError, match="k"):
+        restore(tmp_path, [{"a": 0, "k": {"worker": worker * 0, "x": 0}}])
+
+
+RANK0: dict[str, tuple[list[dict[str, Any]], dict[str, str]]] = {
+    "below a part": ([{"k": {"best": 1, "x": 5}}, {"y": 2}], {"*best": "rank0", "*": "parts"}),
+    "a tensor": ([{"k": {"best": torch.ones(1), "x": 5}}, {"y": 2}], {"*best": "rank0", "*": "parts"}),
+    "in lists of other lengths": ([{"k": [{"best": 1, "x": 5}]}, {"k": []}], {"*best": "rank0"}),
+    "below what is per rank": ([{"k": {"best": 1}, "b": 1}, {"b": 1}], {"k/best": "rank0", "k": "none"}),
+    "where rank 0 has nothing": ([{"a": 1}, {"a": 1, "k": {"best": 1}}], {"*best": "rank0", "*": "parts"}),
+}
+
+
+@pytest.mark.parametrize("name", RANK0)
+def test_what_is_rank_0s_below_a_cut_is_saved_with_what_it_is_in(tmp_path: Path, name: str) -> None:
+    states, rules = RANK0[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", deeppart.errors.PerRankNotice)
+        save(tmp_path, states, replicated=rules)
+    live = [zeros(each) for each in states]
+    assert restore(tmp_path, live, replicated=rules) == 1
+    assert [repr(each) for each in live] == [repr(each) for each in states]
+
+
+def test_keys_that_are_one_for_a_dict_are_no_parts(tmp_path: Path) -> None:
+    for keys in ((1, True, 1.0), (0, 0, False)):
+        with pytest.raises(DeeppartError, match="structure differs between ranks"):
+            save(tmp_path, [{"d": {key: "x"}} for key in keys], replicated="parts")
+
+
+def test_dropped_tuples_are_kept_as_a_whole(tmp_path: Path) -> None:
+    """Half of a live tuple and half of a saved one are neither."""
+    betas = [(0.9, 0.1), (0.9, 0.2)]
+    save(tmp_path, [{"a": 1}, *({"a": 1, "k": {"betas": each}} for each in betas)], replicated="parts")
+    live: list[dict[str, Any]] = [{"a": 0, "k": {"betas": (0.5, 0.6)}}]
+    assert restore(tmp_path, live, per_rank="drop") == 1
+    assert live == [{"a": 1, "k": {"betas": (0.5, 0.6)}}]
+
+
+ORDERED: list[list[dict[str, Any]]] = [
+    [OrderedDict(b=1, c=2), OrderedDict(b=1, a=3, c=2)],
+    [OrderedDict(b=1, c=2), OrderedDict(z=1, y=3)],
+    [OrderedDict(z=1, y=3), OrderedDict(b=1, c=2), OrderedDict(c=2, y=3, a=4)],
+    [OrderedDict(weight=1), OrderedDict(weight=1, bias=2)],
+]
+
+
+@pytest.mark.parametrize("dicts", ORDERED, ids=repr)
+def test_ordered_dicts_keep_each_ranks_order(tmp_path: Path, dicts: list[dict[str, Any]]) -> None:
+    save(tmp_path, [{"o": each} for each in dicts], replicated="parts")
+    live = [{"o": zeros(each)} for each in dicts]
+    assert restore(tmp_path, live, replicated="parts") == 1
+    assert [list(each["o"].items()) for each in live] == [list(each.items()) for each in dicts]
+    loaded = [deeppart.load(tmp_path, rank=rank)["o"] for rank in range(len(dicts))]
+    assert all(each == loaded[0] for each in loaded)
+    for each in dicts:
+        assert [key for key in loaded[0] if key in each] == list(each)
 
 
 def test_a_tied_tensor_that_only_some_ranks_have_is_refused_when_it_is_saved(tmp_path: Path) -> None:
@@ -226,3 +408,34 @@ def test_tied_tensors_are_saved_once_and_stay_tied(tmp_path: Path) -> None:
     assert structure.divisions == dict.fromkeys((0, 1), Division((7, 4), (range(0, 7, 4), range(0, 4, 4))))
     loaded = deeppart.load(tmp_path)
     assert loaded["head"].data_ptr() == loaded["embed"].data_ptr() and torch.equal(loaded["head"], NUMBERS)
+
+
+def test_those_that_are_tied_on_some_ranks_only_are_saved_for_themselves(tmp_path: Path) -> None:
+    first, second = rows(NUMBERS, 0, 2), rows(NUMBERS, 1, 2)
+    states = [{"head": first, "embed": first}, {"head": second, "embed": rows(NUMBERS + 1, 1, 2)}]
+    assert structure_of(tmp_path, states).aliases == {}
+    loaded = deeppart.load(tmp_path)
+    assert loaded["head"].data_ptr() != loaded["embed"].data_ptr()
+    assert torch.equal(loaded["head"], NUMBERS)
+    assert torch.equal(loaded["embed"], torch.cat([NUMBERS[:4], NUMBERS[4:] + 1]))
+
+
+def test_one_tensor_at_two_paths_is_refused(saved: Path) -> None:
+    documents, _ = decoded(read_metas(saved))
+    structure = documents[0].structure
+    assert structure is not None and len(structure.placeless) == 2
+    own = [(each.trees, each.values) for each in documents]
+    gather_global_state(structure, own, "step 1").check(structure, "step 1")
+    moved = [replace(tree, path=("optim", "other")) for tree in documents[1].trees]
+    with pytest.raises(CorruptFileError, match="stands at two paths") as caught:
+        gather_global_state(structure, [own[0], (moved, own[1][1]), *own[2:]], "step 1")
+    assert "state.first.m" in str(caught.value) and "optim/other" in str(caught.value)
+
+
+def test_a_tensor_that_stands_nowhere_is_refused(saved: Path) -> None:
+    documents, _ = decoded(read_metas(saved))
+    structure = documents[0].structure
+    assert structure is not None
+    own = [(each.trees, each.values) for each in documents[:2]]
+    with pytest.raises(CorruptFileError, match="stands in no tree"):
+        gather_global_state(structure, own, "step 1").check(structure, "step 1")

@@ -6,6 +6,7 @@ import json
 import math
 from collections import Counter, OrderedDict, namedtuple
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,12 +18,17 @@ import deeppart
 from deeppart.errors import CorruptFileError
 from deeppart.state.document.structure_json import (
     Numbers,
+    check_aliases,
+    check_nesting,
     decode_structure,
+    decode_tree,
     encode_tree,
 )
 from deeppart.state.restore.merge import build
+from deeppart.state.tensors.leaves import LeafType
+from deeppart.state.tree import ArrayLeaf, Branch, LeafNumbers, Node, units_of
 from deeppart.state.tree.flat import RankLocalRules
-from deeppart.state.tree.flattening import flatten
+from deeppart.state.tree.flattening import DEEPEST_NESTING, flatten
 from deeppart.state.tree.ties import Alias
 from deeppart.testing.states import Box, difference
 from tests.unit.round_trip import both_ways, config, restore, save, wrapped
@@ -122,6 +128,13 @@ def test_names_of_versions_in_a_state_dict_are_kept_and_nothing_else_of_it() -> 
     assert tree_of(state)[3] == {"": {"version": 1}, "0.bn": {"version": 2, "kind": "x"}}
 
 
+@pytest.mark.parametrize("metadata", [None, [1], {5: {}}, {"": 1}], ids=repr)
+def test_what_is_no_metadata_of_torch_is_left_out(metadata: Any) -> None:
+    state = OrderedDict(w=1)
+    state._metadata = metadata  # type: ignore[attr-defined]
+    assert tree_of(state) == ["o", ["w"], [["v", 0]], None]
+
+
 BASE = torch.arange(12.0)
 STATE: dict[str, Any] = {
     "z": BASE,
@@ -216,3 +229,143 @@ def test_what_no_writer_makes_is_damage(name: str) -> None:
     with pytest.raises(CorruptFileError) as caught:
         decode_structure(found, "here")
     assert caught.value.where == "here"
+
+
+# --- names of classes -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a.b", "1a", "class", "None", "a\n", 5, None], ids=repr)
+def test_no_class_is_called_so(name: Any) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        decode_tree(["n", name, ["x"], [["a", 0]]], 0, "here")
+
+
+@pytest.mark.parametrize("fields", [["x", "x"], ["a b"], [""], [5], ["x", "y"], [], "x", ["\ufb01", "fi"]], ids=repr)
+def test_no_class_has_these_fields(fields: Any) -> None:
+    children = [["a", index] for index in range(2 if fields in (["x", "x"], ["\ufb01", "fi"]) else 1)]
+    with pytest.raises((ValueError, TypeError)):
+        decode_tree(["n", "Point", fields, children], 0, "here")
+
+
+@pytest.mark.parametrize("keys", [[1, True], [1, 1.0], ["a", "a"], [["tuple", [1]], ["tuple", [1.0]]]], ids=repr)
+def test_keys_that_are_one_key_of_a_dict(keys: list[Any]) -> None:
+    with pytest.raises(ValueError, match="repeated"):
+        decode_tree(["d", keys, [["a", 0], ["a", 1]], None], 0, "here")
+
+
+# --- the pieces -------------------------------------------------------------------------------------------------------
+
+
+# --- how deep, and how long -------------------------------------------------------------------------------------------
+
+
+def nested(depth: int, key: Any = 0) -> Node:
+    node: Node = ArrayLeaf(0)
+    for _ in range(depth):
+        node = Branch("dict", (key,), (node,))
+    return node
+
+
+def test_nesting_ends_where_a_state_may_not_be_deeper() -> None:
+    check_nesting(nested(DEEPEST_NESTING))
+    with pytest.raises(ValueError, match=f"more than {DEEPEST_NESTING} nested containers"):
+        check_nesting(nested(DEEPEST_NESTING + 1))
+
+
+# --- views ------------------------------------------------------------------------------------------------------------
+
+OWNER, VIEW = LeafType("torch", "float32", (12,)), LeafType("torch", "float32", (3,))
+VIEWS: dict[str, tuple[LeafType, Alias, bool]] = {
+    "up to the end": (VIEW, Alias(0, 36, (1,)), True),
+    "one beyond the end": (VIEW, Alias(0, 40, (1,)), False),
+    "steps up to the end": (VIEW, Alias(0, 4, (5,)), True),
+    "a step beyond the end": (VIEW, Alias(0, 8, (5,)), False),
+    "one element many times": (VIEW, Alias(0, 44, (0,)), True),
+    "another dtype": (LeafType("torch", "int16", (3,)), Alias(0, 42, (1,)), True),
+    "between elements": (VIEW, Alias(0, 2, (1,)), False),
+    "nothing at the end": (LeafType("torch", "float32", (0,)), Alias(0, 48, (1,)), True),
+    "nothing beyond the end": (LeafType("torch", "float32", (0,)), Alias(0, 52, (1,)), False),
+    "of the other kind": (LeafType("numpy", "<f4", (3,)), Alias(0, 0, (1,)), False),
+    "a free step": (replace(VIEW, shape=(1,)), Alias(0, 0, (1 << 40,)), True),
+    "a free step that is no number of bytes": (replace(VIEW, shape=(1,)), Alias(0, 0, (1 << 61,)), False),
+    "too few steps": (VIEW, Alias(0, 0, ()), False),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_view_lies_within_its_owner(name: str) -> None:
+    kind, alias, good = VIEWS[name]
+    if good:
+        check_aliases([OWNER, kind], {1: alias})
+    else:
+        with pytest.raises(ValueError, match=r"leaf 1|zip"):
+            check_aliases([OWNER, kind], {1: alias})
+
+
+def test_an_owner_is_no_view_itself() -> None:
+    with pytest.raises(ValueError, match="leaf 2 is not inside leaf 1"):
+        check_aliases([OWNER, VIEW, VIEW], {1: Alias(0, 0, (1,)), 2: Alias(1, 0, (1,))})
+
+
+COO = ["indices", "values", "shape", "coalesced"]
+A, B, V, W = ["a", 0], ["a", 1], ["v", 0], ["v", 1]
+NODES: list[Any] = [
+    ["x", "sparse_coo", "", COO],
+    ["x", "sparse_coo", "", COO, [A, B, V, W], None],
+    ["x", "sparse_coo", "name", COO, [A, B, V, W]],
+    ["x", "sparse_coo", None, COO, [A, B, V, W]],
+    ["x", "sparse_coo", "", COO[:3], [A, B, V, W]],
+    ["x", "sparse_coo", "", COO, [A, B, V]],
+    ["x", "sparse_coo", "", COO, {"indices": A}],
+    ["x", "sparse_coo", "", COO[::-1], [W, V, B, A]],
+    ["x", "sparse_coo", "", COO, [A, V, B, W]],
+    ["x", "sparse_coo", "", COO, [A, ["l", [B]], V, W]],
+    ["x", "sparse_coo", "", ["indices", "values", "shape", 5], [A, B, V, W]],
+    ["x", "sparse_coo", "", "abcd", [A, B, V, W]],
+    ["x", "sparse_odd", "", COO, [A, B, V, W]],
+    ["x", "dict", "", COO, [A, B, V, W]],
+    ["x", None, "", COO, [A, B, V, W]],
+    ["x", ["sparse_coo"], "", COO, [A, B, V, W]],
+    ["x", "jagged", "", ["values", "offsets", "lengths", "ragged_dim"], [A, V, B, W]],
+    ["x", "jagged", "", ["values", "offsets", "lengths", "ragged_dim"], [A, B, ["t", [V]], W]],
+    ["x", "subclass", "c", ["a", "b", "context", "context"], [A, B, V, W]],
+    ["x", "subclass", "c", ["a", "b", "c", "d"], [A, B, V, W]],
+    ["x", "subclass", "c", ["a", "b", "context"], [A, ["l", [B, W]], V]],
+    ["x", "subclass", "c", ["a", "b", "context"], [A, ["d", [], [], None], V]],
+    ["x", "subclass", "c", ["context"], [V]],
+    ["x", "subclass", "c", ["a", "context"], [V, A]],
+    ["x", "subclass", "c", [], []],
+]
+
+
+@pytest.mark.parametrize("node", NODES, ids=lambda node: json.dumps(node)[:60])
+def test_a_node_that_no_writer_means(node: Any) -> None:
+    leaf = ["torch", "float32", [3], 0]
+    document = {
+        "leaves": [leaf, leaf], "values": [1, 2], "per_rank_values": [], "rank0": [], "rank_local": False, "boxes": [],
+    }  # fmt: skip
+    with pytest.raises(CorruptFileError) as caught:
+        decode_structure({**document, "tree": node}, "here")
+    assert len(str(caught.value)) < 2000
+
+
+def units(state: Any, *, none: bool = False) -> list[tuple[tuple[Any, ...], LeafNumbers]]:
+    """Those that hold any of the state's leaves and values, or none of them."""
+    structure = structure_of(state)
+    numbers = LeafNumbers(set(range(len(structure.types))), set(range(len(structure.values))))
+    return units_of(structure.tree, LeafNumbers() if none else numbers)
+
+
+def test_the_outermost_tuple_is_one() -> None:
+    tensor = torch.zeros(2)
+    ((path, numbers),) = units({"a": ([1, tensor], (tensor + 1, 2)), "b": [tensor + 2]})
+    assert path == ("a",) and len(numbers.arrays) == 2
+    assert units({"a": ([1, tensor],)}, none=True) == []
+
+
+def test_the_state_itself_and_what_holds_objects_is_none() -> None:
+    tensor = torch.zeros(2)
+    assert units((tensor, 1)) == []
+    assert units({"a": (Box({"w": tensor}), tensor + 1)}) == []
+    ((path, _),) = units({"a": (Box({"w": (tensor, 1)}), tensor + 1)})
+    assert path == ("a", 0, "w")

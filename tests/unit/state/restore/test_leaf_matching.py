@@ -23,6 +23,7 @@ from deeppart.state.tensors.leaves import TORCH_DTYPES, LeafType, leaf_type
 from deeppart.testing.states import Box, arrays, difference
 from tests.unit.sharded_groups import one_rank
 from tests.unit.state.restore.mismatches import Case, check_brought_back, check_refused, config, ones, zeros
+from tests.unit.state.rows import NESTED
 from tests.unit.trained import network, save_and_restore, train
 
 Point = namedtuple("Point", "x y")
@@ -165,10 +166,92 @@ def test_restoring_needs_the_structure_of_that_step(tmp_path: Path) -> None:
         assert live["a"].tolist() == [1, 1]
 
 
+def test_all_leaves_that_do_not_match_are_named(tmp_path: Path) -> None:
+    """Ten of them, and how many there are; the others are looked at with the rules of their own place."""
+
+    def state(width: int) -> dict[str, Any]:
+        layers = torch.nn.Sequential(*[torch.nn.Linear(width, width, bias=False) for _ in range(11)])
+        return {"model": layers, "list": [torch.zeros(width), 1], "same": torch.zeros(2), "value": (1, 2)}
+
+    with deeppart.Checkpointer(config(tmp_path)) as ck:
+        ck.checkpoint(state(3), step=1).wait("persistent")
+        with pytest.raises(LeafMismatchError) as caught:
+            ck.restore(state(4))
+        names = [f"model/{number}.weight" for number in range(10)]
+        assert caught.value.where == f"paths {', '.join(names)}, ... (12 in all)"
+        with pytest.raises(LeafMismatchError, match=r"paths model/3.weight, list/0\n"):
+            live = state(3) | {"list": [[0], 1]}
+            live["model"][3] = torch.nn.Linear(4, 4, bias=False)
+            ck.restore(live)
+
+
 @pytest.fixture
 def ck(tmp_path: Path) -> Any:
     with deeppart.Checkpointer(deeppart.Config(persistent_dir=str(tmp_path / "ckpt"))) as made:
         yield made
+
+
+REFUSED: dict[str, tuple[Any, Any]] = {
+    "a value": (NESTED["lists"], 7),
+    "a dict for a list": (NESTED["lists"], {"a": 1}),
+    "a dict of rows for a list of rows": (NESTED["lists"], NESTED["table"]),
+    "tensors for rows": (NESTED["lists"], [torch.ones(1)] * 300),
+    "a tensor in a row": (NESTED["lists"], [[torch.ones(1)]] * 300),
+    "rows for tensors": ([torch.ones(1)] * 300, NESTED["lists"]),
+    "rows for rows with tensors": ([[torch.ones(2)]] * 300, NESTED["lists"]),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_not_fit_is_refused(ck: deeppart.Checkpointer, name: str) -> None:
+    saved, live = REFUSED[name]
+    ck.checkpoint({"bad": saved, "good": torch.ones(1)}, step=1).wait()
+    state = {"bad": live, "good": torch.zeros(1)}
+    with pytest.raises(StateError, match="bad"):
+        ck.restore(state)
+    assert not state["good"].any(), "nothing has been touched"
+
+
+ALIASED: dict[str, tuple[dict[str, Any], Callable[[list[Any]], dict[str, Any]]]] = {
+    "rows of one run": ({"x": [[1]] * 300}, lambda row: {"x": [row] * 300}),
+    "a row and a run": (
+        {"x": [[1] * 9] * 300, "y": [1] * 9},
+        lambda row: {"x": [[0] * 9 for _ in range(299)] + [row], "y": row},
+    ),
+    "a row and a short list": (
+        {"x": [[1]] * 300, "y": [1]},
+        lambda row: {"x": [[0] for _ in range(299)] + [row], "y": row},
+    ),
+    "rows of two runs": (
+        {"x": [[1]] * 300, "y": [[1]] * 300},
+        lambda row: {"x": [[0] for _ in range(299)] + [row], "y": [row] + [[0] for _ in range(299)]},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ALIASED)
+@pytest.mark.parametrize("same", [True, False])
+def test_one_live_row_at_several_places(ck: deeppart.Checkpointer, name: str, same: bool) -> None:
+    saved, make = ALIASED[name]
+    if not same:
+        saved = saved | {"x": [*saved["x"][:-1], [2]]}
+    ck.checkpoint(saved, step=1).wait()
+    live = make([0])
+    if same:
+        ck.restore(live)
+        assert difference(saved, live) is None
+        return
+    with pytest.raises(StructureMismatchError, match="several places"):
+        ck.restore(live)
+
+
+def test_a_state_that_is_a_tuple_of_rows(ck: deeppart.Checkpointer) -> None:
+    ck.checkpoint(tuple([place] for place in range(300)), step=1).wait()
+    live = tuple([0] for _ in range(300))
+    ck.restore(live)
+    assert live == tuple([place] for place in range(300))
+    with pytest.raises(StructureMismatchError, match="all tuples"):
+        ck.restore(tuple((0,) for _ in range(300)))
 
 
 def test_an_optimizer_that_has_stepped_cannot_unlearn_it(tmp_path: Path) -> None:
@@ -231,6 +314,60 @@ def test_texts_for_the_numbers_of_parameters_are_not_lost_without_a_word(tmp_pat
         save_and_restore(tmp_path, {"o": saved}, {"o": torch.optim.Adam(live.parameters())})
 
 
+TIED: dict[str, Callable[[], Case]] = {
+    "live tie": lambda: ([ones(3), ones(3)], [zeros(3)] * 2, StructureMismatchError, "bad/1",
+                           ["bad/1", "bad/0", "untie them"]),
+    "live view": lambda: live_view(lambda base: base[2:5]),
+    "live tie of modules": lambda: (tied(False), tied(True), StructureMismatchError, "bad/", ["1.weight", "0.weight"]),
+    "tied otherwise": lambda: tied_otherwise(lambda base: base[::2], lambda base: base[:4]),
+    "tied at another place": lambda: tied_otherwise(lambda base: base[1:5], lambda base: base[2:6]),
+    "tied transposed": lambda: tied_otherwise(lambda base: base.view(2, 4).T, lambda base: base.view(4, 2)),
+    "tied conjugate": lambda: tied_conjugate(),
+    "tied, and conjugate here": lambda: conjugate_here(lambda base: (base, base), lambda base: (base, base.conj())),
+    "tied, and negative here": lambda: conjugate_here(
+        lambda base: (base.imag, base.imag), lambda base: (base.imag, base.conj().imag)),
+    "tied, and overlapping here": lambda: overlapping_here(),
+}  # fmt: skip
+
+
+def tied(yes: bool) -> torch.nn.Module:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3, bias=False), torch.nn.Linear(3, 3, bias=False))
+    if yes:
+        model[1].weight = model[0].weight
+    return model
+
+
+def live_view(view: Callable[[torch.Tensor], torch.Tensor]) -> Case:
+    base = zeros(8)
+    return [ones(8), view(ones(8)).clone()], [base, view(base)], StructureMismatchError, "bad/1", ["bad/1", "bad/0"]
+
+
+def tied_otherwise(saved: Callable[[Any], Any], live: Callable[[Any], Any]) -> Case:
+    one, other = torch.arange(8.0), zeros(8)
+    return [one, saved(one)], [other, live(other)], StructureMismatchError, "bad/1", ["in another way"]
+
+
+def tied_conjugate() -> Case:
+    base = zeros(3, dtype=torch.complex64)
+    saved = [ones(3, dtype=torch.complex64), 2j * ones(3, dtype=torch.complex64)]
+    return saved, [base, base.conj()], StructureMismatchError, "bad/1", ["bad/0"]
+
+
+def conjugate_here(saved: Callable[[Any], tuple[Any, Any]], live: Callable[[Any], tuple[Any, Any]]) -> Case:
+    base = torch.tensor([1 + 2j, 3 + 4j])
+    return list(saved(base)), list(live(zeros(2, dtype=torch.complex64))), StructureMismatchError, "bad/1", ["bad/0"]
+
+
+def overlapping_here() -> Case:
+    saved, base = torch.tensor([1.0, 2.0]), zeros(3)
+    return [saved, saved], [base[:2], base[1:]], StructureMismatchError, "bad/1", ["bad/0"]
+
+
+@pytest.mark.parametrize("name", TIED)
+def test_memory_that_is_shared_otherwise_is_named_and_nothing_touched(tmp_path: Path, name: str) -> None:
+    check_refused(tmp_path, TIED[name]())
+
+
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 
 
@@ -261,6 +398,15 @@ def test_floats_are_rounded_as_torch_does(saved: str, live: str) -> None:
 def test_what_may_not_fit_is_not_converted(saved: str, live: str) -> None:
     if saved in TORCH_DTYPES:
         assert not can_cast(LeafType("torch", saved, (4,)), LeafType("torch", live, (4,)))
+
+
+def test_kind_and_shape_must_be_the_same() -> None:
+    one = LeafType("torch", "float32", (4,))
+    assert not can_cast(one, LeafType("torch", "bfloat16", (2, 2)))
+    assert not can_cast(one, LeafType("numpy", "<f8", (4,)))
+    assert can_cast(LeafType("numpy", "<f8", (2,)), LeafType("numpy", "<f2", (2,)))
+    assert not can_cast(LeafType("numpy", "<i8", (2,)), LeafType("numpy", "<f8", (2,)))
+    assert can_cast(LeafType("torch", "complex128", ()), LeafType("torch", "complex64", ()))
 
 
 class Nothing(NamedTuple):
@@ -327,3 +473,30 @@ def test_what_belongs_to_a_parameter_that_is_not_sharded_here_is_made_whole(tmp_
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def test_what_belongs_to_no_parameter_is_left_out_and_told(tmp_path: Path, mesh: DeviceMesh) -> None:
+    whole = torch.arange(10.0)
+    state = {"a": distribute_tensor(whole, mesh, [Shard(0)]), "b": {"c": distribute_tensor(whole, mesh, [Shard(0)])}}
+    live: dict[str, Any] = {"a": distribute_tensor(torch.zeros(10), mesh, [Shard(0)]), "b": {}}
+    with deeppart.Checkpointer(persistent_dir=tmp_path) as ck:
+        ck.checkpoint(state, step=1).wait(timeout=60)
+        with pytest.warns(deeppart.DeeppartWarning, match="nor says how they are split: b/c$"):
+            assert ck.restore(live) == 1
+        assert torch.equal(live["a"]._local_tensor, whole) and live["b"] == {}
+        # Where nothing is sharded, it is created as a whole.
+        plain: dict[str, Any] = {"a": torch.zeros(10), "b": {}}
+        assert ck.restore(plain) == 1
+    assert torch.equal(plain["b"]["c"], whole) and type(plain["b"]["c"]) is torch.Tensor
+
+
+def test_a_moment_of_another_shape_than_its_parameter_is_refused(tmp_path: Path, mesh: DeviceMesh) -> None:
+    state, optimizer = trained(mesh, step=True)
+    first = optimizer.param_groups[0]["params"][0]
+    optimizer.state[first]["exp_avg"] = distribute_tensor(torch.zeros(15), mesh, [Shard(0)])
+    live, _ = trained(mesh, step=False)
+    with deeppart.Checkpointer(persistent_dir=tmp_path) as ck:
+        ck.checkpoint(state, step=1).wait(timeout=60)
+        with pytest.raises(StructureMismatchError, match="or in another order") as caught:
+            ck.restore(live)
+    assert "optimizer/state/0/exp_avg" in str(caught.value)

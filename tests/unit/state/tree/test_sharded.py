@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -10,15 +10,84 @@ import torch
 from torch.distributed._shard import sharded_tensor
 from torch.distributed._shard.sharding_spec import ChunkShardingSpec
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
+from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from deeppart.errors import UnsupportedLeafError
 from deeppart.model import Box
-from deeppart.state.tensors.sharded import layout_of, read_shards
+from deeppart.state.tensors.sharded import layout_of, read_shards, shards_again
 from tests.unit.sharded_groups import one_rank, pretended, split, split_as
 
 WHOLE = torch.arange(7 * 5 * 3).view(7, 5, 3)
+
+#: Lengths of a mesh, and how the tensor lies on it.
+LAYOUTS: dict[str, tuple[Sequence[int], Sequence[Placement]]] = {
+    "rows": ((3,), [Shard(0)]),
+    "columns": ((4,), [Shard(1)]),
+    "the last dimension, counted from behind": ((2,), [Shard(-1)]),
+    "more ranks than rows": ((8,), [Shard(0)]),
+    "copies": ((3,), [Replicate()]),
+    "copies of rows": ((2, 3), [Replicate(), Shard(0)]),
+    "rows of copies": ((3, 2), [Shard(0), Replicate()]),
+    "rows of columns": ((2, 3), [Shard(0), Shard(1)]),
+    "rows of rows": ((2, 3), [Shard(0), Shard(0)]),
+    "rows of rows of rows": ((2, 2, 2), [Shard(0), Shard(0), Shard(0)]),
+    "FSDP over tensor parallelism": ((2, 2), [_StridedShard(0, split_factor=2), Shard(0)]),
+    "the same, more ranks": ((3, 2), [_StridedShard(0, split_factor=2), Shard(0)]),
+    "strided columns": ((2, 3), [_StridedShard(1, split_factor=3), Shard(1)]),
+    "strided, with rows between": ((2, 2, 2), [_StridedShard(0, split_factor=4), Shard(0), Shard(0)]),
+}
+
+
+def joined(size: int, make: Callable[[], Any]) -> tuple[torch.Tensor, list[Box]]:
+    """What the shards of all ranks are together, and their boxes."""
+    times, whole = torch.zeros(WHOLE.shape), torch.full(WHOLE.shape, -1)
+    boxes: list[Box] = []
+    for rank in range(size):
+        with pretended(rank, size):
+            found = read_shards(make(), "x")
+        assert (found.dtype, found.shape) == (WHOLE.dtype, tuple(WHOLE.shape))
+        for box, tensor in zip(found.boxes, found.tensors, strict=True):
+            assert box.elements and type(tensor) is torch.Tensor and not tensor.requires_grad
+            times[box.slices()] += 1
+            whole[box.slices()] = tensor
+        boxes += found.boxes
+    assert (times > 0).all()
+    return whole, boxes
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_all_ranks_together_have_the_tensor(name: str) -> None:
+    lengths, placements = LAYOUTS[name]
+    size = int(torch.tensor(lengths).prod())
+    whole, boxes = joined(size, lambda: split_as(WHOLE, lengths, placements))
+    assert torch.equal(whole, WHOLE)
+    assert Box.fault_of_cover(list(set(boxes)), tuple(WHOLE.shape)) == ""
+
+
+@pytest.mark.parametrize("name", [name for name in LAYOUTS if "trided" not in name and "FSDP" not in name])
+def test_what_distribute_tensor_makes_is_read_alike(name: str) -> None:
+    lengths, placements = LAYOUTS[name]
+    size = int(torch.tensor(lengths).prod())
+    assert torch.equal(joined(size, lambda: split(WHOLE, lengths, placements))[0], WHOLE)
+
+
+def test_the_tensors_are_the_live_memory() -> None:
+    with pretended(1, 4):
+        x = split_as(WHOLE, (2, 2), [_StridedShard(0, split_factor=2), Shard(0)])
+        found = read_shards(x, "x")
+        for tensor in found.tensors:
+            tensor.fill_(-5)
+        assert (x._local_tensor == -5).all() and len(x._local_tensor)
+
+
+def test_shards_that_are_no_neighbours_are_several_boxes() -> None:
+    with pretended(0, 4):
+        x = split_as(torch.arange(9), (4,), [_StridedShard(0, split_factor=2)])
+        found = read_shards(x, "x")
+    assert found.boxes == (Box((0,), (2,)), Box((5,), (1,)))
+    assert [tensor.tolist() for tensor in found.tensors] == [[0, 1], [5]]
 
 
 def test_a_rank_outside_of_the_mesh_has_nothing() -> None:
@@ -74,6 +143,24 @@ def test_several_shards_in_the_local_tensor_of_a_dtensor() -> None:
     assert (found.shape, found.dtype) == ((12, 3), torch.float32)
     assert found.boxes == (Box((0, 0), (2, 3)), Box((2, 1), (4, 2)))
     assert [tensor.unique().tolist() for tensor in found.tensors] == [[1.0], [2.0]]
+
+
+def test_a_wrapper_alone_does_not_know_the_whole_shape() -> None:
+    x = LocalShardsWrapper([torch.ones(2, 3)], [(0, 0)])
+    assert read_shards(x, "x").boxes == (Box((0, 0), (2, 3)),)
+    with pytest.raises(UnsupportedLeafError, match="description of a LocalShardsWrapper is inconsistent"):
+        read_shards(wrapper(), "x")
+
+
+def test_a_wrapper_of_nothing_is_no_shard() -> None:
+    with pretended(1, 2):
+        mesh = DeviceMesh("cpu", torch.arange(2))
+        shape, stride = torch.Size((12, 3)), (3, 1)
+        x = DTensor.from_local(
+            LocalShardsWrapper([], []), mesh, [Shard(0)], run_check=False, shape=shape, stride=stride
+        )
+        found = read_shards(x, "x")
+    assert (found.boxes, found.shape, found.dtype) == ((), (12, 3), torch.float32)
 
 
 @pytest.fixture
@@ -133,3 +220,49 @@ def test_what_it_says_of_itself_has_to_be_possible(name: str) -> None:
     with pytest.raises(UnsupportedLeafError, match="Described") as caught:
         read_shards(described(**WRONG[name]), "a/b")
     assert "path a/b" in str(caught.value)
+
+
+# --- the same tensor again --------------------------------------------------------------------------------------------
+
+
+def test_one_that_is_split_alike_gives_its_tensors() -> None:
+    with pretended(1, 4):
+        first = read_shards(split(WHOLE, (4,), [Shard(0)]), "x")
+        other = split(WHOLE + 1, (4,), [Shard(0)])
+        again = shards_again(other, first.shape, first.boxes, first.layout)
+        assert again is not None and torch.equal(again[0], WHOLE[2:4] + 1)
+        assert again[0].data_ptr() == other._local_tensor.data_ptr()
+
+
+OTHERS: dict[str, Callable[[], Any]] = {
+    "placement": lambda: split(WHOLE, (4,), [Shard(1)]),
+    "mesh": lambda: split(WHOLE, (2,), [Shard(0)]),
+    "shape of the mesh": lambda: split(WHOLE, (2, 2), [Shard(0), Replicate()]),
+    "shape": lambda: split(WHOLE[:, 1:], (4,), [Shard(0)]),
+    "dtype": lambda: split(WHOLE.int(), (4,), [Shard(0)]),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_one_that_is_split_in_another_way_does_not(name: str) -> None:
+    with pretended(1, 4):
+        first = read_shards(split(WHOLE, (4,), [Shard(0)]), "x")
+        assert shards_again(OTHERS[name](), first.shape, first.boxes, first.layout) is None
+
+
+def test_without_a_layout_the_boxes_are_compared() -> None:
+    first = read_shards(described(), "x")
+    assert first.layout is None
+    assert shards_again(described(), first.shape, first.boxes, None) is not None
+    moved = described(global_offsets=[(1, 1), (4, 1), (0, 0)])
+    fewer = described(local_sizes=[(2, 2), (0, 2), (0, 4)])
+    broken = described(global_offsets=None)
+    assert [shards_again(each, first.shape, first.boxes, None) for each in (moved, fewer, broken)] == [None] * 3
+
+
+def test_a_local_tensor_that_was_replaced_by_a_longer_one_is_looked_at_again() -> None:
+    with pretended(1, 4):
+        x = split(WHOLE, (4,), [Shard(0)])
+        first = read_shards(x, "x")
+        x._local_tensor = torch.zeros(3, 5, 3, dtype=WHOLE.dtype)
+        assert shards_again(x, first.shape, first.boxes, first.layout) is None

@@ -1,0 +1,135 @@
+"""Equal shards of several ranks: compared among these alone, whoever else is in the job."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import deeppart
+from deeppart.comm import Comm
+from deeppart.errors import DeeppartWarning
+from deeppart.model import Box
+from tests.unit.comm.worlds import LIMIT_S
+from tests.unit.sharded_states import checkpointer, on_ranks, piece
+
+WHOLE = torch.arange(60_000.0).view(200, 300)
+TOP, BOTTOM = Box((0, 0), (100, 300)), Box((100, 0), (100, 300))
+#: Ranks 0 and 2 hold one half, ranks 1 and 3 the other one; of the small tensor ranks 0 to 2 hold all.
+BOXES = (TOP, BOTTOM, TOP, BOTTOM)
+
+
+def states() -> list[dict[str, Any]]:
+    small = torch.arange(12.0).view(3, 4)
+    return [
+        {"w": piece(WHOLE, BOXES[rank]), "norm": piece(small, Box.whole((3, 4)) if rank < 3 else None), "n": 1}
+        for rank in range(4)
+    ]
+
+
+def told_by(root: Path, edit: Callable[[int, int, dict[str, Any]], None], steps: int = 2, **settings: Any) -> list[str]:
+    """What rank 0 is told, if the states are changed before each step; all steps are saved."""
+    made = states()
+
+    def saved(comm: Comm) -> None:
+        with checkpointer(root, comm, keep={"persistent": 9}, **settings) as ck:
+            for step in range(1, steps + 1):
+                edit(step, comm.rank, made[comm.rank])
+                ck.checkpoint(made[comm.rank], step).wait("persistent", timeout=LIMIT_S)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", DeeppartWarning)
+        on_ranks(4, saved)
+    return [
+        f"{each.category.__name__}: {each.message}" for each in caught if issubclass(each.category, DeeppartWarning)
+    ]
+
+
+def nothing(step: int, rank: int, mine: dict[str, Any]) -> None:
+    """All ranks hold the same."""
+
+
+def at_first(step: int, rank: int, mine: dict[str, Any]) -> None:
+    """Rank 3 has another half than rank 1, from the beginning on."""
+    if (step, rank) == (1, 3):
+        mine["w"][7, 7] += 1
+
+
+@pytest.mark.parametrize("level", ["auto", "verify"])
+def test_equal_ones_are_saved_once_and_nothing_is_told(tmp_path: Path, level: str) -> None:
+    assert told_by(tmp_path, nothing, replicated=level) == []
+    sizes = [path.stat().st_size for path in sorted(tmp_path.glob("step-000000000002-*/part-*"))]
+    assert len(sizes) == 4 and max(sizes) < 1.2 * min(sizes) < 1.2 * WHOLE.nbytes / 3
+    assert torch.equal(deeppart.load(tmp_path)["w"], WHOLE)
+
+
+def test_what_differs_from_the_beginning_is_each_ranks_own(tmp_path: Path) -> None:
+    (text,) = told_by(tmp_path, at_first)
+    assert text.startswith("PerRankNotice") and ": w\n" in text
+    other = WHOLE.clone()
+    other[107, 7] += 1
+    assert torch.equal(deeppart.load(tmp_path)["w"], WHOLE)
+    assert torch.equal(deeppart.load(tmp_path, rank=3)["w"], other)
+
+
+def test_trusted_ones_are_not_compared(tmp_path: Path) -> None:
+    assert told_by(tmp_path, at_first, replicated="all") == []
+
+
+def test_those_declared_each_ranks_own_are_saved_by_each_without_a_word(tmp_path: Path) -> None:
+    assert told_by(tmp_path, at_first, replicated={"w": "none", "*": "auto"}) == []
+    other = WHOLE.clone()
+    other[107, 7] += 1
+    assert torch.equal(deeppart.load(tmp_path, rank=3)["w"], other)
+    assert torch.equal(deeppart.load(tmp_path, rank=1)["w"], WHOLE)
+
+
+def test_what_comes_to_differ_is_told_with_the_ranks_and_the_steps(tmp_path: Path) -> None:
+    made = states()
+
+    def saved(comm: Comm) -> None:
+        with checkpointer(tmp_path, comm, keep={"persistent": 9}) as ck:
+            for step in (1, 2):
+                ck.checkpoint(made[comm.rank], step).wait("persistent", timeout=LIMIT_S)
+            if comm.rank == 2:
+                made[2]["norm"][1, 1] = -5
+                made[2]["w"][0, 0] = -5
+            for step in (3, 4):
+                ck.checkpoint(made[comm.rank], step).wait("persistent", timeout=LIMIT_S)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", DeeppartWarning)
+        on_ranks(4, saved)
+    (text,) = [str(each.message) for each in caught if issubclass(each.category, DeeppartWarning)]
+    assert "norm: rank 2 differs from ranks 0-1" in text and "w: rank 0 holds other bytes than rank 2" in text
+    assert torch.equal(deeppart.load(tmp_path, rank=0)["w"], WHOLE)
+    assert deeppart.load(tmp_path, rank=2)["w"][0, 0] == -5 == deeppart.load(tmp_path, rank=2)["norm"][1, 1]
+    assert torch.equal(deeppart.load(tmp_path, step=2, rank=2)["w"], WHOLE)
+
+
+def test_ranks_whose_counters_differ_over_equal_bytes_compare_all_of_it_once(tmp_path: Path) -> None:
+    """As where one rank computes a tensor, and the others receive it."""
+    made = [{"w": WHOLE.clone(), "n": 1} for _ in range(4)]
+
+    def saved(comm: Comm) -> list[int]:
+        in_full: list[int] = []
+        with checkpointer(tmp_path, comm) as ck:
+            replicas = ck._saver._replicas
+            compare = replicas.compare_in_full
+
+            def noted(*args: Any) -> Any:
+                in_full.append(step)
+                return compare(*args)
+
+            replicas.compare_in_full = noted  # type: ignore[method-assign, assignment]
+            for step in range(1, 6):
+                if comm.rank == 1:
+                    made[1]["w"].mul_(1)  # type: ignore[attr-defined]
+                ck.checkpoint(made[comm.rank], step).wait("persistent", timeout=LIMIT_S)
+        return in_full
+
+    assert on_ranks(4, saved) == [[1, 2]] * 4
