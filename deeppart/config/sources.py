@@ -19,8 +19,8 @@ from deeppart.errors import ConfigError
 from deeppart.model import read_bytes, read_rate, read_seconds
 
 ENVIRONMENT_PREFIX = "DEEPPART_"
-#: Variables that are no settings: the file that asks a training to end (deeppart.elastic.told); the file with the
-#: secret that authenticates ranks without MPI; print the library's own frames in tracebacks.
+#: Variables that are no settings: the file that asks a training to end (deeppart.elastic.stop_request); the file with
+#: the secret that authenticates ranks without MPI; print the library's own frames in tracebacks.
 STOP_FILE_VARIABLE = f"{ENVIRONMENT_PREFIX}STOP_FILE"
 SECRET_FILE_VARIABLE = f"{ENVIRONMENT_PREFIX}SECRET_FILE"
 TRACEBACK_VARIABLE = f"{ENVIRONMENT_PREFIX}TRACEBACK"

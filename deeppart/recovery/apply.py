@@ -35,7 +35,7 @@ from deeppart.recovery.old_ranks import Mapped, OldLeaves, bring_old_leaves, map
 from deeppart.recovery.saved import SavedStep, saved_step, share_documents
 from deeppart.recovery.tables import Ranks, Tables, share_tables
 from deeppart.state.paths import PerRankPolicies, Replication, readable
-from deeppart.state.pieces import ANY_PART, Source, piece_keys
+from deeppart.state.pieces import ANY_PART, Source, WantedPieces
 from deeppart.state.restore import (
     LiveBox,
     Scatter,
@@ -431,9 +431,9 @@ def lacks_bytes(matched: Matched, tables: Tables) -> bool:
     for index, box in wanting:
         for part, leaf, number, _ in sources(index, box):
             needed.setdefault(part, set()).add((leaf, number))
-    for view in tables.indexes:
-        if view.is_unread.any():
-            keys = piece_keys(needed.get(ANY_PART, set()) | needed.get(view.part, set()))
-            if view.is_unread[view.pieces.chunks_of(keys)].any():
-                return True
-    return False
+    pieces = WantedPieces(needed)
+    return any(
+        view.is_unread[view.pieces.chunks_of(pieces.of(view.part))].any()
+        for view in tables.indexes
+        if view.is_unread.any()
+    )

@@ -113,6 +113,19 @@ def piece_keys(pieces: Iterable[tuple[int, int]]) -> npt.NDArray[np.uint64]:
     return np.sort((leaves << _BOX_BITS) + boxes)
 
 
+class WantedPieces:
+    """The keys of wanted pieces: those of any part, and those of single parts."""
+
+    def __init__(self, wanted: Mapping[int, Iterable[tuple[int, int]]]) -> None:
+        """``wanted``: number of a part, or ANY_PART -> pieces, given by leaf and box."""
+        self._wanted, self._of_any = wanted, piece_keys(wanted.get(ANY_PART, ()))
+
+    def of(self, part: int) -> npt.NDArray[np.uint64]:
+        """The keys of the pieces that are wanted of a part, ascending."""
+        mine = self._wanted.get(part)
+        return self._of_any if mine is None else np.union1d(self._of_any, piece_keys(mine))
+
+
 class Fault(NamedTuple):
     """Bytes ``[start, stop)`` of a piece that no span has (GAP), or one span too many (EXTRA)."""
 

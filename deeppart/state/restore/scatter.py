@@ -16,7 +16,7 @@ import torch
 from deeppart.errors import CorruptFileError, FreedMemoryError
 from deeppart.model import Box
 from deeppart.state.memory import HeldMemory, memmove
-from deeppart.state.pieces import ANY_PART, LeafPiece, PartPieces, Source, piece_keys
+from deeppart.state.pieces import ANY_PART, LeafPiece, PartPieces, Source, WantedPieces
 from deeppart.state.tensors import Array, Bytes, flat_bytes, lies_flat_on_host, rectangles
 
 #: Copies of at least this length run without the interpreter lock.
@@ -118,16 +118,14 @@ class Scatter:
             self._wants.setdefault(part, {}).setdefault((leaf, number), []).append(want)
             self._items.append(live.array)
             self._names.append(name)
-        self._keys = piece_keys(self._wants.get(ANY_PART, ()))
+        self._wanted_pieces = WantedPieces(self._wants)
         self._memory = HeldMemory(self._items)
         #: For each array: whether it is contiguous in host memory; None until it is first written to.
         self._lies_flat: list[bool | None] = [None] * len(self._items)
 
     def chunks(self, part: int, pieces: PartPieces) -> Iterator[WantedChunk]:
         """The chunks of a part with needed bytes, ascending."""
-        mine = self._wants.get(part)
-        keys = self._keys if mine is None else np.union1d(self._keys, piece_keys(mine))
-        for chunk in pieces.chunks_of(keys):
+        for chunk in pieces.chunks_of(self._wanted_pieces.of(part)):
             held = pieces.of(chunk)
             wants = [
                 (index, want)
