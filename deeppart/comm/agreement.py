@@ -91,7 +91,7 @@ def _names(ranks: list[int]) -> str:
 
 #: Pairs of ranks that exchange messages at once.
 _WINDOW = 16
-_HEAD_TAG, _BODY_TAG = 2048, 2049
+HEAD_TAG, _BODY_TAG = 2048, 2049
 
 
 def exchange(comm: Comm, messages: Sequence[bytes]) -> Operation[list[bytes]]:
@@ -113,7 +113,7 @@ def _pair(comm: Comm, messages: Sequence[bytes], distance: int, found: list[byte
     message = np.frombuffer(messages[to], dtype=np.uint8)
     head = np.frombuffer(len(message).to_bytes(8, "little"), dtype=np.uint8)
     theirs = np.zeros(8, dtype=np.uint8)
-    yield from interleaved([comm.send(head, to, _HEAD_TAG), comm.receive_into(theirs, source, _HEAD_TAG)])
+    yield from interleaved([comm.send(head, to, HEAD_TAG), comm.receive_into(theirs, source, HEAD_TAG)])
     body = np.empty(int.from_bytes(theirs.tobytes(), "little"), dtype=np.uint8)
     under_way = [comm.send(message, to, _BODY_TAG)] if len(message) else []
     if len(body):

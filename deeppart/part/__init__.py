@@ -26,7 +26,7 @@ from deeppart.part.format import (
 from deeppart.part.json_text import parse_json
 from deeppart.part.manifest import MAX_MANIFEST_BYTES, decode_manifest, encode_manifest
 from deeppart.part.parity import ParityReader, ParityWriter, is_parity_file_name, parity_file_name, set_id, stripes_of
-from deeppart.part.reader import PartReader, check_encoded
+from deeppart.part.reader import PartReader
 from deeppart.part.signing import KeyFiles, Signing, check_strong_digest, read_key_files, strong_digest
 from deeppart.part.source import ByteSource, FileSource, MemorySource, StoredBytes
 from deeppart.part.suspects import MAX_SUSPECT_BYTES, decode_suspicion, encode_suspicion
@@ -60,7 +60,6 @@ __all__ = [
     "Signing",
     "Sink",
     "StoredBytes",
-    "check_encoded",
     "check_strong_digest",
     "decode_manifest",
     "decode_suspicion",

@@ -6,7 +6,7 @@ from deeppart.recovery.inventory import take_inventory
 from deeppart.recovery.narrow_reading import NarrowReading
 from deeppart.recovery.narrowing import look_at_live, refusal_of_state
 from deeppart.recovery.parts import LoadedPart, load_part
-from deeppart.recovery.saved import SavedStep, saved_step, share_documents
+from deeppart.recovery.saved import SavedStep, load_step
 from deeppart.recovery.suspect_warnings import suspect_lines, warn_suspect
 from deeppart.recovery.tables import Ranks
 
@@ -18,13 +18,12 @@ __all__ = [
     "Recovered",
     "SavedStep",
     "load_part",
+    "load_step",
     "look_at_live",
     "read_candidate",
     "recover",
     "refusal_of_state",
     "restore_state",
-    "saved_step",
-    "share_documents",
     "suspect_lines",
     "take_inventory",
     "warn_suspect",

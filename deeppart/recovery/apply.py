@@ -32,8 +32,8 @@ from deeppart.recovery.distribute import Delivery, Failure
 from deeppart.recovery.matching import Matched, check_step, find_places, match, notices, refused_ties
 from deeppart.recovery.narrowing import LiveState, narrowed, with_own_of_all
 from deeppart.recovery.old_ranks import Mapped, OldLeaves, bring_old_leaves, map_old_leaves, memory_for_old_leaves
-from deeppart.recovery.saved import SavedStep, saved_step, share_documents
-from deeppart.recovery.tables import Ranks, Tables, share_tables
+from deeppart.recovery.saved import SavedStep, load_step
+from deeppart.recovery.tables import Ranks, Tables, fetch_spans, share_tables
 from deeppart.state.paths import PerRankPolicies, Replication, readable
 from deeppart.state.pieces import ANY_PART, Source, WantedPieces
 from deeppart.state.restore import (
@@ -86,12 +86,12 @@ def _restore_state(
     replication: Replication,
     known: SavedStep | None,
 ) -> tuple[RestoreReport, list[DeeppartWarning], list[str]] | None:
-    tables = share_tables(ranks, recovered)
+    whole = known if known is not None and known.attempt == recovered.attempt else load_step(ranks, recovered)
+    tables = share_tables(ranks, recovered, whole.documents.structure)
     with closing(tables.copies):
         restoring = _Restoring(ranks, recovered, tables, policies)
-        whole = known if known is not None and known.attempt == recovered.attempt else restoring.load_step()
         matched, old = restoring.match(whole, live, replication)
-        if restoring.needs_more(matched):
+        if restoring.needs_more():
             return None
         mapped = restoring.map_old_ranks(matched, old)
         to_fill = restoring.find_overlaps(matched, mapped)
@@ -106,37 +106,32 @@ class _Restoring:
     def __init__(self, ranks: Ranks, recovered: Recovered, tables: Tables, policies: PerRankPolicies) -> None:
         self._ranks, self._recovered, self._tables, self._policies = ranks, recovered, tables, policies
         self._comm, self._timeout = ranks.comm, ranks.timeout
-        self._delivery = Delivery(ranks, recovered, tables)
         self._what = f"restore of step {recovered.attempt.step}"
-
-    def load_step(self) -> SavedStep:
-        """The whole step, from the documents of its parts."""
-        comm, attempt = self._comm, self._recovered.attempt
-        documents = share_documents(self._ranks, self._recovered, self._tables.document)
-        return self._together(lambda: saved_step(attempt, documents, comm.rank, comm.size), _MATCHING)
 
     def match(self, whole: SavedStep, live: LiveState, replication: Replication) -> tuple[Matched, OldLeaves]:
         """Match the live state; and allocate memory for the old ranks' per-rank leaves that are needed."""
         comm, flat, request = self._comm, live.flat, live.request
         saved, choice = self._together(lambda: narrowed(whole, flat, request, live.outermost), _MATCHING)
         saved = with_own_of_all(saved, whole, comm, self._what, self._timeout)
-        led = set(self._recovered.led_by(comm.rank))
-        held = self._together(lambda: check_step(saved, self._tables.indexes, led, self._policies, comm), _MATCHING)
+        tables, recovered = self._tables, self._recovered
+        held = self._together(lambda: check_step(saved, tables, recovered, self._policies, comm), _MATCHING)
         places = find_places(saved, flat, self._ranks, self._what, replication.in_parts)
 
-        def matched() -> tuple[Matched, OldLeaves]:
+        def matched() -> tuple[Matched, OldLeaves, WantedPieces]:
             found = match(saved, held, flat, places, self._policies, comm.rank, choice, cast=request.cast)
-            return found, memory_for_old_leaves(found)
+            return found, memory_for_old_leaves(found), wanted_pieces(found)
 
-        found, old = self._together(matched, _MATCHING)
+        found, old, self._wanted = self._together(matched, _MATCHING)
         raise_together(comm, refused_ties(found, comm, self._what, self._timeout), self._what, self._timeout)
         return found, old
 
-    def needs_more(self, matched: Matched) -> bool:
-        """True on all ranks if any of them needs bytes that no rank has read."""
+    def needs_more(self) -> bool:
+        """Fetch the spans of needed boxes; True on all ranks if any of them needs bytes that no rank has read."""
+        self._tables = fetch_spans(self._ranks, self._tables, self._wanted.of(ANY_PART), self._what)
+        self._delivery = Delivery(self._ranks, self._recovered, self._tables)
         if not any(index.is_unread.any() for index in self._tables.indexes):
             return False
-        lacking = np.array([lacks_bytes(matched, self._tables)], dtype=np.int64)
+        lacking = np.array([lacks_bytes(self._wanted, self._tables)], dtype=np.int64)
         return bool(self._ranks.finish(self._comm.maximum(lacking), self._what).any())
 
     def map_old_ranks(self, matched: Matched, old: OldLeaves) -> Mapped:
@@ -422,8 +417,8 @@ def to_cast(matched: Matched, arrays: Mapping[int, Array]) -> Iterator[tuple[Arr
             yield from zip(live, shards, strict=True)
 
 
-def lacks_bytes(matched: Matched, tables: Tables) -> bool:
-    """True if this rank needs bytes that no rank has read."""
+def wanted_pieces(matched: Matched) -> WantedPieces:
+    """The pieces with bytes that this rank needs."""
     sources, types, boxes = sources_of(matched, matched.saved.own_leaves), matched.target.types, live_boxes(matched)
     wanting = [(index, live.box) for index, shards in boxes.items() for live in shards]
     wanting += [(index, Box.whole(types[index].shape)) for index in matched.target.numbers() if index not in boxes]
@@ -431,7 +426,11 @@ def lacks_bytes(matched: Matched, tables: Tables) -> bool:
     for index, box in wanting:
         for part, leaf, number, _ in sources(index, box):
             needed.setdefault(part, set()).add((leaf, number))
-    pieces = WantedPieces(needed)
+    return WantedPieces(needed)
+
+
+def lacks_bytes(pieces: WantedPieces, tables: Tables) -> bool:
+    """True if no rank has read some of these bytes."""
     return any(
         view.is_unread[view.pieces.chunks_of(pieces.of(view.part))].any()
         for view in tables.indexes

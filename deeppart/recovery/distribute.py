@@ -32,7 +32,7 @@ from deeppart.plan.restart import Hop, Routes
 from deeppart.recovery.candidates import Recovered
 from deeppart.recovery.parts import LoadedPart
 from deeppart.recovery.tables import UNREAD, Holding, PartIndexView, Ranks, Tables
-from deeppart.state.pieces import LeafPiece
+from deeppart.state.pieces import ANY_PART, LeafPiece, PartPieces
 from deeppart.state.restore import Scatter, Want, cut_patch
 
 T = TypeVar("T")
@@ -91,9 +91,9 @@ class _Chunk:
         return (hash(tuple(wants)) & _DIGEST_BITS) + 1
 
     def order(self) -> list[Any]:
-        """The request to the reader of the chunk: elements of pieces; if nothing else is said, all bytes."""
+        """The request to the reader of the chunk: where pieces begin in it, and their elements, all by default."""
         wants = [
-            [number] if want.source is None else [number, want.source, want.target, want.itemsize]
+            [self.pieces[number].at, *(() if want.source is None else (want.source, want.target, want.itemsize))]
             for number, want in self.wants
         ]
         return [self.index.part, self.number, wants]
@@ -113,7 +113,10 @@ class Delivery:
     def __init__(self, ranks: Ranks, recovered: Recovered, tables: Tables) -> None:
         self._ranks, self._recovered, self._tables = ranks, recovered, tables
         self._routes = Routes(ranks.node_of, ranks.rank)
-        self._parts = {index.part: index for index in tables.indexes}
+        #: All pieces of the parts that this rank has read.
+        self._read = {
+            part: PartPieces(loaded.reader.spans, loaded.reader.raw_starts) for part, loaded in recovered.mine.items()
+        }
         lengths = [len(index.readers) for index in tables.indexes]
         #: Numbers of the first chunks of the parts, when chunks of all parts are counted; and the positions of all
         #: chunks in an order in which their readers alternate.
@@ -146,10 +149,13 @@ class Delivery:
     def _wanted(self, scatter: Scatter, attempts: _Attempts) -> list[tuple[int, _Chunk]]:
         """The chunks with bytes that this rank needs, by their positions in the order of all chunks read."""
         chunks: list[tuple[int, _Chunk]] = []
+        if self._tables.lack(scatter.wanted.of(ANY_PART)):
+            attempts.failure = Failure(_left_out("spans", "a global tensor"))
         for index, first in zip(self._tables.indexes, self._firsts, strict=True):
             for number, pieces, wants in scatter.chunks(index.part, index.pieces):
                 if index.readers[number] == UNREAD:
-                    attempts.failure = attempts.failure or _never_read(index.part, pieces[wants[0][0]].leaf)
+                    leaf = f"leaf {pieces[wants[0][0]].leaf} of part {index.part}"
+                    attempts.failure = attempts.failure or Failure(_left_out("bytes", leaf))
                 else:
                     chunks.append((int(self._places[first + number]), _Chunk(index, number, pieces, wants)))
         return sorted(chunks, key=itemgetter(0))
@@ -177,8 +183,8 @@ class Delivery:
         part, found = chunk.index.part, self._tables.copies.mine.get(chunk.holding)
 
         def fill() -> None:
-            target = None if found is None else scatter.direct(part, chunk.pieces)
-            if found is None or target is None or len(target) != chunk.nbytes:
+            target = None if found is None else scatter.direct(part, chunk.pieces, chunk.nbytes)
+            if found is None or target is None:
                 scatter.write(part, chunk.pieces, data())
             else:
                 found.read_into(chunk.byte_range[0], target)
@@ -224,7 +230,7 @@ class Delivery:
         if hop.source is None:
             sent = None if here is None else attempts.result(here, part)
             return self._sending(np.zeros(chunk.nbytes, dtype=np.uint8) if sent is None else sent, hop, tag), _no_more
-        target = attempts.result(lambda: scatter.direct(part, chunk.pieces))
+        target = attempts.result(lambda: scatter.direct(part, chunk.pieces, chunk.nbytes))
         data = np.empty(chunk.nbytes, dtype=np.uint8) if target is None else target
         receiving = self._ranks.comm.receive_into(data, hop.source, tag)
         land = attempts.at(lambda: scatter.write(part, chunk.pieces, data)) if target is None else _no_more
@@ -264,7 +270,7 @@ class Delivery:
         self, orders: list[_Chunk], source: int, scatter: Scatter, attempts: _Attempts
     ) -> Iterator[tuple[Operation[None], Callable[[], None]]]:
         for chunk in orders:
-            target = attempts.result(partial(scatter.direct, chunk.index.part, chunk.pieces))
+            target = attempts.result(partial(scatter.direct, chunk.index.part, chunk.pieces, chunk.nbytes))
             data = np.empty(chunk.ordered_bytes(), dtype=np.uint8) if target is None else target
             receiving = self._ranks.comm.receive_into(data, source, _ORDER_TAG)
             yield receiving, _no_more if target is not None else attempts.at(_unpacking(chunk, data, scatter))
@@ -272,8 +278,8 @@ class Delivery:
     def _cut(self, order: list[Any], attempts: _Attempts) -> Bytes:
         """The bytes that another rank has requested of a chunk, concatenated."""
         part, chunk, wants = order
-        pieces = self._parts[part].pieces.of(chunk)
-        found = [(pieces[number], _want(rest)) for number, *rest in wants]
+        pieces = {piece.at: piece for piece in self._read[part].of(chunk)}
+        found = [(pieces[at], _want(rest)) for at, *rest in wants]
         packed = np.zeros(sum(want.nbytes_of(piece) for piece, want in found), dtype=np.uint8)
 
         def pack() -> None:
@@ -332,14 +338,13 @@ def _unpacking(chunk: _Chunk, data: Bytes, scatter: Scatter) -> Callable[[], Non
     return unpack
 
 
-def _never_read(part: int, leaf: int) -> Failure:
-    """The error for a leaf that needs bytes that were not read because they were not requested."""
-    error = StorageError(
-        "bytes that a restore needs were left out when the step was read; this is a fault of the library",
-        found=f"leaf {leaf} of part {part}",
+def _left_out(what: str, of: str) -> StorageError:
+    """The error for what was not read or fetched because it was not requested."""
+    return StorageError(
+        f"{what} that a restore needs were left out when the step was read; this is a fault of the library",
+        found=of,
         todo="report it; restore the whole state meanwhile, without keys= and exclude=",
     )
-    return Failure(error)
 
 
 class _Attempts:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -32,8 +32,9 @@ from deeppart.recovery.advice import (
     unreached_notice,
     unreached_optimizers,
 )
+from deeppart.recovery.candidates import Recovered
 from deeppart.recovery.saved import RankLocalPolicies, SavedStep, check_spans
-from deeppart.recovery.tables import PartIndexView, Ranks
+from deeppart.recovery.tables import Ranks, Tables
 from deeppart.state.paths import (
     DROP,
     RANK0,
@@ -133,13 +134,11 @@ def find_places(
     return Places(tuple(left_to_others), tuple(left_out))
 
 
-def check_step(
-    saved: SavedStep, indexes: Sequence[PartIndexView], led: Container[int], policies: PerRankPolicies, comm: Comm
-) -> Held:
+def check_step(saved: SavedStep, tables: Tables, recovered: Recovered, policies: PerRankPolicies, comm: Comm) -> Held:
     """Check that a step can be restored on so many ranks, whatever their live state is; returns its pieces."""
     if not saved.same_world and (strict := saved.policies_of(policies).refused()):
         raise strict_error(strict, saved.attempt.world_size, comm.size, saved.attempt.step)
-    return check_spans(saved, indexes, led, comm)
+    return check_spans(saved, tables, recovered, comm.rank)
 
 
 def match(

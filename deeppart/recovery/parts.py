@@ -7,7 +7,7 @@ in the page cache of a file system of this node, is used in place.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,7 +83,10 @@ class LoadedPart:
         before it writes over it (``storage/spares.py``): a file that still has its name has not changed. If the file
         system cannot tell, the digests are checked again.
         """
-        return None if self.used_in_place is None else problem_of(self.used_in_place, self._changed)
+        try:
+            return None if self.used_in_place is None else problem_of(self.used_in_place)
+        except StorageError:
+            return self._changed()
 
     def _changed(self) -> CorruptFileError | None:
         try:
@@ -123,13 +126,14 @@ class LoadedPart:
         yield tail
 
 
-def problem_of(file: FileSource, ask_digests: Callable[[], Problem]) -> Problem:
-    """Why the bytes of a file may have changed while its memory was in use (:meth:`LoadedPart.problem`), or None."""
-    try:
-        if file.has_its_name():
-            return None
-    except StorageError:
-        return ask_digests()
+def problem_of(file: FileSource) -> Problem:
+    """Why the bytes of a file may have changed while its memory was in use (:meth:`LoadedPart.problem`), or None.
+
+    Raises:
+        StorageError: the file system cannot tell.
+    """
+    if file.has_its_name():
+        return None
     return CorruptFileError(
         "a part file was removed while it was being used",
         found="another job on this node retires the step",

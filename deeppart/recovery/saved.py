@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from deeppart._gc import collection_paused
-from deeppart.comm import Comm, together
+from deeppart.comm import together
 from deeppart.errors import CorruptFileError
 from deeppart.model import Attempt
 from deeppart.recovery.absent import PartRules
 from deeppart.recovery.candidates import Recovered
-from deeppart.recovery.tables import PartIndexView, Ranks
+from deeppart.recovery.tables import Ranks, Tables
 from deeppart.state.document import (
     GlobalState,
     GlobalTensor,
@@ -202,22 +202,20 @@ def saved_step(attempt: Attempt, documents: Documents, rank: int, size: int) -> 
     )
 
 
-def check_spans(saved: SavedStep, indexes: Sequence[PartIndexView], led: Container[int], comm: Comm) -> Held:
+def check_spans(saved: SavedStep, tables: Tables, recovered: Recovered, rank: int) -> Held:
     """The pieces that the parts have, after all ranks have checked that the spans have every byte of every leaf once.
 
-    Each rank checks the parts that it leads, and its share of the leaves.
+    Each rank checks the parts that it leads, its share of the leaves, and the boxes whose spans it keeps.
     """
     shared, where = saved.documents.structure, f"step {saved.attempt.step}"
-    for index in indexes:
-        if index.part not in led:
-            continue
-        part = index.part if len(saved.of_ranks) > 1 else 0
-        spans = index.pieces.spans
-        structure, document, whose = saved.of_ranks[part], saved.documents.own[part], f"{where}, part {index.part}"
-        check_places(structure, document.types, spans, index.pieces.raw_starts, index.per_rank, whose)
-        check_own(structure, document.types, spans, None, whose)
-    held = Held(shared, {index.part: index.pieces.spans for index in indexes})
-    refuse(held.faults_of(comm.rank, comm.size), None, shared, {}, where)
+    for number in recovered.led_by(rank):
+        part = number if len(saved.of_ranks) > 1 else 0
+        reader, whose = recovered.mine[number].reader, f"{where}, part {number}"
+        structure, types, per_rank = saved.of_ranks[part], saved.documents.own[part].types, reader.marked_per_rank
+        check_places(structure, types, reader.spans, reader.raw_starts, per_rank, whose)
+        check_own(structure, types, reader.spans, None, whose)
+    held = Held(shared, {index.part: index.pieces.spans for index in tables.indexes})
+    refuse(held.faults_of(rank, tables.keepers, [tables.kept.spans]), None, shared, {}, where)
     return held
 
 
@@ -239,10 +237,21 @@ class Documents:
     of_ranks: tuple[Structure, ...]
 
 
-def share_documents(ranks: Ranks, recovered: Recovered, text: bytes) -> Documents:
+def load_step(ranks: Ranks, recovered: Recovered) -> SavedStep:
+    """The step as this rank restores it, from the documents of its parts (collective)."""
+    comm, attempt = ranks.comm, recovered.attempt
+    documents = share_documents(ranks, recovered)
+    within = f"restore of step {attempt.step}, documents", ranks.timeout
+    with collection_paused():
+        return together(comm, lambda: saved_step(attempt, documents, comm.rank, comm.size), _FAILED, within)
+
+
+def share_documents(ranks: Ranks, recovered: Recovered) -> Documents:
     """Share all documents with all ranks; of parts other than 0 only if any leaf or value is per rank (collective)."""
     what = f"restore of step {recovered.attempt.step}, documents"
-    within = what, ranks.timeout
+    within, leader = (what, ranks.timeout), recovered.reads[0].reader
+    mine = recovered.mine[0].reader.meta if leader == ranks.rank else None
+    text = ranks.finish(ranks.comm.broadcast(mine, leader), what)
     first, structure, complete = together(ranks.comm, lambda: _decoded_first(text, what), _FAILED, within)
     if not (structure.per_rank.any() or structure.per_rank_values.any() or structure.has_rank_local):
         return Documents(structure, (first,), (complete,))

@@ -1,4 +1,9 @@
-"""The tables of all parts on every rank: the pieces of each chunk, its readers, and the structure document.
+"""The tables of all parts: the chunks and their readers on every rank, and of the spans what a rank needs.
+
+Every rank gets the lengths of all chunks, and the spans of leaves that are one piece or belong to one rank. Of a large
+step, nearly all spans are of global tensors' boxes, and a rank needs those of its shards alone. Each box has a rank
+that keeps its spans (:class:`deeppart.state.pieces.Keepers`), checks that they are complete, and sends them to those
+that ask. So what a restore costs a rank does not grow with the shards that all have saved.
 
 Everything small is sent in one exchange: with as many parts as ranks, one exchange for each would take longer than
 sending the bytes.
@@ -13,7 +18,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,15 +26,16 @@ import numpy as np
 import numpy.typing as npt
 
 from deeppart._gc import collection_paused
-from deeppart.comm import Comm, Operation, finish
-from deeppart.errors import CorruptFileError, StorageError
+from deeppart.comm import Comm, Operation, exchange, finish
+from deeppart.errors import StorageError
 from deeppart.mapped import bring_pages, running_kernel
 from deeppart.nodes import Bytes
-from deeppart.part import CHUNK_DTYPE, FLAG_PER_RANK, SPAN_DTYPE, FileSource, check_encoded
+from deeppart.part import SPAN_DTYPE, FileSource
 from deeppart.plan.restart import Read
 from deeppart.recovery.candidates import Recovered
 from deeppart.recovery.parts import Chosen, FileRange, LoadedPart, Problem, problem_of
-from deeppart.state.pieces import PartPieces
+from deeppart.state.document import Structure
+from deeppart.state.pieces import Keepers, PartPieces, are_among, keys_of
 
 T = TypeVar("T")
 #: Size of the field with the length of a message's head.
@@ -75,27 +81,27 @@ class Ranks:
 
 
 #: For a part: its number, the file range of its bytes in memory, which of the sender's chunks were read ("": all), and,
-#: from the rank that sends them, rows of its two tables and bytes of its document.
-_Head = tuple[int, str, str, int, int, int]
+#: from the rank that sends them, numbers of chunks, of which it sends the lengths, and of spans for all ranks.
+_Head = tuple[int, str, str, int, int]
+#: Bytes of a span and of the number of its part.
+_ROW_BYTES = SPAN_DTYPE.itemsize + 4
 #: In place of a rank: no rank has read the chunk.
 UNREAD = -1
 
 
 @dataclass(frozen=True, slots=True)
 class PartIndexView:
-    """The tables of a part, as every rank needs them.
+    """The tables of a part, as a rank has them.
 
     Attributes:
         part: number of the part: the rank that saved it.
         readers: for each chunk the rank that has it in memory; UNREAD if it is not needed.
-        pieces: the pieces of each chunk, and where chunks begin.
-        per_rank: for each chunk whether it has bytes of the saving rank alone.
+        pieces: of the pieces of each chunk those that this rank knows of, and where chunks begin.
     """
 
     part: int
-    readers: npt.NDArray[np.int64]
+    readers: npt.NDArray[np.int32]
     pieces: PartPieces
-    per_rank: npt.NDArray[np.bool_]
 
     @property
     def is_unread(self) -> npt.NDArray[np.bool_]:
@@ -108,19 +114,49 @@ class PartIndexView:
         return begin, end
 
 
+class KeptSpans(NamedTuple):
+    """Spans of boxes of global tensors, of any parts.
+
+    Attributes:
+        spans: rows of SPAN_DTYPE.
+        parts: uint32: number of the part of each.
+    """
+
+    spans: npt.NDArray[np.void]
+    parts: npt.NDArray[np.uint32]
+
+    @classmethod
+    def decode(cls, messages: Iterable[bytes]) -> KeptSpans:
+        """The spans of several messages."""
+        spans, parts = [np.zeros(0, dtype=SPAN_DTYPE)], [np.zeros(0, dtype=np.uint32)]
+        for message in filter(None, messages):  # most are empty
+            count = len(message) // _ROW_BYTES
+            spans.append(np.frombuffer(message, dtype=SPAN_DTYPE, count=count))
+            parts.append(np.frombuffer(message, dtype=np.uint32, count=count, offset=count * SPAN_DTYPE.itemsize))
+        return cls(np.concatenate(spans), np.concatenate(parts))
+
+    def encode(self, rows: npt.NDArray[Any]) -> bytes:
+        """Some of the spans as a message."""
+        return b"".join((self.spans[rows].tobytes(), self.parts[rows].tobytes()))
+
+
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """The tables of all parts, the same on all ranks except ``copies``.
+    """The tables of all parts, as far as this rank has them.
 
     Attributes:
         indexes: in part order.
-        document: the document of part 0.
         copies: bytes of parts in the memory of this node.
+        keepers: which rank keeps the spans of a box.
+        kept: the spans that this rank keeps for all.
+        fetched: ascending keys of the boxes whose spans are in ``indexes``.
     """
 
     indexes: list[PartIndexView]
-    document: bytes
     copies: NodeCopies
+    keepers: Keepers
+    kept: KeptSpans
+    fetched: npt.NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, dtype=np.uint64))
 
     @property
     def saved_bytes(self) -> int:
@@ -133,61 +169,97 @@ class Tables:
         lengths = (np.diff(index.pieces.raw_starts)[~index.is_unread] for index in self.indexes)
         return sum(int(each.sum()) for each in lengths)
 
+    def lack(self, keys: npt.NDArray[np.uint64]) -> bool:
+        """True if any of these pieces is a box whose spans were not fetched."""
+        return not are_among(keys[self.keepers.are_boxes(keys)], self.fetched).all()
 
-def share_tables(ranks: Ranks, recovered: Recovered) -> Tables:
-    """Send the tables of all parts to every rank (collective)."""
+
+def share_tables(ranks: Ranks, recovered: Recovered, structure: Structure) -> Tables:
+    """Send the tables of all parts to the ranks that need them (collective)."""
     what = f"restore of step {recovered.attempt.step}, indexes of the parts"
-    messages = ranks.share(*_message(recovered, ranks.rank), what)
+    keepers = Keepers.of(structure, ranks.comm.size)
+    heads, tables, kept = _message(recovered, ranks.rank, keepers)
+    messages = ranks.share(heads, tables, what)
+    received = ranks.finish(exchange(ranks.comm, kept), what) if keepers.any_boxes else []
     with collection_paused():
-        indexes, places, document = _decomposed(messages, recovered.reads)
-    return Tables(indexes, document, find_copies(ranks, recovered, places))
+        indexes, places = _decomposed(messages, recovered.reads)
+    return Tables(indexes, find_copies(ranks, recovered, places), keepers, KeptSpans.decode(received))
+
+
+def fetch_spans(ranks: Ranks, tables: Tables, wanted: npt.NDArray[np.uint64], what: str) -> Tables:
+    """The tables with the spans of the boxes among the pieces that this rank needs (collective)."""
+    keepers, kept = tables.keepers, tables.kept
+    if not keepers.any_boxes:
+        return tables
+    wanted = wanted[keepers.are_boxes(wanted)]
+    asking = [wanted[rows].tobytes() for rows in _by_rank(keepers.ranks_of(wanted), keepers.ranks)]
+    keys = keys_of(kept.spans)
+    answers = [
+        kept.encode(are_among(keys, np.frombuffer(asked, dtype=np.uint64))) if asked else b""
+        for asked in ranks.finish(exchange(ranks.comm, asking), what)
+    ]
+    found = KeptSpans.decode(ranks.finish(exchange(ranks.comm, answers), what))
+    indexes, by_part = [*tables.indexes], np.argsort(found.parts, kind="stable")
+    parts, begins = np.unique(found.parts[by_part], return_index=True)
+    for part, begin, end in zip(parts.tolist(), begins, np.append(begins, len(by_part))[1:], strict=True):
+        spans = np.concatenate([indexes[part].pieces.spans, found.spans[by_part[begin:end]]])
+        pieces = PartPieces(spans[np.argsort(spans["raw_offset"])], indexes[part].pieces.raw_starts)
+        indexes[part] = replace(indexes[part], pieces=pieces)
+    return replace(tables, indexes=indexes, fetched=wanted)
+
+
+def _by_rank(ranks: npt.NDArray[np.int64], size: int) -> list[npt.NDArray[np.int64]]:
+    """For each of ``size`` ranks, the positions at which it stands."""
+    order = np.argsort(ranks, kind="stable")
+    return np.split(order, np.searchsorted(ranks[order], np.arange(1, size)))
 
 
 def _decomposed(
     messages: list[tuple[list[_Head], bytes]], reads: Sequence[Read]
-) -> tuple[list[PartIndexView], dict[Holding, Place], bytes]:
-    """The tables in part order; where bytes of parts are in memory; the document of part 0."""
+) -> tuple[list[PartIndexView], dict[Holding, Place]]:
+    """The tables in part order; where bytes of parts are in memory."""
     indexes: dict[int, PartIndexView] = {}
     shared: dict[int, dict[int, range]] = {}
-    tables: dict[int, npt.NDArray[np.void]] = {}
-    document = b""
     read = {(part, rank): text for rank, (heads, _) in enumerate(messages) for part, _, text, *_ in heads}
     for sender, (heads, message) in enumerate(messages):
         at = 0
-        for part, _, _, chunk_count, span_count, document_bytes in heads:
+        for part, _, _, chunk_count, span_count in heads:
             if reads[part].reader != sender:
                 continue
-            chunks = np.frombuffer(message, dtype=CHUNK_DTYPE, count=chunk_count, offset=at)
-            spans = np.frombuffer(message, dtype=SPAN_DTYPE, count=span_count, offset=at + chunks.nbytes)
-            (indexes[part], shared[part]), tables[part] = _view(reads[part], chunks, spans, read), chunks
-            at += chunks.nbytes + spans.nbytes
-            if part == 0:
-                document = message[at : at + document_bytes]
-            at += document_bytes
+            raw_starts = np.zeros(chunk_count + 1, dtype=np.uint64)
+            np.cumsum(np.frombuffer(message, dtype=np.uint64, count=chunk_count, offset=at), out=raw_starts[1:])
+            spans = np.frombuffer(message, dtype=SPAN_DTYPE, count=span_count, offset=at + 8 * chunk_count)
+            shared[part] = reads[part].chunks(raw_starts.tolist())
+            indexes[part] = _view(reads[part], shared[part], PartPieces(spans, raw_starts), read)
+            at += 8 * chunk_count + spans.nbytes
     received = {(part, rank): text for rank, (heads, _) in enumerate(messages) for part, text, *_ in heads if text}
     places: dict[Holding, Place] = {}
     for (part, rank), text in received.items():
         mine = shared[part][rank]
-        first = indexes[part].byte_range(mine.start)[0] if mine else 0
-        was_read = _unpacked(read[part, rank], len(mine))
-        places[part, rank] = Place(text, first, tables[part][mine.start : mine.stop], was_read)
-    return [indexes[part] for part in sorted(indexes)], places, document
+        places[part, rank] = Place(text, indexes[part].byte_range(mine.start)[0] if mine else 0)
+    return [indexes[part] for part in sorted(indexes)], places
 
 
-def _message(recovered: Recovered, rank: int) -> tuple[list[_Head], list[bytes]]:
-    """This rank's message: heads of parts, and the tables of those that it leads; the document of part 0."""
+def _message(recovered: Recovered, rank: int, keepers: Keepers) -> tuple[list[_Head], list[bytes], list[bytes]]:
+    """What this rank sends: heads of parts; of those that it leads, the tables for all, and for each rank its spans."""
     heads: list[_Head] = []
     tables: list[bytes] = []
+    spans, parts = [np.zeros(0, dtype=SPAN_DTYPE)], [np.zeros(0, dtype=np.uint32)]
     led = set(recovered.led_by(rank))
     for part, loaded in recovered.mine.items():
         if part not in led:
-            heads.append((part, described(loaded), _packed(loaded), 0, 0, 0))
+            heads.append((part, described(loaded), _packed(loaded), 0, 0))
             continue
         reader = loaded.reader
-        document = reader.meta if part == 0 else b""
-        heads.append((part, described(loaded), _packed(loaded), len(reader.chunks), len(reader.spans), len(document)))
-        tables += [reader.chunks.tobytes(), reader.spans.tobytes(), document]
-    return heads, tables
+        is_kept = keepers.are_kept(reader.spans)
+        for_all = reader.spans[~is_kept]
+        heads.append((part, described(loaded), _packed(loaded), len(reader.chunks), len(for_all)))
+        tables += [reader.chunks["raw_length"].tobytes(), for_all.tobytes()]
+        spans.append(reader.spans[is_kept])
+        parts.append(np.full(len(spans[-1]), part, dtype=np.uint32))
+    kept = KeptSpans(np.concatenate(spans), np.concatenate(parts))
+    by_keeper = _by_rank(keepers.ranks_of(keys_of(kept.spans)), keepers.ranks)
+    return heads, tables, [kept.encode(rows) for rows in by_keeper]
 
 
 def _packed(loaded: LoadedPart) -> str:
@@ -205,21 +277,14 @@ def _unpacked(text: str, count: int) -> Chosen | None:
 
 
 def _view(
-    read: Read,
-    chunks: npt.NDArray[np.void],
-    spans: npt.NDArray[np.void],
-    was_read: Mapping[tuple[int, int], str],
-) -> tuple[PartIndexView, dict[int, range]]:
-    """The tables of a part, and the chunks assigned to each of its readers."""
-    raw_starts = np.zeros(len(chunks) + 1, dtype=np.uint64)
-    np.cumsum(chunks["raw_length"], out=raw_starts[1:])
-    shared = read.chunks(raw_starts.tolist())
-    readers = np.full(len(chunks), UNREAD, dtype=np.int64)
+    read: Read, shared: Mapping[int, range], pieces: PartPieces, was_read: Mapping[tuple[int, int], str]
+) -> PartIndexView:
+    """The tables of a part, with the chunks assigned to each of its readers."""
+    readers = np.full(len(pieces.raw_starts) - 1, UNREAD, dtype=np.int32)
     for rank, mine in shared.items():
         chosen = _unpacked(was_read.get((read.part, rank), ""), len(mine))
         readers[mine.start : mine.stop] = rank if chosen is None else np.where(chosen, rank, UNREAD)
-    per_rank = (chunks["flags"] & FLAG_PER_RANK) != 0
-    return PartIndexView(read.part, readers, PartPieces(spans, raw_starts), per_rank), shared
+    return PartIndexView(read.part, readers, pieces)
 
 
 #: Number of a part, and a rank that has read all or some of it.
@@ -232,14 +297,10 @@ class Place(NamedTuple):
     Attributes:
         text: see :func:`described`.
         raw_start: where it begins in the raw bytes of the part.
-        chunks: rows of CHUNK_DTYPE.
-        read: for each chunk, whether it was read and checked; None: all were.
     """
 
     text: str
     raw_start: int
-    chunks: npt.NDArray[np.void]
-    read: Chosen | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,39 +308,25 @@ class NodeCopy:
     """A part, or a range of one, in the memory of this node.
 
     Attributes:
-        raw: its raw bytes, read-only.
+        raw: its raw bytes, read-only; the part is stored raw, so they are contiguous.
         file: the mapped file, open.
         first: the beginning of the raw bytes in the file.
         is_on_a_node: other jobs on this node may remove the file.
-        chunks: rows of CHUNK_DTYPE; the part is stored raw, so they are contiguous.
         raw_start: where the raw bytes begin in those of the whole part.
-        read: for each chunk, whether it was read and checked; None: all were.
     """
 
     raw: Bytes
     file: FileSource
     first: int
     is_on_a_node: bool
-    chunks: npt.NDArray[np.void]
     raw_start: int = 0
-    read: Chosen | None = None
 
     def problem(self) -> Problem:
         """After the bytes have been used: why they may have changed (:meth:`LoadedPart.problem`), or None."""
-        return problem_of(self.file, self._changed) if self.is_on_a_node else None
-
-    def _changed(self) -> Problem:
-        at = 0
         try:
-            for number, row in enumerate(self.chunks):
-                start, at = at, at + int(row["encoded_length"])
-                if self.read is not None and not self.read[number]:
-                    continue
-                byte_range = self.byte_range(self.raw_start + start, self.raw_start + at)
-                check_encoded(row, byte_range.data, f"{self.file.path}, chunk {number}")
-        except (CorruptFileError, StorageError) as error:
+            return problem_of(self.file) if self.is_on_a_node else None
+        except StorageError as error:
             return error
-        return None
 
     def byte_range(self, start: int, stop: int) -> Bytes:
         """A range of the part's bytes, mapped into this process."""
@@ -358,7 +405,10 @@ def _mapped(of: Place, at: Callable[[str], Path]) -> NodeCopy:
         raw = np.frombuffer(file.viewed(), dtype=np.uint8)[place.first : place.first + place.raw_bytes]
         if len(raw) != place.raw_bytes:
             raise StorageError("a file was truncated after it was read", where=place.path)
-        return NodeCopy(raw, file, place.first, place.is_on_a_node, of.chunks, of.raw_start, of.read)
+        copy = NodeCopy(raw, file, place.first, place.is_on_a_node, of.raw_start)
+        if (problem := copy.problem()) is not None:  # of a file system, too, that could not tell afterwards
+            raise problem
+        return copy
     except BaseException:
         file.close()
         raise

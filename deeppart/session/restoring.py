@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from deeppart.access.hanging import hanging
-from deeppart.comm import Comm, Operation, finish, raise_together, together
+from deeppart.comm import Comm, Operation, finish, raise_together
 from deeppart.errors import CheckpointError, DeeppartWarning, RestoreError, on_ranks, say, warn_caller
 from deeppart.mistaken_paths import meant_todo
 from deeppart.model import Attempt, RestoreReport, show_seconds
@@ -29,12 +29,11 @@ from deeppart.recovery import (
     Reading,
     Recovered,
     SavedStep,
+    load_step,
     look_at_live,
     recover,
     refusal_of_state,
     restore_state,
-    saved_step,
-    share_documents,
     suspect_lines,
     take_inventory,
     warn_suspect,
@@ -152,18 +151,8 @@ def preview_restore(session: Session, step: int | None, staging: Staging, arena:
         found, _ = recover(_reading(session, staging, arena), inventory, step)
     if found is None:
         return None
-    text = found.mine[0].reader.meta if found.reads[0].reader == comm.rank else None
-    name = f"restore of step {found.attempt.step}, document"
-    first = finish(comm, comm.broadcast(text, found.reads[0].reader), name, timeout)
-    documents = share_documents(ranks, found, first)
+    saved = load_step(ranks, found)
     found.mine.clear()
-
-    attempt = found.attempt
-
-    def seen() -> SavedStep:
-        return saved_step(attempt, documents, comm.rank, comm.size)
-
-    saved = together(comm, seen, "the documents of a step could not be decoded", (name, timeout))
     return RestorePreview(inventory, saved)
 
 

@@ -10,10 +10,10 @@ Only :func:`find_faults` checks that the parts have every byte once: for a resto
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,7 @@ Spans = npt.NDArray[np.void]
 ANY_PART = -1
 #: Bits of a piece's key for the box number; there are at most 2^24 boxes.
 _BOX_BITS = np.uint64(32)
+_BOX_MASK = np.uint64((1 << 32) - 1)
 GAP, EXTRA = "gap", "extra"
 _TODO = "the checkpoint was not written by a sound library: restore an earlier step"
 #: Boxes of one tensor with missing bytes that are listed as faults, at most.
@@ -66,7 +67,7 @@ class PartPieces:
     """The pieces in each chunk of a part, looked up on demand: a rank needs little of most parts.
 
     Attributes:
-        spans: rows of SPAN_DTYPE, in the order of the raw stream.
+        spans: rows of SPAN_DTYPE, all or some of the part's, in the order of the raw stream.
         raw_starts: the beginnings of the chunks in the raw stream, and the end of the last one.
     """
 
@@ -77,11 +78,12 @@ class PartPieces:
         """The pieces in a chunk."""
         begin, end = self.raw_starts[chunk], self.raw_starts[chunk + 1]
         first, last = np.searchsorted(self._offsets, begin, "right") - 1, np.searchsorted(self._offsets, end, "left")
-        pieces, begin, end = list[LeafPiece](), int(begin), int(end)
-        columns = (self.spans[name][first:last].tolist() for name in ("leaf", "box", "start", "length", "raw_offset"))
+        rows, pieces, begin, end = slice(max(first, 0), last), list[LeafPiece](), int(begin), int(end)
+        columns = (self.spans[name][rows].tolist() for name in ("leaf", "box", "start", "length", "raw_offset"))
         for leaf, box, start, length, offset in zip(*columns, strict=True):
             at, stop = max(offset, begin), min(offset + length, end)
-            pieces.append(LeafPiece(leaf, box, start + at - offset, stop - at, at - begin))
+            if at < stop:  # unless the rows are some of the part's
+                pieces.append(LeafPiece(leaf, box, start + at - offset, stop - at, at - begin))
         return pieces
 
     def chunks_with(self, rows: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
@@ -96,10 +98,7 @@ class PartPieces:
 
     def chunks_of(self, wanted: npt.NDArray[np.uint64]) -> list[int]:
         """Ascending numbers of the chunks that have bytes of any of these pieces (:func:`piece_keys`)."""
-        keys = (self.spans["leaf"].astype(np.uint64) << _BOX_BITS) + self.spans["box"]
-        places = np.searchsorted(wanted, keys)
-        found = places < len(wanted)
-        found[found] = wanted[places[found]] == keys[found]
+        found = are_among(keys_of(self.spans), wanted)
         return np.flatnonzero(self.chunks_with(found)).tolist() if found.any() else []
 
     @functools.cached_property
@@ -107,10 +106,75 @@ class PartPieces:
         return np.ascontiguousarray(self.spans["raw_offset"])
 
 
+def keys_of(spans: Spans) -> npt.NDArray[np.uint64]:
+    """The keys of the pieces of spans."""
+    return np.asarray((spans["leaf"].astype(np.uint64) << _BOX_BITS) + spans["box"])
+
+
+def are_among(keys: npt.NDArray[np.uint64], ascending: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+    """For each key whether it is one of the others."""
+    places = np.searchsorted(ascending, keys)
+    found = places < len(ascending)
+    found[found] = ascending[places[found]] == keys[found]
+    return np.asarray(found)
+
+
 def piece_keys(pieces: Iterable[tuple[int, int]]) -> npt.NDArray[np.uint64]:
     """Ascending keys of pieces, which are given by leaf and box."""
     leaves, boxes = np.array([*pieces], dtype=np.uint64).reshape(-1, 2).T
-    return np.sort((leaves << _BOX_BITS) + boxes)
+    return np.unique((leaves << _BOX_BITS) + boxes)
+
+
+@dataclass(frozen=True, slots=True)
+class Keepers:
+    """Which rank of a restore keeps the spans of each box of the global tensors, and checks that they are complete.
+
+    A rank needs few of these spans, and all ranks together have too many for each of them. Every rank keeps about the
+    same number; on as many ranks as a tensor has boxes, each keeps one.
+
+    Attributes:
+        ranks: number of ranks.
+        boxes: int64 per leaf: how many boxes it is divided into; 0 for a leaf that is one piece.
+    """
+
+    ranks: int
+    boxes: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, structure: Structure, ranks: int) -> Keepers:
+        """For the leaves of a structure document."""
+        return cls(ranks, box_counts(structure))
+
+    @property
+    def any_boxes(self) -> bool:
+        """True if any leaf is divided."""
+        return bool(self.boxes.any())
+
+    def are_kept(self, spans: Spans) -> npt.NDArray[np.bool_]:
+        """For each span whether one rank keeps it; all ranks get the others: of undivided leaves, and of one rank."""
+        return np.asarray(self.are_boxes(keys_of(spans)) & (spans["table"] != RANK_TABLE))
+
+    def are_boxes(self, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+        """For each piece whether it is a box of a divided leaf."""
+        leaf = keys >> _BOX_BITS
+        found = leaf < len(self.boxes)
+        found[found] = self.boxes[leaf[found]] > 0
+        return np.asarray(found)
+
+    def ranks_of(self, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+        """The rank that keeps the spans of each of these pieces, which are boxes."""
+        leaf = (keys >> _BOX_BITS).astype(np.int64)
+        box, count = (keys & _BOX_MASK).astype(np.int64), self.boxes[leaf]
+        return np.asarray((box * self.ranks // count + self._first(leaf)) % self.ranks)
+
+    def kept_by(self, rank: int, leaf: int) -> range:
+        """The boxes of a global tensor that a rank keeps."""
+        place, count = (rank - int(self._first(np.int64(leaf)))) % self.ranks, int(self.boxes[leaf])
+        return range(-(-place * count // self.ranks), -(-(place + 1) * count // self.ranks))
+
+    def _first(self, leaf: Any) -> Any:
+        """The rank that keeps the first box: with fewer boxes than ranks, another one for each leaf."""
+        return np.where(self.boxes[leaf] < self.ranks, leaf, 0)
 
 
 class WantedPieces:
@@ -142,15 +206,14 @@ class Expected:
 
     Attributes:
         sizes: uint64 per leaf: bytes of the leaves that are one piece; 0 for leaves that are not expected.
-        tensors: number of a divided leaf -> its division and the bytes of an element.
+        tensors: number of a divided leaf -> its division, the bytes of an element, and the boxes that must be there;
+            of any other box all bytes or none.
         excluded: for these leaves the boxes that are not expected.
-        is_whole: all other boxes are expected; otherwise any of them may be missing.
     """
 
     sizes: npt.NDArray[np.uint64]
-    tensors: Mapping[int, tuple[Division, int]] = field(default_factory=dict)
+    tensors: Mapping[int, tuple[Division, int, range]] = field(default_factory=dict)
     excluded: Mapping[int, Collection[int]] = field(default_factory=dict)
-    is_whole: bool = True
 
 
 class Held:
@@ -195,20 +258,23 @@ class Held:
     @functools.cached_property
     def faults(self) -> list[Fault]:
         """The faults of the pieces that all parts have together."""
-        return self.faults_of(0, 1)
+        keepers = Keepers.of(self.structure, 1)
+        return self.faults_of(0, keepers, [table[keepers.are_kept(table)] for table in self._spans.values()])
 
-    def faults_of(self, share: int, shares: int) -> list[Fault]:
-        """The faults in one share of the leaves; over all ``shares``, every leaf is checked."""
-        structure = self.structure
+    def faults_of(self, rank: int, keepers: Keepers, kept: Sequence[Spans]) -> list[Fault]:
+        """The faults in one rank's share of the leaves and in the boxes whose spans it keeps."""
+        structure, ranks = self.structure, keepers.ranks
         leaves = np.arange(len(structure.types))
         sizes = np.fromiter((kind.nbytes for kind in structure.types), np.uint64, len(structure.types))
-        sizes[structure.per_rank | (leaves % shares != share)] = 0
+        sizes[structure.per_rank | (leaves % ranks != rank)] = 0
         sizes[list(structure.aliases.keys() | structure.divisions.keys())] = 0
         tables = [
-            table[(table["table"] != RANK_TABLE) & (table["leaf"] % shares == share)] for table in self._spans.values()
+            table[(table["table"] != RANK_TABLE) & (table["leaf"] % ranks == rank) & ~keepers.are_kept(table)]
+            for table in self._spans.values()
+            if len(table)
         ]
-        tensors = _tensors(structure, (leaf for leaf in structure.divisions if leaf % shares == share))
-        return find_faults(Expected(sizes, tensors, self.own), tables)
+        tensors = _tensors(structure, structure.divisions, lambda leaf: keepers.kept_by(rank, leaf))
+        return find_faults(Expected(sizes, tensors, self.own), [*tables, *kept])
 
     def check(self, wanted: Collection[int] | None, where: str) -> None:
         """Raise if the parts lack bytes of these leaves; None for all."""
@@ -230,7 +296,7 @@ def own_faults(structure: Structure, own_types: Mapping[int, LeafType], spans: S
     rows = spans[spans["table"] == RANK_TABLE]
     if not len(rows) and not sizes.any():
         return []
-    return find_faults(Expected(sizes, _tensors(structure, set(rows["leaf"].tolist())), is_whole=False), [rows])
+    return find_faults(Expected(sizes, _tensors(structure, set(rows["leaf"].tolist()), lambda leaf: range(0))), [rows])
 
 
 def check_own(
@@ -279,13 +345,24 @@ def _box_of(division: Division, number: int, itemsize: int) -> tuple[str, int]:
     return f"box {number}, {box},", box.elements * itemsize
 
 
-def _tensors(structure: Structure, leaves: Iterable[int]) -> dict[int, tuple[Division, int]]:
-    """Those of these leaves that are global tensors with bytes of their own."""
+def _tensors(
+    structure: Structure, leaves: Iterable[int], boxes: Callable[[int], range]
+) -> dict[int, tuple[Division, int, range]]:
+    """Those of these leaves that are global tensors and no aliases, and the boxes of each that must be there."""
     return {
-        leaf: (structure.divisions[leaf], structure.types[leaf].itemsize)
+        leaf: (structure.divisions[leaf], structure.types[leaf].itemsize, boxes(leaf))
         for leaf in leaves
         if leaf in structure.divisions and leaf not in structure.aliases
     }
+
+
+def box_counts(structure: Structure) -> npt.NDArray[np.int64]:
+    """By leaf number, how many boxes a leaf is divided into; 0 for a leaf that is one piece."""
+    counts = np.zeros(len(structure.types), dtype=np.int64)
+    divisions = {id(division): division for division in structure.divisions.values()}  # few distinct ones
+    lengths = {key: len(division) for key, division in divisions.items()}
+    counts[list(structure.divisions)] = [lengths[id(division)] for division in structure.divisions.values()]
+    return counts
 
 
 def find_faults(expected: Expected, tables: Sequence[Spans]) -> list[Fault]:
@@ -323,7 +400,7 @@ def _sizes(expected: Expected, leaf: npt.NDArray[np.int64], box: npt.NDArray[np.
     for number, begin, end in _runs(leaf):
         if number not in expected.tensors:
             continue
-        division, itemsize = expected.tensors[number]
+        division, itemsize, _ = expected.tensors[number]
         boxes = box[begin:end]
         known = boxes < len(division)
         found = np.where(known, _elements(division, np.where(known, boxes, 0).astype(np.int64)), 0) * itemsize
@@ -368,14 +445,14 @@ def _lacking(
     here[leaf[(leaf < len(here)) & (box == 0)]] = True
     for number in np.flatnonzero(~here & (expected.sizes > 0)).tolist():
         yield Fault(number, 0, 0, int(expected.sizes[number]), GAP)
-    runs = {number: (begin, end) for number, begin, end in _runs(leaf)} if expected.is_whole else {}
-    for number, (division, itemsize) in expected.tensors.items() if expected.is_whole else ():
+    runs = {number: (begin, end) for number, begin, end in _runs(leaf)}
+    for number, (division, itemsize, wanted) in expected.tensors.items():
         begin, end = runs.get(number, (0, 0))
         excluded = expected.excluded.get(number, ())
-        if np.count_nonzero(sizes[begin:end]) + len(excluded) >= len(division):
+        if np.count_nonzero(sizes[begin:end]) + sum(each in wanted for each in excluded) >= len(wanted):
             continue
         held = {*box[begin:end].tolist(), *excluded}
-        for each in islice((each for each in range(len(division)) if each not in held), _MOST_NAMED):
+        for each in islice((each for each in wanted if each not in held), _MOST_NAMED):
             yield Fault(number, each, 0, division.box(each).elements * itemsize, GAP)
 
 
@@ -413,12 +490,8 @@ def check_places(
     own = spans["table"] == RANK_TABLE
     aliases = np.zeros(len(structure.types), dtype=np.bool_)
     aliases[list(structure.aliases)] = True
-    boxes = np.ones(len(structure.types), dtype=np.uint64)
-    divisions = {id(division): division for division in structure.divisions.values()}  # few distinct ones
-    lengths = {key: len(division) for key, division in divisions.items()}
-    boxes[list(structure.divisions)] = [lengths[id(division)] for division in structure.divisions.values()]
-    divided = np.zeros(len(structure.types), dtype=np.bool_)
-    divided[list(structure.divisions)] = True
+    boxes = box_counts(structure)
+    divided = boxes > 0
     used, place = np.unique(leaf, return_inverse=True)  # a part has few of the leaves
     kinds = [own_types.get(number, structure.types[number]) for number in used.tolist()]
     itemsizes = np.array([kind.itemsize for kind in kinds], dtype=np.uint64)[place]
@@ -431,7 +504,7 @@ def check_places(
     cut[holding[(borders - begins[holding]) % itemsizes[holding] != 0]] = True
     for bad, why in (
         ((structure.per_rank[leaf] != own) & ~divided[leaf], "in the table of the other kind"),
-        (spans["box"] >= boxes[leaf], "in a box that it does not have"),
+        (spans["box"] >= np.maximum(boxes, 1).astype(np.uint64)[leaf], "in a box that it does not have"),
         (aliases[leaf], "that shares its memory with another, which has the bytes"),
         (marked[stop] - marked[first] != np.where(own, stop - first, 0), "in a chunk that is marked otherwise"),
         ((spans["start"] % itemsizes != 0) | (spans["length"] % itemsizes != 0) | cut, "in pieces of elements"),

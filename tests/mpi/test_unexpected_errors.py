@@ -202,7 +202,7 @@ def opening(comm: Any, directory: Path, owner: Any, name: str, on_rank: int) -> 
         (apply, "overlapping", 1, ["RemoteRankError", "CheckpointError"]),
         (apply, "put", 1, ["RemoteRankError", "CheckpointError"]),
         (saved, "decode_meta", 1, ["RemoteRankError", "CheckpointError"]),
-        (apply, "saved_step", 1, ["RemoteRankError", "CheckpointError"]),
+        (saved, "saved_step", 1, ["RemoteRankError", "CheckpointError"]),
         (OpenedPart, "load", 0, ["step 1", "step 1"]),
     ],
     ids=lambda value: value if isinstance(value, str) else None,

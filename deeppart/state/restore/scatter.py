@@ -106,7 +106,11 @@ class WantedChunk(NamedTuple):
 
 
 class Scatter:
-    """Writes the bytes of saved leaves into the arrays that need them."""
+    """Writes the bytes of saved leaves into the arrays that need them.
+
+    Attributes:
+        wanted: the pieces with these bytes.
+    """
 
     def __init__(self, wanted: Iterable[Wanted]) -> None:
         self._wants: dict[int, dict[tuple[int, int], list[Want]]] = {}
@@ -118,14 +122,14 @@ class Scatter:
             self._wants.setdefault(part, {}).setdefault((leaf, number), []).append(want)
             self._items.append(live.array)
             self._names.append(name)
-        self._wanted_pieces = WantedPieces(self._wants)
+        self.wanted = WantedPieces(self._wants)
         self._memory = HeldMemory(self._items)
         #: For each array: whether it is contiguous in host memory; None until it is first written to.
         self._lies_flat: list[bool | None] = [None] * len(self._items)
 
     def chunks(self, part: int, pieces: PartPieces) -> Iterator[WantedChunk]:
         """The chunks of a part with needed bytes, ascending."""
-        for chunk in pieces.chunks_of(self._wanted_pieces.of(part)):
+        for chunk in pieces.chunks_of(self.wanted.of(part)):
             held = pieces.of(chunk)
             wants = [
                 (index, want)
@@ -141,9 +145,9 @@ class Scatter:
         mine = self._wants.get(part, {}).get(piece[:2])
         return self._wants.get(ANY_PART, {}).get(piece[:2], ()) if mine is None else mine
 
-    def direct(self, part: int, pieces: list[LeafPiece]) -> Bytes | None:
+    def direct(self, part: int, pieces: list[LeafPiece], nbytes: int) -> Bytes | None:
         """Memory to receive a chunk of one piece directly; None if it has to go through :meth:`write`."""
-        wants = self.wants_of(part, pieces[0]) if len(pieces) == 1 else ()
+        wants = self.wants_of(part, pieces[0]) if len(pieces) == 1 and pieces[0].length == nbytes else ()
         if len(wants) != 1 or wants[0].source is not None:
             return None
         piece, array_number = pieces[0], wants[0].array_number

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from deeppart.comm import Comm, SingleComm, finish
 from deeppart.model import Attempt
 from deeppart.nodes import Arena
-from deeppart.recovery import Ranks, Reading, Recovered, SavedStep, recover, saved_step, share_documents, take_inventory
+from deeppart.recovery import Ranks, Reading, Recovered, SavedStep, load_step, recover, take_inventory
 from deeppart.recovery.distribute import Delivery
 from deeppart.recovery.matching import Matched, check_step, find_places, match
 from deeppart.recovery.narrowing import flatten_live
@@ -31,6 +31,7 @@ class Opened:
 
     ranks: Ranks
     recovered: Recovered
+    saved: SavedStep
     tables: Tables
 
     @property
@@ -46,20 +47,13 @@ class Opened:
         return self.recovered.attempt
 
     @property
-    def led(self) -> Collection[int]:
-        return set(self.recovered.led_by(self.ranks.rank))
-
     def documents(self) -> Documents:
-        return share_documents(self.ranks, self.recovered, self.tables.document)
-
-    def saved(self) -> SavedStep:
-        """As this rank restores it (collective)."""
-        return saved_step(self.attempt, self.documents(), self.ranks.rank, self.ranks.comm.size)
+        return self.saved.documents
 
     def matched(self, state: Any, per_rank: PerRank = "strict") -> Matched:
         """As a restore does it (collective)."""
-        saved, policies = self.saved(), PerRankPolicies(per_rank)
-        held = check_step(saved, self.indexes, self.led, policies, self.ranks.comm)
+        saved, policies = self.saved, PerRankPolicies(per_rank)
+        held = check_step(saved, self.tables, self.recovered, policies, self.ranks.comm)
         flat = flatten_live(state)
         places = find_places(saved, flat, self.ranks, "matching")
         return match(saved, held, flat, places, policies, self.ranks.rank, Choice(saved.structure.tree), cast=False)
@@ -81,7 +75,8 @@ def open_step(root: Path, comm: Comm | None = None, *, on_nodes: bool = False) -
     recovered, told = recover(Reading(comm, run, Staging(), Arena()), inventory, None)
     assert recovered is not None, told
     ranks = Ranks(comm, node_of, TIMEOUT_S)
-    return Opened(ranks, recovered, share_tables(ranks, recovered))
+    saved = load_step(ranks, recovered)
+    return Opened(ranks, recovered, saved, share_tables(ranks, recovered, saved.documents.structure))
 
 
 def edit_parts(root: Path, edit: Callable[[int, PartImage], object]) -> None:

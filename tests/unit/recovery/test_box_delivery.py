@@ -12,7 +12,10 @@ import torch
 from deeppart.comm import Comm
 from deeppart.errors import FreedMemoryError
 from deeppart.model import Box
+from deeppart.recovery.distribute import Delivery
 from deeppart.recovery.saved import check_spans
+from deeppart.recovery.tables import fetch_spans
+from deeppart.state.pieces import piece_keys
 from deeppart.state.restore.scatter import LiveBox, Scatter, Wanted
 from tests.unit.comm.worlds import on_all, world
 from tests.unit.recovery.opened import open_step
@@ -74,17 +77,20 @@ def test_what_was_whole_comes_to_shards_and_shards_to_what_is_whole(tmp_path: Pa
 def brought(root: Path, comm: Comm, *, lose: int = -1, free: int = -1) -> Any:
     """Each rank asks for a column of the tensor; what it got, and what went wrong on it."""
     opened = open_step(root, comm, on_nodes=True)
-    saved, rank = opened.saved(), comm.rank
-    if lose == rank:
-        opened.recovered.mine.clear()
+    saved, rank = opened.saved, comm.rank
     column = Box((0, rank, 0), (9, 1, 5))
     live = torch.full(column.sizes, -1)
     ((leaf, tensor),) = saved.tensors.items()
-    sources = check_spans(saved, opened.indexes, opened.led, comm).sources(leaf, column)
+    sources = list(check_spans(saved, opened.tables, opened.recovered, rank).sources(leaf, column))
+    wanted = piece_keys((each.leaf, each.number) for each in sources)
+    tables = fetch_spans(opened.ranks, opened.tables, wanted, "fetching")
+    delivery = Delivery(opened.ranks, opened.recovered, tables)
+    if lose == rank:
+        opened.recovered.mine.clear()
     scatter = Scatter(Wanted(each, LiveBox(live, column), tensor.kind.itemsize, "w") for each in sources)
     if free == rank:
         live.untyped_storage().resize_(0)
-    return live, opened.delivery.bring(scatter)
+    return live, delivery.bring(scatter)
 
 
 def on_three(root: Path, **how: int) -> list[Any]:

@@ -9,23 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-import xxhash
 
 from deeppart.errors import CorruptFileError, DeeppartError, StorageError
 from deeppart.mapped import running_kernel
-from deeppart.part import CHUNK_DTYPE, FileSource
+from deeppart.part import FileSource
 from deeppart.recovery import LoadedPart
 from deeppart.recovery.parts import FileRange
 from deeppart.recovery.tables import NodeCopy, Place, _mapped, described
 
 CONTENT = np.random.default_rng(5).integers(0, 256, 200_000, dtype=np.uint8)
-
-
-#: Two chunks, of 100,000 and 50,000 bytes.
-CHUNKS = np.zeros(2, dtype=CHUNK_DTYPE)
-for _row, (_start, _stop) in zip(CHUNKS, [(64, 100_064), (100_064, 150_064)], strict=True):
-    _row["encoded_length"] = _stop - _start
-    _row["encoded_digest"] = np.frombuffer(xxhash.xxh3_128_digest(CONTENT[_start:_stop].data), dtype=np.uint8)
 
 
 @pytest.fixture
@@ -41,7 +33,7 @@ def text_of(place: FileRange, kernel: str | None = None) -> str:
 
 
 def test_the_stretch_of_the_file(place: FileRange) -> None:
-    copy = _mapped(Place(text_of(place), 0, CHUNKS), Path)
+    copy = _mapped(Place(text_of(place), 0), Path)
     assert (copy.raw == CONTENT[64:150_064]).all()
     assert (copy.byte_range(100, 4200) == CONTENT[164:4264]).all()
     assert len(copy.byte_range(7, 7)) == 0
@@ -51,7 +43,7 @@ def test_the_stretch_of_the_file(place: FileRange) -> None:
 
 
 def test_a_stretch_of_a_part_is_asked_for_by_the_bytes_of_the_part(place: FileRange) -> None:
-    copy = _mapped(Place(text_of(place), 1_000_000, CHUNKS), Path)
+    copy = _mapped(Place(text_of(place), 1_000_000), Path)
     assert (copy.byte_range(1_000_100, 1_004_200) == CONTENT[164:4264]).all()
     target = np.zeros(300, dtype=np.uint8)
     copy.read_into(1_149_700, target)
@@ -90,11 +82,11 @@ def _under_another_kernel(place: FileRange) -> str:
 @pytest.mark.parametrize("change", [_replaced, _cut, _removed, _under_another_kernel])
 def test_what_is_not_the_file_that_was_read_is_refused(place: FileRange, change: Any) -> None:
     with pytest.raises(DeeppartError):
-        _mapped(Place(change(place), 0, CHUNKS), Path)
+        _mapped(Place(change(place), 0), Path)
 
 
 def test_a_file_that_loses_its_name_while_it_is_used(place: FileRange) -> None:
-    copy = _mapped(Place(text_of(place), 0, CHUNKS), Path)
+    copy = _mapped(Place(text_of(place), 0), Path)
     Path(place.path).rename(place.path + ".retired")
     assert isinstance(copy.problem(), CorruptFileError)
     # On the persistent level files are removed, and never written over: who has one open still has its bytes.
@@ -102,40 +94,21 @@ def test_a_file_that_loses_its_name_while_it_is_used(place: FileRange) -> None:
     assert (copy.byte_range(0, 150_000) == CONTENT[64:150_064]).all()
 
 
-@pytest.mark.parametrize("raw_start", [0, 70_000])
-@pytest.mark.parametrize("offset", [None, 64, 100_063, 150_063])
-def test_where_the_file_system_does_not_say_the_digests_do(
-    place: FileRange, monkeypatch: pytest.MonkeyPatch, offset: int | None, raw_start: int
-) -> None:
-    copy = _mapped(Place(text_of(place), raw_start, CHUNKS), Path)
-
-    def silent(self: FileSource) -> bool:
-        raise StorageError("no answer")
-
-    monkeypatch.setattr(FileSource, "has_its_name", silent)
-    if offset is None:
-        assert copy.problem() is None
-        return
-    with open(place.path, "r+b") as file:
-        file.seek(offset)
-        file.write(bytes([int(CONTENT[offset]) ^ 1]))
-    assert isinstance(copy.problem(), CorruptFileError)
+def _no_answer(self: FileSource) -> bool:
+    raise StorageError("no answer")
 
 
-def test_where_nothing_can_be_asked_or_read(place: FileRange, monkeypatch: pytest.MonkeyPatch) -> None:
-    copy = _mapped(Place(text_of(place), 0, CHUNKS), Path)
-
-    def silent(self: FileSource) -> bool:
-        raise StorageError("no answer")
-
-    monkeypatch.setattr(FileSource, "has_its_name", silent)
-    with open(place.path, "r+b") as file:
-        file.truncate(0)
+def test_a_file_system_that_cannot_tell_whether_it_changed(place: FileRange, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the rank that has read the file has its digests: its mates do not use the file, or use another source."""
+    copy = _mapped(Place(text_of(place), 0), Path)
+    monkeypatch.setattr(FileSource, "has_its_name", _no_answer)
     assert isinstance(copy.problem(), StorageError)
+    with pytest.raises(StorageError, match="no answer"):
+        _mapped(Place(text_of(place), 0), Path)
 
 
 def test_bytes_that_are_gone_are_an_error_and_do_not_end_the_process(place: FileRange) -> None:
-    copy: NodeCopy = _mapped(Place(text_of(place), 0, CHUNKS), Path)
+    copy: NodeCopy = _mapped(Place(text_of(place), 0), Path)
     with open(place.path, "r+b") as file:
         file.truncate(0)  # to touch them would be a SIGBUS
     with pytest.raises(StorageError, match="cannot read"):

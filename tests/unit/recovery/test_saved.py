@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,9 @@ import numpy as np
 import pytest
 
 from deeppart.errors import CorruptFileError
+from deeppart.part import FLAG_PER_RANK
 from deeppart.recovery.saved import check_spans
-from deeppart.recovery.tables import PartIndexView
-from deeppart.state.pieces import PartPieces
+from deeppart.recovery.tables import PartIndexView, share_tables
 from tests.unit.cli_support import forge
 from tests.unit.recovery.opened import Opened, open_step
 
@@ -29,15 +28,12 @@ def of_leaf(index: PartIndexView, leaf: int) -> np.ndarray:
     return these
 
 
-def check(opened: Opened, part: int = -1, spans: Any = None, per_rank: Any = None) -> None:
+def check(opened: Opened, part: int = -1, spans: Any = None) -> None:
     """As one rank does that leads all parts, of which one has another table."""
-    indexes = []
-    for index in opened.indexes:
-        if index.part == part:
-            pieces = index.pieces if spans is None else PartPieces(spans, index.pieces.raw_starts)
-            index = replace(index, pieces=pieces, per_rank=index.per_rank if per_rank is None else per_rank)
-        indexes.append(index)
-    check_spans(opened.saved(), indexes, opened.led, opened.ranks.comm)
+    if spans is not None:
+        opened.recovered.mine[part].reader.spans = spans
+    tables = share_tables(opened.ranks, opened.recovered, opened.documents.structure)
+    check_spans(opened.saved, tables, opened.recovered, 0)
 
 
 def test_sound_parts_hold_every_byte_once(opened: Opened) -> None:
@@ -72,9 +68,11 @@ def test_a_span_in_the_table_of_the_other_kind(opened: Opened, leaf: int) -> Non
 
 
 def test_chunks_that_are_marked_otherwise(opened: Opened) -> None:
-    index = opened.indexes[1]
+    reader = opened.recovered.mine[1].reader
+    reader.chunks = reader.chunks.copy()
+    reader.chunks["flags"] ^= FLAG_PER_RANK
     with pytest.raises(CorruptFileError, match="in a chunk that is marked otherwise"):
-        check(opened, 1, per_rank=~index.per_rank)
+        check(opened)
 
 
 def test_a_leaf_that_no_document_describes(opened: Opened) -> None:

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from deeppart.recovery.apply import lacks_bytes
-from deeppart.recovery.tables import UNREAD
+from deeppart.recovery.apply import lacks_bytes, wanted_pieces
+from deeppart.recovery.tables import UNREAD, fetch_spans
 from deeppart.state.capture import layout
+from deeppart.state.pieces import ANY_PART
 from tests.unit.recovery.opened import open_step
 from tests.unit.sharded_states import rows, save
 
@@ -39,20 +40,23 @@ def test_each_chunk_that_was_not_read(tmp_path: Path, saving: int, left_out: str
     save(tmp_path, [state(rank, saving, 1.0) for rank in range(saving)])
     opened = open_step(tmp_path)
     matched = opened.matched(state(0, 1, 0.0))
-    assert not lacks_bytes(matched, opened.tables)
+    wanted = wanted_pieces(matched)
+    tables = fetch_spans(opened.ranks, opened.tables, wanted.of(ANY_PART), "fetching")
+    assert not lacks_bytes(wanted, tables)
     numbers = {path[0]: number for number, path in enumerate(matched.target.structure.array_paths()) if path}
     if left_out is not None:
         matched.target.dropped |= {numbers[left_out]}
         matched.target.sharded.pop(numbers[left_out], None)
+        wanted = wanted_pieces(matched)
     found: dict[str, set[bool]] = {}
-    for place, index in enumerate(opened.tables.indexes):
+    for place, index in enumerate(tables.indexes):
         for chunk in range(len(index.readers)):
             readers = index.readers.copy()
             readers[chunk] = UNREAD
-            indexes = [*opened.tables.indexes]
+            indexes = [*tables.indexes]
             indexes[place] = replace(index, readers=readers)
             (leaf,) = {piece.leaf for piece in index.pieces.of(chunk)}
             name = matched.saved.documents.structure.array_paths()[leaf][0]
-            found.setdefault(name, set()).add(lacks_bytes(matched, replace(opened.tables, indexes=indexes)))
+            found.setdefault(name, set()).add(lacks_bytes(wanted, replace(tables, indexes=indexes)))
     names = {"plain", "sharded", "first"}
     assert found == {name: {name != left_out} for name in names}

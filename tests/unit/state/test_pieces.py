@@ -13,7 +13,7 @@ from deeppart.errors import CorruptFileError
 from deeppart.model import Box, Division
 from deeppart.part import RANK_TABLE, SHARED_TABLE, SPAN_DTYPE
 from deeppart.state.document.structure import Structure
-from deeppart.state.pieces import ANY_PART, EXTRA, GAP, Expected, Held, Source, check_own, find_faults
+from deeppart.state.pieces import ANY_PART, EXTRA, GAP, Expected, Held, Keepers, Source, check_own, find_faults, keys_of
 from deeppart.state.tensors.leaves import LeafType
 from deeppart.state.tree import ArrayLeaf, Branch
 
@@ -38,9 +38,9 @@ def test_faults_are_what_counting_finds(is_whole: bool) -> None:
     for _ in range(400):
         sizes = random.integers(0, 12, size=4).astype(np.uint64)
         sizes[2:] = 0
-        tensors = {2: (GRID, 2), 3: (ODD, 2)}
+        tensors = {leaf: (cut, 2, range(len(cut) * is_whole)) for leaf, cut in ((2, GRID), (3, ODD))}
         apart = {2: [0]} if random.random() < 0.3 else {}
-        expected = Expected(sizes, tensors, apart, is_whole)
+        expected = Expected(sizes, tensors, apart)
         rows: list[Row] = [
             (0, *each) for each in random.integers([0, 0, 0, 1], [5, 4, 6, 6], (random.integers(0, 20), 4)).tolist()
         ]
@@ -50,7 +50,7 @@ def test_faults_are_what_counting_finds(is_whole: bool) -> None:
         wanted = np.zeros_like(held)
         for leaf in range(2):
             wanted[leaf, 0, : sizes[leaf]] = 1
-        for leaf, (division, itemsize) in tensors.items():
+        for leaf, (division, itemsize, _) in tensors.items():
             for box in range(len(division)):
                 is_wanted = box not in apart.get(leaf, ()) and (is_whole or held[leaf, box].any())
                 wanted[leaf, box, : division.box(box).elements * itemsize * is_wanted] = 1
@@ -65,7 +65,9 @@ def test_faults_are_what_counting_finds(is_whole: bool) -> None:
 def test_boxes_that_a_document_claims_cost_nothing() -> None:
     """Of 2^24 boxes that no part holds, some are named."""
     huge = Division((1 << 24,), (range(0, 1 << 24, 1),))
-    faults = find_faults(Expected(np.zeros(1, dtype=np.uint64), {0: (huge, 4)}), [spans((0, 0, 7, 0, 4))])
+    faults = find_faults(
+        Expected(np.zeros(1, dtype=np.uint64), {0: (huge, 4, range(1 << 24))}), [spans((0, 0, 7, 0, 4))]
+    )
     assert 0 < len(faults) < 100 and {fault.kind for fault in faults} == {GAP}
 
 
@@ -127,3 +129,31 @@ def test_any_other_bytes_are_refused(name: str) -> None:
     with pytest.raises(CorruptFileError) as caught:
         check(parts)
     assert text in str(caught.value) and "step 4" in str(caught.value)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("name", ["sound", *WRONG])
+def test_ranks_find_each_fault_once_between_them(name: str, ranks: int) -> None:
+    """Each in the boxes that it keeps, and in its share of the other leaves."""
+    parts = sound()
+    WRONG.get(name, (list, ""))[0](parts)
+    tables = {part: spans(*rows) for part, rows in enumerate(parts)}
+    keepers = Keepers.of(STRUCTURE, ranks)
+    kept = np.concatenate([table[keepers.are_kept(table)] for table in tables.values()])
+    keeper = keepers.ranks_of(keys_of(kept))
+    held = Held(STRUCTURE, {part: table[~keepers.are_kept(table)] for part, table in tables.items()})
+    found = [fault for rank in range(ranks) for fault in held.faults_of(rank, keepers, [kept[keeper == rank]])]
+    assert sorted(found) == Held(STRUCTURE, tables).faults
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8, 300])
+def test_every_box_has_one_keeper(ranks: int) -> None:
+    counts = np.array([0, 1, 2, 3, 7, 8, 100], dtype=np.int64)
+    keepers = Keepers(ranks, counts)
+    for leaf, count in enumerate(counts.tolist()):
+        boxes = [[*keepers.kept_by(rank, leaf)] for rank in range(ranks)] if count else []
+        assert sorted(box for mine in boxes for box in mine) == [*range(count)]
+        assert max(map(len, boxes), default=0) <= -(-count // ranks)
+        for rank, mine in enumerate(boxes):
+            keys = np.array([(leaf << 32) + box for box in mine], dtype=np.uint64)
+            assert keepers.are_boxes(keys).all() and keepers.ranks_of(keys).tolist() == [rank] * len(mine)

@@ -86,16 +86,17 @@ def test_bytes_come_to_the_elements_in_c_order(make: Any, cut: int) -> None:
 def test_only_one_piece_of_an_array_in_order_is_received_where_it_belongs() -> None:
     flat, transposed = _flat(), _transposed()
     scatter = Scatter(whole_leaves({0: flat, 1: transposed}))
-    there = scatter.direct(0, [LeafPiece(0, 0, 4, 6, 0)])
+    there = scatter.direct(0, [LeafPiece(0, 0, 4, 6, 0)], 6)
     assert there is not None and there.size == 6
     there[:] = 7
     assert flat.view(torch.uint8).tolist() == [0] * 4 + [7] * 6 + [0] * 14
-    assert scatter.direct(0, [LeafPiece(1, 0, 4, 6, 0)]) is None, "not in order"
+    assert scatter.direct(0, [LeafPiece(1, 0, 4, 6, 0)], 6) is None, "not in order"
     assert (
-        scatter.direct(0, [LeafPiece(0, 0, 0, 2, 0), LeafPiece(0, 0, 2, 2, 2)]) is None
-        and scatter.direct(0, []) is None
+        scatter.direct(0, [LeafPiece(0, 0, 0, 2, 0), LeafPiece(0, 0, 2, 2, 2)], 4) is None
+        and scatter.direct(0, [], 0) is None
     )
-    assert scatter.direct(0, [LeafPiece(9, 0, 0, 2, 0)]) is None, "not wanted"
+    assert scatter.direct(0, [LeafPiece(9, 0, 0, 2, 0)], 2) is None, "not wanted"
+    assert scatter.direct(0, [LeafPiece(0, 0, 0, 2, 0)], 4) is None, "the rest of the chunk is not known here"
 
 
 @pytest.mark.parametrize("nbytes", [0, 8])
@@ -107,7 +108,7 @@ def test_memory_that_was_freed_before_its_first_use(how: str, make: Any, nbytes:
     tensor.untyped_storage().resize_(nbytes)
     with pytest.raises(FreedMemoryError, match="leaf 3"):
         if how == "direct":
-            scatter.direct(0, [LeafPiece(3, 0, 0, 4, 0)])
+            scatter.direct(0, [LeafPiece(3, 0, 0, 4, 0)], 4)
         else:
             scatter.write(0, [LeafPiece(3, 0, 0, 4, 0)], COUNTING)
 
@@ -117,7 +118,7 @@ def test_an_array_that_was_resized_before_its_first_use() -> None:
     scatter = Scatter(whole_leaves({0: array}))
     array.resize((3,), refcheck=False)
     with pytest.raises(FreedMemoryError, match="leaf 0"):
-        scatter.direct(0, [LeafPiece(0, 0, 0, 8, 0)])
+        scatter.direct(0, [LeafPiece(0, 0, 0, 8, 0)], 8)
 
 
 @pytest.mark.parametrize("piece", [LeafPiece(0, 0, 20, 8, 0), LeafPiece(0, 0, 4000, 8, 0), LeafPiece(0, 0, 0, 12, 16)])
