@@ -17,7 +17,7 @@ import pytest
 import deeppart
 from deeppart.comm import waiting
 from deeppart.errors import DeeppartError, PeerTimeoutError, StorageError
-from deeppart.part import FLAG_PER_RANK
+from deeppart.part import RANK_TABLE
 from deeppart.recovery import distribute, tables
 from deeppart.state.restore import scatter
 from tests.mpi.training_states import PER_RANK, config, flat_bytes, same, save, training_state
@@ -84,9 +84,9 @@ def two_nodes(comm: Any, directory: Path) -> tuple[dict[str, Any], tuple[int, in
     chunks: list[int] = []
     view = tables._view
 
-    def counting(read: Any, rows: Any, *rest: Any) -> Any:
-        chunks.append(int(((rows["flags"] & FLAG_PER_RANK) == 0).sum()))
-        return view(read, rows, *rest)
+    def counting(read: Any, shared: Any, pieces: Any, *rest: Any) -> Any:
+        chunks.append(int(pieces.chunks_with(pieces.spans["table"] != RANK_TABLE).sum()))
+        return view(read, shared, pieces, *rest)
 
     def count(rank: int, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(tables, "_view", counting)
