@@ -283,13 +283,14 @@ def _decoded_first(text: bytes, what: str) -> tuple[RankDocument, Structure, Str
 
 
 def _decoded_others(texts: Sequence[bytes], structure: Structure, what: str) -> list[tuple[RankDocument, Structure]]:
-    """The documents of the parts from 1 on, and the structures of their ranks."""
-    found: list[tuple[RankDocument, Structure]] = []
+    """The documents of the parts from 1 on, and the structures of their ranks; equal texts are decoded once."""
+    found: dict[bytes, tuple[RankDocument, Structure]] = {}
     with collection_paused():
         for part, text in enumerate(texts, start=1):
-            document = decode_meta(text, f"{what}, part {part}")
-            found.append((document, document.check(structure, f"{what}, part {part}")))
-    return found
+            if text not in found:
+                document = decode_meta(text, f"{what}, part {part}")
+                found[text] = document, document.check(structure, f"{what}, part {part}")
+    return [found[text] for text in texts]
 
 
 def rank_local_paths(documents: Sequence[RankDocument], global_state: GlobalState) -> list[RankLocalTree]:
