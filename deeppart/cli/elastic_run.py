@@ -101,7 +101,7 @@ def _with_events(
     if not as_json:
         events = Events(lambda line: click.echo(f"elastic-run: {line}", err=True), log)
         code = _run(wanted, allowed, events, options)
-        events.tell("end", exit_code=code)
+        events.emit("end", exit_code=code)
         return code
     with _stdout_for_events() as print_line:
         events = Events(None, log, print_line)
@@ -109,7 +109,7 @@ def _with_events(
             code, error = _run(wanted, allowed, events, options), None
         except DeeppartError as caught:
             code, error = REFUSED, error_document(caught, REFUSED)
-        events.tell("end", exit_code=code, error=error)
+        events.emit("end", exit_code=code, error=error)
     return code
 
 
@@ -139,22 +139,22 @@ def read_schedule(text: str, allowed: Any) -> tuple[tuple[float, int], ...]:
 def _run(wanted: Any, allowed: Any, events: Any, options: dict[str, Any]) -> int:
     """The job, where it is to run."""
     from deeppart.config import allocation
-    from deeppart.elastic.by_srun import SrunLauncher
     from deeppart.elastic.launching import Launcher, LocalLauncher
     from deeppart.elastic.running import ElasticRun, Options
+    from deeppart.elastic.srun import SrunLauncher
 
     command, grace_s = options["command"], options["grace"]
     given = allocation()
     launcher: Launcher = LocalLauncher(command, grace_s)
     if given is not None:
-        launcher = SrunLauncher(command, grace_s, given, allowed.most)
+        launcher = SrunLauncher(command, grace_s, given, allowed.maximum)
     checkpoints = options["checkpoints"]
     if checkpoints is None:
         checkpoints = _persistent_dir()
     else:  # for scripts that name none: nothing would be saved there
         os.environ["DEEPPART_PERSISTENT_DIR"] = str(checkpoints)
     how = Options(checkpoints, options["failures"], options["fewer"], grace_s)
-    return ElasticRun(how, wanted, allowed.least, launcher, events).run(lambda: options["before"].received)
+    return ElasticRun(how, wanted, allowed.minimum, launcher, events).run(lambda: options["before"].received)
 
 
 def _persistent_dir() -> Path:

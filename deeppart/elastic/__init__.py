@@ -1,4 +1,4 @@
-"""Training that changes its size: places in the data that know no number of ranks, and batches that fit."""
+"""Elastic training: jobs that continue on another number of ranks, with batch sizes that adapt."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ __all__ = [
     "should_stop",
 ]
 
-#: As of :meth:`Progress.remaining_epochs_until`, of the process's progress.
+#: :meth:`Progress.remaining_epochs_until` of the progress of this process.
 remaining_epochs_until = progress.remaining_epochs_until
 
 
 def current_epoch() -> int | None:
-    """The epoch that a loop of :func:`remaining_epochs_until` is in; None outside of them."""
+    """The epoch of the current loop over :func:`remaining_epochs_until`; None outside of loops."""
     return progress.current_epoch
 
 
 def finished_epochs() -> int:
-    """Epochs that are over."""
+    """Number of finished epochs."""
     return progress.finished_epochs

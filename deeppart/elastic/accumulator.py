@@ -1,4 +1,4 @@
-"""Sums over all ranks and over restarts: losses, hits, numbers of samples."""
+"""Sums over all ranks that survive restarts: losses, hits, numbers of samples."""
 
 from __future__ import annotations
 
@@ -15,31 +15,29 @@ from .progress import Progress, progress
 from .ranks import Ranks, ranks_of_job
 
 Number = int | float
-#: Of integer tensors.
-_MOST = (1 << 63) - 1
+_MAX_INT64 = (1 << 63) - 1
 
 
 class Accumulator(MutableMapping[str, Any]):
     """A dict of sums that survive a restart on another number of ranks.
 
-    Outside of :meth:`synchronized` each rank only adds: ``sums["loss"] += loss`` or ``sums.update(loss=loss, seen=n)``.
-    Nothing is exchanged, and reading finds an empty dict. Within it the same dict is on every rank, to be read and
-    changed in the same way by all.
+    Outside of :meth:`synchronized` ranks can only add: ``sums["loss"] += loss`` or ``sums.update(loss=loss, seen=n)``.
+    This communicates nothing, and reading finds an empty dict. Within it the dict is the same on every rank; all ranks
+    may read it, and change it in the same way.
 
-    What a rank adds for a filler (:attr:`deeppart.elastic.ElasticDataLoader.counted` is 0) is left out: its sample is
-    another rank's.
+    Values added for a filler (:attr:`deeppart.elastic.ElasticDataLoader.counted` is 0) are ignored.
 
-    Values are integers, floats, and tensors and arrays of one element, which are added where they are, without waiting
-    for a GPU: floats in double precision, integers in 64 bits.
+    Values are integers, floats, and tensors and arrays of one element. Tensors are added on their device, without
+    synchronizing with a GPU: floats in double precision, integers in 64 bits.
 
-    Within :func:`deeppart.elastic.remaining_epochs_until` a job that goes on finds the same values in the blocks of the
-    epoch that had been over. Where a training has gone back to an older checkpoint, blocks in the rest of that turn
-    find the sums of the checkpoint, and change nothing.
+    Within :func:`deeppart.elastic.remaining_epochs_until` a restarted job gets the same values again in blocks that
+    were finished in the current epoch. After an older checkpoint is loaded within an epoch, blocks in the rest of the
+    iteration get the sums of the checkpoint and do not change them.
 
     Args:
-        name: in a checkpoint; by default by the order in which accumulators are made.
-        progress: of the training; by default the process's.
-        ranks: who trains; by default those of torch.distributed, or of the launcher.
+        name: in checkpoints; by default numbered in order of creation.
+        progress: of the training; by default that of the process.
+        ranks: by default those of torch.distributed, or of the launcher.
 
     Example:
         >>> from deeppart.elastic import Accumulator, Progress
@@ -57,7 +55,7 @@ class Accumulator(MutableMapping[str, Any]):
         self._ranks = ranks if ranks is not None else ranks_of_job()
         self._added: dict[str, Any] = {}
         self._sums: dict[str, Number] = {}
-        #: Of the blocks of this epoch that are over, what they found; ``_done`` of them in this process.
+        #: Sums at the beginning of each finished block of this epoch, and how many of the blocks this process has run.
         self._epoch = 0
         self._blocks: list[dict[str, Number]] = []
         self._done = self._turn = 0
@@ -68,7 +66,7 @@ class Accumulator(MutableMapping[str, Any]):
 
     @contextlib.contextmanager
     def synchronized(self) -> Iterator[Accumulator]:
-        """A block in which every rank has the sums over all (collective)."""
+        """A block in which every rank has the sums over all ranks (collective)."""
         if self._open is not None:
             yield self
             return
@@ -77,18 +75,18 @@ class Accumulator(MutableMapping[str, Any]):
             self._turn, self._done = self._progress.turn, 0
         if epoch is not None and epoch != self._epoch:
             self._epoch, self._blocks, self._done = epoch, [], 0
-        in_turn = epoch is not None and self._progress.loader is None  # a loop over data is not gone through again
-        if self._progress.gone_back:
+        repeatable = epoch is not None and self._progress.loader is None  # restarts do not repeat loops over data
+        if self._progress.went_back:
             self._open = dict(self._sums)
             self._added.clear()
-        elif in_turn and self._done < len(self._blocks):
+        elif repeatable and self._done < len(self._blocks):
             self._open = dict(self._blocks[self._done])
             self._added.clear()
             self._done += 1
         else:
-            self._bring_together()
+            self._reduce()
             self._open = self._sums
-            if in_turn:
+            if repeatable:
                 self._blocks.append(dict(self._sums))
                 self._done += 1
         try:
@@ -99,13 +97,13 @@ class Accumulator(MutableMapping[str, Any]):
     # --- adding -------------------------------------------------------------------------------------------------------
 
     def update(self, *args: Any, **values: Any) -> None:
-        """Add to the sums, as ``+=`` does; within a block, too, where a new one begins at 0."""
+        """Add to the sums, as ``+=`` does; within a block, new sums begin at 0."""
         for key, value in dict(*args, **values).items():
             self._begin(key)
             self[key] += value
 
     def subtract(self, *args: Any, **values: Any) -> None:
-        """Take from the sums, in the same way."""
+        """Subtract from the sums, as ``-=`` does; within a block, new sums begin at 0."""
         for key, value in dict(*args, **values).items():
             self._begin(key)
             self[key] -= value
@@ -115,7 +113,7 @@ class Accumulator(MutableMapping[str, Any]):
             self._open.setdefault(key, 0)
 
     def __iadd__(self, other: Mapping[str, Any]) -> Self:
-        """``sums += {"loss": loss}``: as :meth:`update`."""
+        """``sums += {"loss": loss}``, as :meth:`update`."""
         self.update(other)
         return self
 
@@ -125,35 +123,35 @@ class Accumulator(MutableMapping[str, Any]):
         return self
 
     def __setitem__(self, key: str, value: Any) -> None:
-        """Within :meth:`synchronized`; outside of it, the last part of ``sums[key] += value``."""
+        """Set a sum within a block; outside, the last part of ``sums[key] += value``."""
         if self._open is not None:
             self._open[key] = value
             return
         if not (isinstance(value, _Sum) and value.owner is self and value.key == key):
             raise ConfigError(
-                "a sum can only be added to, or taken from, outside of synchronized()",
+                "a sum can only be added to, or subtracted from, outside of synchronized()",
                 expected=f"{key!r}: sums[{key!r}] += value",
                 found=f"= {value!r}",
                 where=f"accumulator {self.name}",
             )
-        if not isinstance(key, str):  # ranks exchange them as JSON
-            raise ConfigError("the name of a sum is a text", found=repr(key), where=f"accumulator {self.name}")
+        if not isinstance(key, str):  # sums are exchanged as JSON
+            raise ConfigError("the name of a sum is not a string", found=repr(key), where=f"accumulator {self.name}")
         loader = self._progress.loader
         if loader is None or loader.counted:
-            self._added[key] = _together(self._added[key], value.added) if key in self._added else value.added
+            self._added[key] = _add(self._added[key], value.added) if key in self._added else value.added
 
-    # --- reading: outside of a block, as of an empty dict -------------------------------------------------------------
+    # --- reading: an empty dict outside of a block --------------------------------------------------------------------
 
     def get(self, key: str, default: Any = None) -> Any:
-        """As of a dict."""
+        """As ``dict.get``."""
         return super().get(key, default) if key in self else default
 
     def __getitem__(self, key: str) -> Any:
-        """A sum; outside of a block, something to be added to."""
+        """A sum; outside of a block, an operand for ``+=`` and ``-=``."""
         return _Sum(self, key) if self._open is None else self._open[key]
 
     def __delitem__(self, key: str) -> None:
-        """Within a block."""
+        """Delete a sum within a block."""
         del ({} if self._open is None else self._open)[key]
 
     def __contains__(self, key: object) -> bool:
@@ -161,7 +159,7 @@ class Accumulator(MutableMapping[str, Any]):
         return key in (self._open or ())
 
     def __iter__(self) -> Iterator[str]:
-        """Of nothing, outside of a block."""
+        """Names of the sums within a block."""
         return iter(self._open or ())
 
     def __len__(self) -> int:
@@ -174,40 +172,40 @@ class Accumulator(MutableMapping[str, Any]):
         """The sums over all ranks (collective).
 
         Raises:
-            ConfigError: a checkpoint within a block that is synchronized would have half of what it does.
+            ConfigError: within a synchronized block, whose changes would be saved in part.
         """
         if self._open is not None:
             raise ConfigError(
-                "a checkpoint within a block that is synchronized",
+                "a checkpoint within a synchronized block",
                 where=f"accumulator {self.name}",
                 todo="make it after the block",
             )
-        self._bring_together()
+        self._reduce()
         return {"sums": dict(self._sums), "epoch": self._epoch, "blocks": [dict(block) for block in self._blocks]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from saved sums; what has been added since is dropped."""
+        """Continue from saved sums; values added since are dropped."""
         self._sums, self._epoch = dict(state["sums"]), state["epoch"]
         self._blocks = [dict(block) for block in state["blocks"]]
-        if self._turn != self._progress.turn:  # otherwise blocks before this one in the turn are over
+        if self._turn != self._progress.turn:  # otherwise this process has run the earlier blocks of the iteration
             self._done = 0
         self._added.clear()
 
     def start_over(self) -> None:
-        """Forget everything."""
+        """Forget all sums."""
         self._sums, self._blocks, self._done = {}, [], 0
         self._added.clear()
 
-    def _bring_together(self) -> None:
+    def _reduce(self) -> None:
         mine = {key: _number(key, value) for key, value in self._added.items()}
-        for each in self._ranks.gather(mine, "adding up sums"):
-            for key, value in each.items():
+        for of_rank in self._ranks.gather(mine, "adding up sums"):
+            for key, value in of_rank.items():
                 self._sums[key] = self._sums.get(key, 0) + value
         self._added.clear()
 
 
 class _Sum:
-    """What ``sums[key]`` is while something is added to it."""
+    """The operand ``sums[key]`` of ``+=`` and ``-=``."""
 
     __slots__ = ("added", "key", "owner")
 
@@ -215,23 +213,21 @@ class _Sum:
         self.owner, self.key, self.added = owner, key, 0
 
     def __add__(self, value: Any) -> _Sum:
-        self.added = _together(self.added, _detached(self.key, value))
+        self.added = _add(self.added, _widened(self.key, value))
         return self
 
     def __sub__(self, value: Any) -> _Sum:
-        self.added = _together(self.added, -_detached(self.key, value))
+        self.added = _add(self.added, -_widened(self.key, value))
         return self
 
 
-def _detached(key: str, value: Any) -> Any:
-    """A value without its graph, in double precision where there is one; a copy of a tensor comes by adding."""
+def _widened(key: str, value: Any) -> Any:
+    """A value without its autograd graph, as a float64 or int64 tensor or a Python number."""
     if isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex():
-        alone = value.detach().reshape(())
-        if alone.is_floating_point():
-            return _double(alone)
-        if alone.dtype == torch.uint64:
-            return alone.item()  # more than 64 bits with a sign can hold
-        return alone.long()  # sums of small integers and of booleans are larger ones
+        scalar = value.detach().reshape(())
+        if scalar.is_floating_point():
+            return _double(scalar)
+        return scalar.item() if scalar.dtype == torch.uint64 else scalar.long()
     if not isinstance(value, torch.Tensor) and getattr(value, "size", None) == 1 and hasattr(value, "item"):
         value = value.item()
     if isinstance(value, numbers.Real):
@@ -245,18 +241,17 @@ def _detached(key: str, value: Any) -> Any:
 
 
 def _double(tensor: torch.Tensor) -> torch.Tensor:
-    """In double precision, which Apple's GPUs have not."""
-    return tensor.double() if tensor.device.type != "mps" else tensor
+    return tensor.double() if tensor.device.type != "mps" else tensor  # which has no float64
 
 
-def _together(one: Any, other: Any) -> Any:
-    """The sum of two such values. Torch would make single precision of an integer tensor and a float of Python."""
+def _add(one: Any, other: Any) -> Any:
+    """The sum of two such values; torch would return float32 for an int64 tensor and a Python float."""
     if isinstance(one, torch.Tensor) == isinstance(other, torch.Tensor):
         return one + other
     tensor, number = (one, other) if isinstance(one, torch.Tensor) else (other, one)
     if not isinstance(number, int):
         return _double(tensor) + float(number)
-    return tensor + number if abs(number) <= _MOST else tensor.item() + number
+    return tensor + number if abs(number) <= _MAX_INT64 else tensor.item() + number
 
 
 def _number(key: str, value: Any) -> Number:

@@ -1,4 +1,4 @@
-"""A batch that follows the noise of the gradients and the times of the steps."""
+"""Adapting the batch size to the gradient noise and step times."""
 
 from __future__ import annotations
 
@@ -15,119 +15,97 @@ from .profile import Profile, TimedSteps, goodput_of, write_profile
 from .ranks import Ranks
 from .steps import Batch, MicroBatch
 
-#: A profile of fewer steps of a kind says little: the first ones are slower.
-_LEAST_STEPS = 3
-
-
-class StepTimes:
-    """How long this rank's micro-batches took, by kind: sums of what has not been taken into a profile yet."""
-
-    def __init__(self, nodes: int, ranks: int) -> None:
-        self._nodes, self._ranks = nodes, ranks
-        self._sums: dict[tuple[int, int, bool], tuple[int, float]] = {}
-        self._before: tuple[int, int, bool] | None = None
-
-    def note(self, micro_batch: MicroBatch, seconds: float) -> None:
-        """One micro-batch. The first after another kind is left out: memory is reserved in it."""
-        kind = (micro_batch.count, micro_batch.size, not micro_batch.ends_step)
-        before, self._before = self._before, kind
-        if (
-            micro_batch.size != micro_batch.whole
-            or not micro_batch.weight
-            or before is None
-            or before[1] != micro_batch.size
-        ):
-            return
-        count, total_s = self._sums.get(kind, (0, 0.0))
-        self._sums[kind] = count + 1, total_s + seconds
-
-    def added_to(self, profile: Profile) -> Profile:
-        """A profile with the kinds of which there are enough; these begin anew."""
-        for (local, batch, accumulating), (count, total_s) in list(self._sums.items()):
-            if count < _LEAST_STEPS:
-                continue
-            del self._sums[local, batch, accumulating]
-            timed = TimedSteps(self._nodes, self._ranks, local, accumulating, count, total_s / count)
-            profile = profile.merged(Profile((timed,), batch))
-        return profile
+#: Steps of a kind before they count: the first ones are slower.
+_MIN_STEPS = 3
 
 
 class Autoscale:
-    """The new batch of a loader, decided by rank 0 and sent to all."""
+    """Decides on the batch of a loader, on rank 0 for all ranks."""
 
     def __init__(self, bounds: Bounds, ranks: Ranks, every: int, directory: Path | None) -> None:
         self.bounds, self._ranks, self._every, self._directory = bounds, ranks, every, directory
         self._nodes = len(set(ranks.gather(socket.gethostname(), "counting nodes")))
-        self.times = StepTimes(self._nodes, ranks.size)
+        #: Number and time of this rank's micro-batches that are not in the profile yet, by (samples, samples of the
+        #: step, whether gradients are accumulated).
+        self._sums: dict[tuple[int, int, bool], tuple[int, float]] = {}
+        self._last_step_size: int | None = None
         self.profile = Profile(bounds=bounds)
-        self._near: Throughput | None = None
+        self._last_fit: Throughput | None = None
         self._steps = 0
 
+    def record(self, micro_batch: MicroBatch, seconds: float) -> None:
+        """Add the time of a micro-batch, but not of the first after a change of size, which includes allocation."""
+        last, self._last_step_size = self._last_step_size, micro_batch.size
+        if micro_batch.size != micro_batch.full_size or not micro_batch.weight or last != micro_batch.size:
+            return
+        kind = (micro_batch.count, micro_batch.size, not micro_batch.ends_step)
+        count, total_s = self._sums.get(kind, (0, 0.0))
+        self._sums[kind] = count + 1, total_s + seconds
+
     def after_step(self, now: Batch, trained: Any) -> Batch | None:
-        """Count a step; at every so-many-th one, decide (collective)."""
+        """The new batch every ``every`` steps if it differs from ``now`` (collective)."""
         self._steps += 1
         if self._steps % self._every:
             return None
-        told: dict[str, Any] = {}
+        decision: dict[str, Any] = {}
         if self._ranks.rank == 0:
-            decided = self._decide(now, trained)
-            told = {"profile": self.profile.document(), "batch": [decided.size, decided.accumulation]}
-        told = self._ranks.gather(told, "deciding about the batch")[0]
-        self.profile = Profile.from_document(told["profile"])
-        batch = Batch(*told["batch"])
+            batch = self._decide(now, trained)
+            decision = {"profile": self.profile.document(), "batch": [batch.size, batch.accumulation]}
+        decision = self._ranks.gather(decision, "deciding about the batch")[0]
+        self.profile = Profile.from_document(decision["profile"])
+        batch = Batch(*decision["batch"])
         return None if batch == now else batch
 
     def _decide(self, now: Batch, trained: Any) -> Batch:
-        self.profile = self.times.added_to(self.profile)
+        for kind in [kind for kind, (count, _) in self._sums.items() if count >= _MIN_STEPS]:
+            (local, batch, accumulating), (count, total_s) = kind, self._sums.pop(kind)
+            timed = TimedSteps(self._nodes, self._ranks.size, local, accumulating, count, total_s / count)
+            self.profile = self.profile.merged(Profile((timed,), batch))
         if not self.profile.times:
             return now
         if trained is not None and trained.noise.known:
             noise = GradientNoise(trained.noise.squared_gradient(), trained.noise.variance(), self.bounds.batch)
             self.profile = replace(self.profile, noise=noise)
-        self._write()
+        if self._directory is not None:
+            try:
+                write_profile(self._directory, self.profile)
+            except StorageError:  # the file is only for advice
+                self._directory = None
         if self.profile.noise is None:
             return now
-        goodput, bounds = goodput_of(self.profile, self._near)
-        self._near = goodput.throughput
+        goodput, bounds = goodput_of(self.profile, self._last_fit)
+        self._last_fit = goodput.throughput
         best = better_step(goodput, self._nodes, self._ranks.size, bounds, now.size)
         return Batch(best.batch, best.accumulation)
 
-    def _write(self) -> None:
-        if self._directory is None:
-            return
-        try:
-            write_profile(self._directory, self.profile)
-        except StorageError:  # it bears on advice alone
-            self._directory = None
-
     def state_dict(self) -> dict[str, Any]:
-        """The measurements, as all ranks last received them."""
+        """The measurements as of the last decision."""
         return {"profile": self.profile.document()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with what was measured before, on other sizes, too."""
+        """Continue with measurements that were made on any number of ranks."""
         self.profile = replace(Profile.from_document(state["profile"]), bounds=self.bounds)
 
 
-def bounds_of(
+def make_bounds(
     base: Batch, ranks: int, most: int, local: tuple[int | None, int | None] | None, *, accumulate: bool
 ) -> Bounds:
-    """What a batch may be, of what a user asks for."""
+    """Bounds of the batch from the arguments of ``autoscale_batch_size``."""
     least_local, most_local = local or (None, None)
     least_local = 1 if least_local is None else least_local
     most_local = max(1, -(-most // ranks)) if most_local is None else most_local
-    room = ranks * most_local * (most if accumulate else 1)
+    capacity = ranks * most_local * (most if accumulate else 1)
     if not (
         all(type(number) is int for number in (most, least_local, most_local))
         and base.size <= most
         and 1 <= least_local <= most_local
-        and max(base.size, ranks * least_local) <= min(most, room)
+        and max(base.size, ranks * least_local) <= min(most, capacity)
     ):
         raise ConfigError(
             "no batch fits these bounds",
-            expected=f"{base.size} samples of all ranks, or more, and on each of {ranks} ranks within the bounds"
-            + ("" if accumulate else ", at once"),
-            found=f"at most {most} of all ranks; {least_local} to {most_local} of a rank",
+            expected=f"at least {base.size} samples in total, and within the bounds on each of {ranks} ranks"
+            + ("" if accumulate else ", without accumulation"),
+            found=f"at most {most} in total; {least_local} to {most_local} on a rank",
             todo="allow more samples, or use fewer ranks" + ("" if accumulate else ", or gradient_accumulation=True"),
         )
     return Bounds(base.size, most, most_local, least_local, accumulate)

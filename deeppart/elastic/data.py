@@ -1,4 +1,4 @@
-"""The samples of this rank, step after step: of a map-style data set, or of shards."""
+"""Samplers: the micro-batches of this rank, for map-style data sets and for shards."""
 
 from __future__ import annotations
 
@@ -10,27 +10,30 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
-from deeppart.errors import ConfigError, RestoreError
+from deeppart.errors import ConfigError
 
 from .permutation import permuted
 from .ranks import Ranks
-from .shards import VERSION, Lanes, SampleIndex, ShardedDataset, ShardReader, agree_on_lengths, check_lanes, lay_lanes
-from .steps import DataPosition, MicroBatch, micro_batches
+from .shards import VERSION, Lanes, SampleIndex, ShardedDataset, ShardReader, agree_on_lengths, check_lanes
+from .steps import DataPosition, MicroBatch, micro_batches, mismatch
+
+_OTHER_KIND = "the data set is of another kind than in the checkpoint"
 
 
 class ElasticSampler(Sampler[list[Any]]):
     """Micro-batches of indices for one rank: a ``batch_sampler`` for a DataLoader.
 
-    A loader with workers takes micro-batches long before they are trained on. So the sampler has no place of its own
-    that could be saved: it goes on from the :class:`DataPosition` that it is given, and notes what it has handed out,
-    for the loader, which knows when it arrives (:class:`deeppart.elastic.ElasticDataLoader`).
+    Workers of a DataLoader draw micro-batches long before they are used, so the sampler has no position to save: it
+    starts at the :class:`DataPosition` it is given and records what it has handed out, for
+    :class:`deeppart.elastic.ElasticDataLoader`, which knows when a micro-batch is used.
 
     Args:
         length: samples of the data set.
         seed: of the order.
-        rank: of so many ``ranks``.
-        shuffle: in a new order in each pass, or in the order of the data set.
-        drop_last: leave out the samples that do not fill a step.
+        rank: of this process.
+        ranks: world size.
+        shuffle: a new order in each pass instead of the order of the data set.
+        drop_last: leave out samples at the end that do not fill a step.
 
     Example:
         >>> from deeppart.elastic import Batch, ElasticSampler, DataPosition
@@ -47,21 +50,21 @@ class ElasticSampler(Sampler[list[Any]]):
         self._rank, self._ranks = rank, ranks
         self._shuffle, self._drop_last = shuffle, drop_last
         self._position: DataPosition | None = None
-        #: What has been handed out and has not been taken, oldest first.
+        #: Micro-batches handed out and not yet used, oldest first.
         self.handed_out: deque[MicroBatch] = deque()
 
     def begin(self, position: DataPosition) -> None:
-        """The next iteration goes on from here."""
+        """Set the start of the next iteration."""
         self._position = position
         self.handed_out.clear()
 
-    def decide(self, position: DataPosition) -> None:
-        """Use the batches that a position has for later, where the sampler has not come so far."""
+    def reschedule(self, position: DataPosition) -> None:
+        """Use the batches scheduled in ``position``, where the current iteration has not passed them."""
         self._position = position
 
     def __iter__(self) -> Iterator[list[Any]]:
-        """Indices of the micro-batches of this rank, up to the end of the pass."""
-        assert self._position is not None, "begin() says where"
+        """Indices of this rank's micro-batches up to the end of the pass."""
+        assert self._position is not None, "call begin() first"
         seen = self._position.seen
         while seen < self.length:
             batch = self._position.batch_at(seen)
@@ -74,32 +77,32 @@ class ElasticSampler(Sampler[list[Any]]):
 
     def _indices(self, micro_batch: MicroBatch) -> list[Any]:
         assert self._position is not None
-        places = np.arange(micro_batch.start, micro_batch.start + micro_batch.count)
+        indices = np.arange(micro_batch.start, micro_batch.start + micro_batch.count)
         if self._shuffle:
-            places = permuted(places, self.length, self.seed, self._position.epoch, self._position.passes)
-        found: list[Any] = places.tolist()
+            indices = permuted(indices, self.length, self.seed, self._position.epoch, self._position.passes)
+        found: list[Any] = indices.tolist()
         return found
 
 
 class IndexedSampler(ElasticSampler):
-    """The samples of a data set with a length, as a loader uses it.
+    """A sampler for a map-style data set.
 
     Attributes:
-        reading: what a DataLoader reads by the indices that this hands out.
+        dataset: what the DataLoader reads with the indices.
     """
 
-    def __init__(self, reading: Any, length: int, **order: Any) -> None:
-        super().__init__(length, **order)
-        self.reading = reading
+    def __init__(self, dataset: Any, length: int, **options: Any) -> None:
+        super().__init__(length, **options)
+        self.dataset = dataset
 
     @property
     def known_length(self) -> int | None:
         """Samples of an epoch; None until they are counted."""
         return self.length
 
-    def checked_length(self, ranks: Ranks, name: str) -> int:
-        """Make sure of the length, before each pass and whenever it is needed (collective)."""
-        if (length := len(self.reading)) != self.length:
+    def check_length(self, ranks: Ranks, name: str) -> int:
+        """Return the length, before each pass, after checking that it has not changed (collective)."""
+        if (length := len(self.dataset)) != self.length:
             raise ConfigError(
                 "the data set has changed its length",
                 expected=f"{self.length:,} samples, as when the loader was made",
@@ -110,162 +113,138 @@ class IndexedSampler(ElasticSampler):
         return length
 
     def state(self) -> dict[str, Any]:
-        """What checkpoints have of the data set beside the position."""
+        """What checkpoints contain about the data set in addition to the position."""
         return {}
 
-    def take(self, state: Mapping[str, Any], name: str) -> None:
-        """Compare with what a checkpoint has of the data set, and go on from it; the position has the rest."""
+    def load_state(self, state: Mapping[str, Any], name: str) -> None:
+        """Check that the checkpoint is of the same data set, and load its state."""
         if "shards" in state:
-            raise _other_kind(name, "shards", "samples by their number")
+            raise mismatch(_OTHER_KIND, "shards", "a map-style data set", name)
 
-    def close(self) -> None:
-        """A pass is over."""
+    def end_pass(self) -> None:
+        """Release resources after a pass."""
 
 
 class ShardSampler(IndexedSampler):
-    """The same for a list of shards: what it hands out says which sample of which shard is meant.
+    """A sampler for shards, whose indices are :class:`SampleIndex`.
 
     Attributes:
-        lanes: of the pass under way.
+        lanes: number of lanes in the current pass.
     """
 
-    def __init__(self, dataset: ShardedDataset[Any], **order: Any) -> None:
-        super().__init__(ShardReader(dataset.open_shard, dataset.open_at, dataset.name), 0, **order)
-        self._dataset = dataset
-        self.lanes = dataset.lanes
-        self._laid: tuple[tuple[int, int, int, int], Lanes] | None = None
-        #: The digest of the lengths that a checkpoint has, where they are to be counted anew.
-        self._expected: str | None = None
+    def __init__(self, shards: ShardedDataset[Any], **options: Any) -> None:
+        super().__init__(ShardReader(shards), 0, **options)
+        self._shards = shards
+        self.lanes = shards.lanes
+        self._lanes_of_pass: tuple[tuple[int, int, int, int], Lanes] | None = None
+        #: Digest of the lengths in the checkpoint, to compare with lengths that are not counted yet.
+        self._expected_lengths: str | None = None
 
     def begin(self, position: DataPosition) -> None:
-        """The next iteration goes on from here; a pass that begins has the lanes that the data set asks for."""
+        """Set the start of the next iteration; a new pass has the configured number of lanes."""
         if not position.seen:
-            self.lanes = self._dataset.lanes
+            self.lanes = self._shards.lanes
         super().begin(position)
 
     def _indices(self, micro_batch: MicroBatch) -> list[Any]:
-        lengths, shards = self._dataset.lengths, self._dataset.shards
+        lengths, shards = self._shards.lengths, self._shards.shards
         assert lengths is not None
         first = micro_batch.seen - micro_batch.size
-        spots = self._lanes().spots(first, micro_batch.seen, micro_batch.start - first, micro_batch.count)
-        return [
-            SampleIndex(spot.lane, spot.shard, shards[spot.shard], spot.offset, int(lengths[spot.shard]))
-            for spot in spots
-        ]
+        samples = self._lanes().locate(first, micro_batch.seen, micro_batch.start - first, micro_batch.count)
+        return [SampleIndex(each.lane, each.shard, shards[each.shard], each.offset, int(lengths[each.shard]))
+                for each in samples]  # fmt: skip
 
     def _lanes(self) -> Lanes:
-        """Of the pass; they are laid once in it."""
-        assert self._position is not None and self._dataset.lengths is not None
+        assert self._position is not None and self._shards.lengths is not None
         key = (self.seed, self._position.epoch, self._position.passes, self.lanes)
-        if self._laid is None or self._laid[0] != key:
-            order = np.arange(len(self._dataset.lengths))
+        if self._lanes_of_pass is None or self._lanes_of_pass[0] != key:
+            order = np.arange(len(self._shards.lengths))
             if self._shuffle:
                 order = permuted(order, len(order), *key[:3])
-            self._laid = key, lay_lanes(self._dataset.lengths, self.lanes, order)
-        return self._laid[1]
+            self._lanes_of_pass = key, Lanes.of(self._shards.lengths, self.lanes, order)
+        return self._lanes_of_pass[1]
 
     @property
     def known_length(self) -> int | None:
-        """Of all shards together."""
-        return self._dataset.samples
+        """Samples of all shards; None until they are counted."""
+        return self._shards.samples
 
-    def checked_length(self, ranks: Ranks, name: str) -> int:
-        """As of :class:`IndexedSampler`; samples are counted where lengths were not given."""
-        agree_on_lengths(self._dataset, ranks)
-        assert self._dataset.samples is not None
-        if self._expected is not None:
-            self._compare("lengths", self._expected, self._dataset.lengths_digest, name)
-            self._expected = None
-        self.length = self._dataset.samples
+    def check_length(self, ranks: Ranks, name: str) -> int:
+        """Return the number of samples, after counting them if their number was not given (collective)."""
+        agree_on_lengths(self._shards, ranks)
+        assert self._shards.samples is not None
+        if self._expected_lengths is not None:
+            _check_same("lengths", self._expected_lengths, self._shards.lengths_digest, name)
+            self._expected_lengths = None
+        self.length = self._shards.samples
         return self.length
 
     def state(self) -> dict[str, Any]:
-        """Their number, digests of their names and lengths, the lanes; and the lengths, if they had to be counted."""
+        """Number of shards and lanes, digests of names and lengths, and the lengths if they were counted."""
         return {
             "shards": {
                 "version": VERSION,
-                "number": len(self._dataset.shards),
-                "names": self._dataset.names,
-                "lengths": self._dataset.lengths_digest or self._expected,
-                "counted": self._dataset.counted,
+                "number": len(self._shards.shards),
+                "names": self._shards.names,
+                "lengths": self._shards.lengths_digest or self._expected_lengths,
+                "counted": self._shards.counted,
                 "lanes": self.lanes,
             }
         }
 
-    def take(self, state: Mapping[str, Any], name: str) -> None:
-        """As of :class:`IndexedSampler`."""
+    def load_state(self, state: Mapping[str, Any], name: str) -> None:
+        """Check that the checkpoint is of the same shards, and load its lengths and lanes."""
         if "shards" not in state:
-            raise _other_kind(name, "samples by their number", "shards")
+            raise mismatch(_OTHER_KIND, "a map-style data set", "shards", name)
         saved = state["shards"]
-        self._compare("version", saved["version"], VERSION, name)
-        self._compare("number", saved["number"], len(self._dataset.shards), name)
-        self._compare("names", saved["names"], self._dataset.names, name)
-        if self._dataset.lengths is None and saved["counted"] is not None:
-            self._dataset.take_counted(saved["counted"])
-        if self._dataset.lengths is None:
-            self._expected = saved["lengths"]
+        _check_same("version", saved["version"], VERSION, name)
+        _check_same("number", saved["number"], len(self._shards.shards), name)
+        _check_same("names", saved["names"], self._shards.names, name)
+        if self._shards.lengths is None and saved["counted"] is not None:
+            self._shards.load_counted(saved["counted"])
+        if self._shards.lengths is None:
+            self._expected_lengths = saved["lengths"]
         elif saved["lengths"] is not None:
-            self._compare("lengths", saved["lengths"], self._dataset.lengths_digest, name)
+            _check_same("lengths", saved["lengths"], self._shards.lengths_digest, name)
         self.lanes = saved["lanes"]
 
-    def close(self) -> None:
+    def end_pass(self) -> None:
         """Close the shards that this process has open."""
-        self.reading.close()
-
-    def _compare(self, what: str, expected: Any, found: Any, name: str) -> None:
-        texts = {
-            "version": ("laid out in another way", "version {} of the way in which shards are laid into lanes"),
-            "number": ("others", "{} shards"),
-            "names": ("others, or in another order", "names with the digest {}"),
-            "lengths": ("of other lengths", "lengths with the digest {}"),
-        }
-        if expected != found:
-            raise RestoreError(
-                f"the shards are {texts[what][0]} than when the checkpoint was made",
-                expected=texts[what][1].format(expected),
-                found=str(found),
-                where=f"loader {name}",
-                todo="give the same list, sorted, with names that do not change (`name_of`); or restore the rest, and "
-                "begin anew with `loader.start_over(epoch)`",
-            )
+        self.dataset.close()
 
 
-def sampler_of(
+def make_sampler(
     dataset: Dataset[Any] | ShardedDataset[Any], *, seed: int, ranks: Ranks, shuffle: bool, drop_last: bool
 ) -> IndexedSampler:
-    """The samples of a data set, for a loader."""
-    order = {
-        "seed": _integer(seed),
-        "rank": ranks.rank,
-        "ranks": ranks.size,
-        "shuffle": shuffle,
-        "drop_last": drop_last,
-    }
-    if isinstance(dataset, ShardedDataset):
-        check_lanes(dataset, ranks.size)
-        return ShardSampler(dataset, **order)
-    if isinstance(dataset, IterableDataset):
-        raise ConfigError(
-            "an iterable data set has no places that a job could go on at",
-            found=type(dataset).__name__,
-            todo="give deeppart.elastic.ShardedDataset a list of its shards, and a function that reads one",
-        )
-    return IndexedSampler(dataset, len(dataset), **order)  # type: ignore[arg-type]
-
-
-def _integer(seed: Any) -> int:
-    """Of numpy's integers, too; checkpoints have those of Python."""
+    """The sampler for a data set."""
     try:
-        return operator.index(seed)
+        seed = operator.index(seed)  # numpy's integers become Python's, for checkpoints
     except TypeError:
         raise ConfigError("the seed of an order is not an integer", found=repr(seed)) from None
+    options = {"seed": seed, "rank": ranks.rank, "ranks": ranks.size, "shuffle": shuffle, "drop_last": drop_last}
+    if isinstance(dataset, ShardedDataset):
+        check_lanes(dataset, ranks.size)
+        return ShardSampler(dataset, **options)
+    if isinstance(dataset, IterableDataset):
+        raise ConfigError(
+            "an iterable data set has no positions to continue from",
+            found=type(dataset).__name__,
+            todo="use deeppart.elastic.ShardedDataset with a list of its shards and a function that reads one",
+        )
+    return IndexedSampler(dataset, len(dataset), **options)  # type: ignore[arg-type]
 
 
-def _other_kind(name: str, then: str, now: str) -> RestoreError:
-    return RestoreError(
-        "the data set is of another kind than when the checkpoint was made",
-        expected=then,
-        found=now,
-        where=f"loader {name}",
-        todo="give the same data set; or restore the rest, and begin anew with `loader.start_over(epoch)`",
-    )
+_DIFFERENCES = {
+    "version": ("are assigned to lanes in another way", "version {} of the assignment"),
+    "number": ("are others", "{} shards"),
+    "names": ("are others, or in another order", "names with the digest {}"),
+    "lengths": ("have other lengths", "lengths with the digest {}"),
+}
+
+
+def _check_same(what: str, expected: Any, found: Any, name: str) -> None:
+    if expected != found:
+        difference, text = _DIFFERENCES[what]
+        todo = "use the same list, sorted, with names that do not change (`name_of`)"
+        summary = f"the shards {difference} than in the checkpoint"
+        raise mismatch(summary, text.format(expected), str(found), name, todo)

@@ -1,4 +1,4 @@
-"""Norms of gradients, of each rank's own and of their mean, taken while DistributedDataParallel exchanges them."""
+"""Norms of gradients, of each rank's own and of their mean, measured while DistributedDataParallel reduces them."""
 
 from __future__ import annotations
 
@@ -12,79 +12,75 @@ import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-from .noise import Norms, of_two_steps
+from .noise import Norms, norms_of_two_steps
 
 if TYPE_CHECKING:
     from .loader import ElasticDataLoader
 
-#: Of a model with so many elements each rank looks at some of them: to look at all is what costs then. Of fewer
-#: elements some say less, and all cost nothing.
-LEAST_DIVIDED = 1 << 20
-#: All ranks together look at about so many elements of a model in a step: the sum over them is as good as that over
-#: all, to within sqrt(kurtosis / elements).
-ENOUGH = 1 << 22
-#: Tensors with fewer elements are looked at whole, by one rank after the other; of others at so many in each step, or
-#: small ones would be left out in most steps of a very large model.
-LEAST_OF_TENSOR = 1 << 12
-#: Parts consist of runs of so many elements, two cache lines: rows of a matrix, which may differ much, fall to many
-#: parts each.
+#: Models with at least this many elements are sampled: each rank reads a part. For smaller ones reading all is cheap.
+MIN_SAMPLED_MODEL = 1 << 20
+#: Elements that all ranks together read per step of a large model. The sum over them estimates that over all elements
+#: to within sqrt(kurtosis / elements).
+SAMPLED_ELEMENTS = 1 << 22
+#: Smaller tensors are read whole by one rank in turn; of larger ones at least this many elements are read per step, or
+#: they would be left out in most steps of a very large model.
+MIN_SAMPLED_TENSOR = 1 << 12
+#: Length of a run of consecutive elements in a part, two cache lines: every row of a matrix is in many parts.
 RUN = 32
-#: So far from the golden section a better stride is looked for: what has no common divisor with the parts may be a bad
-#: one.
-_NEAR = 32
-#: Adam's second moments say little before so many steps.
-_LEAST_ADAM_STEPS = 5
-#: Elements that are worked on at a time: on a CPU what is made of them is small beside its caches, on a GPU they are as
-#: many as keep it busy.
-_AT_A_TIME, _AT_A_TIME_ON_GPU = 1 << 17, 1 << 24
-#: Of a bucket, what is taken together: by the group, by how often it counts, and by the steps that Adam has made.
+#: How far from the golden section to look for a stride; some that have no common divisor with the parts are bad.
+_STRIDE_RANGE = 32
+#: Adam's second moments mean little before this number of steps.
+_MIN_ADAM_STEPS = 5
+#: Elements per operation: temporary results fit into a CPU's caches, and a GPU is kept busy.
+_CHUNK, _GPU_CHUNK = 1 << 17, 1 << 24
+#: Gradients of a bucket by parameter group, weight, and number of Adam steps.
 NormGroups: TypeAlias = "dict[tuple[int, float, int | None], NormGroup]"
-#: A group, and a squared norm of some of its gradients.
+#: A parameter group, and the squared norm of some of its gradients.
 Norm = tuple[int, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class ExchangedStep:
-    """A step whose gradients are exchanged."""
+class ReducedStep:
+    """A step whose gradients are reduced over the ranks."""
 
     weight: float  # of this rank's batches
-    size: int  # samples, all ranks together
-    base: int  # of a step at scale 1
-    scale: float  # of a whole step, by those
-    loss_scale: torch.Tensor | None = None  # by which the loss is multiplied; None for 1
-    measured: bool = True  # false if its gradients are not those of its own batches alone
+    size: int  # samples over all ranks
+    base: int  # samples of a step at scale 1
+    scale: float  # of a full step
+    loss_scale: torch.Tensor | None = None  # factor of the loss; None for 1
+    measured: bool = True  # false if gradients of other batches were added
 
     @classmethod
-    def of(cls, loader: ElasticDataLoader, **more: Any) -> ExchangedStep:
-        """The one that the batch of a loader ends."""
+    def of(cls, loader: ElasticDataLoader, **more: Any) -> ReducedStep:
+        """The step that the current batch of a loader ends."""
         base = loader.base_size
-        return cls(loader.step_weight, loader.step_size, base, loader.whole_size / base, **more)
+        return cls(loader.step_weight, loader.step_size, base, loader.full_size / base, **more)
 
 
 @dataclass(frozen=True, slots=True)
 class PendingNorms:
-    """The norms of a step, on their way."""
+    """The norms of a step while they are reduced."""
 
-    values: DelayedNumbers  # 2 or 3 for each group: as of Norms, or of two steps
-    work: Any  # the reduction, if the values are not copied after it; or None
+    values: DelayedNumbers  # per parameter group: of ranks and of the mean; of one rank: of two steps and their mean
+    work: Any  # the reduction to wait for, or None
     parts: int
     scale: float
 
-    def norms(self) -> tuple[Norms, bool]:
-        """The norms, and whether they are of two steps; waits for them, which are a step old."""
+    def norms(self) -> Norms:
+        """Wait for the norms."""
         if self.work is not None:
-            self.work.wait()  # bounded: by the timeout of the process group
+            self.work.wait()  # bounded by the timeout of the process group
         values = self.values.numbers()
         if self.parts == 1:
             groups = len(values) // 3
-            before, now, of_mean = (values[at : at + groups] for at in range(0, 3 * groups, groups))
-            return of_two_steps(before, now, of_mean, self.scale), True
+            previous, current, of_mean = (values[at : at + groups] for at in range(0, 3 * groups, groups))
+            return norms_of_two_steps(previous, current, of_mean, self.scale)
         groups = len(values) // 2
-        return Norms(tuple(values[:groups]), tuple(values[groups:]), self.parts, self.scale), False
+        return Norms(tuple(values[:groups]), tuple(values[groups:]), self.parts, self.scale)
 
 
 class DelayedNumbers:
-    """Numbers of a tensor; from a GPU they are copied meanwhile, and nothing waits for it."""
+    """Numbers of a tensor, copied asynchronously from a GPU."""
 
     def __init__(self, values: torch.Tensor) -> None:
         self._values, self._arrived = values, None
@@ -95,7 +91,7 @@ class DelayedNumbers:
             self._arrived.record()
 
     def numbers(self) -> list[float]:
-        """One after the other; waits until they are there."""
+        """Wait for the numbers."""
         if self._arrived is not None:
             self._arrived.synchronize()
         found: list[float] = self._values.reshape(-1).tolist()
@@ -103,195 +99,184 @@ class DelayedNumbers:
 
 
 class GradientNorms:
-    """The norms of the step under way.
+    """Measures the norms of the current step.
 
-    Each rank takes the norm of its own gradients, and of the mean of the buckets that are its to look at: a part of
-    them. One reduction of a few numbers brings them together, and is looked at in the next step.
+    Each rank computes the norms of its own gradients, and those of the mean for its share of the buckets. One reduction
+    of a few numbers combines them; its result is read in the next step.
 
-    Of a large model, where ranks have as many samples each, a rank takes the norms of a part of each gradient, of its
-    own and of the mean, another one in each step (:class:`Rotation`). The sum over ranks is an estimate of the mean
-    over ranks of the norms of all, without bias: on average an element of one rank's gradient is as large as of
-    another's.
+    For a large model, if all ranks have the same number of samples, a rank reads a part of each gradient and of the
+    mean, another one in each step (:class:`Rotation`). The sum over ranks is an unbiased estimate of the mean over
+    ranks of the norms, since elements of different ranks' gradients are equally large on average.
 
-    Guarded by nothing: hooks run in the backward pass, their continuations before it ends, each with a bucket of its
-    own.
+    No lock is needed: hooks run in the backward pass, and each of their continuations appends for a different bucket.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup, *, preconditioned: bool) -> None:
         self._optimizer, self._group, self._preconditioned = optimizer, group, preconditioned
         self._rank, self._size = dist.get_rank(group), dist.get_world_size(group)
-        self._groups = len(optimizer.param_groups)
+        self.groups = len(optimizer.param_groups)
         self._group_of = {
             id(parameter): number for number, each in enumerate(optimizer.param_groups) for parameter in each["params"]
         }
         self._number_of = {each: number for number, each in enumerate(self._group_of)}
-        self._own: list[Norm] = []
-        # Some for each bucket. Their numbers do not identify them: DDP gives all of them the same one in the
-        # first step of a static graph.
+        # Lists and not dicts by bucket: in the first step of a static graph all buckets have the same number.
+        self._of_rank: list[Norm] = []
         self._of_mean: list[Norm] = []
-        self._before: list[Norm] = []
-        self._now: list[Norm] = []
-        self._last: dict[int, torch.Tensor] = {}  # of one rank alone: the gradients of the step before
+        self._previous: list[Norm] = []
+        self._current: list[Norm] = []
+        self._last: dict[int, torch.Tensor] = {}  # gradients of the previous step, on one rank alone
         self._last_size = 0
         trained = [each for group in optimizer.param_groups for each in group["params"] if each.requires_grad]
         self._elements = sum(each.numel() for each in trained)
-        #: Of the parts; the same on all ranks, who take part in every exchange.
-        self.turn = 0
-        self._adam_steps: dict[torch.Tensor, int] = {}  # of those whose number is on a GPU
-        #: The one whose gradients come next, and the one whose gradients have come.
-        self.coming: ExchangedStep | None = None
-        self.step: ExchangedStep | None = None
-
-    @property
-    def groups(self) -> int:
-        """Groups of parameters."""
-        return self._groups
+        #: Selects the parts to read; the same on all ranks, since all take part in every reduction.
+        self.rotation_index = 0
+        self._adam_steps: dict[torch.Tensor, int] = {}  # for parameters whose own count is on a GPU
+        #: The step whose gradients come next, and the one whose gradients have come.
+        self.next_step: ReducedStep | None = None
+        self.step: ReducedStep | None = None
 
     def hook(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """Exchange a bucket, with DDP's own hook, and take its norms before and after.
-
-        Gradients of a step that the optimizer has not made are forgotten.
-        """
-        if (step := self.coming) is not None:
-            self.forget()
+        """Reduce a bucket with DDP's default hook, and measure it before and after."""
+        if (step := self.next_step) is not None:
+            self.forget()  # a previous step that the optimizer did not make
             self.step = step
         if self.step is None or not self.step.measured:
             return allreduce_hook(self._group, bucket)
         index, parameters = bucket.index(), bucket.parameters()
-        gradients = _gradients(bucket.buffer(), parameters) or bucket.gradients()
+        gradients = _special_gradients(bucket.buffer(), parameters) or bucket.gradients()
         rotation = self._rotation_of(self.step)
-        values = _values(gradients)
+        values = _dense_values(gradients)
         norm_groups = self._norm_groups(parameters, values, rotation)
         if self._size > 1 and self.step.weight:
-            self._own += _squared(norm_groups, values)
-        exchanged = allreduce_hook(self._group, bucket)
+            self._of_rank += _squared(norm_groups, values)
+        reduced = allreduce_hook(self._group, bucket)
         if rotation is None and index % self._size != self._rank:
-            return exchanged
+            return reduced
 
         def after(future: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
             mean = future.value()
             if self._size == 1:
                 self._compare(norm_groups, parameters, gradients)
-            elif gradients[0].is_sparse:  # of all ranks' rows together
-                values = _values(gradients)
+            elif gradients[0].is_sparse:  # the mean has the rows of all ranks
+                values = _dense_values(gradients)
                 self._of_mean += _squared(self._norm_groups(parameters, values, rotation), values)
             else:
                 self._of_mean += _squared(norm_groups, gradients)
             return mean
 
-        return exchanged.then(after)
+        return reduced.then(after)
 
     def finish(self, device: torch.device) -> PendingNorms | None:
-        """The step's gradients are complete: bring their norms together (collective); None if there is nothing new."""
+        """Start reducing the norms of a step whose gradients are complete (collective); None if there are none."""
         step = self.step
         if step is None:
             return None
         parts = min(self._size, step.size)
-        own, of_mean, before, now = (
-            self._summed(each, device) for each in (self._own, self._of_mean, self._before, self._now)
+        of_rank, of_mean, previous, current = (
+            self._sum_by_group(each, device) for each in (self._of_rank, self._of_mean, self._previous, self._current)
         )
         if self._size > 1:
-            # The mean over the ranks of what the weights made of the gradients is to be weighted by samples.
+            # Gradients have been multiplied by the weight; their mean over ranks is weighted by samples.
             weight = step.weight if self._rotation_of(step) else step.weight * self._size
-            values = torch.cat([own / weight if weight else own, of_mean])
-            if not step.measured:  # others may have measured theirs, and wait: a sum with this is no number
+            values = torch.cat([of_rank / weight if weight else of_rank, of_mean])
+            if not step.measured:  # other ranks may have measured theirs: make the sum invalid
                 values.fill_(torch.nan)
-        elif self._now:
-            values = torch.cat([before, now, of_mean])
+        elif self._current:
+            values = torch.cat([previous, current, of_mean])
         else:
             values = None
         self.forget()
         self._last_size = step.size if step.measured else 0
-        self.turn += 1
+        self.rotation_index += 1
         if values is None or (parts == 1 and self._size > 1):
             return None
         if step.loss_scale is not None and self._size > 1:
             values = values / step.loss_scale.to(values).square()
         work = dist.all_reduce(values, group=self._group, async_op=True) if self._size > 1 else None
         if values.is_cuda and work is not None:
-            work.wait()  # for the stream, not for this thread
+            work.wait()  # blocks the stream, not this thread
             work = None
         return PendingNorms(DelayedNumbers(values), work, parts, step.size / step.base)
 
     def forget(self) -> None:
-        """What has come belongs to no step, and what comes next does not."""
-        self.coming = self.step = None
-        for each in (self._own, self._of_mean, self._before, self._now):
+        """Drop the current step, and do not measure the next."""
+        self.next_step = self.step = None
+        for each in (self._of_rank, self._of_mean, self._previous, self._current):
             each.clear()
 
-    def restored(self, turn: int) -> None:
-        """The training goes on from another place: what was before is no step before."""
-        self.turn = turn
+    def restored(self, rotation_index: int) -> None:
+        """Drop everything after a restore: the next step does not follow the previous one."""
+        self.rotation_index = rotation_index
         self.forget()
         self._last_size = 0
         self._last.clear()
         self._adam_steps.clear()
 
-    def moved(self) -> list[torch.Tensor]:
-        """Parameters that a step which the optimizer has just made has changed, of those whose steps are counted."""
+    def stepped_parameters(self) -> list[torch.Tensor]:
+        """Parameters with counted Adam steps that have gradients in this step."""
         return [each for each in self._adam_steps if each.grad is not None]
 
-    def stepped(self, moved: list[torch.Tensor]) -> None:
-        """The optimizer has made that step."""
-        for each in moved:
+    def count_steps(self, parameters: list[torch.Tensor]) -> None:
+        """Count an Adam step of these parameters."""
+        for each in parameters:
             self._adam_steps[each] += 1
 
     def _compare(
         self, norm_groups: NormGroups, parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]
     ) -> None:
-        """One rank alone: with the step before, if that had the same number of samples."""
+        """On one rank alone, compare with the previous step if it had the same number of samples."""
         assert self.step is not None
-        gradients = [each.to_dense() for each in gradients]  # the step before had other rows
-        if self.step.loss_scale is not None:  # the next step may have another one
+        gradients = [each.to_dense() for each in gradients]  # sparse ones have other rows in each step
+        if self.step.loss_scale is not None:  # which changes between steps
             factor = 1 / self.step.loss_scale
             gradients = [each * factor for each in gradients]
         olds = [self._last[id(each)] for each in parameters if id(each) in self._last]
         if len(olds) == len(parameters) and self._last_size == self.step.size:
-            self._before += _squared(norm_groups, olds)
-            self._now += _squared(norm_groups, gradients)
+            self._previous += _squared(norm_groups, olds)
+            self._current += _squared(norm_groups, gradients)
             means = [(old + new) / 2 for old, new in zip(olds, gradients, strict=True)]
             self._of_mean += _squared(norm_groups, means)
         self._last |= {id(each): new.detach().clone() for each, new in zip(parameters, gradients, strict=True)}
 
-    def _rotation_of(self, step: ExchangedStep) -> Rotation | None:
-        """The elements that this rank reads, if not all of them."""
-        if self._size == 1 or self._elements < LEAST_DIVIDED or step.size % self._size:
+    def _rotation_of(self, step: ReducedStep) -> Rotation | None:
+        """The parts that this rank reads, or None for all elements."""
+        if self._size == 1 or self._elements < MIN_SAMPLED_MODEL or step.size % self._size:
             return None
-        return Rotation(self.turn, self._rank, self._size, self._elements)
+        return Rotation(self.rotation_index, self._rank, self._size, self._elements)
 
     def _norm_groups(
         self, parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], rotation: Rotation | None
     ) -> NormGroups:
-        """What this rank takes the norms of, preconditioned if they are to be."""
+        """Group what this rank reads of a bucket."""
         found: NormGroups = {}
-        for place, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
-            group, part, counts = self._group_of.get(id(parameter)), WHOLE_TENSOR, 1.0
+        for index, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
+            group, part, weight = self._group_of.get(id(parameter)), WHOLE_TENSOR, 1.0
             if group is None:
                 continue
             if rotation is not None:
-                looked = rotation.of(gradient.numel(), self._number_of[id(parameter)])
-                if looked is None:
+                selected = rotation.part_of(gradient.numel(), self._number_of[id(parameter)])
+                if selected is None:
                     continue
-                part, counts = looked
+                part, weight = selected
             state: Mapping[str, Any] = self._optimizer.state.get(parameter, {}) if self._preconditioned else {}
-            moments = second_moments(state)
+            moments = _second_moments(state)
             steps = None if moments is None else self._steps_of(parameter, state)
-            if (norm_group := found.get((group, counts, steps))) is None:
-                scaling = None if steps is None else Scaling.of(self._optimizer.param_groups[group], steps)
-                # Of all of a model's gradients there is no room for what they are divided by; of parts there is.
-                norm_group = found[group, counts, steps] = NormGroup(scaling, counts, keeps=rotation is not None)
-            norm_group.add(place, part, None if moments is None else _as_in_buckets(moments, parameter))
+            if (norm_group := found.get((group, weight, steps))) is None:
+                scaling = None if steps is None else AdamScaling.of(self._optimizer.param_groups[group], steps)
+                # Divisors of parts are kept for the mean; those of a whole model would take too much memory.
+                norm_group = found[group, weight, steps] = NormGroup(scaling, weight, keep=rotation is not None)
+            norm_group.add(index, part, None if moments is None else _in_bucket_order(moments, parameter))
         return found
 
-    def _summed(self, norms: Sequence[Norm], device: torch.device) -> torch.Tensor:
+    def _sum_by_group(self, norms: Sequence[Norm], device: torch.device) -> torch.Tensor:
         """float64[groups]"""
-        found = torch.zeros(self._groups, dtype=torch.float64, device=device)
+        found = torch.zeros(self.groups, dtype=torch.float64, device=device)
         for group, norm in norms:
             found[group] += norm
         return found
 
     def _steps_of(self, parameter: torch.Tensor, state: Mapping[str, Any]) -> int:
-        """Steps that Adam has made with a parameter; read once if the value is on a GPU."""
+        """Adam's steps of a parameter; a count on a GPU is read once and then followed here."""
         steps = state["step"]
         if not (isinstance(steps, torch.Tensor) and steps.is_cuda):
             return int(steps)
@@ -300,58 +285,58 @@ class GradientNorms:
         return known
 
 
-def _gradients(buffer: torch.Tensor, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The gradients that ``bucket.gradients()`` does not give: a sparse one, alone in its bucket, and complex ones.
+def _special_gradients(buffer: torch.Tensor, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Sparse or complex gradients, which ``bucket.gradients()`` does not return correctly; else an empty list.
 
-    DDP exchanges two real numbers for each complex one, and cuts that as if it were one.
+    A sparse gradient is alone in its bucket. DDP reduces two real numbers for each complex one, but splits the buffer
+    as if there were one.
     """
     if buffer.is_sparse:
         return [buffer]
     if not parameters[0].is_complex():
         return []
     numbers = buffer if buffer.is_complex() else torch.view_as_complex(buffer.view(-1, 2))
-    cut = numbers.split([each.numel() for each in parameters])
-    return [each.view(parameter.shape) for each, parameter in zip(cut, parameters, strict=True)]
+    pieces = numbers.split([each.numel() for each in parameters])
+    return [each.view(parameter.shape) for each, parameter in zip(pieces, parameters, strict=True)]
 
 
 def _squared(norm_groups: NormGroups, gradients: Sequence[torch.Tensor]) -> list[Norm]:
-    """Of what is looked at of a bucket's gradients."""
     return [(group, norm_group.squared_norm(gradients)) for (group, _, _), norm_group in norm_groups.items()]
 
 
-def _values(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The gradients; of sparse ones what is not 0."""
+def _dense_values(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Dense gradients, and the nonzero values of sparse ones."""
     return [each.coalesce().values() if each.is_sparse else each for each in gradients]
 
 
-def _as_in_buckets(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """Its elements in the order of a parameter's memory, such as channels last: in buckets gradients have that one."""
+def _in_bucket_order(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """Permute dimensions to the order of the parameter's memory (channels last), which buckets use for gradients."""
     if parameter.is_contiguous():
         return tensor
     order = sorted(range(parameter.dim()), key=parameter.stride, reverse=True)
     return tensor.permute(order) if parameter.permute(order).is_contiguous() else tensor
 
 
-# --- squared norms, as gradients are or as an Adam scales them --------------------------------------------------------
+# --- squared norms, of gradients as they are or as Adam scales them ---------------------------------------------------
 
 
-def second_moments(state: Mapping[str, Any]) -> torch.Tensor | None:
-    """Of an optimizer's state of one parameter: Adam's, AMSGrad's, or RMSprop's; those that it divides by."""
+def _second_moments(state: Mapping[str, Any]) -> torch.Tensor | None:
+    """The tensor by whose root AMSGrad, Adam or RMSprop divides."""
     names = ("max_exp_avg_sq", "exp_avg_sq", "square_avg")
     return next((state[name] for name in names if name in state), None)
 
 
 @dataclass(frozen=True, slots=True)
-class Scaling:
-    """An Adam divides gradients by ``(sqrt(moments) + eps) * correction``."""
+class AdamScaling:
+    """Adam divides gradients by ``(sqrt(moments) + eps) * correction``."""
 
     eps: float
     correction: float
 
     @classmethod
-    def of(cls, options: Mapping[str, Any], steps: int) -> Scaling | None:
-        """After so many steps with a group's options; None for not at all, where moments say little yet."""
-        if steps < _LEAST_ADAM_STEPS:
+    def of(cls, options: Mapping[str, Any], steps: int) -> AdamScaling | None:
+        """The scaling after ``steps`` steps with a group's options; None while the moments mean little."""
+        if steps < _MIN_ADAM_STEPS:
             return None
         beta = options["betas"][1] if "betas" in options else None
         correction = 1.0 if beta is None else 1 / math.sqrt(1 - beta**steps)
@@ -359,71 +344,73 @@ class Scaling:
 
 
 class NormGroup:
-    """Gradients of a bucket whose squared norms are taken together, of a part of each.
+    """Gradients of a bucket whose squared norm is computed together, since one call for each would be slow."""
 
-    Most parts are so small that calling for each of them would be what costs.
-    """
-
-    def __init__(self, scaling: Scaling | None, counts: float = 1.0, *, keeps: bool = False) -> None:
-        self._scaling, self._keeps = scaling, keeps
-        self._factor = counts if scaling is None else counts / scaling.correction**2
-        self._looked: list[tuple[int, TensorPart]] = []
+    def __init__(self, scaling: AdamScaling | None, weight: float = 1.0, *, keep: bool = False) -> None:
+        self._scaling, self._keep = scaling, keep
+        self._factor = weight if scaling is None else weight / scaling.correction**2
+        self._parts: list[tuple[int, TensorPart]] = []
         self._moments: list[torch.Tensor] = []
         self._kept: list[torch.Tensor] | None = None
 
-    def add(self, place: int, part: TensorPart, moments: torch.Tensor | None = None) -> None:
-        """One more."""
-        self._looked.append((place, part))
+    def add(self, index: int, part: TensorPart, moments: torch.Tensor | None = None) -> None:
+        """Add a part of the gradient at an index of the bucket."""
+        self._parts.append((index, part))
         if self._scaling is not None:
             assert moments is not None
             self._moments.append(moments)
 
     def squared_norm(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
-        """float64: of all of these together, out of the bucket's."""
-        vectors = _gathered((gradients[place], part) for place, part in self._looked)
+        """float64: the squared norm of the group, out of the bucket's gradients."""
+        vectors = _chunks((gradients[index], part) for index, part in self._parts)
         if self._scaling is not None:
             pairs = zip(vectors, self._divisors(), strict=True)
-            # What is not kept is written over: it is in caches, other memory is not.
-            vectors = (torch.div(one.float(), by, out=None if self._keeps else by) for one, by in pairs)
-        norm = _summed([_square(vector) for vector in vectors], gradients[0].device)
+            # Divisors that are not kept are overwritten, as they are in the cache.
+            vectors = (torch.div(one.float(), by, out=None if self._keep else by) for one, by in pairs)
+        norms = [_square(vector) for vector in vectors]
+        if len(norms) == 1:
+            norm = norms[0]
+        else:
+            zero = torch.zeros((), dtype=torch.float64, device=gradients[0].device)
+            norm = torch.stack(norms).sum() if norms else zero
         return norm if self._factor == 1.0 else norm * self._factor
 
     def _divisors(self) -> Iterable[torch.Tensor]:
-        """Without the correction: one pass over the elements less."""
+        """What Adam divides by, without the correction, which is applied to the norm."""
         assert self._scaling is not None
         if self._kept is not None:
             for each in self._kept:
-                if each.is_cuda:  # made in another stream than that of this call
+                if each.is_cuda:  # created in another stream
                     each.record_stream(torch.cuda.current_stream(each.device))
             return self._kept
-        eps, parts = self._scaling.eps, (part for _, part in self._looked)
-        found = (torch.sqrt(vector.float()).add_(eps) for vector in _gathered(zip(self._moments, parts, strict=True)))
-        if not self._keeps:
+        eps, parts = self._scaling.eps, (part for _, part in self._parts)
+        found = (torch.sqrt(vector.float()).add_(eps) for vector in _chunks(zip(self._moments, parts, strict=True)))
+        if not self._keep:
             return found
         self._kept = list(found)
         return self._kept
 
 
-def _gathered(looked: Iterable[tuple[torch.Tensor, TensorPart]]) -> Iterator[torch.Tensor]:
-    """Parts of tensors, as few vectors of as many elements as are worked on at a time; only shapes decide which.
+def _chunks(parts: Iterable[tuple[torch.Tensor, TensorPart]]) -> Iterator[torch.Tensor]:
+    """Parts of tensors concatenated into few vectors, the same for tensors of the same shapes.
 
-    Complex numbers are two real ones each, as Adam takes them.
+    Complex numbers count as two real ones, as Adam treats them.
     """
     pieces = [
         piece
-        for tensor, part in looked
+        for tensor, part in parts
         for piece in part.of(torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor)
     ]
-    for dim in (1, 2):  # of two shapes they could not be put together without copying each before
+    for dim in (1, 2):  # concatenating both would copy each first
         for batch in _batches([piece for piece in pieces if piece.dim() == dim]):
             yield (torch.cat(batch) if len(batch) > 1 else batch[0]).reshape(-1)
 
 
 def _batches(pieces: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """As many of them as are worked on at a time; larger ones are cut."""
+    """Group tensors up to the chunk size, and split larger ones."""
     batch, elements = list[torch.Tensor](), 0
     for piece in pieces:
-        most = _AT_A_TIME_ON_GPU if piece.is_cuda else _AT_A_TIME
+        most = _GPU_CHUNK if piece.is_cuda else _CHUNK
         for cut in piece.split(max(1, most * len(piece) // piece.numel())) if piece.numel() > most else (piece,):
             if batch and elements + cut.numel() > most:
                 yield batch
@@ -442,27 +429,18 @@ def _square(vector: torch.Tensor) -> torch.Tensor:
     return norm.square().double()
 
 
-def _summed(norms: list[torch.Tensor], device: torch.device) -> torch.Tensor:
-    if len(norms) == 1:
-        return norms[0]
-    return torch.stack(norms).sum() if norms else torch.zeros((), dtype=torch.float64, device=device)
-
-
-# --- which elements of large gradients each rank reads ----------------------------------------------------------------
+# --- sampling of large gradients --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class TensorPart:
-    """One of several parts of each tensor's elements: together they are all of them, and none is in two."""
+    """One of several disjoint parts of a tensor's elements."""
 
     number: int = 0
     parts: int = 1
 
     def of(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """The part: the whole as a vector; or runs of RUN elements, one in each row, and what may be left of another.
-
-        Those without elements are left out. They are views where the tensor's memory allows.
-        """
+        """Views of the part, if the memory layout allows: [rows, RUN], and a vector of the remaining elements."""
         whole = tensor.detach().contiguous()
         if self.parts == 1:
             return [whole.view(-1)] if whole.numel() else []
@@ -474,46 +452,44 @@ class TensorPart:
         return pieces
 
 
-#: All elements.
 WHOLE_TENSOR = TensorPart()
 
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """What the ranks look at in a step: each at another part of every large tensor, and at others in the next step."""
+    """Which parts a rank reads in a step: each rank another part of every large tensor, and others in the next step."""
 
-    number: int  # of the step, from 0 on
+    index: int  # of the step
     rank: int
     ranks: int
     elements: int  # of the whole model
 
-    def of(self, elements: int, number: int) -> tuple[TensorPart, float] | None:
-        """The part of a tensor, and how often what is found of it counts; None if it is another rank's turn.
+    def part_of(self, elements: int, number: int) -> tuple[TensorPart, float] | None:
+        """The part of tensor ``number`` and the weight of its norm; None if another rank reads the tensor.
 
-        With that, the sum over ranks estimates what one rank would find of the whole tensor, without bias where all of
-        them look at the same, or at what is alike on average.
+        The weighted sum over ranks is an unbiased estimate of the norm of the whole tensor.
         """
-        if elements < LEAST_OF_TENSOR:
-            return (WHOLE_TENSOR, 1.0) if (self.number + number) % self.ranks == self.rank else None
-        times = max(1, min(self.elements // ENOUGH, elements // LEAST_OF_TENSOR))
-        # Rows of matrices are often a power of two long, or a small multiple of one. Of an even number of parts a turn
-        # would look at the same few columns of every row, and in most turns at none of those with large gradients.
+        if elements < MIN_SAMPLED_TENSOR:
+            return (WHOLE_TENSOR, 1.0) if (self.index + number) % self.ranks == self.rank else None
+        times = max(1, min(self.elements // SAMPLED_ELEMENTS, elements // MIN_SAMPLED_TENSOR))
+        # An odd number: rows of matrices are often a multiple of a power of two long, so an even number of parts would
+        # select the same few columns of every row, and in most steps none with large gradients.
         times -= 1 - times % 2
         parts = times * self.ranks
-        # Another part of each tensor: layers of a model have large gradients in the same places.
-        turn = self.number + number
+        # Other parts for each tensor, since layers of a model have large gradients at the same positions.
+        turn = self.index + number
         return TensorPart((self.rank * times + turn * _stride(times, parts)) % parts, parts), float(times)
 
 
 @cache
 def _stride(times: int, parts: int) -> int:
-    """From the part of a turn to that of the next one: any few turns are spread evenly over the tensor.
+    """Distance between the parts of consecutive steps, with which any few steps are spread evenly over the tensor.
 
-    Of neighbouring parts many turns would look at the same rows, and then for long at none of them. It comes to all
-    parts, and with the other ranks to all in ``times`` turns, in an order that depends on ``times`` alone.
+    It visits all parts; together the ranks visit all in ``times`` steps, in an order that depends on ``times`` alone.
+    Consecutive parts would read the same rows for many steps, and then not for long.
     """
     golden = round(times * (math.sqrt(5) - 1) / 2)
-    near = range(max(1, golden - _NEAR), min(times, golden + _NEAR) + 1)
+    near = range(max(1, golden - _STRIDE_RANGE), min(times, golden + _STRIDE_RANGE) + 1)
     stride = min((each for each in near if math.gcd(each, times) == 1), key=lambda each: _worst_quotient(each, times))
     while math.gcd(stride, parts) > 1:
         stride += times
@@ -521,7 +497,7 @@ def _stride(times: int, parts: int) -> int:
 
 
 def _worst_quotient(stride: int, times: int) -> int:
-    """The largest one in the continued fraction of stride / times: the larger it is, the closer some few turns lie."""
+    """The largest quotient in the continued fraction of stride / times: smaller means more evenly spread."""
     worst = 0
     while stride:
         times, (quotient, stride) = stride, divmod(times, stride)

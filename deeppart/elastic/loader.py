@@ -1,4 +1,4 @@
-"""A data loader that keeps its place when the number of ranks changes."""
+"""A data loader that keeps its position when the number of ranks changes."""
 
 from __future__ import annotations
 
@@ -15,43 +15,44 @@ from torch.utils.data import DataLoader, Dataset
 from deeppart.config import check_count
 from deeppart.errors import ConfigError
 
-from .autoscale import Autoscale, bounds_of
-from .data import sampler_of
+from .autoscale import Autoscale, make_bounds
+from .data import make_sampler
 from .progress import Progress, progress
 from .ranks import Ranks, ranks_of_job
 from .shards import ShardedDataset
 from .steps import Batch, DataPosition, MicroBatch, check_ranks, from_state, to_state
 
-#: They say which samples there are, or in which order, which is for the elastic loader to say.
-_OWN = ("sampler", "batch_sampler", "shuffle", "batch_size", "drop_last")
+#: Options of DataLoader that select or order samples.
+_SAMPLING_OPTIONS = ("sampler", "batch_sampler", "shuffle", "batch_size", "drop_last")
 
 
 class ElasticDataLoader:
-    """Batches of a data set: every sample once in an epoch, on any number of ranks, also if it changes.
+    """Batches of a data set: every sample once per epoch, also if the number of ranks changes.
 
-    A global step has the next ``batch_size`` samples of the epoch's order, the same ones for any number of ranks. Its
-    place belongs in the checkpoint: put :data:`deeppart.elastic.progress` there, or the loader itself. A batch counts
-    as seen when it is handed out; of accumulated micro-batches, all of the step when the last one is. So a checkpoint
-    after the optimizer's step goes on with the next batch.
+    A global step has the next ``batch_size`` samples of the epoch's order, independent of the number of ranks. Save the
+    position with the checkpoint: put :data:`deeppart.elastic.progress` into the state, or the loader itself. A batch
+    counts as seen when it is handed out, and accumulated micro-batches when the last one of the step is, so a
+    checkpoint after the optimizer's step continues with the next batch.
 
-    Within :func:`deeppart.elastic.remaining_epochs_until` a job that goes on skips the loops over this loader that were
-    over, and goes on in the one that was not. Without it, each loop is an epoch.
+    Within :func:`deeppart.elastic.remaining_epochs_until` a restarted job skips finished loops over this loader and
+    continues the unfinished one. Without it, each loop is an epoch.
 
     Args:
-        dataset: with a length, and samples at 0 to length - 1; or a :class:`deeppart.elastic.ShardedDataset`.
-        batch_size: samples of a step, all ranks together. They may have different numbers of them.
-        shuffle: a new order in each epoch, of samples or of shards.
+        dataset: a map-style data set, or a :class:`deeppart.elastic.ShardedDataset`.
+        batch_size: samples of a step over all ranks; need not be a multiple of their number.
+        shuffle: a new order of samples or shards in each epoch.
         seed: of the order.
-        drop_last: leave out the samples that do not fill a step.
-        accumulation: micro-batches beside the last one of a step.
-        name: in a checkpoint; by default by the order in which loaders are made.
-        loader: class that loads them: ``torch.utils.data.DataLoader`` or torchdata's ``StatefulDataLoader``.
-        progress: of the training; by default the process's.
-        ranks: who trains; by default those of torch.distributed, or of the launcher.
+        drop_last: leave out samples at the end that do not fill a step.
+        accumulation: micro-batches per step and rank before the last one.
+        name: in checkpoints; by default numbered in order of creation.
+        loader: ``torch.utils.data.DataLoader`` or torchdata's ``StatefulDataLoader``.
+        progress: of the training; by default that of the process.
+        ranks: by default those of torch.distributed, or of the launcher.
         **options: of the DataLoader: ``num_workers``, ``collate_fn``, ``pin_memory``...
 
     Raises:
-        ConfigError: there are fewer samples in a step than ranks, or fewer lanes; an option is this loader's own.
+        ConfigError: a step has fewer samples than there are ranks, or there are fewer lanes; an option selects or
+            orders samples.
 
     Example:
         >>> import torch
@@ -80,206 +81,200 @@ class ElasticDataLoader:
         ranks: Ranks | None = None,
         **options: Any,
     ) -> None:
-        refuse_own(options)
+        _check_options(options)
         self.dataset = dataset
-        self._ranks = ranks if ranks is not None else ranks_of_job()
+        self.ranks = ranks if ranks is not None else ranks_of_job()
         batch = Batch(batch_size, accumulation)
-        check_ranks(batch, self._ranks.size)
+        check_ranks(batch, self.ranks.size)
         self._shuffle, self._drop_last = shuffle, drop_last
-        self._sampler = sampler_of(dataset, seed=seed, ranks=self._ranks, shuffle=shuffle, drop_last=drop_last)
-        self._inner = loader(self._sampler.reading, batch_sampler=self._sampler, **with_calm_workers(options))
-        self._ahead = steps_ahead(options)
-        self._asked = batch
+        self._sampler = make_sampler(dataset, seed=seed, ranks=self.ranks, shuffle=shuffle, drop_last=drop_last)
+        self._inner = loader(self._sampler.dataset, batch_sampler=self._sampler, **_with_worker_init(options))
+        self._prefetched = _prefetched_steps(options)
+        self._configured = batch
         self._position = DataPosition(0, 0, 0, batch)
-        #: Of this epoch: loops that were begun, and passes that were over within a batch of another loader. Those are
-        #: not gone through again by a job that goes on after that batch.
-        self._begun = self._nested = self._turn = 0
+        #: Of this epoch: started loops, and passes within a batch of another loader. A job restarted after that batch
+        #: does not repeat the latter.
+        self._started = self._nested = self._turn = 0
         self._micro_batch: MicroBatch | None = None
         self._step_weight = 0.0
-        self._left = False
+        self._interrupted = False  # the last loop was left before its end
         self._progress = progress
         self._autoscale: Autoscale | None = None
         self._clock = time.perf_counter
         self.name = progress.name_for("loader", name)
         progress.join(self.name, self)
 
-    # --- where it is --------------------------------------------------------------------------------------------------
+    # --- position -----------------------------------------------------------------------------------------------------
 
     @property
     def batch(self) -> Batch:
-        """That of the next step."""
+        """The batch of the next step."""
         return self._position.batch
 
     @property
     def epoch(self) -> int:
-        """The epoch that it is in, or that comes next."""
+        """The current or next epoch."""
         return self._position.epoch
 
     @property
     def seen(self) -> int:
-        """Samples that were handed out in this pass, to all ranks, in steps that are complete."""
+        """Samples of this pass in completed steps, over all ranks."""
         return self._position.seen
 
-    @property
-    def ranks(self) -> Ranks:
-        """Who trains."""
-        return self._ranks
-
-    # --- the batch that was handed out last ---------------------------------------------------------------------------
+    # --- the current batch --------------------------------------------------------------------------------------------
 
     @property
     def weight(self) -> float:
-        """What to multiply the mean loss of this batch by, where gradients are averaged over ranks.
+        """Factor for the mean loss of this batch if gradients are averaged over ranks.
 
-        :class:`deeppart.elastic.ElasticDataParallel` does it. With DistributedDataParallel alone:
-        ``(loss * loader.weight).backward()``. It is 1 where all ranks have the same number of samples, without
-        accumulation; 0 for a filler, in a last step that has fewer samples than there are ranks.
+        :class:`deeppart.elastic.ElasticDataParallel` applies it. With DistributedDataParallel alone:
+        ``(loss * loader.weight).backward()``. It is 1 if all ranks have the same number of samples and gradients are
+        not accumulated; 0 for a filler, in a last step with fewer samples than ranks.
         """
         return self._current().weight
 
     @property
     def counted(self) -> int:
-        """Samples of this batch that are to be counted. Of a filler none are."""
+        """Samples of this batch to count in statistics; 0 for a filler."""
         return self._current().counted
 
     @property
     def ends_step(self) -> bool:
-        """True if gradients are to be exchanged after this batch, and the optimizer makes its step."""
+        """Whether gradients are reduced after this batch and the optimizer steps."""
         return self._current().ends_step
 
     @property
     def step_weight(self) -> float:
-        """The weights of this rank's batches in the step under way, up to this one."""
+        """Sum of the weights of this rank's batches in the current step, up to this one."""
         self._current()
         return self._step_weight
 
     @property
     def step_size(self) -> int:
-        """Samples of the step under way, all ranks together."""
+        """Samples of the current step over all ranks."""
         return self._current().size
 
     @property
-    def whole_size(self) -> int:
-        """Samples of a step with this batch; the last one of an epoch may have fewer."""
-        return self._current().whole
+    def full_size(self) -> int:
+        """Samples of a step with this batch size; the last one of an epoch may have fewer."""
+        return self._current().full_size
 
     @property
     def base_size(self) -> int:
-        """Samples of a step as the loader was made."""
-        return self._asked.size
+        """The ``batch_size`` that the loader was made with."""
+        return self._configured.size
 
-    # --- what a user may change ---------------------------------------------------------------------------------------
+    # --- changes ------------------------------------------------------------------------------------------------------
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to an epoch, for loops that count epochs themselves; to the one that it is in, nothing changes."""
+        """Go to the beginning of an epoch, for loops that count epochs themselves; no effect in that epoch."""
         if epoch != self._position.epoch:
             self.start_over(epoch)
 
     def start_over(self, epoch: int | None = None) -> None:
-        """Forget the place in the epoch.
-
-        Args:
-            epoch: to begin with; by default the one that it is in.
-        """
+        """Go to the beginning of an epoch, by default the current one."""
         self._position = self._position.next_pass(self._position.epoch if epoch is None else epoch, 0)
-        self._left, self._begun, self._nested, self._micro_batch = False, 0, 0, None
+        self._interrupted, self._started, self._nested, self._micro_batch = False, 0, 0, None
 
     def set_batch(self, size: int, accumulation: int = 0) -> int:
-        """Change the batch (every rank has to, after the same step).
+        """Change the batch, on every rank after the same step.
 
-        It holds from the next step on; with workers, after those steps that may be under way in them.
+        It takes effect with the next step, or, with workers, after the steps that they may have prefetched.
 
         Returns:
-            samples of this pass after which it holds.
+            samples of this pass after which it takes effect.
 
         Raises:
-            ConfigError: there are fewer samples in a step than ranks; the loader has taken more steps in advance than
-                its options say.
+            ConfigError: a step has fewer samples than there are ranks; or more steps were prefetched than the options
+                of the loader allow.
         """
         batch = Batch(size, accumulation)
-        check_ranks(batch, self._ranks.size)
+        check_ranks(batch, self.ranks.size)
         position, at = self._position, self._position.seen
         if self._micro_batch is not None:
             at = self._micro_batch.seen
-            for _ in range(self._ahead):
+            for _ in range(self._prefetched):
                 at += position.batch_at(at).size
             at = min(at, self._sampler.length)
             taken = self._sampler.handed_out[-1].seen if self._sampler.handed_out else 0
             if taken > at:
                 raise ConfigError(
-                    "the batch cannot change: the loader has taken more steps in advance than its options say",
-                    expected=f"at most {self._ahead} steps, {at:,} samples",
+                    "the batch cannot change: the loader has prefetched more steps than its options allow",
+                    expected=f"at most {self._prefetched} steps, {at:,} samples",
                     found=f"{taken:,} samples",
-                    where=f"loader {self.name}, rank {self._ranks.rank}",
+                    where=f"loader {self.name}, rank {self.ranks.rank}",
                 )
-        self._position = position.decided(at, batch)
-        self._sampler.decide(self._position)
+        self._position = position.with_batch(batch, at)
+        self._sampler.reschedule(self._position)
         return at
 
     def autoscale_batch_size(
         self,
-        most: int,
+        max_batch_size: int,
         local_bounds: tuple[int | None, int | None] | None = None,
         *,
         gradient_accumulation: bool = False,
         every: int = 100,
         profile_dir: str | Path | None = None,
     ) -> None:
-        """Let the batch follow what training measures of itself (collective; needs scipy and ElasticDataParallel).
+        """Adapt the batch size to the measured gradient noise and step times (collective).
 
-        Every so many steps rank 0 looks for the batch with the most goodput (:func:`deeppart.plan.goodput.best_step`).
-        If it has more than 5 % more than the batch in use, all ranks change to it.
+        Every ``every`` steps rank 0 looks for the batch with the highest goodput
+        (:func:`deeppart.plan.goodput.best_step`). All ranks change to it if it is more than 5 % better than the current
+        one. Needs scipy and ElasticDataParallel.
 
         Args:
-            most: samples of a step, all ranks together.
-            local_bounds: least and most samples of a micro-batch of a rank; None for no bound.
-            gradient_accumulation: true if a step may have several micro-batches.
-            every: steps from one decision to the next.
-            profile_dir: the persistent directory, where rank 0 keeps what it measures for ``deeppart advise``.
+            max_batch_size: largest number of samples of a step, over all ranks.
+            local_bounds: smallest and largest number of samples of a micro-batch; None for no bound.
+            gradient_accumulation: whether a step may have several micro-batches.
+            every: steps between decisions.
+            profile_dir: the persistent directory, where rank 0 writes measurements for ``deeppart advise``.
 
         Raises:
-            ConfigError: no batch fits the bounds; ``every`` is no number of steps; it has been called before.
+            ConfigError: no batch fits the bounds; ``every`` is invalid; the method was called before.
         """
         if self._autoscale is not None:
-            raise ConfigError("the batch of this loader follows the training already", where=f"loader {self.name}")
+            raise ConfigError("autoscale_batch_size() was called already", where=f"loader {self.name}")
         check_count("every", every, "steps")
-        bounds = bounds_of(self._asked, self._ranks.size, most, local_bounds, accumulate=gradient_accumulation)
+        bounds = make_bounds(
+            self._configured, self.ranks.size, max_batch_size, local_bounds, accumulate=gradient_accumulation
+        )
         directory = None if profile_dir is None else Path(profile_dir)
-        self._autoscale = Autoscale(bounds, self._ranks, every, directory)
+        self._autoscale = Autoscale(bounds, self.ranks, every, directory)
         self._progress.join(self._progress.name_for("autoscale", f"{self.name}-autoscale"), self._autoscale)
-        pieces = math.ceil(self._position.batch.size / self._ranks.size / bounds.most_local)
+        pieces = math.ceil(self._position.batch.size / self.ranks.size / bounds.most_local)
         if pieces > self._position.batch.accumulation + 1:
             self.set_batch(self._position.batch.size, pieces - 1)
 
     # --- iteration ----------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """Steps of a whole pass with this batch. Loops have more batches if gradients are accumulated.
+        """Steps of a whole pass with the current batch (with accumulation, loops have more batches).
 
-        Collective where shards have to be counted.
+        Collective if shards have to be counted.
         """
         length = self._sampler.known_length
         if length is None:
-            length = self._sampler.checked_length(self._ranks, self.name)
+            length = self._sampler.check_length(self.ranks, self.name)
         steps = length / self._position.batch.size
         return math.floor(steps) if self._drop_last else math.ceil(steps)
 
     def __iter__(self) -> Iterator[Any]:
-        """The batches of this rank: the rest of the pass that is under way, or a new one.
+        """This rank's batches of the rest of the current pass, or of a new one.
 
-        A loop that is left by ``break`` or by an error of the training is over; one that the data set has failed is
-        not: the next loop begins with the step that could not be loaded. (Within a batch of another loader, as of a
-        validation, each loop is a pass of its own.)
+        A loop left by ``break`` or an error of the training ends its pass. After an error of the data set, the next
+        loop begins with the step that could not be loaded. Within a batch of another loader, as for validation, each
+        loop is a pass.
         """
-        in_loop = self._enter()
+        in_epoch = self._enter()
         outer, micro_batch = self._progress.loader, None
-        of_outer = None if outer is None else outer._micro_batch
-        if of_outer is None:
-            self._begun += 1
-            if in_loop and self._begun <= self._position.passes - self._nested:
+        outer_micro_batch = None if outer is None else outer._micro_batch
+        if outer_micro_batch is None:
+            self._started += 1
+            if in_epoch and self._started <= self._position.passes - self._nested:
                 return
         self._sampler.begin(self._position)
-        ended, loading, asked_at = False, True, None
+        ended, loading, requested_at = False, True, None
         try:
             for batch in self._inner:
                 loading = False
@@ -292,28 +287,32 @@ class ElasticDataLoader:
                 self._progress.loader = self
                 yield batch
                 if self._micro_batch is not micro_batch:
-                    raise self._moved()
-                asked_at = self._after_batch(micro_batch, asked_at)
+                    raise ConfigError(
+                        "the position of a loader was changed within a loop over it",
+                        where=f"loader {self.name}",
+                        todo="leave the loop after load_state_dict() or start_over(): the next one begins there",
+                    )
+                requested_at = self._after_batch(micro_batch, requested_at)
                 loading = True
             ended, loading = True, False
         finally:
-            # Within a batch of another loader: that one is still under way. (Both in a zip() have had more since.)
-            nested = of_outer is not None and outer is not None and outer._micro_batch is of_outer
+            # If the outer loader has a new batch, the two are zipped and not nested.
+            nested = outer_micro_batch is not None and outer is not None and outer._micro_batch is outer_micro_batch
             self._progress.loader = outer if nested else None
-            if self._micro_batch is micro_batch:  # otherwise its place was changed within the loop, and holds
+            if self._micro_batch is micro_batch:  # otherwise the position was changed within the loop, and holds
                 over = ended or nested
-                self._micro_batch, self._left = None, not (over or loading)
+                self._micro_batch, self._interrupted = None, not (over or loading)
                 if over:
-                    self._end_pass(in_loop=in_loop, nested=nested)
-            self._sampler.close()
+                    self._end_pass(in_epoch=in_epoch, nested=nested)
+            self._sampler.end_pass()
 
-    def _after_batch(self, micro_batch: MicroBatch, asked_at: float | None) -> float | None:
-        """The next batch is requested: measure the duration of the last one, and decide on the size of the next."""
+    def _after_batch(self, micro_batch: MicroBatch, requested_at: float | None) -> float | None:
+        """Record the time of the last batch, adapt the batch size, and return the time now, if it is measured."""
         if self._autoscale is None:
             return None
         now = self._clock()
-        if asked_at is not None:
-            self._autoscale.times.note(micro_batch, now - asked_at)
+        if requested_at is not None:
+            self._autoscale.record(micro_batch, now - requested_at)
         if not micro_batch.ends_step:
             return now
         changed = self._autoscale.after_step(self._position.batch_at(self._sampler.length), self._progress.trained)
@@ -323,115 +322,106 @@ class ElasticDataLoader:
         return None
 
     def _enter(self) -> bool:
-        """Come to the epoch that the training is in; returns whether it counts them."""
+        """Go to the current epoch of the progress, and return whether there is one."""
         if self._micro_batch is not None:
             raise ConfigError(
-                "a loop over a loader begins in another one over the same loader",
+                "a loop over a loader begins within another loop over it",
                 where=f"loader {self.name}",
                 todo="use a loader for each",
             )
-        self._sampler.checked_length(self._ranks, self.name)
-        epoch = self._progress.entered(self.name, self)
+        self._sampler.check_length(self.ranks, self.name)
+        epoch = self._progress.begin_loop(self.name, self)
         if self._turn != self._progress.turn:
-            self._turn, self._begun = self._progress.turn, 0
+            self._turn, self._started = self._progress.turn, 0
         if epoch is not None and epoch != self._position.epoch:
             self.start_over(epoch)
-        elif self._left:
-            self._end_pass(in_loop=epoch is not None, nested=False)
-        self._left = False
+        elif self._interrupted:
+            self._end_pass(in_epoch=epoch is not None, nested=False)
+        self._interrupted = False
         return epoch is not None
 
-    def _end_pass(self, *, in_loop: bool, nested: bool) -> None:
+    def _end_pass(self, *, in_epoch: bool, nested: bool) -> None:
         position = self._position
-        if not in_loop:
+        if not in_epoch:
             self._position = position.next_pass(position.epoch + 1, 0)
             return
         self._position = position.next_pass(position.epoch, position.passes + 1)
         if nested:
             self._nested += 1
         else:
-            self._begun = self._position.passes - self._nested
-
-    def _moved(self) -> ConfigError:
-        return ConfigError(
-            "the place of a loader was changed while a loop over it is under way",
-            where=f"loader {self.name}",
-            todo="leave the loop after load_state_dict() or start_over(): the next one begins there",
-        )
+            self._started = self._position.passes - self._nested
 
     def _current(self) -> MicroBatch:
         if self._micro_batch is None:
             raise ConfigError(
-                "no batch is under way", where=f"loader {self.name}", todo="ask within the loop over the loader"
+                "there is no current batch", where=f"loader {self.name}", todo="use this within the loop over it"
             )
         return self._micro_batch
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Its place: small values, the same on every rank."""
+        """The position as plain values, the same on every rank."""
         saved = to_state(
-            self._position, self._asked, self._sampler.seed, self._sampler.known_length, shuffle=self._shuffle
+            self._position, self._configured, self._sampler.seed, self._sampler.known_length, shuffle=self._shuffle
         )
         return saved | {"nested": self._nested} | self._sampler.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a place; the next loop does. If the loader was made with another batch than then, this one holds.
+        """Continue from a position with the next loop. A changed ``batch_size`` replaces the saved batch.
 
         Raises:
-            RestoreError: the data set has another length or order than when the checkpoint was made, or other shards.
-            ConfigError: its steps have fewer samples than there are ranks now.
+            RestoreError: the data set has another length, order or list of shards than in the checkpoint.
+            ConfigError: a step has fewer samples than there are ranks.
         """
-        self._sampler.take(state, self.name)
+        self._sampler.load_state(state, self.name)
         position, seed = from_state(
-            state, self._asked, self._sampler.known_length, shuffle=self._shuffle, name=self.name
+            state, self._configured, self._sampler.known_length, shuffle=self._shuffle, name=self.name
         )
         for each in (position.batch, *(batch for _, batch in position.later)):
-            check_ranks(each, self._ranks.size)
+            check_ranks(each, self.ranks.size)
         self._position, self._sampler.seed = position, seed
-        self._begun = max(0, self._begun - 1) if self._turn == self._progress.turn else 0  # the one that is made again
-        self._left, self._nested, self._micro_batch = False, state.get("nested", 0), None
+        self._started = max(0, self._started - 1) if self._turn == self._progress.turn else 0  # the loop is repeated
+        self._interrupted, self._nested, self._micro_batch = False, state.get("nested", 0), None
 
 
 # --- options of the DataLoader ----------------------------------------------------------------------------------------
 
 
-def refuse_own(options: Mapping[str, Any]) -> None:
-    """Refuse what the elastic loader decides itself."""
-    for name in _OWN:
+def _check_options(options: Mapping[str, Any]) -> None:
+    for name in _SAMPLING_OPTIONS:
         if name in options:
             raise ConfigError(
                 "a loader cannot be given this option",
                 found=name,
-                todo="leave it out: this loader decides which samples it has, and in which order",
+                todo="leave it out: this loader selects and orders the samples",
             )
     if options.get("in_order") is False:
         raise ConfigError(
-            "a loader cannot hand out batches in another order than it takes them",
+            "a loader cannot return batches out of order",
             found="in_order=False",
-            todo="leave it out: what has been seen would not be known",
+            todo="leave it out: the position in the data would be unknown",
         )
 
 
-def steps_ahead(options: Mapping[str, Any]) -> int:
-    """Steps that may be under way in the workers of a DataLoader with these options, on every rank."""
+def _prefetched_steps(options: Mapping[str, Any]) -> int:
+    """The most steps that the workers of a DataLoader with these options prefetch."""
     workers, each = options.get("num_workers", 0), options.get("prefetch_factor")
     return int(workers * (2 if each is None else each) + 1) if workers else 0
 
 
-def with_calm_workers(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a DataLoader whose workers live through a SIGUSR1 to all processes of a job.
+def _with_worker_init(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Make workers ignore SIGUSR1, unless the caller has a handler.
 
     Slurm (``--signal=USR1@120``) and ``kill -USR1 -PID`` send it to whole process groups. By default it would end the
-    workers, and with them the rank, before that has made its checkpoint. A handler of the caller's own stays. SIGTERM
-    ends workers still: torch sends it to those that do not end otherwise.
+    workers, and so the rank before it has saved a checkpoint. SIGTERM still ends them: torch uses it to stop workers.
     """
     if not options.get("num_workers"):
         return dict(options)
-    return {**options, "worker_init_fn": functools.partial(_begin, options.get("worker_init_fn"))}
+    return {**options, "worker_init_fn": functools.partial(_init_worker, options.get("worker_init_fn"))}
 
 
-def _begin(function: Callable[[int], None] | None, worker: int) -> None:
+def _init_worker(function: Callable[[int], None] | None, worker: int) -> None:
     if signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL:
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     if function is not None:

@@ -1,4 +1,4 @@
-"""DistributedDataParallel for batches that change."""
+"""DistributedDataParallel for batch sizes that change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from deeppart.errors import ConfigError
 
-from .gradient_norms import DelayedNumbers, ExchangedStep, GradientNorms, PendingNorms
+from .gradient_norms import DelayedNumbers, GradientNorms, PendingNorms, ReducedStep
 from .noise import NoiseScale
 from .progress import Progress, progress
 from .rules import AdamScale, AdaScale, ScalingRule
@@ -24,23 +24,23 @@ ADAMS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop)
 
 
 class ElasticDataParallel(DistributedDataParallel):
-    """DistributedDataParallel whose ranks may have different numbers of samples, and whose learning rate follows them.
+    """DistributedDataParallel for uneven batches, with a learning rate that follows the batch size.
 
     In a loop over an :class:`deeppart.elastic.ElasticDataLoader` gradients are means over the samples of the step,
-    however they are divided. While they are exchanged, their noise is measured, at the cost of one more reduction of a
-    few numbers. In ``optimizer.step()`` the learning rate is multiplied by what the rule says, and put back.
+    however they are divided. Their noise scale is measured while they are reduced, for one more reduction of a few
+    numbers. During ``optimizer.step()`` the learning rate is multiplied by the factor of the rule.
 
-    The estimate that a step uses is the one after the step before. It belongs to the checkpoint, with
-    :data:`deeppart.elastic.progress`; or take :meth:`state`.
+    A step uses the estimate of the previous step. Save it with :data:`deeppart.elastic.progress`, or save
+    :meth:`state`.
 
     Args:
         model: on its device.
         optimizer: of the model's parameters.
         scheduler: of the optimizer; only for :meth:`state`.
         rule: by default :class:`AdamScale` for Adam, AdamW and RMSprop, else :class:`AdaScale`.
-        scaler: a ``torch.amp.GradScaler``, if one is used.
-        name: in a checkpoint; by default by the order in which they are made.
-        progress: of the training; by default the process's.
+        scaler: the ``torch.amp.GradScaler``, if one is used.
+        name: in checkpoints; by default numbered in order of creation.
+        progress: of the training; by default that of the process.
         **options: of DistributedDataParallel.
 
     Example:
@@ -74,45 +74,41 @@ class ElasticDataParallel(DistributedDataParallel):
         self._norms = GradientNorms(optimizer, self.process_group, preconditioned=preconditioned)
         self.noise = NoiseScale(self._norms.groups)
         self._frozen = [each for each in model.parameters() if not each.requires_grad]
-        self._worth = 0.0
+        self._effective_steps = 0.0
         self._base: int | None = None
-        self._measured: PendingNorms | None = None
-        #: Of the step before, until it is counted: its gain, and what it has moved. Fused optimizers find out on a GPU
-        #: whether a loss scale was too large, and make no step then.
-        self._made: tuple[float, list[torch.Tensor]] | None = None
+        self._pending: PendingNorms | None = None
+        #: The gain and parameters of the last step until it is counted, and whether it was skipped: a fused optimizer
+        #: detects infinite gradients on the GPU.
+        self._last_step: tuple[float, list[torch.Tensor]] | None = None
         self._skipped: DelayedNumbers | None = None
         #: Within :meth:`no_sync`; and whether gradients were accumulated there since the last step.
-        self._unsynced = self._by_hand = False
-        #: Of each group the rate, and the one that the step under way has.
+        self._unsynced = self._accumulated_by_hand = False
+        #: For each parameter group, the learning rate and the scaled one of the current step.
         self._rates: list[tuple[Any, Any]] | None = None
-        self._scale = 1.0
-        # What is kept there is out of the garbage collector's sight, and norms know the optimizer, and so the model.
-        self.register_comm_hook(weakref.ref(self._norms), _exchange)
+        #: Batch size relative to that at the beginning of the training; a partial last step counts as a full one.
+        self.scale = 1.0
+        # DDP hides the hook's state from the garbage collector, and it refers to the optimizer and so to the model.
+        self.register_comm_hook(weakref.ref(self._norms), _hook)
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
-        optimizer.register_state_dict_pre_hook(self._put_back)  # after a step that failed, or was interrupted
+        optimizer.register_state_dict_pre_hook(self._restore_rates)  # after a step that failed
         self.name = progress.name_for("parallel", name)
         progress.join(self.name, self._ScalingState(self))
         progress.trained = self
 
     @property
-    def worth(self) -> float:
-        """Steps at scale 1 that the training so far is worth, the sum of the gains."""
-        self._take_in_step()
-        return self._worth
+    def effective_steps(self) -> float:
+        """Number of steps at scale 1 that the training so far is worth: the sum of the gains."""
+        self._count_last_step()
+        return self._effective_steps
 
     @property
     def gain(self) -> float:
-        """Steps at scale 1 that the last step was worth."""
-        return self.noise.gain(self._scale)
-
-    @property
-    def scale(self) -> float:
-        """Samples of a step, by those of a step as the training began; the last one of an epoch counts as a whole."""
-        return self._scale
+        """Number of steps at scale 1 that the last step was worth."""
+        return self.noise.gain(self.scale)
 
     def state(self) -> dict[str, Any]:
-        """What to save: the model, the optimizer, the scheduler, and the progress of the training."""
+        """The state to save: model, optimizer, scheduler, scaler and progress."""
         found = {"model": self.module, "optimizer": self._optimizer, "elastic": self._progress}
         if self._scheduler is not None:
             found["scheduler"] = self._scheduler
@@ -122,9 +118,9 @@ class ElasticDataParallel(DistributedDataParallel):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """As of DistributedDataParallel: gradients are accumulated on this rank, and not exchanged.
+        """Accumulate gradients without reducing them, as DistributedDataParallel does.
 
-        The noise of the next step is not measured then. ``accumulation`` of the loader needs none of this.
+        The noise of the next step is not measured. Not needed with ``accumulation`` of the loader.
         """
         before, self._unsynced = self._unsynced, True
         try:
@@ -134,7 +130,7 @@ class ElasticDataParallel(DistributedDataParallel):
             self._unsynced = before
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """As of DistributedDataParallel; gradients of what it returns are weighted by the batch's samples."""
+        """Run the module; gradients of its outputs are weighted by the number of samples."""
         loader = self._progress.loader
         if not torch.is_grad_enabled():
             return super().forward(*inputs, **named)  # type: ignore[no-untyped-call]
@@ -142,22 +138,19 @@ class ElasticDataParallel(DistributedDataParallel):
         if loader is None:
             self._norms.forget()
             return super().forward(*inputs, **named)  # type: ignore[no-untyped-call]
-        if self._unsynced or self._adds_to_exchanged():
-            self._by_hand = True
+        if self._unsynced or self._adds_to_reduced():
+            self._accumulated_by_hand = True
         if loader.ends_step and not self._unsynced:
-            self._norms.coming = ExchangedStep.of(loader, loss_scale=self._loss_scale(), measured=not self._by_hand)
+            scaler = self._scaler
+            loss_scale = None if scaler is None else scaler.scale(torch.ones((), device=self._device))
+            measured = not self._accumulated_by_hand
+            self._norms.next_step = ReducedStep.of(loader, loss_scale=loss_scale, measured=measured)
         output = super().forward(*inputs, **named)  # type: ignore[no-untyped-call]
-        return _weighted(output, loader.weight, needed=self.training)
+        return _weighted(output, loader.weight, required=self.training)
 
-    def _adds_to_exchanged(self) -> bool:
-        """Gradients that come are added to such as were exchanged before, of which the optimizer has made no step."""
+    def _adds_to_reduced(self) -> bool:
+        """Whether gradients are added to reduced ones that the optimizer has not used."""
         return self._norms.step is not None and any(each.grad is not None for each in self.module.parameters())
-
-    def _loss_scale(self) -> torch.Tensor | None:
-        if self._scaler is None:
-            return None
-        found: torch.Tensor = self._scaler.scale(torch.ones((), device=self._device))
-        return found
 
     def _before_step(self, optimizer: Any, arguments: Any, named: Any) -> None:
         loader = self._progress.loader
@@ -167,60 +160,63 @@ class ElasticDataParallel(DistributedDataParallel):
                 expected="optimizer.step() after the last batch of a step",
                 todo="call it, and zero_grad(), only if loader.ends_step",
             )
-        self._put_back()  # if the step before failed
-        self._take_in()
+        self._restore_rates()  # if the previous step failed
+        self._update_noise()
         has_closure = named.get("closure") is not None or any(callable(each) for each in arguments[1:])
-        step = ExchangedStep.of(loader) if has_closure and loader is not None else self._norms.step
+        step = ReducedStep.of(loader) if has_closure and loader is not None else self._norms.step
         if step is None:
             return
-        self._refuse_changes()
-        if self._base is not None and self._base != step.base:  # another loader, or another batch than the checkpoint's
+        self._check_unchanged()
+        if (
+            self._base is not None and self._base != step.base
+        ):  # another loader, or a changed batch_size after a restart
             ratio = step.base / self._base
-            self._worth /= self.noise.gain(ratio)
+            self._effective_steps /= self.noise.gain(ratio)
             self.noise.rebase(ratio)
-        self._base, self._scale = step.base, step.scale
+        self._base, self.scale = step.base, step.scale
         if not has_closure:
-            self._measured = self._norms.finish(self._device)
+            self._pending = self._norms.finish(self._device)
         found_inf = getattr(optimizer, "found_inf", None)
         self._skipped = None if found_inf is None else DelayedNumbers(found_inf)
-        groups, factors = self._optimizer.param_groups, self.rule.factors(self._scale, self.noise, self._worth)
+        groups = self._optimizer.param_groups
+        factors = self.rule.factors(self.scale, self.noise, self._effective_steps)
         self._rates = [(group["lr"], group["lr"] * factor) for group, factor in zip(groups, factors, strict=True)]
         for group, (_, rate) in zip(groups, self._rates, strict=True):
             group["lr"] = rate
 
-    def _refuse_changes(self) -> None:
+    def _check_unchanged(self) -> None:
         groups = self._optimizer.param_groups
         if len(groups) != self._norms.groups:
             raise ConfigError(
-                "the optimizer has got groups of parameters since the model was wrapped",
+                "parameter groups were added to the optimizer after the model was wrapped",
                 expected=f"{self._norms.groups} groups",
                 found=str(len(groups)),
                 todo="add all groups before ElasticDataParallel(model, optimizer), with a rate of 0 until they train",
             )
         if any(each.requires_grad for each in self._frozen):
             raise ConfigError(
-                "parameters that were frozen when the model was wrapped are trained now",
-                expected="requires_grad=False, as then: their gradients would not be exchanged",
-                todo="wrap the model anew: ElasticDataParallel(model, optimizer)",
+                "parameters that were frozen when the model was wrapped require gradients now",
+                expected="requires_grad=False, since DistributedDataParallel does not reduce their gradients",
+                todo="wrap the model again: ElasticDataParallel(model, optimizer)",
             )
 
     def _after_step(self, _optimizer: Any, _arguments: Any, _named: Any) -> None:
         gain = 0.0
         if self._rates is not None:
-            self._put_back()
+            self._restore_rates()
             self._rates = None
             gain = self.gain
-            if self._norms.step is not None:  # gradients of a closure, which was called within the step
-                self._measured = self._norms.finish(self._device)
-        self._by_hand = False
-        self._made = gain, self._norms.moved()
+            if self._norms.step is not None:  # a closure computed the gradients within the step
+                self._pending = self._norms.finish(self._device)
+        self._accumulated_by_hand = False
+        self._last_step = gain, self._norms.stepped_parameters()
         if self._skipped is None:
-            self._take_in_step()
+            self._count_last_step()
 
-    def _put_back(self, *_: Any) -> None:
-        """Rates of the step under way, or of one that failed: where no checkpoint was restored since."""
-        for group, (rate, of_step) in zip(self._optimizer.param_groups, self._rates or (), strict=False):
-            if group["lr"] is of_step:
+    def _restore_rates(self, *_: Any) -> None:
+        """Undo the scaling of learning rates, except where a checkpoint was loaded since."""
+        for group, (rate, scaled) in zip(self._optimizer.param_groups, self._rates or (), strict=False):
+            if group["lr"] is scaled:
                 group["lr"] = rate
 
     @property
@@ -228,56 +224,53 @@ class ElasticDataParallel(DistributedDataParallel):
         found: torch.device = next(self.module.parameters()).device
         return found
 
-    def _take_in_step(self) -> None:
-        """Count the step before, if the optimizer has made it."""
-        made, skipped = self._made, self._skipped
-        self._made = self._skipped = None
-        if made is not None and not (skipped is not None and any(skipped.numbers())):
-            self._worth += made[0]
-            self._norms.stepped(made[1])
+    def _count_last_step(self) -> None:
+        """Count the last step unless the optimizer skipped it."""
+        last, skipped = self._last_step, self._skipped
+        self._last_step = self._skipped = None
+        if last is not None and not (skipped is not None and any(skipped.numbers())):
+            self._effective_steps += last[0]
+            self._norms.count_steps(last[1])
 
-    def _take_in(self) -> None:
-        """Use the norms of the step before."""
-        self._take_in_step()
-        if self._measured is not None:
-            norms, of_two_steps = self._measured.norms()
-            self._measured = None
-            self.noise.update(norms, of_two_steps=of_two_steps)
+    def _update_noise(self) -> None:
+        """Add the norms of the last step to the estimate."""
+        self._count_last_step()
+        if self._pending is not None:
+            norms, self._pending = self._pending.norms(), None
+            self.noise.update(norms)
 
     class _ScalingState:
-        """What a checkpoint has of it, beside the module: that has a ``state_dict`` of its own."""
+        """The saved state of the scaling; ``state_dict`` of the wrapper itself is the module's."""
 
         def __init__(self, owner: ElasticDataParallel) -> None:
             self._owner = owner
 
         def state_dict(self) -> dict[str, Any]:
-            self._owner._take_in()
             owner = self._owner
-            return {"noise": owner.noise.state_dict(), "worth": owner._worth, "base": owner._base}
+            owner._update_noise()
+            return {"noise": owner.noise.state_dict(), "worth": owner._effective_steps, "base": owner._base}
 
         def load_state_dict(self, state: Mapping[str, Any]) -> None:
             owner = self._owner
             owner.noise.load_state_dict(state["noise"])
-            owner._worth, owner._base = state["worth"], state.get("base")
-            owner._measured = owner._made = owner._skipped = None
-            # Any number that is the same on all ranks, and that later sessions do not begin with again.
-            owner._norms.restored(int(owner._worth))
+            owner._effective_steps, owner._base = state["worth"], state.get("base")
+            owner._pending = owner._last_step = owner._skipped = None
+            # Any number that is equal on all ranks and differs between sessions.
+            owner._norms.restored(int(owner._effective_steps))
 
 
-def _exchange(
-    norms: weakref.ReferenceType[GradientNorms], bucket: dist.GradBucket
-) -> torch.futures.Future[torch.Tensor]:
+def _hook(norms: weakref.ReferenceType[GradientNorms], bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     alive = norms()
-    assert alive is not None, "the model has them"
+    assert alive is not None, "the model keeps it"
     return alive.hook(bucket)
 
 
-# DistributedDataParallel looks at the annotations themselves, which are texts here.
-_exchange.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}
+# DistributedDataParallel compares annotations, which are strings in this module.
+_hook.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}
 
 
 class _Weighted(torch.autograd.Function):
-    """The same values, whose gradients are multiplied by a number."""
+    """The identity, with gradients multiplied by a number."""
 
     @staticmethod
     def forward(context: Any, value: torch.Tensor, weight: float) -> torch.Tensor:
@@ -289,17 +282,18 @@ class _Weighted(torch.autograd.Function):
         return gradient * context.weight, None
 
 
-def _weighted(output: Any, weight: float, *, needed: bool) -> Any:
+def _weighted(output: Any, weight: float, *, required: bool) -> Any:
+    """Multiply the gradients of all tensors in a model's output by ``weight``."""
     if weight == 1.0:
         return output
     leaves, structure = tree_flatten(output)
     trained = [isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves]
-    if not any(trained) and not needed:
+    if not any(trained) and not required:
         return output
     if not any(trained):
         raise ConfigError(
-            "the gradients of what the model returns cannot be weighted",
-            expected="tensors that need gradients, in tuples, lists, dicts or registered containers",
+            "the gradients of the model's output cannot be weighted",
+            expected="tensors that require gradients, in tuples, lists, dicts or registered containers",
             found=type(output).__name__,
             todo="return such a container, or register yours with torch.utils._pytree.register_pytree_node",
         )

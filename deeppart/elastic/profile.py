@@ -1,7 +1,7 @@
-"""What a job has measured of its steps, on all the sizes that it has had: kept, fitted, and in a file.
+"""The profile of a job: measured step times on all its sizes, gradient noise and bounds of the batch size.
 
-Rank 0 of a job, which has the persistent directory, writes ``deeppart-profile.json`` there, atomically; who reads it
-needs no lock. What it says bears on advice alone, so a job that cannot write it goes on.
+Rank 0 writes it atomically to ``deeppart-profile.json`` in the persistent directory, so readers need no lock. It is
+used for advice only: a job that cannot write it continues.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from deeppart.errors import ConfigError, CorruptFileError
 from deeppart.extension import ForeignFile, write_file
 from deeppart.plan.goodput import Bounds, Goodput, GradientNoise, Limits, Measured, Throughput, fit
 
-#: Name of the file, in the persistent directory, and what is in it (docs/format.md).
+#: Name and format of the file (docs/format.md).
 PROFILE_NAME = "deeppart-profile.json"
 FORMAT, VERSION = "deeppart-profile", 1
-#: Kinds of steps that are kept; more are no profile.
-MOST_TIMES = 10_000
-_MOST = 1 << 40
-_MOST_BYTES = 4 << 20
+#: Upper bounds of what is accepted from a file.
+_MAX_TIMES = 10_000
+_MAX_NUMBER = 1 << 40
+_MAX_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class TimedSteps:
-    """Steps of one kind, and how long they took.
+    """The mean time of steps of one kind.
 
     Attributes:
-        nodes, ranks: of the job then.
+        nodes, ranks: of the job.
         local_batch: samples of the largest micro-batch of a rank.
-        accumulating: true of micro-batches after which gradients are not exchanged.
-        count: how many.
-        mean_s: seconds of one.
+        accumulating: whether gradients were accumulated, and not reduced.
+        count: number of steps.
+        mean_s: seconds per step.
 
     Raises:
-        ConfigError: a number is impossible.
+        ConfigError: a number is out of range.
 
     Example:
         >>> from deeppart.elastic.profile import TimedSteps
@@ -55,34 +55,29 @@ class TimedSteps:
 
     def __post_init__(self) -> None:
         numbers = (self.nodes, self.ranks, self.local_batch, self.count)
-        whole = all(type(number) is int and 1 <= number < _MOST for number in numbers)
-        if not (whole and self.nodes <= self.ranks and math.isfinite(self.mean_s) and self.mean_s > 0):
+        valid = all(type(number) is int and 1 <= number < _MAX_NUMBER for number in numbers)
+        if not (valid and self.nodes <= self.ranks and math.isfinite(self.mean_s) and self.mean_s > 0):
             raise ConfigError(
-                "a measured step is impossible",
-                expected="whole numbers from 1 on, no more nodes than ranks, and a time above 0",
+                "invalid step times",
+                expected="positive integers, no more nodes than ranks, and a positive time",
                 found=repr(self),
             )
 
     @property
     def kind(self) -> tuple[int, int, int, bool]:
-        """What it is a mean over."""
+        """Steps of the same kind are averaged: (nodes, ranks, local_batch, accumulating)."""
         return self.nodes, self.ranks, self.local_batch, self.accumulating
-
-    def joined(self, other: TimedSteps) -> TimedSteps:
-        """The mean over both, of the same kind."""
-        count = self.count + other.count
-        return replace(self, count=count, mean_s=(self.mean_s * self.count + other.mean_s * other.count) / count)
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Measured steps, the noise of gradients, and what a batch may be.
+    """Measurements of a job.
 
     Attributes:
-        times: one for each kind of step, in their order.
-        largest_batch: samples of all ranks together, of the largest step that was measured; 0 before the first.
-        noise: as it was last; None if it was not measured.
-        bounds: of batches; None if the job has one batch and keeps it.
+        times: one for each kind of step, sorted by kind.
+        largest_batch: samples over all ranks of the largest measured step; 0 before the first.
+        noise: the last estimate; None if it was not measured.
+        bounds: of the batch size; None if it is fixed.
 
     Example:
         >>> from deeppart.elastic.profile import Profile, TimedSteps
@@ -100,9 +95,9 @@ class Profile:
     bounds: Bounds | None = None
 
     def merged(self, newer: Profile) -> Profile:
-        """What both have measured; noise and bounds are those of the newer one, if it has any."""
+        """The measurements of both; noise and bounds of the newer one if it has any."""
         return Profile(
-            _joined([*self.times, *newer.times]),
+            _merge_times([*self.times, *newer.times]),
             max(self.largest_batch, newer.largest_batch),
             newer.noise or self.noise,
             newer.bounds or self.bounds,
@@ -110,29 +105,29 @@ class Profile:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Numbers of ranks with which steps were measured, ascending."""
+        """Measured numbers of ranks, ascending."""
         return tuple(sorted({timed.ranks for timed in self.times}))
 
     @property
     def limits(self) -> Limits:
-        """How far one may say anything.
+        """The range in which predictions are sensible.
 
         Raises:
-            ConfigError: nothing was measured.
+            ConfigError: there are no measurements.
         """
         if not self.times:
             raise ConfigError("the profile of this job is empty", todo="train for some steps first")
         return Limits(self.ranks[-1], self.largest_batch, max(math.ceil(t.ranks / t.nodes) for t in self.times))
 
     def measured(self) -> list[Measured]:
-        """The times as a fit takes them."""
+        """The times as arguments of a fit."""
         found: dict[tuple[int, int, int], dict[bool, float]] = {}
         for timed in self.times:
             found.setdefault(timed.kind[:3], {})[timed.accumulating] = timed.mean_s
         return [Measured(*kind, times.get(False), times.get(True)) for kind, times in found.items()]
 
     def document(self) -> dict[str, Any]:
-        """The profile as JSON has it."""
+        """The profile as a JSON document."""
         return {
             "format": FORMAT,
             "version": VERSION,
@@ -144,41 +139,43 @@ class Profile:
 
     @classmethod
     def from_document(cls, document: Any) -> Profile:
-        """The profile of such a document.
+        """The profile in a JSON document.
 
         Raises:
-            ValueError, KeyError, TypeError, ConfigError: this is not what the library has written.
+            ValueError, KeyError, TypeError, ConfigError: the document is invalid.
         """
         if (document["format"], document["version"]) != (FORMAT, VERSION):
-            raise ValueError("it has another format or version")
+            raise ValueError("another format or version")
         times, largest = document["times"], document["largest_batch"]
-        if type(times) is not list or len(times) > MOST_TIMES or type(largest) is not int or not 0 <= largest < _MOST:
-            raise ValueError("its times or its largest batch are impossible")
-        read = [_timed(record) for record in times]
+        if type(times) is not list or len(times) > _MAX_TIMES:
+            raise ValueError("invalid times")
+        if type(largest) is not int or not 0 <= largest < _MAX_NUMBER:
+            raise ValueError("invalid largest batch")
+        read = [_read_times(record) for record in times]
         if len(read) != len({timed.kind for timed in read}):
-            raise ValueError("it has two times for one kind of step")
+            raise ValueError("two times for one kind of step")
         noise, bounds = document["noise"], document["bounds"]
         return cls(
-            _joined(read),
+            _merge_times(read),
             largest,
-            None if noise is None else GradientNoise(float(noise["sqr"]), float(noise["var"]), _whole(noise["batch"])),
-            None if bounds is None else _bounds(bounds),
+            None if noise is None else GradientNoise(float(noise["sqr"]), float(noise["var"]), _count(noise["batch"])),
+            None if bounds is None else _read_bounds(bounds),
         )
 
 
-def goodput_of(profile: Profile, near: Throughput | None = None) -> tuple[Goodput, Bounds]:
-    """Goodput, by the throughput model nearest to the times, and what the batch may be.
+def goodput_of(profile: Profile, last_fit: Throughput | None = None) -> tuple[Goodput, Bounds]:
+    """Goodput by the throughput model fitted to the times, and the bounds of the batch size.
 
-    A job whose noise was not measured, or that has no bounds, keeps its batch: all its samples are worth the same.
+    Without noise or bounds the batch size is fixed, and all samples count the same.
 
     Args:
         profile: of the job.
-        near: the model of an earlier fit, from which this one is found sooner.
+        last_fit: the result of an earlier fit, as a starting point.
 
     Raises:
-        ConfigError: nothing was measured, or scipy is missing.
+        ConfigError: there are no measurements, or scipy is missing.
     """
-    throughput = fit(profile.measured(), near)
+    throughput = fit(profile.measured(), last_fit)
     if not profile.largest_batch:
         raise ConfigError("the profile of this job has no batch", todo="train for some steps first")
     if profile.noise is None or profile.bounds is None:
@@ -189,7 +186,7 @@ def goodput_of(profile: Profile, near: Throughput | None = None) -> tuple[Goodpu
 
 
 def write_profile(directory: Path, profile: Profile) -> None:
-    """Write a profile into a persistent directory, over the one that is there.
+    """Write or replace the profile in a persistent directory.
 
     Raises:
         StorageError: the operating system refused.
@@ -198,7 +195,7 @@ def write_profile(directory: Path, profile: Profile) -> None:
 
 
 def read_profile(directory: Path) -> Profile | None:
-    """The profile of a persistent directory; None if there is none.
+    """The profile in a persistent directory; None if there is none.
 
     Raises:
         FormatError: the file is damaged, or of another version.
@@ -216,40 +213,48 @@ def read_profile(directory: Path) -> Profile | None:
     """
     path = directory / PROFILE_NAME
     try:
-        return Profile.from_document(json.loads(ForeignFile.read_all(path, _MOST_BYTES)))
+        return Profile.from_document(json.loads(ForeignFile.read_all(path, _MAX_BYTES)))
     except FileNotFoundError:
         return None
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError, ConfigError) as error:
         raise CorruptFileError(
-            "the profile of a job cannot be used", found=f"{type(error).__name__}: {error}", where=str(path),
+            "the profile of a job is invalid", found=f"{type(error).__name__}: {error}", where=str(path),
             todo="remove it: the next run of the job measures again",
         ) from error  # fmt: skip
 
 
-def _joined(times: Iterable[TimedSteps]) -> tuple[TimedSteps, ...]:
+def _merge_times(times: Iterable[TimedSteps]) -> tuple[TimedSteps, ...]:
+    """Average times of the same kind."""
     found: dict[tuple[int, int, int, bool], TimedSteps] = {}
-    for timed in times:
-        before = found.get(timed.kind)
-        found[timed.kind] = timed if before is None else before.joined(timed)
+    for new in times:
+        old = found.get(new.kind)
+        if old is not None:
+            count = old.count + new.count
+            new = replace(old, count=count, mean_s=(old.mean_s * old.count + new.mean_s * new.count) / count)
+        found[new.kind] = new
     return tuple(found[kind] for kind in sorted(found))
 
 
-def _timed(record: Mapping[str, Any]) -> TimedSteps:
-    if type(record["accumulating"]) is not bool:
-        raise TypeError("accumulating is no bool")
+def _read_times(record: Mapping[str, Any]) -> TimedSteps:
     nodes, ranks, local_batch = record["nodes"], record["ranks"], record["local_batch"]
-    return TimedSteps(nodes, ranks, local_batch, record["accumulating"], record["count"], float(record["mean_s"]))
+    accumulating = _flag(record, "accumulating")
+    return TimedSteps(nodes, ranks, local_batch, accumulating, record["count"], float(record["mean_s"]))
 
 
-def _bounds(record: Mapping[str, Any]) -> Bounds:
-    if type(record["accumulate"]) is not bool:
-        raise TypeError("accumulate is no bool")
-    batch, most_batch = _whole(record["batch"]), _whole(record["most_batch"])
-    most_local, least_local = _whole(record["most_local"]), _whole(record["least_local"])
-    return Bounds(batch, most_batch, most_local, least_local, record["accumulate"])
+def _read_bounds(record: Mapping[str, Any]) -> Bounds:
+    batch, most_batch = _count(record["batch"]), _count(record["most_batch"])
+    most_local, least_local = _count(record["most_local"]), _count(record["least_local"])
+    return Bounds(batch, most_batch, most_local, least_local, _flag(record, "accumulate"))
 
 
-def _whole(value: Any) -> int:
-    if type(value) is not int or not 1 <= value < _MOST:
-        raise TypeError("a number of samples is no whole number from 1 on")
+def _flag(record: Mapping[str, Any], name: str) -> bool:
+    value = record[name]
+    if type(value) is not bool:
+        raise TypeError(f"{name} is not a bool")
+    return value
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 1 <= value < _MAX_NUMBER:
+        raise TypeError("a number of samples is not a positive integer")
     return value

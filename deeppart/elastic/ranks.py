@@ -11,35 +11,40 @@ from deeppart.extension import JobRanks
 
 
 class Ranks(Protocol):
-    """Who else trains."""
+    """A group of ranks that can exchange small values.
+
+    Attributes:
+        rank: of this process.
+        size: number of ranks.
+    """
 
     rank: int
     size: int
 
     def gather(self, value: Any, what: str) -> list[Any]:
-        """Everybody's value, in rank order (collective).
+        """The values of all ranks in rank order (collective).
 
         Args:
-            value: what JSON can hold.
-            what: is done, for messages.
+            value: of this rank; representable in JSON.
+            what: the operation, for error messages.
         """
 
 
-class OfTorch:
-    """The ranks of torch.distributed's default group."""
+class TorchRanks:
+    """The ranks of torch.distributed's default group; errors are those of torch."""
 
     def __init__(self) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
     def gather(self, value: Any, what: str) -> list[Any]:
-        """As of :class:`Ranks`; what fails is an error of torch."""
+        """See :meth:`Ranks.gather`."""
         found: list[Any] = [None] * self.size
         dist.all_gather_object(found, json.dumps(value))
         return [json.loads(each) for each in found]
 
 
 def ranks_of_job() -> Ranks:
-    """Those of torch.distributed where it is initialized, else those that a launcher has started (collective)."""
+    """The ranks of torch.distributed if it is initialized, else those of the launcher (collective)."""
     if dist.is_available() and dist.is_initialized():
-        return OfTorch()
+        return TorchRanks()
     return JobRanks()

@@ -1,7 +1,7 @@
-"""How the learning rate follows the batch size. Pure.
+"""Rules for scaling the learning rate with the batch size. Pure.
 
-A rule gives a factor for each group of parameters, by which the rate is multiplied in a step whose batch is ``scale``
-times the one that the training was tuned for.
+A rule returns a factor of the learning rate for each parameter group. ``scale`` is the batch size of the step relative
+to the one that the training was tuned for.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .noise import NoiseScale
 
 
 class ScalingRule(ABC):
-    """What a step at a scale does with the learning rate.
+    """Base class of scaling rules.
 
     Example:
         >>> from deeppart.elastic import NoiseScale, ScalingRule
@@ -28,17 +28,17 @@ class ScalingRule(ABC):
 
     @abstractmethod
     def factors(self, scale: float, noise: NoiseScale, progress: float) -> list[float]:
-        """One for each group of parameters.
+        """A factor of the learning rate for each parameter group.
 
         Args:
-            scale: samples of the step, by those of a step as the training began.
-            noise: as far as it is known.
-            progress: steps at scale 1 that the training so far is worth.
+            scale: samples of the step relative to a step at the beginning of the training.
+            noise: the current estimate.
+            progress: number of steps at scale 1 that the training so far is worth.
         """
 
 
 class AdaScale(ScalingRule):
-    """As much as the step is worth: its gain (Johnson et al., ICML 2020). For SGD.
+    """The gain, for SGD (Johnson et al., ICML 2020).
 
     Example:
         >>> from deeppart.elastic import AdaScale, NoiseScale, Norms
@@ -54,7 +54,7 @@ class AdaScale(ScalingRule):
 
 
 class AdamScale(AdaScale):
-    """The square root of the gain, of gradients as Adam preconditions them. For Adam, AdamW and RMSprop.
+    """The square root of the gain of preconditioned gradients, for Adam, AdamW and RMSprop.
 
     Example:
         >>> from deeppart.elastic import AdamScale, NoiseScale, Norms

@@ -1,13 +1,13 @@
-"""A data set that is a list of shards, each read from its beginning: files of text, tar archives, parquet files.
+"""Data sets made of shards that are read sequentially: text files, tar archives, parquet files.
 
-The samples of an epoch are laid in a line: shard after shard, in the epoch's order of shards. The line is cut into
-*lanes*, whose lengths differ by one at most, and places take a sample of each lane in turn. So a step has samples of
-many shards, and each lane is read from its beginning to its end. The number of lanes is one of the order's, as the seed
-is; it is not the number of ranks (MosaicML's Streaming calls the same *canonical nodes*).
+Concatenate the shards in the epoch's order, and divide this sequence of samples into *lanes* whose lengths differ by at
+most one. The order of the epoch takes one sample of each lane in turn. So a step mixes samples of many shards, and each
+lane is read sequentially. The number of lanes belongs to the order, like the seed, and not to the number of ranks
+(MosaicML's Streaming calls them *canonical nodes*).
 
-Which samples a step has follows from its places. Within the step they are handed out lane by lane: a rank, which has a
-run of them, reads a few lanes, the same ones in each step if steps are multiples of the lanes. Two ranks share a lane
-at most where their runs meet.
+Within a step, samples are distributed lane by lane: each rank gets a contiguous run of them and reads few lanes, the
+same ones in each step if the batch size is a multiple of the number of lanes. Only at the ends of runs do two ranks
+read the same lane.
 """
 
 from __future__ import annotations
@@ -28,49 +28,48 @@ from torch.utils.data import Dataset
 from deeppart.config import check_count
 from deeppart.errors import ConfigError, RanksDisagreeError, RemoteRankError
 
-from .permutation import MOST_PLACES, Int64s
+from .permutation import MAX_LENGTH, Int64s
 from .ranks import Ranks
 
-#: What a shard is known by: a path, a URL, a (file, row group).
+#: Identifies a shard: a path, a URL, a (file, row group).
 S = TypeVar("S")
-#: By default. So many shards are open at a time, all ranks together.
+#: Default number of lanes, and so of shards that all ranks together have open.
 LANES = 64
-#: Of the way in which shards are laid into lanes. Checkpoints name it: another one would give samples twice.
+#: Version of the assignment of shards to lanes, stored in checkpoints: with another one samples would be repeated.
 VERSION = 1
 _END = object()
 
 
 class ShardedDataset(Generic[S]):
-    r"""Shards, and how the samples of one are read: for :class:`deeppart.elastic.ElasticDataLoader`.
+    r"""A list of shards and a function that reads one, for :class:`deeppart.elastic.ElasticDataLoader`.
 
-    In each epoch the loader has the shards in a new order, and reads ``lanes`` of them at a time, all ranks together; a
-    step has a sample of each lane in turn. Every rank reads the lanes of its own samples. Within a shard the order
-    stays; so write shards in a random order, where that matters.
+    In each epoch the shards get a new order, and ``lanes`` of them are read at a time by all ranks together; a step has
+    a sample of each lane in turn. The order within a shard stays, so write shards in a random order if that matters.
 
-    What a rank is not given is read and skipped, where it has to read up to a sample. So let ``open_shard`` give
-    samples as they are stored, and decode them in the loader's ``collate_fn``, which is called for the rank's own
-    samples alone; or give ``open_at``, if the format has an index.
+    A rank reads and skips samples of other ranks in its lanes. Let ``open_shard`` yield samples as they are stored and
+    decode them in the loader's ``collate_fn``, which gets the rank's own samples only; or give ``open_at`` if the
+    format has an index.
 
     Args:
-        shards: paths, URLs..., the same ones in the same order on every rank.
-        open_shard: the samples of a shard, always in the same order.
-        lengths: samples of each shard; one that is said to have none is never opened. Without, ranks count them
-            together once, by reading everything; checkpoints have what they have found.
-        open_at: the samples of a shard from the n-th one on, where a reader can go there without reading the others.
-        lanes: shards that are read at a time; as many as ranks, at least. It belongs to the order of samples: keep it
-            when the number of ranks changes. Another one holds from the next pass on.
-        name_of: by what a shard is known, a text; checkpoints have a digest of the names. ``os.path.basename`` where
-            directories may move.
+        shards: paths, URLs..., the same in the same order on every rank.
+        open_shard: returns the samples of a shard, always in the same order.
+        lengths: number of samples of each shard; empty shards are never opened. By default all ranks together count
+            them once by reading everything, and checkpoints keep the result.
+        open_at: returns the samples of a shard from an index on, for formats that can seek.
+        lanes: shards that are read at a time, at least as many as ranks. It is a part of the order: do not change it
+            with the number of ranks. A changed number takes effect with the next pass.
+        name_of: returns the name of a shard, of which checkpoints keep a digest; ``os.path.basename`` if directories
+            may change.
 
     Raises:
-        ConfigError: there are no shards; lengths or lanes are impossible.
+        ConfigError: there are no shards; invalid lengths or lanes.
 
     Example:
         >>> from deeppart.elastic import ElasticDataLoader, Progress, ShardedDataset
         >>> texts = {"a.txt": "1 2 3", "b.txt": "4 5", "c.txt": "6 7 8 9"}  # files, of which samples are words
         >>> data = ShardedDataset(list(texts), lambda name: map(int, texts[name].split()), lanes=2)
         >>> loader = ElasticDataLoader(data, batch_size=4, shuffle=False, progress=Progress())
-        >>> [batch.tolist() for batch in loader]  # at each time, half of it from the first half of the data
+        >>> [batch.tolist() for batch in loader]  # two samples of each lane
         [[1, 2, 6, 7], [3, 4, 8, 9], [5]]
     """
 
@@ -86,13 +85,13 @@ class ShardedDataset(Generic[S]):
     ) -> None:
         if isinstance(shards, str | Mapping) or not (hasattr(shards, "__len__") and hasattr(shards, "__getitem__")):
             raise ConfigError(
-                "the shards of a data set are not a list",
+                "shards is not a list",
                 expected="a list of names, in the same order on every rank",
                 found=type(shards).__name__,
-                todo="sorted(...) makes one of what glob() finds",
+                todo="sort the result of glob()",
             )
         if not len(shards):
-            raise ConfigError("a data set has no shards", todo="look at the pattern or the list that names them")
+            raise ConfigError("a data set has no shards", todo="check the pattern or the list that names them")
         check_count("lanes", lanes, "lanes")
         self.shards = shards
         self.open_shard = open_shard
@@ -101,113 +100,111 @@ class ShardedDataset(Generic[S]):
         self._name_of = name_of
         #: Samples of each shard, int64[shards]; None until they are counted.
         self.lengths: Int64s | None = None
-        #: Of the lengths; None until they are counted.
+        #: Digest of the lengths; None until they are counted.
         self.lengths_digest: str | None = None
-        #: The lengths, packed, if ranks have counted them: for checkpoints.
+        #: The compressed lengths for checkpoints; None unless they were counted.
         self.counted: str | None = None
-        #: True if ranks are known to have the same shards.
+        #: Whether all ranks are known to have the same shards.
         self.agreed = False
         if lengths is not None:
-            self._take(np.asarray(lengths))
+            self._set_lengths(np.asarray(lengths))
 
     @property
     def samples(self) -> int | None:
-        """Of an epoch; None until they are counted."""
+        """Samples of an epoch; None until they are counted."""
         return None if self.lengths is None else int(self.lengths.sum())
 
     @cached_property
     def names(self) -> str:
-        """A digest of the names of all shards, in order."""
+        """A digest of the names of all shards in order."""
         return _digest("\0".join(map(self.name, self.shards)).encode("utf-8", "surrogatepass"))
 
     def name(self, shard: S) -> str:
-        """By what a shard is known."""
+        """The name of a shard."""
         return str(self._name_of(shard))
 
-    def take_counted(self, packed: str) -> None:
-        """Take lengths that ranks have counted before."""
-        self._take(np.frombuffer(zlib.decompress(base64.b64decode(packed)), "<i8"))
+    def load_counted(self, packed: str) -> None:
+        """Set the lengths from :attr:`counted` in a checkpoint."""
+        self._set_lengths(np.frombuffer(zlib.decompress(base64.b64decode(packed)), "<i8"))
         self.counted = packed
 
     def set_counted(self, lengths: Int64s) -> None:
-        """Take lengths that ranks have counted now."""
-        self._take(lengths)
-        self.counted = base64.b64encode(zlib.compress(_bytes(lengths))).decode("ascii")
+        """Set lengths that the ranks have counted."""
+        self._set_lengths(lengths)
+        self.counted = base64.b64encode(zlib.compress(lengths.astype("<i8").tobytes())).decode("ascii")
 
-    def _take(self, lengths: npt.NDArray[Any]) -> None:
+    def _set_lengths(self, lengths: npt.NDArray[Any]) -> None:
         wrong = None
         if lengths.shape != (len(self.shards),):
-            wrong = f"of shape {lengths.shape}"
+            wrong = f"shape {lengths.shape}"
         elif not np.issubdtype(lengths.dtype, np.integer):
-            wrong = f"of type {lengths.dtype}"
+            wrong = f"type {lengths.dtype}"
         elif lengths.min() < 0:
             wrong = f"{lengths.min()} for shard {self.name(self.shards[int(lengths.argmin())])}"
-        elif sum(lengths.tolist()) > MOST_PLACES:
-            wrong = f"{sum(lengths.tolist()):,} samples together"
+        elif sum(lengths.tolist()) > MAX_LENGTH:
+            wrong = f"{sum(lengths.tolist()):,} samples in total"
         if wrong is not None:
             raise ConfigError(
-                "impossible lengths of shards",
-                expected=f"for each of {len(self.shards):,} shards the number of its samples",
+                "invalid lengths of shards",
+                expected=f"the number of samples of each of {len(self.shards):,} shards",
                 found=wrong,
             )
         self.lengths = lengths.astype(np.int64)
-        self.lengths_digest = _digest(_bytes(self.lengths))
-
-
-def _bytes(lengths: Int64s) -> bytes:
-    """The same on every machine."""
-    return lengths.astype("<i8").tobytes()
+        self.lengths_digest = _digest(self.lengths.astype("<i8").tobytes())
 
 
 def _digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
-# --- the same shards on all ranks, and their lengths ------------------------------------------------------------------
+# --- agreement between ranks ------------------------------------------------------------------------------------------
 
 
 def agree_on_lengths(dataset: ShardedDataset[Any], ranks: Ranks) -> None:
-    """Once for a data set (collective): afterwards its lengths are known, and the same on all ranks.
+    """Count missing lengths, and check that all ranks have the same shards (collective; once per data set).
 
-    Each of R ranks counts every R-th shard. All of them raise if one does.
+    Each of R ranks counts every R-th shard. If one fails, all raise.
     """
     if dataset.agreed:
         return
     check_lanes(dataset, ranks.size)
-    own, counted, failure = range(ranks.rank, len(dataset.shards), ranks.size), list[int](), None
+    counted, failure = list[int](), None
     if dataset.lengths is None:
         try:
-            counted = [_count(dataset, number) for number in own]
-        except Exception as error:  # the other ranks wait for this one
+            counted = [_count(dataset, number) for number in range(ranks.rank, len(dataset.shards), ranks.size)]
+        except Exception as error:  # raised after the collective call, in which the other ranks wait
             failure = error
-    mine = _said(dataset) | {
+    mine = {
+        "number": len(dataset.shards),
+        "names": dataset.names,
+        "lengths": dataset.lengths_digest,
+        "lanes": dataset.lanes,
         "counted": counted,
         "failed": None if failure is None else f"{type(failure).__name__}: {failure}",
     }
-    everybody = ranks.gather(mine, "comparing the shards of a data set, and counting their samples")
+    of_ranks = ranks.gather(mine, "comparing the shards of a data set, and counting their samples")
     if failure is not None:
         raise failure
-    _compare(everybody)
-    for rank, other in enumerate(everybody):
+    _check_equal(of_ranks)
+    for rank, other in enumerate(of_ranks):
         if other["failed"] is not None:
             raise RemoteRankError("a rank could not count samples", found=other["failed"], where=f"rank {rank}")
     if dataset.lengths is None:
         lengths = np.zeros(len(dataset.shards), np.int64)
-        for rank, other in enumerate(everybody):
+        for rank, other in enumerate(of_ranks):
             lengths[rank :: ranks.size] = other["counted"]
         dataset.set_counted(lengths)
     dataset.agreed = True
 
 
 def check_lanes(dataset: ShardedDataset[Any], ranks: int) -> None:
-    """Refuse fewer lanes than ranks."""
+    """Raise if there are fewer lanes than ranks."""
     if dataset.lanes < ranks:
         raise ConfigError(
             "there are fewer lanes than ranks",
             expected=f"{ranks} lanes or more",
             found=str(dataset.lanes),
-            todo="give ShardedDataset(..., lanes=) as many as the job will ever have ranks; it holds from the next pass"
-            " on",
+            todo="set ShardedDataset(..., lanes=) to the largest number of ranks the job will have",
         )
 
 
@@ -216,20 +213,11 @@ def _count(dataset: ShardedDataset[Any], number: int) -> int:
     try:
         return sum(1 for _ in dataset.open_shard(shard))
     except Exception as error:
-        error.add_note(f"while the samples of shard {dataset.name(shard)} were counted")
+        error.add_note(f"while counting the samples of shard {dataset.name(shard)}")
         raise
 
 
-def _said(dataset: ShardedDataset[Any]) -> dict[str, Any]:
-    return {
-        "number": len(dataset.shards),
-        "names": dataset.names,
-        "lengths": dataset.lengths_digest,
-        "lanes": dataset.lanes,
-    }
-
-
-def _compare(everybody: list[dict[str, Any]]) -> None:
+def _check_equal(of_ranks: list[dict[str, Any]]) -> None:
     texts = {
         "number": "numbers of shards",
         "names": "names of shards, or another order of them",
@@ -237,22 +225,22 @@ def _compare(everybody: list[dict[str, Any]]) -> None:
         "lanes": "numbers of lanes",
     }
     for key, text in texts.items():
-        others = [rank for rank, each in enumerate(everybody) if each[key] != everybody[0][key]]
+        others = [rank for rank, each in enumerate(of_ranks) if each[key] != of_ranks[0][key]]
         if others:
             raise RanksDisagreeError(
-                f"ranks were given different {text}",
-                expected=f"{everybody[0][key]}, as on rank 0",
-                found=str(everybody[others[0]][key]),
+                f"ranks have different {text}",
+                expected=f"{of_ranks[0][key]}, as on rank 0",
+                found=str(of_ranks[others[0]][key]),
                 where=f"rank{'s' * (len(others) > 1)} {', '.join(map(str, others[:8]))}",
-                todo="sort what glob() finds; give names that are the same on all nodes (`name_of`)",
+                todo="sort the result of glob(); use names that are the same on all nodes (`name_of`)",
             )
 
 
-# --- which sample of which shard has a place in an epoch's order -----------------------------------------------------
+# --- the order of samples ---------------------------------------------------------------------------------------------
 
 
 class SampleLocation(NamedTuple):
-    """Where a sample is: the lane by which it is read, the number of its shard, its offset there."""
+    """A sample's lane, shard number and offset in the shard."""
 
     lane: int
     shard: int
@@ -263,35 +251,35 @@ class SampleLocation(NamedTuple):
 class Lanes:
     """The lanes of one pass over the data."""
 
-    order: Int64s  # int64[shards]: numbers of the shards, in the order of the pass
-    ends: Int64s  # int64[shards]: samples up to the end of each of these
+    order: Int64s  # int64[shards]: shard numbers in the order of the pass
+    ends: Int64s  # int64[shards]: cumulative lengths in that order
     count: int  # of lanes
 
-    def spots(self, first: int, end: int, start: int = 0, count: int | None = None) -> list[SampleLocation]:
-        """Samples of a step that has the places from ``first`` to ``end``, exclusively."""
-        places = np.arange(first, end)
-        chosen = np.argsort(places % self.count, kind="stable")[start : None if count is None else start + count]
-        lanes, depths = places[chosen] % self.count, places[chosen] // self.count
+    @classmethod
+    def of(cls, lengths: Int64s, count: int, order: Int64s) -> Lanes:
+        """Divide shards into at most ``count`` lanes."""
+        return cls(order, np.cumsum(lengths[order]), min(count, len(lengths)))
+
+    def locate(self, first: int, end: int, start: int = 0, count: int | None = None) -> list[SampleLocation]:
+        """Samples ``start`` to ``start + count``, in order of lanes, of the step at positions [first, end)."""
+        positions = np.arange(first, end)
+        chosen = np.argsort(positions % self.count, kind="stable")[start : None if count is None else start + count]
+        lanes, depths = positions[chosen] % self.count, positions[chosen] // self.count
         each, more = divmod(int(self.ends[-1]), self.count)
-        on_line = lanes * each + np.minimum(lanes, more) + depths
-        at = np.searchsorted(self.ends, on_line, side="right")
+        in_sequence = lanes * each + np.minimum(lanes, more) + depths
+        at = np.searchsorted(self.ends, in_sequence, side="right")
         starts = np.where(at > 0, self.ends[at - 1], 0)
         return [
             SampleLocation(*found)
-            for found in zip(lanes.tolist(), self.order[at].tolist(), (on_line - starts).tolist(), strict=True)
+            for found in zip(lanes.tolist(), self.order[at].tolist(), (in_sequence - starts).tolist(), strict=True)
         ]
 
 
-def lay_lanes(lengths: Int64s, count: int, order: Int64s) -> Lanes:
-    """Lay shards into lanes."""
-    return Lanes(order, np.cumsum(lengths[order]), min(count, len(lengths)))
-
-
-# --- samples out of shards --------------------------------------------------------------------------------------------
+# --- reading ----------------------------------------------------------------------------------------------------------
 
 
 class SampleIndex(NamedTuple):
-    """A sample that is to be read, of a shard with so many: the index that data loader workers are given."""
+    """The index of a sample that data loader workers get: its lane, shard, offset and the shard's length."""
 
     lane: int
     number: int
@@ -301,93 +289,86 @@ class SampleIndex(NamedTuple):
 
 
 class ShardReader(Dataset[Any]):
-    """Reads what it is asked for; it goes on where the lane is, if that is before it in the same shard.
+    """Reads samples by :class:`SampleIndex`, sequentially in each lane.
 
-    Each process has its own: children that are forked share no open file, and copies have none open.
+    Open shards are per process: a forked child and a pickled copy begin with none.
     """
 
-    def __init__(
-        self,
-        open_shard: Callable[[Any], Iterable[Any]],
-        open_at: Callable[[Any, int], Iterable[Any]] | None,
-        name: Callable[[Any], str],
-    ) -> None:
-        self._open_shard, self._open_at, self._name = open_shard, open_at, name
+    def __init__(self, dataset: ShardedDataset[Any]) -> None:
+        self._dataset = dataset
         self._lanes: dict[int, _OpenShard] = {}
         self._of_parent: list[dict[int, _OpenShard]] = []
         self._process = os.getpid()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what is open."""
+        """The state without open shards."""
         return vars(self) | {"_lanes": {}, "_of_parent": []}
 
     def __getitems__(self, wanted: list[SampleIndex]) -> list[Any]:
-        """As DataLoader asks for a batch."""
+        """A batch of samples, as DataLoader asks for it."""
         return [self[each] for each in wanted]
 
     def __getitem__(self, wanted: SampleIndex) -> Any:
-        """A sample."""
+        """Read a sample."""
         if os.getpid() != self._process:
-            self._of_parent.append(self._lanes)  # what is done at their end is the parent's to do
+            self._of_parent.append(self._lanes)  # keep references: finalizers are for the parent to run
             self._lanes, self._process = {}, os.getpid()
-        at = self._lanes.get(wanted.lane)
-        if at is None or at.number != wanted.number or at.next > wanted.offset:
+        shard = self._lanes.get(wanted.lane)
+        if shard is None or shard.number != wanted.number or shard.next > wanted.offset:
             self._close(wanted.lane)
         try:
             return self._read(wanted)
         except Exception as error:
             self._close(wanted.lane)
             if not isinstance(error, ConfigError):
-                error.add_note(f"while shard {self._name(wanted.shard)} was read, for its sample {wanted.offset:,}")
+                error.add_note(f"while reading sample {wanted.offset:,} of shard {self._dataset.name(wanted.shard)}")
             raise
 
     def close(self) -> None:
-        """Close what this process has open."""
+        """Close the shards that this process has open."""
         if os.getpid() == self._process:
             for lane in list(self._lanes):
                 self._close(lane)
 
     def _read(self, wanted: SampleIndex) -> Any:
-        at = self._lanes.get(wanted.lane)
-        if at is None:
-            at = self._lanes[wanted.lane] = self._opened(wanted)
+        shard = self._lanes.get(wanted.lane)
+        if shard is None:
+            shard = self._lanes[wanted.lane] = self._open(wanted)
         while True:
-            sample = next(at.samples, _END)
+            sample = next(shard.samples, _END)
             if sample is _END:
-                raise self._wrong(wanted, f"{at.next:,}")
-            at.next += 1
-            if at.next > wanted.offset:
+                raise self._wrong_length(wanted, f"{shard.next:,}")
+            shard.next += 1
+            if shard.next > wanted.offset:
                 break
-        if at.next == wanted.length:
-            if next(at.samples, _END) is not _END:
-                raise self._wrong(wanted, f"more than {wanted.length:,}")
+        if shard.next == wanted.length:
+            if next(shard.samples, _END) is not _END:
+                raise self._wrong_length(wanted, f"more than {wanted.length:,}")
             self._close(wanted.lane)
         return sample
 
-    def _opened(self, wanted: SampleIndex) -> _OpenShard:
-        if wanted.offset and self._open_at is not None:
-            return _OpenShard(wanted.number, wanted.offset, iter(self._open_at(wanted.shard, wanted.offset)))
-        return _OpenShard(wanted.number, 0, iter(self._open_shard(wanted.shard)))
+    def _open(self, wanted: SampleIndex) -> _OpenShard:
+        if wanted.offset and self._dataset.open_at is not None:
+            return _OpenShard(wanted.number, wanted.offset, iter(self._dataset.open_at(wanted.shard, wanted.offset)))
+        return _OpenShard(wanted.number, 0, iter(self._dataset.open_shard(wanted.shard)))
 
     def _close(self, lane: int) -> None:
-        at = self._lanes.pop(lane, None)
-        if at is not None and (close := getattr(at.samples, "close", None)) is not None:
-            close()  # of a generator: what it has open is closed now
+        shard = self._lanes.pop(lane, None)
+        if shard is not None and (close := getattr(shard.samples, "close", None)) is not None:
+            close()  # a generator closes its files now and not when it is collected
 
-    def _wrong(self, wanted: SampleIndex, found: str) -> ConfigError:
+    def _wrong_length(self, wanted: SampleIndex, found: str) -> ConfigError:
         return ConfigError(
-            "a shard has another length than was said, or than was counted",
+            "a shard has another length than given or counted",
             expected=f"{wanted.length:,} samples",
             found=found,
-            where=f"shard {self._name(wanted.shard)}",
-            todo="look whether the file is whole; give lengths anew, and begin with `loader.start_over(epoch)`",
+            where=f"shard {self._dataset.name(wanted.shard)}",
+            todo="check that the file is complete; or correct the lengths and call `loader.start_over(epoch)`",
         )
 
 
 @dataclass(slots=True)
 class _OpenShard:
-    """A shard that a lane is in, and the offset of the sample that comes next."""
-
     number: int
-    next: int
+    next: int  # offset of the next sample
     samples: Iterator[Any]

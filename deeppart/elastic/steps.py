@@ -1,12 +1,12 @@
-"""What each rank takes of a global step, and the place of a training in its data. Pure.
+"""How a global step is divided among ranks, and the position of a training in its data. Pure.
 
-A step takes the next samples of an epoch's order, the same ones whatever the number of ranks. Ranks take neighbouring
-runs of them, whose lengths differ by one at most, and cut theirs into micro-batches in the same way. Gradients are
-means over micro-batches, of different lengths: each has a weight with which the mean over ranks, that of
-DistributedDataParallel, is the mean over the samples of the step.
+A step has the next samples of the epoch's order, independent of the number of ranks. Each rank gets a contiguous run of
+them, whose lengths differ by at most one, and divides it into micro-batches in the same way. Each micro-batch has a
+weight with which the mean of gradients over ranks, as DistributedDataParallel computes it, is the mean over the samples
+of the step.
 
-A last step may have fewer samples than there are ranks. A rank without one gets the step's first sample as a filler,
-with weight 0: it takes part in the step, and adds nothing to it.
+If the last step of an epoch has fewer samples than there are ranks, each rank without one gets the step's first sample
+as a filler, with weight 0, so that it takes part in collective operations.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from typing import Any
 
 from deeppart.errors import ConfigError, RestoreError
 
-from .permutation import MOST_PLACES, VERSION
+from .permutation import MAX_LENGTH, VERSION
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """How many samples a step has, of all ranks together.
+    """The batch size of a step.
 
     Attributes:
-        size: samples.
-        accumulation: micro-batches of a rank beside the last one, whose gradients are accumulated.
+        size: samples over all ranks.
+        accumulation: micro-batches per rank whose gradients are accumulated before the last one.
 
     Raises:
-        ConfigError: a number is impossible.
+        ConfigError: a number is out of range.
 
     Example:
         >>> from deeppart.elastic import Batch
@@ -43,10 +43,8 @@ class Batch:
     def __post_init__(self) -> None:
         for name, least in (("size", 1), ("accumulation", 0)):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST_PLACES:
-                raise ConfigError(
-                    "a batch is impossible", expected=f"an integer >= {least}", found=repr(value), where=f"its {name}"
-                )
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MAX_LENGTH:
+                raise ConfigError("invalid batch", expected=f"an integer >= {least}", found=repr(value), where=name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +52,12 @@ class MicroBatch:
     """A micro-batch of one rank.
 
     Attributes:
-        start, count: the places in the epoch's order that it has.
-        weight: of its mean gradient, so that the mean over ranks is right; 0 for a filler.
-        ends_step: true if the gradients are exchanged after it, and the step is done.
-        seen: samples of the epoch that have been seen when its step is done.
-        size: samples of the step, all ranks together.
-        whole: samples of a step that is not the last one of an epoch.
+        start, count: its range of positions in the epoch's order.
+        weight: of its mean gradient in the mean over ranks; 0 for a filler.
+        ends_step: whether gradients are reduced after it and the optimizer steps.
+        seen: samples of the epoch that have been seen after its step.
+        size: samples of its step, over all ranks.
+        full_size: samples of a step that is not the last of an epoch.
 
     Example:
         >>> from deeppart.elastic import Batch, micro_batches
@@ -73,11 +71,11 @@ class MicroBatch:
     ends_step: bool
     seen: int
     size: int
-    whole: int
+    full_size: int
 
     @property
     def counted(self) -> int:
-        """Samples that are to be counted; those of a filler are another rank's."""
+        """Samples to count in statistics; 0 for a filler."""
         return self.count if self.weight else 0
 
 
@@ -87,8 +85,9 @@ def micro_batches(seen: int, length: int, batch: Batch, rank: int, ranks: int) -
     Args:
         seen: samples of the epoch that have been seen.
         length: samples of the epoch; more than ``seen``.
-        batch: of all ranks together.
-        rank: of so many ``ranks``.
+        batch: of the step.
+        rank: of this process.
+        ranks: world size.
 
     Example:
         >>> from deeppart.elastic.steps import Batch, micro_batches
@@ -109,18 +108,18 @@ def micro_batches(seen: int, length: int, batch: Batch, rank: int, ranks: int) -
     ]
 
 
-def _run(start: int, count: int, place: int, places: int) -> tuple[int, int]:
-    """The beginning and the length of one of several runs, the longer ones first."""
-    each, more = divmod(count, places)
-    return start + place * each + min(place, more), each + (place < more)
+def _run(start: int, count: int, index: int, runs: int) -> tuple[int, int]:
+    """Start and length of one of several nearly equal runs, longer ones first."""
+    each, more = divmod(count, runs)
+    return start + index * each + min(index, more), each + (index < more)
 
 
 def check_ranks(batch: Batch, ranks: int) -> None:
-    """Refuse a step that has fewer samples than there are ranks."""
+    """Raise if a step has fewer samples than there are ranks."""
     if batch.size < ranks:
         raise ConfigError(
             "a step has fewer samples than there are ranks",
-            expected=f"a batch of {ranks} or more, of all ranks together",
+            expected=f"a batch size of {ranks} or more, over all ranks",
             found=str(batch.size),
             todo="use a larger batch or fewer ranks",
         )
@@ -131,12 +130,11 @@ class DataPosition:
     """A position in the passes over a data set.
 
     Attributes:
-        epoch: from 0 on.
-        passes: over the data that are over in this epoch.
-        seen: samples that steps have had in the pass under way.
-        batch: of its steps.
-        later: what has been decided already, in order: the batch from the step on that begins when so many samples are
-            seen.
+        epoch: from 0.
+        passes: finished passes over the data in this epoch.
+        seen: samples seen in the current pass.
+        batch: of the next step.
+        later: scheduled changes in order, as (samples seen at the first step of the new batch, new batch).
 
     Example:
         >>> from deeppart.elastic import Batch, DataPosition
@@ -152,27 +150,29 @@ class DataPosition:
     later: tuple[tuple[int, Batch], ...] = ()
 
     def batch_at(self, seen: int) -> Batch:
-        """That of the step that begins when so many samples are seen."""
+        """The batch of the step that begins after ``seen`` samples."""
         return next((batch for at, batch in reversed(self.later) if seen >= at), self.batch)
 
     def at(self, seen: int) -> DataPosition:
-        """Further on in the same pass."""
+        """A later position in the same pass."""
         later = tuple(each for each in self.later if each[0] > seen)
         return replace(self, seen=seen, batch=self.batch_at(seen), later=later)
 
-    def decided(self, at: int, batch: Batch) -> DataPosition:
-        """The same position, where a batch holds from so many samples on. What was decided for before stays."""
+    def with_batch(self, batch: Batch, at: int) -> DataPosition:
+        """The same position with another batch from ``at`` samples on, instead of changes scheduled for then."""
         before = tuple(each for each in self.later if each[0] < at)
         return replace(self, later=(*before, (at, batch))).at(self.seen)
 
     def next_pass(self, epoch: int, passes: int) -> DataPosition:
-        """The beginning of a pass; what was decided for later holds from now on."""
+        """The beginning of a pass, where all scheduled changes take effect."""
         batch = self.later[-1][1] if self.later else self.batch
         return DataPosition(epoch, passes, 0, batch)
 
 
-def to_state(position: DataPosition, asked: Batch, seed: int, length: int | None, *, shuffle: bool) -> dict[str, Any]:
-    """Small values for a checkpoint."""
+def to_state(
+    position: DataPosition, configured: Batch, seed: int, length: int | None, *, shuffle: bool
+) -> dict[str, Any]:
+    """A position as plain values for a checkpoint."""
     return {
         "epoch": position.epoch,
         "passes": position.passes,
@@ -181,48 +181,41 @@ def to_state(position: DataPosition, asked: Batch, seed: int, length: int | None
         "length": length,
         "order": VERSION if shuffle else 0,
         "batch": [position.batch.size, position.batch.accumulation],
-        "asked": [asked.size, asked.accumulation],
+        "asked": [configured.size, configured.accumulation],
         "later": [number for at, batch in position.later for number in (at, batch.size, batch.accumulation)] or None,
     }
 
 
 def from_state(
-    state: Mapping[str, Any], asked: Batch, length: int | None, *, shuffle: bool, name: str
+    state: Mapping[str, Any], configured: Batch, length: int | None, *, shuffle: bool, name: str
 ) -> tuple[DataPosition, int]:
-    """The position and the seed of a checkpoint."""
+    """The position and seed in a checkpoint; a changed ``configured`` batch replaces the saved one."""
+    name = f"{name}, epoch {state['epoch']}, {state['seen']:,} samples seen"
     if None not in (state["length"], length) and state["length"] != length:
-        raise RestoreError(
-            "the data set has another length than when the checkpoint was made",
-            expected=f"{state['length']:,} samples",
-            found=f"{length:,}",
-            where=f"loader {name}, epoch {state['epoch']}, {state['seen']:,} samples seen",
-            todo="give the same data set; or restore the rest, and begin anew with `loader.start_over(epoch)`",
-        )
+        saved, now = f"{state['length']:,} samples", f"{length:,}"
+        raise mismatch("the data set has another length than in the checkpoint", saved, now, name)
     if length is not None and not 0 <= state["seen"] <= length:
-        raise RestoreError(
-            "the place of a loader is beyond its data set: the state is not one of its own",
-            expected=f"from 0 to {length:,} samples seen",
-            found=f"{state['seen']:,}",
-            where=f"loader {name}, epoch {state['epoch']}",
-            todo="restore from another step; or restore the rest, and begin anew with `loader.start_over(epoch)`",
-        )
+        saved, now = f"0 to {length:,} samples seen", f"{state['seen']:,}"
+        raise mismatch("the saved position is beyond the end of the data set", saved, now, name)
     order = VERSION if shuffle else 0
     if state["order"] != order:
-        raise RestoreError(
-            "the samples were in another order when the checkpoint was made",
-            expected=_order(state["order"]),
-            found=_order(order),
-            where=f"loader {name}, epoch {state['epoch']}, {state['seen']:,} samples seen",
-            todo="give the loader the same `shuffle`, and use a version of deeppart that knows this order",
-        )
+        saved, now = _describe_order(state["order"]), _describe_order(order)
+        todo = "use the same `shuffle`, and a version of deeppart that knows this order"
+        raise mismatch("the order of samples is another one than in the checkpoint", saved, now, name, todo)
     batch, later = Batch(*state["batch"]), list[tuple[int, Batch]]()
-    if Batch(*state["asked"]) != asked:
-        batch = asked
+    if Batch(*state["asked"]) != configured:
+        batch = configured
     elif state["later"] is not None:
         for at, size, accumulation in zip(*[iter(state["later"])] * 3, strict=True):
             later.append((at, Batch(size, accumulation)))
     return DataPosition(state["epoch"], state["passes"], state["seen"], batch, tuple(later)), state["seed"]
 
 
-def _order(version: int) -> str:
+def mismatch(summary: str, saved: str, now: str, name: str, todo: str = "use the same data set") -> RestoreError:
+    """The error for a data set that is not the one of the checkpoint."""
+    todo += "; or restore the rest and call `loader.start_over(epoch)`"
+    return RestoreError(summary, expected=saved, found=now, where=f"loader {name}", todo=todo)
+
+
+def _describe_order(version: int) -> str:
     return f"shuffled by version {version} of the permutation" if version else "in the order of the data set"

@@ -1,7 +1,7 @@
-"""Requests to end, so that a job can continue on other nodes or on another number of ranks.
+"""Stop requests: a job saves a checkpoint and exits, to continue on other nodes or another number of ranks.
 
-After each step: ``if should_stop(): leave(state, step, checkpointer)``. The answer is the same on every rank at the
-same step; leaving makes a checkpoint, and exits with code 143.
+After each step: ``if should_stop(): leave(state, step, checkpointer)``. All ranks get the same answer at the same step;
+:func:`leave` saves a checkpoint and exits with code 143.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from deeppart import Checkpointer
 from deeppart.config import stop_file
 from deeppart.extension import StopRequest
 
-#: What a process that SIGTERM has ended is said to exit with: launchers know it.
+#: 128 + SIGTERM, which launchers recognize.
 EXIT_CODE = 143
-#: What launchers and batch systems send, and what ``--signal=USR1@120`` of Slurm does.
+#: Sent by launchers, batch systems, and Slurm's ``--signal=USR1@120``.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
-#: That of the process, from the first :func:`should_stop` on.
-_of_process: StopRequest | None = None
+#: Created by the first call of :func:`should_stop`.
+_request: StopRequest | None = None
 
 
 def should_stop() -> bool:
-    """Whether to end after this step: the same on every rank (collective). Call it once after each step.
+    """Whether to stop after this step (collective: the same on every rank). Call it once after each step.
 
-    True once any rank has got SIGTERM or SIGUSR1, or the file that ``DEEPPART_STOP_FILE`` names was touched. For
-    other signals or another file: :class:`deeppart.extension.StopRequest`.
+    True once any rank has got SIGTERM or SIGUSR1, or the file named by ``DEEPPART_STOP_FILE`` was touched. For other
+    signals or files use :class:`deeppart.extension.StopRequest`.
 
     Raises:
         ConfigError: the first call is not in the main thread.
@@ -42,26 +42,27 @@ def should_stop() -> bool:
         >>> should_stop()
         False
     """
-    global _of_process
-    if _of_process is None:
-        _of_process = StopRequest(SIGNALS, stop_file())
-    return _of_process.should_stop()
+    global _request
+    if _request is None:
+        _request = StopRequest(SIGNALS, stop_file())
+    return _request.should_stop()
 
 
 def leave(state: Any, step: int, checkpointer: Checkpointer, *, code: int = EXIT_CODE) -> NoReturn:
-    """Make a checkpoint, wait until it is complete at the persistent level, and end the process (collective).
+    """Save a checkpoint, wait until it is complete at the persistent level, and exit (collective).
 
-    Signals that come meanwhile change nothing. The handlers stay until the process has ended.
+    Signals received meanwhile have no effect: their handlers stay until the process ends.
 
     Args:
         state: to save.
-        step: after which it was.
+        step: number of the checkpoint.
         checkpointer: is closed.
-        code: to exit with.
+        code: exit code.
 
     Raises:
         SystemExit: with the code.
-        CheckpointError: the checkpoint is not complete; and whatever else a checkpoint raises. Nothing is left then.
+        CheckpointError: the checkpoint is not complete; the process does not exit. Other errors of
+            :meth:`deeppart.Checkpointer.checkpoint` are raised, too.
     """
     checkpointer.checkpoint(state, step=step, force=True).wait()
     checkpointer.close()
@@ -69,10 +70,10 @@ def leave(state: Any, step: int, checkpointer: Checkpointer, *, code: int = EXIT
 
 
 def end_process(code: int) -> NoReturn:
-    """Leave the ranks and end (collective); the handlers of signals stay until the process has ended."""
+    """Destroy the process group and exit (collective)."""
     if dist.is_available() and dist.is_initialized():
-        if _of_process is not None:
-            _of_process.end_exchange()
+        if _request is not None:
+            _request.end_exchange()
         dist.destroy_process_group()
-    atexit.register(gc.freeze)  # otherwise the interpreter visits every object of torch at its end: a second
+    atexit.register(gc.freeze)  # skips the final collection over all objects of torch, which takes a second
     sys.exit(code)

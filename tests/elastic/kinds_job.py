@@ -117,7 +117,7 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], Any, dict[str, Any]]] = {
 @contextmanager
 def large_models(enough: int = 1500) -> Iterator[None]:
     """What holds for large models holds for small ones; ``enough`` elements of them are looked at in a step."""
-    with patch.multiple(gradient_norms, ENOUGH=enough, LEAST_OF_TENSOR=200, LEAST_DIVIDED=1):
+    with patch.multiple(gradient_norms, SAMPLED_ELEMENTS=enough, MIN_SAMPLED_TENSOR=200, MIN_SAMPLED_MODEL=1):
         yield
 
 
@@ -159,8 +159,8 @@ def measured(make: Callable[[], nn.Module], optimizer_kind: Any, **options: Any)
             (parallel(x) - y).square().mean().backward()
             exchanged = _flat(model)
             optimizer.step()
-            if parallel._measured is not None:
-                norms, _ = parallel._measured.norms()
+            if parallel._pending is not None:
+                norms = parallel._pending.norms()
                 found.append([*norms.mean_of_parts, *norms.of_mean])
             optimizer.zero_grad()
     found = found[-ranks * ROUND :] if adam else found[: ranks * ROUND]
@@ -194,7 +194,7 @@ def accumulated(way: str) -> list[float]:
             (parallel(x) - y).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-            parallel._take_in()
+            parallel._update_noise()
             found.append(parallel.noise._squared[0] / parallel.noise._weight)
     return [each / found[0] for each in found]
 

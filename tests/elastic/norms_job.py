@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.utils.data import TensorDataset
 
 from deeppart.elastic import ElasticDataLoader, ElasticDataParallel, Progress
-from deeppart.elastic.noise import NoiseScale, Norms, of_two_steps
+from deeppart.elastic.noise import NoiseScale, Norms, norms_of_two_steps
 from tests.elastic.kinds_job import large_models, measured, plain
 from tests.mpi.torchrun_job import tell
 
@@ -68,7 +68,7 @@ def compared(optimizer_name: str, groups: int, accumulation: int, growth: int = 
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
-    parallel._take_in()
+    parallel._update_noise()
     return [[a for each in noise.by_group() for a in each] for noise in (parallel.noise, expected)]
 
 
@@ -99,8 +99,8 @@ def _expect(
         noise.update(Norms(of_parts, squared(mean), len(parts), whole / BATCH))
     elif dist.get_world_size() == 1 and last is not None and int(last[1][0]) == whole:
         middle = [(a + b) / 2 for a, b in zip(last[0], mean, strict=True)]
-        norms = of_two_steps(squared(last[0]), squared(mean), squared(middle), whole / BATCH)
-        noise.update(norms, of_two_steps=True)
+        norms = norms_of_two_steps(squared(last[0]), squared(mean), squared(middle), whole / BATCH)
+        noise.update(norms)
     return [mean, [torch.tensor(whole)]]
 
 

@@ -26,5 +26,5 @@ def test_a_training_whose_size_changes_by_a_schedule_a_kill_and_a_file(tmp_path:
     said = done.stdout + done.stderr
     assert done.returncode == 0, said
     assert "every sample once in each epoch, and the same losses" in done.stdout, said
-    for line in ("change ranks 4", "killed by SIGKILL", "start ranks 1", "exit code 143 (told to end)"):
+    for line in ("change ranks 4", "killed by SIGKILL", "start ranks 1", "exit code 143 (stop requested)"):
         assert line in said

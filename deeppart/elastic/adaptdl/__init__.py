@@ -1,10 +1,10 @@
-"""AdaptDL's names over :mod:`deeppart.elastic`, for scripts that were written for AdaptDL.
+"""AdaptDL's API over :mod:`deeppart.elastic`, for scripts written for AdaptDL.
 
     import deeppart.elastic.adaptdl as adaptdl
     import deeppart.elastic.adaptdl.torch as adl
 
-Where the environment has none of AdaptDL's variables, the launcher's are used, so such scripts run under torchrun, srun
-and ``deeppart elastic-run``. What differs from AdaptDL: docs/elastic-adaptdl.md.
+Without AdaptDL's environment variables the launcher's are used, so scripts also run under torchrun, srun and
+``deeppart elastic-run``. Differences from AdaptDL: docs/elastic-adaptdl.md.
 
 Source: A. Qiao et al., Pollux, OSDI 2021; AdaptDL, Apache License 2.0, https://github.com/petuum/adaptdl.
 """
@@ -17,8 +17,8 @@ from . import checkpoint, collective, env, torch
 
 __all__ = ["checkpoint", "collective", "env", "torch"]
 
-#: AdaptDL's modules that are not here, and what to use.
-_ELSEWHERE = {
+#: Missing modules of AdaptDL, and what to use instead.
+_REPLACEMENTS = {
     "_signal": "deeppart.elastic.should_stop",
     "conftest": "torchrun, or `deeppart elastic-run --schedule`, to run a job on several sizes",
     "goodput": "deeppart.plan.goodput",
@@ -32,14 +32,14 @@ _ELSEWHERE = {
 }
 
 
-class _Elsewhere:
-    """Finds no module; says what to use instead of those of AdaptDL's that are not here."""
+class _MissingModules:
+    """An import finder that raises for missing modules of AdaptDL."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> None:
         parent, inner = {str(__path__): "", str(torch.__path__): "torch."}.get(str(path)), name.rpartition(".")[2]
-        if parent is not None and (instead := _ELSEWHERE.get(parent + inner)) is not None:
-            raise ImportError(f"AdaptDL's module {parent + inner} is not here; use {instead}", name=name)
+        if parent is not None and (instead := _REPLACEMENTS.get(parent + inner)) is not None:
+            raise ImportError(f"AdaptDL's module {parent + inner} is not provided; use {instead}", name=name)
 
 
-sys.meta_path.append(_Elsewhere)
+sys.meta_path.append(_MissingModules)

@@ -1,4 +1,4 @@
-"""States that come back by their names, in one checkpoint with the models and the training's progress."""
+"""Named states, saved in one checkpoint with the models and the progress of the training."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from deeppart.errors import ConfigError
 from deeppart.extension import Step
 
 from . import env
-from .collective import broadcast, refuse_unconnected
+from .collective import broadcast, check_initialized
 
 _states: dict[str, State] = {}
 _models: dict[str, ElasticDataParallel] = {}
-#: What this process goes on from. It is read once: another checkpoint may be made before the last state is loaded.
-_found: dict[str, Any] | None = None
+#: The checkpoint to continue from. It is read once, since a newer one may be saved before all states are loaded.
+_restored: dict[str, Any] | None = None
 
 
 class State:
-    """Something that is saved with all others by :func:`save_all_states`, and comes back by :func:`load_state`."""
+    """A state that :func:`save_all_states` saves and :func:`load_state` loads."""
 
     def __init__(self, name: str) -> None:
         if name in _states:
@@ -34,30 +34,30 @@ class State:
         _states[name] = self
 
     def save(self, fileobj: BinaryIO) -> None:
-        """Write it to a file; is called on replica 0 alone."""
+        """Write the state to a file; called on replica 0 only."""
 
     def load(self, fileobj: BinaryIO) -> None:
-        """Read it from a file."""
+        """Read the state from a file."""
 
     def sync(self) -> None:
-        """Make it the same on all replicas (collective); is called before it is saved."""
+        """Make the state the same on all replicas (collective); called before it is saved."""
 
 
 def save_all_states() -> str | None:
-    """Make a checkpoint of all states, models and places in the data (collective), complete when this returns."""
+    """Save all states, models and positions in the data, and wait until that is complete (collective)."""
     for state in _states.values():
         state.sync()
     path = env.checkpoint_path()
     if path is None:
         return None
     if env.num_replicas() > 1:
-        refuse_unconnected()
+        check_initialized()
     content = {
-        "states": {_key(name): _written(state) for name, state in _states.items()},
+        "states": {_key(name): _serialized(state) for name, state in _states.items()},
         "models": {name: _objects(model) for name, model in _models.items()},
         "elastic": progress,
     }
-    # Of buffers, such as running means, replica 0's count, as in DistributedDataParallel.
+    # Buffers such as running means are those of replica 0, as in DistributedDataParallel.
     buffers = [f"models/{name}/model/{each}" for name, model in _models.items() for each in _buffers(model.module)]
     replicated = dict.fromkeys(buffers, "rank0") | {"*": "auto"}
     with deeppart.Checkpointer(persistent_dir=path, replicated=replicated) as checkpointer:
@@ -66,31 +66,31 @@ def save_all_states() -> str | None:
 
 
 def load_state(state: State) -> bool:
-    """Bring a state back, if there is a checkpoint that has it; each replica reads it for itself."""
-    saved = found()["states"].get(_key(state.name))
+    """Load a state on this replica if a checkpoint contains it."""
+    saved = restored()["states"].get(_key(state.name))
     if saved is not None:
         state.load(io.BytesIO(saved.numpy().tobytes()))
     return saved is not None
 
 
 def load_model(name: str, model: ElasticDataParallel) -> None:
-    """Bring a model back, with what belongs to it, and save it from now on."""
+    """Load a model with its optimizer, scheduler and scaler, and save them from now on."""
     name = _key(name)
-    saved = found()["models"].pop(name, {})  # it may be large
+    saved = restored()["models"].pop(name, {})  # it may be large
     for key, each in _objects(model).items():
         if key in saved:
             each.load_state_dict(saved[key])
     _models[name] = model
 
 
-def found() -> dict[str, Any]:
-    """The newest checkpoint; the first call brings the training's progress back."""
-    global _found
-    if _found is None:
-        _found = _read(env.checkpoint_path())
-        if "elastic" in _found:
-            progress.load_state_dict(_found["elastic"])
-    return _found
+def restored() -> dict[str, Any]:
+    """The newest checkpoint; the first call also loads the progress of the training."""
+    global _restored
+    if _restored is None:
+        _restored = _read(env.checkpoint_path())
+        if "elastic" in _restored:
+            progress.load_state_dict(_restored["elastic"])
+    return _restored
 
 
 def _read(path: str | None) -> dict[str, Any]:
@@ -101,15 +101,15 @@ def _read(path: str | None) -> dict[str, Any]:
             return saved
         if any(root.glob("checkpoint-*")):
             raise ConfigError(
-                "these checkpoints are AdaptDL's own, which are not read",
+                "checkpoints of AdaptDL itself cannot be read",
                 where=path,
-                todo="give another directory, and begin the training anew; or load the model's file by hand",
+                todo="use another directory and start the training over; or load the model's file by hand",
             )
     return {"states": {}, "models": {}}
 
 
-def _written(state: State) -> torch.Tensor:
-    """uint8: what a state writes on replica 0."""
+def _serialized(state: State) -> torch.Tensor:
+    """uint8: the output of ``save`` on replica 0."""
     file = io.BytesIO()
     if env.replica_rank() == 0:
         state.save(file)
@@ -127,5 +127,5 @@ def _objects(model: ElasticDataParallel) -> dict[str, Any]:
 
 
 def _key(name: str) -> str:
-    """A name without what has a meaning in a path or in a pattern over paths."""
+    """A name in which characters with a meaning in paths and patterns are quoted."""
     return quote(name, safe="").replace("~", "%7E")

@@ -1,7 +1,4 @@
-"""Reductions and broadcasts of small Python objects between all replicas, over torch.distributed.
-
-What is sent is pickled, and unpickled by all: replicas trust each other, as all ranks of a job do.
-"""
+"""Reductions and broadcasts of Python objects over torch.distributed. They are pickled: replicas trust each other."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from typing import Any
 import torch.distributed as dist
 
 from deeppart.config import launch
-from deeppart.elastic.ranks import OfTorch
+from deeppart.elastic.ranks import TorchRanks
 from deeppart.errors import ConfigError
 
 from . import env
@@ -25,7 +22,7 @@ def initialize(
     replica_rank: int | None = None,
     num_replicas: int | None = None,
 ) -> None:
-    """Connect all replicas by gloo (collective); :func:`init_process_group` does it with another backend."""
+    """Create the process group with gloo (collective); :func:`init_process_group` takes another backend."""
     host, port = master_addr or env.master_addr(), env.master_port() if master_port is None else master_port
     init_process_group("gloo", f"tcp://{host}:{port}" if port else None, num_replicas, replica_rank)
 
@@ -33,9 +30,9 @@ def initialize(
 def init_process_group(
     backend: str, init_method: str | None = None, world_size: int | None = None, rank: int | None = None
 ) -> None:
-    """Connect all replicas: torch.distributed, by AdaptDL's variables or the launcher's (collective)."""
+    """Create torch.distributed's process group from AdaptDL's variables or the launcher's (collective)."""
     if dist.is_initialized():
-        raise ConfigError("the replicas are connected already", todo="call initialize(), or init_process_group(), once")
+        raise ConfigError("the process group exists already", todo="call initialize(), or init_process_group(), once")
     rank = env.replica_rank() if rank is None else rank
     size = env.num_replicas() if world_size is None else world_size
     store = None
@@ -47,48 +44,48 @@ def init_process_group(
 
 
 def initialized() -> bool:
-    """Whether the replicas are connected."""
+    """Whether the process group exists."""
     return dist.is_initialized()
 
 
 def teardown() -> None:
-    """Wait for all replicas, and disconnect (collective)."""
+    """Wait for all replicas and destroy the process group (collective)."""
     allreduce(0)
     dist.destroy_process_group()
 
 
 def allreduce(value: Any, reduce_fn: Callable[[Any, Any], Any] = operator.add) -> Any:
-    """The values of all replicas, reduced from the first to the last one (collective); by default their sum."""
-    refuse_unconnected()
+    """The values of all replicas, reduced in rank order (collective); by default their sum."""
+    check_initialized()
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return functools.reduce(reduce_fn, values)
 
 
 def broadcast(value: Any) -> Any:
-    """What replica 0 gives (collective)."""
+    """The value of replica 0 (collective)."""
     return allreduce(value, lambda first, _: first)
 
 
-def refuse_unconnected() -> None:
-    """Raise if the replicas are not connected: each would train by itself."""
+def check_initialized() -> None:
+    """Raise without a process group, where each replica would train alone."""
     if not dist.is_initialized():
         raise ConfigError(
-            "the replicas are not connected",
+            "there is no process group",
             found=f"{env.num_replicas()} replicas",
             todo="call init_process_group() of deeppart.elastic.adaptdl.torch first",
         )
 
 
 class Replicas:
-    """The replicas as :class:`deeppart.elastic.Ranks`: known before they are connected, as loaders are made first."""
+    """The replicas as :class:`deeppart.elastic.Ranks`, which loaders need before there is a process group."""
 
     def __init__(self) -> None:
         self.rank, self.size = env.replica_rank(), env.num_replicas()
 
     def gather(self, value: Any, what: str) -> list[Any]:
-        """Every replica's value (collective)."""
+        """See :meth:`deeppart.elastic.Ranks.gather`."""
         if self.size == 1:
             return [value]
-        refuse_unconnected()
-        return OfTorch().gather(value, what)
+        check_initialized()
+        return TorchRanks().gather(value, what)

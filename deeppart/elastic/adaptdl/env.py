@@ -1,7 +1,4 @@
-"""The environment of a replica: AdaptDL's variables, or the launcher's if they are not set.
-
-A replica is what the rest of the library calls a rank.
-"""
+"""The environment of a replica (rank): AdaptDL's variables, or the launcher's if they are not set."""
 
 from __future__ import annotations
 
@@ -11,27 +8,27 @@ from deeppart.config import launch
 
 
 def checkpoint_path() -> str | None:
-    """The directory of checkpoints: ``ADAPTDL_CHECKPOINT_PATH``, else ``DEEPPART_PERSISTENT_DIR``; None for none."""
+    """The checkpoint directory: ``ADAPTDL_CHECKPOINT_PATH``, else ``DEEPPART_PERSISTENT_DIR``, else None."""
     return _first("ADAPTDL_CHECKPOINT_PATH", "DEEPPART_PERSISTENT_DIR")
 
 
 def share_path() -> str | None:
-    """A directory that all replicas share, for data: ``ADAPTDL_SHARE_PATH``."""
+    """A directory for data that all replicas share: ``ADAPTDL_SHARE_PATH``."""
     return _first("ADAPTDL_SHARE_PATH")
 
 
 def job_id() -> str | None:
-    """The job: ``ADAPTDL_JOB_ID``, else what torchrun or Slurm calls it."""
+    """``ADAPTDL_JOB_ID``, else the id that torchrun or Slurm gives the job."""
     return _first("ADAPTDL_JOB_ID", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")
 
 
 def master_addr() -> str:
-    """Where replica 0 is: ``ADAPTDL_MASTER_ADDR``, or 0.0.0.0."""
+    """The address of replica 0: ``ADAPTDL_MASTER_ADDR``, or 0.0.0.0."""
     return os.environ.get("ADAPTDL_MASTER_ADDR", "0.0.0.0")
 
 
 def master_port() -> int:
-    """A port that is free there: ``ADAPTDL_MASTER_PORT``, or 0 for none."""
+    """A free port of replica 0: ``ADAPTDL_MASTER_PORT``, or 0 for none."""
     return int(os.environ.get("ADAPTDL_MASTER_PORT", "0"))
 
 
@@ -43,20 +40,20 @@ def replica_rank() -> int:
 
 
 def num_replicas() -> int:
-    """``ADAPTDL_NUM_REPLICAS``, else how many ranks the launcher has started, or 1."""
+    """``ADAPTDL_NUM_REPLICAS``, else the launcher's number of ranks, or 1."""
     if (text := _first("ADAPTDL_NUM_REPLICAS")) is not None:
         return int(text)
     return 1 if (launched := launch()) is None else launched.size
 
 
 def num_nodes() -> int:
-    """``ADAPTDL_NUM_NODES``, else the nodes of torchrun or Slurm, or as many as there are replicas."""
+    """``ADAPTDL_NUM_NODES``, else the number of torchrun or Slurm, or the number of replicas."""
     text = _first("ADAPTDL_NUM_NODES", "GROUP_WORLD_SIZE", "SLURM_STEP_NUM_NODES")
     return num_replicas() if text is None else int(text)
 
 
 def num_restarts() -> int:
-    """How often the job was started again: ``ADAPTDL_NUM_RESTARTS``, else torchrun's count, or 0."""
+    """``ADAPTDL_NUM_RESTARTS``, else torchrun's count of restarts, or 0."""
     return int(_first("ADAPTDL_NUM_RESTARTS", "TORCHELASTIC_RESTART_COUNT") or 0)
 
 

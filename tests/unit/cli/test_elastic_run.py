@@ -97,7 +97,7 @@ def test_json_is_a_line_for_each_event_and_nothing_else(tmp_path: Path) -> None:
         (["--max", "2", "--min", "3"], "--min 3 --max 2"),
         (["--max", "2", "--schedule", "0:5"], "--schedule 0:5"),
         (["--max", "2", "--size-file", "/nowhere/SIZE"], "/nowhere/SIZE"),
-        (["--max", "2", "--size-file", "/dev/null"], "an ordinary file"),
+        (["--max", "2", "--size-file", "/dev/null"], "not a regular file"),
         (["--max", "2", "--log", "/nowhere/log"], "/nowhere/log"),
         (["--min", "2"], "--max"),
         (["--max", "2", "--grce", "5"], "No such option"),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from deeppart.elastic import ElasticDataLoader, NoiseScale, Norms, Progress
-from deeppart.elastic.autoscale import bounds_of
+from deeppart.elastic.autoscale import make_bounds
 from deeppart.elastic.profile import read_profile
 from deeppart.elastic.steps import Batch
 from deeppart.errors import ConfigError
@@ -91,7 +91,7 @@ def test_what_was_measured_is_gone_on_with() -> None:
 def test_bounds_that_no_batch_fits_are_named(most: int, local: Any, accumulate: bool) -> None:
     """16 samples on 4 ranks."""
     with pytest.raises(ConfigError, match="no batch fits these bounds") as caught:
-        bounds_of(Batch(16), 4, most, local, accumulate=accumulate)
+        make_bounds(Batch(16), 4, most, local, accumulate=accumulate)
     assert "16 samples" in str(caught.value) and "4 ranks" in str(caught.value)
 
 

@@ -11,7 +11,7 @@ import pytest
 from torch.utils.data import IterableDataset
 
 from deeppart.elastic import Batch, DataPosition, ElasticSampler, ShardedDataset, permuted
-from deeppart.elastic.data import IndexedSampler, ShardSampler, sampler_of
+from deeppart.elastic.data import IndexedSampler, ShardSampler, make_sampler
 from deeppart.elastic.shards import SampleIndex
 from deeppart.errors import ConfigError
 from tests.unit.elastic.jobs import Alike, Alone
@@ -36,7 +36,7 @@ def test_what_is_decided_while_it_runs_holds_from_its_step_on() -> None:
     sampler.begin(position)
     going = iter(sampler)
     assert [len(next(going)), len(next(going))] == [4, 4]
-    sampler.decide(DataPosition(0, 0, 4, Batch(4), ((12, Batch(6)),)))
+    sampler.reschedule(DataPosition(0, 0, 4, Batch(4), ((12, Batch(6)),)))
     assert [len(each) for each in going] == [4, 6, 2]
 
 
@@ -56,7 +56,7 @@ def test_of_shards_it_says_which_sample_of_which_is_meant() -> None:
 
 
 def of(data: Any) -> IndexedSampler:
-    return sampler_of(data, seed=0, ranks=Alone(), shuffle=True, drop_last=False)
+    return make_sampler(data, seed=0, ranks=Alone(), shuffle=True, drop_last=False)
 
 
 def shards(lengths: list[int], *, given: bool = True, names: str = "shard", lanes: int = 8) -> ShardedDataset[int]:
@@ -86,7 +86,7 @@ def test_an_iterable_data_set_is_named() -> None:
 
 def test_a_state_knows_no_ranks_and_is_small() -> None:
     data = [
-        sampler_of(shards([50] * 2000), seed=0, ranks=Alike(0, ranks), shuffle=True, drop_last=False)
+        make_sampler(shards([50] * 2000), seed=0, ranks=Alike(0, ranks), shuffle=True, drop_last=False)
         for ranks in (1, 5)
     ]
     states = [saved(each) for each in data]

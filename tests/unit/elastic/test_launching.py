@@ -15,12 +15,14 @@ from pathlib import Path
 import pytest
 
 from deeppart.elastic.launching import (
+    Assignment,
     LocalLauncher,
     RunResult,
-    end_those_left,
+    end_remaining_ranks,
     run_agent,
 )
 from deeppart.errors import LaunchError
+from tests.ports import free_port
 from tests.unit.elastic.handlers import handlers_kept
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.xdist_group("torchrun")]
@@ -32,10 +34,13 @@ def _handlers() -> Iterator[None]:
         yield
 
 
+def assignment(ranks: int) -> Assignment:
+    return Assignment(uuid.uuid4().hex, ranks, 0, 1, f"localhost:{free_port()}", 5.0)
+
+
 def ended(script: str, ranks: int = 2) -> RunResult:
-    how = {"min_nodes": 1, "max_nodes": 1, "run_id": uuid.uuid4().hex, "signals_to_handle": "SIGTERM"}
     command = (sys.executable, "-I", "-S", "-c", f"import os, signal, time\n{script}")
-    return run_agent(ranks, command, 5.0, rdzv_backend="c10d", rdzv_endpoint="localhost:0", **how)
+    return run_agent(assignment(ranks), command, [signal.SIGTERM])
 
 
 def test_the_rank_that_failed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,8 +63,7 @@ def test_a_command_that_cannot_be_started_is_named(tmp_path: Path) -> None:
     (tmp_path / "train").touch()
     for command in ("/nowhere/train", str(tmp_path), str(tmp_path / "train"), str(tmp_path / "train" / "a")):
         with pytest.raises(LaunchError) as caught:
-            how = {"min_nodes": 1, "max_nodes": 1, "run_id": "none", "signals_to_handle": "SIGTERM"}
-            run_agent(1, (command,), 5.0, rdzv_backend="c10d", rdzv_endpoint="localhost:0", **how)
+            run_agent(assignment(1), (command,), [signal.SIGTERM])
         assert command in str(caught.value.found)
 
 
@@ -70,7 +74,7 @@ def test_ranks_that_are_left_are_told_and_killed_in_the_end(script: str) -> None
     rank = subprocess.Popen(["/bin/sh", "-c", waits], env=env, stdout=subprocess.PIPE)
     try:
         assert rank.stdout is not None and rank.stdout.readline()
-        end_those_left("left", signal.SIGUSR1, 0.5 if "''" in script else 30.0)
+        end_remaining_ranks("left", signal.SIGUSR1, 0.5 if "''" in script else 30.0)
         assert rank.wait(20) == (-signal.SIGKILL if "''" in script else 7)
     finally:
         rank.kill()
@@ -80,7 +84,7 @@ def test_ranks_that_are_left_are_told_and_killed_in_the_end(script: str) -> None
 def test_ranks_are_told_and_not_the_agent() -> None:
     """Before they run there is nobody to tell."""
     here = LocalLauncher((sys.executable, "-I", "-S", "-c", "import time; time.sleep(50)"), 5.0)
-    assert not here.send(signal.SIGKILL) and here.nodes() == () and here.room() is None
+    assert not here.send(signal.SIGKILL) and here.nodes() == () and here.capacity() is None
 
     def kill() -> None:
         until = time.monotonic() + 40

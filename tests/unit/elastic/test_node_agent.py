@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from deeppart.elastic.launching import RunResult
-from deeppart.elastic.node_agent import FAILED, NO_COMMAND, NOT_MET, PORT_TAKEN, STOP_RANKS, Assignment, exit_code
+from deeppart.elastic.launching import Assignment, RunResult
+from deeppart.elastic.node_agent import FAILED, NO_COMMAND, NOT_MET, PORT_TAKEN, STOP_RANKS, exit_code
 from tests.mpi.launchers import ROOT, environment
 from tests.mpi.torchrun import interpreter
 from tests.ports import free_port

@@ -61,9 +61,9 @@ def test_what_is_not_finite_is_left_out_and_what_has_a_bias_is_given_up_for_what
     for value in (math.nan, math.inf):
         noise.update(Norms((value,), (3.0,), 2, 1.0))
     assert noise.squared_gradient() == pytest.approx(1.0)
-    noise.update(Norms((9.0,), (8.0,), 2, 1.0), of_two_steps=True)  # one rank goes on with what several knew
+    noise.update(Norms((9.0,), (8.0,), 2, 1.0, biased=True))  # one rank goes on with what several knew
     assert noise.squared_gradient() == pytest.approx((0.999 * 1.0 + 7.0) / 1.999)
-    noise.update(Norms((9.0,), (8.0,), 2, 1.0), of_two_steps=True)
+    noise.update(Norms((9.0,), (8.0,), 2, 1.0, biased=True))
     noise.update(Norms((6.0,), (4.0,), 2, 1.0))  # several again
     assert noise.squared_gradient() == pytest.approx(2.0)
     again = NoiseScale(1)

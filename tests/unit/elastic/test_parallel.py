@@ -61,7 +61,7 @@ def test_the_rate_follows_the_batch_and_is_put_back() -> None:
             this.loader.set_batch(8)
     # The last step has 16 - 4 - 8 samples, which is no reason for another rate.
     assert rates == pytest.approx([0.1, 0.2, 0.2])
-    assert this.parallel.scale == 2.0 and this.parallel.worth >= 3.0
+    assert this.parallel.scale == 2.0 and this.parallel.effective_steps >= 3.0
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -88,11 +88,11 @@ def test_the_estimate_and_the_progress_are_saved() -> None:
     saved = this.progress.state_dict()
     later = setting()
     later.progress.load_state_dict(saved)
-    assert later.parallel.worth == this.parallel.worth > 0
+    assert later.parallel.effective_steps == this.parallel.effective_steps > 0
     assert later.parallel.noise.by_group() == this.parallel.noise.by_group() and later.parallel.noise.known
     assert set(this.parallel.state()) == {"model", "optimizer", "elastic"}
     # Sessions of a few steps each would look at the same few parts of gradients again and again.
-    assert later.parallel._norms.turn == this.parallel._norms.turn > 0
+    assert later.parallel._norms.rotation_index == this.parallel._norms.rotation_index > 0
 
 
 @pytest.mark.parametrize("saves", [True, False])
@@ -162,4 +162,4 @@ def test_a_step_that_is_not_made_counts_for_nothing(optimizer: Any) -> None:
     assert after == before and this.optimizer.param_groups[0]["lr"] == rate
     assert torch.equal(this.model.weight, weight) and scaler.get_scale() == 4.0 / 16
     train(this, scaler, 1)
-    assert this.parallel.worth == 16.0 and not torch.equal(this.model.weight, weight)
+    assert this.parallel.effective_steps == 16.0 and not torch.equal(this.model.weight, weight)

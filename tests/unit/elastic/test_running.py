@@ -58,7 +58,7 @@ def told(events: list[Any], *keys: str) -> list[tuple[Any, ...]]:
 
 def test_failures_in_a_row_end_it_and_are_named(tmp_path: Path) -> None:
     with pytest.raises(LaunchError) as caught:
-        run(tmp_path, "sys.exit(3)", most_failures=1)
+        run(tmp_path, "sys.exit(3)", max_failures=1)
     assert "failed 2 times in a row" in str(caught.value) and "rank 0 of 1: exit code 3" in str(caught.value)
     assert told(json.loads((tmp_path / "events").read_text()), "event") == [("start",), ("ended",)] * 2
 
@@ -76,13 +76,13 @@ if not left: sys.exit(0)
 os.rename(os.path.join(made, left[0]), os.path.join(there, left[0]))
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    code, events = run(tmp_path, script, most_failures=1)
+    code, events = run(tmp_path, script, max_failures=1)
     assert code == 0 and told(events, "event", "exit_code") == [("start",), ("ended", -9)] * 2 + [("start",)]
 
 
 def test_a_lost_rank_may_be_gone(tmp_path: Path) -> None:
     script = "if os.environ['WORLD_SIZE'] == '2': os.kill(os.getpid(), signal.SIGKILL)"
-    code, events = run(tmp_path, script, most=2, loses=True)
+    code, events = run(tmp_path, script, most=2, drop_failed=True)
     assert code == 0 and [event["ranks"] for event in events if event["event"] == "start"] == [2, 1]
 
 
@@ -146,7 +146,7 @@ class Nodes:
     def nodes(self) -> tuple[str, ...]:
         return ("node1",) if self.started else ("node1", "node2")
 
-    def room(self) -> int | None:
+    def capacity(self) -> int | None:
         return 2 * len(self.nodes())
 
     def run(self, ranks: int) -> RunResult:
@@ -199,13 +199,13 @@ def test_schedules_that_cannot_be_are_named(text: str, said: str) -> None:
 def test_what_was_said_last_is_wanted(tmp_path: Path) -> None:
     file = tmp_path / "SIZE"
     wanted = WantedRanks(ALLOWED, ((0.0, 2), (60.0, 4)), file)
-    assert wanted.now == 2 and wanted.look(59.0) == 2
+    assert wanted.now == 2 and wanted.update(59.0) == 2
     file.write_text("3\n")
-    assert wanted.look(59.5) == 3
-    assert wanted.look(60.0) == 4, "later than the file"
-    assert wanted.look(61.0) == 4, "the same text says nothing new"
+    assert wanted.update(59.5) == 3
+    assert wanted.update(60.0) == 4, "later than the file"
+    assert wanted.update(61.0) == 4, "the same text says nothing new"
     file.write_text("1")
-    assert wanted.look(62.0) == 1
+    assert wanted.update(62.0) == 1
 
 
 # --- events: for people, in a file, and for scripts -------------------------------------------------------------------
@@ -214,8 +214,8 @@ def test_what_was_said_last_is_wanted(tmp_path: Path) -> None:
 def test_an_event_is_told_in_each_form(tmp_path: Path) -> None:
     said, printed = list[str](), list[str]()
     events = Events(said.append, tmp_path / "log", printed.append)
-    events.tell("start", ranks=3, nodes=("node1", "node2"))
-    events.tell("ended", rank=0, node=None, exit_code=-9, asked=False)
+    events.emit("start", ranks=3, nodes=("node1", "node2"))
+    events.emit("ended", rank=0, node=None, exit_code=-9, asked=False)
     assert [line.partition(" s: ")[2] for line in said] == [
         "start ranks 3, nodes node1 node2",
         "ended rank 0, asked False: killed by SIGKILL",
@@ -225,4 +225,4 @@ def test_an_event_is_told_in_each_form(tmp_path: Path) -> None:
     assert first.keys() == {"time", "passed_s", "event", "ranks", "nodes"} and first["nodes"] == ["node1", "node2"]
     assert second.keys() == {"time", "passed_s", "event", "rank", "exit_code", "asked"}
     assert abs(datetime.fromisoformat(first["time"]).timestamp() - time.time()) < 10
-    assert 0 <= first["passed_s"] <= second["passed_s"] <= events.passed_s + 0.001  # milliseconds, rounded
+    assert 0 <= first["passed_s"] <= second["passed_s"] <= events.elapsed_s + 0.001  # milliseconds, rounded

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deeppart.elastic import ShardedDataset
-from deeppart.elastic.shards import Lanes, SampleIndex, SampleLocation, ShardReader, agree_on_lengths, lay_lanes
+from deeppart.elastic.shards import Lanes, SampleIndex, SampleLocation, ShardReader, agree_on_lengths
 from deeppart.errors import ConfigError, RemoteRankError
 from tests.unit.elastic.jobs import Alone, Opened
 
@@ -36,7 +36,7 @@ def made(shards: list[Any], lengths: Any = None, **options: Any) -> ShardedDatas
     ],
 )
 def test_impossible_lengths_are_named(lengths: Any, found: str) -> None:
-    with pytest.raises(ConfigError, match="impossible lengths") as caught:
+    with pytest.raises(ConfigError, match="invalid lengths") as caught:
         made(["a", "b"], lengths)
     assert found in str(caught.value)
 
@@ -99,7 +99,7 @@ def test_a_shard_that_cannot_be_read_ends_all_ranks() -> None:
         return ShardedDataset(["1", "x", "2"], lambda shard: range(int(shard)))
 
     (_, first), (_, second), (_, third) = on_each(make)
-    assert isinstance(second, ValueError) and second.__notes__ == ["while the samples of shard x were counted"]
+    assert isinstance(second, ValueError) and second.__notes__ == ["while counting the samples of shard x"]
     for error in (first, third):
         assert isinstance(error, RemoteRankError) and error.where == "rank 1" and "ValueError" in str(error)
 
@@ -108,13 +108,13 @@ def test_a_shard_that_cannot_be_read_ends_all_ranks() -> None:
 
 
 def lanes_of(lengths: list[int], count: int, seed: int = 0) -> Lanes:
-    return lay_lanes(np.array(lengths), count, np.random.default_rng(seed).permutation(len(lengths)))
+    return Lanes.of(np.array(lengths), count, np.random.default_rng(seed).permutation(len(lengths)))
 
 
 def in_steps(lanes: Lanes, steps: list[int]) -> list[list[SampleLocation]]:
     """The samples of steps of so many samples, and of a last one with all that are left."""
     ends = np.minimum(np.cumsum([0, *steps]), lanes.ends[-1]).tolist()
-    return [lanes.spots(first, end) for first, end in pairwise([*ends, int(lanes.ends[-1])])]
+    return [lanes.locate(first, end) for first, end in pairwise([*ends, int(lanes.ends[-1])])]
 
 
 @settings(max_examples=60)
@@ -144,7 +144,7 @@ def test_every_sample_has_one_place_and_lanes_are_read_in_order(
 
 
 def reader(opened: Opened, *, at: bool = False) -> ShardReader:
-    return ShardReader(opened.samples, opened.samples_at if at else None, str)
+    return ShardReader(opened.data(open_at=opened.samples_at if at else None))
 
 
 def wanted(opened: Opened, number: int, offset: int, lane: int = 0, length: int | None = None) -> SampleIndex:

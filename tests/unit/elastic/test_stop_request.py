@@ -31,12 +31,12 @@ def test_a_file_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_variab
     request = StopRequest(file=path)
     if by_variable:
         monkeypatch.setenv(STOP_FILE_VARIABLE, str(path))
-        monkeypatch.setattr(stop_request, "_of_process", None)
+        monkeypatch.setattr(stop_request, "_request", None)
     asks = should_stop if by_variable else request.should_stop
     assert not asks()
     path.touch()
     assert asks()
-    listening = stop_request._of_process if by_variable else request
+    listening = stop_request._request if by_variable else request
     assert listening is not None and listening.reason == "file"
     listening.end()
 

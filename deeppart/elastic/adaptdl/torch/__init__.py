@@ -1,4 +1,4 @@
-"""What a training script uses: AdaptDL's ``adaptdl.torch``."""
+"""AdaptDL's ``adaptdl.torch``."""
 
 from __future__ import annotations
 
@@ -6,13 +6,7 @@ from deeppart.elastic import current_epoch
 
 from ..collective import init_process_group
 from . import scaling_rules
-from .data import (
-    Accumulator,
-    AdaptiveDataLoader,
-    current_dataloader,
-    finished_epochs,
-    remaining_epochs_until,
-)
+from .data import Accumulator, AdaptiveDataLoader, current_dataloader, finished_epochs, remaining_epochs_until
 from .parallel import AdaptiveDataParallel
 
 __all__ = [

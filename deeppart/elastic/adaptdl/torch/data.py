@@ -1,4 +1,4 @@
-"""Epochs, data loaders and sums that go on where they were, by AdaptDL's names."""
+"""Epochs, data loaders and accumulators with AdaptDL's API."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from deeppart.elastic.progress import progress
 from deeppart.errors import ConfigError, DeeppartWarning, warn_caller
 
 from .. import env
-from ..checkpoint import found, save_all_states
-from ..collective import Replicas, refuse_unconnected
+from ..checkpoint import restored, save_all_states
+from ..collective import Replicas, check_initialized
 
-#: Loaders and sums that were made in the epoch under way, which are forgotten with it.
+#: Loaders and accumulators created in the current epoch, which leave the progress with it.
 _of_epoch: list[str] = []
 
 
 def remaining_epochs_until(epoch: int) -> Iterator[int]:
-    """The epochs that are not over yet, up to ``epoch``, exclusively."""
-    found()
+    """Iterate over the unfinished epochs below ``epoch``."""
+    restored()
     with closing(progress.remaining_epochs_until(epoch)) as epochs:  # type: ignore[type-var]
         for each in epochs:
             while _of_epoch:
@@ -34,30 +34,30 @@ def remaining_epochs_until(epoch: int) -> Iterator[int]:
 
 
 def finished_epochs() -> int:
-    """Epochs that are over."""
-    found()
+    """Number of finished epochs."""
+    restored()
     return progress.finished_epochs
 
 
 def current_dataloader() -> AdaptiveDataLoader | None:
-    """The loader of the loop that is under way; None outside of loops."""
+    """The loader of the current loop; None outside of loops."""
     loader = progress.loader
     return loader if isinstance(loader, AdaptiveDataLoader) else None
 
 
 class AdaptiveDataLoader(elastic.ElasticDataLoader):
-    """A loader whose ``batch_size`` is that of all replicas together, and which goes on where it was.
+    """A loader that keeps its position; ``batch_size`` is that of all replicas together.
 
-    After any of its steps the job may end, with a checkpoint and exit code 143, if it was told to. With
-    :meth:`autoscale_batch_size` a loop lasts until the training has made as much progress as by one pass over the data
-    with the first batch, which may be several passes.
+    After a stop request the job saves a checkpoint at the end of a step and exits with 143. With
+    :meth:`autoscale_batch_size` a loop runs until the training has made as much progress as by one pass over the data
+    with the first batch size, which may take several passes.
     """
 
     def __init__(self, dataset: Any, batch_size: int = 1, shuffle: bool = False, **options: Any) -> None:
-        found()
+        restored()
         options = {name: value for name, value in options.items() if value is not None}
         replicas = Replicas()
-        if options.get("num_workers"):  # workers of no two replicas draw the same random numbers
+        if options.get("num_workers"):  # workers of different replicas need different random numbers
             seed = (torch.initial_seed() + replicas.rank) % (1 << 63)
             options.setdefault("generator", torch.Generator().manual_seed(seed))
         super().__init__(dataset, batch_size, shuffle=shuffle, name=_name("loader"), ranks=replicas, **options)
@@ -65,30 +65,30 @@ class AdaptiveDataLoader(elastic.ElasticDataLoader):
 
     @property
     def batch_size(self) -> int:
-        """As it was given."""
+        """The argument ``batch_size``."""
         return self.base_size
 
     @property
     def current_batch_size(self) -> int | None:
-        """Samples of a step, all replicas together; None outside of a loop."""
-        return None if self._micro_batch is None else self.whole_size
+        """Samples of a step over all replicas; None outside of a loop."""
+        return None if self._micro_batch is None else self.full_size
 
     @property
     def current_local_bsz(self) -> int | None:
-        """The most samples of a micro-batch of a replica; None outside of a loop."""
-        return None if self._micro_batch is None else self._local(self.whole_size)
+        """Largest number of samples of a micro-batch; None outside of a loop."""
+        return None if self._micro_batch is None else self._local(self.full_size)
 
     @property
     def accumulation_steps(self) -> int:
-        """Micro-batches of a step beside the last one."""
+        """Micro-batches of a step before the last one."""
         return self.batch.accumulation
 
     def is_optim_step(self) -> bool:
-        """Whether the optimizer makes a step after this micro-batch."""
+        """Whether the optimizer steps after this micro-batch."""
         return self.ends_step
 
     def is_accum_step(self) -> bool:
-        """Whether the gradients of this micro-batch are accumulated."""
+        """Whether gradients are accumulated after this micro-batch."""
         return not self.ends_step
 
     def autoscale_batch_size(  # type: ignore[override]
@@ -97,38 +97,35 @@ class AdaptiveDataLoader(elastic.ElasticDataLoader):
         local_bsz_bounds: tuple[int | None, int | None] | None = None,
         gradient_accumulation: bool = False,
     ) -> None:
-        """Let the batch follow what the training measures of itself, from the first loop on."""
+        """Adapt the batch size to the gradient noise and step times, from the first loop on."""
         self._begin_autoscale = partial(
-            super().autoscale_batch_size,
-            max_batch_size,
-            local_bsz_bounds,
-            gradient_accumulation=gradient_accumulation,
+            super().autoscale_batch_size, max_batch_size, local_bsz_bounds, gradient_accumulation=gradient_accumulation
         )
 
     def __iter__(self) -> Iterator[Any]:
-        """The batches of this replica that are left of the loop."""
+        """This replica's batches of the rest of the loop."""
         if self.ranks.size > 1:
-            refuse_unconnected()
-        if self._begin_autoscale is not None:  # collective: replicas may not be connected earlier
+            check_initialized()
+        if self._begin_autoscale is not None:  # collective, so it needs the process group
             begin, self._begin_autoscale = self._begin_autoscale, None
             begin()
         while True:
-            before, steps = self._worth(), 0
+            before, steps = self._effective_steps(), 0
             with closing(super().__iter__()) as batches:  # type: ignore[type-var]
                 for batch in batches:
                     yield batch
                     steps += 1
                     if self._micro_batch is not None and self._micro_batch.ends_step:
                         if stop_request.should_stop():
-                            _end()
-                        if self._is_worth_an_epoch():
+                            _save_and_exit()
+                        if self._is_epoch_done():
                             return
-            trains = not steps or self._worth() != before
-            if not (self._goes_on() and trains and len(self)) or self._is_worth_an_epoch():
+            trains = not steps or self._effective_steps() != before
+            if not (self._may_repeat() and trains and len(self)) or self._is_epoch_done():
                 return
 
     def to_tensorboard(self, writer: Any, global_step: int, tag_prefix: str = "") -> None:
-        """Write the batch's sizes to a ``SummaryWriter``."""
+        """Write the batch sizes to a ``SummaryWriter``."""
         values = {
             "Total_Batch_Size": self.batch.size,
             "Local_Batch_Size": self._local(self.batch.size),
@@ -139,39 +136,39 @@ class AdaptiveDataLoader(elastic.ElasticDataLoader):
     def _local(self, size: int) -> int:
         return math.ceil(size / self.ranks.size / (self.batch.accumulation + 1))
 
-    def _goes_on(self) -> bool:
-        """Whether one pass over the data may not be enough."""
+    def _may_repeat(self) -> bool:
+        """Whether a loop may take several passes over the data."""
         return self._autoscale is not None and progress.trained is not None and progress.current_epoch is not None
 
-    def _is_worth_an_epoch(self) -> bool:
-        """Whether the training is as far as it would be at the end of the epoch with the first batch."""
-        if not self._goes_on():
+    def _is_epoch_done(self) -> bool:
+        """Whether the training is as far as at the end of the epoch with the first batch size."""
+        if not self._may_repeat():
             return False
         epochs = (progress.current_epoch or 0) + 1
-        return self._worth() >= self._sampler.length * epochs / self.base_size
+        return self._effective_steps() >= self._sampler.length * epochs / self.base_size
 
     @staticmethod
-    def _worth() -> float:
-        return 0.0 if progress.trained is None else float(progress.trained.worth)
+    def _effective_steps() -> float:
+        return 0.0 if progress.trained is None else float(progress.trained.effective_steps)
 
 
 class Accumulator(elastic.Accumulator):
-    """A dict of sums over all replicas, as of :class:`deeppart.elastic.Accumulator`."""
+    """A dict of sums over all replicas; see :class:`deeppart.elastic.Accumulator`."""
 
     def __init__(self) -> None:
-        found()
+        restored()
         super().__init__(name=_name("sums"), ranks=Replicas())
 
 
 def write_scalars(writer: Any, values: Mapping[str, float], step: int, prefix: str) -> None:
-    """Write values to a ``SummaryWriter``, under a prefix with one slash at its end."""
+    """Write values to a ``SummaryWriter`` under a prefix."""
     prefix = prefix if not prefix or prefix.endswith("/") else f"{prefix}/"
     for name, value in values.items():
         writer.add_scalar(f"{prefix}{name}", value, step)
 
 
 def _name(kind: str) -> str | None:
-    """By the epoch and the order in it, for what is made within an epoch; None, for the order alone, elsewhere."""
+    """A name with the epoch for objects created within one; None, for the default name, elsewhere."""
     if progress.loader is not None:
         raise ConfigError(
             "a data loader or an accumulator is made within a loop over a data loader", todo="make it before the loop"
@@ -183,13 +180,13 @@ def _name(kind: str) -> str | None:
     return name
 
 
-def _end() -> None:
-    """All replicas end here (collective)."""
+def _save_and_exit() -> None:
+    """Save a checkpoint and exit on all replicas (collective)."""
     save_all_states()
     if env.checkpoint_path() is None and env.replica_rank() == 0:
         warn_caller(
-            "told to end, and no checkpoint is made: neither ADAPTDL_CHECKPOINT_PATH nor DEEPPART_PERSISTENT_DIR names "
-            "a directory. Started again, the training begins anew",
+            "stopping without a checkpoint: neither ADAPTDL_CHECKPOINT_PATH nor DEEPPART_PERSISTENT_DIR names a "
+            "directory. A restarted job begins from the start",
             DeeppartWarning,
         )
     stop_request.end_process(stop_request.EXIT_CODE)

@@ -1,4 +1,4 @@
-"""DistributedDataParallel whose batch, learning rate and number of replicas may change, by AdaptDL's names."""
+"""ElasticDataParallel with AdaptDL's API."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from deeppart.elastic import ElasticDataParallel, ScalingRule
 from deeppart.elastic.progress import progress
 from deeppart.errors import ConfigError, DeeppartWarning, warn_caller
 
-from ..checkpoint import found, load_model
+from ..checkpoint import load_model, restored
 from .data import write_scalars
 from .scaling_rules import ScalingRuleBase
 
 
 class AdaptiveDataParallel(ElasticDataParallel):
-    """A model that comes back with its optimizer, and whose learning rate follows the batch.
+    """A model that is saved and loaded with its optimizer, and whose learning rate follows the batch size.
 
-    While gradients are accumulated ``optimizer.step()`` and ``zero_grad()`` do nothing, so that loops need not know.
+    While gradients are accumulated ``optimizer.step()`` and ``zero_grad()`` do nothing.
     """
 
     def __init__(
@@ -35,33 +35,33 @@ class AdaptiveDataParallel(ElasticDataParallel):
         name: str = "adaptdl-dataparallel",
         **options: Any,
     ) -> None:
-        found()
+        restored()
         super().__init__(model, optimizer, lr_scheduler, scaling_rule, scaler=mp_scaler, name=name, **options)
         if isinstance(self.rule, ScalingRuleBase):
             self.rule.adp = self
         self._accumulates = False
         self._step, self._zero_grad = optimizer.step, optimizer.zero_grad
         for method, function in ((optimizer.step, self._step_if_due), (optimizer.zero_grad, self.zero_grad)):
-            setattr(optimizer, method.__name__, MethodType(_instead_of(method, function), optimizer))
+            setattr(optimizer, method.__name__, MethodType(_replace(method, function), optimizer))
         load_model(name, self)
 
     @property
     def gns(self) -> GradientNoiseScale:
-        """The noise of the gradients."""
+        """The gradient noise."""
         return GradientNoiseScale(self)
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """As of :class:`deeppart.elastic.ElasticDataParallel`."""
+        """Run the module, with a warning if it is trained outside of a loop over a loader."""
         if progress.loader is None and self.training and torch.is_grad_enabled():
             warn_caller(
                 "a model is trained outside of a loop over an AdaptiveDataLoader: its learning rate is not scaled, and "
-                "its place in the data is not saved",
+                "the position in the data is not saved",
                 DeeppartWarning,
             )
         return super().forward(*inputs, **named)
 
     def zero_grad(self, *arguments: Any, **named: Any) -> None:
-        """As the optimizer's, but for gradients that are accumulated."""
+        """Clear gradients, unless they are accumulated."""
         if not self._accumulates:
             self._zero_grad(*arguments, **named)
 
@@ -71,26 +71,26 @@ class AdaptiveDataParallel(ElasticDataParallel):
             return self._step(*arguments, **named)
         if self._scaler is not None:
             raise ConfigError(
-                "a GradScaler divides gradients that are accumulated once for each micro-batch",
+                "a GradScaler would unscale accumulated gradients once for each micro-batch",
                 expected="scaler.step(optimizer) and scaler.update() after the last micro-batch of a step",
                 todo="call them only if adl.current_dataloader().is_optim_step()",
             )
         return None
 
     def to_tensorboard(self, writer: Any, global_step: int, tag_prefix: str = "") -> None:
-        """Write the noise of gradients, the gain and the progress to a ``SummaryWriter``."""
+        """Write the gradient noise, gain and progress to a ``SummaryWriter``."""
         values = {
             "Gradient_Norm_Sqr": self.noise.squared_gradient(),
             "Gradient_Variance": self.noise.variance(),
             "Gain": self.gain,
-            "Learning_Rate_Factor": float(np.mean(self.rule.factors(self.scale, self.noise, self.worth))),
-            "Progress": self.worth,
+            "Learning_Rate_Factor": float(np.mean(self.rule.factors(self.scale, self.noise, self.effective_steps))),
+            "Progress": self.effective_steps,
         }
         write_scalars(writer, values, global_step, tag_prefix)
 
 
-def _instead_of(method: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function for a method, which learning rate schedulers may wrap, or have wrapped."""
+def _replace(method: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that calls ``function``, with the attributes by which learning rate schedulers recognize wrapping."""
 
     @functools.wraps(method)
     def replaced(_: Any, *arguments: Any, **named: Any) -> Any:
@@ -100,33 +100,33 @@ def _instead_of(method: Callable[..., Any], function: Callable[..., Any]) -> Cal
 
 
 class GradientNoiseScale:
-    """The noise of a model's gradients, for rules of a script's own."""
+    """The gradient noise of a model, for a script's own rules."""
 
     def __init__(self, model: ElasticDataParallel) -> None:
         self._model = model
 
     @property
     def raw_sqr_avg(self) -> Any:
-        """|G|^2 of each group of parameters."""
+        """|G|^2 of each parameter group."""
         return np.array([squared for squared, _ in self._model.noise.by_group()])
 
     @property
     def raw_var_avg(self) -> Any:
-        """The variance of each group at the first batch."""
+        """The variance of each parameter group at the first batch size."""
         return np.array([variance for _, variance in self._model.noise.by_group()])
 
     def sqr_avg(self) -> float:
-        """|G|^2 of all parameters."""
+        """|G|^2 over all parameters."""
         return self._model.noise.squared_gradient()
 
     def var_avg(self) -> float:
-        """The variance at the first batch, of all parameters."""
+        """The variance over all parameters at the first batch size."""
         return self._model.noise.variance()
 
     def gain(self, scale: float) -> float:
-        """Steps with the first batch that one with so many times its samples is worth."""
+        """Number of steps with the first batch size that a step at this scale is worth."""
         return self._model.noise.gain(scale)
 
     def get_progress(self) -> float:
-        """Steps with the first batch that the training is worth."""
-        return self._model.worth
+        """Number of steps with the first batch size that the training so far is worth."""
+        return self._model.effective_steps

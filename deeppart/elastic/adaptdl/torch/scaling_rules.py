@@ -1,4 +1,4 @@
-"""Rules by which the learning rate follows the batch: those of :mod:`deeppart.elastic`, and a base for others."""
+"""AdaptDL's scaling rules: those of :mod:`deeppart.elastic`, and a base class for others."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ __all__ = ["AdaScale", "AdamScale", "LEGWScale", "LinearScale", "ScalingRuleBase
 
 
 class ScalingRuleBase(ScalingRule):
-    """A rule of a script's own, by :meth:`scale_lr`; ``adp`` is the model, whose ``gns`` has the noise."""
+    """Base class of a script's own rules; ``adp`` is the model, whose ``gns`` has the gradient noise."""
 
     adp: Any = None
 
     def scale_lr(self, scale: float) -> Any:
-        """Factors of the learning rate, one for all or one for each group."""
+        """Factors of the learning rate: one for all parameter groups, or one for each."""
         raise NotImplementedError
 
     def factors(self, scale: float, noise: NoiseScale, progress: float) -> list[float]:
-        """By :meth:`scale_lr`."""
+        """The result of :meth:`scale_lr` for each group."""
         found: list[float] = np.broadcast_to(self.scale_lr(scale), len(noise.by_group())).tolist()
         return found
 
 
 class LEGWScale(ScalingRule):
-    """As of :class:`deeppart.elastic.LEGWScale`, by the number of samples instead of steps."""
+    """As :class:`deeppart.elastic.LEGWScale`, with samples instead of steps per epoch."""
 
     def __init__(self, base_warmup_epochs: float, data_size: int) -> None:
         self._base_warmup_epochs, self._data_size = base_warmup_epochs, data_size
 
     def factors(self, scale: float, noise: NoiseScale, progress: float) -> list[float]:
-        """The root of the scale, or the part of it that the warm-up has come to."""
+        """As :meth:`deeppart.elastic.LEGWScale.factors`."""
         loader = current_dataloader()
         if loader is None:
-            raise ConfigError("a step is made outside of a loop over a data loader")
+            raise ConfigError("the optimizer makes a step outside of a loop over a data loader")
         steps = self._data_size / loader.batch_size
         return elastic.LEGWScale(self._base_warmup_epochs, steps).factors(scale, noise, progress)

@@ -17,7 +17,7 @@ def forget_all() -> None:
     """As at the beginning of a process."""
     checkpoint._states.clear()
     checkpoint._models.clear()
-    checkpoint._found = None
+    checkpoint._restored = None
     data._of_epoch.clear()
     vars(progress).update(vars(Progress()))
 
@@ -25,10 +25,10 @@ def forget_all() -> None:
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     forget_all()
-    monkeypatch.setattr(stop_request, "_of_process", None)
+    monkeypatch.setattr(stop_request, "_request", None)
     yield
-    if stop_request._of_process is not None:
-        stop_request._of_process.end()
+    if stop_request._request is not None:
+        stop_request._request.end()
     forget_all()
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -137,7 +137,7 @@ class Model:
     """As a model that says what the training is worth."""
 
     def __init__(self) -> None:
-        self.worth = 0.0
+        self.effective_steps = 0.0
         self.noise = Model
 
     known = False
@@ -149,11 +149,11 @@ def test_a_job_goes_on_in_a_further_pass_of_a_loop(directory: Path) -> None:
         loader, model = loader_of(20, 4), Model()
         progress.trained = model
         loader.autoscale_batch_size(8)
-        model.worth = run * 3.5
+        model.effective_steps = run * 3.5
         for _ in adl.remaining_epochs_until(1):
             for (batch,) in loader:
                 samples += batch.tolist()
-                model.worth += 0.5
+                model.effective_steps += 0.5
                 if run == 0 and len(samples) == 28:
                     checkpoint.save_all_states()
                     break

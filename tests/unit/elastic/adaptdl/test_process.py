@@ -50,11 +50,11 @@ def test_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("package", ["deeppart.elastic.adaptdl", "adaptdl"])
-@pytest.mark.parametrize("name", sorted(adaptdl._ELSEWHERE))
+@pytest.mark.parametrize("name", sorted(adaptdl._REPLACEMENTS))
 def test_what_to_use_instead(package: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "adaptdl", adaptdl)
     monkeypatch.setitem(sys.modules, "adaptdl.torch", adaptdl.torch)
-    with pytest.raises(ImportError, match=f"AdaptDL's module {name} is not here; use "):
+    with pytest.raises(ImportError, match=f"AdaptDL's module {name} is not provided; use "):
         import_module(f"{package}.{name}")
 
 
@@ -113,7 +113,7 @@ def test_without_a_checkpoint_and_without_a_directory(directory: Path, monkeypat
 
 def test_checkpoints_of_adaptdl_are_not_taken_for_none(directory: Path) -> None:
     (directory / "checkpoint-0").mkdir(parents=True)
-    with pytest.raises(ConfigError, match="AdaptDL's own"):
+    with pytest.raises(ConfigError, match="of AdaptDL itself"):
         load_state(Text("a"))
 
 
@@ -134,10 +134,10 @@ def test_a_damaged_checkpoint_is_an_error_and_not_a_beginning(directory: Path) -
 def test_used_before_it_is_connected_and_connected_twice() -> None:
     assert not collective.initialized()
     for call in (collective.teardown, lambda: collective.allreduce(1)):
-        with pytest.raises(ConfigError, match="not connected"):
+        with pytest.raises(ConfigError, match="no process group"):
             call()
     collective.initialize()
-    with pytest.raises(ConfigError, match="connected already"):
+    with pytest.raises(ConfigError, match="process group exists already"):
         collective.initialize()
     assert collective.initialized() and collective.allreduce(3) == 3
     collective.teardown()

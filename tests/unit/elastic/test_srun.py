@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from deeppart.config import Allocation
-from deeppart.elastic import by_srun
-from deeppart.elastic.by_srun import SrunLauncher, divide_ranks
+from deeppart.elastic import srun
 from deeppart.elastic.launching import RunResult
 from deeppart.elastic.node_agent import NO_COMMAND, PORT_TAKEN
+from deeppart.elastic.srun import SrunLauncher, divide_ranks
 from deeppart.errors import LaunchError
 
 #: Of two nodes. `srun` ends as the file of its run and node says, or at once; what it was started with is kept.
@@ -124,7 +124,7 @@ def test_a_step_that_slurm_does_not_give_is_asked_for_again(slurm: Path) -> None
     assert agents.run(2) == RunResult(0) and agents.nodes() == ("node1", "node2")
     for run in range(3, 10):
         does(slurm, run, node2="exit $SLURM_EXIT_ERROR")
-    assert agents.run(2) == RunResult(by_srun._NO_STEP, node="node2") and agents.nodes() == ("node1",)
+    assert agents.run(2) == RunResult(srun._NO_STEP, node="node2") and agents.nodes() == ("node1",)
     assert len((slurm / "started.node2").read_text().splitlines()) == 2 + 5
 
 
