@@ -184,7 +184,7 @@ def test_the_script_of_the_page_goes_on_bit_for_bit_after_sigkill_and_sigterm(tm
 
 @pytest.mark.now_and_then(2)
 def test_nanogpts_best_loss_is_restored_on_another_number_of_ranks(tmp_path: Path) -> None:
-    diff = PAGE.read_text().partition("### nanoGPT")[2].partition("```diff\n")[2].partition("```")[0]
+    diff = PAGE.read_text().partition("## A public script: nanoGPT")[2].partition("```diff\n")[2].partition("```")[0]
     added = iter(re.findall(r"(?:^\+.*\n)+", diff, re.MULTILINE))
     lines = re.sub(
         r"^\.\.\.\n", lambda _: next(added).replace("+", "", 1).replace("\n+", "\n"), LIKE_NANOGPT, flags=re.MULTILINE

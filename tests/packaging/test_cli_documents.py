@@ -1,7 +1,8 @@
-"""The tables of docs/commands.md and what the commands print with ``--json``: every key is in both.
+"""docs/commands.md and the commands: each has a section, each option exists and is described, each key is explained.
 
-A key is told by a row of its own (`steps[].state`, in the first column), or by name in the description of the row of
-what it lies in (`nodes`: `files`, `bytes`), which "as for `ls`" may have from another table.
+A key of ``--json`` is explained in the list of keys of its command: by an entry of its own (`steps[].places`), or by
+name in the entry of what it lies in (`level`). What several commands print is in the section "JSON". Other keys must
+have a name that says what they are: those in ``PLAIN``.
 """
 
 from __future__ import annotations
@@ -9,12 +10,15 @@ from __future__ import annotations
 import collections
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import torch
 
+from deeppart.cli import main
 from deeppart.elastic.profile import write_profile
 from deeppart.model import SuspectLeaf
 from deeppart.storage import DirectoryOwner, Suspicions
@@ -24,25 +28,43 @@ from tests.unit.elastic.test_profile import profile_of_true
 from tests.unit.telemetry.samples import in_flight, status
 
 COMMANDS = ("ls", "show", "cat", "diff", "verify", "explain", "export", "import", "prune", "watch", "advise")
+#: Names that need no explanation.
+PLAIN = frozenset(
+    """
+    a age_s alias_of at b batch began blocked_s checkpoints cycles damage damaged damaged_leaves detail
+    differences directories directory dry_run dtype efficiency elements error explanation file_bytes files form
+    good goodput index_digest infinities is_restorable job kept kind last_s leaves level lineage local_batch max
+    mean mean_s message min most_s name nans nans_only_a nans_only_b node node_ranks nodes number over part
+    parts path per_rank_bytes process rank ranks reason reduced removed repaired replicated_bytes rms root
+    samples_per_s scrubbed seconds sequence session shape sharded_bytes signed state std step step_s steps text
+    total_s type unreadable_suspect_records values world_size worth written zeros
+    """.split()
+)
 _TICKED = re.compile(r"`([^`]+)`")
+_OPTION = re.compile(r"--[a-z][a-z-]+")
 
 
-def tables() -> dict[str, dict[str, str]]:
-    """Command -> key, without brackets -> what the document says of it."""
+@cache
+def sections() -> dict[str, str]:
+    """Heading -> text of docs/commands.md."""
     text = (Path(__file__).parents[2] / "docs" / "commands.md").read_text(encoding="utf-8")
-    found: dict[str, dict[str, str]] = {}
-    for section in text.split("\n## ")[1:]:
-        _, _, table = section.partition("\n| key | |\n|-----|-|\n")
-        rows: dict[str, str] = {}
+    return {section.split()[0]: section for section in text.split("\n## ")[1:]}
+
+
+def entries(section: str) -> dict[str, str]:
+    """Key, without brackets -> what the list of keys of a section says of it."""
+    text = sections()[section]
+    if section != "JSON":
+        _, _, text = text.partition("\nKeys")
+    found: dict[str, str] = {}
+    for entry in re.findall(r"^- (.+?)(?=\n- |\n\n|\Z)", text, re.MULTILINE | re.DOTALL):
+        keys, _, about = entry.partition(": ")
         above = ""
-        for line in table.split("\n\n")[0].splitlines():
-            _, keys, description, _ = re.split(r"(?<!\\)\|", line)
-            for key in _TICKED.findall(keys):
-                plain = key.replace("[]", "")
-                plain = above + plain if plain.startswith(".") else plain
-                above = plain.rpartition(".")[0]
-                rows[plain] = rows.get(plain, "") + description
-        found[section.split()[0]] = rows
+        for key in _TICKED.findall(keys):
+            plain = key.replace("[]", "")
+            plain = above + plain if plain.startswith(".") else plain
+            above = plain.rpartition(".")[0]
+            found[plain] = found.get(plain, "") + " " + about
     return found
 
 
@@ -56,28 +78,19 @@ def paths(value: Any, above: str = "") -> Iterator[str]:
         yield from paths(item, path)
 
 
-def is_told(path: str, command: str) -> bool:
-    """Whether a key is in the table of a command."""
-    rows = tables()[command]
-    if path in rows:
+def is_explained(path: str, command: str) -> bool:
+    """Whether a key has an entry, is named in the entry of one above it, or needs none."""
+    own, of_all = entries(command), entries("JSON")
+    name = path.rpartition(".")[2]
+    if path in own or name in of_all or name in PLAIN:
         return True
-    row, _, name = path.rpartition(".")
-    names = [name]
-    while row and row not in rows:
-        row, _, name = row.rpartition(".")
-        names.append(name)
-    words = _words(rows.get(row, ""), row.rpartition(".")[2])
-    return bool(row) and words.issuperset(names)
-
-
-def _words(description: str, name: str) -> set[str]:
-    """What a description names, and those of the same name that it points to do."""
-    words = {word.replace("[]", "") for word in _TICKED.findall(description)}
-    for other in re.findall(r"as for `(\w+)`", description):
-        for path, there in tables()[other].items():
-            if path.rpartition(".")[2] == name:
-                words |= _words(there, name)
-    return words
+    above = path
+    while above:
+        above = above.rpartition(".")[0]
+        about = own.get(above, "") + of_all.get(above.rpartition(".")[2], "")
+        if name in _TICKED.findall(about):
+            return True
+    return False
 
 
 @pytest.fixture
@@ -132,11 +145,23 @@ def _differing(tmp_path: Path) -> Any:
     return call_json("diff", f"{root}@1", f"{root}@2", code=1)
 
 
-def test_documents_and_tables_have_the_same_keys(documents: dict[str, list[Any]]) -> None:
+def test_every_command_has_a_section_and_every_option_a_description() -> None:
+    context = click.Context(main)
+    commands = {name: main.get_command(context, name) for name in main.list_commands(context)}
+    assert commands.keys() == sections().keys() - {"JSON", "Completion"}
+    options = {name: {each for p in of.params for each in p.opts} | {"--help"} for name, of in commands.items() if of}
+    for name, of in commands.items():
+        assert of and all(each.help for each in of.params if isinstance(each, click.Option)), name
+        named = {each for span in _TICKED.findall(sections()[name]) for each in _OPTION.findall(span)}
+        assert not named - options[name], f"options that {name} does not have"
+
+
+def test_printed_keys_are_explained_and_explained_ones_printed(documents: dict[str, list[Any]]) -> None:
     for command in COMMANDS:
         printed = {path for document in documents[command] for path in paths(document)}
-        assert not {path for path in printed if not is_told(path, command)}, f"{command}: not in docs/commands.md"
-        assert not tables()[command].keys() - printed, f"{command}: in docs/commands.md alone"
+        unknown = {path for path in printed if not is_explained(path, command)}
+        assert not unknown, f"{command}: not in docs/commands.md, nor in PLAIN"
+        assert not entries(command).keys() - printed, f"{command}: in docs/commands.md alone"
     for command, path in [  # lists that are not empty: otherwise their keys have not been compared
         ("ls", "steps.suspect.path"),
         ("ls", "steps.places.level"),
@@ -160,6 +185,7 @@ def test_documents_and_tables_have_the_same_keys(documents: dict[str, list[Any]]
         assert any(path in paths(document) for document in documents[command]), (command, path)
 
 
-def test_a_key_that_is_in_no_table_is_noticed() -> None:
-    assert not is_told("new", "ls") and not is_told("steps.new", "ls") and not is_told("nodes.new", "verify")
-    assert is_told("nodes.damage.path", "verify") and is_told("steps.suspect.ranks", "verify")
+def test_a_key_without_explanation_is_noticed() -> None:
+    assert not is_explained("new", "ls") and not is_explained("steps.new", "ls")
+    assert not is_explained("nodes.new", "verify") and not is_explained("box", "verify")
+    assert is_explained("steps.damage.leaves.box", "verify") and is_explained("steps.suspect.after", "verify")
