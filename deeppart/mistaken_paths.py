@@ -1,4 +1,4 @@
-"""Paths that were given for a checkpoint directory and are none, and what was meant."""
+"""Recognizes paths that are not checkpoint directories, and suggests the right one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from deeppart.errors import RestoreError
 from deeppart.part import is_hex32, parse_part_file_name
 from deeppart.storage import LINEAGE_NAME, MANIFEST_NAME
 
-#: The digits are the step; a session and a sequence may follow.
+#: The step; session and sequence number may follow.
 _STEP_DIRECTORY = re.compile(r"step-([0-9]{12,19})(-[0-9a-f]{32}-[0-9]+)?", re.ASCII)
 _DCP_METADATA = ".metadata"
 _ZIP_MAGIC = b"PK\x03\x04"
@@ -21,13 +21,13 @@ _ZIP_MAGIC = b"PK\x03\x04"
 
 @dataclass(frozen=True, slots=True)
 class Mistaken:
-    """The kind of a path that is no checkpoint directory.
+    """A path that is not a checkpoint directory.
 
     Attributes:
-        what: for messages: "this is the directory of one step".
-        todo: the advice: what was probably meant.
-        root: the checkpoint directory that it lies in, if it does.
-        step: of that directory, which was meant; or None.
+        what: its kind, for messages: "this is the directory of one step".
+        todo: advice on what to use instead.
+        root: the checkpoint directory that contains it, if any.
+        step: the step that was meant, if known.
     """
 
     what: str
@@ -37,16 +37,16 @@ class Mistaken:
 
 
 def recognize(path: Path) -> Mistaken | None:
-    """The kind of a path that was mistaken for a checkpoint directory; None if it may be one, or cannot be read."""
+    """Recognize a path that is not a checkpoint directory; None if it may be one, or cannot be read."""
     try:
         with storage_operation("stat", path):
             return _recognize(path.absolute())
-    except OSError:  # reported when it is used
+    except OSError:  # reported when the path is used
         return None
 
 
 def similar_directories(path: Path) -> list[Path]:
-    """Checkpoint directories with steps that lie beside a path, and whose names are like its own."""
+    """Sibling checkpoint directories with steps and a similar name."""
     path = path.absolute()
     try:
         with storage_operation("list", path.parent):
@@ -58,18 +58,18 @@ def similar_directories(path: Path) -> list[Path]:
 
 
 def meant_todo(path: Path, otherwise: str) -> str:
-    """The directories that were perhaps meant as an advice to the reader; or another advice, where there are none."""
+    """Advice that names similar directories, or ``otherwise`` if there are none."""
     similar = similar_directories(path)
     return f"did you mean {' or '.join(map(str, similar))}?" if similar else otherwise
 
 
 def no_such_directory(path: Path) -> RestoreError:
-    """The refusal of a path at which nothing is."""
-    around = next(each for each in path.absolute().parents if each.is_dir())
-    otherwise = "give the persistent_dir of the job; a relative one begins where the job was started"
+    """The error for a path that does not exist."""
+    existing = next(each for each in path.absolute().parents if each.is_dir())
+    otherwise = "pass the persistent_dir of the job; a relative path starts at the job's working directory"
     return RestoreError(
         "there is no such checkpoint directory",
-        found=f"of this path, {around} is there",
+        found=f"of this path, only {existing} exists",
         where=str(path.absolute()),
         todo=meant_todo(path, otherwise),
     )
@@ -86,20 +86,20 @@ def _recognize(path: Path) -> Mistaken | None:
     if (path / _DCP_METADATA).is_file():
         return Mistaken(
             "this is a checkpoint of torch.distributed.checkpoint",
-            _read_by("dcp.load"),
+            _import_todo("dcp.load"),
         )
     try:
         names = sorted(os.listdir(path))
     except OSError:
         return None
     if not names:
-        return Mistaken("this directory is empty", "give the persistent_dir of the job, as its configuration has it")
+        return Mistaken("this directory is empty", "pass the persistent_dir of the job's configuration")
     if LINEAGE_NAME in names:
         return None
     if is_hex32(path.name) or (any(map(is_hex32, names)) and not any(map(_is_step, names))):
         return Mistaken(
-            "this is a local_dir: what lies on one node, not a checkpoint directory",
-            f"give the persistent_dir of the job; `deeppart ls DIR --local {path}` shows both",
+            "this is a local_dir: the files of one node, not a checkpoint directory",
+            f"pass the persistent_dir of the job; `deeppart ls DIR --local {path}` shows both",
         )
     return None
 
@@ -109,24 +109,24 @@ def _file(path: Path) -> Mistaken:
         return _inside("this is a file of one step", path.parent.parent, _step_of(path.parent))
     try:
         with path.open("rb") as file:
-            begins = file.read(len(_ZIP_MAGIC))
+            magic = file.read(len(_ZIP_MAGIC))
     except OSError:
-        begins = b""
+        magic = b""
     if path.suffix == ".safetensors":
-        return Mistaken("this is a file of safetensors", _read_by("safetensors.torch.load_file"))
-    if begins == _ZIP_MAGIC or path.suffix in (".pt", ".pth", ".ckpt", ".bin"):
-        return Mistaken("this looks like a file of torch.save", _read_by("torch.load"))
-    return Mistaken("this is a file, not a checkpoint directory", "give the persistent_dir of the job")
+        return Mistaken("this is a safetensors file", _import_todo("safetensors.torch.load_file"))
+    if magic == _ZIP_MAGIC or path.suffix in (".pt", ".pth", ".ckpt", ".bin"):
+        return Mistaken("this looks like a file of torch.save", _import_todo("torch.load"))
+    return Mistaken("this is a file, not a checkpoint directory", "pass the persistent_dir of the job")
 
 
-def _read_by(others: str) -> str:
-    """What to do with a checkpoint in a format of others, which has a reader of its own."""
-    return f"read it with deeppart.interop.load or {others}, or make a step of it: `deeppart import PATH DIR`"
+def _import_todo(reader: str) -> str:
+    """Advice for a checkpoint in a foreign format."""
+    return f"load it with deeppart.interop.load or {reader}, or convert it to a step: `deeppart import PATH DIR`"
 
 
 def _inside(what: str, root: Path, step: int | None) -> Mistaken:
     number = "..." if step is None else str(step)
-    return Mistaken(what, f'give the directory above it, and the step: load("{root}", step={number})', root, step)
+    return Mistaken(what, f'pass the checkpoint directory and the step: load("{root}", step={number})', root, step)
 
 
 def _step_of(path: Path) -> int | None:

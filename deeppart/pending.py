@@ -1,4 +1,4 @@
-"""A checkpoint under way, as the training loop sees it."""
+"""The handle of a pending checkpoint."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _FINAL = frozenset({OFF, SKIPPED, DONE, FAILED})
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A level that failed.
+    """The failure of a level.
 
     Attributes:
-        error: the reason.
-        raised: true if ``wait`` has raised it already.
-        agreed: true if every rank has the same error, since a commit round has ended with it.
+        error: the error.
+        raised: true if ``wait`` has raised it.
+        agreed: true if every rank has the same error, from a commit round.
     """
 
     error: CheckpointError
@@ -30,7 +30,7 @@ class Failure:
     agreed: bool
 
     def is_news(self, rank: int) -> bool:
-        """True if this rank must warn the caller: of an error that all ranks have, only rank 0 warns."""
+        """True if this rank must warn the caller: rank 0 alone warns of an agreed error."""
         return not self.raised and (rank == 0 or not self.agreed)
 
 
@@ -40,7 +40,7 @@ class _LevelProgress:
     finished_at: float | None = None
     error: CheckpointError | None = None
     agreed: bool = False
-    #: Whether ``wait`` has raised the error, and whether ``failures`` has returned it.
+    #: ``wait`` has raised the error; ``failures`` has returned it.
     raised: bool = False
     counted: bool = False
 
@@ -53,7 +53,7 @@ class Pending:
     """Handle of one ``checkpoint()`` call. Methods may be called from any thread.
 
     Attributes:
-        step: the user's step.
+        step: the caller's step.
 
     Example:
         >>> import deeppart
@@ -65,53 +65,48 @@ class Pending:
     """
 
     def __init__(self, step: int, due: frozenset[str]) -> None:
-        """Made by ``checkpoint()``.
-
-        Args:
-            step: the user's step.
-            due: levels this checkpoint goes to.
-        """
+        """Created by ``checkpoint()``; ``due`` are the levels that the checkpoint goes to."""
         self.step = step
         self._returned_at = time.monotonic()
         self._changed = threading.Condition()
         self._levels = {name: _LevelProgress(LevelReport(WAITING if name in due else OFF)) for name in LEVELS}
-        self._report = Report(step)  # but for its levels
+        self._report = Report(step)  # without its levels
 
     def __repr__(self) -> str:
-        """For logs and debuggers: no lock, no exchange, and a failure that is shown here is still reported."""
+        """For logs and debuggers: takes no lock, and does not mark a failure as reported."""
         states = [f"{name} {progress.state}" for name, progress in self._levels.items() if progress.state != OFF]
         errors = [progress.error for progress in self._levels.values()]
         reasons = [f"{error.summary:.100}" for error in errors if error is not None]
         return f"<Pending step {self.step}: {'; '.join([', '.join(states) or 'not due', *reasons])}>"
 
     def __str__(self) -> str:
-        """For people: what it cost so far."""
+        """The report as text."""
         return str(self.report)
 
     @property
     def levels(self) -> frozenset[str]:
-        """The levels that this checkpoint goes to; none for a call that was not due."""
+        """The levels that this checkpoint goes to; empty if it was not due."""
         return frozenset(name for name, progress in self._levels.items() if progress.state not in (OFF, SKIPPED))
 
     def done(self, level: str = Level.PERSISTENT) -> bool:
-        """True if the checkpoint is complete at a level, on every rank. Never blocks, never raises for a failure.
+        """True if the checkpoint is complete at a level on every rank. Does not block or raise the level's error.
 
         Raises:
-            LevelNotRunError: no such level.
+            LevelNotRunError: there is no such level.
         """
         return self._level(level).state == DONE
 
     def wait(self, level: str = Level.PERSISTENT, timeout: float | None = None) -> None:
-        """Wait until the checkpoint is complete at a level, on every rank.
+        """Wait until the checkpoint is complete at a level on every rank.
 
         Args:
-            timeout: seconds; None waits as long as the pipeline itself does: each of its waits is bounded, and where an
-                error ends one of its threads, all levels fail.
+            level: the level.
+            timeout: seconds; None waits for the pipeline, whose waits are all bounded.
 
         Raises:
-            CheckpointError: the level failed; the last good checkpoint is still there.
+            CheckpointError: the level failed; the previous checkpoint is still available.
             LevelNotRunError: this checkpoint does not go to that level.
-            PeerTimeoutError: not complete within ``timeout``; it is still under way.
+            PeerTimeoutError: not complete within ``timeout``; the checkpoint continues.
         """
         progress = self._level(level)
         with self._changed:
@@ -119,7 +114,7 @@ class Pending:
                 raise PeerTimeoutError(
                     f"step {self.step}: not complete at level {level!r} within {timeout:g} s",
                     found="; ".join([f"the level is {progress.state}", *hanging()]),
-                    todo="wait longer, or look at pending.report for what is slow",
+                    todo="wait longer, or see pending.report for the slow stage",
                 )
         if progress.error is not None:
             progress.raised = True
@@ -131,11 +126,11 @@ class Pending:
                 expected=f"one of {sorted(self.levels)}"
                 if self.levels
                 else "a call that saves something: this one did not",
-                todo="checkpoint(..., force=True) goes to all levels that are on; `every` says which are, and when",
+                todo="checkpoint(..., force=True) goes to all enabled levels; `every` sets which are enabled, and when",
             )
 
     def settled(self, level: str) -> bool:
-        """True if nothing more will happen at a level."""
+        """True if a level is in its final state."""
         return self._level(level).state in _FINAL
 
     @property
@@ -145,12 +140,12 @@ class Pending:
 
     @property
     def finished(self) -> bool:
-        """True if nothing more will happen to this checkpoint, complete or failed."""
+        """True if all levels are in their final states, complete or failed."""
         return all(progress.state in _FINAL for progress in self._levels.values())
 
     @property
     def report(self) -> Report:
-        """The cost so far."""
+        """The costs so far."""
         with self._changed:
             levels = {}
             for name, progress in self._levels.items():
@@ -162,10 +157,10 @@ class Pending:
                 )
             return replace(self._report, levels=levels, hanging=() if self.finished else hanging())
 
-    # --- for the checkpointer and the pipeline, which reports progress through the ``note_*`` ones ---
+    # --- for the checkpointer and the pipeline ---
 
     def failures(self) -> list[Failure]:
-        """The failures since the last call; each failure is returned once."""
+        """The failures since the last call."""
         fresh = []
         for progress in self._levels.values():
             if progress.error is not None and not progress.counted:
@@ -186,7 +181,7 @@ class Pending:
             )
 
     def note_compression(self, level: str, reasons: tuple[str, ...]) -> None:
-        """Note how a level's part is encoded, and why."""
+        """Note a level's encoding, and the reasons for it."""
         with self._changed:
             self._report = replace(self._report, compression={**self._report.compression, level: reasons})
 
@@ -197,16 +192,13 @@ class Pending:
             self._report = replace(self._report, stages_s={**stages_s, stage: stages_s.get(stage, 0.0) + seconds})
 
     def note_returned(self) -> None:
-        """``checkpoint()`` returns now: levels' seconds count from here."""
+        """``checkpoint()`` returns now: the levels' seconds count from here."""
         self._returned_at = time.monotonic()
 
     def note_level(
         self, level: str, state: str, *, error: CheckpointError | None = None, agreed: bool = False, **figures: Any
     ) -> None:
-        """A level has moved on, unless it is over; ``agreed`` as for :class:`Failure`.
-
-        Figures are of :class:`LevelReport`; those that are not named stay as they are.
-        """
+        """Set a level's state, unless it is final, and figures of its :class:`LevelReport`."""
         with self._changed:
             progress = self._levels[level]
             if progress.state in _FINAL:
@@ -218,7 +210,7 @@ class Pending:
             self._changed.notify_all()
 
     def note_skipped(self) -> None:
-        """This checkpoint is dropped."""
+        """Mark this checkpoint as skipped."""
         for name, progress in self._levels.items():
             if progress.state != OFF:
                 self.note_level(name, SKIPPED)

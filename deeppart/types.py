@@ -1,4 +1,4 @@
-"""The types of what is passed to deeppart's functions, and of what they return, beside those in ``deeppart`` itself."""
+"""Types of arguments and results of deeppart's functions, beside those in ``deeppart`` itself."""
 
 from __future__ import annotations
 

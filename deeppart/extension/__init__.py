@@ -1,6 +1,6 @@
-"""What an adapter of a trainer, or of a format, needs of the library beside its public face (docs/api/extension.md).
+"""The API for adapters of trainers and formats, beside the public one (docs/api/extension.md).
 
-:mod:`deeppart.interop` and :mod:`deeppart.elastic` use these names and the public ones, and nothing else of the core.
+:mod:`deeppart.interop` and :mod:`deeppart.elastic` use only this and the public API.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The codecs of part files, by what they are for."""
+"""Selection of a codec of part files."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from deeppart.codec import PLANE_DTYPES, Codec, ZstdCodec, codec_by_id, tensor_c
 
 
 def codec(of: str | int) -> Codec:
-    """A codec: ``encode(raw, room)``, ``decode(stored, raw_bytes)`` and ``codec_id``, the number that files have.
+    """A codec with ``encode(raw, room)``, ``decode(stored, raw_bytes)`` and ``codec_id``, its number in files.
 
     Args:
-        of: the name of a dtype of torch, for the codec of ``compression="tensor"``; "zstd" or "zstd:LEVEL", for bytes
-            of any kind; or a number that ``codec_id`` gave.
+        of: a torch dtype name, for the codec of ``compression="tensor"``; "zstd" or "zstd:LEVEL", for any data; or a
+            ``codec_id``.
 
     Raises:
-        NewerFormatError: no codec has this number.
+        NewerFormatError: no codec has this ``codec_id``.
 
     Example:
         >>> from deeppart.extension import codec

@@ -1,8 +1,7 @@
-"""Files of foreign checkpoints, read by ``pread``: any number may be open, threads may share one.
+"""Files of foreign checkpoints, read with ``pread``; thread-safe.
 
-Whose they are is not asked (:func:`deeppart.access.open_foreign`), nothing is mapped into memory (a file that is cut
-off meanwhile would end the process), and no length that a file names is believed before it has been compared with the
-file's own.
+Their owner is not checked (:func:`deeppart.access.open_foreign`). They are not mapped, as truncation would kill the
+process. Ranges are checked against the file size before memory is allocated.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ from deeppart.storage import PosixStore
 
 
 class ForeignFile:
-    """A regular file that others have written, of the size that it had when it was opened. A context manager.
+    """A regular file of a foreign checkpoint, opened for reading. A context manager.
 
-    It may be anybody's. A length that the file names is compared with the file's own before memory is taken for it.
+    Its owner is not checked. Reads beyond its size fail before memory is allocated.
 
     Attributes:
-        path: of the file.
-        size: in bytes.
+        path: path of the file.
+        size: size in bytes when it was opened.
 
     Raises:
-        CorruptFileError: it is no regular file. StorageError: it cannot be opened.
+        CorruptFileError: it is not a regular file. StorageError: it cannot be opened.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -40,21 +39,25 @@ class ForeignFile:
             self._file = access.ReadFile(Path(path), access.open_foreign)
         except access.NotRegularError as error:
             raise CorruptFileError(
-                "a file of a checkpoint is no file", expected="a regular file", where=self.path
+                "a path of a foreign checkpoint is not a regular file", expected="a regular file", where=self.path
             ) from error
         except OSError as error:
             raise storage_error("cannot open a file of a foreign checkpoint", error, self.path) from error
         self.size = self._file.status.st_size
 
     def read_at(self, offset: int, length: int) -> memoryview:
-        """Exactly ``length`` bytes from ``offset``; errors as of :meth:`read_into`."""
+        """Read exactly ``length`` bytes at ``offset``; raises as :meth:`read_into`."""
         _check_range(self, offset, length)
         buffer = np.empty(length, dtype=np.uint8).data
         self.read_into(offset, buffer)
         return buffer
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill ``buffer`` from ``offset``."""
+        """Fill ``buffer`` with the bytes at ``offset``.
+
+        Raises:
+            CorruptFileError: the file is too short. StorageError: it cannot be read.
+        """
         _check_range(self, offset, buffer.nbytes)
         try:
             count = self._file.read_into(offset, buffer)
@@ -64,20 +67,20 @@ class ForeignFile:
             raise _too_short(self, offset + buffer.nbytes, offset + count)
 
     def descriptor(self) -> AbstractContextManager[int]:
-        """The file's descriptor as long as the block lasts, for a library that reads by itself."""
+        """A context manager for the file descriptor, for libraries that read files themselves."""
         return self._file.descriptor()
 
     @staticmethod
     def holding(data: bytes | memoryview, path: str) -> ForeignFile:
-        """Bytes in memory, read as if they were a file; the path is for messages."""
+        """Wrap bytes in memory as a file; ``path`` is for messages."""
         return _HeldBytes(memoryview(data), path)
 
     @staticmethod
     def read_all(path: Path, limit_bytes: int) -> bytes:
-        """All of a small file, such as an index.
+        """Read a small file, such as an index.
 
         Raises:
-            FileNotFoundError: there is none. CorruptFileError: it is longer than ``limit_bytes``.
+            FileNotFoundError: it does not exist. CorruptFileError: it is longer than ``limit_bytes``.
         """
         try:
             opened = ForeignFile(path)
@@ -97,10 +100,10 @@ class ForeignFile:
 
     @staticmethod
     def names_in(path: Path) -> list[str] | None:
-        """The names of the entries of a directory, sorted; None for anything else that is there.
+        """The sorted names in a directory; None if the path is not a directory.
 
         Raises:
-            RestoreError: there is nothing. StorageError: it cannot be read.
+            RestoreError: the path does not exist. StorageError: it cannot be read.
         """
         try:
             return sorted(access.names_in(path))
@@ -108,13 +111,13 @@ class ForeignFile:
             if isinstance(error, NotADirectoryError) and access.exists(path):
                 return None
             raise RestoreError(
-                "there is no such checkpoint", expected="a file or directory", where=str(path)
+                "the checkpoint does not exist", expected="a file or directory", where=str(path)
             ) from error
         except OSError as error:
             raise storage_error("cannot list a foreign checkpoint", error, path) from error
 
     def close(self) -> None:
-        """A second call does nothing."""
+        """Close the file; further calls do nothing."""
         self._file.close()
 
     def __enter__(self) -> ForeignFile:
@@ -127,7 +130,7 @@ class ForeignFile:
 
 
 class _HeldBytes(ForeignFile):
-    """Bytes that are in memory; they are not copied."""
+    """Bytes in memory; they are not copied."""
 
     def __init__(self, data: memoryview, path: str) -> None:
         self.path, self.size = path, data.nbytes
@@ -141,18 +144,18 @@ class _HeldBytes(ForeignFile):
         buffer.cast("B")[:] = self.read_at(offset, buffer.nbytes)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Nothing."""
 
 
 def _check_range(file: ForeignFile, offset: int, length: int) -> None:
-    """See that there are so many bytes, before any memory is taken for them."""
+    """Check a range before memory is allocated for it."""
     if offset < 0 or length < 0 or offset + length > file.size:
         raise _too_short(file, offset + length, file.size)
 
 
 def _too_short(file: ForeignFile, needed: int, found: int) -> CorruptFileError:
     return CorruptFileError(
-        "a file of a foreign checkpoint ends before the bytes that it names",
+        "a file of a foreign checkpoint is shorter than its metadata says",
         expected=f"at least {needed} bytes",
         found=f"{found} bytes",
         where=file.path,
@@ -161,7 +164,7 @@ def _too_short(file: ForeignFile, needed: int, found: int) -> CorruptFileError:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write a small file durably and atomically, in place of what has the name; its directory is made, if need be."""
+    """Write or replace a small file durably and atomically; creates its directory if missing."""
     try:
         access.make_folder(path.parent)
     except OSError as error:

@@ -1,7 +1,7 @@
-"""A state whose bytes others have, as a committed step of a persistent directory.
+"""Writing of a committed step from a state whose bytes are in foreign files.
 
-One process is the job. The state is taken apart, laid out and described as ``checkpoint()`` does it, but nothing is
-captured: the chunks of the part are read from where they are while those before them are written, a few at a time.
+A job of one process flattens, lays out and describes the state as ``checkpoint()`` does, but captures nothing: chunks
+of the part are read from their source while the previous ones are written.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ Progress = Callable[[int, int], None]
 
 
 class Source(Protocol):
-    """Where the bytes of a storage are: elements of one tensor in C order, or what several tensors are views of."""
+    """The bytes of a storage: of one tensor in C order, or of several views."""
 
     @property
     def nbytes(self) -> int:
-        """Of all of them."""
+        """The size of the storage."""
         ...
 
     def read_into(self, start: int, buffer: memoryview) -> None:
-        """Fill ``buffer`` with the bytes from ``start``."""
+        """Fill ``buffer`` from byte ``start``; fastest in ascending order, each byte once."""
         ...
 
 
@@ -52,7 +52,7 @@ SourceOf = Callable[[Array], Source | None]
 
 
 class Written(NamedTuple):
-    """The step that was made: its number, its leaves and small values, and the bytes of the leaves, each tied once."""
+    """The new step: its number, numbers of leaves and small values, and bytes of the leaves; tied ones count once."""
 
     step: int
     leaves: int
@@ -70,27 +70,26 @@ def write_step(
     progress: Progress = lambda done, total: None,
     sign_key_file: KeyFiles = None,
 ) -> Written:
-    """Make a committed step of a state whose tensors are not in memory. At most some MiB of it are at a time.
+    """Write a committed step from tensors that are not in memory, a few MiB at a time.
 
     Args:
-        directory: a persistent directory; it is made if it is not there.
+        directory: persistent directory; created if missing.
         state: a dict, or another container, of tensors, arrays and small values.
-        source_of: of a tensor or array, where the bytes of its storage are: an object with ``nbytes`` and
-            ``read_into(start, buffer)``; None for one that is in memory.
-        where: the state is from, for messages.
-        step: its number; None for 0, if the directory has no steps.
-        progress: called with bytes done and bytes in all, now and then.
-        sign_key_file: sign it with this key, as ``Config.sign_key_file``.
+        source_of: returns the source of a tensor's storage, or None for one in memory.
+        where: origin of the state, for messages.
+        step: step number; None means 0 if the directory has no steps.
+        progress: called with the bytes done and the total bytes.
+        sign_key_file: key to sign the step with, as ``Config.sign_key_file``.
 
     Raises:
-        StateError: it is no state, or the step has to be named.
-        StepExistsError: there is such a step. DirectoryInUseError: a job is running there.
-        ConfigError: the settings, or the key, are not used. StorageError: a file cannot be written.
+        StateError: the state is invalid, or ``step`` is required.
+        StepExistsError: the step exists. DirectoryInUseError: a job is using the directory.
+        ConfigError: the settings or the key are invalid. StorageError: a file cannot be written.
     """
     number = None if step is None else check_step(step, "import")
     if not isinstance(state, (dict, list, tuple)):
         raise StateError(
-            "what is to be imported is no state",
+            "the object to import is no state",
             expected="a dict, or another container, of tensors and values",
             found=type(state).__name__,
             where=where,
@@ -119,7 +118,7 @@ def write_step(
 
 
 def _config(directory: str | os.PathLike[str], sign_key_file: KeyFiles) -> Config:
-    """Those of the job that makes the step: one process, nothing but the persistent level, no encoding."""
+    """The settings of the job: only the persistent level, and no compression."""
     settings: dict[str, Any] = {} if sign_key_file is None else {"sign_key_file": sign_key_file}
     return Config(
         persistent_dir=os.fspath(directory),
@@ -133,17 +132,17 @@ def _config(directory: str | os.PathLike[str], sign_key_file: KeyFiles) -> Confi
 
 
 def _free_step(session: Session, step: int | None) -> int:
-    """The number of the step to make."""
+    """The number of the new step."""
     if step is None and session.committed:
         raise StateError(
-            "the directory has steps already: the one to be made needs a number",
+            "the directory has steps already: the new one needs a number",
             found=f"step {max(key.step for key in session.committed)}",
             where=str(session.directory),
-            todo="name one that is not taken (--step); restore takes the largest",
+            todo="choose an unused number (--step); restore takes the largest",
         )
     refusal = StepHistory(session, []).refusal_of(step or 0)
     if refusal is not None:
-        refusal.todo = "name a step that is not taken (--step), or another directory"
+        refusal.todo = "choose an unused step (--step), or another directory"
         raise refusal
     return step or 0
 
@@ -156,14 +155,14 @@ def _write(
     leaves: _Leaves,
     progress: Progress,
 ) -> PartSummary:
-    """The part of the one rank, durable under its name."""
+    """Write the part durably."""
     signing = session.persistent.signing
     encoders = Encoders(0 if signing is None else 1)
     behind, reading = Workers(1, "deeppart-behind"), Workers(1, "deeppart-ahead")
     encoding = Encoding(Chooser("none"), encoders, None, signing)
     file = session.persistent.open_part(attempt, 0)
     try:
-        # Those in work, one more that is read meanwhile, and the one that is handed over.
+        # Buffers for the chunks being encoded, the one being read, and the one being handed over.
         chunks = read_ahead(leaves.chunks(layout, encoders.most_ahead + 2), reading)
         with WriteBehind(file, behind) as sink, closing(chunks):
             reported = _reporting(chunks, layout.nbytes, progress)
@@ -180,7 +179,7 @@ def _write(
 
 
 def _reporting(chunks: Iterator[Chunk], total: int, progress: Progress) -> Iterator[Chunk]:
-    """The chunks, each reported once it is taken care of."""
+    """The chunks; each is reported once it has been consumed."""
     done = 0
     for chunk in chunks:
         nbytes = chunk.raw.nbytes
@@ -190,7 +189,7 @@ def _reporting(chunks: Iterator[Chunk], total: int, progress: Progress) -> Itera
 
 
 def _commit(session: Session, attempt: Attempt, document: PartDocument, summary: PartSummary) -> None:
-    """Make the step a checkpoint, unless another job has taken the directory over meanwhile."""
+    """Commit the step, unless another job has taken over the directory."""
     persistent, owner = session.persistent, session.owner
     assert owner is not None
     owner.check()
@@ -205,30 +204,30 @@ def _commit(session: Session, attempt: Attempt, document: PartDocument, summary:
 
 
 class _Leaves:
-    """The bytes of leaves, from the files that they are in."""
+    """Reads chunks of leaves from their sources."""
 
     def __init__(self, agreed: Agreed, source_of: SourceOf) -> None:
         self._flat: FlatState = agreed.flat
         self._source_of = source_of
-        #: A leaf that is not in C order, converted to it: number and bytes. It is read from the first to the last byte.
-        self._ordered: tuple[int, Bytes] | None = None
+        #: Number and bytes of the current leaf that had to be converted to C order.
+        self._converted: tuple[int, Bytes] | None = None
 
-    def chunks(self, layout: ShareLayout, rooms: int) -> Iterator[Chunk]:
-        """The chunks of a share, each in one of ``rooms`` buffers that are used in turn."""
+    def chunks(self, layout: ShareLayout, buffer_count: int) -> Iterator[Chunk]:
+        """The chunks of a share, in ``buffer_count`` buffers in turn."""
         longest = max((plan.length for plan in layout.chunks), default=1)
-        memory = [memoryview(mmap.mmap(-1, longest)) for _ in range(rooms)]
+        buffers = [memoryview(mmap.mmap(-1, longest)) for _ in range(buffer_count)]
         spans = [layout.spans[name].tolist() for name in ("leaf", "start", "length", "raw_offset")]
         rows, first = list(zip(*spans, strict=True)), 0
         for number, plan in enumerate(layout.chunks):
-            room, end = memory[number % rooms], plan.start + plan.length
+            buffer, end = buffers[number % buffer_count], plan.start + plan.length
             while rows[first][3] + rows[first][2] <= plan.start:
                 first += 1
-            for leaf, start, length, at in rows[first:]:
-                if at >= end:
+            for leaf, start, length, offset in rows[first:]:
+                if offset >= end:
                     break
-                low, high = max(at, plan.start), min(at + length, end)
-                self._read(leaf, start + low - at, room[low - plan.start : high - plan.start])
-            yield Chunk(room[: plan.length], plan.dtype)
+                low, high = max(offset, plan.start), min(offset + length, end)
+                self._read(leaf, start + low - offset, buffer[low - plan.start : high - plan.start])
+            yield Chunk(buffer[: plan.length], plan.dtype)
 
     def _read(self, leaf: int, start: int, buffer: memoryview) -> None:
         """Fill ``buffer`` with bytes of a leaf."""
@@ -238,32 +237,32 @@ class _Leaves:
             offset = int(array.storage_offset()) * array.itemsize if isinstance(array, torch.Tensor) else 0
             source.read_into(offset + start, buffer)
             return
-        if self._ordered is None or self._ordered[0] != leaf:
-            self._ordered = None  # never hold two
+        if self._converted is None or self._converted[0] != leaf:
+            self._converted = None  # never hold two
             self._refuse_repeats(leaf, array, source)
-            self._ordered = leaf, flat_bytes(_in_order(array, source))
-        data = self._ordered[1]
+            self._converted = leaf, flat_bytes(_in_c_order(array, source))
+        data = self._converted[1]
         np.frombuffer(buffer, dtype=np.uint8)[:] = data[start : start + buffer.nbytes]
         if start + buffer.nbytes == len(data):
-            self._ordered = None
+            self._converted = None
 
     def _refuse_repeats(self, leaf: int, array: Array, source: Source | None) -> None:
-        """Refuse a leaf that is small in a file because its elements have one address, and would be large in a part."""
+        """Reject a large leaf with little stored data, such as an expanded tensor."""
         stored = array.nbytes if source is None else source.nbytes
         if source is None and isinstance(array, torch.Tensor) and array.layout is torch.strided:
             stored = array.untyped_storage().nbytes()
         if array.nbytes > max(stored, BATCH_BYTES):
             raise StateError(
-                "a leaf repeats its few bytes, as expand() makes it, and would be too large by itself",
+                "a leaf repeats its few bytes, like an expanded tensor, and would be too large when stored in full",
                 expected=f"at most {BATCH_BYTES} bytes",
                 found=f"{array.nbytes} bytes, of which {stored} are stored",
                 where=f"path {readable(self._flat.arrays[leaf].path)}",
-                todo="name the others (--keys)",
+                todo="select the other leaves (--keys)",
             )
 
 
-def _in_order(array: Array, source: Source | None) -> Array:
-    """An array in C order, with the bytes that its source has."""
+def _in_c_order(array: Array, source: Source | None) -> Array:
+    """An array in C order, with the bytes of its source."""
     if not isinstance(array, torch.Tensor):
         return np.ascontiguousarray(array)
     if source is None:

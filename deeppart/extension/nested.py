@@ -1,4 +1,4 @@
-"""Nested states that others have saved: walked as trees, and cut to what globs cover."""
+"""Foreign nested states: checks that they are trees, and selection by path globs."""
 
 from __future__ import annotations
 
@@ -14,43 +14,42 @@ from deeppart.errors import StructureMismatchError, UnsupportedLeafError, short
 from deeppart.state.paths import covers, nearest_globs, readable
 from deeppart.state.tree import DEEPEST_NESTING
 
-#: Items of all containers, each counted every time it is referenced: a constant, plus a multiple of the distinct items.
-_MOST_PLACES = 1 << 20
+#: Limit of paths, beside a multiple of the distinct items.
+_MAX_PATHS = 1 << 20
 _NOTHING = object()
 
 
 def check_tree(state: Any, where: str) -> None:
-    """See that a state can be walked as the tree that its paths are.
+    """Check that a state is a tree of limited size.
 
-    A few hundred bytes of a pickle can have more paths than can be counted: a list that is twice in a list that is
-    twice in a third, and so on.
+    With shared containers, a few hundred bytes of a pickle can have an exponential number of paths.
     """
-    places: dict[int, int] = {}
-    objects, under_way = 0, {id(state)}
+    path_counts: dict[int, int] = {}
+    objects, active = 0, {id(state)}
     stack: list[tuple[Any, Iterator[Any]]] = [(state, iter(_items(state)))]
     counts = [1]
     while stack:
         for item in stack[-1][1]:
             objects += 1
-            if id(item) in under_way:
-                raise _no_tree("is in itself", where)
+            if id(item) in active:
+                raise _no_tree("contains itself", where)
             if not _is_container(item):
                 counts[-1] += 1
-            elif id(item) in places:
-                counts[-1] += places[id(item)]
-            elif len(stack) > DEEPEST_NESTING:  # the outermost container is one of a file's own
-                raise _no_tree(f"is within {DEEPEST_NESTING} others", where)
+            elif id(item) in path_counts:
+                counts[-1] += path_counts[id(item)]
+            elif len(stack) > DEEPEST_NESTING:
+                raise _no_tree(f"is nested in {DEEPEST_NESTING} others", where)
             else:
-                under_way.add(id(item))
+                active.add(id(item))
                 stack.append((item, iter(_items(item))))
                 counts.append(1)
                 break
         else:
             done, count = stack.pop()[0], counts.pop()
-            under_way.remove(id(done))
-            places[id(done)] = count
-            if count > _MOST_PLACES + 4 * objects:
-                raise _no_tree(f"has {count:,} items, of {objects:,} that there are", where)
+            active.remove(id(done))
+            path_counts[id(done)] = count
+            if count > _MAX_PATHS + 4 * objects:
+                raise _no_tree(f"has {count:,} paths, but only {objects:,} items", where)
             if counts:
                 counts[-1] += count
 
@@ -73,25 +72,25 @@ def _items(item: Any) -> list[Any]:
 
 def _no_tree(what: str, where: str) -> UnsupportedLeafError:
     return UnsupportedLeafError(
-        "the containers of a foreign checkpoint are no tree whose paths could be walked",
-        expected="dicts, lists and tuples inside each other, each in few places",
-        found=f"one that {what}",
+        "the containers of a foreign checkpoint are no tree",
+        expected="nested dicts, lists and tuples without cycles and with few shared containers",
+        found=f"a container that {what}",
         where=where,
-        todo="load it by torch if you trust the file, and save what is wanted of it",
+        todo="load it with torch if you trust the file, and save the parts that you need",
     )
 
 
 def choose(state: Any, keys: str | Sequence[str], where: str) -> Any:
-    """What globs over paths cover of a nested state, as :func:`deeppart.load` takes them.
+    """The part of a nested state that matches path globs, as for :func:`deeppart.load`.
 
     Args:
-        state: dicts, lists, tuples and what is in them.
-        keys: globs.
-        where: the state is from, for messages.
+        state: nested dicts, lists and tuples.
+        keys: path globs.
+        where: origin of the state, for messages.
 
     Raises:
-        StructureMismatchError: they cover nothing.
-        UnsupportedLeafError: the containers are no tree.
+        StructureMismatchError: nothing matches.
+        UnsupportedLeafError: the containers are not a tree.
 
     Example:
         >>> from deeppart.extension import choose
@@ -105,7 +104,7 @@ def choose(state: Any, keys: str | Sequence[str], where: str) -> Any:
         known = list(map(readable, _paths(state, ())))
         near = dict.fromkeys(other for glob in patterns for other in nearest_globs(glob, known))
         raise StructureMismatchError(
-            "nothing in the checkpoint matches the keys asked for",
+            "nothing in the checkpoint matches the keys",
             expected=f"globs over paths such as {', '.join(near or known[:4])}",
             found=short(keys),
             where=where,
@@ -123,7 +122,7 @@ def _chosen(item: Any, path: tuple[Any, ...], patterns: list[str]) -> Any:
         kept = {key: each for key, each in inner.items() if each is not _NOTHING}
         return kept or _NOTHING
     if is_sequence:
-        items = [_chosen(each, (*path, place), patterns) for place, each in enumerate(item)]
+        items = [_chosen(each, (*path, index), patterns) for index, each in enumerate(item)]
         return [each for each in items if each is not _NOTHING] or _NOTHING
     return _NOTHING
 

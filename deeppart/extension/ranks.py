@@ -9,10 +9,10 @@ from deeppart.comm import TIMEOUT_S, channel_of_job, finish
 
 
 class JobRanks:
-    """The ranks that a launcher has started, MPI's or those that meet by sockets; or one process (made collectively).
+    """The ranks of a job, connected by MPI or sockets; or one process. The constructor is collective.
 
     Attributes:
-        rank, size: this rank, and how many there are.
+        rank, size: this rank, and the world size.
     """
 
     def __init__(self) -> None:
@@ -23,11 +23,11 @@ class JobRanks:
         """Every rank's value, in rank order (collective).
 
         Args:
-            value: what JSON can hold.
-            what: is done, for messages.
+            value: a JSON value.
+            what: the operation, for messages.
 
         Raises:
-            PeerTimeoutError: a rank did not come.
+            PeerTimeoutError: a rank did not take part in time.
         """
         if self.size == 1:
             return [value]

@@ -1,4 +1,4 @@
-"""A step whose leaves are read one by one, in boxes: of the session of a job, or of a directory."""
+"""A saved step whose structure is loaded, and whose leaves are read box by box on request."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from deeppart.storage import PosixStore, committed_steps
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """A stand-in in a step for an item of its state whose bytes are not loaded.
+class Placeholder:
+    """Placeholder in :attr:`Step.state` for an item that contains leaves.
 
     Attributes:
-        leaf: number of the leaf, if it is a tensor that is one; None of a numpy array, of a tensor that is made of
-            others, and of an object or a tuple with tensors in it.
-        dtype, shape: of the tensor that it is; None and () of anything else.
-        is_own: one rank's, of which others may have saved something else.
-        owner: number of the leaf that it shares its elements with; None if there is none.
-        is_view: true if it is only a part of the owner, or has its elements in another order.
-        is_tensor: true of any tensor.
-        subclass: name of the class of the first tensor of a subclass in it; "" if there is none.
+        leaf: leaf number of a plain tensor; None for numpy arrays, composite tensors, and objects and tuples with
+            leaves in them.
+        dtype, shape: of a plain tensor; otherwise None and ().
+        is_rank_local: true for a rank-local leaf.
+        owner: number of the leaf with which it shares its elements, or None.
+        is_view: true if it is a part of the owner, or has its elements in another order.
+        is_tensor: true for any tensor.
+        subclass: name of the first tensor subclass in it; "" if there is none.
     """
 
     leaf: int | None = None
     dtype: torch.dtype | None = None
     shape: tuple[int, ...] = ()
-    is_own: bool = False
+    is_rank_local: bool = False
     owner: int | None = None
     is_view: bool = False
     is_tensor: bool = False
@@ -51,14 +51,14 @@ class Stored:
 
 
 class Step:
-    """A step, as one rank sees it.
+    """A saved step, as one rank sees it.
 
     Attributes:
-        number: of the step.
-        where: it is, for messages.
-        rank: whose part is seen of a step of a directory.
-        state: the nested state: its dicts, lists and small values; for a leaf a record of what it is, and so for what
-            only leaves can make: tuples, objects and such that have leaves in them.
+        number: step number.
+        where: its location, for messages.
+        rank: for a directory: the rank whose rank-local leaves it has.
+        state: the nested state: dicts, lists and small values. Leaves, and tuples and objects that contain leaves, are
+            replaced by placeholders.
 
     Example:
         >>> import deeppart, torch
@@ -75,18 +75,18 @@ class Step:
     def __init__(self, number: int, target: Target, where: str) -> None:
         self.number, self.where, self.rank = number, where, 0
         self._target = target
-        self.state = self._standing(resolve_registered(target, target.structure.tree))
-        #: Of a directory: what to open, and as which rank.
+        self.state = self._placeholder(resolve_registered(target, target.structure.tree))
+        #: For a directory: the checkpoint, and the rank as which to open it.
         self._directory: tuple[Chosen, int] | None = None
 
     @classmethod
     def of_session(cls, checkpointer: Checkpointer, number: int | None = None) -> Step | None:
-        """The step that ``restore()`` would restore here, without its bytes (collective); None if there is none.
+        """The step that ``restore()`` would restore (collective); None if there is none.
 
-        Its leaves are restored by ``checkpointer.restore(live, step.number)``.
+        To read its leaves, call ``checkpointer.restore(live, step.number)``.
 
         Raises:
-            RestoreError, CommError: as of :meth:`deeppart.Checkpointer.restore`.
+            RestoreError, CommError: as for :meth:`deeppart.Checkpointer.restore`.
         """
         found = checkpointer._preview(number)
         if found is None:
@@ -103,16 +103,16 @@ class Step:
         rank: int = 0,
         sign_key_file: KeyFiles = None,
     ) -> Step:
-        """A committed step of a persistent directory, or the newest one whose manifest is sound.
+        """A committed step of a persistent directory.
 
         Args:
             directory: the persistent directory.
-            number: of the step.
-            rank: whose part to see; the last one where there were fewer.
-            sign_key_file: as of :func:`deeppart.load`.
+            number: step number; None for the newest one with a valid manifest.
+            rank: rank whose rank-local leaves to use; the last one if there were fewer ranks.
+            sign_key_file: as for :func:`deeppart.load`.
 
         Raises:
-            RestoreError, FormatError, StorageError: as of :func:`deeppart.load`.
+            RestoreError, FormatError, StorageError: as for :func:`deeppart.load`.
         """
         root, signing = Path(directory), read_key_files(sign_key_file)
 
@@ -131,7 +131,7 @@ class Step:
 
     @staticmethod
     def newest(source: Checkpointer | str | os.PathLike[str], sign_key_file: KeyFiles = None) -> int | None:
-        """The default step; None if there is no checkpoint (of a session, collective)."""
+        """The newest usable step; None if there is no checkpoint. Collective for a Checkpointer."""
         if isinstance(source, Checkpointer):
             found = source._preview(None)
             return None if found is None else found.saved.attempt.step
@@ -142,77 +142,73 @@ class Step:
 
     @staticmethod
     def check_keys(sign_key_file: KeyFiles) -> None:
-        """Raise ConfigError if key files cannot be used."""
+        """Raise ConfigError if a key file is invalid."""
         read_key_files(sign_key_file)
 
     @staticmethod
     def committed(directory: str | os.PathLike[str]) -> list[int]:
-        """The numbers of the committed steps of a persistent directory, ascending."""
+        """The committed steps of a persistent directory, ascending."""
         return sorted({key.step for key in committed_steps(PosixStore(Path(directory)))})
 
     @staticmethod
     def agree(checkpointer: Checkpointer, error: DeeppartError | None) -> None:
-        """Raise this rank's error, if there is one, and an error that quotes it on the other ranks (collective)."""
+        """Raise this rank's error, if any, and an error that quotes it on the other ranks (collective)."""
         checkpointer._raise_together(error)
 
     def read(self, wanted: Mapping[int, Sequence[tuple[Box, torch.Tensor]]]) -> None:
-        """Fill tensors with boxes of leaves, of a step of a directory.
+        """Fill tensors with boxes of leaves; for a step of a directory.
 
-        Only the chunks with requested bytes are read, and all of them are checked before anything is written.
+        Only the required chunks are read. All of them are verified before any tensor is modified.
 
         Args:
-            wanted: number of a leaf -> boxes, each with a tensor of its sizes; of another dtype, it is converted.
+            wanted: leaf number -> boxes, each with a tensor of the same sizes; elements are converted to its dtype.
         """
         assert self._directory is not None, "a step of a session is read by restore()"
         chosen, rank = self._directory
-        later: list[tuple[torch.Tensor, torch.Tensor]] = []
+        copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         boxes: dict[int, list[LiveBox]] = {}
-        for leaf, parts in wanted.items():
+        for leaf, requested in wanted.items():
             dtype = self._target.types[leaf].torch_dtype
-            for box, into in parts:
-                memory = into
-                if into.dtype != dtype or not is_plain(into):
-                    memory = torch.empty(box.sizes, dtype=dtype)
-                    later.append((into, memory))
-                boxes.setdefault(leaf, []).append(LiveBox(memory, box))
+            for box, tensor in requested:
+                filled = tensor
+                if tensor.dtype != dtype or not is_plain(tensor):
+                    filled = torch.empty(box.sizes, dtype=dtype)
+                    copies.append((tensor, filled))
+                boxes.setdefault(leaf, []).append(LiveBox(filled, box))
         with ExitStack() as files:
             _open(files, chosen, rank).read_boxes(boxes)
-        for into, memory in later:
-            into.copy_(memory)
+        for tensor, filled in copies:
+            tensor.copy_(filled)
 
-    def _standing(self, node: Node) -> Any:
-        """The value or stand-in for a node of the saved tree."""
+    def _placeholder(self, node: Node) -> Any:
+        """The value or placeholder for a node of the saved tree."""
         target = self._target
         if isinstance(node, ValueLeaf):
             return target.values[node.index]
         if isinstance(node, ArrayLeaf):
-            kind, structure, alias = (
-                target.types[node.index],
-                target.structure,
-                target.structure.aliases.get(node.index),
-            )
+            kind, alias = target.types[node.index], target.structure.aliases.get(node.index)
             if kind.kind != "torch":
-                return Stored()
-            own, owner = bool(structure.per_rank[node.index]), None if alias is None else alias.owner
+                return Placeholder()
+            rank_local, owner = bool(target.structure.per_rank[node.index]), None if alias is None else alias.owner
             is_view = alias is not None and not target.is_twin(node.index, alias)
-            return Stored(node.index, kind.torch_dtype, kind.shape, own, owner, is_view, is_tensor=True)
+            return Placeholder(node.index, kind.torch_dtype, kind.shape, rank_local, owner, is_view, is_tensor=True)
         if not isinstance(node, Branch):
-            return DROPPED  # another rank's own
+            return DROPPED  # rank-local, of another rank
         if node.is_object:
-            return self._standing(node.children[0])
+            return self._placeholder(node.children[0])
         if node.form is None and node.kind in DICTS:
-            items = ((key, self._standing(child)) for key, child in zip(node.keys, node.children, strict=True))
+            items = ((key, self._placeholder(child)) for key, child in zip(node.keys, node.children, strict=True))
             return {key: item for key, item in items if item is not DROPPED}
         if node.form is None and node.kind == "list":
-            children = map(self._standing, node.children)
+            children = map(self._placeholder, node.children)
             return [None if child is DROPPED else child for child in children]
         if LeafNumbers.of(node).arrays:
-            return Stored(is_tensor=is_composite(node) and node.form is None, subclass=next(_subclasses(node), ""))
+            return Placeholder(is_tensor=is_composite(node) and node.form is None, subclass=next(_subclasses(node), ""))
         return build(target, {}, node)
 
 
 def _subclasses(node: Node) -> Iterator[str]:
-    """The names of the classes of tensors of subclasses."""
+    """The names of tensor subclasses."""
     if isinstance(node, Branch):
         if node.kind == SUBCLASS:
             yield node.name
@@ -225,9 +221,9 @@ def _open(files: ExitStack, chosen: Chosen, rank: int) -> OpenCheckpoint:
 
 
 def _target(step: SavedStep, rank: int) -> Target:
-    """The step as a rank had it, or as rank 0 did where other ranks have saved it."""
+    """The step as this rank saved it; on another world size, as rank 0 did."""
     of_ranks, own = step.documents.of_ranks, step.documents.own
-    seen_by = min(rank, len(of_ranks) - 1) if step.same_world else 0
-    structure = with_global_state(of_ranks[seen_by], step.global_state)
+    source_rank = min(rank, len(of_ranks) - 1) if step.same_world else 0
+    structure = with_global_state(of_ranks[source_rank], step.global_state)
     values = step.global_state.contents(rank if step.same_world else None)
-    return target_of(structure, own[seen_by], values, f"step {step.attempt.step}")
+    return target_of(structure, own[source_rank], values, f"step {step.attempt.step}")

@@ -1,4 +1,4 @@
-"""A request to end a job, by a signal or a file, on which its ranks agree."""
+"""Requests to stop a job, by a signal or a file, on which its ranks agree."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from deeppart.stopping import Agreement, Signals, WatchedFile, agreement_of_job
 
 
 class StopRequest:
-    """Notes a signal to this process, or a change of a file; ranks agree whether any has received a request.
+    """Detects a signal or a change of a file; the ranks agree whether any of them has received a request.
 
-    Nothing is noted before :meth:`listen`, or the first question. Children that are forked do not have the handlers.
+    Detection begins with :meth:`listen`, or the first query. Forked children do not inherit the handlers.
 
     Args:
-        signals: to note.
-        file: a file to be created or touched; rank 0 checks it once a second at most. None for none.
-        chained: handlers that were there before are called, too.
+        signals: signals to handle.
+        file: file whose creation or touch is a request; rank 0 checks it at most once a second. None for none.
+        chained: call the previous handlers, too.
 
     Example:
         >>> import os, signal
@@ -46,16 +46,16 @@ class StopRequest:
 
     @property
     def reason(self) -> str | None:
-        """The signal, or "file"; None if this rank has received none."""
+        """The name of the signal, or "file"; None if this rank has received no request."""
         if self._signals.received is not None:
             return self._signals.received.name
         return "file" if self._watch is not None and self._watch.changed() else None
 
     def listen(self) -> None:
-        """Begin (collective); a second call does nothing.
+        """Begin to listen (collective); further calls do nothing.
 
         Raises:
-            ConfigError: not in the main thread, and there are signals to note.
+            ConfigError: there are signals to handle, and this is not the main thread.
         """
         if self._agreement is None:
             self._signals.listen()
@@ -64,17 +64,17 @@ class StopRequest:
             self._watch = WatchedFile(Path(self._file) if is_watched and self._file is not None else None)
 
     def should_stop(self) -> bool:
-        """True on every rank if any had received a request at the call before (collective): after each step.
+        """True on every rank if any had received a request by the previous call (collective); call after each step.
 
-        No rank waits: a reduction of one number is begun at one call, and looked at in the next. Once the answer is
-        true it stays so, without any exchange.
+        Non-blocking: each call starts a reduction of one integer, whose result the next call returns. Once true, the
+        result stays true without further communication.
         """
         if not self._stops:
             self._stops = self._listening().ask(self.reason is not None)
         return self._stops
 
     def agree(self) -> bool:
-        """True on every rank if any has received a request by now (collective): waits for all. True stays true."""
+        """True on every rank if any has received a request (collective, blocking). Once true, it stays true."""
         if not self._stops:
             self._stops = self._listening().agree(self.reason is not None)
         return self._stops
@@ -85,12 +85,12 @@ class StopRequest:
         return self._agreement
 
     def end(self) -> None:
-        """Finish what is under way between ranks, and put the handlers back that were there before."""
+        """Finish communication, and restore the previous handlers."""
         self.end_exchange()
         self._signals.put_back()
 
     def end_exchange(self) -> None:
-        """Finish what is under way between ranks. Signals are still noted: a late one does not end the process."""
+        """Finish communication. The handlers stay, so that a late signal does not kill the process."""
         if self._agreement is not None:
             self._agreement.finish()
             self._agreement = None

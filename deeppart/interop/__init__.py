@@ -1,7 +1,7 @@
-"""Checkpoints of others, trainers, and their interfaces: the only package that knows them.
+"""Other checkpoint formats, and adapters for training libraries.
 
-Checkpoints of others are read, and written, without executing anything that a file names. Each module imports the
-library that it is for; nothing else in deeppart imports the modules of trainers.
+Foreign checkpoints are read and written without executing code that a file names. Each adapter imports its training
+library; nothing else in deeppart imports the adapters.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Checkpoints for loops that are written with Hugging Face Accelerate, instead of ``save_state`` and ``load_state``.
+"""Checkpoints for Hugging Face Accelerate, in place of ``save_state`` and ``load_state``.
 
 checkpoints = DeeppartAccelerate(accelerator)  # after accelerator.prepare(...)
 step = checkpoints.restore()
@@ -16,39 +16,37 @@ from deeppart.types import PerRank
 
 require("accelerate", "1.10", "deeppart.interop.accelerate")
 
-#: Distributions in which a model is in one process, or the same on every rank.
-_PLAIN = {"NO", *(f"MULTI_{kind}" for kind in ("CPU", "GPU", "NPU", "MLU", "SDAA", "MUSA", "XPU", "HPU"))}
+#: Distribution types in which models are not sharded.
+_UNSHARDED = {"NO", *(f"MULTI_{kind}" for kind in ("CPU", "GPU", "NPU", "MLU", "SDAA", "MUSA", "XPU", "HPU"))}
 
 
 class DeeppartAccelerate:
-    """Saves and restores what an Accelerator has prepared: in one process, or with DDP.
+    """Saves and restores everything an Accelerator has prepared: in one process, or with DDP.
 
-    That is what ``accelerator.save_state`` saves: models, optimizers, schedulers, the gradient scaler, objects of
-    ``register_for_checkpointing``, random generators of each rank; with ``use_stateful_dataloader`` the positions of
-    data loaders; and beside these how often each was gone through. To resume in the middle of an epoch bit for bit, the
-    loaders must be stateful and their order known by seed and epoch::
+    Saves what ``accelerator.save_state`` does (models, optimizers, schedulers, the gradient scaler, objects of
+    ``register_for_checkpointing``, each rank's random generators, positions of stateful data loaders), and the number
+    of epochs of each loader. To resume bit for bit within an epoch, loaders must be stateful and seedable::
 
         DataLoaderConfiguration(use_stateful_dataloader=True, use_seedable_sampler=True)
 
-    Loaders that draw a seed from the process's random numbers whenever they begin get a generator of their own for
-    that, since a restart begins once more.
+    Loaders that draw seeds from the process's random generator get their own one, since a restart draws once more.
 
     Args:
         accelerator: an Accelerator after ``prepare()``.
         checkpointer: an open :class:`deeppart.Checkpointer`, which stays open; or a :class:`deeppart.Config`, or None
-            for the settings of the environment and ``deeppart.toml``, for one that :meth:`close` closes.
+            for the settings of the environment and ``deeppart.toml``: :meth:`close` closes it then.
 
     Raises:
-        ConfigError: the Accelerator shards models, or leaves them to another library.
+        ConfigError: the Accelerator shards models, or delegates them to another library.
     """
 
     def __init__(self, accelerator: Any, checkpointer: Checkpointer | Config | None = None) -> None:
         kind = accelerator.distributed_type
         refuse(
             "this distribution of Accelerate is not supported",
-            [(kind.name not in _PLAIN, str(kind))],
+            [(kind.name not in _UNSHARDED, str(kind))],
             expected="one process, or DDP",
-            todo="for sharded models, put model and optimizer into a state of your own: see docs/quickstart.md",
+            todo="for sharded models, save model and optimizer with deeppart.checkpoint: see docs/quickstart.md",
         )
         self._accelerator = accelerator
         self._saving = Saving(checkpointer)
@@ -57,34 +55,34 @@ class DeeppartAccelerate:
 
     @property
     def checkpointer(self) -> Checkpointer:
-        """The one in use; opened now if it has to be (collective)."""
+        """The Checkpointer in use; opened at the first access (collective)."""
         return self._saving.checkpointer
 
     def save(self, step: int, *, force: bool = False) -> Pending:
-        """Save (collective); as :meth:`deeppart.Checkpointer.checkpoint`."""
+        """Save a checkpoint (collective); see :meth:`deeppart.Checkpointer.checkpoint`."""
         return self._saving.save(self._state, step, force=force)
 
     def restore(
         self, step: int | None = None, per_rank: PerRank | None = None, *, required: bool = False
     ) -> int | None:
-        """Restore what was saved (collective); as :meth:`deeppart.Checkpointer.restore`.
+        """Restore a checkpoint (collective); see :meth:`deeppart.Checkpointer.restore`.
 
-        Loaders that are stateful go on where they were when they are iterated next. On another number of ranks, all get
-        what rank 0 had, as from ``accelerator.load_state``; random generators begin anew, and positions in the data
-        that differ between ranks are an error: ``per_rank={"data": "drop"}`` begins the epoch anew.
+        Stateful loaders continue at their saved positions. On another world size all ranks get rank 0's state, as with
+        ``accelerator.load_state``; random generators keep their seeds, and data positions that differ between ranks
+        are an error unless ``per_rank={"data": "drop"}``, which restarts the epoch.
 
         Args:
-            step: which one; None for the newest that can be recovered.
-            per_rank: what else becomes of leaves of each rank on another number of ranks.
-            required: True: it is an error if there is no checkpoint.
+            step: the step; None for the newest recoverable one.
+            per_rank: policies for other rank-local leaves on another world size.
+            required: raise an error if there is no checkpoint.
 
         Returns:
-            The step restored, or None if there is no checkpoint.
+            The restored step, or None if there is no checkpoint.
         """
         loaders = self._accelerator._dataloaders
         state = self._objects() | {"loops": "", "data": "", "schedulers": []}
         state["rng"] = {"process": {}, "loaders": [_base(loader).generator for loader in loaders]}
-        found = self._saving.restore(state, step, per_rank, first={"loops": "rank0"}, required=required)
+        found = self._saving.restore(state, step, per_rank, overrides={"loops": "rank0"}, required=required)
         if found is None:
             return None
         for scheduler, saved in zip(self._accelerator._schedulers, state["schedulers"], strict=True):
@@ -93,12 +91,12 @@ class DeeppartAccelerate:
         self._accelerator.step = loops["step"]
         positions = unpack(state["data"], "positions in the data") if state["data"] else [None] * len(loaders)
         for loader, iteration, position in zip(loaders, loops["iterations"], positions, strict=True):
-            _go_to(loader, iteration, position)
+            _set_position(loader, iteration, position)
         set_rng_state(state["rng"]["process"])
         return found
 
     def close(self) -> None:
-        """Wait for what is in the background, if this object opened the Checkpointer (collective)."""
+        """Finish background work, if this object opened the Checkpointer (collective)."""
         self._saving.close()
 
     def __enter__(self) -> DeeppartAccelerate:
@@ -118,7 +116,7 @@ class DeeppartAccelerate:
         }
 
     def _objects(self) -> dict[str, Any]:
-        """What is restored in place."""
+        """The objects that are restored in place."""
         accelerator = self._accelerator
         scaler = accelerator.scaler
         return {
@@ -134,10 +132,11 @@ def _base(loader: Any) -> Any:
 
 
 def _iteration(loader: Any) -> int | None:
-    """How often it was gone through."""
+    """The number of completed epochs."""
     iteration: int | None = getattr(loader, "iteration", None)
-    if iteration is not None and loader.end_of_dataloader and _is_iterated(loader):
-        iteration += 1  # its last batch was yielded; it counts when the next one is requested
+    if iteration is not None and loader.end_of_dataloader:
+        # Within the last batch the loader is still active, and has not counted the epoch yet.
+        iteration += any(each is loader for each in loader.gradient_state.dataloader_references)
     return iteration
 
 
@@ -145,11 +144,7 @@ def _position(loader: Any) -> Any:
     return loader.state_dict() if getattr(loader, "use_stateful_dataloader", False) else None
 
 
-def _is_iterated(loader: Any) -> bool:
-    return any(each is loader for each in loader.gradient_state.dataloader_references)
-
-
-def _go_to(loader: Any, iteration: int | None, position: Any) -> None:
+def _set_position(loader: Any, iteration: int | None, position: Any) -> None:
     if iteration is not None:
         loader.set_epoch(iteration)
     if position is not None and getattr(loader, "use_stateful_dataloader", False):

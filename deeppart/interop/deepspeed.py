@@ -1,4 +1,4 @@
-"""Checkpoints for DeepSpeed, ZeRO 1 to 3: a checkpoint engine in the place of DeepSpeed's own.
+"""Checkpoints for DeepSpeed, ZeRO 1 to 3: a checkpoint engine that replaces DeepSpeed's own.
 
 checkpoints = CheckpointEngine(engine)  # after deepspeed.initialize(...)
 client_state = checkpoints.resume()  # instead of engine.load_checkpoint(folder)
@@ -20,59 +20,43 @@ import torch
 from deeppart import Checkpointer, Config, Pending
 from deeppart.errors import CheckpointError, ConfigError, DeeppartWarning, PerRankError
 from deeppart.interop.saving import Saving, refuse, require
-from deeppart.interop.training_state import (
-    go_to,
-    own_generator,
-    pack,
-    position,
-    rng_state,
-    set_rng_state,
-    unpack,
-)
+from deeppart.interop.training_state import own_generator, pack, position, rng_state, seek, set_rng_state, unpack
 from deeppart.types import PerRank
 
 require("deepspeed", "0.18", "deeppart.interop.deepspeed")
 
 from deepspeed.checkpoint.utils import clone_tensors_for_torch_save
 from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
-from deepspeed.runtime.checkpoint_engine.checkpoint_engine import (
-    CheckpointEngine as BaseCheckpointEngine,
-)
+from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine as BaseCheckpointEngine
 
-#: What in the name of a file says which rank wrote it.
+#: The rank in the name of a file.
 _RANK = re.compile(r"(zero_pp_rank_|mp_rank_)\d+")
 _MODEL = "model_states.pt"
-#: The files of a checkpoint end so. Others are for other programs: what save_16bit_model() writes.
+#: Suffix of the files of a checkpoint. Others, such as those of save_16bit_model(), are for other programs.
 _STATES = "_states.pt"
 
 
 class CheckpointEngine(BaseCheckpointEngine):
-    """Saves and resumes a DeepSpeed engine with deeppart: ZeRO 1 to 3, on the same number of ranks.
+    """Saves and resumes a DeepSpeed engine: ZeRO 1 to 3, on the same world size.
 
-    It puts itself in the place of ``engine.checkpoint_engine``. What DeepSpeed would write to a file of each rank
-    becomes one checkpoint, made in the background: weights that are the same on every rank are saved once and divided
-    among the ranks, partitions per rank. With it go random generators and the positions of data loaders, per rank.
-    The folder of ``save_checkpoint`` gets what DeepSpeed itself writes there (``latest``), and no states.
+    It replaces ``engine.checkpoint_engine``. The files that DeepSpeed would write on each rank become one checkpoint,
+    made in the background: replicated weights are saved once and divided among the ranks, ZeRO partitions, random
+    generators and data loader positions per rank. The folder of ``save_checkpoint`` gets DeepSpeed's ``latest`` file,
+    but no states.
 
-    DeepSpeed's partitions are flat and opaque: they come back on the same number of ranks only.
+    DeepSpeed's partitions are flat and opaque, so they can only be restored on the same world size.
 
     Args:
-        engine: what ``deepspeed.initialize`` gave.
+        engine: an engine from ``deepspeed.initialize``.
         checkpointer: an open :class:`deeppart.Checkpointer`, which stays open; or a :class:`deeppart.Config`, or None
-            for the settings of the environment and ``deeppart.toml``, for one that :meth:`close` closes.
-        loaders: name -> data loader with ``state_dict()``, whose position is saved: torchdata's StatefulDataLoader.
+            for the settings of the environment and ``deeppart.toml``: :meth:`close` closes it then.
+        loaders: name -> stateful data loader, such as torchdata's StatefulDataLoader, whose position to save.
 
     Attributes:
         pending: the last checkpoint, or None.
 
     Raises:
-        ConfigError: the engine does what is not supported.
-
-    Example:
-        >>> from deeppart.interop.deepspeed import CheckpointEngine  # doctest: +SKIP
-        >>> checkpoints = CheckpointEngine(engine)  # doctest: +SKIP
-        >>> client_state = checkpoints.resume()  # None if there is no checkpoint  # doctest: +SKIP
-        >>> engine.save_checkpoint("out")  # doctest: +SKIP
+        ConfigError: a feature of the engine is not supported.
     """
 
     def __init__(
@@ -87,57 +71,63 @@ class CheckpointEngine(BaseCheckpointEngine):
         _check(engine)
         self._engine, self._loaders = engine, dict(loaders or {})
         for name, loader in self._loaders.items():
-            _check_loader(name, loader)
+            if not (hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")):
+                raise ConfigError(
+                    f"data loader {name!r} has no position to save",
+                    expected="a loader with state_dict() and load_state_dict()",
+                    found=type(loader).__qualname__,
+                    todo="use torchdata.stateful_dataloader.StatefulDataLoader, or leave it out of loaders=",
+                )
             own_generator(loader)
         self._saving = Saving(checkpointer)
         self.pending: Pending | None = None
         self._saved: dict[str, Any] = {}
         self._restored: dict[str, Any] = {}
         engine.checkpoint_engine = self
-        engine.save_non_zero_checkpoint = True  # for all ranks; set by the engine's configuration otherwise
+        engine.save_non_zero_checkpoint = True  # every rank passes the weights
 
     @property
     def checkpointer(self) -> Checkpointer:
-        """The one in use; opened now if it has to be (collective)."""
+        """The Checkpointer in use; opened at the first access (collective)."""
         return self._saving.checkpointer
 
-    def resume(self, step: int | None = None, per_rank: PerRank | None = None, **how: Any) -> dict[str, Any] | None:
+    def resume(self, step: int | None = None, per_rank: PerRank | None = None, **options: Any) -> dict[str, Any] | None:
         """Restore a checkpoint into the engine, the loaders and the random generators (collective).
 
         Args:
-            step: which one; None for the newest that can be recovered.
-            per_rank: as of :meth:`deeppart.Checkpointer.restore`; of DeepSpeed's own states nothing can be said.
-            how: for ``engine.load_checkpoint``.
+            step: the step; None for the newest recoverable one.
+            per_rank: as for :meth:`deeppart.Checkpointer.restore`; not applied to DeepSpeed's own states.
+            options: passed to ``engine.load_checkpoint``.
 
         Returns:
             The saved ``client_state``; None if there is no checkpoint.
 
         Raises:
-            PerRankError: it was saved by another number of ranks; no ``per_rank`` helps there.
-            DeeppartError: as of :meth:`deeppart.Checkpointer.restore`; the engine is unchanged.
+            PerRankError: the checkpoint was saved on another world size.
+            DeeppartError: as for :meth:`deeppart.Checkpointer.restore`; the engine is unchanged.
         """
         state: dict[str, Any] = {"files": {}, "tag": "", "data": "", "rng": {}}
-        own, rng = {"files/*": "strict"}, {"rng/*": "drop"}
+        files, rng = {"files/*": "strict"}, {"rng/*": "drop"}
         try:
-            if self._saving.restore(state, step, per_rank, first=own, others=rng) is None:
+            if self._saving.restore(state, step, per_rank, overrides=files, defaults=rng) is None:
                 return None
         except PerRankError as error:
-            error.todo = "restart on as many ranks as saved it: DeepSpeed's partitions are flat and opaque"
+            error.todo = "restart on the number of ranks that saved it: DeepSpeed's partitions are flat and opaque"
             raise
         self._restored = state["files"]
         try:
             with tempfile.TemporaryDirectory(prefix="deeppart-deepspeed-") as folder:
                 self._write_markers(Path(folder, state["tag"]))
-                _, client_state = self._engine.load_checkpoint(folder, state["tag"], **how)
+                _, client_state = self._engine.load_checkpoint(folder, state["tag"], **options)
         finally:
             self._restored = {}
         positions = unpack(state["data"], "positions in the data")
         for name, saved in positions.items():
             if name in self._loaders:
-                go_to(self._loaders[name], saved)
-        if lacking := sorted(self._loaders.keys() - positions.keys()):
+                seek(self._loaders[name], saved)
+        if missing := sorted(self._loaders.keys() - positions.keys()):
             warnings.warn(
-                f"data loaders begin anew, as the checkpoint has no position of them: {', '.join(lacking)} "
+                f"data loaders restart, because the checkpoint has no position for them: {', '.join(missing)} "
                 f"(it has: {', '.join(sorted(positions)) or 'none'})",
                 DeeppartWarning,
                 stacklevel=2,
@@ -147,30 +137,34 @@ class CheckpointEngine(BaseCheckpointEngine):
         return found
 
     def close(self) -> None:
-        """Wait for what is in the background, if this object opened the Checkpointer (collective)."""
+        """Finish background work, if this object opened the Checkpointer (collective)."""
         self._saving.close()
 
-    # --- what DeepSpeed calls ---
+    # --- called by DeepSpeed ---
 
     def create(self, info: Any) -> None:
-        """A checkpoint begins."""
+        """Begin a checkpoint."""
         self._saved = {}
 
     def save(self, state_dict: dict[str, Any], path: str) -> None:
-        """Take what would be a file of a checkpoint; it is saved by :meth:`commit`. Write any other."""
+        """Keep a file of the checkpoint for :meth:`commit`; write any other file."""
         if path.endswith(_STATES):
             self._saved[os.path.basename(path)] = state_dict
         else:
             TorchCheckpointEngine().save(clone_tensors_for_torch_save(state_dict), path)
 
     def commit(self, info: Any) -> bool:
-        """Save all of it as one checkpoint (collective); returns when the engine may go on training."""
+        """Save the collected files as one checkpoint (collective); returns once training may continue."""
         saved, self._saved = self._saved, {}
-        if not saved:  # on any rank: weights alone were written, by save_16bit_model()
+        if not saved:  # on every rank: save_16bit_model() wrote the weights alone
             return True
 
         def state() -> dict[str, Any]:
-            files = {_common(name): _decomposed(states, name) for name, states in saved.items()}
+            files = {}
+            for name, states in saved.items():
+                tensors = list[torch.Tensor]()  # the rest is one string: its structure may differ between ranks
+                rest = pack(states, name, tensors, _classes())
+                files[_common(name)] = {"name": name, "tensors": tensors, "rest": rest}
             data = pack({name: position(loader) for name, loader in self._loaders.items()}, "positions in the data")
             return {"files": files, "tag": info.tag, "data": data, "rng": rng_state()}
 
@@ -178,29 +172,29 @@ class CheckpointEngine(BaseCheckpointEngine):
         return True
 
     def load(self, path: str, map_location: Any = None) -> Any:
-        """What :meth:`resume` has restored of a file; DeepSpeed puts it where it belongs."""
+        """The restored content of a file."""
         name = os.path.basename(path)
         file = self._restored.get(_common(name))
         if file is None or file["name"] != name:
             raise CheckpointError(
-                "DeepSpeed asks for states that this rank did not restore",
+                "DeepSpeed requested states that this rank did not restore",
                 expected=", ".join(sorted(each["name"] for each in self._restored.values())) or "a call of resume()",
                 found=name,
-                todo="call resume() of deeppart's CheckpointEngine instead of engine.load_checkpoint(), with as many "
-                "ranks as saved it",
+                todo="call resume() of deeppart's CheckpointEngine instead of engine.load_checkpoint(), on the world "
+                "size that saved it",
             )
         return unpack(file["rest"], name, file["tensors"], _classes())
 
     def is_data_parallel_writer(self, dp_rank: int) -> bool:
-        """Every rank gives the weights: the ranks divide them among themselves."""
+        """True: every rank passes the weights, which are then divided among the ranks."""
         return True
 
     def preserves_storage_sharing(self) -> bool:
-        """False: views are saved as what they show, so DeepSpeed need not copy them before."""
+        """False: views are saved without their base, so DeepSpeed need not copy them."""
         return False
 
     def _write_markers(self, folder: Path) -> None:
-        """Empty files where DeepSpeed looks whether its own are there: those with the model, of all model ranks."""
+        """Create empty model files, whose existence DeepSpeed checks, for all model-parallel ranks."""
         folder.mkdir(parents=True)
         for file in self._restored.values():
             if file["name"].endswith(_MODEL):
@@ -209,19 +203,12 @@ class CheckpointEngine(BaseCheckpointEngine):
 
 
 def _common(name: str) -> str:
-    """The name of a file without the rank: the same on all of them."""
+    """The name of a file without its rank."""
     return _RANK.sub(r"\g<1>N", name)
 
 
-def _decomposed(states: dict[str, Any], name: str) -> dict[str, Any]:
-    """Tensors of a state dict as a list, and all else as a text: it has other structure on other ranks."""
-    tensors: list[torch.Tensor] = []
-    rest = pack(states, name, tensors, _classes())
-    return {"name": name, "tensors": tensors, "rest": rest}
-
-
 def _classes() -> dict[str, type]:
-    """Classes of DeepSpeed whose objects are in its states, and consist only of their attributes."""
+    """DeepSpeed's classes that occur in its states; their objects consist only of attributes."""
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address
@@ -229,19 +216,8 @@ def _classes() -> dict[str, type]:
     return {kind.__name__: kind for kind in (LossScaler, DynamicLossScaler, fragment_address, ZeroStageEnum)}
 
 
-def _check_loader(name: str, loader: Any) -> None:
-    """Refuse a loader that has no position."""
-    if not (hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")):
-        raise ConfigError(
-            f"data loader {name!r} has no position to save",
-            expected="a loader with state_dict() and load_state_dict()",
-            found=type(loader).__qualname__,
-            todo="use torchdata.stateful_dataloader.StatefulDataLoader, or leave it out of loaders=",
-        )
-
-
 def _check(engine: Any) -> None:
-    """Refuse by name what would be saved wrongly or not at all."""
+    """Reject unsupported features."""
     from deepspeed.runtime.pipe.engine import PipelineEngine
 
     found = [
@@ -253,8 +229,8 @@ def _check(engine: Any) -> None:
         (engine.load_universal_checkpoint(), "universal checkpoints"),
     ]
     refuse(
-        "this DeepSpeed engine is of a kind that deeppart cannot save",
+        "deeppart does not support features of this DeepSpeed engine",
         found,
-        expected="ZeRO 1, 2 or 3, as dense models have it",
+        expected="ZeRO 1, 2 or 3, with a dense model",
         todo="use DeepSpeed's own checkpoint engine",
     )

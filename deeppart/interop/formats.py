@@ -1,7 +1,7 @@
-"""The formats of others: what can be read and written, and which one a path or a name asks for.
+"""Foreign checkpoint formats: detection, readers and writers.
 
-A checkpoint is recognised by its content, not by its name. Modules of formats are imported when they are needed:
-with torch, for which the completion of the commands need not wait.
+A checkpoint is detected by its content, not its name. The modules of the formats import torch, so they are imported
+lazily: command-line completion must not wait for it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from deeppart.extension import ForeignFile
 if TYPE_CHECKING:
     from deeppart.interop.opened import Opened
 
-#: What can be read: name -> module and function.
+#: Format -> module and function that opens it.
 _READERS = {
     "dcp": ("dcp.loading", "open_dcp"),
     "torch": ("torch_file", "open_torch_file"),
@@ -29,36 +29,35 @@ _READERS = {
 }
 SOURCES = tuple(_READERS)
 FORMATS = ("hdf5", "safetensors", "torch", "dcp")
-#: Endings of names that ask for one.
+#: File name suffix -> format to export.
 ENDINGS = {".safetensors": "safetensors", ".pt": "torch", ".pth": "torch", ".h5": "hdf5", ".hdf5": "hdf5"}
-#: Of the files in a directory of safetensors, as Hugging Face's library has it.
+#: Largest file of a safetensors directory: the default of Hugging Face's library.
 SHARD_BYTES = 5_000_000_000
 _MANIFEST_NAME, _STEP_NAME = "manifest", re.compile(r"step-[0-9]{12,19}(-[0-9a-f]{32}-[0-9]{6,19})?")
 COMPRESSIONS = ("none", "gzip")
 _GZIP_LEVEL = 1
 _HDF5 = b"\x89HDF\r\n\x1a\n"
-_HEADER_BYTES = 9  # of safetensors: the length, and the brace after it
-#: Names in directories: of safetensors, of their index, of DCP's metadata and data.
+_HEADER_BYTES = 9  # of safetensors: the length and the opening brace
 SUFFIX, INDEX_SUFFIX = ".safetensors", ".safetensors.index.json"
 METADATA_NAME, _DCP_SUFFIX = ".metadata", ".distcp"
 
 
 def load(path: str | os.PathLike[str], keys: str | Sequence[str] | None = None) -> Any:
-    """Read a checkpoint of another library in one process, onto the CPU, without executing anything that it names.
+    """Load another library's checkpoint to the CPU, in one process and without executing code that it names.
 
     Args:
-        path: a DCP directory, a file of ``torch.save``, a safetensors file, a directory of them as Hugging Face has
-            it, or an HDF5 file.
-        keys: globs over paths as of :func:`deeppart.load`; only what they cover is read. None for everything.
+        path: a DCP directory, a ``torch.save`` file, a safetensors file or Hugging Face directory of them, or an HDF5
+            file.
+        keys: path globs as for :func:`deeppart.load`; only matching leaves are read. None loads everything.
 
     Returns:
-        What was saved, as :func:`deeppart.interop.dcp.load`, :func:`deeppart.interop.torch_file.load`,
-        :func:`deeppart.interop.safetensors.load` or :func:`deeppart.interop.hdf5.load` gives it.
+        The state, as :func:`deeppart.interop.dcp.load`, :func:`deeppart.interop.torch_file.load`,
+        :func:`deeppart.interop.safetensors.load` or :func:`deeppart.interop.hdf5.load` returns it.
 
     Raises:
-        RestoreError: there is no checkpoint of these kinds.
-        FormatError: a file that is needed is damaged.
-        UnsupportedLeafError: it holds something that only unpickling could make.
+        RestoreError: no checkpoint in a supported format was found.
+        FormatError: a required file is damaged.
+        UnsupportedLeafError: the checkpoint contains an object that only unpickling could create.
         StructureMismatchError: ``keys`` match nothing.
         StorageError: a file cannot be read.
 
@@ -75,14 +74,14 @@ def load(path: str | os.PathLike[str], keys: str | Sequence[str] | None = None) 
 def open_foreign(
     path: Path, closing: ExitStack, keys: str | Sequence[str] | None = None, form: str | None = None
 ) -> Opened:
-    """Open a checkpoint; tensors are not read yet."""
+    """Open a checkpoint without reading its tensors."""
     module, function = _READERS[form or recognize(path)]
     opened: Opened = getattr(import_module(f"deeppart.interop.{module}"), function)(path, closing, keys)
     return opened
 
 
 def recognize(path: Path) -> str:
-    """What a path leads to: one of :data:`SOURCES`."""
+    """Detect the format of a checkpoint: one of :data:`SOURCES`."""
     if (names := ForeignFile.names_in(path)) is not None:
         if METADATA_NAME in names:
             return "dcp"
@@ -90,21 +89,21 @@ def recognize(path: Path) -> str:
             return "safetensors"
         if _MANIFEST_NAME in names or any(map(_STEP_NAME.fullmatch, names)):
             raise RestoreError(
-                "this is a checkpoint directory of deeppart already: there is nothing to import",
+                "this is already a checkpoint directory of deeppart: there is nothing to import",
                 expected="a checkpoint of another library",
                 found=f"a directory of {len(names)} entries: {', '.join(names[:4])}",
                 where=str(path),
-                todo="restore from it with persistent_dir, or read it with deeppart.load; `deeppart export` writes its "
-                "steps in other formats, and a copy of the directory is a checkpoint directory, too",
+                todo="restore from it with persistent_dir, load it with deeppart.load, copy the directory, or convert "
+                "its steps with `deeppart export`",
             )
         raise _unknown(path, f"a directory of {len(names)} entries: {', '.join(names[:4])}")
     if path.name.endswith(INDEX_SUFFIX):
         return "safetensors"
     if path.name.endswith(_DCP_SUFFIX) or path.name == METADATA_NAME:
-        raise _unknown(path, "a file of a DCP directory", todo="name the directory")
+        raise _unknown(path, "a file of a DCP directory", todo="pass the directory")
     with ForeignFile(path) as file:
         begin = bytes(file.read_at(0, min(_HEADER_BYTES, file.size)))
-    if begin[:2] in (b"PK", b"\x80\x02"):  # a zip archive; a pickle, as torch wrote before its release 1.6
+    if begin[:2] in (b"PK", b"\x80\x02"):  # a zip archive, or a pickle as torch before 1.6 wrote it
         return "torch"
     if begin.startswith(_HDF5):
         return "hdf5"
@@ -113,18 +112,18 @@ def recognize(path: Path) -> str:
     raise _unknown(path, f"a file that begins with {begin!r}")
 
 
-def _unknown(path: Path, found: str, todo: str = "say what it is, if it is one of these (--from)") -> RestoreError:
+def _unknown(path: Path, found: str, todo: str = "if it is one of these, name its format (--from)") -> RestoreError:
     return RestoreError(
-        "this is no checkpoint that can be read",
-        expected="a DCP directory, a file of torch.save, safetensors, a directory of safetensors, or an HDF5 file",
+        "the format of the checkpoint is not known",
+        expected="a DCP directory, a torch.save file, safetensors, a directory of safetensors, or an HDF5 file",
         found=found,
         where=str(path),
         todo=todo,
     )
 
 
-def is_plain_name(name: Any) -> bool:
-    """True of a text that can be the name of a file in a directory, and leads nowhere else."""
+def is_file_name(name: Any) -> bool:
+    """True for a valid file name without directories."""
     if type(name) is not str or os.path.basename(name) != name or name in ("", ".", "..") or "\0" in name:
         return False
     try:
@@ -135,30 +134,30 @@ def is_plain_name(name: Any) -> bool:
 
 
 def form_of(out: Path) -> str:
-    """The format that a name asks for."""
+    """The export format that a file name asks for."""
     form = ENDINGS.get(out.suffix.lower())
     if form is None:
         raise ConfigError(
-            "the name of the archive does not say its format",
+            "the export format cannot be derived from the file name",
             expected=f"a name that ends in {', '.join(ENDINGS)}",
             found=repr(out.name),
-            todo=f"give it such a name, or name the format: --to {', '.join(FORMATS)}",
+            todo=f"use one of these suffixes, or name the format: --to {', '.join(FORMATS)}",
         )
     return form
 
 
 def writer_for(form: str, out: Path, max_shard_bytes: int | None = None, compression: str = "none") -> Any:
-    """What writes a format."""
+    """The writer of a format."""
     one_file = form in ("hdf5", "torch") or (form == "safetensors" and out.suffix.lower() == SUFFIX)
     if max_shard_bytes is not None and one_file:
         raise ConfigError(
-            "what is one file has no shards",
+            "a single file cannot be sharded",
             expected="DCP, or safetensors in a directory",
             found=f"{form}, {out.name}",
-            todo=f"name a directory, without {SUFFIX}, or leave --max-shard-size out",
+            todo=f"export to a directory (a name without {SUFFIX}), or omit --max-shard-size",
         )
     if compression != "none" and form != "hdf5":
-        raise ConfigError(f"{form} has no compression", found=compression, todo="leave --compression out")
+        raise ConfigError(f"{form} cannot be compressed", found=compression, todo="omit --compression")
     if form == "safetensors":
         from deeppart.interop.safetensors import SafetensorsWriter
 

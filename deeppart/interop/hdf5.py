@@ -1,9 +1,8 @@
-"""HDF5 files: archives of ``deeppart export``, exactly, and nested groups of data sets that others have written.
+"""HDF5 files: archives of ``deeppart export``, which are restored exactly, and other files as nested dicts.
 
-Nothing that HDF5 could be made to read from elsewhere, or to run, is read: soft and external links, elements in other
-files (external storage, virtual data sets), filters that are not part of HDF5 and h5py, and types whose elements are
-references or have a length of their own are refused. What a data set says of its length is compared with the bytes that
-the file has for it.
+Features with which HDF5 would read other files or load code are rejected: soft and external links, external storage,
+virtual data sets, third-party filters, and elements that are references or have variable length. The size of a data set
+is checked against its stored bytes before memory is allocated.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import math
 import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,50 +20,48 @@ import numpy as np
 from deeppart.errors import CorruptFileError, DeeppartError, UnsupportedLeafError, short
 from deeppart.extension import ForeignFile, LeafType, leaf_bytes, readable
 from deeppart.extension.export.hdf5 import ARCHIVE, ARCHIVE_VERSION, STRUCTURE, Archived, stored_type
-from deeppart.interop.opened import Array, FileSpan, Opened, Source, address_of, damage_named
+from deeppart.interop.opened import Array, FileSpan, Opened, Source, address_of, as_corrupt_file
 
 KeyPath = tuple[Any, ...]
-#: Links of a file, one object may be under many names: what is nested in many ways would have no end.
-_MOST_LINKS = 1_000_000
-_MOST_DEPTH = 200
-#: Of deflate, and what else is part of HDF5 and h5py. Others are libraries that HDF5 would look for and load.
+#: Limit of links: hard links to groups can nest a small file exponentially.
+_MAX_LINKS = 1_000_000
+_MAX_DEPTH = 200
+#: Filters that are part of HDF5 or h5py. For others, HDF5 would search and load a library.
 _FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32", 5: "nbit", 6: "scaleoffset", 32000: "lzf"}
-#: Those that make data shorter.
 _COMPRESSING = (1, 32000)
-#: deflate makes at most 1,032 bytes of one.
-_MOST_EXPANDED = 1100
-#: What was never written has no bytes in the file; so much of it is believed.
-_MOST_UNWRITTEN_BYTES = 1 << 20
-#: Types that others use, by name of torch's; tried in this order.
+#: The largest compression ratio; that of deflate is 1,032.
+_MAX_RATIO = 1100
+#: Limit of bytes that were never written, and take no space in the file.
+_MAX_UNWRITTEN_BYTES = 1 << 20
+#: torch dtypes to compare stored types with, in this order.
 _TORCH = (
     "float64 float32 float16 bfloat16 complex128 complex64 complex32 int64 int32 int16 int8 "
     "uint64 uint32 uint16 uint8 bool"
 ).split()
 _OPAQUE_TAG = "NUMPY:"
-#: Names of numpy for what torch has in the order of bytes of this machine alone.
+#: numpy dtypes with explicit byte order: torch supports the native one only.
 _NUMPY = [f"{order}{code}" for order in "><" for code in ("f2", "f4", "f8", "i2", "i4", "i8", "u2", "u4", "u8", "c8")]
 _NUMPY += [f"{order}c16" for order in "><"]
 
 
 def load(path: str | os.PathLike[str], keys: str | Sequence[str] | None = None) -> Any:
-    """Read an HDF5 file onto the CPU: what ``deeppart export`` has written, or nested groups of data sets.
+    """Load an HDF5 file to the CPU: an archive of ``deeppart export``, or any nested groups of data sets.
 
-    Nothing outside of the file is opened, whatever links are in it, and no filters are loaded.
+    No other file is opened, and no filter is loaded, whatever the file asks for.
 
     Args:
         path: the file.
-        keys: globs over paths as of :func:`deeppart.load`; only the data sets that they cover are read. None for
-            everything.
+        keys: path globs as for :func:`deeppart.load`; only matching data sets are read. None loads everything.
 
     Returns:
-        Of an archive of ``deeppart export`` the state that was exported, as :func:`deeppart.load` gives it; data sets
-        under several names are one tensor. Of others dicts, of tensors where torch has such elements, of numpy arrays
-        where only numpy has, and of texts; attributes are left out.
+        For an archive of ``deeppart export`` the exported state, as :func:`deeppart.load` returns it; a data set with
+        several names is one tensor. For other files, nested dicts of strings, tensors, and numpy arrays where torch has
+        no equivalent dtype; attributes are ignored.
 
     Raises:
-        RestoreError, StorageError: there is no such file, or it cannot be read.
-        CorruptFileError: it is damaged, or says that it holds more than it can.
-        UnsupportedLeafError: something in it is in another file, or of a kind that is not stored here.
+        RestoreError, StorageError: the file does not exist or cannot be read.
+        CorruptFileError: the file is damaged, or a size in it is impossible.
+        UnsupportedLeafError: data are in another file, or of an unsupported type.
         StructureMismatchError: ``keys`` match nothing.
     """
     with ExitStack() as closing:
@@ -73,12 +69,12 @@ def load(path: str | os.PathLike[str], keys: str | Sequence[str] | None = None) 
 
 
 def open_hdf5(path: Path, closing: ExitStack, keys: str | Sequence[str] | None = None) -> Opened:
-    """Open one; no elements are read but those of small values, and of tensors that are made of others."""
+    """Open an HDF5 file; reads only small values and components of composite tensors."""
     where = str(path)
     foreign = closing.enter_context(ForeignFile(path))
     descriptor = closing.enter_context(foreign.descriptor())
     with _typed(where):
-        # Without HDF5's cache of chunks, of which each data set would keep its own.
+        # Without a chunk cache, which each data set would have.
         file = h5py.File(f"/proc/self/fd/{descriptor}", "r", locking=False, rdcc_nbytes=0).id
         closing.callback(file.close)
         walk = _Walk(foreign, file, where)
@@ -87,40 +83,40 @@ def open_hdf5(path: Path, closing: ExitStack, keys: str | Sequence[str] | None =
     opened = Opened("hdf5", state, walk.sources, 1, walk.remarks())
     if not walk.is_archive:
         opened.choose(keys, where)
-    if (refused := _first_refused(opened.state)) is not None:
-        raise refused.error
+    if (error := _first_error(opened.state)) is not None:
+        raise error
     return opened
 
 
 class _Walk:
-    """One walk over a file; :attr:`sources`: address of a leaf -> where its bytes are."""
+    """Traverses a file; :attr:`sources`: address of a leaf -> source of its bytes."""
 
     def __init__(self, foreign: ForeignFile, file: h5py.h5f.FileID, where: str) -> None:
-        self._links, self._where = _Links(file, where), where
+        self._where = where
         self._elements = _Elements(foreign, where)
-        #: Number of an object of the file -> what was made of it; of groups only while they are open.
+        #: Address of a data set -> its leaf; addresses of the groups that are being traversed.
         self._leaves: dict[int, Any] = {}
         self._open: set[int] = set()
-        self._left, self._attributes, self._components = _MOST_LINKS, 0, 0
-        self.root = self._links.root
+        self._links_left, self._attributes, self._components = _MAX_LINKS, 0, 0
+        self.root = h5py.h5g.open(file, b"/")
         self.is_archive = _is_archive(self.root, where)
         self.sources: dict[int, Source] = {}
 
     def archived(self, keys: Sequence[str] | None) -> Any:
-        """The state that `deeppart export` has written."""
-        document = self._links.dataset(self.root, STRUCTURE)
+        """The state of an archive of `deeppart export`."""
+        document = _dataset_at(self.root, STRUCTURE, self._where)
         self._elements.check(document, STRUCTURE)
         if not document.get_type().equal(h5py.h5t.STD_U8LE) or len(document.shape) != 1:
-            raise ValueError("the structure of an archive is not a row of bytes")
+            raise ValueError("the structure of an archive is not a vector of bytes")
         text = np.empty(_nbytes(document), dtype=np.uint8)
         document.read(h5py.h5s.ALL, h5py.h5s.ALL, text, mtype=document.get_type())
         archived, arrays = Archived(text.tobytes(), keys, self._where), dict[int, Array]()
         for leaf, kind, name in archived.stored:
-            dataset = self._links.dataset(self.root, name)
+            dataset = _dataset_at(self.root, name, self._where)
             self._elements.check(dataset, name)
             if not stored_type(kind).equal(dataset.get_type()) or tuple(dataset.shape or ()) != kind.shape:
                 raise CorruptFileError(
-                    "a data set of an archive is not what its structure says",
+                    "a data set of an archive does not match its structure",
                     expected=str(kind),
                     found=f"{_describe(dataset.get_type())}, shape {dataset.shape}",
                     where=f"{self._where}, {name}",
@@ -136,46 +132,46 @@ class _Walk:
         return archived.state(arrays)
 
     def remarks(self) -> tuple[str, ...]:
-        """Lines about what is not there, or is in memory."""
+        """Remarks on ignored attributes, and leaves in memory."""
         found = []
         if self._attributes:
             found.append(f"attributes of groups and data sets were left out: {self._attributes}")
         if self._components:
-            found.append(f"components of tensors that are made of others are held in memory: {self._components}")
+            found.append(f"components of composite tensors are held in memory: {self._components}")
         return tuple(found)
 
     def _item(self, item: Any, path: KeyPath) -> Any:
         if isinstance(item, h5py.h5g.GroupID):
             return self.group(item, path)
-        number = _identity(item)
-        if number not in self._leaves:
-            self._leaves[number] = self._dataset(item, readable(path))
-        return self._leaves[number]
+        address = _address(item)
+        if address not in self._leaves:
+            self._leaves[address] = self._dataset(item, readable(path))
+        return self._leaves[address]
 
     def group(self, group: h5py.h5g.GroupID, path: KeyPath) -> Any:
-        number = _identity(group)
-        if number in self._open or len(path) > _MOST_DEPTH:
+        address = _address(group)
+        if address in self._open or len(path) > _MAX_DEPTH:
             raise CorruptFileError(
                 "a group of an HDF5 file contains itself, or groups are nested too deeply",
-                expected=f"at most {_MOST_DEPTH} groups inside each other",
+                expected=f"at most {_MAX_DEPTH} nested groups",
                 where=f"{self._where}, {readable(path)[:200]}",
-                todo="leave out the link that leads back (h5repack does not copy it)",
+                todo="remove the recursive link (h5repack does not copy it)",
             )
-        self._open.add(number)
+        self._open.add(address)
         self._attributes += h5py.h5a.get_num_attrs(group)
         found: dict[str, Any] = {}
-        for encoded in self._links.names(group):
-            self._left -= 1
-            if self._left < 0:
+        for encoded in _names(group):
+            self._links_left -= 1
+            if self._links_left < 0:
                 raise CorruptFileError(
-                    "an HDF5 file has too many links", expected=f"at most {_MOST_LINKS}", where=self._where
+                    "an HDF5 file has too many links", expected=f"at most {_MAX_LINKS}", where=self._where
                 )
             name = encoded.decode("utf-8")
             try:
-                found[name] = self._item(self._links.target(group, encoded), (*path, name))
+                found[name] = self._item(_target(group, encoded, self._where), (*path, name))
             except DeeppartError as error:
-                found[name] = _Refused(error)  # takes part in the choice of keys first
-        self._open.discard(number)
+                found[name] = error  # raised unless ``keys`` exclude it
+        self._open.discard(address)
         return found
 
     def _dataset(self, dataset: h5py.h5d.DatasetID, name: str) -> Any:
@@ -183,9 +179,10 @@ class _Walk:
         self._attributes += h5py.h5a.get_num_attrs(dataset)
         if dataset.get_space().get_simple_extent_type() == h5py.h5s.NULL:
             return None
-        if _is_text(dataset) and dataset.shape == ():
-            text = _text_of(dataset)
-            self._elements.take(len(text), name)
+        if isinstance(dataset.get_type(), h5py.h5t.TypeStringID) and dataset.shape == ():
+            data = h5py.Dataset(dataset)[()]
+            text = data.decode("utf-8") if isinstance(data, bytes) else str(data)
+            self._elements.count(len(text), name)
             return text
         kind = _type_of(dataset, f"{self._where}, {name}")
         array = kind.new()
@@ -198,61 +195,57 @@ class _Walk:
 
 
 def _typed(where: str) -> AbstractContextManager[None]:
-    """What a file makes h5py raise, as one of the library's errors."""
-    return damage_named("an HDF5 file cannot be read", where, "it is damaged, or not complete: fetch it again")
+    """Turn the exceptions of h5py into CorruptFileError."""
+    return as_corrupt_file("an HDF5 file cannot be read", where, "it is damaged, or not complete: fetch it again")
 
 
-class _Links:
-    """The links of one file."""
-
-    def __init__(self, file: h5py.h5f.FileID, where: str) -> None:
-        self.root, self._where = h5py.h5g.open(file, b"/"), where
-
-    def names(self, group: h5py.h5g.GroupID) -> list[bytes]:
-        """The names in a group: as they were made where it knows that, otherwise sorted."""
-        by_making = bool(group.get_create_plist().get_link_creation_order() & h5py.h5p.CRT_ORDER_TRACKED)
-        names: list[bytes] = []
-        index = h5py.h5.INDEX_CRT_ORDER if by_making else h5py.h5.INDEX_NAME
-        group.links.iterate(names.append, idx_type=index, order=h5py.h5.ITER_INC)
-        return names
-
-    def dataset(self, root: h5py.h5g.GroupID, path: str) -> h5py.h5d.DatasetID:
-        """The data set at a path, over hard links alone."""
-        item: Any = root
-        for name in path.strip("/").split("/"):
-            if not isinstance(item, h5py.h5g.GroupID) or not item.links.exists(name.encode()):
-                raise ValueError(f"an archive has no data set {short(path)}")
-            item = self.target(item, name.encode())
-        if not isinstance(item, h5py.h5d.DatasetID):
-            raise TypeError(f"{short(path)} of an archive is no data set")
-        return item
-
-    def target(self, group: h5py.h5g.GroupID, name: bytes) -> h5py.h5d.DatasetID | h5py.h5g.GroupID:
-        """What a hard link leads to: the others may lead out of the file, and the library would follow them."""
-        kind = group.links.get_info(name).type
-        if kind != h5py.h5l.TYPE_HARD:
-            found = {h5py.h5l.TYPE_SOFT: "a soft link", h5py.h5l.TYPE_EXTERNAL: "an external link"}.get(kind, "a link")
-        else:
-            item = h5py.h5o.open(group, name)
-            if isinstance(item, (h5py.h5d.DatasetID, h5py.h5g.GroupID)):
-                return item
-            found = f"a {type(item).__name__}"
-        raise UnsupportedLeafError(
-            "an HDF5 file has something that is no group or data set, or a link that may lead out of the file",
-            expected="groups and data sets under hard links",
-            found=f"{found}, {short(name)}",
-            where=self._where,
-            todo="copy what it leads to in its place, or leave it out (keys=)",
-        )
+def _names(group: h5py.h5g.GroupID) -> list[bytes]:
+    """The names in a group, in creation order if it is tracked, otherwise sorted."""
+    is_tracked = bool(group.get_create_plist().get_link_creation_order() & h5py.h5p.CRT_ORDER_TRACKED)
+    names: list[bytes] = []
+    index = h5py.h5.INDEX_CRT_ORDER if is_tracked else h5py.h5.INDEX_NAME
+    group.links.iterate(names.append, idx_type=index, order=h5py.h5.ITER_INC)
+    return names
 
 
-def _identity(item: h5py.h5d.DatasetID | h5py.h5g.GroupID) -> int:
-    """A number that two links to one object of a file have in common."""
+def _dataset_at(root: h5py.h5g.GroupID, path: str, where: str) -> h5py.h5d.DatasetID:
+    """The data set at a path of hard links."""
+    item: Any = root
+    for name in path.strip("/").split("/"):
+        if not isinstance(item, h5py.h5g.GroupID) or not item.links.exists(name.encode()):
+            raise ValueError(f"an archive has no data set {short(path)}")
+        item = _target(item, name.encode(), where)
+    if not isinstance(item, h5py.h5d.DatasetID):
+        raise TypeError(f"{short(path)} of an archive is not a data set")
+    return item
+
+
+def _target(group: h5py.h5g.GroupID, name: bytes, where: str) -> h5py.h5d.DatasetID | h5py.h5g.GroupID:
+    """The target of a hard link; other links may lead to other files."""
+    kind = group.links.get_info(name).type
+    if kind != h5py.h5l.TYPE_HARD:
+        found = {h5py.h5l.TYPE_SOFT: "a soft link", h5py.h5l.TYPE_EXTERNAL: "an external link"}.get(kind, "a link")
+    else:
+        item = h5py.h5o.open(group, name)
+        if isinstance(item, (h5py.h5d.DatasetID, h5py.h5g.GroupID)):
+            return item
+        found = f"a {type(item).__name__}"
+    raise UnsupportedLeafError(
+        "an HDF5 file contains an unsupported object, or a link that may lead out of the file",
+        expected="groups and data sets under hard links",
+        found=f"{found}, {short(name)}",
+        where=where,
+        todo="replace the link by a copy of its target, or leave it out (keys=)",
+    )
+
+
+def _address(item: h5py.h5d.DatasetID | h5py.h5g.GroupID) -> int:
+    """The address of an object in the file, which is the same for all links to it."""
     return int(h5py.h5o.get_info(item).addr)
 
 
 def _is_archive(root: h5py.h5g.GroupID, where: str) -> bool:
-    """True of what `deeppart export` has written."""
+    """True for an archive of `deeppart export`."""
     if not h5py.h5a.exists(root, ARCHIVE.encode()):
         return False
     found = h5py.h5a.open(root, ARCHIVE.encode())
@@ -260,7 +253,7 @@ def _is_archive(root: h5py.h5g.GroupID, where: str) -> bool:
     version = int(h5py.Group(root).attrs[ARCHIVE]) if is_number else None
     if version != ARCHIVE_VERSION:
         raise CorruptFileError(
-            "an archive of another version of deeppart export",
+            "the version of an archive of deeppart export is not supported",
             expected=f"version {ARCHIVE_VERSION}",
             found=f"version {version}",
             where=where,
@@ -269,70 +262,57 @@ def _is_archive(root: h5py.h5g.GroupID, where: str) -> bool:
     return True
 
 
-def _is_chunked(plist: h5py.h5p.PropDCID) -> bool:
-    return bool(plist.get_layout() == h5py.h5d.CHUNKED)
-
-
-def _text_of(dataset: h5py.h5d.DatasetID) -> str:
-    """The one text of a data set, by h5py's reader; to be asked once its length is known to be harmless."""
-    found = h5py.Dataset(dataset)[()]
-    return found.decode("utf-8") if isinstance(found, bytes) else str(found)
-
-
 # --- elements ---
 
 
 class _Elements:
-    """What may be read of a file's data sets."""
+    """Checks the sizes of a file's data sets, and locates their elements."""
 
     def __init__(self, file: ForeignFile, where: str) -> None:
         self._file, self._where = file, where
-        self._left, self._unwritten = file.size, _MOST_UNWRITTEN_BYTES
+        self._bytes_left, self._unwritten_left = file.size, _MAX_UNWRITTEN_BYTES
 
     def check(self, dataset: h5py.h5d.DatasetID, name: str) -> None:
-        """Check that all elements are in the file, and no more of them than its length allows."""
+        """Check that all elements are in the file, and that their size is possible."""
         plist = dataset.get_create_plist()
         if plist.get_layout() == h5py.h5d.VIRTUAL or plist.get_external_count():
             raise UnsupportedLeafError(
-                "the elements of a data set are in another file, which is not opened",
+                "the elements of a data set are in another file",
                 expected="elements in the HDF5 file itself",
                 found="a virtual data set" if plist.get_layout() == h5py.h5d.VIRTUAL else "external storage",
                 where=self._at(name),
-                todo="make a file that has them in it (h5repack), or leave it out (keys=)",
+                todo="copy them into the file (h5repack), or leave it out (keys=)",
             )
         for number in range(plist.get_nfilters()):
             code = plist.get_filter(number)[0]
-            is_second = code in _COMPRESSING and code in [plist.get_filter(before)[0] for before in range(number)]
-            if code not in _FILTERS or not h5py.h5z.filter_avail(code) or is_second:
+            is_repeated = code in _COMPRESSING and code in [plist.get_filter(before)[0] for before in range(number)]
+            if code not in _FILTERS or not h5py.h5z.filter_avail(code) or is_repeated:
                 raise UnsupportedLeafError(
-                    "a data set was written with a filter that is not part of HDF5 and h5py, or twice with one",
+                    "the filter of a data set is not part of HDF5 and h5py, or is applied twice",
                     expected=", ".join(_FILTERS.values()),
                     found=f"filter {code} ({short(plist.get_filter(number)[3])})",
                     where=self._at(name),
-                    todo="write it with one of these (h5repack -f GZIP=1), or leave it out (keys=)",
+                    todo="convert it to one of these (h5repack -f GZIP=1), or leave it out (keys=)",
                 )
-        self._check_length(dataset, name)
-
-    def _check_length(self, dataset: h5py.h5d.DatasetID, name: str) -> None:
-        plist = dataset.get_create_plist()
         nbytes, stored = _nbytes(dataset), int(dataset.get_storage_size())
-        allowed = stored * (_MOST_EXPANDED if plist.get_nfilters() else 1)
-        self._unwritten -= max(0, nbytes - allowed)
-        chunk = math.prod(plist.get_chunk()) * int(dataset.get_type().get_size()) if _is_chunked(plist) else 0
-        self.take(stored, name)
-        if self._unwritten < 0 or chunk > max(allowed, _MOST_UNWRITTEN_BYTES):
+        allowed = stored * (_MAX_RATIO if plist.get_nfilters() else 1)
+        self._unwritten_left -= max(0, nbytes - allowed)
+        is_chunked = plist.get_layout() == h5py.h5d.CHUNKED
+        chunk = math.prod(plist.get_chunk()) * int(dataset.get_type().get_size()) if is_chunked else 0
+        self.count(stored, name)
+        if self._unwritten_left < 0 or chunk > max(allowed, _MAX_UNWRITTEN_BYTES):
             raise CorruptFileError(
-                "a data set says that it has more elements than the file can hold",
-                expected=f"at most {allowed} bytes, and {_MOST_UNWRITTEN_BYTES} more in all that were never written",
+                "a data set claims more elements than the file can hold",
+                expected=f"at most {allowed} bytes, and {_MAX_UNWRITTEN_BYTES} in all that were never written",
                 found=f"{nbytes} bytes, of which {stored} are stored, in chunks of {chunk} bytes",
                 where=self._at(name),
-                todo="the file is damaged; or leave out what was never written (keys=)",
+                todo="the file is damaged; or exclude data sets that were never written (keys=)",
             )
 
-    def take(self, nbytes: int, name: str) -> None:
-        """So many of the file's bytes are those of a data set: together they have no more than the file."""
-        self._left -= nbytes
-        if self._left < 0:
+    def count(self, nbytes: int, name: str) -> None:
+        """Check that the data sets together are not larger than the file."""
+        self._bytes_left -= nbytes
+        if self._bytes_left < 0:
             raise CorruptFileError(
                 "the data sets of a file have more bytes than the file",
                 expected=f"at most {self._file.size} bytes in all",
@@ -341,10 +321,10 @@ class _Elements:
             )
 
     def source(self, dataset: h5py.h5d.DatasetID, kind: LeafType, name: str) -> Source:
-        """Where the bytes of a leaf are."""
-        at = dataset.get_offset()  # None unless they lie in a row
-        if at is not None:
-            return FileSpan(self._file, int(at), kind.nbytes)
+        """The source of a leaf's bytes."""
+        offset = dataset.get_offset()  # None unless contiguous
+        if offset is not None:
+            return FileSpan(self._file, int(offset), kind.nbytes)
         return _Compressed(dataset, kind, self._at(name))
 
     def _at(self, name: str) -> str:
@@ -356,7 +336,7 @@ def _nbytes(dataset: h5py.h5d.DatasetID) -> int:
 
 
 class _Compressed:
-    """The bytes of a data set that do not lie in a row in the file: all of it is in memory while it is read."""
+    """The bytes of a chunked data set, which is in memory as a whole while it is read."""
 
     def __init__(self, dataset: h5py.h5d.DatasetID, kind: LeafType, where: str) -> None:
         self.nbytes = kind.nbytes
@@ -364,12 +344,12 @@ class _Compressed:
         self._held: memoryview | None = None
 
     def read_into(self, start: int, buffer: memoryview) -> None:
-        """Fill ``buffer`` with the bytes from ``start``."""
+        """Fill ``buffer`` from byte ``start``."""
         if self._held is None:
-            octets = np.empty(self.nbytes, dtype=np.uint8)
-            with _typed(self._where):  # as stored: nothing is converted
-                self._dataset.read(h5py.h5s.ALL, h5py.h5s.ALL, octets, mtype=self._dataset.get_type())
-            self._held = octets.data
+            data = np.empty(self.nbytes, dtype=np.uint8)
+            with _typed(self._where):  # in the stored type: no conversion
+                self._dataset.read(h5py.h5s.ALL, h5py.h5s.ALL, data, mtype=self._dataset.get_type())
+            self._held = data.data
         stop = start + buffer.nbytes
         buffer.cast("B")[:] = self._held[start:stop]
         if stop == self.nbytes:
@@ -377,31 +357,29 @@ class _Compressed:
 
 
 def _type_of(dataset: h5py.h5d.DatasetID, where: str) -> LeafType:
-    """The type of the leaf that a data set of others is."""
+    """The leaf type of a data set."""
     stored, shape = dataset.get_type(), tuple(map(int, dataset.shape or ()))
-    for library, name in (*(("torch", each) for each in _TORCH), *(("numpy", each) for each in _NUMPY)):
-        if stored_type(LeafType(library, name, ())).equal(stored):
-            return _checked(LeafType(library, name, shape), where)
-    if isinstance(stored, h5py.h5t.TypeOpaqueID) and (dtype := _opaque(stored)):
-        return _checked(LeafType("numpy", dtype, shape), where)
-    if isinstance(stored, h5py.h5t.TypeStringID) and not stored.is_variable_str():
-        return _checked(LeafType("numpy", f"|S{stored.get_size()}", shape), where)
-    raise UnsupportedLeafError(
-        "the elements of a data set are of a kind that no tensor or array has here",
-        expected="numbers, booleans, complex numbers as h5py has them, or texts of one length",
-        found=_describe(stored),
-        where=where,
-        todo="leave it out (keys=), or store it as numbers",
-    )
-
-
-def _checked(kind: LeafType, where: str) -> LeafType:
+    candidates = [*(("torch", each) for each in _TORCH), *(("numpy", each) for each in _NUMPY)]
+    found = next((each for each in candidates if stored_type(LeafType(*each, ())).equal(stored)), None)
+    if found is None and isinstance(stored, h5py.h5t.TypeOpaqueID) and (dtype := _opaque_dtype(stored)):
+        found = "numpy", dtype
+    if found is None and isinstance(stored, h5py.h5t.TypeStringID) and not stored.is_variable_str():
+        found = "numpy", f"|S{stored.get_size()}"
+    if found is None:
+        raise UnsupportedLeafError(
+            "the element type of a data set is not supported",
+            expected="numbers, booleans, complex numbers as h5py stores them, or strings of fixed length",
+            found=_describe(stored),
+            where=where,
+            todo="leave it out (keys=), or store it as numbers",
+        )
+    kind = LeafType(*found, shape)
     kind.check(where)
     return kind
 
 
-def _opaque(stored: Any) -> str:
-    """The numpy type that h5py has named in the tag of an opaque one; "" for any other: numpy is not asked."""
+def _opaque_dtype(stored: Any) -> str:
+    """The numpy dtype in the tag of an opaque type of h5py, if it is allowed; "" otherwise."""
     tag = bytes(stored.get_tag()).decode("ascii", "replace")
     kind = LeafType("numpy", tag.removeprefix(_OPAQUE_TAG), ())
     try:
@@ -411,35 +389,20 @@ def _opaque(stored: Any) -> str:
     return np.dtype(kind.dtype).str if tag.startswith(_OPAQUE_TAG) and kind.itemsize == stored.get_size() else ""
 
 
-def _is_text(dataset: h5py.h5d.DatasetID) -> bool:
-    """True if the elements are texts of any length, or of one."""
-    return isinstance(dataset.get_type(), h5py.h5t.TypeStringID)
-
-
 def _describe(stored: Any) -> str:
     kind = type(stored).__name__.removeprefix("Type").removesuffix("ID").lower()
     return f"{kind} of {stored.get_size()} bytes"
 
 
-# --- what is refused ---
-
-
-@dataclass(frozen=True, slots=True)
-class _Refused:
-    """Stands where something cannot be taken, until it is known whether it is wanted."""
-
-    error: DeeppartError
-
-
-def _first_refused(state: Any) -> _Refused | None:
-    """The first in a state, if any is left."""
-    left = [state]
-    while left:
-        item = left.pop()
-        if isinstance(item, _Refused):
+def _first_error(state: Any) -> DeeppartError | None:
+    """The first error in a state, in place of an item that cannot be read."""
+    stack = [state]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, DeeppartError):
             return item
         if isinstance(item, dict):
-            left += list(item.values())[::-1]
+            stack += list(item.values())[::-1]
         elif isinstance(item, (list, tuple)):
-            left += list(item)[::-1]
+            stack += list(item)[::-1]
     return None

@@ -1,4 +1,4 @@
-"""Import: a checkpoint of another library as a committed step of a persistent directory."""
+"""Import of another library's checkpoint as a committed step of a persistent directory."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Imported:
 
     Attributes:
         directory: the persistent directory.
-        step: the step that was made.
-        form: what was read: "dcp", "torch", "safetensors" or "hdf5".
-        files: how many files it consisted of.
-        leaves, values: how many of each.
-        nbytes: bytes of the leaves, each that is tied once.
-        remarks: lines about what takes more memory than usual.
-        seconds: time that it took, where it was measured.
+        step: the new step.
+        form: source format: "dcp", "torch", "safetensors" or "hdf5".
+        files: number of source files.
+        leaves, values: numbers of leaves and small values.
+        nbytes: bytes of the leaves; tied leaves count once.
+        remarks: one line for each thing that was not imported unchanged, or took more memory than usual.
+        seconds: duration, if measured.
     """
 
     directory: Path
@@ -51,26 +51,25 @@ def import_checkpoint(
     progress: Progress = lambda done, total: None,
     sign_key_file: KeyFiles = None,
 ) -> Imported:
-    """Make a committed step of a checkpoint of another library. At most some MiB of it are in memory at a time.
+    """Convert another library's checkpoint to a committed step, with a few MiB of it in memory at a time.
 
-    A file of ``torch.save`` is mapped: do not write over it meanwhile. Of a DCP checkpoint one piece of a tensor is in
-    memory, or all of one that is not divided by rows; of an HDF5 file tensors that are made of others, and one
-    data set in chunks.
+    A ``torch.save`` file is memory-mapped: do not overwrite it meanwhile. Larger memory use: one shard of a DCP tensor,
+    or the whole tensor unless it is sharded by rows; composite tensors and one chunked data set of an HDF5 file.
 
     Args:
-        source: as :func:`deeppart.interop.load` takes it.
-        directory: a persistent directory; it is made if it is not there.
-        form: "dcp", "torch", "safetensors" or "hdf5"; None to find out.
-        step: number of the step; None for 0, if the directory has no steps.
-        keys: globs over paths as of :func:`deeppart.load`; None for everything.
-        progress: called with bytes done and bytes in all, now and then.
-        sign_key_file: sign it with this key, as ``Config.sign_key_file``.
+        source: path of the checkpoint, as for :func:`deeppart.interop.load`.
+        directory: persistent directory; created if missing.
+        form: "dcp", "torch", "safetensors" or "hdf5"; None detects it.
+        step: step number; None means 0 if the directory has no steps.
+        keys: path globs as for :func:`deeppart.load`; None imports everything.
+        progress: called with the bytes done and the total bytes.
+        sign_key_file: key to sign the step with, as ``Config.sign_key_file``.
 
     Raises:
-        RestoreError, FormatError, UnsupportedLeafError, StructureMismatchError: as of :func:`deeppart.interop.load`.
-        StateError: it is no state, or the step has to be named.
-        StepExistsError: there is such a step. DirectoryInUseError: a job is running there.
-        ConfigError: the settings, or the key, are not used. StorageError: a file cannot be read or written.
+        RestoreError, FormatError, UnsupportedLeafError, StructureMismatchError: as for :func:`deeppart.interop.load`.
+        StateError: the checkpoint is not a valid state, or ``step`` is required.
+        StepExistsError: the step exists. DirectoryInUseError: a job is using the directory.
+        ConfigError: the settings or the key are invalid. StorageError: a file cannot be read or written.
     """
     with ExitStack() as closing:
         opened = open_foreign(Path(source), closing, keys, form)

@@ -1,7 +1,7 @@
-"""Checkpoints for the Trainer of PyTorch Lightning: one callback, which saves and resumes.
+"""Checkpoints for PyTorch Lightning: a callback that saves and resumes.
 
 trainer = lightning.Trainer(callbacks=[DeeppartCallback(every=50)])
-trainer.fit(model, loader)  # goes on from the newest checkpoint
+trainer.fit(model, loader)  # resumes from the newest checkpoint
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
-#: What Lightning puts into a checkpoint that is small, and of another structure at other steps or on other ranks:
-#: progress of the loops, states of callbacks.
+#: Small entries of a Lightning checkpoint whose structure changes between steps or ranks; they are packed as text.
 _SMALL = ("loops", "callbacks", "lr_schedulers", "epoch", "global_step", "pytorch-lightning_version")
-#: What it needs to make a module of a file alone.
+#: Entries with which Lightning can create a module from a file alone; not needed here.
 _HYPER_PARAMETERS = (
     "hyper_parameters",
     "hparams_name",
@@ -36,28 +35,28 @@ _HYPER_PARAMETERS = (
 
 
 class DeeppartCallback(Callback):
-    """Saves a Lightning training with deeppart, and resumes it when ``fit()`` begins: on one device, or with DDP.
+    """Saves a Lightning training run, and resumes it when ``fit()`` begins: on one device, or with DDP.
 
-    A checkpoint holds what Lightning's own would (module, optimizers, schedulers, progress of the loops, states of
-    callbacks, of the data module, of the precision plugin and of stateful data loaders) and each rank's random
-    generators, but no hyperparameters. It is made after a training step. If validation follows that step, after the
-    validation; if it is the last one of an epoch, after the first step of the next epoch. There is one at the end.
+    A checkpoint holds what Lightning's own does (module, optimizers, schedulers, loop progress, states of callbacks,
+    the data module, the precision plugin and stateful data loaders) and each rank's random generators, but no
+    hyperparameters. It is made after a training step; after validation, if that follows the step; after the first step
+    of the next epoch, if the step ends an epoch. The last step is always saved.
 
     Args:
         checkpointer: an open :class:`deeppart.Checkpointer`, which stays open; or a :class:`deeppart.Config`, or None
             for the settings of the environment and ``deeppart.toml``.
-        every: steps of the optimizers (``trainer.global_step``) from one call of ``checkpoint()`` to the next; 1 with
+        every: optimizer steps (``trainer.global_step``) between calls of ``checkpoint()``; 1 with
             ``Config(every="auto")``.
-        per_rank: what becomes of leaves of each rank on another number of ranks, as of ``Checkpointer.restore``. What
-            it does not name: random generators begin anew, positions in the data that differ between ranks are an error
-            (``{"data": "drop"}`` begins the epoch anew), and all else is rank 0's, as in Lightning's own checkpoints.
-        sigterm: when SIGTERM comes, save after the step under way, and end the training.
+        per_rank: policies for rank-local leaves on another world size, as for ``Checkpointer.restore``. By default
+            random generators keep their seeds, data positions that differ between ranks are an error
+            (``{"data": "drop"}`` restarts the epoch), and everything else is rank 0's, as in Lightning's checkpoints.
+        sigterm: on SIGTERM, save after the current step and stop training.
 
     Attributes:
         stopped: True if SIGTERM has ended the training.
 
     Raises:
-        ConfigError: ``every`` is no number of steps; in ``fit()``, the strategy keeps states that are not plain.
+        ConfigError: ``every`` is not a number of steps; from ``fit()``: the strategy shards the model.
     """
 
     def __init__(
@@ -79,19 +78,19 @@ class DeeppartCallback(Callback):
         """True if SIGTERM has ended the training."""
         return self._saving.stopped
 
-    # --- what the Trainer calls ---
+    # --- called by the Trainer ---
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Model and optimizers are made; what Lightning restores of a file's it takes after this from what it has."""
+        """Restore the newest checkpoint, and hand it to Lightning, which restores the rest after this call."""
         refuse(
             "this strategy of Lightning is not supported",
             [(not isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy), type(trainer.strategy).__name__)],
             expected="a single device, or DDP",
-            todo="for sharded models, write the loop yourself: see docs/quickstart.md, sharded states",
+            todo="for sharded models, call deeppart in your own training loop: see docs/quickstart.md, sharded states",
         )
         state: dict[str, Any] = {"tensors": {}, "small": "", "data": "", "rng": {}}
         self._rng, self._positions = None, []
-        if self._saving.restore(state, per_rank=self._per_rank, first={"small": "rank0"}) is not None:
+        if self._saving.restore(state, per_rank=self._per_rank, overrides={"small": "rank0"}) is not None:
             checkpoint = state["tensors"] | unpack(state["small"], "a checkpoint of Lightning")
             self._positions = unpack(state["data"], "positions in the data") if state["data"] else []
             connector = trainer._checkpoint_connector
@@ -102,22 +101,22 @@ class DeeppartCallback(Callback):
             self._rng = state["rng"]
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Training begins or continues. SIGTERM is handled here: Lightning might interrupt a collective."""
+        """Set the data position, and handle SIGTERM: Lightning's own handler might interrupt a collective."""
         self._step = trainer.global_step
         _check_order(trainer)
         if self._positions:
-            _go_on_in_data(trainer, self._positions)
+            _set_positions(trainer, self._positions)
             self._positions = []
         self._saving.begin()
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """A batch was loaded. After a restart, all that draws random numbers before the first one has done so."""
+        """After a restart, restore random generators at the first batch: everything before it may draw numbers."""
         if self._rng is not None:
             set_rng_state(self._rng)
             self._rng = None
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """A batch was trained; a step of the optimizer was made unless gradients are accumulated."""
+        """Save if due, unless validation or the end of the epoch follows; gradient accumulation makes no step."""
         step = trainer.global_step
         if step == self._step:
             return
@@ -125,28 +124,28 @@ class DeeppartCallback(Callback):
         self._saving.stepped(step)
         loop = trainer.fit_loop.epoch_loop
         ends_epoch = loop.batch_progress.is_last_batch and trainer.num_training_batches > 1
-        waits = ends_epoch or loop._should_check_val_fx(trainer.fit_loop._data_fetcher)
-        if self._saving.stopped or not waits:
+        save_later = ends_epoch or loop._should_check_val_fx(trainer.fit_loop._data_fetcher)
+        if self._saving.stopped or not save_later:
             self._saving.save_if_due(lambda: _state(trainer), step)
         if self._saving.stopped:
             trainer.should_stop = True
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Validation ends; within an epoch, a step can be saved that it followed."""
+        """Save the step before the validation, within an epoch."""
         if not trainer.sanity_checking and not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
             self._saving.save_if_due(lambda: _state(trainer), trainer.global_step)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Training ends."""
+        """Save the last step and close."""
         self._saving.finish(lambda: _state(trainer), trainer.global_step)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Training was ended by an error."""
+        """Close after an error."""
         self._saving.close(exception)
 
 
 def _state(trainer: Any) -> dict[str, Any]:
-    """What Lightning would write to a file, and the random generators."""
+    """Lightning's checkpoint and the random generators."""
     checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
     small = {name: checkpoint.pop(name) for name in _SMALL if name in checkpoint}
     for name in _HYPER_PARAMETERS:
@@ -156,11 +155,8 @@ def _state(trainer: Any) -> dict[str, Any]:
     return {"tensors": checkpoint, **packed, "rng": rng_state()}
 
 
-def _go_on_in_data(trainer: Any, positions: list[Any]) -> None:
-    """Set the loaders to where they were.
-
-    Lightning does so before it tells samplers the epoch, by which a DistributedSampler orders the data.
-    """
+def _set_positions(trainer: Any, positions: list[Any]) -> None:
+    """Restore loader positions after setting the samplers' epoch, on which a DistributedSampler's order depends."""
     loop = trainer.fit_loop
     for loader in loop._combined_loader.flattened:
         _set_sampler_epoch(loader, loop.epoch_progress.current.processed)
@@ -169,16 +165,16 @@ def _go_on_in_data(trainer: Any, positions: list[Any]) -> None:
 
 
 def _check_order(trainer: Any) -> None:
-    """Refuse loaders with a position in an order that nothing can make again.
+    """Reject stateful loaders whose order cannot be reproduced.
 
-    Lightning wraps a shuffling StatefulDataLoader so that each rank draws an order with its own random numbers.
+    Lightning wraps a shuffling StatefulDataLoader in a sampler that draws a random order on each rank.
     """
     for loader in trainer.fit_loop._combined_loader.flattened:
         sampler = getattr(loader, "sampler", None)
         if hasattr(loader, "state_dict") and isinstance(sampler, DistributedSamplerWrapper):
             raise ConfigError(
-                "the order of the training data cannot be made again after a restart",
-                expected="a loader whose sampler is a DistributedSampler",
-                found=f"a {type(loader).__name__} that Lightning has given a {type(sampler).__name__}",
+                "the order of the training data cannot be reproduced after a restart",
+                expected="a loader with a DistributedSampler",
+                found=f"a {type(loader).__name__} with a {type(sampler).__name__} from Lightning",
                 todo="StatefulDataLoader(..., sampler=DistributedSampler(data, ranks, rank)), in train_dataloader()",
             )

@@ -1,7 +1,7 @@
-"""A checkpoint's content for writers of other formats: its state with stand-ins for tensors, and torch dtypes.
+"""A checkpoint's state for the export writers, with meta tensors as placeholders for its leaves.
 
-A stand-in is a meta tensor: it has dtype and shape, and no elements, so that a state of any size can be flattened.
-Composite tensors can only be made from their components: those are read, and held in memory.
+Meta tensors have no elements, so a state of any size fits. Composite tensors need their components, which are read and
+held in memory.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ from deeppart.extension import Content, readable
 from deeppart.types import SavedMember
 
 Path = tuple[Any, ...]
-#: Of an int, with its sign in 255 bytes.
-_MOST_INT_BITS = 255 * 8 - 1
-#: Types that need no stand-in.
+#: The largest int that torch unpickles: 255 bytes with its sign.
+_MAX_INT_BITS = 255 * 8 - 1
+#: Types that torch.load(weights_only=True) accepts as they are.
 _PLAIN = (*(int, float, bool, complex, str, bytes, bytearray, type(None)), torch.dtype, torch.device, torch.Size)
 _NAMES = "float64 float32 float16 complex128 complex64 int64 int32 int16 int8 uint64 uint32 uint16 uint8 bool".split()
-#: numpy's dtypes -> those of torch that have the same elements.
+#: numpy dtype -> name of the equivalent torch dtype.
 _DTYPES = {np.dtype(name).newbyteorder("<").str: name for name in _NAMES}
 
-# What is written in the place of something else.
-_ROWS = "namedtuples are tuples there"
-_SCALARS = "numpy scalars are Python's there"
-_OBJECTS = "objects are the dicts, lists or bytes of their data there"
-_MEMBERS = "members of enums are their values there"
-_TEXTS = "paths, times and other such values are texts there"
+# Remarks about replaced items.
+_NAMEDTUPLES = "namedtuples are written as tuples"
+_SCALARS = "numpy scalars are written as Python numbers"
+_OBJECTS = "objects are written as the dicts, lists or bytes of their data"
+_MEMBERS = "enum members are written as their values"
+_STRINGS = "paths, times and similar values are written as strings"
 
 
 @dataclass(slots=True)
 class Outline:
-    """The state of a checkpoint, as :func:`deeppart.load` would give it, with plain containers and values."""
+    """The state as :func:`deeppart.load` would return it, with plain containers and values, and placeholders."""
 
     state: Any = None
-    #: Identity of a stand-in -> number of its leaf.
+    #: id() of a placeholder -> its leaf number.
     leaves: dict[int, int] = field(default_factory=dict)
-    #: Lines about what is not as in the checkpoint.
+    #: One line for each kind of difference from the checkpoint.
     remarks: list[str] = field(default_factory=list)
 
 
 def outline(content: Content) -> Outline:
-    """Make it; nothing is read but what tensors are made of."""
+    """Build the outline; only components of composite tensors are read."""
     made = Outline()
     components = sorted({row.leaf for row in content.rows() if row.leaf is not None and row.composite})
     arrays: dict[int, Any] = {}
@@ -60,46 +60,44 @@ def outline(content: Content) -> Outline:
         made.leaves[id(arrays[leaf])] = leaf
     arrays |= dict(content.read(components))
     state, objects = content.state(arrays)
-    plain = _Plain(objects)
-    made.state = plain.of(state, ())
-    made.remarks += plain.remarks()
+    simplifier = _Simplifier(objects)
+    made.state = simplifier.simplify(state, ())
+    made.remarks += simplifier.remarks()
     if components:
-        made.remarks.append("tensors that are made of others were held in memory")
+        made.remarks.append("composite tensors were held in memory")
     return made
 
 
 def torch_dtype_name(content: Content, leaf: int) -> str:
-    """The name of the dtype of torch that has the elements of a leaf."""
+    """The name of the torch dtype for a leaf's elements."""
     kind = content.types[leaf]
     if kind.kind == "torch":
         return kind.dtype
     name = _DTYPES.get(np.dtype(kind.dtype).newbyteorder("<").str)
     if name is None:
         raise StateError(
-            "a numpy array has elements that torch has no dtype for",
+            "torch has no dtype for a numpy array",
             expected="numbers of at most 16 bytes",
             found=str(kind),
             where=f"path {content.path_of(leaf)}",
-            todo="leave it out (--keys), or export to HDF5, which has all of numpy's",
+            todo="leave it out (--keys), or export to HDF5, which supports all numpy dtypes",
         )
     return name
 
 
 def arrays_remark(content: Content) -> tuple[str, ...]:
-    """A line that says which leaves were numpy arrays; none if none was."""
+    """A remark that names the numpy arrays, if there are any."""
     found = [content.path_of(leaf) for leaf in sorted(content.leaves) if content.types[leaf].kind == "numpy"]
-    if not found:
-        return ()
-    return (f"numpy arrays are tensors there: {some(found)}",)
+    return (f"numpy arrays are written as tensors: {first_names(found)}",) if found else ()
 
 
-def some(names: Sequence[str]) -> str:
-    """The first of some names, and how many more there are."""
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+def first_names(names: Sequence[str], limit: int = 4) -> str:
+    """The first names, and how many more there are."""
+    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
 
 
 class EmptyBytes:
-    """Stands for ``b""``, which pickle makes by a call that torch does not allow; other bytes by one that it does."""
+    """Pickled in place of ``b""``, for which pickle emits a call that ``weights_only=True`` forbids."""
 
     def __str__(self) -> str:
         return str(b"")
@@ -111,45 +109,44 @@ class EmptyBytes:
 EMPTY_BYTES = EmptyBytes()
 
 
-class _Plain:
-    """Puts plain containers and values in the place of those that ``torch.load(weights_only=True)`` refuses."""
+class _Simplifier:
+    """Replaces containers and values that ``torch.load(weights_only=True)`` rejects."""
 
     def __init__(self, objects: list[str]) -> None:
-        self._replaced: dict[str, list[str]] = {_ROWS: [], _SCALARS: [], _OBJECTS: objects, _MEMBERS: [], _TEXTS: []}
+        self._replaced = {_NAMEDTUPLES: list[str](), _SCALARS: [], _OBJECTS: objects, _MEMBERS: [], _STRINGS: []}
 
     def remarks(self) -> list[str]:
-        """What was replaced."""
-        return [f"{what}: {some(names)}" for what, names in self._replaced.items() if names]
+        """One line for each kind of replacement."""
+        return [f"{what}: {first_names(names)}" for what, names in self._replaced.items() if names]
 
-    def of(self, item: Any, path: Path) -> Any:
-        """An item as it is written."""
+    def simplify(self, item: Any, path: Path) -> Any:
+        """The item to write."""
         kind = type(item)
         if kind in (dict, OrderedDict, Counter):
-            made: Any = kind({self._key(key, path): self.of(each, (*path, key)) for key, each in item.items()})
+            made: Any = kind({self._key(key, path): self.simplify(each, (*path, key)) for key, each in item.items()})
             if isinstance(made, OrderedDict) and hasattr(item, "_metadata"):
                 made._metadata = item._metadata  # type: ignore[attr-defined]
             return made
-        if kind is defaultdict:  # its factory is a function of the script
+        if kind is defaultdict:  # its factory cannot be written
             return self._replace(_OBJECTS, dict(item), path)
         if kind is not torch.Size and isinstance(item, (list, tuple)):
             if kind not in (list, tuple):
-                self._replaced[_ROWS].append(readable(path))
-            items = [self.of(each, (*path, place)) for place, each in enumerate(item)]
+                self._replaced[_NAMEDTUPLES].append(readable(path))
+            items = [self.simplify(each, (*path, index)) for index, each in enumerate(item)]
             return items if kind is list else tuple(items)
         if isinstance(item, np.generic):
             return self._scalar(item, path)
         if kind not in _PLAIN and not isinstance(item, torch.Tensor):
-            return self._of_library(item, path)
+            return self._library_value(item, path)
         if (fault := _fault(item)) is not None:
             raise _unsupported(fault, path)
         return EMPTY_BYTES if kind is bytes and not item else item
 
     def _replace(self, what: str, data: Any, path: Path) -> Any:
         self._replaced[what].append(readable(path))
-        return self.of(data, path)
+        return self.simplify(data, path)
 
-    def _of_library(self, item: Any, path: Path) -> Any:
-        """A value of the standard library, or a member of an enum."""
+    def _library_value(self, item: Any, path: Path) -> Any:
         if isinstance(item, SavedMember):
             return self._replace(_MEMBERS, item.value if item.has_value else item.name, path)
         if isinstance(item, enum.Enum):
@@ -159,8 +156,8 @@ class _Plain:
         if isinstance(item, (set, frozenset)):
             if any(type(each) in (set, frozenset) for each in item):
                 raise _unsupported("a set of sets", path)
-            return {self._key(self.of(each, path), path) for each in item}
-        return self._replace(_TEXTS, str(item), path)
+            return {self._key(self.simplify(each, path), path) for each in item}
+        return self._replace(_STRINGS, str(item), path)
 
     def _scalar(self, item: np.generic, path: Path) -> Any:
         if item.dtype.kind not in "biufcSU" or item.dtype.char in "gG":
@@ -179,17 +176,17 @@ class _Plain:
 
 
 def _fault(item: Any) -> str | None:
-    """Why torch would not read a value that it writes, or None."""
+    """Why torch could not read a value back, or None."""
     if type(item) is str and any("\ud800" <= character <= "\udfff" for character in item):
-        return "a text with lone surrogates"
-    if type(item) is int and item.bit_length() > _MOST_INT_BITS:
+        return "a string with lone surrogates"
+    if type(item) is int and item.bit_length() > _MAX_INT_BITS:
         return f"an int of {item.bit_length()} bits"
     return None
 
 
 def _unsupported(what: str, path: Path) -> UnsupportedLeafError:
     return UnsupportedLeafError(
-        f"the state holds {what}, which torch does not load with weights_only=True",
+        f"the state contains {what}, which torch does not load with weights_only=True",
         where=f"path {readable(path)}",
         todo="leave it out (--keys), or export to HDF5",
     )

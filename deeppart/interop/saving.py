@@ -1,4 +1,4 @@
-"""What the adapters of trainers share: versions, refusals, when a checkpoint is due and what makes it, SIGTERM."""
+"""Shared by the trainer adapters: version checks, checkpoint cadence, restores and SIGTERM."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from deeppart.errors import ConfigError, DeeppartError, as_error
 from deeppart.extension import StopRequest
 from deeppart.types import PerRank
 
-#: What becomes of leaves of each rank on another number of ranks, where the trainer's own checkpoints are rank 0's.
-OTHERS: PerRank = {"rng/*": "drop", "data": "strict", "*": "rank0"}
+#: Policies for rank-local leaves on another world size, as of trainers whose own checkpoints hold rank 0's state.
+DEFAULT_PER_RANK: PerRank = {"rng/*": "drop", "data": "strict", "*": "rank0"}
 
 
 class _TrainerImportError(ConfigError, ImportError):
-    """A module of this package that is imported without what it is for."""
+    """An adapter was imported without its training library."""
 
 
 def require(package: str, oldest: str, purpose: str) -> None:
-    """Refuse a package that is missing or too old, before anything is done with it.
+    """Check that a package is installed and recent enough.
 
     Args:
-        package: its name on PyPI.
-        oldest: the first version that will do: ``"0.3"``.
-        purpose: the module that needs it.
+        package: name on PyPI.
+        oldest: oldest supported version: ``"0.3"``.
+        purpose: the module that needs it, for the message.
 
     Raises:
-        ConfigError: it is not installed, or older. It is an ImportError, too, as of any module that cannot be imported.
+        ConfigError: it is missing or too old. The error is an ImportError, too.
 
     Example:
         >>> from deeppart.interop.saving import require
@@ -53,7 +53,7 @@ def require(package: str, oldest: str, purpose: str) -> None:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """The release of a version: (0, 3) of "0.3.0rc1+cpu". Pre-releases count as their release, zeros at the end not."""
+    """The release numbers of a version, without trailing zeros: (0, 3) for "0.3.0rc1+cpu"."""
     matched = re.match(r"(?:\d+!)?(\d+(?:\.\d+)*)", version)
     numbers = [int(number) for number in matched[1].split(".")] if matched else []
     while numbers and not numbers[-1]:
@@ -62,37 +62,37 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def refuse(what: str, found: Iterable[tuple[Any, str]], expected: str, todo: str) -> None:
-    """Refuse by name what would be saved wrongly or not at all: ``found`` has conditions and their names."""
+    """Raise ConfigError if any condition holds; ``found`` has conditions and their names."""
     if refused := [name for present, name in found if present]:
         raise ConfigError(what, expected=expected, found=", ".join(refused), todo=todo)
 
 
 class Saving:
-    """Checkpoints of one training, whichever library runs its loop."""
+    """Checkpoints of one training run, for any training library."""
 
     def __init__(
         self, checkpointer: Checkpointer | Config | None = None, every: int = 1, *, sigterm: bool = False
     ) -> None:
         check_count("every", every, "steps")
-        self._given = checkpointer if isinstance(checkpointer, Checkpointer) else None
+        self._borrowed = checkpointer if isinstance(checkpointer, Checkpointer) else None
         self._config = checkpointer if isinstance(checkpointer, Config) else None
-        self._own: Checkpointer | None = None
+        self._owned: Checkpointer | None = None
         self._every = every
         self._sigterm = sigterm
-        self._request: StopRequest | None = None
+        self._stop_request: StopRequest | None = None
         self._due = False
-        #: The step that was restored, or is being saved at the persistent level: it need not be saved at the end.
-        self._safe: int | None = None
+        #: The last step that was restored, or saved to the persistent level; it need not be saved again at the end.
+        self._saved_step: int | None = None
         self.stopped = False
 
     @property
     def checkpointer(self) -> Checkpointer:
-        """The one in use; opened now if it has to be (collective)."""
-        if self._given is not None:
-            return self._given
-        if self._own is None:
-            self._own = Checkpointer(self._config)
-        return self._own
+        """The Checkpointer in use; opened at the first access (collective)."""
+        if self._borrowed is not None:
+            return self._borrowed
+        if self._owned is None:
+            self._owned = Checkpointer(self._config)
+        return self._owned
 
     def restore(
         self,
@@ -100,27 +100,27 @@ class Saving:
         step: int | None = None,
         per_rank: PerRank | None = None,
         *,
-        first: PerRank | None = None,
-        others: PerRank = OTHERS,
-        **how: Any,
+        overrides: PerRank | None = None,
+        defaults: PerRank = DEFAULT_PER_RANK,
+        **options: Any,
     ) -> int | None:
         """Restore a state in place (collective); returns the step, or None.
 
-        Of the policies for another number of ranks, the caller's ``per_rank`` comes after ``first``, before ``others``.
+        Policies for rank-local leaves: ``overrides`` go before the caller's ``per_rank``, ``defaults`` come last.
         """
-        ways: dict[str, Any] = {}
-        for table in (others, per_rank, first):  # in a table the first glob that matches decides
+        policies: dict[str, Any] = {}
+        for table in (defaults, per_rank, overrides):  # the first matching glob of the merged table decides
             if table is not None:
-                mine = table if isinstance(table, Mapping) else {"*": table}
-                ways = {**mine, **{glob: way for glob, way in ways.items() if glob not in mine}}
-        self._safe = self.checkpointer.restore(state, step, per_rank=ways, **how)
-        return self._safe
+                added = table if isinstance(table, Mapping) else {"*": table}
+                policies = {**added, **{glob: policy for glob, policy in policies.items() if glob not in added}}
+        self._saved_step = self.checkpointer.restore(state, step, per_rank=policies, **options)
+        return self._saved_step
 
     def save(self, make: Callable[[], Any], step: int, *, force: bool = False) -> Pending:
-        """Save a state (collective); where this rank cannot make it, all ranks hear why."""
-        pending = self.checkpointer.checkpoint(or_refusal(make), step, force=force or self.stopped)
+        """Save a state (collective); if ``make`` fails on one rank, the call fails on all."""
+        pending = self.checkpointer.checkpoint(state_or_error(make), step, force=force or self.stopped)
         if "persistent" in pending.levels:
-            self._safe = step
+            self._saved_step = step
         return pending
 
     # --- for callbacks, which are called at every step ---
@@ -128,46 +128,46 @@ class Saving:
     def begin(self) -> None:
         """Training begins (collective)."""
         self.stopped = self._due = False
-        if self._sigterm and self._request is None:
-            # Only the main thread can note signals. Trainers whose handlers end at once by SIGTERM are to wait.
+        if self._sigterm and self._stop_request is None:
+            # Only the main thread can handle signals. Handlers of trainers, which exit at once, are not chained.
             is_main = threading.current_thread() is threading.main_thread()
-            self._request = StopRequest([signal.SIGTERM] if is_main else [], chained=False)
-        if self._request is not None:
-            self._request.listen()
+            self._stop_request = StopRequest([signal.SIGTERM] if is_main else [], chained=False)
+        if self._stop_request is not None:
+            self._stop_request.listen()
 
     def stepped(self, step: int) -> None:
-        """A step was made (collective): note whether a checkpoint is due, and whether SIGTERM was received."""
-        if self._request is not None and not self.stopped and self._request.agree():
+        """Record that a step was done (collective): is a checkpoint due, was SIGTERM received?"""
+        if self._stop_request is not None and not self.stopped and self._stop_request.agree():
             self.stopped = self._due = True
         elif step % self._every == 0:
             self._due = True
 
     def save_if_due(self, make: Callable[[], Any], step: int) -> None:
-        """Save what is due; after SIGTERM at all levels (collective)."""
+        """Save if due; after SIGTERM to all levels (collective)."""
         if self._due:
             self._due = False
             self.save(make, step)
 
     def finish(self, make: Callable[[], Any], step: int) -> None:
-        """Training has ended: save its last step at all levels, and close (collective)."""
-        if self._safe != step:
+        """Save the last step to all levels, and close (collective)."""
+        if self._saved_step != step:
             self.save(make, step, force=True)
         self.close()
 
     def close(self, error: BaseException | None = None) -> None:
-        """Wait for what is in the background, if this object opened the Checkpointer (collective).
+        """Finish background work, if this object opened the Checkpointer (collective).
 
-        After an error the other ranks may never come, so nothing waits for them.
+        After an error it does not wait for other ranks, which may never arrive.
         """
-        if self._request is not None:
-            self._request.end()
-        if self._own is not None:
-            closing, self._own = self._own, None
+        if self._stop_request is not None:
+            self._stop_request.end()
+        if self._owned is not None:
+            closing, self._owned = self._owned, None
             closing.__exit__(*((None, None, None) if error is None else (type(error), error, error.__traceback__)))
 
 
-class _Refused:
-    """Stands for a state that cannot be made: raises when it is looked at, which ends the call on all ranks."""
+class _FailedState:
+    """A state whose ``state_dict()`` raises, which makes ``checkpoint()`` fail on all ranks."""
 
     def __init__(self, error: DeeppartError) -> None:
         self._error = error
@@ -176,17 +176,15 @@ class _Refused:
         """Raise the error."""
         raise self._error
 
-    def load_state_dict(self, state: Any) -> NoReturn:
-        """Raise the error."""
-        raise self._error
+    load_state_dict = state_dict
 
 
-def or_refusal(make: Callable[[], Any]) -> Any:
-    """A state to be saved; or, where this rank cannot make it, one of which all ranks hear why."""
+def state_or_error(make: Callable[[], Any]) -> Any:
+    """The state; if ``make`` fails, a state that makes ``checkpoint()`` fail on all ranks."""
     try:
         return make()
-    except Exception as error:  # of whatever the state is made of: the other ranks wait in checkpoint()
-        refusal = as_error(error, "flattening the state failed")
-        if refusal is not error:
-            refusal.__cause__ = error
-        return _Refused(refusal)
+    except Exception as error:  # the other ranks wait in checkpoint()
+        reported = as_error(error, "flattening the state failed")
+        if reported is not error:
+            reported.__cause__ = error
+        return _FailedState(reported)

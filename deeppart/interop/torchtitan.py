@@ -1,4 +1,4 @@
-"""Checkpoints for torchtitan, version 0.3: a checkpoint manager, which its Trainer calls.
+"""Checkpoints for torchtitan 0.3: a checkpoint manager for its Trainer.
 
 config.checkpoint = deeppart.interop.torchtitan.CheckpointManager.Config(enable=True, interval=50)
 """
@@ -17,15 +17,7 @@ from deeppart import Checkpointer, Pending
 from deeppart import Config as Settings
 from deeppart.errors import ConfigError, RestoreError
 from deeppart.interop.saving import Saving, require
-from deeppart.interop.training_state import (
-    go_to,
-    own_generator,
-    pack,
-    position,
-    rng_state,
-    set_rng_state,
-    unpack,
-)
+from deeppart.interop.training_state import own_generator, pack, position, rng_state, seek, set_rng_state, unpack
 
 require("torchtitan", "0.3", "deeppart.interop.torchtitan")
 
@@ -39,46 +31,41 @@ from torchtitan.components.checkpointer.base import (
 )
 from torchtitan.tools import filesystem
 
-#: What is saved beside torchtitan's own states: the random generators of each rank.
+#: Name of the state of each rank's random generators.
 RNG = "rng"
-#: Where torchtitan's own manager writes the model alone, at the end: beside the folder of the checkpoints.
+#: Folder suffix of the final model-only checkpoint, which torchtitan's own manager writes.
 EXPORTS = "-export"
 
 
 class CheckpointManager(BaseCheckpointManager):
-    """Saves and resumes torchtitan's training with deeppart: any of its parallelisms.
+    """Saves and resumes torchtitan's training with any of its parallelisms.
 
-    A checkpoint holds the model, the optimizers as torchtitan flattens them (by names of parameters), learning rate
-    schedulers, the states that the trainer gives (steps and tokens), and for each rank its random generators and the
-    position in the data. It is made in the background whenever torchtitan's manager would make one, and at the last
-    step. Tensors are restored to any layout, on any number of ranks; positions in the data to the same degree of data
-    parallelism.
+    A checkpoint holds the model, the optimizers as torchtitan flattens them (by parameter name), learning rate
+    schedulers, the trainer's states (steps and tokens), and for each rank its random generators and data position. It
+    is made in the background whenever torchtitan's manager would make one, and at the last step. Tensors can be
+    restored to any layout and world size; data positions to the same degree of data parallelism.
 
-    What is for other programs is left to torchtitan's own manager: the initial load (``initial_load_path``, Hugging
-    Face weights), and the model alone at the last step (``last_save_model_only``), which is written to
-    ``<folder>-export``. The last step is saved whole as well, so that training can go on from it.
+    torchtitan's own manager handles the initial load (``initial_load_path``, Hugging Face weights) and the final
+    model-only checkpoint (``last_save_model_only``), which goes to ``<folder>-export``. The complete last step is saved
+    as well, so that training can continue from it.
 
-    Settings other than those of :class:`Config` are those of the environment and ``deeppart.toml``. The directory is
+    Settings beside those of :class:`Config` come from the environment and ``deeppart.toml``. The directory is
     torchtitan's ``<dump_folder>/<folder>``.
 
     Raises:
-        ConfigError: the folder is remote; a seed checkpoint is asked for; ``exclude_from_loading`` has unknown names;
-            the initial load is one of deeppart's directories.
-
-    Example:
-        >>> from deeppart.interop.torchtitan import CheckpointManager  # doctest: +SKIP
-        >>> trainer_config.checkpoint = CheckpointManager.Config(enable=True, interval=50)  # doctest: +SKIP
+        ConfigError: the folder is remote; a seed checkpoint is requested; ``exclude_from_loading`` has unknown names;
+            the initial load is a checkpoint directory of deeppart.
     """
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseCheckpointManager.Config):
-        """torchtitan's options for checkpoints, and one more."""
+        """torchtitan's checkpoint options, and ``per_rank``."""
 
         per_rank: Literal["strict", "rank0", "drop"] | dict[str, Literal["strict", "rank0", "drop"]] = field(
             default_factory=dict
         )
-        """What becomes of leaves of each rank on another number of ranks, as in ``Checkpointer.restore``. What it does
-        not name: random generators begin anew, and all else that differs between ranks is an error."""
+        """Policies for rank-local leaves on another world size, as for ``Checkpointer.restore``. By default random
+        generators keep their seeds, and any other rank-local leaf is an error."""
 
     def __init__(
         self,
@@ -108,42 +95,42 @@ class CheckpointManager(BaseCheckpointManager):
         own_generator(dataloader)
         self._saving = Saving(Checkpointer(_settings(self.folder, config.keep_latest_k)))
 
-    # --- what BaseCheckpointManager calls ---
+    # --- called by BaseCheckpointManager ---
 
     @torch.no_grad()
     def _load(self, step: int = -1) -> bool:
-        """Restore a step, or the newest; without any, do torchtitan's initial load."""
+        """Restore a step, or the newest; if there is none, do torchtitan's initial load."""
         fresh = [optimizer for optimizer in self.states[OPTIMIZER] if not optimizer.state]
         state = self._live()
-        names = tuple(state)  # restore may add what the checkpoint has beside these
-        wanted, others = None if step == -1 else step, {f"{RNG}/*": "drop"}
-        found = self._saving.restore(state, wanted, self._config.per_rank, others=others)
+        names = tuple(state)  # restore may add entries of the checkpoint
+        wanted, defaults = None if step == -1 else step, {f"{RNG}/*": "drop"}
+        found = self._saving.restore(state, wanted, self._config.per_rank, defaults=defaults)
         if found is not None:
-            self._put({name: state[name] for name in names})
+            self._load_states({name: state[name] for name in names})
             return True
-        for optimizer in fresh:  # its state was made to be looked at, by a step of Adam that would count
+        for optimizer in fresh:  # state_dict() initialized its state by a step, which must not count
             optimizer.state.clear()
         if step != -1:
             raise RestoreError(
-                "the step to load is not there", expected=f"step {step}", found="no checkpoint", where=self.folder
+                "the step to load does not exist", expected=f"step {step}", found="no checkpoint", where=self.folder
             )
-        # an empty folder, so that it does not search for steps itself
+        # An empty folder, so that it finds no steps of its own.
         native = self._native(filesystem.join(self.folder, "none"))
         return bool(native.load())
 
     @torch.no_grad()
     def _save(self, curr_step: int, last_step: bool = False) -> bool:
-        """Save if it is due; returns when the state may change."""
+        """Save if due; returns once the state may change."""
         if not self._is_due(curr_step, last_step):
             return False
         pending = self._saving.save(self._state, curr_step, force=last_step)
-        self.save_future = _Saving(pending) if pending.levels else None
+        self.save_future = _PendingFuture(pending) if pending.levels else None
         if last_step and self._config.last_save_model_only:
             self._native(self.folder + EXPORTS).save(curr_step, last_step=True)
         return bool(pending.levels)
 
     def _maybe_wait_for_staging(self) -> None:
-        """Nothing: ``checkpoint()`` has returned, so the state may change; a lazy copy holds the optimizer's step."""
+        """Nothing: once ``checkpoint()`` has returned, the state may change."""
 
     def _wait_for_saving(self) -> None:
         assert self.save_future is not None
@@ -151,7 +138,7 @@ class CheckpointManager(BaseCheckpointManager):
         waited.result()
 
     def _close(self) -> None:
-        """Finish what is in the background; after an error, do not wait for the other ranks."""
+        """Finish background work; after an error, without waiting for other ranks."""
         if (saving := getattr(self, "_saving", None)) is not None:
             saving.checkpointer.__exit__(*sys.exc_info())
 
@@ -168,43 +155,43 @@ class CheckpointManager(BaseCheckpointManager):
     def _state(self) -> dict[str, Any]:
         state = {name: each.state_dict() for name, each in self.states.items() if name != DATALOADER}
         if (loader := self.states[DATALOADER]) is not None:
-            state[_name_of_position(loader)] = pack(position(loader), DATALOADER)
+            state[_position_name(loader)] = pack(position(loader), DATALOADER)
         return state | {RNG: rng_state()}
 
     def _live(self) -> dict[str, Any]:
-        """What is restored into: tensors in place."""
-        left_out = self._config.exclude_from_loading
-        wanted = {name: each for name, each in self.states.items() if name not in left_out and each is not None}
+        """The live state to restore into; tensors are restored in place."""
+        excluded = self._config.exclude_from_loading
+        wanted = {name: each for name, each in self.states.items() if name not in excluded and each is not None}
         state = {name: each.state_dict() for name, each in wanted.items() if name != DATALOADER}
         if DATALOADER in wanted:
-            state[_name_of_position(wanted[DATALOADER])] = ""
-        return state if RNG in left_out else state | {RNG: {}}
+            state[_position_name(wanted[DATALOADER])] = ""
+        return state if RNG in excluded else state | {RNG: {}}
 
-    def _put(self, state: dict[str, Any]) -> None:
-        """Give each object what was restored."""
+    def _load_states(self, state: dict[str, Any]) -> None:
+        """Load the restored states into their objects."""
         for name, restored in state.items():
             if name in self.states:
                 self.states[name].load_state_dict(restored)
             elif name != RNG:
-                go_to(self.states[DATALOADER], unpack(restored, "the position in the data"))
+                seek(self.states[DATALOADER], unpack(restored, "the data position"))
         if RNG in state:
             set_rng_state(state[RNG])
 
     def _native(self, folder: str) -> Any:
-        """torchtitan's own manager, for what is in its formats."""
+        """torchtitan's own manager, for its own formats."""
         from torchtitan.components.checkpointer.dcp import CheckpointManager as Native
 
         names = [field.name for field in fields(BaseCheckpointManager.Config)]
         given = {name: getattr(self._config, name) for name in names}
-        left_out = [name for name in self._config.exclude_from_loading if name != RNG]  # which it does not know
-        config = Native.Config(**given | {"keep_latest_k": 0, "exclude_from_loading": left_out})
+        excluded = [name for name in self._config.exclude_from_loading if name != RNG]  # unknown to torchtitan
+        config = Native.Config(**given | {"keep_latest_k": 0, "exclude_from_loading": excluded})
         native = Native(config, states=dict(self.states), **self._parts)
         native.folder = folder
         return native
 
 
-class _Saving(Future[None]):
-    """A checkpoint under way, as torchtitan asks for it."""
+class _PendingFuture(Future[None]):
+    """A pending checkpoint as a Future, for torchtitan."""
 
     def __init__(self, pending: Pending) -> None:
         super().__init__()
@@ -219,34 +206,32 @@ class _Saving(Future[None]):
 
 
 def _settings(folder: str, keep: int) -> Settings:
-    """The settings of the environment and the file, with torchtitan's folder and number of steps."""
+    """The user's settings, with torchtitan's folder and number of steps to keep."""
     found = Settings(persistent_dir=folder)
-    # Stages of a pipeline have other parameters, ranks with other data other positions.
+    # Pipeline stages have different parameters, and data-parallel ranks different positions.
     replicated = "parts" if found.replicated == "auto" else found.replicated
     return replace(found, keep={**found.keep, "persistent": keep}, replicated=replicated)
 
 
-def _name_of_position(loader: Any) -> str:
-    """Says whose the position in the data is: ranks of one group of data parallelism have the same.
+def _position_name(loader: Any) -> str:
+    """The name of the data position, the same on all ranks with the same data-parallel rank.
 
-    With another number of groups the names are others, so that the checkpoint lacks the position: an error. It stands
-    outermost, as a dict of small values would become the saved one, without the name that is asked for.
+    The data-parallel degree is part of the name, so that restoring to another degree is an error. The entry is at the
+    top level, since a dict of small values would be replaced by the saved one without checking names.
     """
     return f"{DATALOADER}_dp_rank_{getattr(loader, 'dp_rank', 0)}_of_{getattr(loader, 'dp_world_size', 1)}"
 
 
 def _check(config: Any, folder: str, states: dict[str, Any]) -> None:
-    """Refuse by name what cannot be done."""
+    """Reject unsupported options."""
     if filesystem.is_remote(folder):
         raise ConfigError(
-            "checkpoints go to a directory", expected="a path", found=folder, todo="set checkpoint.folder"
+            "the checkpoint folder must be local", expected="a path", found=folder, todo="set checkpoint.folder"
         )
     if config.create_seed_checkpoint:
         raise ConfigError(
-            "seed checkpoints are torchtitan's own",
-            expected="create_seed_checkpoint with torchtitan's CheckpointManager",
-            found="create_seed_checkpoint with deeppart's",
-            todo="make it so, and give its path as checkpoint.initial_load_path",
+            "deeppart's CheckpointManager cannot create seed checkpoints",
+            todo="create it with torchtitan's CheckpointManager, and pass its path as checkpoint.initial_load_path",
         )
     unknown = sorted(set(config.exclude_from_loading) - {*states, RNG})
     if unknown:
@@ -258,7 +243,7 @@ def _check(config: Any, folder: str, states: dict[str, Any]) -> None:
     initial = config.initial_load_path
     if initial and not filesystem.is_remote(initial) and any(Path(initial).glob("step-*/manifest")):
         raise ConfigError(
-            "the initial load reads torchtitan's and Hugging Face's formats",
-            found=f"{initial}, a directory of deeppart's",
-            todo=f"deeppart export {initial} FOLDER --to dcp, or give it as checkpoint.folder to go on from it",
+            "the initial load supports torchtitan's and Hugging Face's formats only",
+            found=f"{initial}, a checkpoint directory of deeppart",
+            todo=f"deeppart export {initial} FOLDER --to dcp; or set checkpoint.folder to it, to continue training",
         )

@@ -1,4 +1,4 @@
-"""What a training is made of beside its tensors: random generators, positions of data loaders, small nested values."""
+"""Training state beside tensors: random generators, data loader positions, and nested small values."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ Array = torch.Tensor | npt.NDArray[Any]
 
 
 def rng_state() -> dict[str, Any]:
-    """The state of this process's random generators: Python's, numpy's, torch's, and those of its GPUs.
+    """The state of this process's random generators: Python's, numpy's, torch's, and its GPUs'.
 
-    A process of a group of ``torch.distributed`` is taken to use one GPU, the current one; any other to use all it
-    sees. The parts are tensors, arrays and small values: put it into the state to save as it is. It differs between
-    ranks and is therefore saved for each.
+    With ``torch.distributed`` initialized, only the current GPU is included; otherwise all visible ones. The result
+    consists of tensors, arrays and small values, and goes into the state to save. It is rank-local.
 
     Example:
         >>> import random, torch
@@ -49,10 +48,10 @@ def rng_state() -> dict[str, Any]:
 
 
 def set_rng_state(state: Mapping[str, Any]) -> None:
-    """Let the random generators of this process go on from what :func:`rng_state` gave.
+    """Set this process's random generators to a state from :func:`rng_state`.
 
-    Those of GPUs that were saved and are not here are left out. What a restore has left alone
-    (``per_rank={"rng/*": "drop"}``) and the state lacks therefore, goes on as it was seeded here.
+    Generators that are missing from ``state``, as after ``per_rank={"rng/*": "drop"}``, and states of GPUs that this
+    process does not have, are ignored.
     """
     python = state.get("python", {})
     if python.keys() >= {"version", "words", "gauss"}:
@@ -70,19 +69,16 @@ def set_rng_state(state: Mapping[str, Any]) -> None:
 
 
 def own_generator(loader: Any) -> None:
-    """Give a data loader a separate random generator, if it uses the process's.
+    """Give a data loader its own random generator, if it uses the process's.
 
-    Loaders draw a seed whenever they begin, and a restart begins once more than a run that was never ended.
+    A loader draws a seed whenever it is iterated, and a restarted run iterates once more than an uninterrupted one.
     """
     if hasattr(loader, "generator") and loader.generator is None:
         loader.generator = torch.Generator().manual_seed(torch.initial_seed() % (1 << 63))
 
 
 def position(loader: Any) -> dict[str, Any]:
-    """Where a loader that has a position is, such as torchdata's StatefulDataLoader: small values, to be packed.
-
-    It differs between ranks.
-    """
+    """The position of a stateful loader, such as torchdata's StatefulDataLoader, as values for :func:`pack`."""
     generator = getattr(loader, "generator", None)
     return {
         "state": _stateful(loader).state_dict(loader),
@@ -90,15 +86,15 @@ def position(loader: Any) -> dict[str, Any]:
     }
 
 
-def go_to(loader: Any, saved: Mapping[str, Any]) -> None:
-    """Let a loader go on from what :func:`position` gave, when it is iterated next."""
+def seek(loader: Any, saved: Mapping[str, Any]) -> None:
+    """Make the next iteration of a loader continue at a position from :func:`position`."""
     if saved["generator"] is not None and getattr(loader, "generator", None) is not None:
         loader.generator.set_state(saved["generator"])
     _stateful(loader).load_state_dict(loader, saved["state"])
 
 
 def _stateful(loader: Any) -> Any:
-    """The class whose state is taken: torchdata's own, which is data, where a subclass would pickle it."""
+    """The class whose ``state_dict`` to use: torchdata's own returns data, where subclasses may pickle it."""
     for kind in type(loader).__mro__:
         if kind.__module__.startswith("torchdata.") and "state_dict" in vars(kind):
             return kind
@@ -106,17 +102,13 @@ def _stateful(loader: Any) -> Any:
 
 
 def pack(
-    value: Any,
-    where: str,
-    tensors: list[torch.Tensor] | None = None,
-    classes: Mapping[str, type] | None = None,
+    value: Any, where: str, tensors: list[torch.Tensor] | None = None, classes: Mapping[str, type] | None = None
 ) -> str:
-    """A nested value as one text, so that ranks may have values of different structure at one place of the state.
+    """Encode a nested value as one string, so that its structure may differ between ranks.
 
-    Takes dicts, lists, tuples, tensors, arrays and small values; what derives from a dict or a tuple comes back as a
-    plain one. The text is JSON, arrays in base64: for kilobytes, not for weights. Given a list of ``tensors``, these
-    are put there, and the text has their places. Objects of ``classes`` are taken by their attributes, enums by their
-    values.
+    Accepts dicts, lists, tuples, tensors, arrays and small values; subclasses of dict and tuple become plain ones. The
+    string is JSON with arrays in base64: meant for kilobytes. If ``tensors`` is given, tensors are appended to it, and
+    the string refers to them by index. Instances of ``classes`` are encoded as their attributes, enums as their values.
     """
     known = classes or {}
 
@@ -128,9 +120,9 @@ def pack(
         if isinstance(value, dict):
             return ["{}", [[packed(key, where), packed(item, f"{where}/{key}")] for key, item in value.items()]]
         if isinstance(value, tuple) and not isinstance(value, torch.Size):
-            return ["()", [packed(item, f"{where}/{place}") for place, item in enumerate(value)]]
+            return ["()", [packed(item, f"{where}/{index}") for index, item in enumerate(value)]]
         if kind is list:
-            return ["[]", [packed(item, f"{where}/{place}") for place, item in enumerate(value)]]
+            return ["[]", [packed(item, f"{where}/{index}") for index, item in enumerate(value)]]
         if isinstance(value, torch.Tensor) and tensors is not None:
             tensors.append(value.detach())
             return ["tensor", len(tensors) - 1]
@@ -144,7 +136,7 @@ def pack(
 def unpack(
     text: str, where: str, tensors: Sequence[torch.Tensor] = (), classes: Mapping[str, type] | None = None
 ) -> Any:
-    """Inverse of :func:`pack`. Executes nothing, and makes objects of these classes only."""
+    """Inverse of :func:`pack`; creates objects of ``classes`` only, and executes no code from the string."""
 
     def unpacked(packed: Any) -> Any:
         if isinstance(packed, list):
@@ -157,9 +149,9 @@ def unpack(
                 return [unpacked(item) for item in rest[0]]
             if tag == "array":
                 (kind, dtype, shape), data = rest
-                of = LeafType(kind, dtype, tuple(shape))
-                of.check(where)
-                return _unpacked_array(of, data)
+                leaf_type = LeafType(kind, dtype, tuple(shape))
+                leaf_type.check(where)
+                return _unpacked_array(leaf_type, data)
             if tag == "tensor":
                 return tensors[rest[0]]
             if tag == "object":
@@ -185,19 +177,18 @@ def _object_of(kind: type, content: Any) -> Any:
 
 def _packed_array(value: Array, where: str) -> Any:
     kind = LeafType.of(value, where)
-    flat: Array = np.ascontiguousarray(value) if isinstance(value, np.ndarray) else _flat(value)
+    if isinstance(value, torch.Tensor):
+        flat: Array = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    else:
+        flat = np.ascontiguousarray(value)
     data = base64.b64encode(leaf_bytes(flat).data).decode("ascii")
     return ["array", [kind.kind, kind.dtype, list(kind.shape)], data]
-
-
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
 
 
 def _unpacked_array(kind: LeafType, text: str) -> Array:
     data = base64.b64decode(text, validate=True)
     if kind.nbytes != len(data):
-        raise ValueError(f"{len(data)} bytes of {kind}")
+        raise ValueError(f"{len(data)} bytes for {kind}")
     array = kind.new()
     leaf_bytes(array)[:] = np.frombuffer(data, dtype=np.uint8)
     return array

@@ -16,7 +16,7 @@ import numpy as np
 from deeppart._gc import collection_paused
 from deeppart.codec import RawCodec
 from deeppart.errors import DeeppartError, FormatError, RestoreError, StateError, StorageError, StructureMismatchError
-from deeppart.mapped import LockedFile, bring_pages, lies_in_memory, pin
+from deeppart.mapped import LockedFile, lies_in_memory, pin, populate_pages
 from deeppart.model import Box
 from deeppart.offline.find import Chosen, open_part, structure_of, with_checkpoint
 from deeppart.part import FileSource, KeyFiles, PartReader, StoredBytes, read_key_files
@@ -558,9 +558,9 @@ class ChunkAccess:
             lying = self._room(chunk)
             self._reader.read_encoded(chunk, lying)
         elif self._pinned is not None:
-            self._pinned.bring(int(self._reader.chunks["offset"][chunk]), len(lying))
+            self._pinned.populate(int(self._reader.chunks["offset"][chunk]), len(lying))
         else:
-            bring_pages(np.frombuffer(lying, dtype=np.uint8), self._path)
+            populate_pages(np.frombuffer(lying, dtype=np.uint8), self._path)
         self._reader.check_chunk(chunk, lying)
 
     def data(self, chunk: int) -> Bytes:

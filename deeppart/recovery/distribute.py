@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from deeppart.comm import Operation, exchange, interleaved
 from deeppart.errors import FormatError, StorageError
-from deeppart.mapped import bring_pages
+from deeppart.mapped import populate_pages
 from deeppart.model import Box
 from deeppart.nodes import Bytes
 from deeppart.plan.restart import Hop, Routes
@@ -377,7 +377,7 @@ def _chunk_in_memory(loaded: LoadedPart, chunk: int) -> Bytes:
     """A chunk that this rank has read; raises if the file was truncated since, when an access would be a bus error."""
     data = loaded.chunk(chunk)
     if loaded.place is not None:
-        bring_pages(data, loaded.place.path)
+        populate_pages(data, loaded.place.path)
     return data
 
 

@@ -212,7 +212,7 @@ class OpenedPart:
         def bring(index: int) -> None:
             raw = part.chunk(index).data
             if self._pinned is not None:
-                self._pinned.bring(int(chunks["offset"][index]), len(raw))
+                self._pinned.populate(int(chunks["offset"][index]), len(raw))
             if mapped is not None:
                 self._reader.check_chunk(index, raw)
             elif int(chunks["codec"][index]) == RawCodec.codec_id:

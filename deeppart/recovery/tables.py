@@ -28,7 +28,7 @@ import numpy.typing as npt
 from deeppart._gc import collection_paused
 from deeppart.comm import Comm, Operation, exchange, finish
 from deeppart.errors import StorageError
-from deeppart.mapped import bring_pages, running_kernel
+from deeppart.mapped import populate_pages, running_kernel
 from deeppart.nodes import Bytes
 from deeppart.part import SPAN_DTYPE, FileSource
 from deeppart.plan.restart import Read
@@ -331,7 +331,7 @@ class NodeCopy:
     def byte_range(self, start: int, stop: int) -> Bytes:
         """A range of the part's bytes, mapped into this process."""
         piece = self.raw[start - self.raw_start : stop - self.raw_start]
-        bring_pages(piece, self.file.path)
+        populate_pages(piece, self.file.path)
         return piece
 
     def read_into(self, start: int, target: Bytes) -> None:

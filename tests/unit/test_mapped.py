@@ -111,9 +111,9 @@ def test_an_error_of_the_device_is_an_error(disk_file: Path) -> None:
     """Pages that are not there any more stand for pages that cannot be read: touching them would be a SIGBUS."""
     found = pinned_file(disk_file)
     os.truncate(disk_file, 1_000_000)
-    found.bring(0, 1_000_000)
+    found.populate(0, 1_000_000)
     with pytest.raises(StorageError, match="cannot read 10 bytes at 5000000") as caught:
-        found.bring(5_000_000, 10)
+        found.populate(5_000_000, 10)
     assert caught.value.errno == errno.EFAULT
 
 

@@ -47,7 +47,7 @@ PLACES: dict[str, tuple[Callable[[Path], Path], list[str]]] = {
     "inside local_dir": (lambda root: next((root.parent / "local").iterdir()), ["a local_dir", "persistent_dir"]),
     "nothing there": (
         lambda root: root / "nothing" / "deep",
-        ["no such checkpoint directory", "found: of this path, {root} is there", "persistent_dir"],
+        ["no such checkpoint directory", "found: of this path, only {root} exists", "persistent_dir"],
     ),
     "a misspelt name": (lambda root: root.parent / "cpkt", ["no such checkpoint", "did you mean {root}?"]),
     "empty": (lambda root: made(root.parent / "empty"), ["empty", "persistent_dir"]),

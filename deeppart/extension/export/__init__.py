@@ -1,4 +1,4 @@
-"""Export: a committed checkpoint in a form that can be read without deeppart. One process, no MPI."""
+"""Export of a committed checkpoint to formats that can be read without deeppart. One process, no MPI."""
 
 from deeppart.extension.export.content import Content
 from deeppart.extension.export.exporting import Exported, Writer, export

@@ -1,4 +1,4 @@
-"""What of a checkpoint is exported, and its leaves, read a few at a time."""
+"""The content to export: structure of a checkpoint, and its leaves, read in batches."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import numpy as np
 import torch
 
 from deeppart.errors import StructureMismatchError
-from deeppart.extension.export.beside import BesideFile, BesideFolder, Stream
+from deeppart.extension.export.output import OutputFile, OutputFolder, Stream
 from deeppart.offline import OpenCheckpoint, Row, in_batches
 from deeppart.state.paths import Path, readable
 from deeppart.state.restore import build
 from deeppart.state.tensors import COMPOSITES, Array, LeafType, flat_bytes
 from deeppart.state.tree import Branch, LeafNumbers, Node, contiguous_strides, inside_objects
 
-#: From this length on a leaf has chunks of its own, so that it can be read separately.
+#: Leaves of at least this size have separate chunks.
 _LARGE_BYTES = 1 << 20
 
 Progress = Callable[[int, int], None]
@@ -27,14 +27,14 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What was written.
+    """Statistics of an export.
 
     Attributes:
-        leaves, values: how many of each.
-        per_rank: how many of them were saved by each rank for itself.
+        leaves, values: numbers of leaves and small values.
+        per_rank: number of rank-local ones.
         nbytes: bytes of the leaves.
-        remarks: lines about content that differs from the checkpoint.
-        files: how many.
+        remarks: one line for each kind of difference from the checkpoint.
+        files: number of files.
     """
 
     leaves: int
@@ -46,12 +46,12 @@ class Totals:
 
 
 class Content:
-    """What a writer of a format is given: a checkpoint, or the part of it that is exported, and where to write it.
+    """The input of a writer: the exported part of a checkpoint, and the output.
 
     Attributes:
-        checkpoint, suspect, out, progress: as given.
-        tree: what is exported.
-        leaves: numbers of the leaves in it.
+        checkpoint, suspect, out, progress: as passed.
+        tree: structure of the exported part.
+        leaves: numbers of the exported leaves.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Content:
         inner: str | None = None,
         suspect: Sequence[str] = (),
         *,
-        out: BesideFile | BesideFolder | None = None,
+        out: OutputFile | OutputFolder | None = None,
         progress: Progress = lambda done, total: None,
     ) -> None:
         self.checkpoint, self.suspect = checkpoint, tuple(suspect)
@@ -78,14 +78,14 @@ class Content:
         return self.checkpoint.step.key.step
 
     def stream_to(self) -> AbstractContextManager[Stream]:
-        """The one file of the archive, to be written from the first byte to the last."""
-        assert isinstance(self.out, BesideFile), "the format has one file"
+        """The stream of a single-file archive, written sequentially."""
+        assert isinstance(self.out, OutputFile), "the format has one file"
         return self.out.stream()
 
     @contextmanager
     def file(self, name: str) -> Iterator[Stream]:
-        """A file in the directory of the archive, likewise; it has its name once the block ends."""
-        assert isinstance(self.out, BesideFolder), "the format has a directory"
+        """The stream of a file in the archive's directory; the file gets its name when the block ends."""
+        assert isinstance(self.out, OutputFolder), "the format has a directory"
         with self.out.file(name) as file:
             with file.stream() as stream:
                 yield stream
@@ -96,24 +96,21 @@ class Content:
         return (row for row in self.checkpoint.rows(self.tree) if not isinstance(row.node, Branch) or row.is_empty)
 
     def path_of(self, leaf: int) -> str:
-        """The path of a leaf, for people."""
+        """The path of a leaf as text."""
         return readable(self.checkpoint.paths[leaf])
 
     def state(self, arrays: Mapping[int, Array]) -> tuple[Any, list[str]]:
-        """The state, as :func:`deeppart.load` would give it of these leaves; objects are their data.
+        """Build the state from arrays, as :func:`deeppart.load` does, with objects as their data.
 
         Returns:
-            the state, and the paths of what is an object in the checkpoint.
+            The state, and the paths of the objects.
         """
         target, objects = self.checkpoint.target, list[str]()
         target.dropped = frozenset(set(range(len(self.types))) - self.leaves)
         return build(target, dict(arrays), _without_forms(self.tree, (), objects)), objects
 
     def view_of(self, leaf: int, others: Collection[int]) -> tuple[int, int, tuple[int, ...]]:
-        """Where a leaf has its elements: one of ``others`` that it is a view of, its first element there, and strides.
-
-        Of a leaf that is a view of none, itself.
-        """
+        """The base of a leaf: owner (one of ``others``, or the leaf itself), offset in elements, and strides."""
         alias, types = self.checkpoint.structure.aliases.get(leaf), self.types
         if (
             alias is not None
@@ -126,24 +123,24 @@ class Content:
 
     @property
     def types(self) -> Sequence[LeafType]:
-        """Of all leaves of the checkpoint, by number."""
+        """The types of all leaves of the checkpoint, by number."""
         return self.checkpoint.target.types
 
     def totals(self, remarks: Sequence[str] = (), files: int = 1) -> Totals:
-        """The sizes of it; components of a tensor that are small values are not counted."""
+        """The statistics of the export; components of a tensor that are small values are not counted."""
         rows = [row for row in self.rows() if not row.is_empty and (row.leaf is not None or not row.composite)]
         nbytes = sum(self.types[leaf].nbytes for leaf in self.leaves)
         own = sum(row.own for row in rows)
         return Totals(len(self.leaves), len(rows) - len(self.leaves), own, nbytes, tuple(remarks), files)
 
     def refuse_repeats(self) -> None:
-        """Refuse expanded tensors, which are small here and would be large in the export."""
+        """Raise an error for expanded tensors, which would be much larger in the export."""
         for leaf in sorted(self.leaves & self.checkpoint.structure.aliases.keys()):
             if (refusal := self.checkpoint.repeats(leaf)) is not None:
                 raise refusal
 
     def same_as(self, leaf: int) -> int | None:
-        """The exported leaf that differs from a leaf only in its path; None if there is none."""
+        """The exported leaf with the same elements, shape and order; None if there is none."""
         alias = self.checkpoint.structure.aliases.get(leaf)
         if alias is None or alias.owner not in self.leaves or alias.offset:
             return None
@@ -151,34 +148,30 @@ class Content:
         return alias.owner if same_type and alias.strides == contiguous_strides(self.types[leaf].shape) else None
 
     def read(self, order: Iterable[int]) -> Iterator[tuple[int, Array]]:
-        """Leaves in an order, checked; some MiB of them are in memory at a time, or one that is larger."""
+        """Read and verify leaves in the given order, in batches of some MiB, or one larger leaf."""
         for batch in in_batches(order, lambda leaf: self.types[leaf].nbytes):
             arrays = self.checkpoint.read(set(batch))
             yield from ((leaf, arrays[leaf]) for leaf in batch)
 
     def stream(self, order: Sequence[int]) -> Iterator[tuple[int, Iterable[memoryview]]]:
-        """The bytes of leaves in an order, checked: little endian, in C order, each piece good until the next one.
+        """The verified bytes of leaves in the given order, little endian and in C order.
 
-        Large ones come as their chunks are read, so that none is in memory as a whole unless it is sharded, or a view
-        of another.
+        A piece is valid until the next one. Large leaves are read chunk by chunk, unless they are sharded or views.
         """
         for by_chunks, leaves in groupby(order, self._has_own_chunks):
             if by_chunks:
                 yield from ((leaf, self.checkpoint.stream(leaf)) for leaf in leaves)
             else:
-                yield from ((leaf, (_octets(array, self.types[leaf]),)) for leaf, array in self.read(leaves))
+                yield from ((leaf, (_little_endian(array, self.types[leaf]),)) for leaf, array in self.read(leaves))
 
     def _has_own_chunks(self, leaf: int) -> bool:
         kind = self.types[leaf]
-        return kind.nbytes >= _LARGE_BYTES and _is_little(kind) and self.checkpoint.is_in_one_row(leaf)
+        is_little_endian = kind.kind == "torch" or not kind.dtype.startswith(">")
+        return kind.nbytes >= _LARGE_BYTES and is_little_endian and self.checkpoint.is_in_one_row(leaf)
 
 
-def _is_little(kind: LeafType) -> bool:
-    return kind.kind == "torch" or not kind.dtype.startswith(">")
-
-
-def _octets(array: Array, kind: LeafType) -> memoryview:
-    """The bytes of a leaf in C order, little endian."""
+def _little_endian(array: Array, kind: LeafType) -> memoryview:
+    """The bytes of a leaf in C order."""
     if isinstance(array, torch.Tensor):
         return flat_bytes(array.contiguous()).data
     ordered = np.ascontiguousarray(array, dtype=np.dtype(kind.dtype).newbyteorder("<"))
@@ -186,7 +179,7 @@ def _octets(array: Array, kind: LeafType) -> memoryview:
 
 
 def _without_forms(node: Node, path: Path, objects: list[str]) -> Node:
-    """A tree in which objects are their data; their paths are added to ``objects``."""
+    """A tree with objects replaced by their data; their paths are added to ``objects``."""
     if not isinstance(node, Branch) or node.kind in COMPOSITES:
         return node
     if node.form is not None:

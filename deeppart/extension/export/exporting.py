@@ -1,4 +1,4 @@
-"""Export: from a persistent directory to a file or directory that another library reads, whatever its format is."""
+"""Export of a step to a file or directory, with any writer."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from typing import Protocol
 from deeppart import access
 from deeppart.access import storage_error
 from deeppart.errors import StorageError
-from deeppart.extension.export.beside import BesideFile, BesideFolder
 from deeppart.extension.export.content import Content, Progress, Totals
 from deeppart.extension.export.hdf5 import Hdf5Writer
+from deeppart.extension.export.output import OutputFile, OutputFolder
 from deeppart.offline import Chosen, OpenCheckpoint, with_checkpoint
 from deeppart.part import KeyFiles, read_key_files
 from deeppart.storage import parse_step_name
 
 
 class Writer(Protocol):
-    """A format.
+    """A writer of a format.
 
     Attributes:
-        form: its name.
-        is_directory: true if what it makes is a directory.
+        form: name of the format.
+        is_directory: true if it writes a directory.
     """
 
     form: str
     is_directory: bool
 
     def write(self, content: Content) -> Totals:
-        """Write all of it into what becomes the file or directory when this returns."""
+        """Write the content; the output gets its final name afterwards."""
         ...
 
 
@@ -66,40 +66,38 @@ def export(
     inner: str | None = None,
     rank: int = 0,
     overwrite: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = lambda done, total: None,
     sign_key_file: KeyFiles = None,
 ) -> Exported:
-    """Write a committed checkpoint into a file, or a directory, which appears under its name when it is complete.
+    """Write a committed checkpoint to a file or directory, which gets its name once it is complete.
 
-    Every byte is checked as it is read, in the files of older checkpoints too where the step refers to those. At most
-    256 MiB of leaves, or one leaf, are in memory at a time.
+    All bytes are verified when they are read. At most 256 MiB of leaves, or one larger leaf, are in memory at a time.
     """
     out = Path(out)
-    made_by: Writer = Hdf5Writer() if writer is None else writer
-    told = progress or (lambda done, total: None)
+    chosen_writer: Writer = Hdf5Writer() if writer is None else writer
     signing = read_key_files(sign_key_file)
     _refuse_inside(out, Path(root))
     try:
         folder = access.open_folder(out.absolute().parent)
-        there = folder.lstat(out.name).st_mode if folder.has(out.name) else None
+        mode = folder.lstat(out.name).st_mode if folder.has(out.name) else None
     except OSError as error:
         raise storage_error("cannot write the archive", error, out) from error
     with folder:
-        if there is not None and not (overwrite and stat.S_ISDIR(there) == made_by.is_directory):
-            raise _taken(out, stat.S_ISDIR(there), made_by.is_directory)
+        if mode is not None and not (overwrite and stat.S_ISDIR(mode) == chosen_writer.is_directory):
+            raise _name_taken(out, stat.S_ISDIR(mode), chosen_writer.is_directory)
 
         def use(chosen: Chosen) -> Exported:
             chosen.warn()
-            beside: BesideFile | BesideFolder
-            beside = (BesideFolder if made_by.is_directory else BesideFile)(folder, out.name, out)
-            with ExitStack() as files, beside:
+            output: OutputFile | OutputFolder
+            output = (OutputFolder if chosen_writer.is_directory else OutputFile)(folder, out.name, out)
+            with ExitStack() as files, output:
                 checkpoint = OpenCheckpoint(files, chosen.step, rank)
-                content = Content(checkpoint, keys, inner, chosen.suspect, out=beside, progress=told)
-                made = made_by.write(content)
-                file_bytes = beside.finish()
+                content = Content(checkpoint, keys, inner, chosen.suspect, out=output, progress=progress)
+                made = chosen_writer.write(content)
+                file_bytes = output.finish()
             return Exported(
                 out,
-                made_by.form,
+                chosen_writer.form,
                 chosen.manifest.attempt.step,
                 rank,
                 made.leaves,
@@ -115,34 +113,33 @@ def export(
 
 
 def _refuse_inside(out: Path, root: Path) -> None:
-    """Refuse to write over, or beside, the files of a step."""
+    """Refuse to write into the directory of a step."""
     folder, inside = os.path.realpath(out.absolute().parent), os.path.realpath(root)
     if not Path(folder).is_relative_to(inside):
         return
     within = Path(folder).relative_to(inside).parts
     if within and parse_step_name(within[0]) is not None:
         raise StorageError(
-            "an archive is not written into a step of a checkpoint directory",
+            "an archive cannot be written into a step of a checkpoint directory",
             found=f"{within[0]} in {root}",
             where=str(out),
-            todo="give it a place outside of the checkpoint",
+            todo="choose a path outside of the checkpoint",
         )
 
 
-def _taken(out: Path, is_directory: bool, makes_directory: bool) -> StorageError:
-    """The refusal to write where a directory, or something else, is already."""
+def _name_taken(out: Path, is_directory: bool, makes_directory: bool) -> StorageError:
     kinds = ("a file", "a directory")
-    todo = "choose another name, or have it replaced (--overwrite)"
+    todo = "choose another name, or replace it (--overwrite)"
     if is_directory and not makes_directory:
         todo = f"choose another name, such as {out / 'archive.h5'}: a file does not replace a directory"
     elif is_directory:
-        todo += ": it is, if there is nothing in it but what an export makes"
+        todo += ", which works if it contains only files of an export"
     elif makes_directory:
         todo = "choose another name: a directory does not replace a file"
     return StorageError(
         f"there is {kinds[is_directory]} of that name",
         errno=errno.EEXIST,
-        expected=f"a name for {kinds[makes_directory]} that nothing has",
+        expected=f"an unused name for {kinds[makes_directory]}",
         where=str(out.absolute()),
         todo=todo,
     )

@@ -1,11 +1,11 @@
-"""A committed checkpoint as one HDF5 file (docs/commands.md, export), without losing a bit.
+"""A committed checkpoint as one HDF5 file (docs/commands.md, export), lossless.
 
-The leaves are data sets below `/state`, for any reader. What HDF5 cannot say of the state, `/structure` does: the
-structure document of a checkpoint (docs/format.md), from which :class:`Archived` makes the state again.
+The leaves are data sets below `/state`, for any reader. `/structure` has the structure document of a checkpoint
+(docs/format.md), from which :class:`Archived` rebuilds the state.
 
-HDF5 has no types for bfloat16, float8 and numpy's wide texts and times. bfloat16 is described to it as the float that
-it is, so that any HDF5 reader gets numbers; float8 and float4 are stored as the bytes they are; the others as opaque
-bytes that carry numpy's name of them, which h5py reads back.
+HDF5 has no built-in types for bfloat16, float8 and numpy's wide strings and times. bfloat16 is defined as a custom
+float type, which any HDF5 reader converts to numbers; float8 and float4 are stored as bytes; the others as opaque bytes
+tagged with the numpy dtype, which h5py understands.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import numpy as np
 import torch
 
 from deeppart.access import storage_error
-from deeppart.extension.export.beside import BesideFile
 from deeppart.extension.export.content import Content, Totals
+from deeppart.extension.export.output import OutputFile
 from deeppart.model import VERSION
 from deeppart.offline import select
 from deeppart.state.document import Numbers, decode_structure, encode_structure, encode_tree
@@ -33,13 +33,13 @@ from deeppart.state.tensors import Array, LeafType, flat_bytes
 from deeppart.state.tree import ArrayLeaf, Branch, LeafNumbers, Node, ValueLeaf, container_kind, inside_objects
 from deeppart.state.values import encode_value
 
-#: The attribute of the file that has the version, and the data set that has the document.
+#: The file attribute with the version, and the data set with the structure document.
 ARCHIVE, STRUCTURE = "deeppart_archive", "structure"
 ARCHIVE_VERSION = 2
 
 
 class Hdf5Writer:
-    """Writes HDF5."""
+    """Writes HDF5 archives."""
 
     form = "hdf5"
     is_directory = False
@@ -48,36 +48,36 @@ class Hdf5Writer:
         self._filter = filter
 
     def write(self, content: Content) -> Totals:
-        """Write all of it."""
-        assert isinstance(content.out, BesideFile)
+        """Write the content."""
+        assert isinstance(content.out, OutputFile)
         return _Archive(content, self._filter).write(content.out.path, content.out.out)
 
 
 class _Archive:
-    """One archive in the making."""
+    """Writes one archive."""
 
     def __init__(self, content: Content, filter: Filter | None) -> None:  # noqa: A002
         self._checkpoint, self._suspect, self._progress = content.checkpoint, content.suspect, content.progress
         self._content, self._filter = content, filter
         self._tree, self._leaves = content.tree, content.leaves
         content.refuse_repeats()
-        self._places: dict[int, tuple[h5py.Group, str]] = {}
+        self._locations: dict[int, tuple[h5py.Group, str]] = {}
 
     def write(self, path: Path, out: Path) -> Totals:
-        """Write all of it."""
+        """Write the file."""
         types = self._checkpoint.target.types
         total = sum(types[leaf].nbytes for leaf in self._leaves)
         try:
             with h5py.File(path, "w", libver=("earliest", "v110"), locking="best-effort") as file:
                 self._describe(file)
-                self._place(file, self._tree, "state")
+                self._create(file, self._tree, "state")
                 file[STRUCTURE] = np.frombuffer(self._structure(), dtype=np.uint8)
                 done = 0
                 for batch in self._checkpoint.batches(self._leaves):
                     self._write_leaves(batch)
                     done += sum(types[leaf].nbytes for leaf in batch)
                     self._progress(done, total)
-        except (OSError, RuntimeError, ValueError) as error:  # h5py raises any of them for what HDF5 says
+        except (OSError, RuntimeError, ValueError) as error:  # h5py raises any of them for errors of HDF5
             raise storage_error("cannot write the archive", _as_os_error(error), out) from error
         return self._content.totals()
 
@@ -92,40 +92,40 @@ class _Archive:
         if self._suspect:
             file.attrs["suspect"] = list(self._suspect)
 
-    def _place(self, group: h5py.Group, node: Node, name: str) -> None:
-        """Make the groups, write the values, and note where the leaves go."""
+    def _create(self, group: h5py.Group, node: Node, name: str) -> None:
+        """Create the groups, write the values, and note the locations of the leaves."""
         node = inside_objects(node)
         if isinstance(node, ArrayLeaf):
-            self._places[node.index] = (group, name)
+            self._locations[node.index] = (group, name)
         elif isinstance(node, ValueLeaf):
             made = write_value(group, name, self._checkpoint.target.values[node.index])
-            self._note_own(made, self._checkpoint.structure.per_rank_values[node.index])
+            self._mark_rank_local(made, self._checkpoint.structure.per_rank_values[node.index])
         else:
             assert isinstance(node, Branch), "the structure of one rank has no marks"
             made = group.create_group(name)
             taken: set[str] = set()
             for key, child in zip(node.keys, node.children, strict=True):
-                self._place(made, child, link_name(key, taken))
+                self._create(made, child, link_name(key, taken))
 
     def _write_leaves(self, batch: set[int]) -> None:
         structure, types = self._checkpoint.structure, self._checkpoint.target.types
         arrays = self._checkpoint.read(batch)
         for leaf in sorted(batch, key=lambda leaf: (leaf in structure.aliases, leaf)):
-            group, name = self._places[leaf]
-            if (owner := self._content.same_as(leaf)) is not None:  # two names of one data set
-                owner_group, owner_name = self._places[owner]
+            group, name = self._locations[leaf]
+            if (owner := self._content.same_as(leaf)) is not None:  # a hard link
+                owner_group, owner_name = self._locations[owner]
                 group[name] = owner_group[owner_name]
                 continue
             made = write_array(group, name, arrays[leaf], types[leaf], self._filter)
             made.attrs["type"] = f"{types[leaf].kind}.{types[leaf].dtype}"
-            self._note_own(made, structure.per_rank[leaf])
+            self._mark_rank_local(made, structure.per_rank[leaf])
 
-    def _note_own(self, made: h5py.Dataset, own: np.bool_) -> None:
-        if own:
+    def _mark_rank_local(self, made: h5py.Dataset, is_rank_local: np.bool_) -> None:
+        if is_rank_local:
             made.attrs["per_rank"] = True
 
     def _structure(self) -> bytes:
-        """The document: leaves and values numbered anew, and views of what is not exported as leaves."""
+        """The structure document: leaves and values are renumbered, and views of unexported leaves become leaves."""
         structure, target = self._checkpoint.structure, self._checkpoint.target
         leaves, values = sorted(self._leaves), sorted(LeafNumbers.of(self._tree).values)
         numbers = Numbers(_new_numbers(leaves, len(target.types)), _new_numbers(values, len(target.values)))
@@ -146,24 +146,24 @@ class _Archive:
             [],
             False,
         )
-        names = [f"{group.name}/{name}" for group, name in map(self._places.__getitem__, leaves)]
+        names = [f"{group.name}/{name}" for group, name in map(self._locations.__getitem__, leaves)]
         return json.dumps({"structure": document, "names": names}).encode()
 
 
 def _new_numbers(kept: Sequence[int], count: int) -> list[int]:
-    """By old number, the place among those that are kept."""
+    """Old number -> index in ``kept``."""
     found = [0] * count
-    for place, number in enumerate(kept):
-        found[number] = place
+    for index, number in enumerate(kept):
+        found[number] = index
     return found
 
 
 class Archived:
-    """What ``/structure`` says of an archive, or of the part of it that globs cover.
+    """The structure of an archive, or of the part that matches globs.
 
     Attributes:
-        stored: number, type and data set of each leaf whose bytes are needed, of which each has its own data set.
-        components: numbers of those whose bytes :meth:`state` needs.
+        stored: number, type and data set of each leaf to read.
+        components: numbers of the leaves whose bytes :meth:`state` needs: components of composite tensors.
     """
 
     def __init__(self, text: bytes, keys: Sequence[str] | None, where: str) -> None:
@@ -171,27 +171,27 @@ class Archived:
         structure, names = decode_structure(document["structure"], where), document["names"]
         types, aliases = structure.types, structure.aliases
         if len(names) != len(types) or not all(type(name) is str for name in names):
-            raise ValueError("the names of data sets are not those of the leaves")
+            raise ValueError("the number of data sets is not that of the leaves")
         self._target = Target(structure, list(types), decode_values(structure, where))
-        for leaf, alias in aliases.items():  # of numpy's arrays, only the same one under two names is written so
+        for leaf, alias in aliases.items():
             if types[leaf].kind == "numpy" and not self._target.is_twin(leaf, alias):
-                raise ValueError(f"leaf {leaf} is a view of leaf {alias.owner} that is never written")
+                raise ValueError(f"leaf {leaf} is a numpy view of leaf {alias.owner}, which is never written")
         self._tree, kept = select(structure, self._target.values, keys)
         needed = kept | {aliases[leaf].owner for leaf in kept if leaf in aliases}
         self._target.dropped = frozenset(range(len(types))) - needed
         self.stored = [(leaf, types[leaf], names[leaf]) for leaf in sorted(needed - aliases.keys())]
         if len({name for *_, name in self.stored}) < len(self.stored):
-            raise ValueError("two leaves have one data set")
+            raise ValueError("two leaves have the same data set")
         self.components = leaves_to_check(self._target)
 
     def state(self, arrays: dict[int, Array]) -> Any:
-        """The state, of an array for each leaf that is stored: as ``deeppart.load`` gives it."""
+        """Build the state from the arrays of the stored leaves, as ``deeppart.load`` does."""
         tie(self._target, arrays)
         return build(self._target, arrays, self._tree)
 
 
 def _as_os_error(error: OSError | RuntimeError | ValueError) -> OSError:
-    """The exception of h5py as an ``OSError``, with the error number that HDF5 names in the text."""
+    """An exception of h5py as an ``OSError`` with the errno that HDF5 has in its message."""
     named = re.search(r"errno = (\d+)", str(error))
     if isinstance(error, OSError) and (error.errno or not named):
         return error
@@ -199,12 +199,12 @@ def _as_os_error(error: OSError | RuntimeError | ValueError) -> OSError:
 
 
 _INT64_LIMIT = 1 << 63
-_COMPLEX32 = np.dtype([("r", "<f2"), ("i", "<f2")])  # what h5py makes of complex numbers, at half the width
+_COMPLEX32 = np.dtype([("r", "<f2"), ("i", "<f2")])  # h5py's layout of complex numbers
 _NUMBERS = frozenset("biufc")
-#: Raw bytes of a chunk: HDF5 keeps one of 1 MiB in its cache while somebody reads rows.
+#: Raw bytes of a chunk, which fits into HDF5's chunk cache.
 _CHUNK_BYTES = 1 << 20
-#: Shorter data sets are contiguous: the index of their one chunk would take more than is saved.
-_LEAST_FILTERED_BYTES = 4096
+#: Shorter data sets are contiguous: the chunk index would take more than is saved.
+_MIN_FILTERED_BYTES = 4096
 
 
 def _utf8_names() -> h5py.h5p.PropLCID:
@@ -214,7 +214,7 @@ def _utf8_names() -> h5py.h5p.PropLCID:
 
 
 def _bfloat16() -> h5py.h5t.TypeFloatID:
-    """bfloat16 as HDF5 describes floats: 1 bit sign, 8 bits exponent, 7 bits mantissa with an implied 1."""
+    """bfloat16 as an HDF5 float type: 1 bit sign, 8 bits exponent, 7 bits mantissa with an implied 1."""
     kind = h5py.h5t.IEEE_F32LE.copy()
     kind.set_fields(15, 7, 8, 0, 7)
     kind.set_size(2)
@@ -226,9 +226,9 @@ _UTF8_NAMES, _BFLOAT16 = _utf8_names(), _bfloat16()
 
 
 def link_name(key: Any, taken: set[str]) -> str:
-    """A name for what lies under a key: the key's text, with ``~`` and ``/`` escaped as in RFC 6901."""
+    """The link name of a key: its text, with ``~`` and ``/`` escaped as in RFC 6901."""
     text = component(key)
-    if not text.isprintable():  # HDF5 ends a name at NUL, and takes no lone surrogates
+    if not text.isprintable():  # HDF5 truncates names at NUL, and rejects lone surrogates
         text = text.encode("unicode_escape").decode("ascii")
     text = {"": "~empty", ".": "~dot"}.get(text, text)
     name, number = text, 1
@@ -241,10 +241,10 @@ def link_name(key: Any, taken: set[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """What the chunks of data sets are compressed with: what every HDF5 library has.
+    """The compression of data sets: deflate, which every HDF5 library supports.
 
     Attributes:
-        gzip_level: of deflate, 1 to 9.
+        gzip_level: level of deflate, 1 to 9.
     """
 
     gzip_level: int
@@ -257,28 +257,28 @@ def write_array(
     kind: LeafType,
     filter: Filter | None = None,  # noqa: A002
 ) -> h5py.Dataset:
-    """Store a leaf as a data set of its shape: contiguous, or in chunks of whole rows that go through a filter."""
+    """Store a leaf as a data set: contiguous, or in compressed chunks of whole rows."""
     stored, numbers = stored_type(kind), flat_bytes(_in_order(array))
     space = h5py.h5s.create(h5py.h5s.SCALAR) if not kind.shape else h5py.h5s.create_simple(kind.shape)
     how = None
-    if filter is not None and kind.nbytes >= _LEAST_FILTERED_BYTES and kind.shape:
+    if filter is not None and kind.nbytes >= _MIN_FILTERED_BYTES and kind.shape:
         how = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         how.set_chunk(_chunk_shape(kind.shape, stored.get_size()))
-        how.set_shuffle()  # the exponents of floats stand beside each other, which is what compresses
+        how.set_shuffle()  # groups the exponents of floats, which are what compresses
         how.set_deflate(filter.gzip_level)
     made = h5py.h5d.create(group.id, name.encode(), stored, space, dcpl=how, lcpl=_UTF8_NAMES)
-    if kind.nbytes:  # in the file's own type: HDF5 converts nothing
+    if kind.nbytes:  # in the stored type: no conversion
         made.write(h5py.h5s.ALL, h5py.h5s.ALL, numbers, mtype=stored)
     return h5py.Dataset(made)
 
 
 def _chunk_shape(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Whole rows, as many as fit a chunk; of one row that does not fit, a part."""
-    found, room = [1] * len(shape), max(1, _CHUNK_BYTES // itemsize)
-    for place in reversed(range(len(shape))):
-        found[place] = min(shape[place], room)
-        room //= found[place]
-        if not room:
+    """As many whole rows as fit into a chunk, or a part of one row."""
+    found, free = [1] * len(shape), max(1, _CHUNK_BYTES // itemsize)
+    for dimension in reversed(range(len(shape))):
+        found[dimension] = min(shape[dimension], free)
+        free //= found[dimension]
+        if not free:
             break
     return tuple(found)
 
@@ -288,7 +288,7 @@ def _in_order(array: Array) -> Array:
 
 
 def stored_type(kind: LeafType) -> h5py.h5t.TypeID:
-    """The HDF5 type of a leaf's elements: their bytes are those in memory."""
+    """The HDF5 type with the memory layout of a leaf's elements."""
     dtype: np.dtype[Any]
     if kind.kind == "torch":
         if kind.dtype == "bfloat16":
@@ -304,10 +304,7 @@ def stored_type(kind: LeafType) -> h5py.h5t.TypeID:
 
 
 def write_value(group: h5py.Group, name: str, value: Any) -> h5py.Dataset:
-    """Store a small value for readers: as it is where HDF5 has its like, else as text, JSON (docs/format.md).
-
-    A list or tuple of numbers of one type becomes a data set with one dimension.
-    """
+    """Store a small value: as a native HDF5 value, a vector for a list of numbers, or else as JSON (docs/format.md)."""
     numbers = _as_numbers(value)
     if numbers is not None:
         return group.create_dataset(name, data=numbers)
@@ -320,7 +317,7 @@ def write_value(group: h5py.Group, name: str, value: Any) -> h5py.Dataset:
 
 
 def _as_numbers(value: Any) -> np.ndarray[Any, Any] | None:
-    """The items of a list or tuple, if they are bool, or float, or int of 64 bits, and all of one type."""
+    """The items of a list or tuple as an array, if all are of one type: bool, float, or 64-bit int."""
     if container_kind(value) not in ("list", "tuple"):
         return None
     kinds = set(map(type, value))
@@ -332,7 +329,7 @@ def _as_numbers(value: Any) -> np.ndarray[Any, Any] | None:
 
 
 def _is_plain(value: Any) -> bool:
-    """True if HDF5 can store such a value exactly: its strings end at NUL and have no lone surrogates."""
+    """True if HDF5 can store the value exactly: its strings have neither NUL nor lone surrogates."""
     kind = type(value)
     if kind is int:
         return bool(-_INT64_LIMIT <= value < _INT64_LIMIT)
@@ -340,6 +337,6 @@ def _is_plain(value: Any) -> bool:
         return not any(character == "\0" or "\ud800" <= character <= "\udfff" for character in value)
     if kind is bytes:
         return bool(value)
-    if isinstance(value, np.generic):  # a long double has bits that are no part of its value
+    if isinstance(value, np.generic):  # a long double has padding bits
         return str(value.dtype.char) in "?bBhHiIlLqQefdFD"
     return value is None or kind in (bool, float, complex)

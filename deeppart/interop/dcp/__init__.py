@@ -1,4 +1,4 @@
-"""Checkpoints of torch.distributed.checkpoint (DCP): loaded without it, and what DCP itself can use of this library."""
+"""DCP (torch.distributed.checkpoint): loading its checkpoints without it, and planners and storage for it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
     "load",
 ]
 
-# With torch.distributed.checkpoint, which ``load`` does without.
+# These import torch.distributed.checkpoint, which ``load`` does not need.
 __getattr__, __dir__ = lazy_names(
     __name__,
     {

@@ -1,4 +1,4 @@
-"""DCP checkpoints in one process, without process groups and without executing anything that a file names."""
+"""Loading of DCP checkpoints in one process, without process groups or executing code that a file names."""
 
 from __future__ import annotations
 
@@ -15,37 +15,35 @@ import zstandard
 
 from deeppart.errors import CorruptFileError, UnsupportedLeafError, short
 from deeppart.extension import Box, ForeignFile, LeafType, choose, leaf_bytes, readable
-from deeppart.interop.dcp.codec_stream import DESCRIPTOR, decoded
+from deeppart.interop.dcp.codec_stream import DESCRIPTOR, decode_stream
 from deeppart.interop.dcp.metadata import DcpMetadata, FileRange, Keys, StoredTensor, read_metadata
-from deeppart.interop.dcp.names import GROUPS, nested
+from deeppart.interop.dcp.names import GROUPS, nest
 from deeppart.interop.opened import PIECE_BYTES, Opened, Source, address_of
 from deeppart.interop.torch_file import check_archive, read_by_torch
 
-#: What ``torch.save`` adds to the bytes of a tensor, at most; the file of a value is no longer than this.
-_FRAME_BYTES = 1 << 20
-_MOST_VALUE_BYTES = 1 << 30
+#: Upper bound of what ``torch.save`` adds to a tensor's bytes.
+_ARCHIVE_OVERHEAD = 1 << 20
+_MAX_VALUE_BYTES = 1 << 30
 _ZSTD = "stream.zstd/1"
 
 
 def load(path: str | os.PathLike[str], keys: str | Sequence[str] | None = None) -> Any:
-    """Read a checkpoint that ``dcp.save`` or ``dcp.async_save`` has written, onto the CPU.
+    """Load a checkpoint of ``dcp.save`` or ``dcp.async_save`` to the CPU.
 
-    Sharded tensors come back whole. One that is not divided by rows, or was compressed, is in memory twice while it is
-    read.
+    Sharded tensors are assembled. A tensor that is compressed, or sharded other than by rows, is in memory twice while
+    it is read.
 
     Args:
-        path: the directory: ``checkpoint_id`` of the save.
-        keys: globs over paths as of :func:`deeppart.load`; only what they cover is read. None for everything.
+        path: the directory: the ``checkpoint_id`` of the save.
+        keys: path globs as for :func:`deeppart.load`; only matching items are read. None loads everything.
 
     Returns:
-        Dicts, whose keys are all texts, and lists, nested as they were. What a planner has saved without saying where
-        it stood is in one dict, by name.
+        Nested dicts, with strings as keys, and lists. Items of a planner that saved no paths are in one flat dict.
 
     Raises:
         RestoreError: there is no complete DCP checkpoint.
-        FormatError: a file that is needed is damaged.
-        UnsupportedLeafError: a value is of a kind that only unpickling could make, or was stored in a way that is not
-            known.
+        FormatError: a required file is damaged.
+        UnsupportedLeafError: a value could only be created by unpickling, or was stored with an unknown extension.
         StructureMismatchError: ``keys`` match nothing.
         StorageError: a file cannot be read.
     """
@@ -54,7 +52,7 @@ def load(path: str | os.PathLike[str], keys: str | Sequence[str] | None = None) 
 
 
 def open_dcp(path: Path, closing: ExitStack, keys: str | Sequence[str] | None = None) -> Opened:
-    """Open it; values are read, tensors are not yet."""
+    """Open a DCP checkpoint and read its values, but not its tensors."""
     metadata = read_metadata(path)
     files = Files(path, closing)
     sources: dict[int, Source] = {}
@@ -66,129 +64,127 @@ def open_dcp(path: Path, closing: ExitStack, keys: str | Sequence[str] | None = 
         stored = metadata.tensors[name]
         tensor = new_tensor(stored, f"{path}, {name}")
         if tensor.nbytes:
-            sources[address_of(tensor)] = _Pieces(files, stored, name, tensor.nbytes)
+            sources[address_of(tensor)] = _TensorSource(files, stored, name, tensor.nbytes)
         items.append((name, tensor))
-    places = {place.file for stored in metadata.tensors.values() for _, place in stored.chunks}
-    places |= {each.file for each in metadata.values.values()}
-    return Opened("dcp", _nested_state(files, metadata, items), sources, len(places))
+    file_names = {location.file for stored in metadata.tensors.values() for _, location in stored.chunks}
+    file_names |= {location.file for location in metadata.values.values()}
+    return Opened("dcp", _nest_chosen(files, metadata, items), sources, len(file_names))
 
 
 def _choose(metadata: DcpMetadata, keys: str | Sequence[str] | None, where: str) -> list[str]:
-    """The names of what globs over paths cover; None for all."""
+    """The names of the items that match path globs; None for all."""
     names = sorted(metadata.tensors.keys() | metadata.values.keys())
     if keys is None:
         return names
-    left, found = [choose(_nested([(metadata.path_of(name), name) for name in names]), keys, where)], []
-    while left:
-        item = left.pop()
+    stack, found = [choose(_nest([(metadata.path_of(name), name) for name in names]), keys, where)], []
+    while stack:
+        item = stack.pop()
         if isinstance(item, str):
             found.append(item)
         else:
-            left += list(item.values() if isinstance(item, dict) else item)[::-1]
+            stack += list(item.values() if isinstance(item, dict) else item)[::-1]
     return found
 
 
-def _nested_state(files: Files, metadata: DcpMetadata, chosen: Sequence[tuple[str, Any]]) -> Any:
-    """What was chosen, nested as it stood.
+def _nest_chosen(files: Files, metadata: DcpMetadata, chosen: Sequence[tuple[str, Any]]) -> Any:
+    """Nest the chosen items.
 
-    If that is of an optimizer its state alone, the groups say which of its keys were numbers, and are left out again.
+    The ``state`` of an optimizer needs its ``param_groups``, which say which keys were integers: if they were not
+    chosen, they are read for that, and dropped again.
     """
     items = [(metadata.path_of(name), item) for name, item in chosen]
-    places = {path[: path.index("state")] for path, _ in items if "state" in path}
-    places = {place for place in places if not any(path[: len(place) + 1] == (*place, GROUPS) for path, _ in items)}
+    parents = {path[: path.index("state")] for path, _ in items if "state" in path}
+    parents = {each for each in parents if not any(path[: len(each) + 1] == (*each, GROUPS) for path, _ in items)}
     groups = [
-        (path, read_value(files, place, name))
-        for name, place in metadata.values.items()
+        (path, read_value(files, location, name))
+        for name, location in metadata.values.items()
         for path in [metadata.path_of(name)]
-        if any(path[: len(each) + 1] == (*each, GROUPS) for each in places)
+        if any(path[: len(each) + 1] == (*each, GROUPS) for each in parents)
     ]
-    found = _nested(items + groups)
-    for place in {path[: path.index(GROUPS)] for path, _ in groups}:
+    found = _nest(items + groups)
+    for parent in {path[: path.index(GROUPS)] for path, _ in groups}:
         inner = found
-        for key in place:
+        for key in parent:
             inner = inner[key]
         del inner[GROUPS]
     return found
 
 
-def _nested(items: Iterable[tuple[Keys, Any]]) -> Any:
-    def refusal(path: Keys) -> CorruptFileError:
-        return CorruptFileError("paths of a DCP checkpoint contradict each other", found=readable(path))
+def _nest(items: Iterable[tuple[Keys, Any]]) -> Any:
+    def conflict(path: Keys) -> CorruptFileError:
+        return CorruptFileError("two paths of a DCP checkpoint conflict", found=readable(path))
 
-    return nested(items, refusal)
+    return nest(items, conflict)
 
 
 class Files:
-    """The files of a directory, opened where they are needed and closed by a stack."""
+    """The files of a directory; each is opened at its first use."""
 
     def __init__(self, directory: Path, closing: ExitStack) -> None:
         self._directory, self._closing = directory, closing
         self._open: dict[str, ForeignFile] = {}
 
-    def file_of(self, place: FileRange) -> ForeignFile:
-        """The file that a place is in."""
-        if place.file not in self._open:
-            self._open[place.file] = self._closing.enter_context(ForeignFile(self._directory / place.file))
-        return self._open[place.file]
-
-    def read(self, place: FileRange, most_bytes: int, name: str) -> bytes | memoryview:
-        """The bytes at a place, as they were before anything was done to them."""
-        where = f"{self._directory / place.file}, {name}"
-        if place.length > most_bytes:
+    def read(self, location: FileRange, max_bytes: int, name: str) -> bytes | memoryview:
+        """The decoded bytes at a location."""
+        path = self._directory / location.file
+        where = f"{path}, {name}"
+        if location.length > max_bytes:
             raise CorruptFileError(
-                "a piece of a DCP checkpoint is longer than what it holds",
-                expected=f"at most {most_bytes} bytes",
-                found=f"{place.length} bytes",
+                "an item of a DCP checkpoint is longer than expected",
+                expected=f"at most {max_bytes} bytes",
+                found=f"{location.length} bytes",
                 where=where,
             )
-        data: bytes | memoryview = self.file_of(place).read_at(place.offset, place.length)
-        for transform in reversed(place.transforms):
-            if transform not in _TRANSFORMS:
+        if location.file not in self._open:
+            self._open[location.file] = self._closing.enter_context(ForeignFile(path))
+        data: bytes | memoryview = self._open[location.file].read_at(location.offset, location.length)
+        for transform in reversed(location.transforms):
+            if transform not in _DECODERS:
                 raise UnsupportedLeafError(
-                    "a DCP checkpoint was written with an extension that this library does not know",
-                    expected=" or ".join(_TRANSFORMS),
+                    "a DCP checkpoint was written with an unknown extension",
+                    expected=" or ".join(_DECODERS),
                     found=short(transform),
                     where=where,
-                    todo="load it by dcp.load with a FileSystemReader that has the extension registered",
+                    todo="load it with dcp.load and a FileSystemReader that has the extension registered",
                 )
-            data = _TRANSFORMS[transform](data, most_bytes, where)
+            data = _DECODERS[transform](data, max_bytes, where)
         return data
 
 
-def _decompressed(data: Any, most_bytes: int, where: str) -> bytes:
+def _decompress(data: Any, max_bytes: int, where: str) -> bytes:
     found = bytearray()
     try:
         with zstandard.ZstdDecompressor().stream_reader(io.BytesIO(data)) as stream:
-            # Piece by piece: it allocates as much memory as is requested.
-            while piece := stream.read(min(PIECE_BYTES, most_bytes + 1 - len(found))):
+            # In small reads: each allocates as much memory as it requests.
+            while piece := stream.read(min(PIECE_BYTES, max_bytes + 1 - len(found))):
                 found += piece
     except zstandard.ZstdError as error:
-        raise CorruptFileError("a piece of a DCP checkpoint is no zstd", found=str(error), where=where) from error
-    if len(found) > most_bytes:
-        raise CorruptFileError("a piece of a DCP checkpoint is longer than what it holds", where=where)
+        raise CorruptFileError("zstd data of a DCP checkpoint are damaged", found=str(error), where=where) from error
+    if len(found) > max_bytes:
+        raise CorruptFileError("an item of a DCP checkpoint is longer than expected", where=where)
     return bytes(found)
 
 
-#: What undoes an extension, by its name.
-_TRANSFORMS: Mapping[str, Callable[[Any, int, str], bytes]] = {_ZSTD: _decompressed, DESCRIPTOR: decoded}
+#: Name of an extension -> decoder.
+_DECODERS: Mapping[str, Callable[[Any, int, str], bytes]] = {_ZSTD: _decompress, DESCRIPTOR: decode_stream}
 
 
-def read_value(files: Files, place: FileRange, name: str) -> Any:
-    """What is no tensor."""
-    return _unpacked(files.read(place, _MOST_VALUE_BYTES, name), f"{place.file}, {name}")
+def read_value(files: Files, location: FileRange, name: str) -> Any:
+    """Read a value that is not a tensor."""
+    return _unpickle(files.read(location, _MAX_VALUE_BYTES, name), f"{location.file}, {name}")
 
 
 def new_tensor(stored: StoredTensor, name: str) -> torch.Tensor:
-    """Untouched memory for a tensor."""
+    """Allocate a tensor without touching its memory."""
     kind = LeafType.of_torch(stored.dtype, stored.shape, name)
-    for box, place in stored.chunks:
+    for box, location in stored.chunks:
         nbytes = box.elements * kind.itemsize
-        if not place.transforms and place.length < nbytes:
+        if not location.transforms and location.length < nbytes:
             raise CorruptFileError(
-                "a piece of a DCP checkpoint is shorter than what it holds",
+                "a shard of a DCP checkpoint is shorter than what it holds",
                 expected=f"at least {nbytes} bytes for {kind.dtype}{list(box.sizes)}",
-                found=f"{place.length} bytes",
-                where=f"{place.file}, {name}",
+                found=f"{location.length} bytes",
+                where=f"{location.file}, {name}",
             )
     made = kind.new()
     assert isinstance(made, torch.Tensor)
@@ -196,69 +192,68 @@ def new_tensor(stored: StoredTensor, name: str) -> torch.Tensor:
 
 
 def read_tensor(files: Files, stored: StoredTensor, name: str) -> torch.Tensor:
-    """A tensor, with one of its pieces in memory beside it."""
+    """Read a tensor, with one shard at a time in memory beside it."""
     found = new_tensor(stored, name)
-    for box, place in stored.chunks:
-        nbytes = box.elements * stored.dtype.itemsize
-        piece = _unpacked(files.read(place, nbytes + _FRAME_BYTES, name), f"{place.file}, {name}")
-        if not isinstance(piece, torch.Tensor) or (piece.dtype, tuple(piece.shape)) != (stored.dtype, box.sizes):
-            is_tensor = isinstance(piece, torch.Tensor)
+    for box, location in stored.chunks:
+        nbytes, where = box.elements * stored.dtype.itemsize, f"{location.file}, {name}"
+        shard = _unpickle(files.read(location, nbytes + _ARCHIVE_OVERHEAD, name), where)
+        if not isinstance(shard, torch.Tensor) or (shard.dtype, tuple(shard.shape)) != (stored.dtype, box.sizes):
+            is_tensor = isinstance(shard, torch.Tensor)
             raise CorruptFileError(
-                "a piece of a DCP checkpoint is not what its metadata says",
+                "a shard of a DCP checkpoint does not match its metadata",
                 expected=f"{stored.dtype}{list(box.sizes)}",
-                found=f"{piece.dtype}{list(piece.shape)}" if is_tensor else type(piece).__name__,
-                where=f"{place.file}, {name}",
+                found=f"{shard.dtype}{list(shard.shape)}" if is_tensor else type(shard).__name__,
+                where=where,
             )
-        if piece.layout is not torch.strided or piece.is_meta:
+        if shard.layout is not torch.strided or shard.is_meta:
             raise UnsupportedLeafError(
-                "a tensor of a DCP checkpoint is of a kind that dcp.load does not load, either",
+                "a tensor of a DCP checkpoint has a layout that dcp.load does not support, either",
                 expected="dense tensors",
-                found="one without data" if piece.is_meta else str(piece.layout),
-                where=f"{place.file}, {name}",
+                found="a meta tensor" if shard.is_meta else str(shard.layout),
+                where=where,
                 todo="leave it out (keys=)",
             )
         with torch.no_grad():
-            found[box.slices()].copy_(piece)
+            found[box.slices()].copy_(shard)
     return found
 
 
-def _unpacked(data: bytes | memoryview, where: str) -> Any:
-    """What ``torch.save`` has written."""
+def _unpickle(data: bytes | memoryview, where: str) -> Any:
+    """The object in a ``torch.save`` archive."""
     file = io.BytesIO(data)
     check_archive(file, where)
     file.seek(0)
     return read_by_torch(file, where)
 
 
-class _Pieces:
-    """The bytes of a tensor: one piece after the other if each has whole rows of it, otherwise assembled."""
+class _TensorSource:
+    """The bytes of a tensor: shard by shard if it is sharded by rows, otherwise assembled in memory."""
 
     def __init__(self, files: Files, stored: StoredTensor, name: str, nbytes: int) -> None:
         self.nbytes = nbytes
         self._files, self._name = files, name
-        by_rows = all(box.sizes[1:] == stored.shape[1:] for box, _ in stored.chunks)
-        chunks = sorted(stored.chunks, key=lambda chunk: chunk[0].offset)
-        #: What is read at once.
+        #: Each is read at once; together they are the bytes of the tensor.
         self._parts = [stored]
-        if by_rows:
-            boxes = ((Box.whole(box.sizes), place) for box, place in chunks)
-            self._parts = [StoredTensor(stored.dtype, box.sizes, ((box, place),)) for box, place in boxes]
+        if all(box.sizes[1:] == stored.shape[1:] for box, _ in stored.chunks):
+            chunks = sorted(stored.chunks, key=lambda chunk: chunk[0].offset)
+            boxes = ((Box.whole(box.sizes), location) for box, location in chunks)
+            self._parts = [StoredTensor(stored.dtype, box.sizes, ((box, location),)) for box, location in boxes]
         self._current: tuple[int, memoryview] | None = None
 
     def read_into(self, start: int, buffer: memoryview) -> None:
-        """Fill ``buffer`` with the bytes from ``start``."""
-        view, begins = buffer.cast("B"), 0
-        for number, part in enumerate(self._parts):
-            ends = begins + math.prod(part.shape) * part.dtype.itemsize
-            first, last = max(start, begins), min(start + view.nbytes, ends)
+        """Fill ``buffer`` from byte ``start``."""
+        view, part_start = buffer.cast("B"), 0
+        for index, part in enumerate(self._parts):
+            part_end = part_start + math.prod(part.shape) * part.dtype.itemsize
+            first, last = max(start, part_start), min(start + view.nbytes, part_end)
             if first < last:
-                view[first - start : last - start] = self._bytes_of(number)[first - begins : last - begins]
-                if last == ends:
+                view[first - start : last - start] = self._part_bytes(index)[first - part_start : last - part_start]
+                if last == part_end:
                     self._current = None
-            begins = ends
+            part_start = part_end
 
-    def _bytes_of(self, number: int) -> memoryview:
-        if self._current is None or self._current[0] != number:
-            self._current = None  # frees it before the next one is allocated
-            self._current = number, leaf_bytes(read_tensor(self._files, self._parts[number], self._name)).data
+    def _part_bytes(self, index: int) -> memoryview:
+        if self._current is None or self._current[0] != index:
+            self._current = None  # free it before the next one is allocated
+            self._current = index, leaf_bytes(read_tensor(self._files, self._parts[index], self._name)).data
         return self._current[1]

@@ -1,8 +1,8 @@
-"""The metadata of a DCP directory, read without executing anything that it names.
+"""Reading of DCP's ``.metadata`` without executing code that it names.
 
-``.metadata`` is a pickle of a few records (``torch/distributed/checkpoint/metadata.py``, ``filesystem.py``). A pickle
-says which classes and functions to call: here there are none but those made for one reading, which keep what they are
-given. Whatever else a file names is refused, and what it says is checked before anyone uses it.
+The file is a pickle of a few records (``torch/distributed/checkpoint/metadata.py``, ``filesystem.py``). The unpickler
+maps each allowed name to an inert record class that only stores its arguments, and rejects all other names. The
+records are validated before use.
 """
 
 from __future__ import annotations
@@ -18,108 +18,86 @@ import torch
 
 from deeppart.errors import CorruptFileError, RestoreError, short
 from deeppart.extension import Box, ForeignFile
-from deeppart.interop.formats import METADATA_NAME, is_plain_name
+from deeppart.interop.formats import METADATA_NAME, is_file_name
+from deeppart.interop.opened import as_corrupt_file
 
-#: A hundred bytes or two for each shard of each tensor.
-_LIMIT_BYTES = 4 << 30
+#: A shard of a tensor takes 100 to 200 bytes.
+_MAX_BYTES = 4 << 30
 _DCP = "torch.distributed.checkpoint."
-#: What DCP's metadata names, and nothing else.
+#: The names that occur in DCP's metadata.
 _NAMES = frozenset(
-    {
-        (f"{_DCP}metadata", "Metadata"),
-        (f"{_DCP}metadata", "TensorStorageMetadata"),
-        (f"{_DCP}metadata", "BytesStorageMetadata"),
-        (f"{_DCP}metadata", "ChunkStorageMetadata"),
-        (f"{_DCP}metadata", "TensorProperties"),
-        (f"{_DCP}metadata", "MetadataIndex"),
-        (f"{_DCP}metadata", "StorageMeta"),
-        (f"{_DCP}metadata", "_MEM_FORMAT_ENCODING"),
-        (f"{_DCP}filesystem", "_StorageInfo"),
-        ("torch", "Size"),
-        ("torch.serialization", "_get_layout"),
-        ("pathlib", "PosixPath"),
-        ("pathlib._local", "PosixPath"),
-        ("pathlib", "WindowsPath"),
-        ("pathlib._local", "WindowsPath"),
-        ("collections", "OrderedDict"),
-    }
+    [(f"{_DCP}metadata", f"{kind}StorageMetadata") for kind in ("Tensor", "Bytes", "Chunk")]
+    + [(f"{_DCP}metadata", name) for name in ("Metadata", "MetadataIndex", "StorageMeta", "TensorProperties")]
+    + [(f"{_DCP}metadata", "_MEM_FORMAT_ENCODING"), (f"{_DCP}filesystem", "_StorageInfo")]
+    + [("torch", "Size"), ("torch.serialization", "_get_layout"), ("collections", "OrderedDict")]
+    + [(module, f"{system}Path") for module in ("pathlib", "pathlib._local") for system in ("Posix", "Windows")]
 )
 _DTYPES = {name: dtype for name, dtype in vars(torch).items() if isinstance(dtype, torch.dtype)}
-#: Containers inside each other, of which a path leads through.
-_DEEPEST_NESTING = 200
+_MAX_DEPTH = 200
 _FROZEN = (tuple, frozenset)
-#: Keys of nested dicts and places in lists.
+#: A path: keys of dicts and indices of lists.
 Keys = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class FileRange:
-    """Where something is stored: bytes of a file in the directory."""
+    """A byte range of a file in the directory."""
 
     file: str
     offset: int
     length: int
-    #: What was done to the bytes, in order, as DCP's extensions name themselves (``stream.zstd/1``).
+    #: Names of the DCP extensions that encoded the bytes, in order (``stream.zstd/1``).
     transforms: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor."""
+    """A global tensor."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
-    #: The boxes that it is stored in, and where; together all of it, no element twice. None of them is empty.
+    #: The boxes of its shards and their locations; none is empty, and they hold each element once.
     chunks: tuple[tuple[Box, FileRange], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class DcpMetadata:
-    """What is in a DCP directory, by name: tensors, and where anything else is stored."""
+    """The tensors and values of a DCP directory, by name."""
 
     tensors: Mapping[str, StoredTensor]
     values: Mapping[str, FileRange]
-    #: Where in the nested state something stood, if that is known.
+    #: Paths in the nested state, where known.
     paths: Mapping[str, Keys] = field(default_factory=dict)
 
     def path_of(self, name: str) -> Keys:
-        """Where in the state something stood, as far as that is known."""
+        """The path of an item; its name, if the path is not known."""
         return self.paths.get(name, (name,))
 
 
 def read_metadata(directory: Path) -> DcpMetadata:
-    """What a DCP directory says that it holds."""
+    """Read the metadata of a DCP directory."""
     path = directory / METADATA_NAME
     try:
-        data = ForeignFile.read_all(path, _LIMIT_BYTES)
+        data = ForeignFile.read_all(path, _MAX_BYTES)
     except FileNotFoundError as error:
         raise RestoreError(
             "this is no DCP checkpoint, or one that was never completed",
             expected=f"a file {METADATA_NAME}",
             where=str(directory),
-            todo="name the directory that dcp.save() was given as checkpoint_id",
+            todo="pass the directory that was the checkpoint_id of dcp.save()",
         ) from error
     return decode_metadata(data, str(path))
 
 
 def decode_metadata(data: bytes, where: str) -> DcpMetadata:
-    """The same, from the bytes of the file."""
-    try:
-        found = _Reader(data, where).load()
-        return _checked(found, where)
-    except CorruptFileError:
-        raise
-    except Exception as error:  # of whatever kind: a damaged pickle raises anything
-        raise CorruptFileError(
-            "the metadata of a DCP checkpoint cannot be read",
-            found=f"{type(error).__name__}: {short(str(error))}",
-            where=where,
-            todo="the file is damaged, or of a release of torch that writes something else",
-        ) from error
+    """Decode the bytes of a metadata file."""
+    todo = "the file is damaged, or of a torch release with another format"
+    with as_corrupt_file("the metadata of a DCP checkpoint cannot be read", where, todo):
+        return _validate(_Unpickler(data, where).load(), where)
 
 
 class _Record:
-    """Stands for an object of a pickle: keeps what it was made with and what was put into it."""
+    """An unpickled object: stores its constructor arguments and state."""
 
     def __new__(cls, *arguments: Any) -> _Record:
         made = super().__new__(cls)
@@ -133,11 +111,11 @@ class _Record:
         self.state = state
 
     def part(self, name: str) -> Any:
-        """An attribute that it was given."""
+        """An attribute."""
         return self.state[name]
 
 
-#: What puts something into dicts and sets -> which of the items on the stack are keys.
+#: Opcodes that add to dicts and sets -> slice of the stack with the keys.
 _KEYS = {
     pickle.SETITEM: slice(-2, -1),
     pickle.SETITEMS: slice(None, None, 2),
@@ -147,8 +125,8 @@ _KEYS = {
 }
 
 
-def _looking_at(keys: slice, load: Callable[[Any], None]) -> Callable[[Any], None]:
-    """What does the same, but refuses nested keys: the hash of a pair of one pair of one pair ... has no end."""
+def _checking_keys(keys: slice, load: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Wrap an opcode to reject nested tuples as keys: hashing deeply nested ones takes exponential time."""
 
     def checked(reader: Any) -> None:
         for key in reader.stack[keys]:
@@ -159,11 +137,11 @@ def _looking_at(keys: slice, load: Callable[[Any], None]) -> Callable[[Any], Non
     return checked
 
 
-class _Reader(pickle._Unpickler):
-    """Makes a record of whatever is one of DCP's, and refuses all else.
+class _Unpickler(pickle._Unpickler):
+    """Creates records for DCP's names, and rejects all others.
 
-    The classes are made for each reading: a pickle can change the classes that it names. The interpreter's own reader
-    (``pickle.Unpickler``) is faster, and ten bytes make it fill all memory: it keeps what a pickle numbers in an array.
+    The record classes are created for each file, since a pickle can modify the classes that it names. The C
+    implementation is faster, but its memo is an array, so that ten bytes of a pickle can exhaust all memory.
     """
 
     def __init__(self, data: bytes, where: str) -> None:
@@ -173,14 +151,11 @@ class _Reader(pickle._Unpickler):
 
     dispatch: ClassVar[dict[int, Any]] = {
         **pickle._Unpickler.dispatch,
-        **{opcode[0]: _looking_at(keys, pickle._Unpickler.dispatch[opcode[0]]) for opcode, keys in _KEYS.items()},
+        **{opcode[0]: _checking_keys(keys, pickle._Unpickler.dispatch[opcode[0]]) for opcode, keys in _KEYS.items()},
     }
 
     def load(self) -> Any:
-        """As the base class does, but for frames, which are for files that are read little by little: all is here.
-
-        A shard takes a hundred opcodes. To cut each out of its frame takes as long as all the rest.
-        """
+        """Like the base class, but ignores frames: a shard takes a hundred opcodes, and frames double the time."""
         data = io.BytesIO(self._data)
         self.read, self.readline, self.readinto = data.read, data.readline, data.readinto
         self.metastack: list[Any] = []
@@ -201,40 +176,40 @@ class _Reader(pickle._Unpickler):
         if (module, name) in self._made:
             return self._made[module, name]
         raise CorruptFileError(
-            "the metadata of a DCP checkpoint names something that none has",
+            "the metadata of a DCP checkpoint names a class or function that DCP does not use",
             expected="records of torch.distributed.checkpoint",
             found=f"{short(module)}, {short(name)}",
             where=self._where,
-            todo="do not load this checkpoint with torch, which would call it",
+            todo="do not load this checkpoint with torch, which may execute it",
         )
 
     def persistent_load(self, pid: Any) -> Any:
         raise CorruptFileError(
-            "the metadata of a DCP checkpoint refers to something outside of it", found=short(pid), where=self._where
+            "the metadata of a DCP checkpoint refers to an external object", found=short(pid), where=self._where
         )
 
 
-def _checked(found: Any, where: str) -> DcpMetadata:
-    """What the records say, in records of ours."""
+def _validate(found: Any, where: str) -> DcpMetadata:
+    """Validate the records and convert them."""
     _expect_kind(found, "Metadata")
-    places = _places(found.part("storage_data"))
+    locations = _locations(found.part("storage_data"))
     tensors: dict[str, StoredTensor] = {}
     values: dict[str, FileRange] = {}
     for name, what in dict(found.part("state_dict_metadata")).items():
         if type(name) is not str:
             raise ValueError(f"a name {short(name)}")
         if type(what).__name__ == "BytesStorageMetadata":
-            values[name] = places[name, None]
+            values[name] = locations[name, None]
         else:
             _expect_kind(what, "TensorStorageMetadata")
-            tensors[name] = _tensor(name, what, places, where)
+            tensors[name] = _tensor(name, what, locations, where)
     return DcpMetadata(tensors, values, _paths(found.part("planner_data"), tensors.keys() | values.keys()))
 
 
 def _tensor(
-    name: str, what: Any, places: Mapping[tuple[str, tuple[int, ...] | None], FileRange], where: str
+    name: str, what: Any, locations: Mapping[tuple[str, tuple[int, ...] | None], FileRange], where: str
 ) -> StoredTensor:
-    shape, properties = _numbers(what.part("size")), what.part("properties")
+    shape, properties = _sizes(what.part("size")), what.part("properties")
     _expect_kind(properties, "TensorProperties")
     dtype = properties.state[0] if type(properties.state) is tuple else properties.part("dtype")
     if type(dtype) is not torch.dtype:
@@ -242,11 +217,11 @@ def _tensor(
     chunks: dict[Box, FileRange] = {}
     for chunk in list(what.part("chunks")):
         _expect_kind(chunk, "ChunkStorageMetadata")
-        box = Box(_numbers(chunk.part("offsets")), _numbers(chunk.part("sizes")))
+        box = Box(_sizes(chunk.part("offsets")), _sizes(chunk.part("sizes")))
         if not box.fits(shape):
             raise ValueError(f"{name}: {box} of a tensor of {shape}")
         if box.elements:
-            chunks[box] = places[name, box.offset]
+            chunks[box] = locations[name, box.offset]
     if fault := Box.fault_of_cover(chunks, shape):
         raise CorruptFileError(
             "a DCP checkpoint does not hold every element of a tensor exactly once",
@@ -257,29 +232,30 @@ def _tensor(
     return StoredTensor(dtype, shape, tuple(chunks.items()))
 
 
-def _places(found: Any) -> dict[tuple[str, tuple[int, ...] | None], FileRange]:
-    places: dict[tuple[str, tuple[int, ...] | None], FileRange] = {}
+def _locations(found: Any) -> dict[tuple[str, tuple[int, ...] | None], FileRange]:
+    """(name, offset of the shard, or None for a value) -> location."""
+    locations: dict[tuple[str, tuple[int, ...] | None], FileRange] = {}
     for index, info in dict(found).items():
         _expect_kind(index, "MetadataIndex")
         _expect_kind(info, "_StorageInfo")
         file, transforms = info.part("relative_path"), info.state.get("transform_descriptors") or ()
         offset, length = info.part("offset"), info.part("length")
-        if not is_plain_name(file):
+        if not is_file_name(file):
             raise ValueError(f"a file {short(file)}")
         if any(type(each) is not int or each < 0 for each in (offset, length)):
             raise ValueError(f"bytes {short(offset)}, {short(length)}")
         if any(type(each) is not str for each in transforms):
             raise ValueError(f"transforms {short(transforms)}")
-        begins, fqn = index.state.get("offset"), index.part("fqn")
+        box_offset, fqn = index.state.get("offset"), index.part("fqn")
         if type(fqn) is not str:
             raise ValueError(f"a name {short(fqn)}")
-        name = fqn, None if begins is None else _numbers(begins)
-        places.setdefault(name, FileRange(file, offset, length, tuple(transforms)))
-    return places
+        key = fqn, None if box_offset is None else _sizes(box_offset)
+        locations.setdefault(key, FileRange(file, offset, length, tuple(transforms)))
+    return locations
 
 
 def _paths(found: Any, names: Any) -> dict[str, Keys]:
-    """Where in the state each name stood; what other planners leave here says nothing of that."""
+    """The path of each name, from ``planner_data`` of DefaultSavePlanner; other planners store other data there."""
     if type(found) is not dict:
         return {}
     paths: dict[str, Keys] = {
@@ -288,8 +264,8 @@ def _paths(found: Any, names: Any) -> dict[str, Keys]:
         if name in names and type(path) is tuple and path and all(_is_key(key) for key in path)
     }
     for name, path in paths.items():
-        if len(path) > _DEEPEST_NESTING:
-            raise ValueError(f"{short(name)}: more than {_DEEPEST_NESTING} containers inside each other")
+        if len(path) > _MAX_DEPTH:
+            raise ValueError(f"{short(name)}: more than {_MAX_DEPTH} nested containers")
     return paths
 
 
@@ -297,8 +273,8 @@ def _is_key(key: Any) -> bool:
     return type(key) is str or (type(key) is int and 0 <= key < 1 << 62)
 
 
-def _numbers(size: Any) -> tuple[int, ...]:
-    """Of a ``torch.Size``."""
+def _sizes(size: Any) -> tuple[int, ...]:
+    """The integers of a ``torch.Size``."""
     _expect_kind(size, "Size")
     (numbers,) = size.arguments
     found = tuple(numbers)
@@ -309,4 +285,4 @@ def _numbers(size: Any) -> tuple[int, ...]:
 
 def _expect_kind(found: Any, name: str) -> None:
     if not isinstance(found, _Record) or type(found).__name__ != name:
-        raise ValueError(f"{short(type(found).__name__)} where {name} should be")
+        raise ValueError(f"expected {name}, found {short(type(found).__name__)}")

@@ -1,8 +1,8 @@
-"""DCP's names for the items of a state: the keys of a path, joined by dots; and which containers it flattens.
+"""DCP's flattening of a state into named items, and the inverse.
 
-DCP flattens dicts, whose keys become texts, and lists with a tensor or a dict at any depth. Everything
-else is one item: a tensor, or what it would pickle (torch/distributed/checkpoint/_traverse.py). A state that is saved
-through :class:`deeppart.interop.dcp.StorageWriter` is nested as DCP sees it.
+DCP flattens dicts, whose keys become strings, and lists that contain a tensor or a dict at any depth. Everything else
+is one item, a tensor or a pickled value; its name is its path, joined by dots
+(torch/distributed/checkpoint/_traverse.py). :class:`deeppart.interop.dcp.StorageWriter` saves states nested this way.
 """
 
 from __future__ import annotations
@@ -20,149 +20,142 @@ from deeppart.errors import ConfigError, DeeppartError, StructureMismatchError, 
 from deeppart.extension import readable
 from deeppart.interop.dcp.metadata import Keys
 
-#: Of an optimizer's ``state_dict()``.
+#: Key in an optimizer's ``state_dict()``.
 GROUPS = "param_groups"
-#: Of the numbers of parameters. Python does not write out those of thousands of digits.
-_MOST_BITS = 64
+#: Size limit of parameter ids: Python refuses to format integers with thousands of digits.
+_MAX_ID_BITS = 64
 _SMALL = frozenset({int, float, bool, str, bytes, type(None), complex})
 
 
 class Item(NamedTuple):
-    """An item with a DCP name, and its path."""
+    """An item of a state as DCP flattens it."""
 
     path: Keys
-    #: Of all of a tensor; None of anything else.
+    #: Of the global tensor; None for other items.
     dtype: torch.dtype | None = None
     shape: tuple[int, ...] | None = None
 
     @property
     def name(self) -> str:
-        """What DCP calls it."""
-        return name_of(self.path)
+        """DCP's name of the item."""
+        return ".".join(map(str, self.path))
 
 
-def name_of(path: Iterable[str | int]) -> str:
-    """What DCP calls the item at a path."""
-    return ".".join(map(str, path))
+class DcpState(NamedTuple):
+    """A state as DCP nests it, and its items."""
 
-
-class Named(NamedTuple):
-    """A state as DCP sees it, and what it names in it."""
-
-    #: Dicts with texts for keys, but for numbers of an optimizer's parameters; and lists.
+    #: Dicts and lists; keys are strings, except parameter ids of optimizers.
     tree: dict[str | int, Any]
     items: tuple[Item, ...]
 
 
-def named(state: Mapping[Any, Any]) -> Named:
-    """A state that is given to ``dcp.async_save``."""
+def dcp_state(state: Mapping[Any, Any]) -> DcpState:
+    """Convert a state that was passed to ``dcp.async_save``."""
     items: list[Item] = []
-    tree = _dict(state, (), items)
-    by_name(items)
-    return Named(tree, tuple(items))
+    tree = _convert_dict(state, (), items)
+    index_by_name(items)
+    return DcpState(tree, tuple(items))
 
 
-def of_plan(flat: Mapping[str, Any], paths: Mapping[str, Keys]) -> Named:
-    """A state as flattened by a planner of DCP."""
+def unflatten(flat: Mapping[str, Any], paths: Mapping[str, Keys]) -> DcpState:
+    """Convert a state that a DCP planner has flattened."""
     items: list[Item] = []
     pairs = [(tuple(paths.get(name, (name,))), value) for name, value in flat.items()]
     for path, value in pairs:
-        _note(value, path, items)
-    return Named(nested(pairs, _contradiction_in_plan, fill=True), tuple(items))
+        _add_item(value, path, items)
+
+    def conflict(path: Keys) -> StructureMismatchError:
+        return StructureMismatchError("two paths in the plan of a DCP planner conflict", where=f"path {readable(path)}")
+
+    return DcpState(nest(pairs, conflict, fill=True), tuple(items))
 
 
-def _contradiction_in_plan(path: Keys) -> StructureMismatchError:
-    return StructureMismatchError("the plan of a DCP planner contradicts itself", where=f"path {readable(path)}")
+class _Node(dict[str | int, Any]):
+    """An inner container, as opposed to a value that is a dict."""
 
 
-class _Inner(dict[str | int, Any]):
-    """A container that is being filled; not a value."""
+def nest(items: Iterable[tuple[Keys, Any]], conflict: Callable[[Keys], DeeppartError], *, fill: bool = False) -> Any:
+    """Nest items by their paths; ``conflict`` makes the error for conflicting paths.
 
-
-def nested(items: Iterable[tuple[Keys, Any]], refusal: Callable[[Keys], DeeppartError], *, fill: bool = False) -> Any:
-    """Dicts and lists of items and their paths; ``refusal``: of paths that contradict each other.
-
-    DCP has no name for an empty dict. With ``fill``, one is put into each place of a list that is missing, and, as DCP
-    takes a list of small values apart only with it, behind the end. Otherwise lists have what is there.
+    DCP has no names for empty dicts. With ``fill``, missing list elements become empty dicts, and one is appended to a
+    list that DCP would not have flattened without it. Otherwise lists hold the existing elements only.
     """
-    root = _Inner()
+    root = _Node()
     for path, item in items:
         node: Any = root
         for key in path[:-1]:
-            node = node.setdefault(key, _Inner())
-            if not isinstance(node, _Inner):
-                raise refusal(path)
+            node = node.setdefault(key, _Node())
+            if not isinstance(node, _Node):
+                raise conflict(path)
         if path[-1] in node:
-            raise refusal(path)
+            raise conflict(path)
         node[path[-1]] = item
-    return _closed(root, (), refusal, fill)
+    return _to_containers(root, (), conflict, fill)
 
 
-def _closed(node: _Inner, path: Keys, refusal: Callable[[Keys], DeeppartError], fill: bool) -> Any:
+def _to_containers(node: _Node, path: Keys, conflict: Callable[[Keys], DeeppartError], fill: bool) -> Any:
     found = {
-        key: _closed(child, (*path, key), refusal, fill) if isinstance(child, _Inner) else child
+        key: _to_containers(child, (*path, key), conflict, fill) if isinstance(child, _Node) else child
         for key, child in node.items()
     }
-    places = [key for key in found if isinstance(key, int)]
-    if not places:
-        return numbered(found)
-    if len(places) < len(found) or not path:
-        raise refusal(path)
+    indices = [key for key in found if isinstance(key, int)]
+    if not indices:
+        return _with_int_ids(found)
+    if len(indices) < len(found) or not path:
+        raise conflict(path)
     if not fill:
-        return [found[place] for place in sorted(places)]
-    listed = [found.get(place, {}) for place in range(max(places) + 1)]
-    return [*listed, {}] if is_one(listed) else listed
+        return [found[index] for index in sorted(indices)]
+    filled = [found.get(index, {}) for index in range(max(indices) + 1)]
+    return [*filled, {}] if is_one_item(filled) else filled
 
 
-def numbered(found: dict[str | int, Any]) -> dict[str | int, Any]:
-    """With numbers again for the keys of an optimizer's state, of which DCP makes texts.
+def _with_int_ids(found: dict[str | int, Any]) -> dict[str | int, Any]:
+    """Convert an optimizer's parameter ids, which DCP has made strings, back to integers.
 
-    ``load_state_dict`` of an optimizer takes a state whose keys are texts, and uses none of it.
+    ``Optimizer.load_state_dict`` silently ignores states whose keys are strings.
     """
     groups, state = found.get(GROUPS), found.get("state")
     if found.keys() == {"state", GROUPS} and isinstance(groups, list) and isinstance(state, dict):
-        listed = [group.get("params") for group in groups if isinstance(group, dict)]
-        numbers = {str(each): each for of in listed if isinstance(of, list) for each in of if _is_number(each)}
-        found["state"] = {numbers.get(key, key): item for key, item in state.items()}
+        params = [group.get("params") for group in groups if isinstance(group, dict)]
+        ints = [each for ids in params if isinstance(ids, list) for each in ids if type(each) is int]
+        ids = {str(each): each for each in ints if each.bit_length() < _MAX_ID_BITS}
+        found["state"] = {ids.get(key, key): item for key, item in state.items()}
     return found
 
 
-def _is_number(each: Any) -> bool:
-    return type(each) is int and each.bit_length() < _MOST_BITS
-
-
-def _dict(state: Mapping[Any, Any], path: Keys, items: list[Item]) -> dict[str | int, Any]:
+def _convert_dict(state: Mapping[Any, Any], path: Keys, items: list[Item]) -> dict[str | int, Any]:
     found: dict[str | int, Any] = {}
     for key, value in state.items():
         text = key if type(key) is str else str(key)
         if text in found:
-            raise _same_name((*path, text))
-        found[text] = _item(value, (*path, text), items)
-    return numbered(found)
+            raise _name_conflict(Item((*path, text)))
+        found[text] = _convert(value, (*path, text), items)
+    return _with_int_ids(found)
 
 
-def _item(value: Any, path: Keys, items: list[Item]) -> Any:
+def _convert(value: Any, path: Keys, items: list[Item]) -> Any:
     if isinstance(value, Mapping):
-        return _dict(value, path, items)
-    if isinstance(value, list) and not is_one(value):
-        return [_item(each, (*path, place), items) for place, each in enumerate(value)]
-    _note(value, path, items)
+        return _convert_dict(value, path, items)
+    if isinstance(value, list) and not is_one_item(value):
+        return [_convert(each, (*path, index), items) for index, each in enumerate(value)]
+    _add_item(value, path, items)
     return value
 
 
-def is_one(value: Any) -> bool:
-    """True for a container other than a dict that DCP does not flatten."""
+def is_one_item(value: Any) -> bool:
+    """True unless DCP flattens the value; the value is not a dict."""
     return not isinstance(value, list) or not any(
-        isinstance(each, Mapping) or _is_tensor(each) or (isinstance(each, list) and not is_one(each)) for each in value
+        isinstance(each, Mapping) or _is_tensor(each) or (isinstance(each, list) and not is_one_item(each))
+        for each in value
     )
 
 
 def _is_tensor(item: Any) -> bool:
-    """True for a tensor, and for its stand-in in a step (:class:`deeppart.extension.Step`)."""
+    """True for a tensor, and for its placeholder in a :class:`deeppart.extension.Step`."""
     return isinstance(item, torch.Tensor) or getattr(item, "is_tensor", False) is True
 
 
-def _note(value: Any, path: Keys, items: list[Item]) -> None:
+def _add_item(value: Any, path: Keys, items: list[Item]) -> None:
     if isinstance(value, torch.Tensor):
         if is_dense(value) or hasattr(value, "__create_chunk_list__") or hasattr(value, "local_shards"):
             items.append(Item(path, value.dtype, tuple(value.shape)))
@@ -171,42 +164,41 @@ def _note(value: Any, path: Keys, items: list[Item]) -> None:
         return
     if type(value) not in _SMALL and callable(getattr(value, "load_state_dict", None)):
         raise UnsupportedLeafError(
-            f"DCP would pickle a {type(value).__name__}, and load it as that",
-            expected="objects with a state_dict() at the outermost level, or what their state_dict() returns",
+            f"DCP would pickle a nested {type(value).__name__} instead of calling its state_dict()",
+            expected="objects with a state_dict() at the top level only",
             where=f"path {readable(path)}",
-            todo="put its state_dict() in its place, or the object into the outermost dict",
+            todo="save its state_dict() instead, or move the object to the top level",
         )
     items.append(Item(path))
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """True if the elements of a tensor are simply its memory."""
+    """True for a plain strided tensor."""
     plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
     return plain and not (tensor.is_quantized or tensor.is_meta or tensor.is_nested)
 
 
-def by_name(items: Iterable[Item], where: str = "") -> dict[str, Item]:
-    """Items by DCP's names, of which no two may be the same."""
+def index_by_name(items: Iterable[Item], where: str = "") -> dict[str, Item]:
+    """Items by DCP's names; raises StructureMismatchError if two names are equal."""
     found: dict[str, Item] = {}
     for item in items:
-        name = item.name
-        if name in found:
-            raise _same_name(item.path, where)
-        found[name] = item
+        if item.name in found:
+            raise _name_conflict(item, where)
+        found[item.name] = item
     return found
 
 
-def _same_name(path: Keys, where: str = "") -> StructureMismatchError:
+def _name_conflict(item: Item, where: str = "") -> StructureMismatchError:
     return StructureMismatchError(
-        f"DCP calls two items of the state by one name, {name_of(path)}",
-        expected="keys that still differ when they are texts, and joined by dots",
-        where=f"{where}{', ' if where else ''}path {readable(path)}",
-        todo="give one of the two keys another name",
+        f"two items of the state have the same DCP name, {item.name}",
+        expected="keys that differ when converted to strings and joined by dots",
+        where=f"{where}{', ' if where else ''}path {readable(item.path)}",
+        todo="rename one of the two keys",
     )
 
 
 def step_of(checkpoint_id: object) -> int:
-    """The step that a ``checkpoint_id`` means: a number, or a name that ends in one ("ckpt/step_100")."""
+    """The step that a ``checkpoint_id`` names: a number, or a name that ends in one ("ckpt/step_100")."""
     text: Any = checkpoint_id
     if isinstance(text, (str, os.PathLike)):
         digits = re.search(r"[0-9]+\Z", PurePath(os.fspath(text)).name)
@@ -215,21 +207,21 @@ def step_of(checkpoint_id: object) -> int:
         text = None
     if text is None or not 0 <= int(text) < LAST_STEP:
         raise ConfigError(
-            "impossible checkpoint_id for deeppart's writer and reader of DCP",
-            expected='the number of a step, or a name that ends in one: 100, "step_100", "run/checkpoint-100"',
+            "impossible checkpoint_id for deeppart's StorageWriter and StorageReader",
+            expected='a step number, or a name that ends in one: 100, "step_100", "run/checkpoint-100"',
             found=repr(checkpoint_id),
-            todo="leave it out: a save takes the next step, and a load the newest",
+            todo="omit it to save the next step, or to load the newest",
         )
     return int(text)
 
 
 def walk(value: Any, path: Keys = (), keys: tuple[Any, ...] = ()) -> Iterator[tuple[Keys, tuple[Any, ...], Any]]:
-    """What DCP names in a state: the path that it has there, the keys, and the item."""
+    """The items of a state: DCP's path, the original keys, and the value."""
     if isinstance(value, Mapping):
         for key, each in value.items():
             yield from walk(each, (*path, str(key)), (*keys, key))
-    elif isinstance(value, list) and not is_one(value):
-        for place, each in enumerate(value):
-            yield from walk(each, (*path, place), (*keys, place))
+    elif isinstance(value, list) and not is_one_item(value):
+        for index, each in enumerate(value):
+            yield from walk(each, (*path, index), (*keys, index))
     else:
         yield path, keys, value

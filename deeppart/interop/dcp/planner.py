@@ -1,8 +1,7 @@
-"""A planner for ``dcp.save`` that divides what is written evenly among ranks, or nodes.
+"""A save planner for DCP that balances the written bytes between ranks or nodes.
 
-Of torch's classes it uses what DefaultSavePlanner documents for subclasses: ``create_local_plan``,
-``create_global_plan``, ``finish_plan`` and ``lookup_object``, and its attributes ``state_dict`` and ``mappings``. It
-needs no private name.
+It uses only what DefaultSavePlanner documents for subclasses: ``create_local_plan``, ``create_global_plan``,
+``finish_plan``, ``lookup_object``, and the attributes ``state_dict`` and ``mappings``.
 """
 
 from __future__ import annotations
@@ -22,76 +21,68 @@ from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
 from deeppart.config import check_choice, node_name
 from deeppart.errors import ReplicaDivergenceWarning, warn_now
 from deeppart.extension import Box, leaf_bytes
+from deeppart.interop.dcp.names import is_dense
+from deeppart.interop.outline import first_names
 from deeppart.partition import LeafSpec, partition
 
-#: What ``torch.save`` adds to the bytes of a tensor: the cost of a span, so that files are balanced with all in them.
-FRAME_BYTES = 1570
-#: The same of a small value, all of it.
+#: What ``torch.save`` adds to a tensor's bytes: the cost of a span, so that whole files are balanced.
+ARCHIVE_BYTES = 1570
+#: Size of the ``torch.save`` archive of a small value.
 VALUE_BYTES = 1261
-#: Tensors below this are written whole: the frame of a piece would be a large part of it.
-LEAST_SPLIT_BYTES = 4096
-#: Pieces begin and end at whole rows where a row is at most this part of what a rank should write.
-_MOST_OF_A_SHARE = 1 / 200
-#: Their bytes need not be counted.
+#: Smaller tensors are not split: the archive overhead of each piece would be too large.
+MIN_SPLIT_BYTES = 4096
+#: Pieces consist of whole rows if a row is at most this fraction of a rank's share.
+_MAX_ROW_FRACTION = 1 / 200
+#: Values of these types take about VALUE_BYTES.
 _SMALL_TYPES = frozenset({int, float, bool, complex, type(None)})
-_MOST_NAMES = 8
-#: Elements of a tensor that are compared between ranks.
-_SAMPLED = 16
+_MAX_NAMES = 8
+#: Number of elements of a tensor that are compared between ranks.
+_SAMPLE_SIZE = 16
 
 
 @dataclass(frozen=True, slots=True)
 class RankNotes:
-    """What the coordinator must know of a rank, beside its plan."""
+    """What the coordinator needs to know of a rank, beside its plan."""
 
     node: str
-    #: Of what is no tensor.
+    #: Sizes of values that are not tensors.
     value_bytes: Mapping[str, int]
-    #: A fingerprint of some elements of each tensor that may be split.
+    #: A digest of some elements of each tensor that may be split.
     samples: Mapping[MetadataIndex, int]
 
 
-@dataclass(frozen=True)
-class _Message:
-    """What a rank sends as ``planner_data``, with what DefaultSavePlanner leaves there."""
-
-    mappings: Any
-    notes: RankNotes
-
-
 class BalancedSavePlanner(DefaultSavePlanner):
-    """Plans of which every rank writes as many bytes as the others; what is written, any ``dcp.load`` reads.
+    """A save planner that makes all ranks write equally many bytes; any ``dcp.load`` reads the result.
 
     ``dcp.save(state, checkpoint_id=path, planner=BalancedSavePlanner())``, with DCP's own writer, also for
-    ``dcp.async_save`` with threads or with a process. Nothing is sent but plans.
+    ``dcp.async_save`` with threads or a process. It communicates by plans only.
 
-    DefaultSavePlanner gives each tensor that ranks share, whole, to the rank that has the least so far. Here the
-    partitioner divides them: a tensor may be written in pieces by several ranks. A piece is a range of rows; where a
-    row is more than 1/200 of what a rank should write, pieces end within rows. Shards of a DTensor that several ranks
-    have (HSDP, tensor beside data parallelism) are divided among these. Those that one rank has, it writes, and gets
-    less of the rest. What stays whole: values that are no tensors; tensors below 4 KiB, of subclasses, quantized ones.
-    Where the rest suffices to make up for what is whole, no rank writes more than 1.02 times the mean, and some kB for
-    the frames of pieces. Values other than numbers are serialized once more, to count their bytes.
+    DefaultSavePlanner assigns each replicated tensor as a whole to the rank with the least bytes so far. This planner
+    uses the partitioner: several ranks may write pieces of a tensor. A piece is a range of rows, or ends within a row
+    if a row exceeds 1/200 of a rank's share. Shards with several replicas (HSDP, tensor beside data parallelism) are
+    divided among these; a rank with unreplicated shards gets less of the rest. Not split are values that are not
+    tensors, tensors below 4 KiB, tensor subclasses and quantized tensors. If the rest suffices to balance these, no
+    rank writes more than 1.02 times the mean, plus a few kB of archive overhead. Values other than numbers are
+    serialized twice, to measure their size.
 
-    DCP takes it that a plain tensor is the same on all ranks that have one of its name, and keeps one copy. Pieces of
-    tensors that differ would make one that no rank had. So 16 elements of each tensor of more than 4 KiB are compared;
-    one that differs is written whole by the lowest rank, with a :class:`deeppart.errors.ReplicaDivergenceWarning` on
-    the coordinator. Differences elsewhere in a tensor are not noticed. (:func:`deeppart.checkpoint` compares
-    everything.)
+    DCP assumes that plain tensors with the same name are replicas, and saves one of them. Pieces of different tensors
+    would be mixed, so 16 elements of each tensor of more than 4 KiB are compared; if they differ, the lowest rank
+    writes the whole tensor, and the coordinator issues a :class:`deeppart.errors.ReplicaDivergenceWarning`. Differences
+    in other elements are not detected. (:func:`deeppart.checkpoint` compares everything.)
 
     Args:
-        flatten_state_dict, flatten_sharded_tensors, dedup_replicated_tensors: as of DefaultSavePlanner.
-        dedup_save_to_lowest_rank: as of DefaultSavePlanner: what ranks share is written whole by the lowest. Nothing
-            is balanced then.
-        enable_plan_caching: taken and not used: every save is planned anew, as what is balanced may have changed.
-        files: ``"rank"``: every rank writes. ``"node"``: of the ranks of a node that have a tensor, the lowest writes
-            what the node writes of it, and nodes are balanced. Where all ranks have all tensors, a node has one file
-            with content; DCP's writer makes an empty one for each other rank. Shards that one rank has stay with it,
-            as DCP's planners cannot move data. One rank per node writes with one thread, unless the writer's
-            ``thread_count`` says more, which is slower where one thread does not fill the storage.
-        node: the name of this rank's node, the same on all of its ranks; None for the host's.
+        flatten_state_dict, flatten_sharded_tensors, dedup_replicated_tensors: as for DefaultSavePlanner.
+        dedup_save_to_lowest_rank: as for DefaultSavePlanner: the lowest rank writes replicas. Disables balancing.
+        enable_plan_caching: ignored: every save is planned anew, since sizes may have changed.
+        files: ``"rank"``: every rank writes. ``"node"``: nodes are balanced, and the lowest rank of a node that has a
+            tensor writes the node's part of it. If everything is replicated, a node has one file with content, and
+            DCP's writer creates an empty one for each other rank. Unreplicated shards stay on their rank, as DCP's
+            planners cannot move data. With one writing rank per node, set the writer's ``thread_count`` if one thread
+            does not saturate the storage.
+        node: name of this rank's node; None for the host name.
 
     Raises:
-        ConfigError: ``files`` is neither.
+        ConfigError: ``files`` is invalid.
     """
 
     def __init__(
@@ -114,25 +105,25 @@ class BalancedSavePlanner(DefaultSavePlanner):
         self._final: Mapping[MetadataIndex, WriteItem] = {}
 
     def create_local_plan(self) -> SavePlan:
-        """What this rank has."""
+        """Plan this rank's items, with notes for the coordinator."""
         plan = super().create_local_plan()
         by_name: dict[str, list[WriteItem]] = {}
         for item in plan.items:
             by_name.setdefault(item.index.fqn, []).append(item)
         self._local, self._final = by_name, {}
-        return replace(plan, planner_data=_Message(plan.planner_data, self._notes(plan)))
+        return replace(plan, planner_data=(plan.planner_data, self._notes(plan)))
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """What each rank writes."""
-        return super().create_global_plan(self._divided(all_plans))
+        """Divide the items among the ranks."""
+        return super().create_global_plan(self._balance(all_plans))
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
-        """What this rank writes."""
+        """Note the items that this rank writes."""
         self._final = {item.index: item for item in new_plan.items if item.type is not WriteItemType.BYTE_IO}
         return super().finish_plan(new_plan)
 
     def lookup_object(self, index: MetadataIndex) -> Any:
-        """A value, a tensor, or a piece of one, as a view of it."""
+        """A value, a tensor, or a view of the piece of a tensor."""
         item = self._final.get(index)
         if item is None or item.tensor_data is None:
             return super().lookup_object(index)
@@ -140,21 +131,20 @@ class BalancedSavePlanner(DefaultSavePlanner):
         home = next(each for each in self._local[index.fqn] if _holds(_box_of(each), box))
         if _box_of(home) == box:
             return super().lookup_object(index)
-        return _alone(super().lookup_object(home.index).detach()[box.within(_box_of(home)).slices()])
+        return _without_base(super().lookup_object(home.index).detach()[box.within(_box_of(home)).slices()])
 
-    def _divided(self, plans: Sequence[SavePlan]) -> list[SavePlan]:
-        """The plans that ranks have sent, with the items that each shall write."""
-        messages: list[_Message] = [plan.planner_data for plan in plans]
+    def _balance(self, plans: Sequence[SavePlan]) -> list[SavePlan]:
+        """The ranks' plans with the items that each writes."""
+        mappings, notes = zip(*(plan.planner_data for plan in plans), strict=True)
         items = [list(plan.items) for plan in plans]
         if not self.dedup_save_to_lowest_rank:
-            notes = [each.notes for each in messages]
             division = divide(items, notes, by_node=self._files == "node")
             items = list(division.items)
             if division.differing:
                 _warn(division.differing)
         return [
-            replace(plan, items=mine, planner_data=message.mappings)
-            for plan, mine, message in zip(plans, items, messages, strict=True)
+            replace(plan, items=mine, planner_data=mapping)
+            for plan, mine, mapping in zip(plans, items, mappings, strict=True)
         ]
 
     def _notes(self, plan: SavePlan) -> RankNotes:
@@ -165,8 +155,8 @@ class BalancedSavePlanner(DefaultSavePlanner):
         }
         indices, tensors = [], []
         for item in plan.items:
-            tensor = super().lookup_object(item.index) if _nbytes(item) >= LEAST_SPLIT_BYTES else None
-            if tensor is not None and _can_be_split(tensor, item):
+            tensor = super().lookup_object(item.index) if _nbytes(item) >= MIN_SPLIT_BYTES else None
+            if tensor is not None and is_dense(tensor) and tuple(tensor.shape) == _box_of(item).sizes:
                 indices.append(item.index)
                 tensors.append(tensor)
         samples = dict(zip(indices, _samples(tensors), strict=True))
@@ -183,37 +173,26 @@ def _holds(outer: Box, inner: Box) -> bool:
     return inner.within(outer).fits(outer.sizes)
 
 
-def _can_be_split(tensor: Any, item: WriteItem) -> bool:
-    """True of plain tensors, of which any rectangular view can be saved by itself."""
-    assert item.tensor_data is not None
-    return (
-        type(tensor) in (torch.Tensor, torch.nn.Parameter)
-        and tensor.layout is torch.strided
-        and tuple(tensor.shape) == tuple(item.tensor_data.chunk.sizes)
-        and not (tensor.is_quantized or tensor.is_meta)
-    )
-
-
-def _alone(piece: torch.Tensor) -> torch.Tensor:
-    """A view of memory as a tensor with a separate storage: DCP's writer copies views of larger storages."""
+def _without_base(piece: torch.Tensor) -> torch.Tensor:
+    """A view as a tensor with its own storage object, as DCP's writer copies views of larger storages."""
     if not (piece.is_cpu and piece.is_contiguous() and piece.numel()) or piece.is_conj() or piece.is_neg():
         return piece
     return torch.from_numpy(leaf_bytes(piece)).view(piece.dtype).view(piece.shape)
 
 
 def _samples(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """A digest of some elements of each tensor, spread over it."""
+    """A digest of evenly spaced elements of each tensor."""
     found = []
     for tensor in tensors:
-        places = torch.linspace(0, tensor.numel() - 1, _SAMPLED, dtype=torch.float64).long()
-        index = torch.unravel_index(places.to(tensor.device), tensor.shape)
+        positions = torch.linspace(0, tensor.numel() - 1, _SAMPLE_SIZE, dtype=torch.float64).long()
+        index = torch.unravel_index(positions.to(tensor.device), tensor.shape)
         found.append(tensor.detach()[index].resolve_conj().resolve_neg().contiguous().view(torch.uint8))
     host = [each.cpu() for each in found]
     return [xxhash.xxh3_64_intdigest(leaf_bytes(each).data) for each in host]
 
 
-class _Counting:
-    """A file that counts."""
+class _ByteCounter:
+    """A file that counts the bytes written to it."""
 
     def __init__(self) -> None:
         self.nbytes = 0
@@ -228,38 +207,35 @@ class _Counting:
 
 
 def _value_bytes(value: Any) -> int:
-    """What ``torch.save`` makes of a value; a guess where it fails, as writing it then does, too."""
+    """The size of a value's ``torch.save`` archive; any number if it fails, as writing it will fail, too."""
     if type(value) in _SMALL_TYPES:
         return VALUE_BYTES
-    counting = _Counting()
+    counter = _ByteCounter()
     try:
-        torch.save(value, counting)  # type: ignore[arg-type]
+        torch.save(value, counter)  # type: ignore[arg-type]
     except (pickle.PicklingError, TypeError, AttributeError, RuntimeError, RecursionError):
         return VALUE_BYTES
-    return counting.nbytes
+    return counter.nbytes
 
 
 def _warn(differing: Mapping[str, list[int]]) -> None:
-    names = sorted(differing)
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    names = [f"{name} (of rank {differing[name][0]})" for name in sorted(differing)]
     warn_now(
-        "ranks have different tensors under one name, of which DCP keeps one: that of the lowest rank is saved. "
-        + ", ".join(f"{name} (of rank {differing[name][0]})" for name in names[:_MOST_NAMES])
-        + more,
+        "ranks have different tensors with the same name, and DCP saves only one: that of the lowest rank. "
+        + first_names(names, _MAX_NAMES),
         ReplicaDivergenceWarning,
     )
 
 
-# --- who writes which items: the plans of all ranks, divided by the partitioner. No process groups. ---
+# --- division of the items among ranks, without process groups ---
 #
-# An item that several ranks have is written by one of them, or in pieces by several. A piece is a box: a range of rows
-# as a rule; where a row is a large part of what a rank should write, the range begins and ends within one. DCP's
-# readers take boxes of any kind.
+# An item with replicas is written by one of its ranks, or in pieces by several. A piece is a box, usually a range of
+# rows. DCP's readers support arbitrary boxes.
 
 
 @dataclass(slots=True)
 class _Held:
-    """An item, the ranks that have it, and whether some of these have something else under its name."""
+    """An item, the ranks that hold it, and the ranks that hold something else under its name."""
 
     item: WriteItem
     ranks: list[int]
@@ -269,7 +245,7 @@ class _Held:
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """An item that more than one place could write: whether it may be split, its cost, and place -> rank."""
+    """An item with several possible writers: whether it may be split, its cost in bytes, and unit -> rank."""
 
     item: WriteItem
     splits: bool
@@ -279,32 +255,31 @@ class _Shared:
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """What is written by whom."""
+    """The items that each rank writes."""
 
-    #: Of each rank, in the order of the plans.
+    #: Items by rank, in the order of the plans.
     items: tuple[list[WriteItem], ...]
-    #: Names of tensors of which ranks have different ones, and the ranks that differ from the lowest.
+    #: Names of tensors that differ between ranks, and the ranks that differ from the lowest.
     differing: Mapping[str, list[int]]
 
 
 def divide(plans: Sequence[Sequence[WriteItem]], notes: Sequence[RankNotes], *, by_node: bool = False) -> Division:
-    """Divide the items of all ranks.
+    """Divide the items of all ranks; the lowest rank writes tensors that differ between ranks.
 
-    An item of several ranks that have different tensors under its name is written whole, by the lowest.
+    A *unit* is what is balanced: a rank, or with ``by_node`` a node.
     """
     held = _held(plans, notes)
-    places = _places(notes, by_node)
+    units = _units(notes, by_node)
     value_bytes = {name: count for each in reversed(notes) for name, count in each.value_bytes.items()}
     found: list[list[WriteItem]] = [[] for _ in plans]
-    load = [0] * (max(places) + 1)
+    load = [0] * (max(units) + 1)
     shared: list[_Shared] = []
     for each in held:
-        # The lowest rank with it, by place.
-        writers = {places[rank]: rank for rank in reversed(each.ranks)}
+        writers = {units[rank]: rank for rank in reversed(each.ranks)}  # the lowest rank of each unit
         cost = _cost(each.item, value_bytes)
         if each.differs or len(writers) == 1 or not cost:
             found[each.ranks[0]].append(each.item)
-            load[places[each.ranks[0]]] += cost + FRAME_BYTES
+            load[units[each.ranks[0]]] += cost + ARCHIVE_BYTES
         else:
             shared.append(_Shared(each.item, each.sample is not None, cost, writers))
     for rank, item in _shares(shared, load):
@@ -313,7 +288,7 @@ def divide(plans: Sequence[Sequence[WriteItem]], notes: Sequence[RankNotes], *, 
 
 
 def _held(plans: Sequence[Sequence[WriteItem]], notes: Sequence[RankNotes]) -> list[_Held]:
-    """All items, in the order in which they are first met."""
+    """All items, in the order of their first occurrence."""
     found: dict[MetadataIndex, _Held] = {}
     for rank, plan in enumerate(plans):
         for item in plan:
@@ -337,7 +312,7 @@ def _type_of(item: WriteItem) -> Any:
 
 
 def _is_empty(item: WriteItem) -> bool:
-    """A shard without elements, which may be said to begin where another one does."""
+    """True for an empty shard, whose offset may be that of another shard."""
     return item.type is WriteItemType.SHARD and _nbytes(item) == 0
 
 
@@ -347,14 +322,14 @@ def _nbytes(item: WriteItem) -> int:
 
 
 def _cost(item: WriteItem, value_bytes: Mapping[str, int]) -> int:
-    """Bytes beside the frame; of a value, which has another one, at least 1."""
+    """Bytes without the overhead of a tensor's archive; at least 1 for a value."""
     if item.type is WriteItemType.BYTE_IO:
-        return max(1, value_bytes.get(item.index.fqn, VALUE_BYTES) - FRAME_BYTES)
+        return max(1, value_bytes.get(item.index.fqn, VALUE_BYTES) - ARCHIVE_BYTES)
     return _nbytes(item)
 
 
-def _places(notes: Sequence[RankNotes], by_node: bool) -> list[int]:
-    """What is balanced: the number of each rank's node, or of itself."""
+def _units(notes: Sequence[RankNotes], by_node: bool) -> list[int]:
+    """The number of each rank's unit."""
     if not by_node:
         return list(range(len(notes)))
     numbers: dict[str, int] = {}
@@ -362,52 +337,48 @@ def _places(notes: Sequence[RankNotes], by_node: bool) -> list[int]:
 
 
 def _shares(shared: Sequence[_Shared], load: list[int]) -> Iterator[tuple[int, WriteItem]]:
-    """(rank, item) of all that more than one place could write, on top of what they write anyway.
+    """Assign the shared items, given the load of the units so far; yields (rank, item).
 
-    What must stay whole and is large goes first, the largest to the place with the least; the partitioner shares out
-    the rest, which fills up what is left.
+    Large items that cannot be split go first, the largest to the unit with the least load. The partitioner divides the
+    rest, which evens out the load.
     """
-    most = (sum(each.cost for each in shared) + sum(load)) / len(load) * _MOST_OF_A_SHARE
-    boulders = [each for each in shared if not each.splits and each.cost > most]
-    for each in sorted(boulders, key=lambda each: -each.cost):
-        place = min(each.writers, key=lambda place: (load[place], place))
-        load[place] += each.cost + FRAME_BYTES
-        yield each.writers[place], each.item
-    rest = [each for each in shared if each.splits or each.cost <= most]
-    everywhere = len(load)
+    row_limit = (sum(each.cost for each in shared) + sum(load)) / len(load) * _MAX_ROW_FRACTION
+    unsplittable = [each for each in shared if not each.splits and each.cost > row_limit]
+    for each in sorted(unsplittable, key=lambda each: -each.cost):
+        unit = min(each.writers, key=lambda unit: (load[unit], unit))
+        load[unit] += each.cost + ARCHIVE_BYTES
+        yield each.writers[unit], each.item
+    rest = [each for each in shared if each.splits or each.cost <= row_limit]
     specs = [
         LeafSpec(
             each.item.index.fqn,
             each.cost,
-            _unit_bytes(each, most),
-            None if len(each.writers) == everywhere else tuple(sorted(each.writers)),
+            _granularity(each, row_limit),
+            None if len(each.writers) == len(load) else tuple(sorted(each.writers)),
         )
         for each in rest
     ]
-    table = partition(specs, everywhere, kappa=FRAME_BYTES, preload=load).table()
-    for place, leaf, start, length in zip(*(column.tolist() for column in table), strict=True):
+    table = partition(specs, len(load), kappa=ARCHIVE_BYTES, preload=load).table()
+    for unit, leaf, start, length in zip(*(column.tolist() for column in table), strict=True):
         each = rest[leaf]
         for piece in [each.item] if length == each.cost else _pieces(each.item, start, length):
-            yield each.writers[place], piece
+            yield each.writers[unit], piece
 
 
-def _unit_bytes(shared: _Shared, most: float) -> int:
-    """Pieces have multiples of so many bytes: a row of the first dimension whose rows are small enough.
-
-    Of what cannot be split, all.
-    """
+def _granularity(shared: _Shared, row_limit: float) -> int:
+    """Pieces are multiples of so many bytes: a row of the first dimension with small enough rows, or the whole item."""
     data = shared.item.tensor_data
-    unit = shared.cost
+    nbytes = shared.cost
     if data is not None and shared.splits:
         for length in data.chunk.sizes:
-            unit //= length
-            if unit <= most:
+            nbytes //= length
+            if nbytes <= row_limit:
                 break
-    return unit
+    return nbytes
 
 
 def _pieces(item: WriteItem, start: int, length: int) -> list[WriteItem]:
-    """A range of bytes of a tensor, or of a shard of one, as items of their own."""
+    """A byte range of a tensor or shard as items."""
     data = item.tensor_data
     assert data is not None
     width = data.properties.dtype.itemsize
@@ -416,11 +387,6 @@ def _pieces(item: WriteItem, start: int, length: int) -> list[WriteItem]:
     for box in Box.of_range(sizes, start // width, (start + length) // width):
         offsets = torch.Size(a + b for a, b in zip(data.chunk.offsets, box.offset, strict=True))
         chunk = ChunkStorageMetadata(offsets, torch.Size(box.sizes))
-        found.append(
-            WriteItem(
-                MetadataIndex(item.index.fqn, offsets),
-                WriteItemType.SHARD,
-                tensor_data=replace(data, chunk=chunk),
-            )
-        )
+        index = MetadataIndex(item.index.fqn, offsets)
+        found.append(WriteItem(index, WriteItemType.SHARD, tensor_data=replace(data, chunk=chunk)))
     return found

@@ -1,4 +1,4 @@
-"""When and where a training loop saves by DCP, and the checkpoint from which it continues."""
+"""A training loop's DCP checkpoints: cadence, directories, and the newest complete one."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from deeppart.interop.formats import METADATA_NAME
 
 
 class Snapshots:
-    """DCP checkpoints of a training loop: every so many steps, each in a directory of its own.
+    """DCP checkpoints of a training loop: one directory for every n-th step.
 
-    All methods but ``steps`` are calls of all ranks of the process group. Nothing is removed.
+    All methods except ``steps`` and ``path_of`` are collective over the process group. Nothing is removed.
 
     Args:
-        path: of a snapshot's directory, with ``{step}`` once, in its last component: ``"ckpt/step-{step}"``, or
-            ``"ckpt/{step:08d}"``.
-        every: :meth:`save` saves at steps that are multiples of it.
-        planner: makes a planner for each save: ``functools.partial(BalancedSavePlanner, files="node")``.
-        writer, reader: make DCP's writer and reader of a directory; for extensions, for other storage.
-        background: save by ``dcp.async_save``, in a thread. The next save waits for the one before.
-        process_group: of the ranks that save; None for all.
+        path: template of a snapshot's directory, with ``{step}`` once, in its last component: ``"ckpt/step-{step}"``,
+            or ``"ckpt/{step:08d}"``.
+        every: :meth:`save` saves at multiples of this step.
+        planner: factory of a planner for each save: ``functools.partial(BalancedSavePlanner, files="node")``.
+        writer, reader: factories of DCP's writer and reader for a directory; for extensions or other storage.
+        background: save with ``dcp.async_save``, in a thread. A save waits for the previous one.
+        process_group: the ranks that save; None for all.
 
     Raises:
-        ConfigError: ``path`` or ``every`` is impossible.
+        ConfigError: ``path`` or ``every`` is invalid.
 
     Example:
         >>> import torch
@@ -77,15 +77,15 @@ class Snapshots:
 
         Args:
             state: as for ``dcp.save``.
-            step: of the training loop.
+            step: the training step.
             force: save at any step.
 
         Returns:
-            Where it is saved, in the background perhaps later; None if it is not.
+            The directory, which may be incomplete while a background save runs; None if nothing was saved.
 
         Raises:
-            TypeError, ValueError: ``step`` is no number of a step.
-            CheckpointException: of torch; the save, or the one before it in the background, failed.
+            TypeError, ValueError: ``step`` is not a step number.
+            CheckpointException: (torch) this save, or the previous one in the background, failed.
         """
         step = check_step(step, "save(state, step)")
         if step % self.every and not force:
@@ -95,32 +95,30 @@ class Snapshots:
         writer, planner, group = self._writer(path), self._planner(), self._group
         if self._background:
             saving: Any = dcp.async_save(state, storage_writer=writer, planner=planner, process_group=group)
-            self._saving = getattr(saving, "upload_completion", saving)  # of what a writer that stages has returned
+            self._saving = getattr(saving, "upload_completion", saving)  # if the writer is a stager
         else:
             dcp.save(state, storage_writer=writer, planner=planner, process_group=group)
         return path
 
     def wait(self) -> None:
-        """Return when nothing is being saved in the background.
+        """Wait for the background save.
 
         Raises:
-            CheckpointException: of torch; a save failed.
+            CheckpointException: (torch) the save failed.
         """
         saving, self._saving = self._saving, None
         if saving is not None:
-            saving.result()  # bounded: by torch, and the timeout of its process group
+            saving.result()  # bounded by the timeout of torch's process group
 
     def load_latest(self, state: dict[str, Any]) -> int | None:
-        """Load the newest complete snapshot into a state, in place, as ``dcp.load`` does.
-
-        The first rank looks which it is.
+        """Load the newest complete snapshot, chosen by the first rank, into a state in place with ``dcp.load``.
 
         Returns:
             Its step; None if there is none.
 
         Raises:
-            StorageError: the directory above cannot be read.
-            CheckpointException: of torch; the snapshot cannot be loaded. Part of the state may have changed.
+            StorageError: the parent directory cannot be read.
+            CheckpointException: (torch) the snapshot cannot be loaded. Part of the state may have changed.
         """
         self.wait()
         step = self._agreed_latest()
@@ -129,10 +127,10 @@ class Snapshots:
         return step
 
     def steps(self) -> list[int]:
-        """The steps of which there are complete snapshots, ascending.
+        """The steps with complete snapshots, ascending.
 
         Raises:
-            StorageError: the directory above cannot be read.
+            StorageError: the parent directory cannot be read.
         """
         try:
             steps = map(self._step_of, ForeignFile.names_in(self._parent) or ())
@@ -142,7 +140,7 @@ class Snapshots:
         return [step for step in found if METADATA_NAME in (ForeignFile.names_in(self.path_of(step)) or ())]
 
     def _step_of(self, name: str) -> int | None:
-        """The step whose directory has a name."""
+        """The step of a directory name."""
         pieces = (
             re.escape(text) + "([0-9]+)" * (field is not None) for text, field, *_ in Formatter().parse(self._name)
         )
@@ -157,7 +155,7 @@ class Snapshots:
         if dist.get_rank() == source:
             try:
                 found = [max(self.steps(), default=None)]
-            except DeeppartError as error:  # the others wait for an answer
+            except DeeppartError as error:  # raised on all ranks
                 found = [error]
         dist.broadcast_object_list(found, src=source, group=self._group)
         if isinstance(found[0], DeeppartError):
@@ -166,21 +164,21 @@ class Snapshots:
 
 
 def _template(path: str) -> tuple[Path, str]:
-    """The directory above, and the template of a name."""
+    """The parent directory and the name template."""
     parent, _, name = path.rstrip("/").rpartition("/")
     fault = ""
     try:
         fields = [(field, conversion) for _, field, _, conversion in Formatter().parse(name) if field is not None]
         if fields != [("step", None)] or "{" in parent:
-            fault = "its last component must have {step} once, and no other has anything in braces"
+            fault = "{step} must occur once, in the last component, and there must be no other braces"
         elif name.format(step=7) == name.format(step=8):
             fault = "steps 7 and 8 would have the same name"
     except (ValueError, IndexError, KeyError) as error:
         fault = str(error)
     if fault:
         raise ConfigError(
-            "impossible template for the path of a snapshot",
-            expected='one such as "ckpt/step-{step}"',
+            "invalid template for the path of a snapshot",
+            expected='a path such as "ckpt/step-{step}"',
             found=f"{path!r}: {fault}",
         )
     return Path(parent or ("/" if path.startswith("/") else ".")), name

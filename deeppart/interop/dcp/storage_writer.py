@@ -1,7 +1,8 @@
-"""A storage writer for DCP: ``dcp.save`` and ``dcp.async_save`` make checkpoints of this library.
+"""A storage writer for DCP: ``dcp.save`` and ``dcp.async_save`` make deeppart's checkpoints.
 
-Most planners of DCP only say who writes what, which the library decides by itself. One that leaves things out, gives
-them other names or makes others of them is asked as DCP asks it: what its plan has for this rank is this rank's part.
+DCP's own planners only decide which rank writes what, and are ignored: deeppart partitions the state itself. A custom
+planner may also omit, rename or transform items, so its plan is executed as DCP would, and determines each rank's
+state.
 """
 
 from __future__ import annotations
@@ -20,13 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint import CheckpointException, DefaultSavePlanner, Metadata, SavePlan, SavePlanner
 from torch.distributed.checkpoint import StorageWriter as TorchStorageWriter
-from torch.distributed.checkpoint.metadata import (
-    BytesStorageMetadata,
-    ChunkStorageMetadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
+from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.checkpoint.utils import _DistWrapper
@@ -37,41 +32,42 @@ from deeppart.config import check_choice
 from deeppart.errors import CheckpointError, ConfigError, UnsupportedLeafError
 from deeppart.extension import Box
 from deeppart.interop.dcp.metadata import Keys
-from deeppart.interop.dcp.names import Item, Named, named, of_plan, step_of
+from deeppart.interop.dcp.names import DcpState, Item, dcp_state, step_of, unflatten
 from deeppart.interop.dcp.planner import BalancedSavePlanner
-from deeppart.interop.dcp.stored import Pieces
-from deeppart.interop.saving import or_refusal
+from deeppart.interop.dcp.stored import LocalShards
+from deeppart.interop.dcp.writing import item_metadata
+from deeppart.interop.saving import state_or_error
 
 _LEVELS = ("local", "partner", "parity", "persistent")
-_PAUSE_S = 5e-3
-#: Name prefix of the only item in the state with which a save continues after staging.
-_MARK = "deeppart staged "
-#: Staged states that wait for DCP's save. The writer does not learn of saves that fail before they reach it.
-MOST_STAGED = 8
-#: That of ``dcp.save`` and ``dcp.async_save``.
+_POLL_S = 5e-3
+#: Prefix of a token: the name of the only item of the state that stands for a staged one.
+_TOKEN = "deeppart staged "
+#: Limit of staged saves that DCP has not continued. The writer is not told of saves that fail before they reach it.
+MAX_STAGED = 8
+#: The module of ``dcp.save`` and ``dcp.async_save``.
 _MODULE = "torch.distributed.checkpoint.state_dict_saver"
 
 
 class StorageWriter(TorchStorageWriter):
-    """Saves what ``dcp.save`` and ``dcp.async_save`` are given as steps of a :class:`deeppart.Checkpointer`.
+    """Saves the states of ``dcp.save`` and ``dcp.async_save`` as steps of a :class:`deeppart.Checkpointer`.
 
-    It holds a session: one for all saves, closed at the end. Constructor and :meth:`close` are calls of all ranks. It
-    is its own stager: ``dcp.async_save`` returns when this rank's share of the state is copied, 1/N of what N ranks
-    have in common. ``checkpoint_id`` is a step: a number, a name that ends in one, or nothing for the next.
+    It holds one session for all saves, which :meth:`close` ends. The constructor and :meth:`close` are collective. It
+    is also the stager: ``dcp.async_save`` returns once this rank's share of the state has been copied, 1/N of what N
+    ranks replicate. ``checkpoint_id`` is a step: a number, a name that ends in one, or None for the next step.
 
     Args:
-        persistent_dir, local_dir: as of :class:`deeppart.Config`.
-        process_group: of the ranks that save, the same as for ``dcp.save``; None for all.
-        no_dist: this process saves alone, in a directory of its own (``dcp.save(no_dist=True)``).
-        until: the level at which a save is done; None: every level that it goes to.
-        settings: as of :class:`deeppart.Config`. ``replicated`` is ``"parts"`` if it is left out: ranks may have
-            different keys, as with DCP.
+        persistent_dir, local_dir: as for :class:`deeppart.Config`.
+        process_group: the ranks that save, the same as for ``dcp.save``; None for all.
+        no_dist: this process saves alone, to its own directory (``dcp.save(no_dist=True)``).
+        until: the level at which a save is complete; None for all levels that it goes to.
+        settings: as for :class:`deeppart.Config`. ``replicated`` defaults to ``"parts"``: ranks may have different
+            keys, as with DCP.
 
     Attributes:
-        checkpointer: the session.
+        checkpointer: the Checkpointer.
 
     Raises:
-        ConfigError: an impossible setting; ``every="auto"``, as each save is one that the caller wants.
+        ConfigError: a setting is invalid, or ``every="auto"``, as DCP decides when to save.
         LaunchError, StorageError, DirectoryInUseError, RemoteRankError, PeerTimeoutError: at start-up.
 
     Example:
@@ -86,7 +82,7 @@ class StorageWriter(TorchStorageWriter):
         (1000.0, 3)
     """
 
-    #: Of DCP's protocol of stagers: once :meth:`stage` returns, nothing is left to wait for.
+    #: DCP's stager protocol: :meth:`stage` is synchronous.
     _synchronize_after_execute = False
 
     def __init__(
@@ -103,24 +99,26 @@ class StorageWriter(TorchStorageWriter):
             check_choice("until", until, _LEVELS)
         if settings.get("every") == "auto":
             raise ConfigError(
-                'a writer for DCP cannot have every="auto"',
+                'deeppart\'s StorageWriter does not support every="auto"',
                 expected="level -> number of saves",
-                todo="call dcp.save when a checkpoint is due, or use deeppart.Checkpointer",
+                todo="call dcp.save whenever a checkpoint is due, or use deeppart.Checkpointer",
             )
         settings = {"replicated": "parts", **settings, "persistent_dir": os.fspath(persistent_dir)}
         if local_dir is not None:
             settings["local_dir"] = os.fspath(local_dir)
-        self.checkpointer = Checkpointer(comm=_comm_of(process_group, no_dist), **settings)
+        comm: Any = "self" if no_dist else process_group
+        if comm is None and dist.is_available() and dist.is_initialized():
+            comm = dist.group.WORLD
+        self.checkpointer = Checkpointer(comm=comm, **settings)
         self._until, self._no_dist, self._group = until, no_dist, process_group
         self._staged = StagedSaves()
-        self._last: int | None = None
-        #: A save of DCP is made by one thread.
-        self._saving = _Saving()
+        self._last_step: int | None = None
+        self._saving = _SaveState()
 
     # --- the session ---
 
     def close(self) -> None:
-        """Finish what is in the background, report failures, give the directory back (collective)."""
+        """Finish background work, report failures and release the directory (collective)."""
         self.checkpointer.close()
 
     def __enter__(self) -> StorageWriter:
@@ -129,32 +127,32 @@ class StorageWriter(TorchStorageWriter):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # torch's CheckpointException is not an Exception, but must be handled like one.
+        # CheckpointException of torch is a BaseException, but no reason to skip the clean-up of an Exception.
         self.checkpointer.__exit__(kind, error, trace)
 
     def __reduce__(self) -> NoReturn:
         raise _other_process()
 
-    # --- as a stager ---
+    # --- the stager ---
 
     @property
     def should_synchronize_after_execute(self) -> bool:
-        """False: nothing is left to wait for."""
+        """False: :meth:`stage` is synchronous."""
         return self._synchronize_after_execute
 
     def stage(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
         """Copy this rank's share of a state (collective); called by ``dcp.async_save``.
 
         Returns:
-            The state with which the save continues.
+            A state that stands for the staged one.
 
         Raises:
-            ConfigError: of ``dcp.async_save``: another process or no collectives, an impossible ``checkpoint_id``, or
-                the default process group where that is gloo alone.
-            StateError, StepExistsError, RemoteRankError, PeerTimeoutError: as of ``Checkpointer.checkpoint``.
+            ConfigError: ``dcp.async_save`` uses another process, no collectives, an impossible ``checkpoint_id``, or
+                the default process group with gloo only.
+            StateError, StepExistsError, RemoteRankError, PeerTimeoutError: as for ``Checkpointer.checkpoint``.
         """
-        call = calling("async_save") or Call(self._saving.given, process_group=self._group)
-        self._saving.given = None
+        call = find_call("async_save") or Call(self._saving.next_id, process_group=self._group)
+        self._saving.next_id = None
         if call.in_process:
             raise _other_process()
         self._check_call(call.use_collectives, no_dist=call.no_dist or self._no_dist)
@@ -162,17 +160,17 @@ class StorageWriter(TorchStorageWriter):
         self._check_thread(call.process_group)
         step = self._step(call.checkpoint_id)
 
-        def looked() -> Named:
-            if decides_nothing(call.planner):
-                return named(state_dict)
-            return planned_part(call.planner, state_dict, self._group, alone=self._no_dist)
+        def make() -> DcpState:
+            if is_ignored(call.planner):
+                return dcp_state(state_dict)
+            return plan_state(call.planner, state_dict, self._group, alone=self._no_dist)
 
-        return self._staged.put(self._begin(looked, step))
+        return self._staged.put(self._begin(make, step))
 
     def synchronize_staging(self) -> None:
-        """Nothing is left to wait for."""
+        """Nothing: :meth:`stage` is synchronous."""
 
-    # --- as a writer, in the order in which DCP calls ---
+    # --- the writer, in the order of DCP's calls ---
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -184,92 +182,91 @@ class StorageWriter(TorchStorageWriter):
         return True
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | int | None = None) -> None:
-        """The next save is of this step."""
+        """Set the step of the next save."""
         if checkpoint_id is not None:
             step_of(checkpoint_id)
-        self._saving.given = checkpoint_id
+        self._saving.next_id = checkpoint_id
 
     def storage_meta(self) -> None:
-        """Nothing for planners. A save begins here."""
+        """Begin a save; there is no metadata for planners."""
         saving = self._saving
-        call = calling("save") or Call(process_group=self._group)
-        saving.checkpoint_id, saving.given, saving.mark = saving.given, None, mark_among(call.keys)
+        call = find_call("save") or Call(process_group=self._group)
+        saving.checkpoint_id, saving.next_id, saving.token = saving.next_id, None, find_token(call.keys)
         self._check_ranks(call.process_group)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """See that DCP saves as this writer can."""
+        """Check that DCP uses collectives."""
         self._check_call(kwargs.get("use_collectives", True))
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Find out whether a staged state is saved."""
-        self._saving.mark = self._saving.mark or mark_among(item.index.fqn for item in plan.items)
+        """Detect a staged state."""
+        self._saving.token = self._saving.token or find_token(item.index.fqn for item in plan.items)
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """See that all ranks of the session take part."""
+        """Check that all ranks of the session take part."""
         size = self.checkpointer.world_size
         if len(plans) != size:
-            raise ConfigError(
-                "DCP saves on other ranks than deeppart's writer was made for",
-                expected=f"{size} ranks",
-                found=f"{len(plans)}" + (", as with no_dist=True" if len(plans) == 1 else ""),
-                todo="give both the same process_group; with no_dist=True, StorageWriter(..., no_dist=True)",
-            )
+            raise _other_ranks(f"{size} ranks", f"{len(plans)}" + (", as with no_dist=True" if len(plans) == 1 else ""))
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Save, or complete a staged save; returns when it is complete at the requested level."""
+        """Save, or continue a staged save; returns once it is complete at the requested level."""
         saving = self._saving
-        mark = saving.mark or mark_among(getattr(planner, "state_dict", None) or ())
-        if mark is None:
+        token = saving.token or find_token(getattr(planner, "state_dict", None) or ())
+        if token is None:
             step = self._step(saving.checkpoint_id)
 
-            def looked() -> Named:
-                return state_of(planner) if decides_nothing(planner) else part_of(plan, planner)
+            def make() -> DcpState:
+                if is_ignored(planner):
+                    return unflatten(planner.state_dict, planner.mappings)  # type: ignore[attr-defined]
+                return planned_state(plan, planner)
 
-            staged: Staged | None = self._begin(looked, step)
+            staged: Staged | None = self._begin(make, step)
         else:
-            staged = self._staged.take(mark)
+            staged = self._staged.take(token)
         if staged is None:
-            raise CheckpointError("a staged state was saved before", found=mark, todo="call dcp.async_save once for it")
+            raise CheckpointError(
+                "a staged state was already saved", found=token, todo="call dcp.async_save once for each save"
+            )
         pending = staged.pending
         self._check_step(saving.checkpoint_id, pending.step)
-        self._wait(pending, raises=mark is None)
-        items = None if mark is None else staged.items
+        self._wait(pending, raises=token is None)
+        items = None if token is None else staged.items
         written = WriteResult(MetadataIndex(""), pending.report.raw_bytes, items)
         future: Future[list[WriteResult]] = Future()
         future.set_result([written])
         return future
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Put into DCP's record what was saved, where DCP saw only what stood for it."""
+        """After a staged save, replace the token in DCP's metadata by the saved items."""
         saved: list[tuple[Item, ...] | None] = [each.storage_data for of_rank in results for each in of_rank]
         if any(items is not None for items in saved):
             describe(metadata, {item.path: item for items in saved for item in items or ()}.values())
 
     # --- both ---
 
-    def _begin(self, looked: Callable[[], Named], step: int) -> Staged:
-        """Copy this rank's share (collective); what goes wrong here alone is raised on all ranks."""
+    def _begin(self, make: Callable[[], DcpState], step: int) -> Staged:
+        """Copy this rank's share (collective); an error of ``make`` is raised on all ranks."""
         items: tuple[Item, ...] = ()
 
         def tree() -> Any:
             nonlocal items
-            found = looked()
+            found = make()
             items = found.items
             return found.tree
 
-        pending = self.checkpointer.checkpoint(or_refusal(tree), step, force=step == self._last)
-        self._last = step
+        pending = self.checkpointer.checkpoint(state_or_error(tree), step, force=step == self._last_step)
+        self._last_step = step
         return Staged(pending, items)
 
     def _step(self, checkpoint_id: Any) -> int:
         return self.checkpointer.next_step() if checkpoint_id is None else step_of(checkpoint_id)
 
     def _wait(self, pending: Pending, *, raises: bool) -> None:
-        """Until the save is complete where the caller wants it."""
+        """Wait until the save is complete at the requested level."""
         if not pending.levels:
-            why = "on_busy='skip' dropped it" if pending.skipped else "it was due at no level"
+            why = "on_busy='skip' dropped it" if pending.skipped else "it was not due at any level"
             raise CheckpointError(f"step {pending.step} was not saved: {why}", todo="see `every` and `on_busy`")
         for level in [self._until] if self._until in pending.levels else sorted(pending.levels, key=_LEVELS.index):
             if raises:
@@ -277,7 +274,7 @@ class StorageWriter(TorchStorageWriter):
                 continue
             while not pending.settled(level):
                 pending.done(level)  # advances exchanges where background threads cannot
-                time.sleep(_PAUSE_S)
+                time.sleep(_POLL_S)
             report = pending.report.levels[level]
             if report.state == "failed":
                 raise CheckpointError(
@@ -289,37 +286,31 @@ class StorageWriter(TorchStorageWriter):
             raise ConfigError(
                 "deeppart's writer cannot save with use_collectives=False",
                 expected="use_collectives=True",
-                found="False: every rank would save for itself, and none would know when a checkpoint is complete",
-                todo="leave it out: a save exchanges a few bytes",
+                found="False: the ranks could not agree whether a checkpoint is complete",
+                todo="omit it: a save exchanges only a few bytes",
             )
         if no_dist and self.checkpointer.world_size > 1:
             raise ConfigError(
-                "no_dist=True, but deeppart's writer was made for several ranks",
-                expected="StorageWriter(..., no_dist=True), with a directory for each process",
+                "no_dist=True, but deeppart's writer has a session of several ranks",
+                expected="StorageWriter(..., no_dist=True), with a separate directory for each process",
                 found=f"a session of {self.checkpointer.world_size} ranks",
             )
 
     def _check_ranks(self, group: Any) -> None:
-        """See that DCP saves on the ranks of the session: others would be waited for."""
-        mine, given = _ranks_of(self._group), _ranks_of(group)
-        if mine != given and not self._no_dist:
-            raise ConfigError(
-                "DCP saves on other ranks than deeppart's writer was made for",
-                expected=f"ranks {mine}",
-                found=f"ranks {given}",
-                todo="give both the same process_group",
-            )
+        """Check that DCP saves on the ranks of the session: the save would wait for missing ones."""
+        expected, found = _ranks_of(self._group), _ranks_of(group)
+        if expected != found and not self._no_dist:
+            raise _other_ranks(f"ranks {expected}", f"ranks {found}")
 
     def _check_thread(self, group: Any) -> None:
-        """See that the thread in which DCP saves has a group that the training loop does not use at the same time."""
+        """Check that DCP's background thread does not share a gloo group with the training loop."""
         if self.checkpointer.world_size == 1 or _ranks_of(group) is None or group not in (None, dist.group.WORLD):
             return
         backends = dist.get_backend_config(dist.group.WORLD)
         if all(each.endswith(":gloo") for each in backends.split(",")):
             raise ConfigError(
-                "dcp.async_save would use the training loop's process group in another thread: gloo hangs, or ends the "
-                "process",
-                expected="a process group for checkpoints alone",
+                "dcp.async_save would use the training loop's process group in another thread: gloo may hang or crash",
+                expected="a separate process group for checkpoints",
                 found=f"the default group, {backends}",
                 todo='group = dist.new_group(backend="gloo"), once on all ranks, and '
                 "dcp.async_save(..., process_group=group)",
@@ -328,73 +319,70 @@ class StorageWriter(TorchStorageWriter):
     def _check_step(self, checkpoint_id: Any, step: int) -> None:
         if checkpoint_id is not None and step_of(checkpoint_id) != step:
             raise ConfigError(
-                "a state was staged for another step than it is saved for",
+                "a state is saved as another step than it was staged for",
                 expected=f"step {step}",
                 found=f"checkpoint_id {checkpoint_id!r}",
-                todo="call dcp.async_save itself, with the checkpoint_id; or leave the checkpoint_id out",
+                todo="call dcp.async_save itself, with the checkpoint_id; or omit the checkpoint_id",
             )
 
 
-class _Saving(threading.local):
-    """What a thread knows of the save that it makes."""
+class _SaveState(threading.local):
+    """The save that a thread is making: DCP makes each save in one thread."""
 
-    #: The ``checkpoint_id`` of the next save.
-    given: Any = None
-    #: The one of this save.
+    #: The ``checkpoint_id`` of the next save, and of this one.
+    next_id: Any = None
     checkpoint_id: Any = None
-    #: Name of the item that represents a staged state.
-    mark: str | None = None
+    #: Token of the staged state that is saved.
+    token: str | None = None
 
 
 def _ranks_of(group: dist.ProcessGroup | None) -> list[int] | None:
-    """The ranks of a group, of all for None; None if there are no groups, or this rank is not in it."""
+    """The ranks of a group (None: the default group); None if this rank is not in it, or there are no groups."""
     if not (dist.is_available() and dist.is_initialized()):
         return None
     found = dist.group.WORLD if group is None else group
     return dist.get_process_group_ranks(found) if isinstance(found, dist.ProcessGroup) else None
 
 
-def _comm_of(group: dist.ProcessGroup | None, no_dist: bool) -> Any:
-    if no_dist:
-        return "self"
-    return dist.group.WORLD if group is None and dist.is_available() and dist.is_initialized() else group
+def _other_ranks(expected: str, found: str) -> ConfigError:
+    return ConfigError(
+        "the ranks of dcp.save are not those of the session of deeppart's writer",
+        expected=expected,
+        found=found,
+        todo="use the same process_group; with no_dist=True, StorageWriter(..., no_dist=True)",
+    )
 
 
 def _other_process() -> ConfigError:
     return ConfigError(
         "deeppart's writer cannot save in another process",
         expected="AsyncCheckpointerType.THREAD",
-        found="AsyncCheckpointerType.PROCESS: it has the session's connections, threads and directory in this one",
-        todo="leave async_checkpointer_type out: the share is copied first, and threads write it in the background",
+        found="AsyncCheckpointerType.PROCESS: the session's connections, threads and directory are in this process",
+        todo="omit async_checkpointer_type: threads write the copied share in the background",
     )
 
 
-# --- planners that decide what is saved ---
+# --- planners ---
 
 
-def decides_nothing(planner: SavePlanner | None) -> bool:
-    """True if a planner saves all of a state, as it is: DCP's own, and the one of this library."""
+def is_ignored(planner: SavePlanner | None) -> bool:
+    """True for planners that save the whole state unchanged: DCP's own, and BalancedSavePlanner."""
     if planner is None:
         return True
     if type(planner) not in (DefaultSavePlanner, BalancedSavePlanner):
         return False
     if not planner.flatten_state_dict:  # type: ignore[attr-defined]
         raise ConfigError(
-            "a planner would pickle inner dicts whole",
+            "a planner would pickle nested dicts",
             expected="flatten_state_dict=True",
             found=f"{type(planner).__name__}(flatten_state_dict=False)",
-            todo="leave it out: the state is nested again when it is loaded",
+            todo="omit it: dcp.load nests the state again",
         )
     return True
 
 
-def state_of(planner: SavePlanner) -> Named:
-    """The state that a planner which :func:`decides_nothing` was given."""
-    return of_plan(planner.state_dict, planner.mappings)  # type: ignore[attr-defined]
-
-
-def planned_part(planner: SavePlanner, state: Mapping[str, Any], group: Any, *, alone: bool) -> Named:
-    """This rank's part of a state, planned as ``dcp.save`` would (collective)."""
+def plan_state(planner: SavePlanner, state: Mapping[str, Any], group: Any, *, alone: bool) -> DcpState:
+    """This rank's state, planned as by ``dcp.save`` (collective)."""
     ranks = _DistWrapper(group, not alone and dist.is_available() and dist.is_initialized(), 0)
 
     def local() -> SavePlan:
@@ -403,18 +391,18 @@ def planned_part(planner: SavePlanner, state: Mapping[str, Any], group: Any, *, 
 
     try:
         plan = ranks.reduce_scatter("plan", local, lambda plans: planner.create_global_plan(plans)[0])
-    except CheckpointException as error:  # it is no Exception
+    except CheckpointException as error:
         failed = {rank: f"{type(each).__name__}: {each}" for rank, (each, _) in error.failures.items()}
         raise CheckpointError(
-            "the planner that dcp.async_save was given cannot plan the state",
+            "the planner of dcp.async_save failed",
             found="; ".join(f"rank {rank}: {text}" for rank, text in failed.items()),
-            todo="see what it reports; nothing was saved",
+            todo="see the planner's error; nothing was saved",
         ) from error
-    return part_of(planner.finish_plan(plan), planner)
+    return planned_state(planner.finish_plan(plan), planner)
 
 
-def part_of(plan: SavePlan, planner: SavePlanner) -> Named:
-    """What a plan has for this rank."""
+def planned_state(plan: SavePlan, planner: SavePlanner) -> DcpState:
+    """The state that a plan assigns to this rank."""
     paths: Mapping[str, Keys] = getattr(planner, "mappings", None) or {}
     tensors: dict[str, tuple[tuple[int, ...], list[Box], list[torch.Tensor]]] = {}
     flat: dict[str, Any] = {}
@@ -426,31 +414,27 @@ def part_of(plan: SavePlan, planner: SavePlanner) -> Named:
         piece = planner.resolve_data(item)
         if not isinstance(piece, torch.Tensor):
             raise UnsupportedLeafError(
-                "a planner gives something else than a tensor", found=type(piece).__name__, where=f"item {name}"
+                "a planner resolved a tensor item to another type", found=type(piece).__name__, where=f"item {name}"
             )
         chunk = item.tensor_data.chunk
         shape, boxes, pieces = tensors.setdefault(name, (tuple(item.tensor_data.size), [], []))
         boxes.append(Box(tuple(chunk.offsets), tuple(chunk.sizes)))
         pieces.append(piece.detach())
     for name, (shape, boxes, pieces) in tensors.items():
-        flat[name] = pieces[0] if boxes == [Box.whole(shape)] else Pieces(shape, boxes, pieces)
-    found = of_plan(flat, {name: _texts(paths.get(name, (name,))) for name in flat})
+        flat[name] = pieces[0] if boxes == [Box.whole(shape)] else LocalShards(shape, boxes, pieces)
+    # List indices become strings, and lists dicts, since each rank may have only some of the elements.
+    found = unflatten(flat, {name: tuple(map(str, paths.get(name, (name,)))) for name in flat})
     items = [
         Item(item.path, tensors[name][2][0].dtype, tensors[name][0])
         if (name := item.name) in tensors
         else Item(item.path)
         for item in found.items
     ]
-    return Named(found.tree, tuple(items))
-
-
-def _texts(path: Keys) -> Keys:
-    """Of lists, each rank may have some places: they are dicts here."""
-    return tuple(map(str, path))
+    return DcpState(found.tree, tuple(items))
 
 
 def _value(item: WriteItem, planner: SavePlanner) -> Any:
-    """A value that is no tensor: what the planner would pickle."""
+    """The value that the planner would pickle."""
     look_up = getattr(planner, "lookup_object", None)
     if look_up is not None:
         return look_up(item.index)
@@ -458,28 +442,27 @@ def _value(item: WriteItem, planner: SavePlanner) -> Any:
     try:
         data.seek(0)
         return torch.load(data, weights_only=True)
-    except Exception as error:  # of the planner's own
+    except Exception as error:  # of the planner
         raise UnsupportedLeafError(
-            "a planner gives a value only as a pickle, which is not stored",
+            "a planner provides a value only as a pickle, which is not stored",
             found=f"{type(error).__name__}: {error}".partition("\n")[0],
             where=f"item {item.index.fqn}",
-            todo="give the planner a method lookup_object(index), as DefaultSavePlanner has",
+            todo="add a method lookup_object(index) to the planner, as DefaultSavePlanner has",
         ) from error
 
 
-# --- what a save was called with ---
+# --- the arguments of dcp.save ---
 #
-# ``stage()`` is given the state alone; newer releases of torch (2.13 is one, 2.4 is not) tell the writer of the
-# ``checkpoint_id`` only afterwards, in another thread. But the step and the planner must be known before a share is
-# copied. They are arguments of a public function by their public names; so they are read there, and compared when DCP
-# says them. A writer sees what a planner makes of a state, never the state: whether it is a staged one must not
-# depend on what a planner of the caller leaves out or renames.
+# ``stage()`` gets the state only; with newer releases of torch (2.13, but not 2.4) the writer gets the
+# ``checkpoint_id`` only afterwards, in another thread. But step and planner must be known before a share is copied. So
+# these public arguments are read from the stack frame of the public function, and compared with what DCP passes later.
+# The keys of the state are read there, too: a planner may drop or rename the token of a staged state.
 
 
 class Call(NamedTuple):
-    """A call of ``dcp.save`` or ``dcp.async_save``.
+    """The arguments of ``dcp.save`` or ``dcp.async_save``.
 
-    ``in_process``: the save is to be made by another process. ``keys``: of the outermost dict of the state.
+    ``in_process``: another process is to make the save. ``keys``: keys of the state.
     """
 
     checkpoint_id: Any = None
@@ -491,8 +474,8 @@ class Call(NamedTuple):
     keys: tuple[Any, ...] = ()
 
 
-def calling(function: str) -> Call | None:
-    """The call of a DCP function within which this runs; None if there is none."""
+def find_call(function: str) -> Call | None:
+    """The enclosing call of a DCP function; None if there is none."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and (frame.f_code.co_name, frame.f_globals.get("__name__")) != (function, _MODULE):
         frame = frame.f_back
@@ -511,19 +494,19 @@ def calling(function: str) -> Call | None:
     )
 
 
-# --- what a rank keeps between the staging of a state and its save ---
+# --- staged saves ---
 
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A state that is in staging memory, and what is in it on this rank."""
+    """A staged save, and this rank's items."""
 
     pending: Pending
     items: tuple[Item, ...]
 
 
 class StagedSaves:
-    """Those of which DCP's own save is still to come. Thread-safe."""
+    """Staged saves that DCP has not continued yet. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -531,38 +514,30 @@ class StagedSaves:
         self._staged: dict[int, Staged] = {}  # guarded by the lock
 
     def put(self, staged: Staged) -> dict[str, None]:
-        """Keep a staged state; returns the state that represents it."""
+        """Keep a staged save; returns a state with its token."""
         with self._lock:
             number = next(self._numbers)
             self._staged[number] = staged
-            for old in sorted(self._staged)[:-MOST_STAGED]:
+            for old in sorted(self._staged)[:-MAX_STAGED]:
                 del self._staged[old]
-        return {f"{_MARK}{number}": None}
+        return {f"{_TOKEN}{number}": None}
 
-    def take(self, name: str) -> Staged | None:
-        """The staged state that an item represents, once. Concurrent saves of DCP arrive in any order."""
+    def take(self, token: str) -> Staged | None:
+        """Remove and return a staged save. Concurrent saves arrive in any order."""
         with self._lock:
-            return self._staged.pop(int(name.removeprefix(_MARK)), None)
+            return self._staged.pop(int(token.removeprefix(_TOKEN)), None)
 
 
-def mark_among(names: Iterable[object]) -> str | None:
-    """The name of an item that represents a staged state; None if there is none."""
-    return next((name for name in names if isinstance(name, str) and name.startswith(_MARK)), None)
+def find_token(names: Iterable[object]) -> str | None:
+    """The token among the names of items; None if there is none."""
+    return next((name for name in names if isinstance(name, str) and name.startswith(_TOKEN)), None)
 
 
-# --- DCP's record of a checkpoint ---
+# --- DCP's metadata ---
 
 
 def describe(metadata: Metadata, items: Iterable[Item]) -> None:
-    """Make a record that of these items, in place: each tensor is one chunk, as any box of it can be read."""
+    """Set a metadata record to these items, in place: each tensor is one chunk, as any box of it can be read."""
     found = {item.name: item for item in items}
-    metadata.state_dict_metadata = {name: _described(item) for name, item in found.items()}
+    metadata.state_dict_metadata = {name: item_metadata(item.dtype, item.shape) for name, item in found.items()}
     metadata.planner_data = {name: item.path for name, item in found.items()}
-
-
-def _described(item: Item) -> TensorStorageMetadata | BytesStorageMetadata:
-    if item.dtype is None or item.shape is None:
-        return BytesStorageMetadata()
-    size = torch.Size(item.shape)
-    whole = ChunkStorageMetadata(torch.Size([0] * len(size)), size)
-    return TensorStorageMetadata(TensorProperties(dtype=item.dtype), size, [whole])

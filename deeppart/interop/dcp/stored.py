@@ -1,4 +1,4 @@
-"""Steps of this library by the names that DCP has for what is in them: of the session of a job, or of a directory."""
+"""deeppart's steps for DCP: their contents by DCP's names, read through a session or from a directory."""
 
 from __future__ import annotations
 
@@ -23,34 +23,35 @@ from deeppart.errors import (
 )
 from deeppart.extension import Box, Step, readable
 from deeppart.interop.dcp.metadata import Keys
-from deeppart.interop.dcp.names import Item, by_name, walk
+from deeppart.interop.dcp.names import Item, index_by_name, walk
 from deeppart.types import KeyFiles
 
 
 class WantedBox(NamedTuple):
-    """A requested box of a tensor, and the tensor of the same sizes to fill."""
+    """A requested box of a global tensor, and the tensor to fill."""
 
     box: Box
-    into: torch.Tensor
+    tensor: torch.Tensor
 
 
 #: Names -> requested boxes.
 BoxesByName = Mapping[str, Sequence[WantedBox]]
-Use = Callable[[dict[str, Any]], None]
+#: Called with the compound items, by name, before any tensor is filled.
+OnCompounds = Callable[[dict[str, Any]], None]
 
 
-# --- what a step holds ---
+# --- the contents of a step ---
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One thing that DCP has a name for.
+    """An item of a step.
 
     Attributes:
-        item: how DCP sees it.
+        item: as DCP flattens it.
         path: its keys in the saved state.
-        value: the small value; or what stands for leaves, as of :class:`deeppart.extension.Step`.
-        is_compound: true of what has leaves in it, but is no tensor to DCP, such as a tuple of tensors.
+        value: a small value, or the placeholder for leaves of a :class:`deeppart.extension.Step`.
+        is_compound: true for a container of leaves that is one item to DCP, such as a tuple of tensors.
     """
 
     item: Item
@@ -60,44 +61,45 @@ class Entry:
 
     @property
     def leaf(self) -> int | None:
-        """Number of the leaf that is the tensor; None of anything else."""
+        """The leaf number of a tensor; None for other items."""
         return getattr(self.value, "leaf", None)
 
 
 class Stored:
-    """What a step holds, as one rank sees it: :attr:`entries` by DCP's names."""
+    """The contents of a step, as one rank sees it: :attr:`entries` by DCP's names."""
 
     def __init__(self, step: Step) -> None:
         self.step = step
         if not isinstance(step.state, dict):
             raise StructureMismatchError(
-                "DCP loads dicts, and this checkpoint is none",
-                expected="a dict outermost",
+                "DCP can only load a state that is a dict",
+                found=type(step.state).__name__,
                 where=step.where,
-                todo="load it by deeppart.load, or by Checkpointer.restore",
+                todo="use deeppart.load or Checkpointer.restore",
             )
         entries: dict[Keys, Entry] = {}
         for path, keys, value in walk(step.state):
             is_leaf = getattr(value, "leaf", None) is not None
             item = Item(path, value.dtype, value.shape) if is_leaf else Item(path)
-            entries[path] = Entry(item, keys, value, not is_leaf and any(_stored_in(value)))
-        named = by_name((entry.item for entry in entries.values()), step.where)
+            entries[path] = Entry(item, keys, value, not is_leaf and any(_placeholders(value)))
+        named = index_by_name((entry.item for entry in entries.values()), step.where)
         self.entries: Mapping[str, Entry] = {name: entries[item.path] for name, item in named.items()}
 
-    def refuse_to_build(self, name: str) -> None:
-        """See that something that is no tensor to DCP can be made without a live one."""
+    def check_loadable(self, name: str) -> None:
+        """Reject a compound item that contains a tensor subclass, which only a live tensor could create."""
         entry = self.entries[name]
-        subclass = next((each.subclass for each in _stored_in(entry.value) if each.subclass), None)
+        subclass = next((each.subclass for each in _placeholders(entry.value) if each.subclass), None)
         if subclass is not None:
             raise UnsupportedLeafError(
-                "a tensor of a subclass cannot be loaded by dcp.load: only its class could make it",
+                "dcp.load cannot create a tensor subclass in a container",
                 found=f"a {subclass}",
                 where=f"path {readable(entry.path)}",
-                todo="restore it into a live one: Checkpointer.restore; or load what it is made of: deeppart.load",
+                todo="restore it into a live tensor with Checkpointer.restore, or load its components with "
+                "deeppart.load",
             )
 
     def globs(self, names: Sequence[str]) -> list[str]:
-        """Globs that cover what DCP calls so, and nothing else; of a list, all of it."""
+        """Globs that match exactly these items; lists are matched as a whole."""
         found = set()
         for name in names:
             path = self.entries[name].path
@@ -105,8 +107,8 @@ class Stored:
             found.add(re.sub(r"[*?\[]", r"[\g<0>]", readable(path[:end])))
         return sorted(found)
 
-    def built(self, names: Sequence[str], state: Any) -> dict[str, Any]:
-        """What DCP calls so, of a state that :meth:`globs` have chosen."""
+    def pick(self, names: Sequence[str], state: Any) -> dict[str, Any]:
+        """Items by name from a loaded state."""
         found = {}
         for name in names:
             item = state
@@ -116,23 +118,23 @@ class Stored:
         return found
 
 
-def _stored_in(value: Any) -> Iterator[Any]:
-    """The stand-ins for leaves in a value that DCP does not flatten."""
+def _placeholders(value: Any) -> Iterator[Any]:
+    """The placeholders for leaves in an item."""
     if isinstance(value, list):
         for each in value:
-            yield from _stored_in(each)
+            yield from _placeholders(each)
     elif hasattr(value, "subclass"):
         yield value
 
 
-# --- where steps are read from ---
+# --- sources of steps ---
 
 
-class Source:
-    """A job's session, or a directory.
+class StoredSource:
+    """A session or a directory.
 
     Attributes:
-        ranks: how many ranks read together; None: each by itself.
+        ranks: number of ranks that read collectively; None if each reads independently.
     """
 
     ranks: int | None = None
@@ -141,36 +143,36 @@ class Source:
         self._stored: Stored | None = None
 
     def newest(self) -> int | None:
-        """The step used for ``look(None)``; None if there is none."""
+        """The step of ``open(None)``; None if there is none."""
         raise NotImplementedError
 
-    def look(self, step: int | None) -> Stored:
-        """What a step holds, or the newest."""
+    def open(self, step: int | None) -> Stored:
+        """Open a step, or the newest."""
         self._stored = None
         self._stored = Stored(self._step(step))
         return self._stored
 
-    def bring(self, wanted: BoxesByName, compounds: Sequence[str], use: Use) -> None:
-        """Fill the requested boxes of the step, once all of it was read and checked."""
+    def read(self, wanted: BoxesByName, compounds: Sequence[str], on_compounds: OnCompounds) -> None:
+        """Read and verify items of the open step, then fill the tensors."""
         raise NotImplementedError
 
-    def refuse(self, error: DeeppartError) -> NoReturn:
-        """Raise an error, instead of :meth:`bring`; on all ranks that read together."""
+    def fail(self, error: DeeppartError) -> NoReturn:
+        """Raise an error instead of calling :meth:`read`; for a session, on all ranks."""
         raise error
 
     def _step(self, step: int | None) -> Step:
         raise NotImplementedError
 
-    def _looked(self) -> Stored:
+    def _opened(self) -> Stored:
         if self._stored is None:
-            raise CheckpointError("DCP reads before it has asked what there is", todo="load by dcp.load")
+            raise CheckpointError("DCP reads data before metadata", todo="use dcp.load")
         return self._stored
 
 
-class SessionSource(Source):
-    """A job's session: every step that its levels have, from the cheapest source that is left. Calls are collective.
+class SessionSource(StoredSource):
+    """A job's session: steps of all levels, from the cheapest available source. Calls are collective.
 
-    What each rank had saved for itself it gets back; on another number of ranks, all get that of rank 0.
+    Each rank gets its own rank-local leaves; on another world size, all get rank 0's.
     """
 
     def __init__(self, checkpointer: Checkpointer) -> None:
@@ -179,7 +181,7 @@ class SessionSource(Source):
         self.ranks = checkpointer.world_size
 
     def newest(self) -> int | None:
-        """The newest step that can be recovered; None if there is no checkpoint."""
+        """The newest recoverable step; None if there is no checkpoint."""
         return Step.newest(self._checkpointer)
 
     def _step(self, step: int | None) -> Step:
@@ -188,42 +190,43 @@ class SessionSource(Source):
             raise RestoreError("there is no checkpoint", where=str(self._checkpointer.config.persistent_dir))
         return found
 
-    def bring(self, wanted: BoxesByName, compounds: Sequence[str], use: Use) -> None:
-        """As of :class:`Source`.
-
-        What is no tensor to DCP comes first: a step is restored as a whole, or not at all, but these are two restores.
-        """
-        stored, checkpointer = self._looked(), self._checkpointer
+    def read(self, wanted: BoxesByName, compounds: Sequence[str], on_compounds: OnCompounds) -> None:
+        """See :class:`StoredSource`. Compound items are restored first, so that a failure leaves tensors unchanged."""
+        stored, checkpointer = self._opened(), self._checkpointer
         number = stored.step.number
-        Step.agree(checkpointer, None)  # a rank that refuses raises here, on all of them
-        made: dict[Any, Any] = {}
+        Step.agree(checkpointer, None)  # raises on all ranks if one has called fail()
+        state: dict[Any, Any] = {}
         if compounds:
-            checkpointer.restore(made, number, "rank0", keys=stored.globs(compounds))
-        Step.agree(checkpointer, _failure_of(use, stored.built(compounds, made)))
+            checkpointer.restore(state, number, "rank0", keys=stored.globs(compounds))
+        error = None
+        try:
+            on_compounds(stored.pick(compounds, state))
+        except Exception as failure:  # of the caller's classes: the other ranks wait
+            error = as_error(failure, "a restored value cannot be passed to the planner")
+        Step.agree(checkpointer, error)
         live: dict[int, torch.Tensor] = {}
-        later: list[tuple[torch.Tensor, WantedBox]] = []
-        asked = [(stored.entries[name], parts) for name, parts in wanted.items()]
-        # What a wanted leaf is a part of is restored, too, and as a whole.
-        owners = {entry.value.owner for entry, _ in asked if entry.value.is_view}
-        for entry, parts in asked:
+        copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        requested = [(stored.entries[name], boxes) for name, boxes in wanted.items()]
+        # The owner of a requested view is restored, too, as a whole.
+        owners = {entry.value.owner for entry, _ in requested if entry.value.is_view}
+        for entry, boxes in requested:
             assert entry.leaf is not None
-            live[entry.leaf] = _live_tensor(entry, parts, later, is_owner=entry.leaf in owners)
+            live[entry.leaf] = _live_tensor(entry, boxes, copies, is_owner=entry.leaf in owners)
         for entry in stored.entries.values():
             if entry.leaf is not None and entry.leaf in owners - live.keys():
                 live[entry.leaf] = torch.empty(entry.value.shape, dtype=entry.value.dtype)
-        state = live_tree(stored, live)
-        checkpointer.restore(state, number, "rank0", strict=False)
-        for source, want in later:
-            want.into.copy_(source)
+        checkpointer.restore(live_state(stored, live), number, "rank0", strict=False)
+        for source, target in copies:
+            target.copy_(source)
 
-    def refuse(self, error: DeeppartError) -> NoReturn:
-        """Raise it, and on the other ranks an error that quotes it."""
+    def fail(self, error: DeeppartError) -> NoReturn:
+        """Raise the error here, and an error that quotes it on the other ranks."""
         Step.agree(self._checkpointer, error)
-        raise AssertionError("an error of this rank is raised")
+        raise AssertionError("agree() raises this rank's error")
 
 
-class DirectorySource(Source):
-    """A persistent directory: each process reads by itself the chunks that it needs."""
+class DirectorySource(StoredSource):
+    """A persistent directory: each process reads the chunks that it needs."""
 
     def __init__(self, directory: str | os.PathLike[str], rank: int = 0, sign_key_file: KeyFiles = None) -> None:
         super().__init__()
@@ -231,72 +234,61 @@ class DirectorySource(Source):
         Step.check_keys(sign_key_file)
 
     def newest(self) -> int | None:
-        """The newest committed step whose manifest is sound; None if there is no checkpoint."""
+        """The newest committed step with a valid manifest; None if there is no checkpoint."""
         return Step.newest(self._root, self._keys)
 
     def _step(self, step: int | None) -> Step:
         return Step.of_directory(self._root, step, rank=self._rank, sign_key_file=self._keys)
 
-    def bring(self, wanted: BoxesByName, compounds: Sequence[str], use: Use) -> None:
-        """As of :class:`Source`."""
-        stored = self._looked()
+    def read(self, wanted: BoxesByName, compounds: Sequence[str], on_compounds: OnCompounds) -> None:
+        """See :class:`StoredSource`."""
+        stored = self._opened()
         state = {}
         if compounds:
-            where: Any = {"step": stored.step.number, "rank": stored.step.rank, "sign_key_file": self._keys}
-            state = deeppart.load(self._root, keys=stored.globs(compounds), **where)
-        use(stored.built(compounds, state))
+            options: Any = {"step": stored.step.number, "rank": stored.step.rank, "sign_key_file": self._keys}
+            state = deeppart.load(self._root, keys=stored.globs(compounds), **options)
+        on_compounds(stored.pick(compounds, state))
         found: dict[int, list[tuple[Box, torch.Tensor]]] = {}
-        for name, parts in wanted.items():
+        for name, boxes in wanted.items():
             leaf = stored.entries[name].leaf
             assert leaf is not None
-            found.setdefault(leaf, []).extend((part.box, part.into) for part in parts)
+            found.setdefault(leaf, []).extend(boxes)
         stored.step.read(found)
-
-
-def _failure_of(use: Use, found: dict[str, Any]) -> DeeppartError | None:
-    try:
-        use(found)
-    except Exception as error:  # of a class of the caller's: the other ranks wait
-        return as_error(error, "what was restored cannot be handed to the planner")
-    return None
 
 
 # --- the live state that a session restores into ---
 
 
 def _live_tensor(
-    entry: Entry, parts: Sequence[WantedBox], later: list[tuple[torch.Tensor, WantedBox]], *, is_owner: bool
+    entry: Entry, boxes: Sequence[WantedBox], copies: list[tuple[torch.Tensor, torch.Tensor]], *, is_owner: bool
 ) -> torch.Tensor:
-    """The item of the live state for a leaf."""
+    """The live tensor for a leaf; what must be copied after the restore is added to ``copies``."""
     shape, dtype = entry.value.shape, entry.value.dtype
-    if len(parts) == 1 and parts[0].box.sizes == shape and parts[0].into.dtype == dtype:
-        return parts[0].into
-    if is_owner or entry.value.is_own or entry.value.owner is not None:  # is filled as a whole, or not at all
-        all_of = torch.empty(shape, dtype=dtype)
-        later += [(all_of[part.box.slices()], part) for part in parts]
-        return all_of
+    if len(boxes) == 1 and boxes[0].box.sizes == shape and boxes[0].tensor.dtype == dtype:
+        return boxes[0].tensor
+    if is_owner or entry.value.is_rank_local or entry.value.owner is not None:  # can only be restored as a whole
+        whole = torch.empty(shape, dtype=dtype)
+        copies += [(whole[wanted.box.slices()], wanted.tensor) for wanted in boxes]
+        return whole
     tensors = []
-    for part in parts:
-        tensor = part.into
+    for wanted in boxes:
+        tensor = wanted.tensor
         if tensor.dtype != dtype:
-            tensor = torch.empty(part.box.sizes, dtype=dtype)
-            later.append((tensor, part))
+            tensor = torch.empty(wanted.box.sizes, dtype=dtype)
+            copies.append((tensor, wanted.tensor))
         tensors.append(tensor)
-    return Pieces(shape, [part.box for part in parts], tensors)
+    return LocalShards(shape, [wanted.box for wanted in boxes], tensors)
 
 
-def live_tree(stored: Stored, live: Mapping[int, Any]) -> dict[str, Any]:
-    """A live state that has a place for some leaves of a saved one, and for nothing else.
-
-    Places of lists that come before one that is wanted hold None.
-    """
+def live_state(stored: Stored, live: Mapping[int, Any]) -> dict[str, Any]:
+    """A live state with some leaves of a step only; list elements before a requested one are None."""
     found: dict[str, Any] | None = _live(stored.step.state, live)
     if found is not None:
         return found
-    # One small thing: an empty state would want all, and one of other names is refused.
+    # Request one small value: an empty state would request everything, and unknown names are rejected.
     paths = [entry.path for entry in stored.entries.values() if isinstance(entry.value, (int, float, str, type(None)))]
-    named = (path for path in paths if all(type(key) is str for key in path))
-    path = min(named, key=len, default=()) or min((entry.path for entry in stored.entries.values()), default=())[:1]
+    in_dicts = (path for path in paths if all(type(key) is str for key in path))
+    path = min(in_dicts, key=len, default=()) or min((entry.path for entry in stored.entries.values()), default=())[:1]
     state: Any = None
     for key in reversed(path):
         state = {key: state}
@@ -314,28 +306,25 @@ def _live(item: Any, live: Mapping[int, Any]) -> Any:
     return None if leaf is None else live.get(leaf)
 
 
-class Pieces(torch.Tensor):
-    """Boxes of a tensor that this rank has, by themselves, as something that the library takes for a sharded tensor.
+class LocalShards(torch.Tensor):
+    """This rank's boxes of a global tensor: implements torch's checkpointing protocol for sharded tensors."""
 
-    It says what it has by torch's protocol for checkpoints.
-    """
-
-    _whole: tuple[int, ...]
+    _global_shape: tuple[int, ...]
     _boxes: tuple[Box, ...]
     _tensors: tuple[torch.Tensor, ...]
 
-    def __new__(cls, shape: Sequence[int], boxes: Sequence[Box], tensors: Sequence[torch.Tensor]) -> Pieces:
-        """A tensor without elements."""
-        made: Pieces = torch.Tensor._make_subclass(cls, torch.empty(0, dtype=tensors[0].dtype))
-        made._whole, made._boxes, made._tensors = tuple(shape), tuple(boxes), tuple(tensors)
+    def __new__(cls, shape: Sequence[int], boxes: Sequence[Box], tensors: Sequence[torch.Tensor]) -> LocalShards:
+        """An empty tensor with the shards as attributes."""
+        made: LocalShards = torch.Tensor._make_subclass(cls, torch.empty(0, dtype=tensors[0].dtype))
+        made._global_shape, made._boxes, made._tensors = tuple(shape), tuple(boxes), tuple(tensors)
         return made
 
     def __create_chunk_list__(self) -> list[Any]:
         return [SimpleNamespace(offsets=box.offset, sizes=box.sizes) for box in self._boxes]
 
     def __create_write_items__(self, fqn: str, item: Any) -> list[Any]:
-        return [SimpleNamespace(tensor_data=SimpleNamespace(size=self._whole)) for _ in self._boxes]
+        return [SimpleNamespace(tensor_data=SimpleNamespace(size=self._global_shape)) for _ in self._boxes]
 
     def __get_tensor_shard__(self, index: Any) -> torch.Tensor:
-        place: int = index.index
-        return self._tensors[place]
+        shard: torch.Tensor = self._tensors[index.index]
+        return shard

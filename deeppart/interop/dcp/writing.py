@@ -1,13 +1,13 @@
-"""Write a checkpoint as ``dcp.save`` does in one process.
+"""Export of DCP checkpoints, as ``dcp.save`` writes them in one process.
 
-Data files hold what ``torch.save`` makes of each item, one after the other; ``.metadata`` is pickled by torch's own
-classes (``torch/distributed/checkpoint/filesystem.py``, ``metadata.py``).
+Data files are concatenated ``torch.save`` archives, one for each item. ``.metadata`` is a pickle of torch's own classes
+(``torch/distributed/checkpoint/filesystem.py``, ``metadata.py``).
 """
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from deeppart.errors import StateError, short
 from deeppart.extension import Content, readable
 from deeppart.interop.formats import METADATA_NAME
 from deeppart.interop.opened import tensors_in
-from deeppart.interop.outline import Outline, arrays_remark, outline
+from deeppart.interop.outline import Outline, arrays_remark, first_names, outline
 from deeppart.interop.torch_file import Leaves, write_archive
 
 
@@ -38,32 +38,34 @@ class DcpWriter:
     is_directory = True
 
     def __init__(self, max_shard_bytes: int | None = None) -> None:
-        self._most = max_shard_bytes
+        self._max_file_bytes = max_shard_bytes
 
     def write(self, content: Content) -> Any:
-        """Write all of it."""
+        """Write the content."""
         content.refuse_repeats()
         made = outline(content)
-        items, paths = _flat(made.state)
-        leaves = _Separate(content, made, items)
-        places: dict[MetadataIndex, _StorageInfo] = {}
-        left, files = list(items.items()), 0
-        while left or not files:
+        items, paths = _flatten(made.state)
+        leaves = _SeparateStorages(content, made, items)
+        locations: dict[MetadataIndex, _StorageInfo] = {}
+        pending, files = list(items.items()), 0
+        while pending or not files:
             name = f"__0_{files}.distcp"
             with content.file(name) as stream:
-                left = self._fill(stream, name, left, leaves, places)
+                pending = self._fill(stream, name, pending, leaves, locations)
             files += 1
-        described = {name: _describe(item) for name, item in items.items()}
-        metadata = Metadata(described, paths, places, StorageMeta())
+        described = {
+            name: item_metadata(item.dtype, item.shape) if isinstance(item, torch.Tensor) else item_metadata()
+            for name, item in items.items()
+        }
+        metadata = Metadata(described, paths, locations, StorageMeta())
         with content.file(METADATA_NAME) as stream:  # last: it makes the directory a checkpoint
             stream.write(pickle.dumps(metadata))
         remarks = [*arrays_remark(content), *made.remarks]
         known = set(paths.values())
-        if lost := [readable(path) for path in _empty(made.state, ()) if path not in known]:
-            more = f" and {len(lost) - 4} more" if len(lost) > 4 else ""
-            remarks.append(f"dicts with nothing in them are not there, nor by dcp.save: {', '.join(lost[:4])}{more}")
+        if lost := [readable(path) for path in _empty_dicts(made.state, ()) if path not in known]:
+            remarks.append(f"empty dicts are not written, nor does dcp.save write them: {first_names(lost)}")
         if any(content.same_as(leaf) is not None for leaf in content.leaves):
-            remarks.append("tied leaves stand there under each of their names, as dcp.save writes them")
+            remarks.append("tied leaves are written under each of their names, as by dcp.save")
         return content.totals(remarks, files + 1)
 
     def _fill(
@@ -71,26 +73,26 @@ class DcpWriter:
         stream: Any,
         name: str,
         items: list[tuple[str, Any]],
-        leaves: _Separate,
-        places: dict[MetadataIndex, _StorageInfo],
+        leaves: _SeparateStorages,
+        locations: dict[MetadataIndex, _StorageInfo],
     ) -> list[tuple[str, Any]]:
-        """Write items into a file until it is full; returns those that are left."""
+        """Write items into a file until it is full; returns the remaining ones."""
         for number, (key, item) in enumerate(items):
-            if number and self._most is not None and stream.nbytes + _nbytes(item) > self._most:
+            offset, nbytes = stream.nbytes, sum(tensor.nbytes for tensor in tensors_in(item))
+            if number and self._max_file_bytes is not None and offset + nbytes > self._max_file_bytes:
                 return items[number:]
-            offset = stream.nbytes
             write_archive(stream, item, leaves)
-            place = torch.Size([0] * item.dim()) if isinstance(item, torch.Tensor) else None
-            index = MetadataIndex(key) if place is None else MetadataIndex(key, place, 0)
-            places[index] = _StorageInfo(name, offset, stream.nbytes - offset)
+            is_tensor = isinstance(item, torch.Tensor)
+            index = MetadataIndex(key, torch.Size([0] * item.dim()), 0) if is_tensor else MetadataIndex(key)
+            locations[index] = _StorageInfo(name, offset, stream.nbytes - offset)
         return []
 
 
-def _flat(state: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Items by their DCP names, with their paths."""
+def _flatten(state: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Items and paths, by their DCP names."""
     if not isinstance(state, dict):
         raise StateError(
-            "DCP saves dicts, and the state is none",
+            "DCP can only save a dict",
             found=type(state).__name__,
             todo="export a dict in it (--root), or to another format: --to torch or hdf5",
         )
@@ -103,9 +105,9 @@ def _flat(state: Any) -> tuple[dict[str, Any], dict[str, Any]]:
             todo="leave one of them out (--keys), or export to another format: --to torch or hdf5",
         ) from error
     for name, item in items.items():
-        if isinstance(item, torch.Tensor) and not _is_dense(item):
+        if isinstance(item, torch.Tensor) and (item.layout is not torch.strided or item.is_quantized or item.is_nested):
             raise StateError(
-                "DCP has no tensors that are made of others",
+                "DCP cannot save composite tensors",
                 found=str(item.layout if item.layout is not torch.strided else item.dtype),
                 where=f"path {name}",
                 todo="leave it out (--keys), or export to another format: --to torch or hdf5",
@@ -113,35 +115,30 @@ def _flat(state: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     return items, paths
 
 
-def _empty(item: Any, path: tuple[str | int, ...]) -> Iterator[tuple[str | int, ...]]:
-    """The paths of empty dicts, in dicts and lists, with their DCP keys."""
+def _empty_dicts(item: Any, path: tuple[str | int, ...]) -> Iterator[tuple[str | int, ...]]:
+    """The paths of empty dicts, with DCP's keys."""
     if isinstance(item, dict):
         if path and not item:
             yield path
         for key, each in item.items():
-            yield from _empty(each, (*path, str(key)))
+            yield from _empty_dicts(each, (*path, str(key)))
     elif isinstance(item, list):
-        for place, each in enumerate(item):
-            yield from _empty(each, (*path, place))
+        for index, each in enumerate(item):
+            yield from _empty_dicts(each, (*path, index))
 
 
-def _is_dense(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested
-
-
-def _describe(item: Any) -> TensorStorageMetadata | BytesStorageMetadata:
-    if not isinstance(item, torch.Tensor):
+def item_metadata(
+    dtype: torch.dtype | None = None, shape: Sequence[int] | None = None
+) -> TensorStorageMetadata | BytesStorageMetadata:
+    """DCP's metadata of a tensor that is one chunk, or of a value."""
+    if dtype is None or shape is None:
         return BytesStorageMetadata()
-    chunk = ChunkStorageMetadata(torch.Size([0] * item.dim()), item.size())
-    return TensorStorageMetadata(TensorProperties(dtype=item.dtype), item.size(), [chunk])
+    chunk = ChunkStorageMetadata(torch.Size([0] * len(shape)), torch.Size(shape))
+    return TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(shape), [chunk])
 
 
-def _nbytes(item: Any) -> int:
-    return sum(tensor.nbytes for tensor in tensors_in(item))
-
-
-class _Separate(Leaves):
-    """Leaves with separate storages, read in the order of the items."""
+class _SeparateStorages(Leaves):
+    """Leaves with a storage each, read in the order of the items."""
 
     def __init__(self, content: Content, made: Outline, items: Mapping[str, Any]) -> None:
         super().__init__(content, made)
@@ -153,11 +150,11 @@ class _Separate(Leaves):
         self._total = sum(content.types[leaf].nbytes for leaf in order)
 
     def view(self, tensor: torch.Tensor) -> tuple[int, int, tuple[int, ...]] | None:
-        """Of a stand-in: all of its own leaf."""
+        """For a placeholder: the whole of its own leaf."""
         return None if super().view(tensor) is None else self.content.view_of(self._made.leaves[id(tensor)], ())
 
     def stream(self, order: list[int]) -> Iterator[tuple[int, Iterable[memoryview]]]:
-        """The bytes of the next leaves, which these are."""
+        """The bytes of the next leaves, which are those in ``order``."""
         for _ in order:
             leaf, pieces = next(self._reading)
             yield leaf, pieces

@@ -18,7 +18,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import deeppart
 from deeppart.errors import DeeppartError
 from deeppart.interop.megatron import load, save
-from deeppart.interop.training_state import go_to, own_generator, position, rng_state, set_rng_state
+from deeppart.interop.training_state import own_generator, position, rng_state, seek, set_rng_state
 from tests.ports import free_port
 from tests.unit.interop.trainer_runs import EVERY, STEPS, Data, Run, Weights, main
 
@@ -108,7 +108,7 @@ class Training:
         self.optimizer.load_state_dict(found["optimizer"])
         self.scheduler.load_state_dict(found["scheduler"])
         self.step, self.epoch = found["step"], found["epoch"]
-        go_to(self.loader, found["loops"]["loader"])
+        seek(self.loader, found["loops"]["loader"])
         set_rng_state(found["loops"]["rng"])
 
 

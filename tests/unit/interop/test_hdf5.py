@@ -154,12 +154,12 @@ EDITS: dict[str, tuple[Callable[[Any], object], type[DeeppartError], str]] = {
     "another type": (
         document(lambda d: d["structure"]["leaves"][0].__setitem__(1, "int32")),
         CorruptFileError,
-        "its structure says",
+        "not match its structure",
     ),
     "another shape": (
         document(lambda d: d["structure"]["leaves"][0].__setitem__(2, [5])),
         CorruptFileError,
-        "its structure says",
+        "not match its structure",
     ),
     "a type that numpy would evaluate": (
         document(lambda d: d["structure"]["leaves"].__setitem__(0, ["numpy", "(1,)f4", [4], 0])),
@@ -171,7 +171,7 @@ EDITS: dict[str, tuple[Callable[[Any], object], type[DeeppartError], str]] = {
         CorruptFileError,
         "cannot be read",
     ),
-    "a name too few": (document(lambda d: d["names"].pop()), CorruptFileError, "not those of the leaves"),
+    "a name too few": (document(lambda d: d["names"].pop()), CorruptFileError, "number of data sets"),
     "no such data set": (lambda f: f.__delitem__("state/t"), CorruptFileError, "no data set"),
     "a link": (renamed, UnsupportedLeafError, "a soft link"),
     "no structure": (lambda f: f.__delitem__("structure"), CorruptFileError, "no data set"),
@@ -187,11 +187,15 @@ EDITS: dict[str, tuple[Callable[[Any], object], type[DeeppartError], str]] = {
     "one data set for two leaves": (
         document(lambda d: d["names"].__setitem__(1, d["names"][0])),
         CorruptFileError,
-        "one data set",
+        "same data set",
     ),
-    "a structure of texts": (texts, CorruptFileError, "not a row of bytes"),
+    "a structure of texts": (texts, CorruptFileError, "not a vector of bytes"),
     "no JSON": (lambda f: f["structure"].__setitem__(0, 0), CorruptFileError, "cannot be read"),
-    "another version": (lambda f: f.attrs.__setitem__("deeppart_archive", 1), CorruptFileError, "another version"),
+    "another version": (
+        lambda f: f.attrs.__setitem__("deeppart_archive", 1),
+        CorruptFileError,
+        "the version of an archive",
+    ),
 }
 
 
@@ -282,11 +286,11 @@ HOSTILE_ELEMENTS: dict[str, tuple[Callable[[Any], object], type[DeeppartError], 
     "never written": (unwritten, CorruptFileError, "more elements than the file can hold"),
     "hardly written": (sparse, CorruptFileError, "more elements than the file can hold"),
     "a chunk for ten bytes": (large_chunk, CorruptFileError, "more elements than the file can hold"),
-    "compressed twice": (twice, UnsupportedLeafError, "or twice with one"),
+    "compressed twice": (twice, UnsupportedLeafError, "applied twice"),
     "in another file": (elsewhere, UnsupportedLeafError, "external storage"),
     "virtual": (virtual, UnsupportedLeafError, "virtual data set"),
     "a filter": (filtered, UnsupportedLeafError, "filter 305"),
-    "texts of any length": (lambda f: f.__setitem__("x", ["a", "bc"]), UnsupportedLeafError, "of a kind"),
+    "texts of any length": (lambda f: f.__setitem__("x", ["a", "bc"]), UnsupportedLeafError, "element type"),
     "lists": (
         lambda f: f.create_dataset("x", (2,), h5py.vlen_dtype(np.int32)), UnsupportedLeafError, "vlen",
     ),

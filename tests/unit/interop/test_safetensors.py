@@ -201,10 +201,10 @@ def test_a_directory_as_hugging_face_reads_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("item", "says"),
     [
-        (torch.ones(2, dtype=torch.complex128), "no dtype for a leaf"),
+        (torch.ones(2, dtype=torch.complex128), "support the dtype of a leaf"),
         (np.array(["a", "b"]), "no dtype"),
         (np.array([1.5], dtype="g"), "no dtype"),
-        (coo(), "no sparse_coo tensors"),
+        (coo(), "support sparse_coo tensors"),
     ],
 )
 def test_what_it_cannot_hold_is_named(tmp_path: Path, item: Any, says: str) -> None:

@@ -16,7 +16,7 @@ import deeppart
 from deeppart.comm import Comm
 from deeppart.errors import CheckpointError, ConfigError, DeeppartError
 from deeppart.extension import StopRequest
-from deeppart.interop.saving import Saving, or_refusal
+from deeppart.interop.saving import Saving, state_or_error
 from deeppart.interop.training_state import pack
 from tests.unit.sharded_states import checkpointer, on_ranks
 
@@ -72,7 +72,7 @@ def test_a_signal_makes_one_step_due_which_goes_to_every_level(tmp_path: Path) -
 def test_where_one_rank_cannot_make_its_state_all_hear_why(tmp_path: Path) -> None:
     def on_rank(comm: Comm) -> str:
         with checkpointer(tmp_path, comm) as ck:
-            made = or_refusal(lambda: {"x": pack(object() if comm.rank else 1, "client_state")})
+            made = state_or_error(lambda: {"x": pack(object() if comm.rank else 1, "client_state")})
             with pytest.raises(DeeppartError, match="client_state") as told:
                 ck.checkpoint(made, 1)
             ck.checkpoint({"x": 1}, 1)  # and may go on

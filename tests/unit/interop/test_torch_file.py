@@ -76,7 +76,7 @@ def test_the_format_before_1_6(tmp_path: Path) -> None:
 @pytest.mark.parametrize("new", [True, False])
 def test_what_only_unpickling_could_make_is_named(tmp_path: Path, new: bool) -> None:
     torch.save({"w": torch.ones(2), "x": Anything()}, tmp_path / "x.pt", _use_new_zipfile_serialization=new)
-    with pytest.raises(UnsupportedLeafError, match="only unpickling could make") as caught:
+    with pytest.raises(UnsupportedLeafError, match="only unpickling could create") as caught:
         load(tmp_path / "x.pt")
     assert "Anything" in (caught.value.found or "")
     with pytest.raises(UnsupportedLeafError) as caught:

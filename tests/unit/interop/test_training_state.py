@@ -14,7 +14,7 @@ import torch
 
 import deeppart
 from deeppart.errors import CorruptFileError, UnsupportedLeafError
-from deeppart.interop.training_state import go_to, own_generator, pack, position, rng_state, set_rng_state, unpack
+from deeppart.interop.training_state import own_generator, pack, position, rng_state, seek, set_rng_state, unpack
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # by torchdata
 
@@ -107,6 +107,6 @@ def test_a_loader_goes_on_with_the_same_batches() -> None:
         next(batches)
     saved = unpack(pack(position(whole), "x"), "x")
     rest = [batch.tolist() for batch in batches]
-    go_to(resumed, saved)
+    seek(resumed, saved)
     assert [batch.tolist() for batch in resumed] == rest and len(rest) == 6
     assert [batch.tolist() for batch in whole] == [batch.tolist() for batch in resumed]  # and in the next epoch

@@ -14,8 +14,8 @@ import torch
 from deeppart import access
 from deeppart.errors import RestoreError, StateError, StorageError, StructureMismatchError
 from deeppart.extension.export import export
-from deeppart.extension.export.beside import BesideFile, BesideFolder
 from deeppart.extension.export.content import Content
+from deeppart.extension.export.output import OutputFile, OutputFolder
 from deeppart.interop.dcp.writing import DcpWriter
 from deeppart.offline.find import with_checkpoint
 from deeppart.offline.reading import OpenCheckpoint
@@ -97,7 +97,7 @@ def test_a_few_bytes_that_would_be_many(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_file_appears_when_it_is_complete(tmp_path: Path) -> None:
     with access.open_folder(tmp_path) as folder:
-        with BesideFile(folder, "x", tmp_path / "x") as file:
+        with OutputFile(folder, "x", tmp_path / "x") as file:
             with file.stream() as stream:
                 for size in (3, 5000, 9 << 20, 0, 1):
                     assert stream.write(bytes([size % 251]) * size) == size
@@ -110,11 +110,11 @@ def test_a_file_appears_when_it_is_complete(tmp_path: Path) -> None:
 def test_an_error_leaves_nothing(tmp_path: Path) -> None:
     with access.open_folder(tmp_path) as folder:
         with pytest.raises(ZeroDivisionError):
-            with BesideFile(folder, "x", tmp_path / "x") as file, file.stream() as stream:
+            with OutputFile(folder, "x", tmp_path / "x") as file, file.stream() as stream:
                 stream.write(bytes(10 << 20))
                 raise ZeroDivisionError
         with pytest.raises(ZeroDivisionError):
-            with BesideFolder(folder, "d", tmp_path / "d") as made:
+            with OutputFolder(folder, "d", tmp_path / "d") as made:
                 with made.file(".metadata") as file, file.stream() as stream:
                     stream.write(b"x")
                     file.finish()
@@ -127,7 +127,7 @@ def test_a_directory_takes_the_place_of_one_that_was_made_so(tmp_path: Path) -> 
     (tmp_path / "d" / "model-00001-of-00002.safetensors").write_text("old")
     with access.open_folder(tmp_path) as folder:
         for name in (".metadata", "model.safetensors"):
-            with BesideFolder(folder, "d", tmp_path / "d") as made:
+            with OutputFolder(folder, "d", tmp_path / "d") as made:
                 with made.file(name) as file:
                     with file.stream() as stream:
                         stream.write(b"new")
@@ -136,6 +136,6 @@ def test_a_directory_takes_the_place_of_one_that_was_made_so(tmp_path: Path) -> 
             assert os.listdir(tmp_path) == ["d"] and os.listdir(tmp_path / "d") == [name]
         (tmp_path / "d" / "notes.txt").write_text("mine")
         with pytest.raises(StorageError, match="more than an export makes") as caught:
-            with BesideFolder(folder, "d", tmp_path / "d") as made:
+            with OutputFolder(folder, "d", tmp_path / "d") as made:
                 made.finish()
         assert caught.value.found == "notes.txt" and os.listdir(tmp_path) == ["d"]

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint import CheckpointException, FileSystemReader, 
 
 from deeppart.errors import DeeppartError, FormatError, NewerFormatError
 from deeppart.interop.dcp import BalancedSavePlanner, TensorCodecExtension, extension_registry, load
-from deeppart.interop.dcp.codec_stream import DecodingStream, EncodingStream, decoded
+from deeppart.interop.dcp.codec_stream import DecodingStream, EncodingStream, decode_stream
 from deeppart.state.tensors.leaves import TORCH_DTYPES
 from tests.unit.sharded_states import same
 
@@ -73,12 +73,12 @@ def test_every_dtype_comes_back_however_it_was_written(name: str) -> None:
         data = saved(tensor_of(TORCH_DTYPES[name], nbytes))
         for pieces in ([data], cut(data, draw)):
             stream = encoded(pieces)
-            assert decoded(stream, _MOST, "here") == data
+            assert decode_stream(stream, _MOST, "here") == data
             assert DecodingStream(io.BytesIO(stream)).read() == data
 
 
 def readers(data: bytes) -> list[Any]:
-    return [lambda: decoded(data, _MOST, "here"), lambda: DecodingStream(io.BytesIO(data)).read()]
+    return [lambda: decode_stream(data, _MOST, "here"), lambda: DecodingStream(io.BytesIO(data)).read()]
 
 
 def frame(codec: int, raw_bytes: int, stored: bytes, stored_bytes: int | None = None, zeros: bytes = bytes(3)) -> bytes:

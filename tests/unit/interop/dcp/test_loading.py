@@ -77,7 +77,7 @@ def test_all_that_torch_saves(tmp_path: Path) -> None:
 
 def test_values_that_only_unpickling_could_make_are_named(tmp_path: Path) -> None:
     dcp.save({"model": {"w": torch.ones(2)}, "extra": Anything()}, checkpoint_id=tmp_path)
-    with pytest.raises(UnsupportedLeafError, match="only unpickling could make") as caught:
+    with pytest.raises(UnsupportedLeafError, match="only unpickling could create") as caught:
         load(tmp_path)
     assert "extra" in str(caught.value) and "x1b" not in str(caught.value) and "\x1b" not in str(caught.value)
     assert caught.value.found == f"{__name__}.Anything"

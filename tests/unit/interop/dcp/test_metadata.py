@@ -107,7 +107,7 @@ class Calls:
 def test_nothing_else_is_named(hostile: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for found in (hostile, metadata(chunk(0, 6), planner_data=hostile), metadata(chunk(0, 6), storage_meta=[hostile])):
-        with pytest.raises(CorruptFileError, match="names something that none has"):
+        with pytest.raises(CorruptFileError, match="DCP does not use"):
             decoded(found)
     assert not list(tmp_path.iterdir())
 
@@ -117,7 +117,7 @@ def test_nothing_outside_is_referred_to() -> None:
     pickler = pickle.Pickler(file)
     pickler.persistent_id = lambda each: "elsewhere" if type(each) is str else None  # type: ignore[method-assign]
     pickler.dump("x")
-    with pytest.raises(CorruptFileError, match="refers to something outside"):
+    with pytest.raises(CorruptFileError, match="refers to an external object"):
         decode_metadata(file.getvalue(), "here")
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint import DefaultSavePlanner
 
-from deeppart.interop.dcp.names import named, step_of
+from deeppart.interop.dcp.names import dcp_state, step_of
 
 
 def state() -> dict[str, Any]:
@@ -31,7 +31,7 @@ def state() -> dict[str, Any]:
 def test_names_are_those_of_dcps_planner() -> None:
     planner = DefaultSavePlanner()
     planner.set_up_planner(state(), None, True)
-    found = named(state())
+    found = dcp_state(state())
     assert {item.name: item.path for item in found.items} == planner.mappings
     tensors = {name: value for name, value in planner.state_dict.items() if isinstance(value, torch.Tensor)}
     kinds = {item.name: (item.dtype, item.shape) for item in found.items if item.dtype is not None}

@@ -1,4 +1,4 @@
-"""Writes files beside their final path, and renames them when they are complete and durable."""
+"""Files and directories that are written under temporary names, and renamed once they are durable."""
 
 from __future__ import annotations
 
@@ -17,49 +17,49 @@ from deeppart.errors import StorageError
 from deeppart.save import Workers, WriteBehind
 from deeppart.storage import Appending
 
-#: Files in directories that an export makes; nothing else is ever removed with one that is replaced.
-_MADE = re.compile(r"model(-[0-9]{5}-of-[0-9]{5})?\.safetensors(\.index\.json)?|\.metadata|__[0-9]+_[0-9]+\.distcp")
+#: Files that an export writes to a directory. A directory with other files is never replaced.
+_EXPORTED = re.compile(r"model(-[0-9]{5}-of-[0-9]{5})?\.safetensors(\.index\.json)?|\.metadata|__[0-9]+_[0-9]+\.distcp")
 
 
 class Stream:
-    """Takes bytes, and counts them.
+    """A writable stream.
 
     Attributes:
-        nbytes: how many it has taken.
+        nbytes: number of bytes written so far.
     """
 
     def __init__(self, behind: WriteBehind) -> None:
         self._behind, self.nbytes = behind, 0
 
     def write(self, buffer: memoryview | bytes, /) -> int:
-        """Append all of the buffer."""
+        """Append the buffer."""
         view = memoryview(buffer).cast("B")
         self._behind.write(view)
         self.nbytes += view.nbytes
         return view.nbytes
 
     def flush(self) -> None:
-        """Nothing: all is written at the end."""
+        """Nothing: data are written at the end of :meth:`OutputFile.stream`."""
 
 
 class _Appending(Appending):
-    """An open file, by its descriptor."""
+    """Appends to an open descriptor, with O_DIRECT where supported."""
 
     def __init__(self, path: Path, temporary: Path, descriptor: int) -> None:
         super().__init__(path, temporary, direct=True, limit=None)
         self._fd = descriptor
-        with suppress(OSError):  # a file system that has no such thing says so here, or at the first write
+        with suppress(OSError):  # file systems without O_DIRECT fail here, or at the first write
             fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_DIRECT)
             self._direct = True
 
 
-class BesideFile:
-    """A file, which is removed when the block is left without :meth:`finish`.
+class OutputFile:
+    """A file with a temporary name. A context manager: it is removed after an error.
 
     Attributes:
-        out: as given.
-        fd: the file, open for writing.
-        path: leads to the file that was made here, whatever others call by its name meanwhile.
+        out: the final path, for messages.
+        fd: the file descriptor.
+        path: a path through the descriptor, which nobody can redirect.
     """
 
     def __init__(self, folder: access.Folder, name: str, out: Path) -> None:
@@ -73,7 +73,7 @@ class BesideFile:
 
     @contextmanager
     def stream(self) -> Iterator[Stream]:
-        """What is written to it inside goes to the device around the page cache, on another thread; to be used once."""
+        """A stream that another thread writes with direct I/O; can be used once."""
         workers = Workers(1, "deeppart-behind")
         try:
             appending = _Appending(self.out, self.out, self.fd)
@@ -84,7 +84,7 @@ class BesideFile:
             workers.close()
 
     def finish(self) -> int:
-        """Make it durable and give it its name; returns its length."""
+        """Make the file durable and rename it; returns its size."""
         try:
             os.fsync(self.fd)
             self._folder.rename(self._name, self._folder, self._final)
@@ -93,7 +93,7 @@ class BesideFile:
         except OSError as error:
             raise storage_error("cannot make the archive durable", error, self.out) from error
 
-    def __enter__(self) -> BesideFile:
+    def __enter__(self) -> OutputFile:
         return self
 
     def __exit__(
@@ -106,12 +106,12 @@ class BesideFile:
                 self._folder.remove(self._name)
 
 
-class BesideFolder:
-    """A directory of files, likewise. One that it takes the place of is removed afterwards.
+class OutputFolder:
+    """A directory with a temporary name, like :class:`OutputFile`. It may replace an earlier export.
 
     Attributes:
-        out: as given.
-        path: leads to the directory that was made here.
+        out: the final path, for messages.
+        path: a path through the descriptor.
     """
 
     def __init__(self, folder: access.Folder, name: str, out: Path) -> None:
@@ -124,12 +124,12 @@ class BesideFolder:
             raise storage_error("cannot write the archive", error, out) from error
         self.path = Path(f"/proc/self/fd/{self._made.fd}")
 
-    def file(self, name: str) -> BesideFile:
-        """A file in it, which gets its name there when it is complete."""
-        return BesideFile(self._made, name, self.out / name)
+    def file(self, name: str) -> OutputFile:
+        """A file in the directory."""
+        return OutputFile(self._made, name, self.out / name)
 
     def finish(self) -> int:
-        """Make it durable and give it its name; returns the bytes of its files."""
+        """Make the directory durable and rename it; returns the total size of its files."""
         try:
             self._made.sync()
             old = self._set_aside()
@@ -137,30 +137,29 @@ class BesideFolder:
             self._folder.sync()
             if old:
                 _remove_made(self._folder, old)
-            there = self._made
-            return sum(there.lstat(name).st_size for name in there.names())
+            return sum(self._made.lstat(name).st_size for name in self._made.names())
         except OSError as error:
             raise storage_error("cannot make the archive durable", error, self.out) from error
 
     def _set_aside(self) -> str:
-        """Rename an existing directory of the same name, and return its new name; "" if there is none."""
+        """Rename an existing directory with the final name; returns its new name, or "" if there is none."""
         if not self._folder.has(self._final):
             return ""
-        with self._folder.enter(self._final) as there:
-            others = sorted(name for name in there.names() if _MADE.fullmatch(name) is None)
+        with self._folder.enter(self._final) as existing:
+            others = sorted(name for name in existing.names() if _EXPORTED.fullmatch(name) is None)
         if others:
             raise StorageError(
-                "the directory to replace holds more than an export makes",
+                "the directory to replace contains more than an export makes",
                 errno=errno.ENOTEMPTY,
                 found=", ".join(others[:4]),
                 where=str(self.out),
-                todo="choose another name, or move these away",
+                todo="choose another name, or move these files away",
             )
         old = f"{self._name}.old"
         self._folder.rename(self._final, self._folder, old)
         return old
 
-    def __enter__(self) -> BesideFolder:
+    def __enter__(self) -> OutputFolder:
         return self
 
     def __exit__(
@@ -173,8 +172,8 @@ class BesideFolder:
 
 
 def _remove_made(folder: access.Folder, name: str) -> None:
-    """Remove a directory that an export has made."""
-    with folder.enter(name) as there:
-        for each in there.names():
-            there.remove(each)
+    """Remove the directory of an export."""
+    with folder.enter(name) as removed:
+        for each in removed.names():
+            removed.remove(each)
     folder.remove_directory(name)
