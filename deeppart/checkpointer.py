@@ -23,6 +23,7 @@ from deeppart.errors import (
 from deeppart.model import RestoreReport
 from deeppart.nodes import Arena
 from deeppart.pending import Pending
+from deeppart.progress import reporting
 from deeppart.repair import ScrubReport
 from deeppart.save import CallNotes, Saver, size_share
 from deeppart.session import (
@@ -192,6 +193,7 @@ class Checkpointer:
         with self._alone("checkpoint"):
             check_state(state, "checkpoint")
             step = check_step(step, "checkpoint(state, step)")
+            reporting.step(step)
             self._saves.warn(step)
             with raised_later(self._call_notes.note):
                 pending = self._saves.save(state, step, force=force)
@@ -258,7 +260,10 @@ class Checkpointer:
             step = None if step is None else check_step(step, "restore(state, step)")
             request, impossible = request_or_refusal(keys, exclude, strict, cast, rename)
             policies, refusal = policies_or_refusal(per_rank)
-            return self._bring_back(state, step, policies, request, refusal or impossible, required=required)
+            restored = self._bring_back(state, step, policies, request, refusal or impossible, required=required)
+            reporting.step(-1 if restored is None else restored)
+            reporting.modules()
+            return restored
 
     def prepare(self, state: Any) -> None:
         """Get ready for the first checkpoint of a state, so that it need not wait for memory.

@@ -26,6 +26,7 @@ class _Commands(Commands):
         "prune",
         "watch",
         "advise",
+        "run",
         "elastic-run",
     )
 

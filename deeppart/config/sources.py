@@ -20,11 +20,13 @@ from deeppart.model import read_bytes, read_rate, read_seconds
 
 ENVIRONMENT_PREFIX = "DEEPPART_"
 #: Variables that are no settings: the file that asks a training to end (deeppart.elastic.stop_request); the file with
-#: the secret that authenticates ranks without MPI; print the library's own frames in tracebacks.
+#: the secret that authenticates ranks without MPI; print the library's own frames in tracebacks; the directory and the
+#: number of the epoch that an agent gives its ranks (deeppart.progress).
 STOP_FILE_VARIABLE = f"{ENVIRONMENT_PREFIX}STOP_FILE"
 SECRET_FILE_VARIABLE = f"{ENVIRONMENT_PREFIX}SECRET_FILE"
 TRACEBACK_VARIABLE = f"{ENVIRONMENT_PREFIX}TRACEBACK"
-_NO_SETTINGS = (STOP_FILE_VARIABLE, SECRET_FILE_VARIABLE, TRACEBACK_VARIABLE)
+AGENT_VARIABLES = f"{ENVIRONMENT_PREFIX}AGENT", f"{ENVIRONMENT_PREFIX}EPOCH"
+_NO_SETTINGS = (STOP_FILE_VARIABLE, SECRET_FILE_VARIABLE, TRACEBACK_VARIABLE, *AGENT_VARIABLES)
 CONFIG_FILE = "deeppart.toml"
 #: Longest file that is read: a machine file has two kilobytes.
 _MOST_TOML_BYTES = 1 << 20

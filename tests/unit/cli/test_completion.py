@@ -25,6 +25,7 @@ NAMES = (
     "prune",
     "watch",
     "advise",
+    "run",
     "elastic-run",
 )
 

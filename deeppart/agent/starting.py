@@ -1,0 +1,143 @@
+"""Starts ranks on this host through a zygote (:mod:`deeppart.agent.zygote`)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from deeppart.agent.command import Command
+from deeppart.errors import LaunchError
+
+#: After SIGKILL: a process that waits for storage may outlive it.
+KILLED_WITHIN_S = 30.0
+
+
+class Ended(NamedTuple):
+    """A rank has ended, with an exit code or, below 0, by a signal; None: the process that has started all ranks."""
+
+    rank: int | None
+    code: int
+
+
+class Zygote:
+    """A process that forks ranks. Not safe to share between threads.
+
+    Attributes:
+        modules: what it imports before.
+        is_ready: true once it has imported them.
+        refused: a module that it must not be forked with, and why; it has ended then. None otherwise.
+        has_ended: true once it has ended, and its ranks with it.
+        running: number -> pidfd and pid of each rank that has been started and not ended.
+    """
+
+    def __init__(self, command: Command, modules: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.modules, self._command = tuple(modules), command
+        self.is_ready = self.has_ended = False
+        self.refused: tuple[str, str] | None = None
+        self.running: dict[int, tuple[int, int]] = {}
+        self._socket, theirs = socket.socketpair()
+        self._rest = b""
+        interpreter = command.interpreter or (sys.executable,)
+        words = [*interpreter, "-m", "deeppart.agent.zygote", str(theirs.fileno()), str(os.getpid())]
+        with theirs:
+            self._process = subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # the agent alone gets the signals of a terminal
+                env=dict(environment),
+            )
+        self._send({"import": list(modules)})
+
+    def fileno(self) -> int:
+        """For a selector: readable when :meth:`receive` has something to do."""
+        return self._socket.fileno()
+
+    def start(self, rank: int, environment: Mapping[str, str]) -> None:
+        """Have a rank started, once this is ready."""
+        order = {"arguments": list(self._command.arguments), "in_process": bool(self._command.interpreter)}
+        self._send({"start": rank, "environment": dict(environment), **order})
+
+    def receive(self) -> list[Ended]:
+        """Take the messages that have come, waiting for one; returns the ranks that have ended."""
+        try:
+            data = self._socket.recv(1 << 16)
+        except ConnectionError:
+            data = b""
+        if not data:
+            self.has_ended = True
+            return []
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        ended = []
+        for message in map(json.loads, lines):
+            if "started" in message:
+                with contextlib.suppress(ProcessLookupError):  # ended and reaped: its end is in the next message
+                    self.running[message["started"]] = os.pidfd_open(message["pid"]), message["pid"]
+            elif "ended" in message:
+                if (handle := self.running.pop(message["ended"], None)) is not None:
+                    os.close(handle[0])
+                ended.append(Ended(message["ended"], message["code"]))
+            elif "refused" in message:
+                self.refused = message["refused"], message["why"]
+            else:
+                self.is_ready = True
+        return ended
+
+    def signal(self, number: signal.Signals) -> bool:
+        """Send a signal to all ranks; returns whether there are any."""
+        for handle, _ in self.running.values():
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(handle, number)
+        return bool(self.running)
+
+    def kill(self) -> None:
+        """Kill all ranks and what they have started, such as workers of data loaders."""
+        for handle, pid in self.running.values():
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # PermissionError: of another user by now
+                os.killpg(pid, signal.SIGKILL)
+
+    @property
+    def exit_code(self) -> int | None:
+        """That of the process, if it has ended."""
+        return self._process.poll()
+
+    def close(self, within_s: float = KILLED_WITHIN_S) -> None:
+        """End it, and by that its ranks.
+
+        Raises:
+            LaunchError: a rank still runs after so many seconds: it waits for storage that hangs.
+        """
+        self._socket.close()
+        self._process.kill()
+        self._process.wait()  # bounded: a killed process without storage
+        self.has_ended = True
+        until_s = time.monotonic() + within_s
+        poller = select.poll()
+        for handle, _ in self.running.values():
+            poller.register(handle, select.POLLIN)
+        while self.running and (left_s := until_s - time.monotonic()) > 0:
+            for ready, _ in poller.poll(left_s * 1000):
+                poller.unregister(ready)
+                os.close(ready)
+                self.running = {rank: each for rank, each in self.running.items() if each[0] != ready}
+        if self.running:
+            raise LaunchError(
+                "ranks cannot be killed",
+                found=f"pids {[pid for _, pid in self.running.values()]}, {within_s:g} s after SIGKILL",
+                todo="their storage may hang; end them before the job is started again",
+            )
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # receive() finds out
+            self._socket.sendall(json.dumps(message).encode() + b"\n")

@@ -1,0 +1,205 @@
+"""A process that has imported what ranks import, and forks them: ``python -m deeppart.agent.zygote FD``.
+
+FD is a socket of the agent (:mod:`deeppart.agent.starting`), with a message of JSON on each line. The agent sends
+``{"import": [...]}`` once, and ``{"start": rank, "environment": {...}, "arguments": [...], "in_process": true}`` for
+each rank. It receives ``{"ready": true}``, or ``{"refused": module, "why": ...}`` after which this process ends; and of
+each rank ``{"started": rank, "pid": ...}`` and ``{"ended": rank, "code": ...}``, below 0 for a signal.
+
+Invariants: this process has one thread and has neither started MPI nor CUDA, so that a fork of it is a sound process.
+It ends with the agent, and its ranks end with it, by signals of the kernel.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import json
+import os
+import random
+import select
+import signal
+import socket
+import sys
+import types
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from deeppart.agent.command import NOT_FORKED
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Order(NamedTuple):
+    """What a rank is to run.
+
+    Attributes:
+        rank: its number, for messages.
+        environment: all variables.
+        arguments: of a Python interpreter, ``-m`` and a module or a script, or the words of a command.
+        in_process: run them as Python in the fork; otherwise as another program.
+    """
+
+    rank: int
+    environment: dict[str, str]
+    arguments: list[str]
+    in_process: bool
+
+
+class _Lines:
+    """Messages over a socket."""
+
+    def __init__(self, fd: int) -> None:
+        self.socket = socket.socket(fileno=fd)
+        self._rest = b""
+
+    def send(self, message: dict[str, Any]) -> None:
+        self.socket.sendall(json.dumps(message).encode() + b"\n")
+
+    def receive(self) -> list[dict[str, Any]] | None:
+        """The messages that have come, at least one; None once the agent has closed its end."""
+        lines: list[bytes] = []
+        while not lines:
+            data = self.socket.recv(1 << 16)
+            if not data:
+                return None
+            *lines, self._rest = (self._rest + data).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+
+def end_with(parent: int) -> None:
+    """Let the kernel kill this process when the thread that has started it ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it has ended already
+        os._exit(1)
+
+
+def import_all(modules: list[str]) -> tuple[str, str] | None:
+    """Import modules one by one; the first after which a fork would not be sound, and why.
+
+    What cannot be imported is left to the script, which reports it as it would anyway.
+    """
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                raise
+        if (why := _unsound()) is not None:
+            return name, why
+    return None
+
+
+def _unsound() -> str | None:
+    """Why a fork of this process would not be sound; None if it is."""
+    if (threads := len(os.listdir("/proc/self/task"))) > 1:
+        return f"starts {threads - 1} threads"
+    if any(name in sys.modules for name in NOT_FORKED):
+        return "starts MPI"
+    cuda = sys.modules.get("torch.cuda")
+    return "starts CUDA" if cuda is not None and cuda.is_initialized() else None
+
+
+def serve(lines: _Lines, waiting: list[dict[str, Any]]) -> Order | None:
+    """Fork a rank for each order; returns its order in a rank, and None here once the agent has gone."""
+    ranks: dict[int, tuple[int, int]] = {}  # pidfd -> rank, pid
+    poller = select.poll()
+    poller.register(lines.socket, select.POLLIN)
+    while True:
+        for message in waiting:
+            order = Order(message["start"], message["environment"], message["arguments"], message["in_process"])
+            zygote, pid = os.getpid(), os.fork()
+            if pid == 0:
+                end_with(zygote)
+                for handle in ranks:
+                    os.close(handle)
+                lines.socket.close()
+                return order
+            handle = os.pidfd_open(pid)
+            ranks[handle] = order.rank, pid
+            poller.register(handle, select.POLLIN)
+            lines.send({"started": order.rank, "pid": pid})
+        waiting = []
+        for ready, _ in poller.poll():
+            if ready in ranks:
+                rank, pid = ranks.pop(ready)
+                poller.unregister(ready)
+                os.close(ready)
+                lines.send({"ended": rank, "code": os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])})
+            elif (received := lines.receive()) is None:
+                return None
+            else:
+                waiting = received
+
+
+def become(order: Order) -> None:
+    """Make this fork of the zygote what a process started for the order would be."""
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.clear()
+    os.environ.update(order.environment)
+    random.seed()
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+    if not order.in_process:
+        try:
+            os.execvp(order.arguments[0], order.arguments)
+        except OSError as error:
+            sys.stderr.write(f"deeppart run: {order.arguments[0]} cannot be started: {error.strerror}\n")
+            os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+
+
+def run_python(arguments: list[str]) -> None:
+    """Do as ``python ARGUMENT...`` does, of a script, or of a module after ``-m``."""
+    if arguments[0] == "-m":
+        import runpy
+
+        sys.argv[:] = arguments[1:]
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        return
+    path = arguments[0]
+    sys.argv[:] = arguments
+    if not sys.flags.safe_path:
+        sys.path[0] = str(Path(path).resolve().parent)
+    main = types.ModuleType("__main__")
+    loader = SourceFileLoader("__main__", path)
+    main.__dict__.update(__file__=path, __builtins__=__builtins__, __cached__=None, __loader__=loader)
+    sys.modules["__main__"] = main  # as which multiprocessing and pickle find the script's classes
+    exec(compile(Path(path).read_bytes(), path, "exec"), main.__dict__)
+
+
+def _without_our_frames(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
+    """Show an uncaught error as if the script had been started by itself."""
+    while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>"):
+        trace = trace.tb_next
+    sys.__excepthook__(kind, error.with_traceback(trace), trace)
+
+
+def main(fd: int, agent: int) -> None:
+    """Be a zygote, and later each of its ranks."""
+    end_with(agent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    lines = _Lines(fd)
+    first = lines.receive()
+    if first is None:
+        return
+    gc.disable()  # what is imported stays
+    refused = import_all(first[0]["import"])
+    if refused is not None:
+        lines.send({"refused": refused[0], "why": refused[1]})
+        return
+    gc.collect()
+    gc.freeze()  # its memory is shared with the ranks: a collection of theirs would write to each object
+    gc.enable()
+    lines.send({"ready": True})
+    order = serve(lines, first[1:])
+    if order is None:
+        os._exit(0)
+    become(order)
+    sys.excepthook = _without_our_frames
+    run_python(order.arguments)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

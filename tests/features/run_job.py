@@ -1,0 +1,53 @@
+"""A training under ``deeppart run``: a DDP model, a checkpoint every third step, and ways to end it in the middle."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+import deeppart
+from deeppart.elastic import leave, should_stop
+
+
+def main(steps: int, result: str, way: str) -> None:
+    """Train, unless ``way`` says otherwise: kill, raise or hang on rank 1 in the first epoch; slow: for signals."""
+    dist.init_process_group("gloo")
+    rank, epoch = dist.get_rank(), int(os.environ.get("DEEPPART_EPOCH", "1"))
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(20, 30), torch.nn.Tanh(), torch.nn.Linear(30, 1))
+    replica = torch.nn.parallel.DistributedDataParallel(model, init_sync=False)
+    optimizer = torch.optim.AdamW(model.parameters())
+    state = {"model": model, "optimizer": optimizer}
+    with deeppart.Checkpointer() as checkpointer:
+        step = checkpointer.restore(state) or 0
+        while step < steps:
+            step += 1
+            x = torch.randn(4, 20, generator=torch.Generator().manual_seed(100 * step + rank))
+            optimizer.zero_grad()
+            replica(x).square().mean().backward()
+            optimizer.step()
+            if step % 3 == 0:
+                checkpointer.checkpoint(state, step)
+            if way == "slow":
+                time.sleep(0.05)
+                if rank == 0 and step == 5:
+                    print("begun", flush=True)
+                if should_stop():
+                    leave(state, step, checkpointer)
+            elif epoch == 1 and rank == 1 and step == 8:
+                if way == "kill":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if way == "raise":
+                    raise RuntimeError("in training")
+    if rank == 0:
+        torch.save({"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, result)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2], sys.argv[3])

@@ -1,0 +1,85 @@
+"""``deeppart run``: a training that fails comes to the same weights as one that does not, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+SCRIPT = Path(__file__).with_name("run_job.py")
+TIMEOUT_S = 300
+
+
+def command(directory: Path, steps: int, way: str, *options: str) -> list[str]:
+    words = [sys.executable, "-m", "deeppart", "run", "--ranks", "2", "--log", str(directory / "log"), *options, "--"]
+    return [*words, sys.executable, str(SCRIPT), str(steps), str(directory / "result"), way]
+
+
+def environment(directory: Path) -> dict[str, str]:
+    return os.environ | {"DEEPPART_PERSISTENT_DIR": str(directory / "ckpt"), "DEEPPART_LOCAL_DIR": "none"}
+
+
+def run(directory: Path, steps: int, way: str, *options: str) -> tuple[int, str]:
+    directory.mkdir(exist_ok=True)
+    done = subprocess.run(
+        command(directory, steps, way, *options),
+        check=False, env=environment(directory), capture_output=True, text=True, timeout=TIMEOUT_S,
+    )  # fmt: skip
+    return done.returncode, done.stdout + done.stderr
+
+
+def result(directory: Path) -> Any:
+    return torch.load(directory / "result")
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    return len(one) == len(other) and all(map(same, one, other)) if isinstance(one, list) else bool(one == other)
+
+
+def events(directory: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (directory / "log").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    directory = tmp_path_factory.mktemp("undisturbed")
+    code, text = run(directory, 12, "none")
+    assert code == 0, text
+    return result(directory)
+
+
+@pytest.mark.parametrize("way", ["kill", "raise"])
+def test_a_failure_changes_nothing_of_the_result(tmp_path: Path, undisturbed: Any, way: str) -> None:
+    code, text = run(tmp_path, 12, way)
+    assert code == 0, text
+    assert same(result(tmp_path), undisturbed)
+    found = events(tmp_path)
+    assert [each["event"] for each in found] == ["started", "failed", "started"]
+    assert found[1]["rank"] == 1 and found[1]["exit_code"] == (-9 if way == "kill" else 1)
+    assert re.search(r"restored step [36] ", text), text
+
+
+def test_a_signal_ends_it_with_a_checkpoint_and_it_goes_on_from_there(tmp_path: Path, undisturbed: Any) -> None:
+    words = command(tmp_path, 10_000, "slow")
+    with subprocess.Popen(words, env=environment(tmp_path), stdout=subprocess.PIPE, text=True) as job:
+        assert job.stdout is not None and job.stdout.readline() == "begun\n"
+        job.send_signal(signal.SIGTERM)
+        assert job.wait(TIMEOUT_S) == 143
+    code, text = run(tmp_path, 12, "none")
+    assert code == 0, text
+    restored = re.search(r"restored step (\d+) ", text)
+    assert restored is not None and int(restored[1]) >= 5
+    if int(restored[1]) <= 12:
+        assert same(result(tmp_path), undisturbed)

@@ -1,0 +1,281 @@
+"""A job of real processes: what starts, what fails, what is started again. The scripts need no torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deeppart.agent import GIVEN_UP, STOPPED, Command, Job, JobOptions
+
+BEGIN = """
+import json, os, signal, sys, time
+from deeppart.progress import reporting
+rank, epoch = int(os.environ["RANK"]), int(os.environ["DEEPPART_EPOCH"])
+def note(**values):
+    with open(f"rank-{rank}-epoch-{epoch}", "w") as file:
+        json.dump(values, file)
+"""
+
+
+class Run:
+    """One job in this process."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.events: list[tuple[str, dict[str, Any]]] = []
+
+    def __call__(self, body: str, *, words: Sequence[str] | None = None, **options: Any) -> int:
+        (self.directory / "train.py").write_text(BEGIN + body)
+        command = Command.of(words or [sys.executable, str(self.directory / "train.py"), "--an", "argument"])
+        chosen = JobOptions(**{"ranks": 2, "preload": ("json",), **options})
+        return Job(command, chosen, lambda event, **values: self.events.append((event, values))).run()
+
+    def noted(self, rank: int, epoch: int) -> Any:
+        return json.loads((self.directory / f"rank-{rank}-epoch-{epoch}").read_text())
+
+    def of(self, event: str) -> list[dict[str, Any]]:
+        return [values for name, values in self.events if name == event]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    return Run(tmp_path)
+
+
+def test_each_rank_is_what_the_command_would_have_started(run: Run) -> None:
+    (run.directory / "beside.py").write_text("value = 5")
+    body = """
+import beside, gc, pickle
+names = "RANK", "LOCAL_RANK", "WORLD_SIZE", "OMP_NUM_THREADS", "MASTER_ADDR"
+class Mine: pass
+assert type(pickle.loads(pickle.dumps(Mine()))) is Mine
+main = sys.modules["__main__"]
+note(name=__name__, file=__file__, main=main.__file__, argv=sys.argv, path=sys.path[0], beside=beside.value,
+     threads=len(os.listdir("/proc/self/task")), session=os.getsid(0) == os.getpid(), stdin=sys.stdin.read(),
+     interrupt=signal.getsignal(signal.SIGINT) is signal.default_int_handler, frozen=gc.get_freeze_count() > 0,
+     environment={name: os.environ[name] for name in names})
+"""
+    assert run(body) == 0
+    script = str(run.directory / "train.py")
+    for rank in range(2):
+        found = run.noted(rank, 1)
+        assert found["name"] == "__main__" and found["file"] == found["main"] == script
+        assert found["argv"] == [script, "--an", "argument"] and found["path"] == str(run.directory)
+        assert found["beside"] == 5 and found["threads"] == 1 and found["session"] and found["stdin"] == ""
+        assert found["interrupt"] and found["frozen"]
+        assert found["environment"] == {
+            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1",
+            "MASTER_ADDR": "127.0.0.1",
+        }  # fmt: skip
+    assert [event for event, _ in run.events] == ["started"]
+
+
+def test_ranks_do_not_draw_the_same_random_numbers(run: Run) -> None:
+    assert run("import random, numpy\nnote(x=[random.random(), float(numpy.random.rand())])", preload=("numpy",)) == 0
+    one, other = run.noted(0, 1)["x"], run.noted(1, 1)["x"]
+    assert one[0] != other[0] and one[1] != other[1]
+
+
+@pytest.mark.parametrize("how", ["os.kill(os.getpid(), signal.SIGKILL)", "sys.exit(7)", "raise ValueError('bad')"])
+def test_a_failure_kills_the_others_and_starts_all_again(run: Run, how: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """Also a rank that hangs with all signals blocked."""
+    body = f"""
+if epoch == 1:
+    reporting.step(40)
+    if rank == 1:
+        {how}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    time.sleep(600)
+note(epoch=epoch)
+"""
+    assert run(body) == 0
+    assert run.noted(0, 2) == run.noted(1, 2) == {"epoch": 2}
+    (failed,) = run.of("failed")
+    assert failed["rank"] == 1 and failed["step"] == 40 and failed["exit_code"] in (-9, 7, 1)
+    text = capfd.readouterr().err
+    assert ("ValueError: bad" in text) == ("bad" in how) and "zygote.py" not in text
+
+
+def test_a_job_that_gets_nowhere_is_given_up(run: Run) -> None:
+    """Failures count in a row, anew with each newer step."""
+    body = "reporting.step({1: 10, 2: 10, 3: 20}.get(epoch, 20))\nsys.exit(rank)"
+    assert run(body, failures=2) == GIVEN_UP
+    assert len(run.of("failed")) == 5  # 10, 10, 20, 20, 20
+    assert len(run.of("given up")) == 1
+
+
+def test_a_step_that_only_one_rank_has_reached_is_progress(run: Run) -> None:
+    assert run("reporting.step(epoch if rank else -1)\nsys.exit(epoch < 6)", failures=1) == 0
+
+
+def ask(number: signal.Signals, when: Callable[[], bool]) -> threading.Thread:
+    def body() -> None:
+        until_s = time.monotonic() + 60
+        while not when() and time.monotonic() < until_s:
+            time.sleep(0.02)
+        os.kill(os.getpid(), number)
+
+    thread = threading.Thread(target=body, daemon=True)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "expected"),
+    [
+        (signal.SIGTERM, 143, STOPPED),
+        (signal.SIGUSR1, 143, STOPPED),
+        (signal.SIGUSR2, 143, STOPPED),
+        (signal.SIGINT, 143, 130),
+        (signal.SIGTERM, 0, 0),  # it was done anyway
+        (signal.SIGTERM, 5, STOPPED),
+    ],
+)
+def test_a_signal_is_passed_on_and_the_job_is_not_started_again(
+    run: Run, number: signal.Signals, code: int, expected: int
+) -> None:
+    body = f"""
+signal.signal({int(number)}, lambda *_: (note(got=True), sys.exit({code})))
+open(f"ready-{{rank}}", "w").close()
+time.sleep(600)
+"""
+    thread = ask(number, lambda: all((run.directory / f"ready-{rank}").exists() for rank in range(2)))
+    assert run(body) == expected
+    thread.join()
+    assert run.noted(0, 1) == run.noted(1, 1) == {"got": True}
+    assert len(run.of("started")) == 1
+
+
+def test_ranks_that_do_not_stop_are_killed_after_their_time(run: Run) -> None:
+    body = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nopen(f'ready-{rank}', 'w').close()\ntime.sleep(600)"
+    thread = ask(signal.SIGTERM, lambda: all((run.directory / f"ready-{rank}").exists() for rank in range(2)))
+    assert run(body, grace_s=1.0) == STOPPED
+    thread.join()
+
+
+def test_workers_of_a_rank_are_killed_with_it(run: Run) -> None:
+    body = """
+import subprocess
+if epoch == 1:
+    if rank == 0:
+        worker = subprocess.Popen(["sleep", "600"])
+        note(worker=worker.pid)
+        time.sleep(600)
+    while not os.path.exists("rank-0-epoch-1") or not os.path.getsize("rank-0-epoch-1"):
+        time.sleep(0.02)
+    sys.exit(3)
+"""
+    assert run(body) == 0
+    assert not _runs(run.noted(0, 1)["worker"])
+
+
+def test_the_process_that_forks_is_killed(run: Run) -> None:
+    """Its ranks end with it, and another one starts them again."""
+    body = """
+if epoch == 1:
+    note(pid=os.getpid())
+    while rank == 0 and not all(os.path.exists(f"rank-{each}-epoch-1") for each in range(2)):
+        time.sleep(0.02)
+    if rank == 0:
+        os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(600)
+note(epoch=epoch)
+"""
+    assert run(body) == 0
+    assert run.of("failed")[0]["rank"] is None and run.noted(1, 2) == {"epoch": 2}
+    assert not any(_runs(run.noted(rank, 1)["pid"]) for rank in range(2))
+
+
+@pytest.mark.parametrize("why", ["starts 1 threads", "starts MPI"])
+def test_a_module_that_must_not_be_forked_is_left_to_the_ranks(run: Run, why: str) -> None:
+    text = "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()"
+    if "MPI" in why:
+        text = "import sys, types\nsys.modules['mpi4py.MPI'] = types.ModuleType('mpi4py.MPI')"
+    package = run.directory / "lib"
+    package.mkdir()
+    (package / "noisy.py").write_text(text)
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(package), os.environ.get("PYTHONPATH", "")])
+    try:
+        assert run("note(loaded=[each for each in ('json', 'noisy', 'csv') if each in sys.modules])",
+                   preload=("json", "noisy", "csv")) == 0  # fmt: skip
+    finally:
+        os.environ["PYTHONPATH"] = os.environ["PYTHONPATH"].partition(os.pathsep)[2]
+    assert run.noted(0, 1) == {"loaded": ["json"]}
+    assert f"noisy {why}" in run.of("note")[0]["text"]
+
+
+def test_what_was_imported_is_imported_before_a_later_start(run: Run) -> None:
+    body = """
+before = "csv" in sys.modules
+__import__("csv")  # which the text of the script does not show
+reporting.modules()
+note(before=before)
+time.sleep(0.5)
+sys.exit(not before)
+"""
+    assert run(body, ranks=1, preload=None, failures=100) == 0
+    assert run.noted(0, 1) == {"before": False}
+
+
+def test_a_program_that_is_no_python(run: Run) -> None:
+    script = "echo $RANK > rank-$RANK-epoch-$DEEPPART_EPOCH; test $DEEPPART_EPOCH = 2"
+    assert run("", words=["/bin/sh", "-c", script]) == 0
+    assert run.noted(1, 2) == 1 and run.of("failed")[0]["exit_code"] == 1
+
+
+def test_a_program_that_does_not_exist(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run("", words=["./no-such-program"], failures=0) == GIVEN_UP
+    assert "./no-such-program cannot be started: No such file" in capfd.readouterr().err
+    assert run.of("failed")[0]["exit_code"] == 127
+
+
+def test_a_python_without_deeppart(run: Run) -> None:
+    """``-I`` leaves out PYTHONPATH; ``-S`` what is installed."""
+    (run.directory / "train.py").write_text("import os\nopen('rank-' + os.environ['RANK'], 'w').close()")
+    job = Job(Command.of([sys.executable, "-I", "-S", "train.py"]), JobOptions(2, preload=()), lambda event, **_: None)
+    assert job.run() == 0
+    assert (run.directory / "rank-1").exists()
+
+
+NOTE_PIDS = """
+note(pid=os.getpid(), zygote=os.getppid(), directory=os.environ["DEEPPART_AGENT"])
+time.sleep(600)
+"""
+
+
+def test_nothing_is_left_when_the_agent_is_killed(run: Run) -> None:
+    (run.directory / "train.py").write_text(BEGIN + NOTE_PIDS)
+    words = [sys.executable, "-m", "deeppart", "run", "--ranks", "2", "--preload", "none", "--", "train.py"]
+    with subprocess.Popen(words, cwd=run.directory, stderr=subprocess.DEVNULL) as agent:
+        until_s = time.monotonic() + 90
+        files = [run.directory / f"rank-{rank}-epoch-1" for rank in range(2)]
+        while not all(file.exists() and file.stat().st_size for file in files) and time.monotonic() < until_s:
+            time.sleep(0.05)
+        agent.kill()
+    pids = {run.noted(rank, 1)[name] for rank in range(2) for name in ("pid", "zygote")}
+    while any(_runs(pid) for pid in pids) and time.monotonic() < until_s:
+        time.sleep(0.05)
+    assert not any(_runs(pid) for pid in pids)
+    left = Path(run.noted(0, 1)["directory"])
+    assert left.is_dir()
+    assert run("note(directory=os.environ['DEEPPART_AGENT'])") == 0
+    assert not left.exists() and not Path(run.noted(0, 1)["directory"]).exists()
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
