@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from deeppart.cli import main
 from tests.mpi.launchers import environment
-from tests.packaging.test_cli_documents import is_told, paths
+from tests.packaging.test_cli_documents import is_explained, paths
 from tests.unit.cli_support import save
 from tests.unit.elastic.handlers import handlers_kept
 
@@ -84,7 +84,7 @@ def test_json_is_a_line_for_each_event_and_nothing_else(tmp_path: Path) -> None:
     assert done.returncode == 2 and "of the rank" in done.stderr and "elastic-run:" not in done.stderr
     assert (tmp_path / "log").read_text() == done.stdout
     start, ended, end = map(json.loads, done.stdout.splitlines())
-    assert all(is_told(path, "elastic-run") for event in (start, ended, end) for path in paths(event))
+    assert all(is_explained(path, "elastic-run") for event in (start, ended, end) for path in paths(event))
     assert start.keys() == {"time", "passed_s", "event", "ranks"} and start["event"] == "start"
     assert ended.keys() == {"time", "passed_s", "event", "rank", "exit_code", "asked"} and ended["exit_code"] == 9
     assert end.keys() == {"time", "passed_s", "event", "exit_code", "error"} and end["exit_code"] == 2
