@@ -11,9 +11,18 @@ import pytest
 
 from deeppart.errors import CorruptFileError, StorageError
 from deeppart.part import Signing, encode_manifest
-from deeppart.storage import PosixStore, committed_steps, parse_step_name, read_manifest, read_step, read_steps
+from deeppart.storage import (
+    NeededParts,
+    PosixStore,
+    committed_steps,
+    list_steps,
+    parse_step_name,
+    read_manifest,
+    read_step,
+    read_steps,
+)
 from deeppart.testing.faults import StorageFaults
-from tests.unit.cli_support import flip, forge, part_path, step_dir
+from tests.unit.cli_support import flip, forge, manifest_path, part_path, save, step_dir
 from tests.unit.commits import FIRST, SECOND, begun, commit, manifest_file, manifest_of
 
 KEY, OTHER_KEY = Signing([b"k" * 64]), Signing([b"o" * 64])
@@ -106,3 +115,16 @@ def test_a_part_that_is_not_there_is_named_with_the_reason(
     damage(part_path(directory.parent, 1, 1, 3))
     found = problem(directory)
     assert found is not None and found.startswith("part 1 ") and text in found, found
+
+
+def test_a_damaged_manifest_counts_as_referring_to_every_earlier_part_of_its_session(tmp_path: Path) -> None:
+    """And to none of another session, or of a later step."""
+    save(tmp_path, 1, 2, 3)  # of one session
+    save(tmp_path, 4)
+    keys = {key.step: key for key in list_steps(PosixStore(tmp_path))}
+    flip(manifest_path(tmp_path, 2), 40)
+    needed = NeededParts(PosixStore(tmp_path))
+    needed.look()
+    assert "whatever" in needed.names(keys[1])
+    assert not any("whatever" in needed.names(keys[step]) for step in (2, 3, 4))
+    assert needed.committed == set(keys.values())
