@@ -28,6 +28,7 @@ from deeppart.errors import ConfigError, DeeppartError, DeeppartWarning, Restore
 from deeppart.model import VERSION as __version__  # noqa: N811
 from deeppart.model import Report, RestoreReport
 from deeppart.pending import Pending
+from deeppart.progress import pause_watch
 
 if TYPE_CHECKING:
     from deeppart.checkpointer import Checkpointer
@@ -49,6 +50,7 @@ __all__ = [
     "checkpoint",
     "close",
     "load",
+    "pause_watch",
     "prepare",
     "register",
     "restore",

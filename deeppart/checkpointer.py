@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 import time
@@ -10,6 +11,8 @@ import weakref
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any
+
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from deeppart._gc import collection_paused
 from deeppart.cadence import CadenceReport
@@ -23,7 +26,7 @@ from deeppart.errors import (
 from deeppart.model import RestoreReport
 from deeppart.nodes import Arena
 from deeppart.pending import Pending
-from deeppart.progress import reporting
+from deeppart.progress import is_watched, reporting
 from deeppart.repair import ScrubReport
 from deeppart.save import CallNotes, Saver, size_share
 from deeppart.session import (
@@ -59,6 +62,12 @@ from deeppart.state.restore import Globs, Request, Strict, request_or_refusal
 _SETTLE_SHARE = 0.8
 
 
+@functools.cache
+def _report_optimizer_steps() -> None:
+    """Report every optimizer's steps to the agent, once in a process."""
+    register_optimizer_step_post_hook(reporting.optimized)
+
+
 class Checkpointer:
     """Saves and restores the state of one job.
 
@@ -89,6 +98,8 @@ class Checkpointer:
     """
 
     def __init__(self, config: Config | None = None, comm: Any = None, **settings: Any) -> None:
+        if is_watched():
+            _report_optimizer_steps()
         self._process = os.getpid()
         self._calling = threading.Lock()  # held by the call in progress
         comm = SingleComm() if isinstance(comm, str) and comm == "self" else comm
@@ -193,7 +204,7 @@ class Checkpointer:
         with self._alone("checkpoint"):
             check_state(state, "checkpoint")
             step = check_step(step, "checkpoint(state, step)")
-            reporting.step(step)
+            reporting.called(step)
             self._saves.warn(step)
             with raised_later(self._call_notes.note):
                 pending = self._saves.save(state, step, force=force)
@@ -261,8 +272,7 @@ class Checkpointer:
             request, impossible = request_or_refusal(keys, exclude, strict, cast, rename)
             policies, refusal = policies_or_refusal(per_rank)
             restored = self._bring_back(state, step, policies, request, refusal or impossible, required=required)
-            reporting.step(-1 if restored is None else restored)
-            reporting.modules()
+            reporting.restored(restored)
             return restored
 
     def prepare(self, state: Any) -> None:

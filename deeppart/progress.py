@@ -13,14 +13,15 @@ import os
 import struct
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 #: The variable with the agent's directory.
 DIRECTORY_VARIABLE = "DEEPPART_AGENT"
 CELL_BYTES = 64
-#: Step, or -1; when it was reported, on the clock of time.monotonic(), in seconds; number of reports.
-_CELL = struct.Struct("<qdQ")
+#: The fields of :class:`Progress`.
+_CELL = struct.Struct("<qdQQ")
 _MODULES_FILE = "modules.json"
 
 
@@ -29,13 +30,15 @@ class Progress(NamedTuple):
 
     Attributes:
         step: the newest step that it has restored, or has called checkpoint() for; -1 for none.
-        at_s: when, in seconds on the clock of ``time.monotonic()``.
-        reports: how many there were.
+        at_s: when it has last reported, in seconds on the clock of ``time.monotonic()``.
+        trained: how many steps its optimizers have made, or checkpoint() was called, whichever is more.
+        pauses: how many pauses it is in; it is not expected to report meanwhile.
     """
 
-    step: int
-    at_s: float
-    reports: int
+    step: int = -1
+    at_s: float = 0.0
+    trained: int = 0
+    pauses: int = 0
 
 
 def cell_file(directory: Path, rank: int) -> Path:
@@ -45,7 +48,7 @@ def cell_file(directory: Path, rank: int) -> Path:
 
 def make_cell(directory: Path, rank: int) -> None:
     """Make a rank's file, before it is started (agent)."""
-    cell_file(directory, rank).write_bytes(_CELL.pack(-1, 0.0, 0).ljust(CELL_BYTES, b"\0"))
+    cell_file(directory, rank).write_bytes(_CELL.pack(*Progress()).ljust(CELL_BYTES, b"\0"))
 
 
 def read_cell(directory: Path, rank: int) -> Progress:
@@ -53,7 +56,7 @@ def read_cell(directory: Path, rank: int) -> Progress:
     try:
         return Progress(*_CELL.unpack_from(cell_file(directory, rank).read_bytes()))
     except (OSError, struct.error):  # the rank may write to the directory, too
-        return Progress(-1, 0.0, 0)
+        return Progress()
 
 
 def read_modules(directory: Path) -> list[str] | None:
@@ -65,24 +68,26 @@ def read_modules(directory: Path) -> list[str] | None:
     return [name for name in found if isinstance(name, str)] if isinstance(found, list) else None
 
 
+def is_watched() -> bool:
+    """Whether an agent has started this process."""
+    return bool(os.environ.get(DIRECTORY_VARIABLE))
+
+
 class _Reporting:
-    """Reports of this process. One training thread calls it."""
+    """The reports of this process. One training thread calls it."""
 
     def __init__(self) -> None:
-        self._pid, self._step, self._reports = 0, -1, 0
+        self._pid = 0
         self._cell: mmap.mmap | None = None
+        self._begin()
 
-    def step(self, step: int) -> None:
-        """A step was reached."""
-        cell = self._opened()
-        if cell is not None:
-            self._step, self._reports = max(self._step, step), self._reports + 1
-            _CELL.pack_into(cell, 0, self._step, time.monotonic(), self._reports)
+    def _begin(self) -> None:
+        self._step, self._called, self._optimized, self._pauses = -1, 0, 0, 0
 
-    def modules(self) -> None:
-        """On rank 0 of a node, once: name the modules that are imported by now."""
-        directory = os.environ.get(DIRECTORY_VARIABLE)
-        if not directory or os.environ.get("LOCAL_RANK") != "0":
+    def restored(self, step: int | None) -> None:
+        """A state was restored, or there was none; on rank 0 of a node, once, name the modules imported by now."""
+        directory = self._report(step=-1 if step is None else step)
+        if directory is None or os.environ.get("LOCAL_RANK") != "0":
             return
         path = Path(directory, _MODULES_FILE)
         with contextlib.suppress(OSError):
@@ -91,16 +96,55 @@ class _Reporting:
                 new.write_text(json.dumps(list(sys.modules)))
                 new.rename(path)
 
-    def _opened(self) -> mmap.mmap | None:
+    def called(self, step: int) -> None:
+        """checkpoint() is called for a step."""
+        self._report(step, called=1)
+
+    def optimized(self, *_: object) -> None:
+        """An optimizer has made a step: a hook of torch."""
+        self._report(optimized=1)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """No report is expected meanwhile."""
+        self._report(pauses=1)
+        try:
+            yield
+        finally:
+            self._report(pauses=-1)
+
+    def _report(self, step: int = -1, called: int = 0, optimized: int = 0, pauses: int = 0) -> str | None:
+        """Write the cell; returns the agent's directory, None without an agent."""
         directory = os.environ.get(DIRECTORY_VARIABLE)
         if not directory:
             return None
         if self._pid != os.getpid():
-            self._pid, self._cell, self._step, self._reports = os.getpid(), None, -1, 0
+            self._pid, self._cell = os.getpid(), None
+            self._begin()
             with contextlib.suppress(OSError, ValueError):
                 with open(cell_file(Path(directory), int(os.environ.get("LOCAL_RANK", ""))), "r+b") as file:
                     self._cell = mmap.mmap(file.fileno(), CELL_BYTES)
-        return self._cell
+        self._step = max(self._step, step)
+        self._called, self._optimized = self._called + called, self._optimized + optimized
+        self._pauses += pauses
+        if self._cell is not None:
+            trained = max(self._called, self._optimized)
+            _CELL.pack_into(self._cell, 0, self._step, time.monotonic(), trained, self._pauses)
+        return directory
 
 
 reporting = _Reporting()
+
+
+def pause_watch() -> contextlib.AbstractContextManager[None]:
+    """Around an evaluation or anything else that trains nothing: not a hang, however long it takes.
+
+    ``deeppart run`` takes ranks that make no step for long for hung, and starts them again. Without an agent, this
+    does nothing.
+
+    Example:
+        >>> import deeppart
+        >>> with deeppart.pause_watch():
+        ...     pass  # evaluate
+    """
+    return reporting.paused()

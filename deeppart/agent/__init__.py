@@ -11,6 +11,7 @@ kills the others and has all of them forked again: the script is not changed, an
 | `command` | what the ranks run, and which modules that imports |
 | `zygote` | imports these, and forks ranks |
 | `starting` | the agent's side of a zygote |
+| `watch` | whether the ranks hang |
 | `job` | epochs: start, failure, start again, stop |
 """
 

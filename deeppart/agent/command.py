@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import signal
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
+#: By which a rank prints the stacks of its threads.
+STACKS_SIGNAL = signal.SIGRTMIN + 3
 #: Modules that must not be imported before a process is forked.
 NOT_FORKED = ("mpi4py.MPI",)
 #: What torch's optimizers and the first checkpoint import.

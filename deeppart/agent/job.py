@@ -21,10 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deeppart.agent.command import NOT_FORKED, Command, without_local
+from deeppart.agent.command import NOT_FORKED, STACKS_SIGNAL, Command, without_local
 from deeppart.agent.starting import KILLED_WITHIN_S, Ended, Zygote
+from deeppart.agent.watch import HangWatch
 from deeppart.errors import LaunchError
-from deeppart.progress import DIRECTORY_VARIABLE, make_cell, read_cell, read_modules
+from deeppart.progress import DIRECTORY_VARIABLE, Progress, make_cell, read_cell, read_modules
 
 #: Exit code of ranks that were asked to stop, and of the job then: schedulers and torchrun know it.
 STOPPED = 143
@@ -33,6 +34,8 @@ GIVEN_UP = 1
 #: Signals that are passed on to the ranks.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
 _LOOK_EVERY_S = 1.0
+#: Ranks have so long to print their stacks.
+_STACKS_WITHIN_S = 1.0
 _DIRECTORY = "deeppart-run-"
 
 
@@ -45,12 +48,15 @@ class JobOptions:
         failures: how many in a row without a new step, until the job is given up.
         preload: modules that the zygote imports; None for those of the script.
         grace_s: seconds that ranks have after a signal, until they are killed.
+        hang_s: seconds without a step after which the ranks hang, or ten times the median of a step if that is more;
+            None: they are never taken for hung.
     """
 
     ranks: int
     failures: int = 3
     preload: tuple[str, ...] | None = None
     grace_s: float = 120.0
+    hang_s: float | None = 60.0
 
 
 class Job:
@@ -97,7 +103,7 @@ class Job:
 
     def _goes_on(self, ended: Ended) -> bool:
         """Count a failure; true if the ranks are started again."""
-        newest = max(read_cell(self._directory, rank).step for rank in range(self._options.ranks))
+        newest = max(each.step for each in self._progress())
         self._failed = 1 if newest > self._newest else self._failed + 1
         self._newest = max(newest, self._newest)
         self._tell("failed", rank=ended.rank, exit_code=ended.code, step=None if newest < 0 else newest)
@@ -118,7 +124,7 @@ class Job:
             self._zygote.start(rank, self._environment(rank, port))
         self._tell("started", epoch=self._epoch)
         first: Ended | None = None
-        left, kill_at_s = len(ranks), math.inf
+        left, kill_at_s, watch = len(ranks), math.inf, HangWatch(self._options.hang_s)
         while left:
             for each in self._wait():
                 left -= 1
@@ -130,12 +136,21 @@ class Job:
                 return first or Ended(None, self._zygote.exit_code or 1)
             if self._stopping is not None and kill_at_s == math.inf:
                 kill_at_s = time.monotonic() + self._options.grace_s
+            if first is None and (hang := watch.look(self._progress(), time.monotonic())) is not None:
+                text = f"no step for {hang.silent_s:.0f} s, of {hang.step_s:.2g} s each; rank {hang.rank} is behind"
+                self._tell("hang", text=text)
+                self._zygote.signal(STACKS_SIGNAL)
+                first, kill_at_s = Ended(hang.rank, -signal.SIGKILL), time.monotonic() + _STACKS_WITHIN_S
             if left and time.monotonic() >= kill_at_s:
                 self._zygote.kill()
                 if time.monotonic() > kill_at_s + KILLED_WITHIN_S:
                     self._zygote.close(0.0)  # names those that cannot be killed
             self._prepare_next()
         return first
+
+    def _progress(self) -> list[Progress]:
+        """What the ranks have reported."""
+        return [read_cell(self._directory, rank) for rank in range(self._options.ranks)]
 
     def _environment(self, rank: int, port: int) -> dict[str, str]:
         """The variables of a rank, named as torchrun names them."""

@@ -92,7 +92,7 @@ class Zygote:
                 self.is_ready = True
         return ended
 
-    def signal(self, number: signal.Signals) -> bool:
+    def signal(self, number: int) -> bool:
         """Send a signal to all ranks; returns whether there are any."""
         for handle, _ in self.running.values():
             with contextlib.suppress(ProcessLookupError):

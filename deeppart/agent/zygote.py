@@ -12,6 +12,7 @@ It ends with the agent, and its ranks end with it, by signals of the kernel.
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import gc
 import importlib
 import json
@@ -26,7 +27,7 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from deeppart.agent.command import NOT_FORKED
+from deeppart.agent.command import NOT_FORKED, STACKS_SIGNAL
 
 _PR_SET_PDEATHSIG = 1
 
@@ -137,6 +138,7 @@ def become(order: Order) -> None:
     """Make this fork of the zygote what a process started for the order would be."""
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    faulthandler.register(STACKS_SIGNAL)  # in C: also of a thread that holds the interpreter lock
     os.environ.clear()
     os.environ.update(order.environment)
     random.seed()

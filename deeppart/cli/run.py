@@ -11,6 +11,7 @@ import click
 
 from deeppart._times import timestamp
 from deeppart.errors import ConfigError
+from deeppart.model import read_seconds
 
 
 @click.command(
@@ -43,13 +44,29 @@ from deeppart.errors import ConfigError
     help="Seconds that ranks have for a checkpoint after a signal.",
 )
 @click.option(
+    "--hang",
+    metavar="auto|S|off",
+    default="auto",
+    show_default=True,
+    callback=lambda context, option, value: _read_hang(value),
+    help="Seconds without a step, or ten times a usual step, after which ranks hang and are started again; auto: 60.",
+)
+@click.option(
     "--log",
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False),
     help="Append a line of JSON for each event.",
 )
 @click.argument("command", metavar="-- COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
-def run(ranks: int, failures: int, preload: str, grace: float, log: Path | None, command: tuple[str, ...]) -> int:
+def run(
+    ranks: int,
+    failures: int,
+    preload: str,
+    grace: float,
+    hang: float | None,
+    log: Path | None,
+    command: tuple[str, ...],
+) -> int:
     """Run COMMAND, such as ``python train.py``, as the ranks of a job on this host. When a rank fails, the others are
     killed, and all are started again within seconds: a process that has imported torch, and what else the script
     imports, forks them. The script is as for torchrun: it calls deeppart.restore(state) before it trains.
@@ -75,7 +92,16 @@ def run(ranks: int, failures: int, preload: str, grace: float, log: Path | None,
             record = {"time": timestamp(time.time()), "passed_s": round(passed_s, 3), "event": event, **known}
             _append(log, json.dumps(record) + "\n")
 
-    return Job(Command.of(command), JobOptions(ranks, failures, modules, grace), tell).run()
+    return Job(Command.of(command), JobOptions(ranks, failures, modules, grace, hang), tell).run()
+
+
+def _read_hang(text: str) -> float | None:
+    if text in ("auto", "off"):
+        return 60.0 if text == "auto" else None
+    try:
+        return float(text) if text.replace(".", "", 1).isdecimal() else read_seconds(text)
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r}: auto, off, or {error}") from error
 
 
 def _append(log: Path, text: str) -> None:

@@ -38,6 +38,7 @@ MEANT = {
     ("storage/owner.py", "read_text"): "the same",
     ("interop/torch_file.py", "open"): "a record of an archive that is being written",
     ("interop/hdf5.py", "open"): "an object of an HDF5 file that is open, by HDF5",
+    ("interop/dcp/storage_reader.py", "open"): "a step, by the library",
     ("interop/hdf5.py", "exists"): "a link or an attribute in one",
     ("cli/options.py", "is_dir"): "the directory that the caller named",
     ("offline/find.py", "is_dir"): "the directory that the caller named",
@@ -94,7 +95,7 @@ def calls(source: str) -> Iterator[tuple[int, str]]:
 def _is_access(value: ast.expr) -> bool:
     """``access.exists``; and the folders that it opens, and stores, which have methods of these names too."""
     return (isinstance(value, ast.Name) and value.id in ("access", "folder", "above", "there", "store")) or (
-        isinstance(value, ast.Attribute) and value.attr in ("_folder", "_store", "store")
+        isinstance(value, ast.Attribute) and value.attr in ("_folder", "_made", "_store", "store")
     )
 
 

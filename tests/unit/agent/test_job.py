@@ -93,7 +93,7 @@ def test_a_failure_kills_the_others_and_starts_all_again(run: Run, how: str, cap
     """Also a rank that hangs with all signals blocked."""
     body = f"""
 if epoch == 1:
-    reporting.step(40)
+    reporting.called(40)
     if rank == 1:
         {how}
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -110,14 +110,14 @@ note(epoch=epoch)
 
 def test_a_job_that_gets_nowhere_is_given_up(run: Run) -> None:
     """Failures count in a row, anew with each newer step."""
-    body = "reporting.step({1: 10, 2: 10, 3: 20}.get(epoch, 20))\nsys.exit(rank)"
+    body = "reporting.called({1: 10, 2: 10, 3: 20}.get(epoch, 20))\nsys.exit(rank)"
     assert run(body, failures=2) == GIVEN_UP
     assert len(run.of("failed")) == 5  # 10, 10, 20, 20, 20
     assert len(run.of("given up")) == 1
 
 
 def test_a_step_that_only_one_rank_has_reached_is_progress(run: Run) -> None:
-    assert run("reporting.step(epoch if rank else -1)\nsys.exit(epoch < 6)", failures=1) == 0
+    assert run("reporting.called(epoch if rank else -1)\nsys.exit(epoch < 6)", failures=1) == 0
 
 
 def ask(number: signal.Signals, when: Callable[[], bool]) -> threading.Thread:
@@ -220,7 +220,7 @@ def test_what_was_imported_is_imported_before_a_later_start(run: Run) -> None:
     body = """
 before = "csv" in sys.modules
 __import__("csv")  # which the text of the script does not show
-reporting.modules()
+reporting.restored(None)
 note(before=before)
 time.sleep(0.5)
 sys.exit(not before)
@@ -247,6 +247,27 @@ def test_a_python_without_deeppart(run: Run) -> None:
     job = Job(Command.of([sys.executable, "-I", "-S", "train.py"]), JobOptions(2, preload=()), lambda event, **_: None)
     assert job.run() == 0
     assert (run.directory / "rank-1").exists()
+
+
+def test_ranks_that_hang_are_started_again(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
+    """With the stacks of all; a pause is no hang, and neither are first steps that take their time."""
+    body = """
+def waits_for_ever():
+    time.sleep(600)
+with reporting.paused():
+    time.sleep(1.5)
+for step in range(45):
+    reporting.called(step)
+    time.sleep(1.5 if step in (0, 5) else 0.1)
+    if epoch == 1 and step == 40 - rank:
+        waits_for_ever()
+"""
+    assert run(body, hang_s=1.0) == 0
+    (hang,) = run.of("hang")
+    assert "s, of 0.1" in hang["text"] and "rank 1 is behind" in hang["text"]
+    (failed,) = run.of("failed")
+    assert failed["rank"] == 1 and failed["exit_code"] == -9
+    assert capfd.readouterr().err.count("in waits_for_ever") == 2
 
 
 NOTE_PIDS = """
