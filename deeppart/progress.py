@@ -51,6 +51,11 @@ def make_cell(directory: Path, rank: int) -> None:
     cell_file(directory, rank).write_bytes(_CELL.pack(*Progress()).ljust(CELL_BYTES, b"\0"))
 
 
+def stacks_file(directory: Path, rank: int) -> Path:
+    """The file that a rank prints the stacks of its threads to, when it gets the agent's signal."""
+    return directory / f"stacks-{rank}"
+
+
 def read_cell(directory: Path, rank: int) -> Progress:
     """What a rank has reported (agent)."""
     try:

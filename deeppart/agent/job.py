@@ -13,6 +13,7 @@ import selectors
 import shutil
 import signal
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -23,9 +24,9 @@ from typing import Any
 
 from deeppart.agent.command import NOT_FORKED, STACKS_SIGNAL, Command, without_local
 from deeppart.agent.starting import KILLED_WITHIN_S, Ended, Zygote
-from deeppart.agent.watch import HangWatch
+from deeppart.agent.watch import Hang, HangWatch
 from deeppart.errors import LaunchError
-from deeppart.progress import DIRECTORY_VARIABLE, Progress, make_cell, read_cell, read_modules
+from deeppart.progress import DIRECTORY_VARIABLE, Progress, make_cell, read_cell, read_modules, stacks_file
 
 #: Exit code of ranks that were asked to stop, and of the job then: schedulers and torchrun know it.
 STOPPED = 143
@@ -124,6 +125,7 @@ class Job:
             self._zygote.start(rank, self._environment(rank, port))
         self._tell("started", epoch=self._epoch)
         first: Ended | None = None
+        hang: Hang | None = None
         left, kill_at_s, watch = len(ranks), math.inf, HangWatch(self._options.hang_s)
         while left:
             for each in self._wait():
@@ -142,11 +144,21 @@ class Job:
                 self._zygote.signal(STACKS_SIGNAL)
                 first, kill_at_s = Ended(hang.rank, -signal.SIGKILL), time.monotonic() + _STACKS_WITHIN_S
             if left and time.monotonic() >= kill_at_s:
+                if hang is not None:
+                    self._show_stacks()
+                    hang = None
                 self._zygote.kill()
                 if time.monotonic() > kill_at_s + KILLED_WITHIN_S:
                     self._zygote.close(0.0)  # names those that cannot be killed
             self._prepare_next()
         return first
+
+    def _show_stacks(self) -> None:
+        """Print the stacks of all ranks, one after the other."""
+        for rank in range(self._options.ranks):
+            with suppress(OSError):
+                text = stacks_file(self._directory, rank).read_text(errors="replace")
+                sys.stderr.write(f"deeppart run: rank {rank}:\n{text}")
 
     def _progress(self) -> list[Progress]:
         """What the ranks have reported."""

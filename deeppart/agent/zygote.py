@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from deeppart.agent.command import NOT_FORKED, STACKS_SIGNAL
+from deeppart.progress import DIRECTORY_VARIABLE, stacks_file
 
 _PR_SET_PDEATHSIG = 1
 
@@ -138,7 +139,9 @@ def become(order: Order) -> None:
     """Make this fork of the zygote what a process started for the order would be."""
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    faulthandler.register(STACKS_SIGNAL)  # in C: also of a thread that holds the interpreter lock
+    stacks = stacks_file(Path(order.environment[DIRECTORY_VARIABLE]), order.rank)
+    # Printed in C, so also while a thread holds the interpreter lock; the file stays open.
+    faulthandler.register(STACKS_SIGNAL, stacks.open("w"))
     os.environ.clear()
     os.environ.update(order.environment)
     random.seed()
