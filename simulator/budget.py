@@ -10,17 +10,18 @@ levels protect: where those are written more rarely, their newest steps are olde
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any
 
 from deeppart.model import DEFAULT_KEEP, LEVELS, REDUNDANT_LEVELS, Level, show_bytes, show_seconds, show_share
 from deeppart.plan.interval import MOST_EVERY
 
-from .campaign.outcomes import Summary
+from .campaign.outcomes import Summary, show_number
 from .campaign.plan import Cadences, Planned, SizedJob
 from .machine.record import DAY_S, Machine
-from .timing.stages import TORCH_SAVE, Job, Protection, Times, by_node, times_of, torch_save_words
+from .timing.stages import TORCH_SAVE, Job, Protection, by_node, times_of, torch_save_words
 
 HOUR_S = 3600.0
 #: What stands for a month.
@@ -47,13 +48,16 @@ class Bill:
     @property
     def total(self) -> Item:
         """Of everything."""
-        return _sum("all", self.items)
+        return self._sum("all", self.items)
 
     @property
     def lost(self) -> Item:
         """Of what was no useful training."""
-        nothing = replace(self.total, node_hours=0.0, money=None if self.total.money is None else 0.0)
-        return _sum("not useful", [nothing, *(item for item in self.items if item.what != USEFUL)])
+        return self._sum("not useful", [item for item in self.items if item.what != USEFUL])
+
+    def _sum(self, what: str, items: Sequence[Item]) -> Item:
+        money = None if self.items[0].money is None else sum(each.money or 0.0 for each in items)
+        return Item(what, sum(each.node_hours for each in items), money)
 
     def document(self) -> dict[str, Any]:
         """The bill for JSON; money is null where there is no price."""
@@ -80,32 +84,15 @@ def bill(machine: Machine, nodes: int, seconds: float, shares: Mapping[str, floa
     return Bill(tuple(items), machine.price.currency)
 
 
-def _sum(what: str, items: Iterable[Item]) -> Item:
-    found = list(items)
-    money = [each.money for each in found if each.money is not None]
-    return Item(what, sum(each.node_hours for each in found), sum(money) if money else None)
-
-
 def missing(machine: Machine) -> list[str]:
     """What is left out of a bill, and the keys of the machine file that would bring it in."""
-    if math.isinf(machine.price.node_hour):
-        return ["no money: [price] node_hour and currency are not in the machine file"]
-    return []
+    priced = math.isfinite(machine.price.node_hour)
+    return [] if priced else ["no money: [price] node_hour and currency are not in the machine file"]
 
 
 def cells(each: Item, currency: str) -> list[str]:
     """Node-hours, and money where there is a price, for people."""
-    return [show_hours(each.node_hours), *([] if each.money is None else [show_money(each.money, currency)])]
-
-
-def show_money(amount: float, currency: str) -> str:
-    """Money for people: ``1,234 USD``, ``0.42 USD``."""
-    return f"{amount:,.0f} {currency}" if amount >= 100 else f"{amount:.3g} {currency}"
-
-
-def show_hours(node_hours: float) -> str:
-    """Node-hours for people."""
-    return f"{node_hours:,.0f}" if node_hours >= 100 else f"{node_hours:.3g}"
+    return [show_number(each.node_hours), *([] if each.money is None else [f"{show_number(each.money)} {currency}"])]
 
 
 # --- space ------------------------------------------------------------------------------------------------------------
@@ -177,7 +164,7 @@ def space_of(world: SizedJob, every: Mapping[str, int]) -> Space:
 
 def drive_years(machine: Machine, node_daily_bytes: float) -> float:
     """Years until a node's drives have taken what they are promised to; infinity where that is not said, or never."""
-    most = machine.local.most_written
+    most = machine.local.endurance
     return most / node_daily_bytes / 365.25 if node_daily_bytes and math.isfinite(most) else math.inf
 
 
@@ -238,8 +225,8 @@ def _wear(machine: Machine, node_daily_bytes: float) -> str:
     if times is not None:
         line += f", {times:.2g} times their capacity"
     years = drive_years(machine, node_daily_bytes)
-    if math.isinf(machine.local.most_written):
-        return f"{line}; how long they last, the machine file does not say ([local] endurance, drive_writes_per_day)"
+    if math.isinf(machine.local.endurance):
+        return f"{line}; how long they last, the machine file does not say ([local] endurance)"
     lasts = f"{years:.3g} years" if years >= 1 else show_seconds(years * 365.25 * DAY_S)
     return f"{line}; they are worn after {lasts} of this"
 
@@ -305,14 +292,6 @@ PERIODS_S = (60.0, 600.0, 3600.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """A way to checkpoint a job, and what the simulator says that it takes."""
-
-    name: str
-    blocked_s: float  # training waits for so long
-
-
-@dataclass(frozen=True, slots=True)
 class Row:
     """What calls that block for some time cost."""
 
@@ -323,31 +302,17 @@ class Row:
     cost: Item  # of that, in the time that was asked about
 
 
-def lost_share(blocked_s: float, period_s: float) -> float:
-    """The share of the time in which training waits."""
-    return blocked_s / (period_s + blocked_s)
-
-
-def ways_of(job: Job) -> list[Way]:
-    """What calls block for, by the simulator: this library; whole tensors, as DCP deals them out, straight to the file
-    system, in the background and waited for; and ``torch.save``.
-
-    Whole tensors are written as fast as this library writes: DCP's own serialization is not in it, so that these are
-    lower bounds.
-    """
+def ways_of(job: Job) -> dict[str, float]:
+    """Way to checkpoint -> seconds that a call blocks; what is like DCP is a lower bound, without its serialization."""
     straight = replace(job, protection=Protection(local=False, partner=False), compression="none", capture="eager")
-    own, whole = _times(job), _times(replace(straight, strategy="whole"))
-    saved = _times(replace(straight, strategy=TORCH_SAVE))
-    return [
-        Way("deeppart", own.blocked_s),
-        Way("DCP-like, in the background", whole.blocked_s),
-        Way("DCP-like, waited for", whole.serial_s()),
-        Way(torch_save_words(job.state.layout), saved.blocked_s),
-    ]
-
-
-def _times(job: Job) -> Times:
-    return times_of(job, job.shares())
+    jobs = (job, replace(straight, strategy="whole"), replace(straight, strategy=TORCH_SAVE))
+    deeppart, whole, saved = (times_of(each, each.shares()) for each in jobs)
+    return {
+        "deeppart": deeppart.blocked_s,
+        "DCP-like, in the background": whole.blocked_s,
+        "DCP-like, waited for": whole.serial_s(),
+        torch_save_words(job.state.layout): saved.blocked_s,
+    }
 
 
 def costs_of_blocking(
@@ -355,16 +320,14 @@ def costs_of_blocking(
     nodes: int,
     periods_s: Sequence[float],
     blocked_s: Sequence[float],
-    ways: Sequence[Way],
+    ways: Mapping[str, float],
     days: float,
 ) -> list[Row]:
     """The table: for each period the times that are asked about, and those of the ways among them."""
-    asked = [Way("", seconds) for seconds in blocked_s]
-    found = []
+    asked, found = [("", seconds) for seconds in dict.fromkeys(blocked_s)], []
     for period_s in sorted(set(periods_s)):
-        for way in sorted([*dict.fromkeys(asked), *ways], key=lambda each: each.blocked_s):
-            lost = lost_share(way.blocked_s, period_s)
-            hours = lost * nodes * days * DAY_S / HOUR_S
-            cost = item(machine, way.name, hours)
-            found.append(Row(period_s, way.blocked_s, way.name, lost, cost))
+        for way, seconds in sorted([*asked, *ways.items()], key=itemgetter(1)):
+            lost = seconds / (period_s + seconds)
+            cost = item(machine, way, lost * nodes * days * DAY_S / HOUR_S)
+            found.append(Row(period_s, seconds, way, lost, cost))
     return found

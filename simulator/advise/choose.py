@@ -13,7 +13,7 @@ good in all four.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from deeppart.errors import ConfigError
@@ -31,7 +31,7 @@ from ..campaign.costs import (
     survival,
     training_s,
 )
-from ..campaign.failures import Scheduling, Size, need_failures, new_turn_s
+from ..campaign.failures import Scheduling, need_failures, new_turn_s
 from ..campaign.plan import Planned, SizedJob
 from ..machine.record import DAY_S
 from ..timing.stages import Job, Protection
@@ -54,19 +54,10 @@ class Wanted:
         group, tolerate = self.parity or (0, 1)
         return Protection(local, local and self.partner is not False, group, tolerate)
 
-    def among(self, candidates: Iterable[Job]) -> Iterator[Job]:
-        """Those of some candidates that are as wanted, each once.
-
-        A parity group or a compression that none of them has is put in; copies and parity together are only tried if
-        both are given.
-        """
-        seen = set()
-        for candidate in candidates:
-            job = self._given(candidate)
-            key = (job.protection, job.compression)
-            if key not in seen and self._fits(job.protection):
-                seen.add(key)
-                yield job
+    def among(self, candidates: Iterable[Job]) -> list[Job]:
+        """Those of some candidates that are as wanted, each once, with a parity group or compression that is given."""
+        found = {(job.protection, job.compression): job for job in map(self._given, candidates)}
+        return [job for job in found.values() if self._fits(job.protection)]
 
     def kept(self, costs: Sequence[LevelCost], cadence: Cadence) -> Cadence:
         """A cadence with the levels that are given, where it leaves them out: as often as the next one above them."""
@@ -114,11 +105,8 @@ PARITIES = ((4, 1), (8, 1), (8, 2), (16, 1), (16, 2))
 _LESS_OFTEN = (1, 2, 4, 8, 16)
 #: Factors on the mean times between failures that the sensitivity is shown for.
 FACTORS = (0.25, 0.5, 2.0, 4.0)
-#: A job that loses so much of its time gets nothing done; and factors by which failures may have to be rarer.
+#: A job that loses so much of its time gets nothing done.
 HOPELESS = 0.999
-_RARER = tuple(2**power for power in range(1, 41))
-#: Of the time; what is less is not worth a word.
-_NOTED = 1e-4
 UNDISTURBED = Scheduling()
 
 
@@ -133,7 +121,7 @@ class Choice:
     world: SizedJob = field(compare=False)  # the job, on its nodes
     #: length of a training step, at each of which the script calls; 0 if it calls only as often as is advised
     step_s: float = 0.0
-    leaving: float = 0.0  # share of the time that preemptions take which are told in time
+    leaving: float = 0.0  # share of the time that preemptions with enough notice take
 
     @property
     def blocked_s(self) -> float:
@@ -156,7 +144,7 @@ class Choice:
         return self.of_all(self.cadence.waste)
 
     def of_all(self, expected: Waste) -> Waste:
-        """What is expected of a cadence, with calls that save nothing, and preemptions that are told in time."""
+        """What is expected of a cadence, with calls that save nothing, and preemptions with enough notice."""
         stays, idle = 1 - self.leaving, self._idle_after(expected)
         return Waste(stays * expected.cost + idle, stays * expected.rework, stays * expected.restart + self.leaving)
 
@@ -185,11 +173,8 @@ class Choice:
     @property
     def node_daily_bytes(self) -> float:
         """Bytes that are written to each node's storage per day: what wears a drive."""
-        return sum(map(self._daily_bytes, self._on_nodes)) / self.job.nodes
-
-    @property
-    def _on_nodes(self) -> list[str]:
-        return [level for level in self.cadence.every if level != Level.PERSISTENT]
+        on_nodes = [level for level in self.cadence.every if level != Level.PERSISTENT]
+        return sum(map(self._daily_bytes, on_nodes)) / self.job.nodes
 
     @property
     def drained_daily_bytes(self) -> float:
@@ -223,30 +208,25 @@ class Advice:
 
     chosen: Choice  # the advice, one of the front
     choices: tuple[Choice, ...]  # every candidate with the cadence that wastes least; the least waste first
-    #: the choices that none of the others is as good as (:func:`deeppart_simulator.advise.front.front_of`)
+    #: the choices that none of the others is as good as (:func:`front_of`)
     front: tuple[Choice, ...]
     sensitivity: tuple[Sensitivity, ...]  # to the failure rate
     #: candidate -> why it cannot be: what it keeps is more than there is room for
     too_large: Mapping[str, str] = field(default_factory=dict)
     scheduling: Scheduling = UNDISTURBED  # the preemptions that are counted
-    #: the best cadence with the chosen levels if flushes could take all of the time, where their share of it is what
-    #: keeps checkpoints as far apart as they are; else None
-    unshared: Cadence | None = None
 
 
 def advise(
     job: Job,
     step_s: float = 0.0,
-    progress: Callable[[str], None] = lambda text: None,
     wanted: Wanted = ANYTHING,
     scheduling: Scheduling = UNDISTURBED,
 ) -> Advice:
     """Compare all candidates for a job."""
     if math.isinf(scheduling.preemption_s):
-        need_failures(job.machine, Size(job.ranks, job.nodes))
+        need_failures(job)
     choices, less_often, too_large = list[Choice](), list[Choice](), dict[str, str]()
     for candidate in wanted.among(_candidates(job)):
-        progress(describe(candidate))
         choice = _judge(candidate, step_s, wanted, scheduling)
         if choice is None:
             continue
@@ -257,7 +237,14 @@ def advise(
         else:
             too_large[describe(candidate)] = "; ".join(choice.space.too_large)
     if too_large and not choices:
-        raise _no_room(job, too_large)
+        first, why = next(iter(too_large.items()))
+        raise ConfigError(
+            "there is no room for what would be kept, whatever the levels",
+            expected="room for the steps that are kept at each level while another one is written",
+            found=f"with {first}, {why}",
+            where=job.machine.name,
+            todo="compress, take more room, or keep fewer steps: `keep` in docs/configuration.md",
+        )
     if not choices:
         raise ConfigError(
             "nothing survives all failures that happen",
@@ -272,44 +259,20 @@ def advise(
     front = front_of([each for each in (*choices, *less_often) if each.waste.total < HOPELESS])
     chosen = advised(front)
     sensitivity = tuple(_sensitivity(chosen))
-    return Advice(chosen, tuple(choices), front, sensitivity, too_large, scheduling, _unshared(chosen, wanted))
+    return Advice(chosen, tuple(choices), front, sensitivity, too_large, scheduling)
 
 
 def _hopeless(least: Choice) -> ConfigError:
-    """Why nothing gets done, and by how much everything would have to be better."""
-    costs, waste = least.costs, least.waste
-    rate = sum(cost.failures_per_s for cost in costs)
-    back_s = sum(cost.failures_per_s * cost.restart_s for cost in costs) / rate
+    waste, rate = least.waste, sum(cost.failures_per_s for cost in least.costs)
     parts = {"coming back": waste.restart, "doing again what was lost": waste.rework, "writing": waste.cost}
     largest = max(parts, key=parts.__getitem__)
-    adapted = ((factor, best(_rarer(costs, factor), least.step_s)) for factor in _RARER)
-    factor = next((factor for factor, found in adapted if found.waste.total <= 0.5), math.inf)
     return ConfigError(
         "this machine cannot train this job so: nothing gets done, whatever the levels and the cadence",
         expected=f"more than {show_share(1 - HOPELESS)} of the time for new training",
-        found=f"a failure every {show_seconds(1 / rate)}, from which coming back takes {show_seconds(back_s)} where "
-        f"nothing disturbs it; a call blocks for {show_seconds(least.blocked_s)}, and is complete after "
-        f"{show_seconds(max(least.complete_s.values()))}; with {describe(least.job)}, which loses least, "
-        f"{show_share(parts[largest])} of the time goes into {largest}",
+        found=f"a failure every {show_seconds(1 / rate)}; a call blocks for {show_seconds(least.blocked_s)}; with "
+        f"{describe(least.job)}, which loses least, {show_share(parts[largest])} of the time goes into {largest}",
         where=f"{least.job.machine.name}, {least.job.ranks:,} ranks on {least.job.nodes:,} nodes",
-        todo=f"half of the time would be training with failures {factor:,} times as rare, or with all these times so "
-        "much shorter: take fewer nodes, nodes that fail more rarely, or a faster way back (--restart-mode)",
-    )
-
-
-def _rarer(costs: Sequence[LevelCost], factor: float) -> list[LevelCost]:
-    """The same, where failures are so many times as rare."""
-    return [replace(cost, failures_per_s=cost.failures_per_s / factor) for cost in costs]
-
-
-def _no_room(job: Job, too_large: Mapping[str, str]) -> ConfigError:
-    candidate, why = next(iter(too_large.items()))
-    return ConfigError(
-        "there is no room for what would be kept, whatever the levels",
-        expected="room for the steps that are kept at each level while another one is written",
-        found=f"with {candidate}, {why}",
-        where=job.machine.name,
-        todo="compress, take more room, or keep fewer steps: `keep` in docs/configuration.md",
+        todo="take fewer nodes, nodes that fail more rarely, or a faster way back (--restart-mode)",
     )
 
 
@@ -362,9 +325,7 @@ def _judge(job: Job, step_s: float, wanted: Wanted, scheduling: Scheduling) -> C
 def _preempted(
     planned: Planned, costs: Sequence[LevelCost], scheduling: Scheduling
 ) -> tuple[tuple[LevelCost, ...], float]:
-    """The costs, with preemptions for which the notice is too short, which only the file system survives; and the share
-    of the time that others take: no work is lost, but what the last checkpoint and the next start take.
-    """
+    """The costs, with preemptions whose notice is too short; and the share of the time that others take."""
     if math.isinf(scheduling.preemption_s):
         return tuple(costs), 0.0
     *others, last = costs
@@ -398,22 +359,10 @@ def _less_often(choice: Choice, wanted: Wanted) -> Iterator[Choice]:
                 yield replace(choice, cadence=in_steps(costs, cadence_of(costs, cadence.period_s, every), step_s))
 
 
-def _unshared(chosen: Choice, wanted: Wanted) -> Cadence | None:
-    """See :attr:`Advice.unshared`."""
-    cadence, step_s = chosen.cadence, chosen.step_s
-    busy_s = sum(cost.busy_s / cadence.every[cost.name] for cost in chosen.costs)
-    if math.isfinite(chosen.job.flush_bandwidth) or busy_s < cadence.period_s - max(step_s, 1e-3 * busy_s):
-        return None
-    *others, last = chosen.costs
-    free = (*others, replace(last, busy_s=last.busy_s * chosen.job.flush_share))
-    found = _cadence(free, step_s, step_s, wanted)
-    return found if found.waste.total < cadence.waste.total - _NOTED else None
-
-
 def _sensitivity(choice: Choice) -> Iterator[Sensitivity]:
     every = [choice.cadence.every[cost.name] for cost in choice.costs]
     for factor in FACTORS:
-        costs = _rarer(choice.costs, factor)
+        costs = [replace(cost, failures_per_s=cost.failures_per_s / factor) for cost in choice.costs]
         adapted = best(costs, choice.step_s)
         kept = waste(costs, choice.cadence.period_s, every)
         yield Sensitivity(factor, choice.of_all(kept).total, choice.of_all(adapted.waste).total, adapted.period_s)
@@ -443,13 +392,6 @@ def least_restart(choices: Sequence[Choice]) -> float:
     return min(choice.waste.restart for choice in choices)
 
 
-def as_good_as_least(choices: Sequence[Choice]) -> float:
-    """The share of the time that a choice may lose and be as good as the one that loses least."""
-    fewest, idle = _fewest(choices)
-    useful = 1 - min(choice.waste.total for choice in choices)
-    return fewest + min(max(AS_GOOD * (fewest - idle), AS_GOOD_OF_ALL), AS_GOOD_OF_USEFUL * useful)
-
-
 def _fewest(choices: Sequence[Choice]) -> tuple[float, float]:
     """What is lost at least; and the part of it that is lost with each of the choices, which makes nothing as good."""
     least = least_restart(choices)
@@ -457,9 +399,7 @@ def _fewest(choices: Sequence[Choice]) -> tuple[float, float]:
 
 
 def front_of(choices: Sequence[Choice]) -> tuple[Choice, ...]:
-    """The choices that none of the others is as good as, least waste first; of equal ones the simplest. Without those
-    that lose ten times the least.
-    """
+    """The choices that none of the others is as good as, least waste first; of equal ones the simplest."""
     kept: list[Choice] = []
     least = least_restart(choices)
     fewest, idle = _fewest(choices)
@@ -479,10 +419,10 @@ def _as_good(one: Choice, other: Choice) -> bool:
 
 
 def advised(front: Sequence[Choice]) -> Choice:
-    """The one that is advised: of those that lose nearly least, what writes least to the file system, then to drives,
-    each within a factor of two; then the simplest; then what loses least.
-    """
-    least, most = least_restart(front), as_good_as_least(front)
+    """Of those that lose nearly least what writes least to the file system, then to drives; then the simplest."""
+    least, (fewest, idle) = least_restart(front), _fewest(front)
+    useful = 1 - min(choice.waste.total for choice in front)
+    most = fewest + min(max(AS_GOOD * (fewest - idle), AS_GOOD_OF_ALL), AS_GOOD_OF_USEFUL * useful)
     left = [choice for choice in front if loss_of(choice, least) <= most]
     drained = min(choice.drained_daily_bytes for choice in left)
     left = [choice for choice in left if choice.drained_daily_bytes <= _AS_FEW * drained]

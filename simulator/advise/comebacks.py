@@ -43,7 +43,6 @@ class Comparison:
     after: Mapping[str, Back]  # class of failures that happens -> coming back from it
     waste: Waste  # of the time, as the advice has it
     shares: Mapping[str, float]  # part -> share of all time; they add up to the waste
-    saved: Mapping[str, float]  # part -> share of all time that would be saved if it took half as long
 
 
 def compare(choice: Choice) -> list[Comparison]:
@@ -62,18 +61,8 @@ def _compared(planned: Planned, cadence: Cadence) -> Comparison:
         for kind in found.needs
         if found.rates_per_s[kind] > 0
     }
-    expected = _waste(costs, cadence)
-    shares = _shares(expected, after)
-
-    def without_half(piece: str) -> float:
-        faster = level_costs(planned.restarting(restart.scaled(piece, 0.5)), found)
-        return expected.total - _waste(faster, cadence).total
-
-    saved = {piece: without_half(piece) if shares[piece] else 0.0 for piece in PIECES}
-    read_faster = [replace(cost, restart_s=cost.restart_s - restores[cost.name] / 2) for cost in costs]
-    saved[RESTORE] = expected.total - _waste(read_faster, cadence).total
-    saved |= {part: shares[part] / 2 for part in (REPLAY, WRITING)}
-    return Comparison(restart.mode, after, expected, shares, saved)
+    expected = cadence_of(costs, cadence.period_s, cadence.every).waste
+    return Comparison(restart.mode, after, expected, _shares(expected, after))
 
 
 def _after(
@@ -95,10 +84,6 @@ def _after(
         interval_s = min(interval_s, cadence.interval_s(cost.name))
         replay_s += needed[cost.name] * (interval_s / 2 + waits_s)
     return Back(found.rates_per_s[kind], pieces, replay_s)
-
-
-def _waste(costs: Sequence[LevelCost], cadence: Cadence) -> Waste:
-    return cadence_of(costs, cadence.period_s, cadence.every).waste
 
 
 def _shares(expected: Waste, after: Mapping[str, Back]) -> dict[str, float]:

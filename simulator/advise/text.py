@@ -28,7 +28,6 @@ _INSTEAD = "the advice without --step-time is for a script that calls only when 
 _KINDS = {
     "process": "a process dies",
     "node": "a node is lost",
-    "group": "a group of nodes is lost",
     "system": "everything stops",
 }
 
@@ -71,7 +70,7 @@ def reasons(advice: Advice) -> list[str]:
         )
     for cost in chosen.costs:
         lines.append(_level_line(chosen, cost.name))
-    lines += [_flush_line(chosen), _unshared_line(advice)]
+    lines.append(_flush_line(chosen))
     lines += space_lines(chosen.job.machine, chosen.space, chosen.node_daily_bytes, chosen.drained_daily_bytes)
     lines += [f"no room for {candidate}: {why}" for candidate, why in advice.too_large.items()]
     lines.append(_codec_line(advice))
@@ -142,17 +141,6 @@ def _preemption_line(advice: Advice) -> str:
     if chosen.leaving:
         return f"{line}: time for {last}; no work is lost, and the next start takes {show_share(chosen.leaving)}"
     return f"{line}: no time for {last}; a failure that only the parallel file system survives"
-
-
-def _unshared_line(advice: Advice) -> str:
-    chosen, free = advice.chosen, advice.unshared
-    if free is None:
-        return ""
-    return (
-        f"--flush-share {chosen.job.flush_share:g} keeps checkpoints this far apart: if flushes could take all of the "
-        f"time, a call every {show_seconds(free.period_s)} would lose "
-        f"{show_share(chosen.waste.total - chosen.of_all(free.waste).total)} of the time less"
-    )
 
 
 def _failures_line(choice: Choice, kind: str) -> str:

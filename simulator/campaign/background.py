@@ -20,19 +20,11 @@ Events = Generator[Any, Any, None]
 
 
 class Background:
-    """The checkpoints of one run that are under way, and those that are complete somewhere.
-
-    At most two are under way; staging memory is free once the local part is written; levels complete in order, and the
-    newest ``keep`` of each stay.
-
-    Attributes:
-        file_system: shared with other jobs.
-        stored: the checkpoints that are complete on a level, in any order.
-    """
+    """The checkpoints of one run that are under way, and those that are complete somewhere."""
 
     def __init__(self, env: simpy.Environment, cadences: Cadences, result: RunResult, bytes_per_s: float) -> None:
         self.file_system = FileSystem(env, bytes_per_s)
-        self.stored: list[Stored] = []
+        self.stored: list[Stored] = []  # that are complete on a level, in any order
         self._env, self._cadences, self._result = env, cadences, result
         self._processes: list[simpy.Process] = []
         self._in_flight = 0
@@ -73,9 +65,7 @@ class Background:
         self._start(self._complete(world, stored, due))
 
     def heal(self, world: SizedJob, stored: Stored, nodes: Sequence[int]) -> None:
-        """Rebuild what a step that was restored has lost of its levels on nodes, where it is now at home; as the
-        library does, only where there are copies or parity.
-        """
+        """Rebuild what a restored step has lost of its levels on nodes; only where there are copies or parity."""
         if not set(REDUNDANT_LEVELS).isdisjoint(self._cadences.node_levels):
             self._start(self._heal(world, stored, tuple(nodes)))
 
@@ -133,9 +123,9 @@ class Background:
             if Level.LOCAL not in due:
                 self._free_staging()
             self._in_flight -= 1
-            tell(self._change)
+            trigger(self._change)
             if not self._in_flight:
-                tell(self._over)
+                trigger(self._over)
         except simpy.Interrupt:
             pass
 
@@ -186,10 +176,10 @@ class Background:
     def _free_staging(self) -> None:
         if not self._staging_free:
             self._staging_free = True
-            tell(self._change)
+            trigger(self._change)
 
 
-def tell(event: simpy.Event) -> None:
+def trigger(event: simpy.Event) -> None:
     """Let an event happen now, if it has not already."""
     if not event.triggered:
         event.succeed()

@@ -16,13 +16,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import fmean
-from types import MappingProxyType
 
 from deeppart.model import LEVELS, REDUNDANT_LEVELS, Level
 from deeppart.plan.interval import MOST_EVERY, Cadence, LevelCost, cost_per_call_s, waste
 
 from ..timing.stages import Protection
-from .failures import Size, classes, group_count, nodes_of_group, pieces_s, rates_per_s, struck_nodes
+from .failures import classes, group_count, nodes_of_group, pieces_s, rates_per_s, struck_nodes
 from .plan import Planned
 from .survival import Placement, Stored, placement, recover
 
@@ -53,7 +52,7 @@ class Survival:
 def survival(planned: Planned) -> Survival:
     """Ask the restart planner, class by class and level by level."""
     on = _levels(planned)
-    rates = rates_per_s(planned.job.machine.failures, Size(planned.job.ranks, planned.nodes))
+    rates = rates_per_s(planned.job)
     needs = {}
     kinds = classes(planned.job.machine.failures)
     for kind in kinds:
@@ -92,11 +91,11 @@ def _rows(planned: Planned, needs: Mapping[str, str], rates: Mapping[str, float]
     every = sum(rates.values())
     if not every:
         return Rows(0.0, 0.0)
-    groups = planned.job.machine.failures.kinds.values()
+    groups = planned.job.machine.failures.groups.values()
     of_one = rates["node"] / planned.nodes + sum(1 / group.mtbf for group in groups)
     needing = sum(rate for kind, rate in rates.items() if needs[kind] in REDUNDANT_LEVELS)
     beyond = sum(rate for kind, rate in rates.items() if needs[kind] in (Level.PERSISTENT, NOTHING))
-    return Rows(again(every, undisturbed_s), of_one / every, needing / every, beyond / every)
+    return Rows(-math.expm1(-every * undisturbed_s), of_one / every, needing / every, beyond / every)
 
 
 def level_costs(planned: Planned, found: Survival | None = None) -> list[LevelCost]:
@@ -132,11 +131,9 @@ def _coming_back_s(planned: Planned, kind: str, level: str) -> float:
 
 
 def restored_s(planned: Planned, level: str) -> float:
-    """Reading the state back after a failure that needs a level.
-
-    All of it comes from the file system if that is needed, also where few nodes are lost: the step that was flushed is
-    on the others only until the next one is, since one step stays there by default.
-    """
+    """Reading the state back after a failure that needs a level."""
+    # All comes from the file system if that is needed, also where few nodes are lost: by default one step stays on the
+    # others, and most often a newer one than was flushed last.
     nodes = planned.nodes
     lost = 1 if level in REDUNDANT_LEVELS else nodes if level == Level.PERSISTENT else 0
     parts = {Level.LOCAL: nodes - lost, level: lost} if lost < nodes else {level: lost}
@@ -164,14 +161,11 @@ def often_enough(costs: Sequence[LevelCost], cadence: Cadence) -> Cadence:
 def cadence_of(costs: Sequence[LevelCost], period_s: float, every: Mapping[str, int]) -> Cadence:
     """A cadence with the waste that the model expects of it."""
     expected = waste(costs, period_s, [every[cost.name] for cost in costs])
-    return Cadence(period_s, MappingProxyType(dict(every)), expected)
+    return Cadence(period_s, dict(every), expected)
 
 
 def followed(cadence: Cadence) -> dict[str, int]:
-    """Level -> at every how many-th call it is written; 0 for one on the nodes that is best left out.
-
-    Calls may be so close that the file system gets one of 10,000 or more: it is not left out for that.
-    """
+    """Level -> at every how many-th call it is written; 0 for one on the nodes that is best left out."""
     return {
         level: 0 if count >= MOST_EVERY and level != Level.PERSISTENT else count
         for level, count in cadence.every.items()
@@ -206,8 +200,8 @@ def is_left(
 
 
 def _without_repeats(struck: Sequence[int], places: Placement) -> set[int]:
-    """Of the struck nodes those of one parity group (without parity, one node) for each way in which groups are
-    struck, and their partners. Groups are independent: if one is left, so are those that are struck alike.
+    """Of the struck nodes, those of one parity group (or one node) for each way in which groups are struck, and their
+    partners: groups are independent, and those that are struck alike survive alike.
     """
     gone, groups = set(struck), dict[tuple[object, ...], list[int]]()
     for members in dict.fromkeys(places.group[place] if places.group else (place,) for place in struck):
@@ -243,11 +237,6 @@ class Rows:
     takes: float  # the share of failures that take the storage of a given node, f above
     needing: float = 1.0  # the share of failures that need a level on the nodes other than a node's own
     beyond: float = 0.0  # the share that needs a higher one, whatever has been lost before
-
-
-def again(rate: float, undisturbed_s: float) -> float:
-    """The probability that the next failure comes before everything is rebuilt."""
-    return -math.expm1(-rate * undisturbed_s)
 
 
 def share_beyond(

@@ -23,13 +23,9 @@ import numpy as np
 from deeppart.errors import ConfigError
 
 from ..machine.record import DAY_S, PIECES, WAYS, Failures, Machine, Restart
-from ..traces.fit import merged
-from ..traces.read import TABLE as PLAIN
+from ..timing.stages import Job
 from ..traces.read import read_trace
-from ..traces.record import PREEMPTION, TIME_LIMIT, Event, Trace
-
-#: What can fail, from the smallest to the largest. Groups that have a name are classes of their own (:func:`classes`).
-CLASSES = ("process", "node", "group", "system")
+from ..traces.record import PREEMPTION, TIME_LIMIT, Event
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,88 +33,76 @@ class Failure:
     """One failure."""
 
     at_s: float  # time since the job began
-    kind: str  # one of CLASSES, or the name of a kind of groups
+    kind: str  # one of :func:`classes`, or, from a trace, of FAILURES
     nodes: tuple[int, ...]  # that it strikes; one for a process, whose storage survives
 
 
-@dataclass(frozen=True, slots=True)
-class Size:
-    """The size of the job."""
-
-    ranks: int  # ranks, nodes: processes, and nodes that they run on
-    nodes: int
-
-
-def rates_per_s(failures: Failures, size: Size) -> dict[str, float]:
+def rates_per_s(job: Job) -> dict[str, float]:
     """Class -> failures of the job per second."""
-    groups = {name: group_count(size.nodes, kind.nodes) / kind.mtbf for name, kind in failures.kinds.items()}
+    failures = job.machine.failures
+    groups = {name: group_count(job.nodes, kind.nodes) / kind.mtbf for name, kind in failures.groups.items()}
     return {
-        "process": size.ranks / failures.process,
-        "node": size.nodes / failures.node,
+        "process": job.ranks / failures.process,
+        "node": job.nodes / failures.node,
         **groups,
         "system": 1 / failures.system,
     }
 
 
-def fails(failures: Failures) -> bool:
-    """Whether anything fails at all."""
-    return any(rates_per_s(failures, Size(1, 1)).values())
-
-
-def need_failures(machine: Machine, size: Size) -> None:
+def need_failures(job: Job) -> None:
     """Refuse to look for a cadence where nothing fails."""
-    if not any(rates_per_s(machine.failures, size).values()):
+    if not any(rates_per_s(job).values()):
         raise ConfigError(
             "there is no best cadence without failures: each checkpoint is one too many",
             expected="a machine with a mean time between failures: of a process, a node, a group, or the system",
-            found=f"{machine.name} never fails ([failures] and [groups] of its file)",
+            found=f"{job.machine.name} never fails ([failures] and [groups] of its file)",
             where="--machine",
-            todo='give one of them, such as node = "5 years"; `deeppart-sim fit` finds them in a trace',
+            todo='give one of them, such as node = "5 years"',
         )
 
 
 def classes(failures: Failures) -> tuple[str, ...]:
-    """All that can fail on a machine: CLASSES, and groups that have a name before "system"."""
-    return ("process", "node", *failures.kinds, "system")
+    """All that can fail on a machine, from the smallest to the largest."""
+    return ("process", "node", *failures.groups, "system")
 
 
 def struck_nodes(failures: Failures, kind: str) -> int:
     """Nodes that a failure strikes which is not one of everything."""
-    kinds = failures.kinds
-    return kinds[kind].nodes if kind in kinds else 1
+    return failures.groups[kind].nodes if kind in failures.groups else 1
 
 
-def drawn(failures: Failures, size: Size, random: np.random.Generator) -> Iterator[Failure]:
+def drawn(job: Job, random: np.random.Generator) -> Iterator[Failure]:
     """Failures in order of time, without end; nothing if there are none."""
     streams = []
-    for kind, rate in rates_per_s(failures, size).items():
+    for kind, rate in rates_per_s(job).items():
         if rate > 0:
             (child,) = random.spawn(1)
-            streams.append(_stream(kind, rate, failures, size, child))
+            streams.append(_stream(kind, rate, job, child))
     yield from heapq.merge(*streams, key=lambda failure: failure.at_s)
 
 
-def _stream(kind: str, rate: float, failures: Failures, size: Size, random: np.random.Generator) -> Iterator[Failure]:
+def _stream(kind: str, rate: float, job: Job, random: np.random.Generator) -> Iterator[Failure]:
     """Failures of one class. A Weibull distribution is scaled so that its mean is 1 / rate."""
-    scale = 1 / (rate * math.gamma(1 + 1 / failures.shape))
+    shape = job.machine.failures.shape
+    scale = 1 / (rate * math.gamma(1 + 1 / shape))
     at_s = 0.0
     while True:
-        at_s += scale * float(random.weibull(failures.shape))
-        yield Failure(at_s, kind, _struck(kind, failures, size, random))
+        at_s += scale * float(random.weibull(shape))
+        yield Failure(at_s, kind, _struck(kind, job, random))
 
 
-def _struck(kind: str, failures: Failures, size: Size, random: np.random.Generator) -> tuple[int, ...]:
+def _struck(kind: str, job: Job, random: np.random.Generator) -> tuple[int, ...]:
     if kind == "system":
-        return tuple(range(size.nodes))
-    if kind in failures.kinds:
-        width = struck_nodes(failures, kind)
-        return nodes_of_group(int(random.integers(group_count(size.nodes, width))), size.nodes, width)
-    return (int(random.integers(size.nodes)),)
+        return tuple(range(job.nodes))
+    if kind in job.machine.failures.groups:
+        width = struck_nodes(job.machine.failures, kind)
+        return nodes_of_group(int(random.integers(group_count(job.nodes, width))), job.nodes, width)
+    return (int(random.integers(job.nodes)),)
 
 
 def repair_after_s(machine: Machine, kind: str) -> float:
     """Seconds until nodes are back that a failure of a class has struck."""
-    group = machine.failures.kinds.get(kind)
+    group = machine.failures.groups.get(kind)
     return machine.restart.repair if group is None or math.isinf(group.repair) else group.repair
 
 
@@ -136,64 +120,50 @@ def nodes_of_group(group: int, nodes: int, group_nodes: int) -> tuple[int, ...]:
 # --- from a trace -----------------------------------------------------------------------------------------------------
 
 
-def failures_from(path: Path, size: Size, wall_s: float | None = None) -> tuple[Failure, ...]:
+def failures_from(path: Path, job: Job, wall_s: float | None = None) -> tuple[Failure, ...]:
     """The failures of a job that runs through a trace from its beginning."""
-    trace = read_trace(path, nodes=size.nodes)
-    _check_size(trace, size, path)
-    if wall_s is not None and 0 < trace.observation.seconds < wall_s:
+    trace = read_trace(path, nodes=job.nodes)
+    if job.nodes > len(trace.names):
+        raise ConfigError(
+            "the job has more nodes than the trace tells of",
+            expected=f"a job of at most {len(trace.names):,} nodes",
+            found=f"{job.nodes:,} nodes",
+            where=f"--trace {path}",
+            todo="take fewer --ranks",
+        )
+    if wall_s is not None and 0 < trace.seconds < wall_s:
         raise ConfigError(
             "the run is longer than the trace",
-            expected=f"--days of at most {_floor(trace.observation.seconds / DAY_S)}",
+            expected=f"--days of at most {math.floor(trace.seconds / DAY_S * 1e4) / 1e4:.10g}",
             found=f"{wall_s / DAY_S:.6g} days",
             where=f"--trace {path}",
             todo="take fewer --days",
         )
-    if trace.format != PLAIN:
-        trace = merged(trace)
-    place_of = {name: place for place, name in enumerate(trace.names[: size.nodes])}
+    place_of = {name: place for place, name in enumerate(trace.names[: job.nodes])}
     turns = 0
     found = []
     for event in trace.events:
         unsure = event.kind in ("node", "process") and len(event.nodes) != 1
-        places = _places(event, place_of, size, turns)
+        places = _places(event, place_of, job.nodes, turns)
         turns += unsure
         if places is not None:
             found.append(Failure(event.at_s, event.kind, places))
     return tuple(found)
 
 
-def _floor(days: float) -> str:
-    """So many days, and no more: what is told is to be accepted."""
-    text = f"{days:.6g}"
-    return text if float(text) <= days else f"{math.floor(days * 1e6) / 1e6:.17g}"
-
-
-def _places(event: Event, place_of: dict[str, int], size: Size, turns: int) -> tuple[int, ...] | None:
+def _places(event: Event, place_of: dict[str, int], count: int, turns: int) -> tuple[int, ...] | None:
     """The places of the job's nodes that an event struck; None if it is not the job's."""
+    everyone, names = tuple(range(count)), event.nodes
     if event.kind == TIME_LIMIT:
         return None  # the job has a limit of its own
-    if event.kind == "system" or (event.kind == PREEMPTION and not event.nodes):
-        return tuple(range(size.nodes))
-    names = event.nodes
+    if event.kind == "system" or (event.kind == PREEMPTION and not names):
+        return everyone
     if event.kind in ("node", "process") and len(names) != 1:
         if not names:  # of a job's own runs: it was one of its nodes
-            return (turns % size.nodes,)
+            return (turns % count,)
         names = (names[turns % len(names)],)
     places = tuple(sorted(place_of[name] for name in names if name in place_of))
-    if not places:
-        return None
-    return tuple(range(size.nodes)) if event.kind == PREEMPTION else places
-
-
-def _check_size(trace: Trace, size: Size, path: Path) -> None:
-    if size.nodes > len(trace.names):
-        raise ConfigError(
-            "the job has more nodes than the trace tells of",
-            expected=f"a job of at most {len(trace.names):,} nodes",
-            found=f"{size.nodes:,} nodes",
-            where=f"--trace {path}",
-            todo="take fewer --ranks, or fit rates to the trace (deeppart-sim fit) and draw failures from them",
-        )
+    return (everyone if event.kind == PREEMPTION else places) if places else None
 
 
 # --- schedulers -------------------------------------------------------------------------------------------------------
@@ -228,7 +198,7 @@ class Scheduling:
 
     limit_s: float = math.inf  # a job has so much time at once, from its turn on
     preemption_s: float = math.inf  # mean time after which it has to make room; exponential
-    notice_s: float = 0.0  # it is told so long before either
+    notice_s: float = 0.0  # before either
     waits: Waits = Waits()  # in the queue
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, stdev
 
@@ -82,39 +82,30 @@ def summarize(runs: Sequence[RunResult]) -> Summary:
     for bucket in BUCKETS[1:]:
         shares[bucket] = share_estimate([run.buckets[bucket] / wall_s for run in runs])
 
-    def counts(of: Callable[[RunResult], dict[str, int]]) -> dict[str, Estimate]:
-        names = sorted({name for run in runs for name in of(run)})
-        return {name: estimate([float(of(run).get(name, 0)) for run in runs]) for name in names}
+    def counts(field: str) -> dict[str, Estimate]:
+        found = [getattr(run, field) for run in runs]
+        names = sorted({name for each in found for name in each})
+        return {name: estimate([float(each.get(name, 0)) for each in found]) for name in names}
 
     return Summary(
         seeds=len(runs),
         efficiency=shares["useful"],
         shares=shares,
-        failures=counts(lambda run: run.failures),
-        recoveries=counts(lambda run: run.recoveries),
-        checkpoints=counts(lambda run: run.checkpoints),
-        nbytes=counts(lambda run: run.nbytes),
         grown=estimate([float(run.grown) for run in runs]),
-        ends=counts(lambda run: run.ends),
         in_time=estimate([float(run.in_time) for run in runs]),
+        **{field: counts(field) for field in ("failures", "recoveries", "checkpoints", "nbytes", "ends")},
     )
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """The mean of some values, none below 0, and how sure it is.
-
-    The interval is Student's t, without what is below 0: no mean is there, so it is as sure without.
-    """
+    """The mean of some values, none below 0, and how sure it is: Student's t, without what is below 0."""
     mean, half = _mean_and_half(values)
     return Estimate(mean, max(0.0, mean - half), mean + half, min(values), max(values))
 
 
 def share_estimate(values: Sequence[float]) -> Estimate:
-    """The mean of some shares, from 0 to 1, and how sure it is.
-
-    The interval is Student's t of the mean's logit, by the delta method, and transformed back: it never leaves 0 to 1,
-    and is longer on the side where there is room (as `svyciprop` of T. Lumley's R package survey has it for
-    proportions, method "logit"). Where all values are alike it is their value.
+    """The mean of some shares, from 0 to 1, and how sure it is: Student's t of the mean's logit, by the delta method,
+    and transformed back (as `svyciprop` of T. Lumley's R package survey has it, method "logit").
     """
     values = [min(1.0, max(0.0, value)) for value in values]
     mean, half = _mean_and_half(values)

@@ -14,14 +14,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from deeppart.errors import ConfigError
 from deeppart.model import LEVELS, REDUNDANT_LEVELS, Level, show_seconds
 
 from ..machine.record import Failures, Restart
 from ..timing.restores import restore_s
 from ..timing.stages import FloatArray, Job, Protection, Times, by_node, metadata_s, times_of
 from ..workload.holding import Shares
-from .failures import Scheduling, Size, group_count, nodes_of_group, rates_per_s, repair_after_s
+from .failures import Scheduling, group_count, nodes_of_group, rates_per_s, repair_after_s
 from .survival import Placement, placement
 
 
@@ -36,23 +35,6 @@ class Cadences:
     #: true if training continues with fewer nodes while none is ready; otherwise it waits for a repair
     elastic: bool = False
     scheduling: Scheduling = field(default_factory=Scheduling)  # what the scheduler does to the job
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.period_s) and self.period_s > 0):
-            raise ConfigError(
-                "the time between two checkpoints is impossible",
-                expected="a time above 0",
-                found=f"{self.period_s!r} s",
-                where="--every",
-            )
-        unknown = sorted(set(self.every) - set(LEVELS))
-        if unknown or any(count < 0 for count in self.every.values()):
-            raise ConfigError(
-                "the levels' cadence is impossible",
-                expected="levels among " + ", ".join(LEVELS) + ", with whole numbers, at least 0",
-                found=str(dict(self.every)),
-                where="--levels",
-            )
 
     def due(self, sequence: int) -> tuple[str, ...]:
         """Levels that call number ``sequence`` goes to, as the library counts: the first call goes to all."""
@@ -145,14 +127,9 @@ class Planned:
 
     def usable(self, nodes: int) -> int:
         """The most nodes, up to ``nodes``, that the layout and the parity group fit; 0 if there are none."""
-        group = self.job.protection.parity_group
-        for count in range(min(nodes, self.nodes), max(0, group - 1), -1):
-            try:
-                self.job.state.layout.at(count * self.job.ranks_per_node)
-            except ConfigError:
-                continue
-            return count
-        return 0
+        counts = range(min(nodes, self.nodes), max(0, self.job.protection.parity_group - 1), -1)
+        fits, each = self.job.state.layout.fits, self.job.ranks_per_node
+        return next((count for count in counts if fits(count * each)), 0)
 
     def _make(self, nodes: int) -> SizedJob:
         ranks = self.job.ranks if nodes == self.nodes else nodes * self.job.ranks_per_node
@@ -163,12 +140,9 @@ class Planned:
         written = float(times.encoded.sum())
         persistent = job.machine.persistent
         node_rate = min(persistent.node_write, persistent.rank_write * job.ranks_per_node, job.flush_bandwidth)
-        bytes_of = {
-            Level.LOCAL: written,
-            Level.PARTNER: written,
-            Level.PARITY: _parity_bytes(job, written),
-            Level.PERSISTENT: written,
-        }
+        group, tolerate = job.protection.parity_group, job.protection.parity_tolerate
+        bytes_of = dict.fromkeys(LEVELS, written)
+        bytes_of[Level.PARITY] = written * tolerate / (group - tolerate) if group else 0.0
         return SizedJob(
             job=job,
             shares=shares,
@@ -189,13 +163,12 @@ class Planned:
 
 
 def usual_spares(planned: Planned) -> int:
-    """Nodes to hold ready so that a job rarely waits for a repair: those under repair on average, and three standard
-    deviations of a Poisson distribution more, as far as the machine has them. A job that takes more nodes than there
-    are is on a machine that is not there, with as many spare nodes as it needs.
+    """Nodes to hold ready so that a job rarely waits for a repair, as far as the machine has them: those under repair
+    on average, and three standard deviations of a Poisson distribution more.
     """
     job = planned.job
-    rates = rates_per_s(job.machine.failures, Size(job.ranks, planned.nodes))
-    kinds = job.machine.failures.kinds
+    rates = rates_per_s(job)
+    kinds = job.machine.failures.groups
     under_repair = rates["node"] * job.machine.restart.repair + sum(
         rates[name] * min(kind.nodes, planned.nodes) * repair_after_s(job.machine, name) for name, kind in kinds.items()
     )
@@ -211,24 +184,19 @@ def _balanced_rate(encoded: FloatArray, ranks_per_node: int, node_rate: float) -
     return float(per_node.sum()) * node_rate / most if most else node_rate
 
 
-def _parity_bytes(job: Job, written: float) -> float:
-    group, tolerate = job.protection.parity_group, job.protection.parity_tolerate
-    return written * tolerate / (group - tolerate) if group else 0.0
-
-
 # --- groups that are kept apart ---------------------------------------------------------------------------------------
 
 
 def domain_nodes(failures: Failures, nodes: int, protection: Protection) -> int:
     """Nodes of a group of the kind that is kept apart; 0 where nodes do not fail in groups."""
-    sizes = sorted({kind.nodes for kind in failures.kinds.values() if math.isfinite(kind.mtbf)})
+    sizes = sorted({kind.nodes for kind in failures.groups.values() if math.isfinite(kind.mtbf)})
     if len(sizes) < 2 or not (protection.partner or protection.parity_group):
         return sizes[0] if sizes else 0
     everyone = tuple(range(nodes))
 
     def lost_per_s(size: int) -> float:
         places = placement(everyone, protection, size)
-        return sum(_lost_groups(kind.nodes, nodes, places, protection) / kind.mtbf for kind in failures.kinds.values())
+        return sum(_lost_groups(kind.nodes, nodes, places, protection) / kind.mtbf for kind in failures.groups.values())
 
     return min(sizes, key=lost_per_s)
 
@@ -251,34 +219,13 @@ def _survives(struck: tuple[int, ...], places: Placement, protection: Protection
     return max(lost.values()) <= protection.parity_tolerate
 
 
-# --- how long a campaign takes to simulate ----------------------------------------------------------------------------
+#: Nobody waits for more in the runs of one campaign: they take minutes to hours.
+MOST_EVENTS = 3e7
 
 
-#: Nobody waits longer than that.
-LIMIT_S = 3600.0
-#: Seconds of one core (AMD EPYC, 2 GHz), measured: a call, alone or in a row of calls; a failure, and
-#: each node of the job then.
-_CALL_S, _IN_ROW_S, _FAILURE_S, _NODE_S = 100e-6, 6e-6, 0.5e-3, 5e-6
-
-
-def effort_s(planned: Planned, cadences: Cadences, failures: int | None = None) -> float:
-    """Seconds that one run takes to simulate, to within a factor of a few."""
-    world, nodes = planned.on(planned.nodes), planned.nodes
-    apart_s = cadences.period_s + world.blocked_s
-    flush_every = cadences.every.get(Level.PERSISTENT, 0)
-    flush_s = world.times.complete().get(Level.PERSISTENT, 0.0)
-    alone = min(1.0, (2 + flush_s / apart_s) / flush_every) if flush_every else 0.0  # of all calls, not in a row
-    if failures is None:
-        rates = rates_per_s(planned.job.machine.failures, Size(planned.job.ranks, nodes))
-        stops = cadences.wall_s * sum(rates.values())
-    else:
-        stops = failures
-    stops += cadences.wall_s * cadences.scheduling.ends_per_s()
-    return cadences.wall_s / apart_s * (alone * _CALL_S + (1 - alone) * _IN_ROW_S) + stops * (
-        _FAILURE_S + nodes * _NODE_S
-    )
-
-
-def too_long(seconds: float) -> bool:
-    """True if nobody should wait for that."""
-    return math.isnan(seconds) or seconds > LIMIT_S
+def events(planned: Planned, cadences: Cadences, failures: int | None = None) -> float:
+    """Calls, and failures or other ends, of one run, about; how many failures there are if that is known."""
+    found = cadences.wall_s / (cadences.period_s + planned.on(planned.nodes).blocked_s)
+    rates = rates_per_s(planned.job)
+    found += cadences.wall_s * sum(rates.values()) if failures is None else failures
+    return found + cadences.wall_s * cadences.scheduling.ends_per_s()

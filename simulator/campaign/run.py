@@ -20,9 +20,9 @@ import simpy
 from deeppart.model import LEVELS, Level
 
 from ..traces.record import PREEMPTION, TIME_LIMIT
-from .background import Background, bursts, tell
+from .background import Background, bursts, trigger
 from .costs import NOTHING
-from .failures import AFTER, ENDS, Failure, Scheduling, Size, drawn, pieces_s, rates_per_s, repair_after_s, stopped_s
+from .failures import AFTER, ENDS, Failure, Scheduling, drawn, pieces_s, rates_per_s, repair_after_s, stopped_s
 from .outcomes import RunResult
 from .plan import Cadences, Planned, SizedJob
 from .survival import JobNodes, Stored, recover
@@ -64,15 +64,15 @@ class _Run:
         self._node_back = self.env.event()
         persistent = planned.job.machine.persistent
         self._background = Background(self.env, cadences, self._result, persistent.write)
-        size = Size(planned.job.ranks, nodes)
-        self._rates = rates_per_s(planned.job.machine.failures, size)
-        failures = iter(trace) if trace is not None else drawn(planned.job.machine.failures, size, random.spawn(1)[0])
+        self._rates = rates_per_s(planned.job)
+        failures = iter(trace) if trace is not None else drawn(planned.job, random.spawn(1)[0])
         self._job = self.env.process(self._live())
         self.env.process(self._fail(failures))
         shared = self._background.file_system
         self.env.process(bursts(self.env, shared, persistent.write, persistent.others, _BURST_S, random.spawn(1)[0]))
         everyone = tuple(range(nodes))
-        self._turn = Turn(self.env, cadences.scheduling, random.spawn(1)[0], everyone, self._wake_up, self._end)
+        wake, end = (lambda: trigger(self._wake)), self._job.interrupt
+        self._turn = Turn(self.env, cadences.scheduling, random.spawn(1)[0], everyone, wake, end)
         self._turn.begin()
 
     def result(self) -> RunResult:
@@ -82,7 +82,7 @@ class _Run:
         self._result.buckets[self._doing] += elapsed
         self._work(elapsed)
         self._result.useful_s = self._progress
-        # The process under way will be closed when the simulation is freed, and then account its time once more.
+        # The process under way is closed when the simulation is freed, and then accounts its time once more.
         return copy.deepcopy(self._result)
 
     # --- the job ------------------------------------------------------------------------------------------------------
@@ -97,8 +97,8 @@ class _Run:
                 trained_s = 0.0
                 while True:
                     yield from self._train(self._cadences.period_s - trained_s)
-                    if self._turn.told is not None:
-                        yield from self._leave(self._turn.told)
+                    if self._turn.announced is not None:
+                        yield from self._leave(self._turn.announced)
                         trained_s = 0.0
                         continue
                     trained_s = yield from self._call()
@@ -121,7 +121,7 @@ class _Run:
     def _train(self, amount_s: float) -> Events:
         """Train for so much work: seconds of the whole job at full speed."""
         goal = self._progress + amount_s
-        while goal - self._progress > 1e-9 * amount_s and self._turn.told is None:
+        while goal - self._progress > 1e-9 * amount_s and self._turn.announced is None:
             full = self._world.speed
             self._rate = full * (1 - self._planned.job.machine.interference) if self._background.is_busy else full
             began = self.env.now
@@ -133,15 +133,13 @@ class _Run:
                 self._rate = 0.0
 
     def _change_within(self, seconds: float) -> simpy.Event:
-        """An event: nothing is under way in the background any more, the scheduler tells, or so many seconds have
-        passed.
-        """
+        """An event: the background is idle, the scheduler gives notice, or so many seconds have passed."""
         changed: simpy.Event = self._background.over()
         self._wake = changed
         # simpy's `timeout | event` does the same with a dictionary for each, and takes three times as long.
         timer = self.env.timeout(seconds)
         assert timer.callbacks is not None
-        timer.callbacks.append(lambda _: tell(changed))
+        timer.callbacks.append(lambda _: trigger(changed))
         return changed
 
     def _work(self, elapsed_s: float) -> None:
@@ -191,12 +189,6 @@ class _Run:
 
     # --- the scheduler ------------------------------------------------------------------------------------------------
 
-    def _wake_up(self) -> None:
-        tell(self._wake)
-
-    def _end(self, end: Failure) -> None:
-        self._job.interrupt(end)
-
     def _leave(self, kind: str) -> Events:
         """Told that it will end, the job saves everything, leaves, and waits for its next turn."""
         yield from self._checkpoint(force=True)
@@ -214,10 +206,6 @@ class _Run:
         self._background.end()
         for stored in self._background.stored:
             stored.lost.update(stored.nodes)
-
-    def _queue(self) -> Events:
-        yield from self._spend("queued", self.env.timeout(self._turn.wait_s()))
-        self._turn.begin()
 
     # --- failures -----------------------------------------------------------------------------------------------------
 
@@ -260,15 +248,15 @@ class _Run:
         if turn != self._nodes.turn:  # it was of other nodes than the job has now
             return
         self._nodes.repaired()
-        if not self._node_back.triggered:
-            self._node_back.succeed()
+        trigger(self._node_back)
 
     def _restart(self) -> Events:
         if self._turn.running:
             yield from self._pay(_BEFORE)
             yield from self._gather_nodes()
         else:  # other nodes are given to it, on which everything begins anew
-            yield from self._queue()
+            yield from self._spend("queued", self.env.timeout(self._turn.wait_s()))
+            self._turn.begin()
             self._hit, self._cold = {"system"}, False
             self._nodes.renew()
             yield from self._gather_nodes()
@@ -284,11 +272,8 @@ class _Run:
         yield from self._spend("down", self.env.timeout(sum(paid.get(piece, 0.0) for piece in pieces)))
 
     def _recover(self) -> Generator[Any, Any, str]:
-        """Come back from the newest step that survives; returns the costliest level that was needed.
-
-        A session begins, which counts its calls anew: the first one goes to all levels.
-        """
-        self._first = self._sequence
+        """Come back from the newest step that survives; returns the costliest level that was needed."""
+        self._first = self._sequence  # a session begins, whose first call goes to all levels
         recovery = recover(
             self._background.stored, self._nodes.used, self._planned.job.protection, self._planned.domain_nodes
         )
@@ -361,13 +346,7 @@ class _Run:
 
 
 class Turn:
-    """The job's turn: from its leaving the queue to its end.
-
-    Attributes:
-        told: what will end it, since it was told; None before.
-        ends_s: when it will end, or be told.
-        running: false while it waits in the queue.
-    """
+    """The job's turn: from its leaving the queue to its end."""
 
     def __init__(
         self,
@@ -375,19 +354,19 @@ class Turn:
         scheduling: Scheduling,
         random: np.random.Generator,
         everyone: tuple[int, ...],
-        tell: Callable[[], None],
+        notify: Callable[[], None],
         end: Callable[[Failure], None],
     ) -> None:
         self._env, self._scheduling, self._random = env, scheduling, random
-        self._everyone, self._tell, self._end = everyone, tell, end
+        self._everyone, self._notify, self._end = everyone, notify, end
         self._clocks: list[simpy.Process] = []
-        self.told: str | None = None
-        self.ends_s = math.inf
-        self.running = False
+        self.announced: str | None = None  # what will end it, from the notice on
+        self.ends_s = math.inf  # when it will end, or get its notice
+        self.running = False  # false while it waits in the queue
 
     def begin(self) -> None:
         """The job has its nodes."""
-        self.told, self.ends_s, self.running = None, math.inf, True
+        self.announced, self.ends_s, self.running = None, math.inf, True
         limit_s, preemption_s = self._scheduling.limit_s, self._scheduling.preemption_s
         if math.isfinite(limit_s):
             self._clocks.append(self._env.process(self._clock(limit_s, TIME_LIMIT)))
@@ -397,13 +376,13 @@ class Turn:
             self._clocks.append(self._env.process(self._clock(at_s, PREEMPTION)))
 
     def preempt(self, at_s: float) -> None:
-        """It is told now, by a trace, and ends at a time; later than now by the notice, or by what is left of it."""
+        """A trace ends it at some time, and the notice begins now."""
         if self.running:
             self._clocks.append(self._env.process(self._clock(max(0.0, at_s - self._env.now), PREEMPTION)))
 
     def over(self) -> None:
         """It has left, or was ended."""
-        self.told, self.running = None, False
+        self.announced, self.running = None, False
         for clock in self._clocks:
             if clock.is_alive and clock is not self._env.active_process:
                 clock.interrupt()
@@ -419,8 +398,8 @@ class Turn:
         try:
             yield self._env.timeout(after_s - notice_s)
             if notice_s:
-                self.told = self.told or kind
-                self._tell()
+                self.announced = self.announced or kind
+                self._notify()
                 yield self._env.timeout(notice_s)
             if self.running:
                 self._end(Failure(self._env.now, kind, self._everyone))
@@ -433,9 +412,7 @@ class Turn:
 
 @dataclass(slots=True)
 class Row:
-    """Calls in a row between which nothing happens but what is known before, from the first one until the last one's
-    background is over: most calls of a campaign. Flushes share the file system with other jobs, and are never part.
-    """
+    """Calls in a row between which only what is known before happens: most calls of a campaign, and never flushes."""
 
     levels: list[tuple[str, ...]]  # that each call has completed
     takes_s: float = 0.0
@@ -445,9 +422,7 @@ class Row:
 
 
 def calm_row(world: SizedJob, cadences: Cadences, sequence: int, interference: float, within_s: float) -> Row | None:
-    """The calls from a number on that go to the nodes alone, each of them done before the next one, and the last one
-    within some time; None where these are less than two.
-    """
+    """The calls from a number on that go to the nodes alone, each done before the next; None if less than two."""
     row, begins_s = Row([]), 0.0
     while (done := _on_nodes(world, cadences.due(sequence + len(row.levels)))) is not None:
         blocked_s, levels, busy_s = done
@@ -462,9 +437,7 @@ def calm_row(world: SizedJob, cadences: Cadences, sequence: int, interference: f
 
 
 def _on_nodes(world: SizedJob, due: tuple[str, ...]) -> tuple[float, tuple[str, ...], float] | None:
-    """(seconds that a call to some levels blocks, the levels in their order, seconds of its background); None if it is
-    flushed, and so not known before.
-    """
+    """(seconds that a call blocks, its levels in order, seconds of its background); None if it is flushed."""
     if Level.PERSISTENT in due:
         return None
     if not due:

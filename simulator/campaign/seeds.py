@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copyreg
 import multiprocessing
 import os
 import signal
@@ -11,8 +10,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import wait
-from types import MappingProxyType
-from typing import Any
 
 from deeppart.errors import DeeppartError
 
@@ -30,12 +27,12 @@ def run_seeds(
     cadences: Cadences,
     seeds: Sequence[int],
     trace: tuple[Failure, ...] | None = None,
-    progress: Callable[[float], None] = lambda runs: None,
+    progress: Callable[[int], None] = lambda runs: None,
     *,
     processes: int = 1,
 ) -> list[RunResult]:
     """One run per seed, in their order: the same results whatever the number of processes."""
-    processes, found = min(processes, len(seeds)), list[RunResult]()
+    found = list[RunResult]()
     if processes <= 1:
         for seed in seeds:
             found.append(run(planned, cadences, seed, trace))
@@ -45,28 +42,17 @@ def run_seeds(
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, context, _begin, (planned, cadences, trace)) as pool:
         try:
-            # What is begun meanwhile never gets an interrupt: this process ends it.
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
-            try:
-                # Not map: it cancels what is left when it is interrupted, and the pool's thread fails on that.
-                results = [pool.submit(_one, seed) for seed in seeds]
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            for result in results:
+            # Not map: it cancels what is left when it is interrupted, and the pool's thread fails on that.
+            for result in [pool.submit(_one, seed) for seed in seeds]:
                 found.append(result.result())
                 progress(len(found))
-        except BrokenProcessPool as error:
-            raise DeeppartError(
-                "a process that simulated died",
-                expected=f"{processes} processes to the end",
-                found=str(error),
-                where="deeppart-sim campaign",
-                todo="if memory was short, use fewer cores: taskset --cpu-list 0 deeppart-sim ...",
-            ) from error
-        except BaseException:
+        except BaseException as error:
             for child in multiprocessing.active_children():
                 child.terminate()
-            raise
+            if not isinstance(error, BrokenProcessPool):
+                raise
+            todo = "if memory was short, use fewer cores: taskset --cpu-list 0 deeppart-sim ..."
+            raise DeeppartError("a process that simulated died", found=str(error), todo=todo) from error
     return found
 
 
@@ -95,11 +81,3 @@ def _one(seed: int) -> RunResult:
     assert _task is not None
     planned, cadences, trace = _task
     return run(planned, cadences, seed, trace)
-
-
-def _read_only(items: dict[Any, Any]) -> MappingProxyType[Any, Any]:
-    return MappingProxyType(items)
-
-
-# Machines have read-only mappings, whose type has no name to be pickled by.
-copyreg.pickle(MappingProxyType, lambda proxy: (_read_only, (dict(proxy),)))

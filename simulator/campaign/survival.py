@@ -28,7 +28,7 @@ PLACES = 1 << 32
 
 
 def place_of(node: int) -> int:
-    """Where a node stands: it shares a switch or rack with those at places beside it."""
+    """Where a node stands."""
     return node % PLACES
 
 
@@ -68,7 +68,7 @@ class Placement:
 @lru_cache(maxsize=64)
 def placement(nodes: tuple[int, ...], protection: Protection, domain_nodes: int) -> Placement:
     """The places of copies and parity, as the library chooses them."""
-    standing = tuple(node % PLACES for node in nodes)
+    standing = tuple(map(place_of, nodes))
     if standing != nodes:  # whoever stands there
         return placement(standing, protection, domain_nodes)
     domains = [f"group{place_of(node) // domain_nodes}" for node in nodes] if domain_nodes else ()
@@ -190,13 +190,7 @@ def _add(
 
 
 class JobNodes:
-    """The nodes of a job.
-
-    Attributes:
-        used: nodes of the job, in the order of their places. Each has a number of its own, from which
-            :func:`~deeppart_simulator.campaign.survival.place_of` tells its place.
-        turn: counts how often the job has got other nodes.
-    """
+    """The nodes of a job."""
 
     def __init__(self, places: int, spares: int) -> None:
         self._places, self._spares = places, spares
@@ -204,8 +198,8 @@ class JobNodes:
         self._fresh = spares  # spare nodes on which nothing of the job is stored
         self._back: list[int] = []  # of the job before, with what is stored on them
         self._empty: list[int] = []  # places of lost nodes, ascending
-        self.used = list(range(places))
-        self.turn = 0
+        self.used = list(range(places))  # in the order of their places
+        self.turn = 0  # how often the job has got other nodes
 
     @property
     def waiting(self) -> int:

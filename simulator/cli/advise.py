@@ -19,7 +19,7 @@ from ..report.blocks import Result, Section
 from ..report.sections import advice_section, job_sections, jobs_section, timeline_section
 from ..timing.stages import Job
 from .options import CHECKPOINTS, OPTIONS, OUTPUT, PICTURE, SOURCE, Asked, NewFile, command, given, no_effect, option
-from .output import flat, job_result, status_console
+from .output import flat, job_result
 
 #: What describes a job: what --with takes.
 _JOB = (
@@ -47,16 +47,13 @@ def advise(asked: Asked) -> Result:
     if asked.variants:
         return _compare(asked)
     job, step_s = _job(asked), asked.seconds("step_time") or 0.0
-    with status_console().status("") as status:
-        advice = advice_for(
-            job, step_s, lambda text: status.update(f"judging: {text}"), asked.wanted(), asked.scheduling()
-        )
+    advice = advice_for(job, step_s, asked.wanted(), asked.scheduling())
     if asked.config_path is not None:
         asked.config_path.write_text(config_toml(advice), encoding="utf-8")
     return job_result(
         "advice", advice.chosen.job, _document(advice), [advice_section(advice)],
         rows=[row_of(choice) for choice in advice.choices],
-        page=lambda own: job_sections(advice.chosen.job, own, advice),
+        page=lambda found: job_sections(advice.chosen.job, found, advice),
     )  # fmt: skip
 
 
@@ -72,7 +69,6 @@ def _document(advice: Advice) -> dict[str, Any]:
         "strategy": chosen.job.strategy,
         "sentence": in_a_sentence(chosen),
         "advised": row_of(chosen),
-        "flush_share_binds": advice.unshared is not None,
         "choices": [row_of(choice) for choice in advice.choices],
         "front": [row_of(choice) for choice in advice.front],
         "too_large": advice.too_large,
@@ -110,13 +106,12 @@ def _compare(asked: Asked) -> Result:
     base = {each.name: asked.values[str(each.name)] for each in _settings.params}
     contexts = {_BASE: outside} | {text: _changed(outside, text, base) for text in asked.variants}
     found: dict[str, Choice] = {}
-    with status_console().status("") as status:
-        for label, context in contexts.items():
-            status.update(label)
-            with context.scope(cleanup=False):
-                each = Asked(context.params)
-                job, step_s = _job(each), each.seconds("step_time") or 0.0
-                found[label] = advice_for(job, step_s, wanted=each.wanted(), scheduling=each.scheduling()).chosen
+    for label, context in contexts.items():
+        asked.status.update(label)
+        with context.scope(cleanup=False):
+            each = Asked(context.params)
+            job, step_s = _job(each), each.seconds("step_time") or 0.0
+            found[label] = advice_for(job, step_s, each.wanted(), each.scheduling()).chosen
     notes = [f"{label}: {note}" for label, each in found.items() for note in what_if(each.job.machine, each.job.nodes)]
     rows = [_job_row(label, choice) for label, choice in found.items()]
     document = {"format": "deeppart-sim-comparison", "version": 1, "jobs": rows}
@@ -125,7 +120,7 @@ def _compare(asked: Asked) -> Result:
     ]
     return Result(
         f"{len(found)} jobs compared", document, [jobs_section(found)], rows, notes=notes,
-        page=lambda own: [*own, *timelines],
+        page=lambda found: [*found, *timelines],
     )  # fmt: skip
 
 

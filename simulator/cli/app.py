@@ -12,7 +12,7 @@ from deeppart.cli.commands import Commands
 
 class _Commands(Commands):
     package = "deeppart_simulator.cli"
-    names = ("scale", "campaign", "advise", "restart", "cluster", "fit", "calibrate", "validate", "published")
+    names = ("scale", "campaign", "advise", "restart", "cluster", "calibrate", "validate", "published")
     extra = (("simpy", "scipy", "matplotlib"), "pip install 'deeppart[sim]'")
 
 

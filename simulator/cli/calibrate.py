@@ -12,7 +12,6 @@ from ..measure.calibrate import calibrate as measure_machine
 from ..report.blocks import Code, Result, Section
 from .listing import machine_document
 from .options import MEASURING, Asked, NewFile, command, option
-from .output import status_console
 
 
 @command(
@@ -32,11 +31,9 @@ def calibrate(asked: Asked) -> Result:
     What it cannot measure on one node is for you to fill in: the network between nodes, the whole file system,
     failures. `deeppart-sim scale --machine FILE` shows what a state takes on it.
     """
-    with status_console().status("") as status:
-        machine = measure_machine(
-            asked.name, asked.ranks_per_node, asked.directories(), quick=asked.quick,
-            progress=lambda text: status.update(f"measuring: {text}"),
-        )  # fmt: skip
+    machine = measure_machine(
+        asked.name, asked.ranks_per_node, asked.directories(), quick=asked.quick, progress=asked.status.update
+    )
     text = machine_toml(machine)
     asked.out.write_text(text, encoding="utf-8")
     return Result("", machine_document(machine), [Section("This machine", [Code(str(asked.out), text)])])

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from deeppart.errors import ConfigError
 from deeppart.model import REDUNDANT_LEVELS, Level, meant_todo, show_seconds
@@ -16,9 +15,9 @@ from deeppart.plan.interval import best
 from ..advise.choose import Advice, advise
 from ..budget import bill_of_run, daily_bytes, space_document, space_of_run
 from ..campaign.costs import followed, level_costs, often_enough, training_s
-from ..campaign.failures import Failure, Scheduling, Size, Waits, failures_from, need_failures, rates_per_s
-from ..campaign.outcomes import RunResult, show_number, summarize
-from ..campaign.plan import LIMIT_S, Cadences, Planned, effort_s, too_long, usual_spares
+from ..campaign.failures import Failure, Scheduling, Waits, failures_from, need_failures
+from ..campaign.outcomes import RunResult, summarize
+from ..campaign.plan import MOST_EVENTS, Cadences, Planned, events, usual_spares
 from ..campaign.seeds import cores, run_seeds
 from ..machine.record import DAY_S
 from ..report.blocks import Result
@@ -39,12 +38,10 @@ from .options import (
     option,
     read_time,
 )
-from .output import job_result, status_console
+from .output import job_result
 
-#: Of numbers of failures of which one is so many times the other a note is made, unless both are below so many.
-_FAR, _FEW = 2, 5
-#: Shorter campaigns are over before other processes have begun: seconds of one core.
-WORTH_S = 4.0
+#: Shorter campaigns are over before other processes have begun.
+WORTH_EVENTS = 50_000
 Trace = tuple[Failure, ...]
 
 
@@ -65,25 +62,31 @@ Trace = tuple[Failure, ...]
            help="Failures from a file instead of random ones: of sacct, a job's own runs, or a table."),
     option("--time-limit", metavar="TIME", help="Of each turn of the job; no limit if left out."),
     option("--queue", metavar="TIME|exponential:TIME|FILE",
-           help="How long it waits for its next turn: always, on average, or as the jobs of a trace did."),
+           help="Time in the queue before each turn: constant, a mean, or drawn from a trace."),
     "preemption", "notice", "restart-mode", *CHECKPOINTS,
 )  # fmt: skip
 def campaign(asked: Asked) -> Result:
     """Useful time, lost work, time blocked, recoveries by level and bytes of a long run, over several seeds."""
     job, scheduling = asked.job(), asked.scheduling()
-    advice = _advice(job, asked, scheduling) if asked.advised else None
+    if asked.advised and (asked.every is not None or asked.levels is not None):
+        given_too = "--every" if asked.every is not None else "--levels"
+        raise no_effect(given_too, "--advised is about the cadence, too", f"leave out --advised, or {given_too}")
+    advice = advise(job, wanted=asked.wanted(), scheduling=scheduling) if asked.advised else None
     planned = Planned(job if advice is None else advice.chosen.job)
     job = planned.job
-    trace = _trace(asked, Size(job.ranks, job.nodes), scheduling)
+    trace = _trace(asked, job, scheduling)
     seeds = asked.seeds
     if trace is not None and not (job.machine.persistent.others or scheduling.random):
         seeds = _one_seed(seeds)
     cadences = _cadences(asked, planned, advice, scheduling)
     processes = _processes(planned, cadences, seeds, trace)
-    results = _simulate(planned, cadences, range(asked.seed, asked.seed + seeds), trace, processes, asked.as_json)
+    results = run_seeds(
+        planned, cadences, range(asked.seed, asked.seed + seeds), trace, processes=processes,
+        progress=lambda runs: asked.status.update(f"{runs} of {seeds} runs"),
+    )  # fmt: skip
     summary = summarize(results)
     left_out = asked.advised or None in (asked.every, asked.levels, asked.spares)
-    notes = _other_rates(job, trace, asked.days * DAY_S) if left_out and trace is not None else []
+    note = f"what is left out (cadence, spare nodes) is chosen for the failures of {job.machine.name}, not of the trace"
     space = space_of_run(planned, cadences)
     document = {
         "cadence": {"period_s": cadences.period_s, "every": cadences.every, "wall_s": cadences.wall_s},
@@ -96,9 +99,9 @@ def campaign(asked: Asked) -> Result:
     return job_result(
         "campaign", cadences.of(job), document, [campaign_section(planned, cadences, summary)],
         rows=[_row(each) | bill_of_run(planned, cadences, summarize([each])).row() for each in results],
-        notes=notes,
+        notes=[note] if left_out and trace is not None else [],
         spares=cadences.spares,
-        page=lambda own: job_sections(cadences.of(job), [*own, *more]),
+        page=lambda found: job_sections(cadences.of(job), [*found, *more]),
     )  # fmt: skip
 
 
@@ -111,25 +114,12 @@ def _row(result: RunResult) -> dict[str, Any]:
     return row | {"checkpoints": max(result.checkpoints.values(), default=0), "bytes": sum(result.nbytes.values())}
 
 
-def _simulate(
-    planned: Planned, cadences: Cadences, seeds: range, trace: Trace | None, processes: int, quiet: bool
-) -> list[RunResult]:
-    """One run per seed, with a bar where someone is looking."""
-    screen = status_console()
-    columns = (TextColumn("{task.completed:.0f} of {task.total:.0f} runs"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=screen, transient=True, disable=quiet or not screen.is_terminal) as bar:
-        task = bar.add_task("", total=float(len(seeds)))
-        return run_seeds(
-            planned, cadences, seeds, trace, lambda runs: bar.update(task, completed=runs), processes=processes
-        )
-
-
 # --- what happens -----------------------------------------------------------------------------------------------------
 
 
-def _trace(asked: Asked, size: Size, scheduling: Scheduling) -> Trace | None:
+def _trace(asked: Asked, job: Job, scheduling: Scheduling) -> Trace | None:
     """The failures of the trace that strike the job; None without one. What nothing can come of is refused."""
-    found = None if asked.trace is None else failures_from(asked.trace, size, asked.days * DAY_S)
+    found = None if asked.trace is None else failures_from(asked.trace, job, asked.days * DAY_S)
     if not any(failure.kind == PREEMPTION for failure in found or ()) and not scheduling.ends_per_s():
         why = "the job never leaves its nodes: give --time-limit or --preemption, or a --trace with preemptions"
         if scheduling.notice_s:
@@ -153,32 +143,7 @@ def _one_seed(seeds: int) -> int:
     return 1
 
 
-def _other_rates(job: Job, trace: Trace, wall_s: float) -> list[str]:
-    """A note where a trace has far more failures than the machine file, or far fewer: cadence and spare nodes that are
-    left out are chosen for those of the file.
-    """
-    seen = sum(failure.kind != PREEMPTION for failure in trace)
-    expected = wall_s * sum(rates_per_s(job.machine.failures, Size(job.ranks, job.nodes)).values())
-    if max(seen, expected) < _FEW or (seen < _FAR * expected and expected < _FAR * seen):
-        return []
-    return [
-        f"the trace has {seen:,} failures, where {job.machine.name} has {show_number(expected)} in that time: what is "
-        "chosen here (cadence, spare nodes) is chosen for the latter; `deeppart-sim fit` makes [failures] of a trace"
-    ]
-
-
 # --- how often --------------------------------------------------------------------------------------------------------
-
-
-def _advice(job: Job, asked: Asked, scheduling: Scheduling) -> Advice:
-    if asked.every is not None or asked.levels is not None:
-        raise ConfigError(
-            "--advised and a cadence",
-            expected="--advised alone, or --every and --levels",
-            found="--advised, and " + ("--every" if asked.every is not None else "--levels"),
-            where="--advised",
-        )
-    return advise(job, wanted=asked.wanted(), scheduling=scheduling)
 
 
 def _cadences(asked: Asked, planned: Planned, advice: Advice | None, scheduling: Scheduling) -> Cadences:
@@ -195,7 +160,7 @@ def _cadences(asked: Asked, planned: Planned, advice: Advice | None, scheduling:
     period_s = None if every is None else read_time(every, "--every")
     counts = None if levels is None else _read_levels(levels, list(planned.on(planned.nodes).times.complete()))
     if period_s is None or counts is None:
-        need_failures(planned.job.machine, Size(planned.job.ranks, planned.nodes))
+        need_failures(planned.job)
         costs = level_costs(planned)
         found = asked.wanted().kept(costs, often_enough(costs, best(costs)))
         period_s = training_s(costs, found) if period_s is None else period_s
@@ -233,15 +198,14 @@ def _read_levels(text: str, on: list[str]) -> dict[str, int]:
 
 def _processes(planned: Planned, cadences: Cadences, seeds: int, trace: Trace | None) -> int:
     """Runs that are simulated at a time; a campaign that nobody would wait for is refused."""
-    seconds = seeds * effort_s(planned, cadences, None if trace is None else len(trace))
-    processes = min(cores(), seeds) if seconds > WORTH_S else 1
-    if too_long(seconds / processes):
+    count = seeds * events(planned, cadences, None if trace is None else len(trace))
+    if not count <= MOST_EVENTS:
         raise ConfigError(
             "this campaign takes long to simulate",
-            expected=f"at most {show_seconds(LIMIT_S)}",
-            found=f"about {show_seconds(seconds / processes)}: {seeds} runs of {show_seconds(cadences.wall_s)}, a call "
+            expected=f"at most {MOST_EVENTS:,.0f} calls and failures in all runs",
+            found=f"about {count:,.0f}: {seeds} runs of {show_seconds(cadences.wall_s)}, a call "
             f"after every {show_seconds(cadences.period_s)} of training",
             where="deeppart-sim campaign",
             todo="take fewer --days or --seeds, or a longer --every",
         )
-    return processes
+    return min(cores(), seeds) if count > WORTH_EVENTS else 1

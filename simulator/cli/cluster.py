@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import click
@@ -13,23 +14,23 @@ from deeppart.model import meant_todo, show_seconds
 
 from ..cluster.applications import SHIPPED, Application, Archive, read_workload, restarts_s
 from ..cluster.engine import Cluster, Outcome, run
-from ..cluster.policies import POLICIES, policy_of
+from ..cluster.policies import POLICIES
 from ..report.blocks import Result, Section, Table
 from .options import MOST_RANKS, OUTPUT, Asked, command, given, no_effect, option, read_time
-from .output import flat, status_console
+from .output import flat
 
 
 @command(
     "Share a cluster among jobs, as schedulers do.",
     option("--trace", default=SHIPPED, metavar="FILE|DIR", help="Measurements and workloads."),
-    option("--workload", default="workloads/workload-6", metavar="NAME", help="Of it, or a folder of them."),
+    option("--workload", default="workloads/workload-6", metavar="NAME", help="A workload, or a folder of them."),
     option("--policy", default="pollux", metavar="NAME,...", help=f"Of {', '.join(POLICIES)}."),
     option("--nodes", type=click.IntRange(1, 1024), default=16, help="Of the cluster."),
     option("--gpus", type=click.IntRange(1, 64), default=4, help="Of each node."),
     option("--interval", default="60s", metavar="TIME", help="From one decision to the next."),
-    option("--restart", default="30s", metavar="TIME,...", help="What it takes to go on with other GPUs."),
+    option("--restart", default="30s", metavar="TIME,...", help="Time that a restart with other GPUs takes."),
     option("--machine", metavar="FILE|PRESET",
-           help="Instead: what a machine is known to take for it, with each training."),
+           help="Instead of --restart: the machine whose figures say how long each training takes."),
     "restart-mode",
     option("--jobs", type=click.IntRange(1, MOST_RANKS), help="Only the first so many of each workload."),
     *OUTPUT,
@@ -49,12 +50,11 @@ def cluster(asked: Asked) -> Result:
     delays = _delays(asked, known)
     interval_s = read_time(asked.interval, "--interval")
     outcomes = []
-    with status_console().status("") as status:
-        for delay, policy, name in ((delay, policy, name) for delay in delays for policy in policies for name in names):
-            status.update(f"{policy}: {name}")
-            shared = Cluster(nodes, gpus, interval_s, delay.__getitem__)
-            chosen = policy_of(policy, nodes, gpus, float(np.mean(list(delay.values()))))
-            outcomes.append(Outcome(policy, name, dict(delay), run(shared, chosen, requests[name])))
+    for delay, policy, name in product(delays, policies, names):
+        asked.status.update(f"{policy}: {name}")
+        shared = Cluster(nodes, gpus, interval_s, delay.__getitem__)
+        chosen = POLICIES[policy](nodes, gpus, float(np.mean(list(delay.values()))))
+        outcomes.append(Outcome(policy, name, dict(delay), run(shared, chosen, requests[name])))
 
     about = {"trace": archive.name, "nodes": nodes, "gpus_per_node": gpus, "interval_s": interval_s}
     document = {"format": "deeppart-sim-cluster", "version": 1} | about | {"outcomes": list(map(_document, outcomes))}

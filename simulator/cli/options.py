@@ -18,9 +18,10 @@ from typing import Any
 
 import click
 from click.core import ParameterSource
+from rich.status import Status
 
 from deeppart.errors import ConfigError
-from deeppart.model import SECONDS_WORDS, meant, meant_todo, read_rate, read_seconds
+from deeppart.model import SECONDS_WORDS, meant_todo, read_rate, read_seconds
 from deeppart.partition import STRATEGIES
 from deeppart.plan.interval import FLUSH_SHARE
 
@@ -33,9 +34,9 @@ from ..report.blocks import Result
 from ..timing.stages import COMPRESSIONS, Job
 from ..traces.read import read_trace
 from ..workload.external import read_external
-from ..workload.states import State, read_state
+from ..workload.states import read_state
 from .listing import list_machines, list_states
-from .output import emit
+from .output import emit, status_console
 
 DEFAULT_STATE = "bert-large+adam"
 #: More than any machine has; beyond, the simulator itself would take long and much memory.
@@ -75,15 +76,6 @@ class NewFile(click.Path):
         return found
 
 
-class OneOf(click.Choice[str]):
-    """One of some words; a refusal names the one that was most likely meant."""
-
-    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
-        """What click says, and the word that was meant."""
-        close = meant(str(value), self.choices)
-        return super().get_invalid_choice_message(value, ctx) + (f" Did you mean {close!r}?" if close else "")
-
-
 def option(*names: str, **how: Any) -> click.Option:
     """An option; its default, if it has one, is shown."""
     shows = how.get("default") is not None and not how.get("is_flag")
@@ -116,8 +108,8 @@ _OPTIONS = (
         help="Ranks on each node; the machine's if left out.",
     ),
     # Left out, advise and restart compare what is possible; the others take what is said.
-    option("--compression", type=OneOf(COMPRESSIONS), help="Of part files; none, or compared, if left out."),
-    option("--capture", default="eager", type=OneOf(("eager", "lazy"))),
+    option("--compression", type=click.Choice(COMPRESSIONS), help="Of part files; none, or compared, if left out."),
+    option("--capture", default="eager", type=click.Choice(("eager", "lazy"))),
     option("--partner/--no-partner", default=None, help="Copies on another node; on, or compared, if left out."),
     option(
         "--parity", metavar="NODES[/LOST]",
@@ -129,7 +121,7 @@ _OPTIONS = (
         "--flush-share", type=FiniteRange(min=0, max=1, min_open=True), default=FLUSH_SHARE,
         help="Share of the time that the job may be writing there, where no --flush-bandwidth is the limit.",
     ),
-    option("--strategy", default="deeppart", type=OneOf(STRATEGIES), help="Who saves what."),
+    option("--strategy", default="deeppart", type=click.Choice(STRATEGIES), help="Who saves what."),
     option(
         "--step-time", metavar="TIME",
         help="Length of a training step, at each of which the script calls checkpoint(); cadences are then in steps.",
@@ -139,11 +131,11 @@ _OPTIONS = (
         help="Factor for all times between failures.",
     ),
     option(
-        "--restart-mode", type=OneOf(tuple(WAYS)),
+        "--restart-mode", type=click.Choice(tuple(WAYS)),
         help="How the job comes back, as `deeppart-sim restart` compares it; the machine's own if left out.",
     ),
-    option("--preemption", metavar="TIME", help="Mean time after which the job has to make room; never if left out."),
-    option("--notice", metavar="TIME", help="The job is told so long before; not at all if left out."),
+    option("--preemption", metavar="TIME", help="Mean time between preemptions; none if left out."),
+    option("--notice", metavar="TIME", help="Warning before the job is ended; none if left out."),
     option("--quick", is_flag=True, help="Less exact, in a quarter of the time."),
     option(
         "--local-dir", type=click.Path(path_type=Path, exists=True),
@@ -168,7 +160,9 @@ LINE = "deeppart_simulator.line"
 
 
 class Asked:
-    """The options of a command, as given, by the names of its parameters."""
+    """The options of a command, as given, by the names of its parameters; and what tells how far it is."""
+
+    status: Status
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.values = dict(values)
@@ -215,14 +209,23 @@ class Asked:
         if limit is not None and given("flush_share"):
             why = "with --flush-bandwidth that is the limit, all of the time"
             raise no_effect("--flush-share", why, "leave out one of the two")
-        return make_job(
-            state, machine, ranks or self.ranks, self.wanted(),
-            ranks_per_node=self.ranks_per_node or machine.ranks_per_node,
+        wanted, compression = self.wanted(), self.compression or "none"
+        job = Job(
+            state, machine, ranks or self.ranks, self.ranks_per_node or machine.ranks_per_node,
             strategy=self.values.get("strategy", "deeppart"),
+            compression=compression,
             capture=self.capture,
+            protection=wanted.protection(),
             flush_bandwidth=math.inf if limit is None else _read_flush(limit),
             flush_share=self.flush_share,
         )  # fmt: skip
+        if wanted.partner and job.nodes == 1:
+            raise no_effect("--partner", "copies are kept on another node, and the job has one node")
+        dtypes = {tensor.dtype for tensor in (*state.tensors, *state.per_rank)}
+        if compression != "none" and dtypes.isdisjoint(machine.codecs):
+            why = f"{machine.name} has no codec for what the state is made of: {', '.join(sorted(dtypes))}"
+            raise no_effect("--compression", why, "leave it out, or add tables [codec.DTYPE] to --machine")
+        return job
 
     def scheduling(self) -> Scheduling:
         """What the scheduler does to the job."""
@@ -256,7 +259,10 @@ def command(short_help: str, *params: str | click.Parameter) -> Callable[[Callab
                 word, _, one = (values.get(name) or "").partition(":")
                 if word == "list":
                     return show(one, values.get("as_json", False))
-            return emit(values, function(Asked(values)), click.get_current_context().meta[LINE])
+            asked = Asked(values)
+            with status_console().status(function.__name__) as asked.status:
+                found = function(asked)
+            return emit(values, found, click.get_current_context().meta[LINE])
 
         every = [OPTIONS[each] if isinstance(each, str) else each for each in params]
         return _Command(
@@ -279,23 +285,7 @@ def no_effect(name: str, why: str, todo: str | None = None) -> ConfigError:
     )
 
 
-# --- jobs and values --------------------------------------------------------------------------------------------------
-
-
-def make_job(state: State, machine: Machine, ranks: int, wanted: Wanted, **how: Any) -> Job:
-    """A job; what would change nothing for it is refused."""
-    compression = wanted.compression or "none"
-    job = Job(state, machine, ranks, compression=compression, protection=wanted.protection(), **how)
-    if wanted.partner and job.nodes == 1:
-        raise no_effect("--partner", "copies are kept on another node, and the job has one node")
-    todo = "leave it out, or add tables [codec.DTYPE] to --machine"
-    if compression != "none" and not machine.codecs:
-        raise no_effect("--compression", f"{machine.name} has no codec", todo)
-    dtypes = {tensor.dtype for tensor in (*state.tensors, *state.own)}
-    if compression != "none" and dtypes.isdisjoint(machine.codecs):
-        why = f"{machine.name} has no codec for what the state is made of: {', '.join(sorted(dtypes))}"
-        raise no_effect("--compression", why, todo)
-    return job
+# --- values -----------------------------------------------------------------------------------------------------------
 
 
 def impossible(name: str, expected: str, found: str, todo: str | None = None) -> ConfigError:

@@ -38,7 +38,9 @@ def emit(asked: Mapping[str, Any], result: Result, command: str = "") -> int:
     if asked.get("as_json"):
         print_json(result.document)
     else:
-        console = _console()
+        console = _Plain()
+        if not console.is_terminal:
+            console.width = _UNLIMITED_COLUMNS
         for name, words in result.facts:
             console.print(f"{name}: {words}", soft_wrap=True)
         for note in result.notes:
@@ -140,13 +142,6 @@ class _Plain(Console):
 def status_console() -> Console:
     """The console for progress: not in the output that is piped on."""
     return _Plain(stderr=True)
-
-
-def _console() -> Console:
-    console = _Plain()
-    if not console.is_terminal:
-        console.width = _UNLIMITED_COLUMNS
-    return console
 
 
 def _show(console: Console, block: Block) -> None:

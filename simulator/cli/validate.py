@@ -14,7 +14,7 @@ from ..measure.validate import validate as compare
 from ..report.blocks import Result
 from ..report.sections import validation_section
 from .options import MEASURING, OUTPUT, Asked, command, option, read_counts
-from .output import flat, status_console
+from .output import flat
 
 
 @command(
@@ -40,18 +40,15 @@ def validate(asked: Asked) -> Result:
     numbers = read_counts(asked.ranks, "--ranks")
     cases_of(asked.only, quick=asked.quick)
     directories = asked.directories()
-    with status_console().status("") as status:
 
-        def machine_for(count: int) -> Machine:
-            return known or calibrate(
-                "this machine", count, directories, quick=asked.quick,
-                progress=lambda text: status.update(f"calibrating for {count}: {text}"),
-            )  # fmt: skip
+    def machine_for(count: int) -> Machine:
+        progress = asked.status.update
+        return known or calibrate("this machine", count, directories, quick=asked.quick, progress=progress)
 
-        found = compare(
-            machine_for, directories, numbers, passes=asked.passes, quick=asked.quick, kinds=asked.only,
-            progress=lambda text: status.update(f"checkpoints: {text}"),
-        )  # fmt: skip
+    found = compare(
+        machine_for, directories, numbers, passes=asked.passes, quick=asked.quick, kinds=asked.only,
+        progress=asked.status.update,
+    )  # fmt: skip
     rows = [_row(each) for each in found.comparisons]
     document = {
         "format": "deeppart-sim-validation",

@@ -193,13 +193,10 @@ def packed(gpus: int, per_node: int) -> Placement:
 
 
 def divided(batch: int, gpus: int, application: Application) -> tuple[int, int]:
-    """(samples of a micro-batch, micro-batches beside the last) of a batch that GPUs share.
-
-    One GPU with more than the first batch accumulates: the noise of gradients is estimated from several of them.
-    """
+    """(samples of a micro-batch, micro-batches beside the last) of a batch that GPUs share."""
     per_gpu = math.ceil(batch / gpus - 1e-8)
     accumulation = math.ceil(per_gpu / application.most_local - 1e-8) - 1
-    if gpus == 1 and batch > application.batch:
+    if gpus == 1 and batch > application.batch:  # to estimate the noise of gradients from several of them
         accumulation = max(1, accumulation)
     local = math.ceil(per_gpu / (accumulation + 1) - 1e-8)
     return min(local, application.most_batch // (gpus * (accumulation + 1))), accumulation
@@ -209,9 +206,8 @@ def read_application(archive: Archive, name: str) -> Application:
     """The application of that name."""
     folder = f"traces/{name}/"
     try:
-        timings = _placements(archive.table(f"{folder}placements.csv"))
-        timings += _scalability(archive.table(f"{folder}scalability.csv"))
-        courses = {}
+        tables = (archive.table(f"{folder}{each}.csv") for each in ("placements", "scalability"))
+        timings, courses = [_timing(row) for table in tables for row in table], {}
         for path in archive.names:
             if path.startswith(f"{folder}validation-"):
                 courses[int(path.rpartition("-")[2].removesuffix(".csv"))] = _course(archive.table(path))
@@ -226,23 +222,12 @@ def read_application(archive: Archive, name: str) -> Application:
     return Application(name, timings, dict(sorted(courses.items())), settings, min(locals_), most_local)
 
 
-def _placements(rows: Sequence[Mapping[str, str]]) -> list[Timing]:
-    found = []
-    for row in rows:
-        placement = tuple(map(int, row["placement"]))
-        times = Times(float(row["step_time"]), float(row["sync_time"]))
-        found.append(Timing(placement, len(placement), sum(placement), int(row["local_bsz"]), times))
-    return found
-
-
-def _scalability(rows: Sequence[Mapping[str, str]]) -> list[Timing]:
-    return [
-        Timing(
-            None, int(row["num_nodes"]), int(row["num_replicas"]), int(row["local_bsz"]),
-            Times(float(row["step_time"]), float(row["sync_time"])),
-        )
-        for row in rows
-    ]  # fmt: skip
+def _timing(row: Mapping[str, str]) -> Timing:
+    times = Times(float(row["step_time"]), float(row["sync_time"]))
+    if "placement" not in row:
+        return Timing(None, int(row["num_nodes"]), int(row["num_replicas"]), int(row["local_bsz"]), times)
+    placement = tuple(map(int, row["placement"]))
+    return Timing(placement, len(placement), sum(placement), int(row["local_bsz"]), times)
 
 
 def _course(rows: Sequence[Mapping[str, str]]) -> Course:
@@ -354,11 +339,7 @@ _RANKS = 8
 
 
 def restarts_s(machine: Machine, per_node: int, applications: Iterable[Application]) -> dict[str, float]:
-    """Application -> seconds from the call that saves until it trains again.
-
-    It waits until its checkpoint is complete on the file system, where any nodes can read it; then it pays what the
-    machine's way to come back costs a job that stops by itself and whose nodes are ready; then it restores.
-    """
+    """Application -> seconds from the call that saves to the file system until it trains again on other nodes."""
     return {each.name: _seconds(machine, per_node, each) for each in applications}
 
 

@@ -22,27 +22,18 @@ _FIRST_GUESS = Throughput(0.1, 0.01, 0.1, 0.01, 0.1, 0.01, 1.001)
 
 
 class Job:
-    """A job under way.
-
-    Attributes:
-        epoch: that it is in.
-        placement: GPUs on each of its nodes; empty while it waits.
-        restarts: that it had beside its first start.
-        finished_s: when it was done, or None.
-        throughput, noise: as it knows them; None before its first step, and where it keeps its batch.
-        most_gpus_seen: GPUs that it has had at most.
-    """
+    """A job under way."""
 
     def __init__(self, request: Request, batch: int | None) -> None:
         self.request = request
         self.batch = batch
-        self.epoch = 0
-        self.placement: Placement = ()
-        self.restarts = 0
+        self.epoch = 0  # that it is in
+        self.placement: Placement = ()  # GPUs on each of its nodes; empty while it waits
+        self.restarts = 0  # beside its first start
         self.finished_s: float | None = None
-        self.throughput: Throughput | None = None
+        self.throughput: Throughput | None = None  # None before its first step, and where it keeps its batch; and noise
         self.noise: GradientNoise | None = None
-        self.most_gpus_seen = 0
+        self.most_gpus_seen = 0  # that it has had at most
         self.stopped_s = 0.0
         self._started = False
         self._progress = 0.0
@@ -203,22 +194,15 @@ def run(cluster: Cluster, policy: Policy, requests: Sequence[Request]) -> list[J
             name = job.request.name
             if shared.get(name) != held.get(name):
                 restart_s = cluster.restart_s(job.request.application.name)
-                job.place(placement_of(shared.get(name, ())), restart_s)
+                job.place(tuple(len(list(same)) for _, same in groupby(shared.get(name, ()))), restart_s)
         held = shared
-    return [_result(job) for job in jobs]
-
-
-def placement_of(allocation: Allocation) -> Placement:
-    """GPUs on each node, in the order of the allocation."""
-    return tuple(len(list(same)) for _, same in groupby(allocation))
-
-
-def _result(job: Job) -> JobResult:
-    assert job.finished_s is not None
-    request = job.request
-    return JobResult(
-        request.name, request.application.name, request.submitted_s, job.finished_s, job.restarts, job.stopped_s
-    )
+    return [
+        JobResult(
+            job.request.name, job.request.application.name, job.request.submitted_s, job.finished_s or 0.0,
+            job.restarts, job.stopped_s,
+        )
+        for job in jobs
+    ]  # fmt: skip
 
 
 # --- results ----------------------------------------------------------------------------------------------------------
@@ -235,9 +219,7 @@ class Outcome:
 
     @property
     def figures(self) -> dict[str, float]:
-        """From submission to end (the mean, the median, what nine of ten jobs do not exceed); until the last one is
-        done; of a job on average, its restarts and the time that it spent starting.
-        """
+        """From submission to end; until the last one is done; of a job on average, restarts and time to start."""
         took_s = [job.completion_s for job in self.jobs]
         return {
             "mean_s": float(np.mean(took_s)),

@@ -8,7 +8,7 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from .applications import Request, divided, packed
 from .engine import Allocation, Job, Policy
@@ -165,15 +165,9 @@ def _steps_left(job: Job) -> float:
     return app.iterations(batch, last) - app.iterations(batch, job.epoch) if job.epoch < last else 1.0
 
 
-POLICIES = ("fifo", "tiresias", "optimus", "pollux")
-
-
-def policy_of(name: str, nodes: int, per_node: int, restart_s: float) -> Policy:
-    """A policy for a cluster."""
-    found: dict[str, Policy] = {
-        "fifo": Fifo(nodes, per_node),
-        "tiresias": Tiresias(nodes, per_node),
-        "optimus": Optimus(nodes, per_node),
-        "pollux": Pollux(nodes, per_node, restart_s),
-    }
-    return found[name]
+POLICIES: Mapping[str, Callable[[int, int, float], Policy]] = {
+    "fifo": lambda nodes, per_node, _: Fifo(nodes, per_node),
+    "tiresias": lambda nodes, per_node, _: Tiresias(nodes, per_node),
+    "optimus": lambda nodes, per_node, _: Optimus(nodes, per_node),
+    "pollux": Pollux,
+}

@@ -128,7 +128,7 @@ class Pollux:
         for _ in range(_ROUNDS):
             before = sum(costs)
             for place in sorted(range(len(wishes)), key=lambda place: -costs[place]):
-                packing.remove(allocations[place])
+                packing.put(allocations[place], -1)
                 allocations[place], costs[place] = self._best(wishes[place], packing, allocations[place], costs[place])
                 packing.put(allocations[place])
             if sum(costs) > before - _CLOSE:
@@ -257,15 +257,8 @@ class Packing:
         alone = len(nodes) == 1 or not any(self._spread[node] for node in nodes)
         return alone and all(self._free[node] >= allocation.count(node) for node in nodes)
 
-    def put(self, allocation: Allocation) -> None:
-        """Take these GPUs."""
-        self._change(allocation, 1)
-
-    def remove(self, allocation: Allocation) -> None:
-        """Give them back."""
-        self._change(allocation, -1)
-
-    def _change(self, allocation: Allocation, sign: int) -> None:
+    def put(self, allocation: Allocation, sign: int = 1) -> None:
+        """Take these GPUs; with -1, give them back."""
         nodes = set(allocation)
         for node in nodes:
             self._free[node] -= sign * allocation.count(node)

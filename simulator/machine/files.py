@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, replace
 from importlib import resources
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from deeppart.errors import ConfigError
@@ -37,25 +36,23 @@ from .record import (
 )
 
 #: Name of a table -> what it is read into; and the keys outside of tables.
-TABLES: Mapping[str, type[Any]] = MappingProxyType(
-    {
-        "memory": Memory,
-        "local": Local,
-        "network": Network,
-        "persistent": Persistent,
-        "serialize": Serialize,
-        "failures": Failures,
-        "restart": Restart,
-        "price": Price,
-    }
-)
+TABLES: Mapping[str, type[Any]] = {
+    "memory": Memory,
+    "local": Local,
+    "network": Network,
+    "persistent": Persistent,
+    "serialize": Serialize,
+    "failures": Failures,
+    "restart": Restart,
+    "price": Price,
+}
 PLAIN = ("name", "source", "nodes", "ranks_per_node", "cores", "encode_threads", "interference")
 #: What a codec may be for: torch's names of the dtypes that states may have.
 CODEC_DTYPES = (
     "float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "complex128", "complex64",
     "int64", "int32", "int16", "int8", "uint8", "bool",
 )  # fmt: skip
-#: Names of groups that mean something else already, and what all others are like.
+#: Names of groups that mean something else in traces and results, and what all others are like.
 _TAKEN = ("process", "node", "group", "system", "preemption")
 _GROUP_NAME = re.compile(r"[a-z][a-z0-9_-]{0,30}")
 _PRESETS = "deeppart_simulator.machine.presets"
@@ -98,7 +95,7 @@ def read_machine(name: str) -> Machine:
         if base not in preset_names():
             todo = meant_todo(str(base), preset_names(), "correct the key")
             raise _refusal("base", base, "one of " + ", ".join(preset_names()), str(path), todo)
-        document = _merged(_without_groups_of(_preset(base), document), document)
+        document = _merged(_preset(base), document)
     return _machine(document, str(path))
 
 
@@ -137,13 +134,6 @@ def _preset(name: str) -> dict[str, Any]:
     return document if base is None else _merged(_preset(base), document)
 
 
-def _without_groups_of(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
-    """A file that says itself how often groups fail, as ``deeppart-sim fit`` writes it, means all of them."""
-    failures = change.get("failures")
-    said = isinstance(failures, dict) and "group" in failures
-    return {key: value for key, value in base.items() if not (said and key == "groups")}
-
-
 def _merged(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
     """``change`` over ``base``, table by table."""
     merged = dict(base)
@@ -165,7 +155,8 @@ def _machine(document: dict[str, Any], where: str) -> Machine:
     tables = {}
     for name, record in TABLES.items():
         tables[name] = _record(record, document.get(name, {}), name, where)
-    _check_price(tables["price"], where)
+    if not tables["price"].currency and math.isfinite(tables["price"].node_hour):
+        raise _refusal("price.currency", "nothing", 'a currency, such as "USD", beside the price', where, "add the key")
     tables["failures"] = replace(tables["failures"], groups=_named(Group, "groups", "NAME", document, where))
     for name in tables["failures"].groups:
         if name in _TAKEN or not _GROUP_NAME.fullmatch(name):
@@ -181,18 +172,12 @@ def _named(record: type[Any], table: str, word: str, document: dict[str, Any], w
     found = document.get(table, {})
     if not isinstance(found, dict):
         raise _refusal(table, found, f"tables named [{table}.{word}]", where)
-    return MappingProxyType({name: _record(record, each, f"{table}.{name}", where) for name, each in found.items()})
+    return {name: _record(record, each, f"{table}.{name}", where) for name, each in found.items()}
 
 
 def keys_of(record: type[Any]) -> tuple[str, ...]:
     """The keys of a table; fields that are tables themselves are not among them."""
     return tuple(each.name for each in fields(record) if "kind" in each.metadata)
-
-
-def _check_price(price: Price, where: str) -> None:
-    """Money without a currency is not money."""
-    if not price.currency and not math.isinf(price.node_hour):
-        raise _refusal("price.currency", "nothing", 'a currency, such as "USD", beside the price', where, "add the key")
 
 
 def _record(record: type[Any], table: object, name: str, where: str) -> Any:

@@ -9,23 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any
 
 from deeppart.model import BYTES_WORDS, RATE_WORDS, SECONDS_WORDS, read_bytes, read_rate, read_seconds
-
-#: Longer is a sentence.
-_LONGEST_CURRENCY = 8
-
-
-def read_currency(value: object) -> str:
-    """A currency: a short word or sign, which tables print behind numbers."""
-    if not isinstance(value, str) or not 0 < len(value) <= _LONGEST_CURRENCY:
-        raise ValueError("a currency")
-    if not value.isprintable() or set(value) & set(" []"):
-        raise ValueError("a currency without spaces and brackets")
-    return value
-
 
 # --- kinds of fields --------------------------------------------------------------------------------------------------
 
@@ -62,6 +48,12 @@ def _whole(value: object) -> float:
     raise ValueError("a whole number")
 
 
+def _word(value: object) -> str:
+    if isinstance(value, str) and value.isprintable() and 0 < len(value) < 9 and " " not in value:
+        return value
+    raise ValueError("a short word")
+
+
 def _mtbf(value: object) -> float:
     return math.inf if value == "never" else read_seconds(value)
 
@@ -83,10 +75,8 @@ NODES = Kind(_whole, f"a whole number from 1 to {MOST_NODES:,}", least=1, most=M
 SHARE = Kind(_number, "a number from 0 to below 1", most=math.nextafter(1.0, 0.0))
 RATIO = Kind(_number, "a number above 0, at most 1.1", above=True, most=1.1)
 PER_SECOND = Kind(_number, "a number per second, above 0", above=True)
-LIFE = Kind(read_seconds, SECONDS_WORDS + ", above 0", above=True)
 BYTES = Kind(read_bytes, BYTES_WORDS + ", at least 1 MB", least=LEAST_BYTES)
-PER_DAY = Kind(_number, "a number per day, above 0", above=True)
-CURRENCY = Kind(read_currency, 'a currency, such as "USD"', text=True)
+CURRENCY = Kind(_word, 'a currency, such as "USD"', text=True)
 MONEY = Kind(_number, "a number, at least 0")
 #: The default of what a machine file need not say, and what depends on it is then not said either.
 NOT_SAID = math.inf
@@ -114,49 +104,42 @@ _ALL_STOPPED = frozenset(PIECES) - {"replace"}
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to come back."""
+    """One way to come back: beside the pieces that are always paid, those after the loss of a process, or of nodes."""
 
-    name: str  # as in machine files and options
     words: str  # what happens
-    #: failure class -> the pieces that lie between the failure and training; groups of any name pay as "group"
-    pays: Mapping[str, frozenset[str]]
+    process: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
 
     def after(self, kinds: Iterable[str]) -> frozenset[str]:
         """The pieces that are paid once where failures of some classes struck before training went on."""
-        return frozenset().union(*(self.pays.get(kind, self.pays["group"]) for kind in kinds))
+        paid = {"process": self.process, "system": _ALL_STOPPED}
+        return _ALWAYS.union(*(paid.get(kind, self.nodes) for kind in kinds))
 
 
-def _way(name: str, words: str, process: Iterable[str], node: Iterable[str]) -> Way:
-    a_process, a_node = _ALWAYS.union(process), _ALWAYS.union(node)
-    pays = {"process": a_process, "node": a_node, "group": a_node, "system": _ALL_STOPPED}
-    return Way(name, words, MappingProxyType(pays))
-
-
-_STARTED = ("relaunch", "imports")
 #: By name, each with a piece less than the one before. The job waits for the slower of two: the processes of nodes that
 #: are well, and those that take the place of lost ones. So a spare node that has imported everything spares no imports
 #: as long as all others import, too.
-WAYS: Mapping[str, Way] = MappingProxyType(
-    {
-        way.name: way
-        for way in (
-            _way(
-                "job", "the scheduler starts the whole job again",
-                ("requeue", *_STARTED), ("requeue", "replace", *_STARTED),
-            ),
-            _way(
-                "allocation", "a launcher starts all processes again on the nodes that the job holds",
-                _STARTED, ("replace", *_STARTED),
-            ),
-            _way("spares", "likewise, and the job holds spare nodes that are ready to run", _STARTED, _STARTED),
-            _way(
-                "standby", "likewise, and on every node processes wait that have imported everything",
-                ("relaunch",), ("relaunch",),
-            ),
-            _way("in-process", "processes that are well stay, and waiting ones take the place of lost ones", (), ()),
-        )
-    }
-)  # fmt: skip
+WAYS: Mapping[str, Way] = {
+    "job": Way(
+        "the scheduler starts the whole job again",
+        ("requeue", "relaunch", "imports"),
+        ("requeue", "replace", "relaunch", "imports"),
+    ),
+    "allocation": Way(
+        "a launcher starts all processes again on the nodes that the job holds",
+        ("relaunch", "imports"),
+        ("replace", "relaunch", "imports"),
+    ),
+    "spares": Way(
+        "likewise, and the job holds spare nodes that are ready to run",
+        ("relaunch", "imports"),
+        ("relaunch", "imports"),
+    ),
+    "standby": Way(
+        "likewise, and on every node processes wait that have imported everything", ("relaunch",), ("relaunch",)
+    ),
+    "in-process": Way("processes that are well stay, and waiting ones take the place of lost ones"),
+}
 
 
 # --- records ----------------------------------------------------------------------------------------------------------
@@ -216,16 +199,6 @@ class Local:
     work: float = of(RATE, math.inf)
     capacity: float = of(BYTES, NOT_SAID)  # bytes of the node's drives together
     endurance: float = of(BYTES, NOT_SAID)  # bytes that may be written to them in all, as "TBW" is promised
-    #: how often all of them may be written every day, for ``warranty``: "DWPD". Where this and ``endurance`` are given,
-    #: the lower of the two counts.
-    drive_writes_per_day: float = of(PER_DAY, NOT_SAID)
-    warranty: float = of(LIFE, NOT_SAID)  # for how long that is promised; five years if not given
-
-    @property
-    def most_written(self) -> float:
-        """Bytes that may be written to the node's drives until they are worn; infinity where that is not said."""
-        warranty = 5 * 365.25 * DAY_S if math.isinf(self.warranty) else self.warranty
-        return min(self.endurance, self.drive_writes_per_day * self.capacity * warranty / DAY_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,19 +276,12 @@ class Failures:
 
     process: float = of(MTBF, math.inf)  # of one process; the node's storage survives
     node: float = of(MTBF, math.inf)  # of one node, with its storage
-    group: float = of(MTBF, math.inf)  # of one group of nodes (a switch, a rack), with their storage
-    group_nodes: int = of(COUNT, 16)  # nodes in a group
     system: float = of(MTBF, math.inf)  # of everything at once: all node-local storage is lost
     #: of the Weibull distribution of the times between failures; 1 is exponential, below 1 they come in bursts (B.
     #: Schroeder and G. Gibson, DSN 2006, found 0.7 to 0.8).
     shape: float = of(SHAPE, 1.0)
-    #: name -> other kinds of groups, each with a size and a time of its own: ``[groups.NAME]`` in a file
-    groups: Mapping[str, Group] = field(default_factory=lambda: MappingProxyType({}))
-
-    @property
-    def kinds(self) -> dict[str, Group]:
-        """Name -> groups, of all kinds; "group" for the one without a name, also where it never fails."""
-        return {"group": Group(nodes=self.group_nodes, mtbf=self.group), **self.groups}
+    #: name -> nodes that fail together (a switch, a rack), with their storage: ``[groups.NAME]`` in a file
+    groups: Mapping[str, Group] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -344,7 +310,7 @@ class Restart:
     #: so much longer than others takes the first step, with what is compiled or allocated then
     first_step: float = of(SECONDS, 0.0)
     repair: float = of(SECONDS, DAY_S)  # until a lost node is back
-    #: the way to come back, one of :data:`deeppart_simulator.machine.ways.WAYS`
+    #: the way to come back, one of :data:`WAYS`
     mode: str = field(default="job", metadata={"kind": Words(tuple(WAYS))})
 
     def seconds(self, ranks: int) -> dict[str, float]:
@@ -358,11 +324,6 @@ class Restart:
             "communicator": self.communicator + ranks * self.communicator_rank,
             "first_step": self.first_step,
         }
-
-    def scaled(self, piece: str, factor: float) -> Restart:
-        """The same where one piece takes ``factor`` times as long."""
-        names = (piece, f"{piece}_rank")
-        return replace(self, **{name: getattr(self, name) * factor for name in names if hasattr(self, name)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -396,7 +357,7 @@ class Machine:
     restart: Restart = field(default_factory=Restart)
     price: Price = field(default_factory=Price)
     #: dtype -> the codec on it; a dtype without one is stored as it is
-    codecs: Mapping[str, Codec] = field(default_factory=lambda: MappingProxyType({}))
+    codecs: Mapping[str, Codec] = field(default_factory=dict)
 
     def crowding(self, ranks_on_node: int) -> float:
         """The factor by which computing takes longer if so many ranks share a node's cores."""
@@ -418,8 +379,7 @@ class Machine:
             old,
             process=old.process * factor,
             node=old.node * factor,
-            group=old.group * factor,
             system=old.system * factor,
-            groups=MappingProxyType(groups),
+            groups=groups,
         )
         return replace(self, failures=failures)

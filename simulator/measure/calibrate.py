@@ -13,7 +13,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from statistics import median
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -68,13 +67,13 @@ def calibrate(
     """Measure this machine; it is taken for a machine of one node."""
     measured, pieces = list[Measured](), dict[str, Any]()
     for ranks in sorted({1, ranks_per_node}):
-        progress("one rank alone" if ranks == 1 else f"{ranks} ranks")
+        progress(f"calibrating: {'one rank alone' if ranks == 1 else f'{ranks} ranks'}")
         tasks, sessions = tasks_of(ranks, quick=quick)
         found = measure(ranks, tasks, directories, DTYPES if ranks == 1 else DTYPES[:1], sessions=sessions)
         pieces |= {what: each for what, each in found["pieces"].items() if each is not None and what not in pieces}
         for task, of_task in zip(tasks, found["saves"], strict=True):
             measured.append(Measured(ranks, task, {what: median(rounds) for what, rounds in of_task.items()}))
-    progress("fitting")
+    progress("calibrating: the fit")
     return fitted(first_guess(name, ranks_per_node, pieces, measured), measured)
 
 
@@ -171,7 +170,7 @@ def first_guess(name: str, ranks: int, pieces: Mapping[str, Any], measured: Sequ
             commit=1e-3, work=2e9,
         ),
         serialize=Serialize(**pieces["serialize"]),
-        codecs=MappingProxyType(codecs),
+        codecs=codecs,
     )  # fmt: skip
 
 
@@ -234,7 +233,7 @@ def _changed(guess: Machine, paths: Iterable[str], units: Sequence[float]) -> Ma
         rate = getattr(records[table], key) * guess.ranks_per_node / crowds[table, keys]
         records[table] = replace(records[table], **dict.fromkeys(keys, rate))
     codecs = {dtype: _scaled(codec, tables["codecs"]) for dtype, codec in guess.codecs.items()}
-    found: Machine = replace(_scaled(guess, tables[""]), codecs=MappingProxyType(codecs), **records)
+    found: Machine = replace(_scaled(guess, tables[""]), codecs=codecs, **records)
     return found
 
 

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from types import MappingProxyType
 from typing import Any
 
 from deeppart.cli.calibrate.tasks import LOSE, RESTORE, SaveTask
@@ -23,13 +22,8 @@ MOST_GROUP = 4
 
 
 def predict(machine: Machine, ranks: int, task: SaveTask, *, alone_s: float = 0.0) -> dict[str, float]:
-    """Seconds of what is measured of such checkpoints: of the restore after them, or of themselves.
-
-    Args:
-        machine: one node with all ranks, or (``task.nodes``) a node for each of them.
-        ranks: that save.
-        task: the checkpoints.
-        alone_s: what the training takes by itself that runs beside them.
+    """Seconds of what is measured of such checkpoints, or of the restore after them; ``alone_s``: of the training that
+    runs beside them, by itself.
     """
     text = f"tensors-{task.tensors}x{task.nbytes // task.tensors // 4 * 4}"
     job = Job(
@@ -84,10 +78,8 @@ def _parts(task: SaveTask, nodes: int) -> dict[str, int]:
 
 
 def as_nodes(machine: Machine, nodes: int, lost: str | None = None) -> Machine:
-    """The machine that consists of such nodes, one rank on each.
-
-    Each of them has its part of the memory and of the local storage, whether or not the others use theirs: that is what
-    nodes are. The file system is one for all, and one node alone has what one rank has of it.
+    """The machine of such nodes, one rank on each, that has its part of memory and storage and the rate of one rank to
+    the file system, whether or not the others use theirs.
     """
     crowding = machine.crowding(nodes)
     memory, local, network, persistent = machine.memory, machine.local, machine.network, machine.persistent
@@ -114,7 +106,7 @@ def as_nodes(machine: Machine, nodes: int, lost: str | None = None) -> Machine:
             node_write=min(persistent.rank_write, persistent.node_write),
             node_read=min(persistent.rank_read, persistent.node_read),
         ),
-        codecs=MappingProxyType(codecs),
+        codecs=codecs,
     )
 
 

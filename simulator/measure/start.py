@@ -12,10 +12,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -39,9 +39,10 @@ def measure(
     ranks: int, saves: Sequence[SaveTask], directories: Directories, dtypes: Sequence[str] = (), *, sessions: int = 1
 ) -> dict[str, Any]:
     """Run checkpoints on so many ranks."""
-    with _sigterm_raises(), _directory(directories.local) as scratch, _directory(directories.persistent) as kept:
-        file = scratch / "tasks.json"
-        tasks = Tasks(tuple(saves) * sessions, str(scratch), str(kept), tuple(dtypes))
+    new = partial(tempfile.TemporaryDirectory, prefix="deeppart-measure-", ignore_cleanup_errors=True)
+    with _sigterm_raises(), new(dir=directories.local) as scratch, new(dir=directories.persistent) as kept:
+        file = Path(scratch, "tasks.json")
+        tasks = Tasks(tuple(saves) * sessions, scratch, kept, tuple(dtypes))
         file.write_text(tasks_json(tasks), encoding="utf-8")
         answer = _run([*_python(ranks), "-m", "deeppart.cli.calibrate", str(file)], sessions * TIMEOUT_S)
         found = dict(json.loads(answer[answer.index("{") :]))
@@ -49,33 +50,13 @@ def measure(
 
 
 @contextmanager
-def _directory(parent: Path) -> Iterator[Path]:
-    """A new one, which is gone afterwards: states of gigabytes, often in memory."""
-    made = Path(tempfile.mkdtemp(prefix="deeppart-measure-", dir=parent))
-    try:
-        yield made
-    finally:
-        try:
-            shutil.rmtree(made, ignore_errors=True)
-        except BaseException:  # told to end meanwhile: what is left goes all the same
-            shutil.rmtree(made, ignore_errors=True)
-            raise
-
-
-@contextmanager
 def _sigterm_raises() -> Iterator[None]:
-    """SIGTERM ends this program by an exception, as SIGINT does: or the ranks would go on, and the files stay.
-
-    Another one does nothing: batch systems send several, and this is ending already.
-    """
+    """SIGTERM ends this program by an exception, as SIGINT does: or the ranks would go on, and the files stay."""
 
     def end(number: int, frame: FrameType | None) -> NoReturn:
-        signal.signal(number, signal.SIG_IGN)
+        signal.signal(number, signal.SIG_IGN)  # batch systems send several
         raise SystemExit(128 + number)
 
-    if threading.current_thread() is not threading.main_thread():  # there signals are not handled
-        yield
-        return
     before = signal.signal(signal.SIGTERM, end)
     try:
         yield

@@ -158,7 +158,7 @@ def validate(
                 continue
             machine = machine_for(count)
             of = f", pass {number + 1} of {passes}" if passes > 1 else ""
-            progress((f"{count} ranks" if count > 1 else "one rank") + of)
+            progress(f"checkpoints: ranks: {count}{of}")
             tasks = [case.on(count, rounds) for case in possible]
             results = measure(count, tasks, directories, sessions=sessions)["saves"]
             for case, task, measured in zip(possible, tasks, results, strict=True):

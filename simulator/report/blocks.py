@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from .chart import Chart
+from .charts import Chart
 
 T = TypeVar("T")
 #: A column's name -> its cell of a record.
@@ -25,7 +25,6 @@ class Table:
     rows: Sequence[Sequence[str]]
     marked: Collection[int] = ()  # rows that stand out
     breaks: Collection[int] = ()  # rows that a line is drawn above
-    stacked: bool = False  # on a phone, a list of its rows
     mark: str = "bold green"  # style of rows that stand out, in a terminal
 
     @property
@@ -78,9 +77,8 @@ class Section:
 def chart_of(sections: Iterable[Section]) -> Chart:
     """All charts of some sections as one picture."""
     charts = [block for section in sections for block in section.blocks if isinstance(block, Chart)]
-    marks = dict.fromkeys(mark for chart in charts for mark in chart.key)
     panels = tuple(panel for chart in charts for panel in chart.panels)
-    return Chart("all", panels, tuple(marks), next((chart.heading for chart in charts if chart.heading), ""))
+    return Chart(panels, next((chart.heading for chart in charts if chart.heading), ""))
 
 
 @dataclass(frozen=True)

@@ -1,45 +1,195 @@
-"""The charts of all results."""
+"""The charts of all results: panels side by side, and one legend below them.
+
+Any two of the first seven colours can be distinguished with normal sight and with each of the three kinds of colour
+blindness: they are at least 15 apart by CIEDE2000, with colour blindness computed after G. M. Machado et al., "A
+Physiologically-based Model for Simulation of Color Vision Deficiency" (2009).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from deeppart.model import Level, show_bytes, show_seconds, show_share
+import numpy as np
 
-from ..advise.choose import Advice, Choice, as_good_as_least, describe, least_restart, loss_of, shown
+from deeppart.model import Level, show_seconds, show_share
+
+from ..advise.choose import Advice, Choice, describe, least_restart, shown
 from ..advise.comebacks import PARTS, PIECES_OF_ONE, REPLAY, Comparison
-from ..budget import SHARE_WORDS, USEFUL, Row
+from ..budget import SHARE_WORDS, USEFUL
 from ..campaign.costs import NOTHING
 from ..campaign.outcomes import Estimate, Summary, show_number
+from ..machine.record import DAY_S
 from ..timing.scale import Point
-from ..timing.stages import TORCH_SAVE, Job, torch_save_words
-from .chart import (
-    MARKERS,
-    SERIES,
-    SMALL,
-    Chart,
-    Mark,
-    Panel,
-    bars,
-    light,
-    linear_axis,
-    log_axis,
-    log_time_axis,
-    rows,
-    rows_height,
-    show_count,
-    show_part,
-    show_times,
-    time_axis,
-)
-from .timeline import COLOURS, LANES, Group
+from ..timing.stages import TORCH_SAVE, Job, Times, by_node, torch_save_words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Show = Callable[[float], str]
+_VIOLET, _PINK, _TEAL, _BROWN, _OLIVE, _GREEN, _PURPLE = _SERIES = (
+    "#8066e6", "#e63380", "#339999", "#801a00", "#808000", "#1a664c", "#661a99",
+)  # fmt: skip
+_INK, _SOFT, _LINE = "#1d2127", "#5a626d", "#d9dde3"
+_STYLE: Any = {
+    "axes.axisbelow": True, "axes.edgecolor": _SOFT, "axes.grid": True, "axes.labelcolor": _SOFT,
+    "axes.spines.right": False, "axes.spines.top": False, "axes.titlesize": 11.0, "font.size": 11.0,
+    "grid.color": _LINE, "legend.frameon": False, "svg.fonttype": "none", "svg.hashsalt": "deeppart",
+    "text.parse_math": False, "xtick.color": _SOFT, "ytick.color": _SOFT,
+}  # fmt: skip
+#: Inches: the width of a panel, the height of a row with its label, and of a line of the legend; and the letters of a
+#: mark of the legend that needs half a panel or more.
+_WIDTH, _ROW, _KEY, _LONG = 5.2, 0.5, 0.27, 22
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One drawing."""
+
+    title: str  # what it shows
+    draw: Callable[[Axes], None]  # draws it
+    height: float = 4.0  # in inches
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """Drawings that belong together."""
+
+    panels: tuple[Panel, ...]  # its drawings
+    heading: str = ""  # above them
+
+    def svg(self) -> str:
+        """The chart as an SVG image; the same chart gives the same bytes."""
+        text = StringIO()
+        self._save(text, format="svg", metadata={"Date": None})
+        return text.getvalue()
+
+    def save(self, path: Path) -> None:
+        """Write the chart to a picture file."""
+        self._save(path, dpi=140)
+
+    def _save(self, file: StringIO | Path, **how: Any) -> None:
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+
+        columns = min(2, max(1, len(self.panels)))
+        lines = -(-len(self.panels) // columns)
+        with rc_context(_STYLE):
+            figure, marks = Figure(layout="constrained"), dict[str, Any]()
+            for number, panel in enumerate(self.panels, 1):
+                axes = figure.add_subplot(lines, columns, number)
+                panel.draw(axes)
+                axes.set_title(panel.title)
+                handles, labels = axes.get_legend_handles_labels()
+                marks |= dict(zip(labels, handles, strict=True))
+            in_line = columns * (2 if max(map(len, marks), default=0) < _LONG else 1)
+            height = lines * max((panel.height for panel in self.panels), default=1.0)
+            figure.set_size_inches(_WIDTH * columns, height - _KEY * (-len(marks) // in_line))
+            figure.suptitle(self.heading)
+            if marks:
+                figure.legend(list(marks.values()), list(marks), loc="outside lower center", ncols=in_line)
+            figure.savefig(file, **how)
+
+
+# --- axes -------------------------------------------------------------------------------------------------------------
+
+
+#: Round numbers, and round times in seconds, of a logarithmic axis.
+_TENS = [10.0**digits for digits in range(-12, 25)]
+_TIMES_S = [
+    *(mark for mark in _TENS if mark <= 10),
+    60.0,
+    600.0,
+    3600.0,
+    36000.0,
+    *(DAY_S * mark for mark in _TENS[12:]),
+]
+#: Units of an axis of times from 0 on.
+_UNITS = ((DAY_S, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
+_MOST_TICKS, _MOST_LETTERS = 6, 60
+#: A value may be so many times as large as the last round number of a logarithmic axis, or as the first one is to it.
+_BEYOND = 1.1
+
+
+def _log_axis(axes: Axes, which: str, values: Iterable[float], show: Show, marks: Sequence[float] = _TENS) -> None:
+    """A logarithmic axis for values above 0, from one round number to another."""
+    found = [value for value in values if value > 0] or [1.0]
+    low, high = min(found) / _BEYOND, max(found) * _BEYOND
+    first = max(0, sum(mark <= low * _BEYOND**2 for mark in marks) - 1)
+    last = min(len(marks) - 1, max(first + 1, sum(mark < high / _BEYOND**2 for mark in marks)))
+    limits = min(low, marks[first]), max(high, marks[last])
+    axes.set(**{f"{which}scale": "log", f"{which}lim": limits})
+    ticks = marks[first : last + 1 : 1 + (last - first) // _MOST_TICKS]
+    axes.minorticks_off()
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_ticks(ticks, labels=[show(mark) for mark in ticks])
+
+
+def _linear_axis(axes: Axes, high: float, show: Show, label: str) -> None:
+    """A horizontal axis from 0 on."""
+    axes.set(xlim=(0, high or 1.0), xlabel=label)
+    axes.locator_params(axis="x", nbins=4)
+    axes.xaxis.set_major_formatter(lambda value, _: show(value))
+
+
+def _time_axis(axes: Axes, end_s: float) -> None:
+    """A horizontal axis of times from 0 on, in one unit."""
+    from matplotlib.ticker import MaxNLocator
+
+    factor, unit = next((each for each in _UNITS if end_s >= 2 * each[0]), _UNITS[-1])
+    ticks = [factor * mark for mark in MaxNLocator(4).tick_values(0.0, end_s / factor)]
+    axes.xaxis.set_ticks(ticks, labels=[f"{mark / factor:.6g} {unit}" if mark else "0" for mark in ticks])
+    axes.set_xlim(0, end_s or 1.0)
+
+
+def _show_count(value: float) -> str:
+    return f"{value:,.6g}" if value < 1e6 else f"{value / 1e6:,.6g} M"
+
+
+def _show_part(share: float) -> str:
+    return f"{100 * share:.6g} %"
+
+
+def _rows(axes: Axes, labels: Sequence[str], marked: int | None = None) -> None:
+    """Rows from top to bottom, each with its label above: there is room for long ones."""
+    axes.set_ylim(len(labels) - 0.6, -0.75)
+    axes.set_yticks([])
+    axes.spines["left"].set_visible(False)
+    if marked is not None:
+        axes.axhspan(marked - 0.72, marked + 0.28, color=_LINE, lw=0, zorder=0)
+    for place, label in enumerate(labels):
+        text = label if len(label) <= _MOST_LETTERS else f"{label[: _MOST_LETTERS - 3]}..."
+        axes.text(0.0, place - 0.24, text, transform=axes.get_yaxis_transform(), va="bottom", in_layout=False)
+
+
+def _height(count: int) -> float:
+    """Inches of a panel with so many rows."""
+    return _ROW * count + 1.0
+
+
+def _bars(
+    axes: Axes, widths: Sequence[float], colour: str, left: Sequence[float] | float = 0.0, part: str = ""
+) -> None:
+    """A bar in each row, below its label."""
+    axes.barh(range(len(widths)), widths, height=0.36, left=left, color=colour, label=part.replace("_", " "))
+
+
+def _stacked(
+    axes: Axes, of_rows: Mapping[str, Mapping[str, float]], parts: Sequence[str], words: Callable[[str, float], str]
+) -> float:
+    """A row for each label, of stacked parts, with words at its end; returns where the longest ends."""
+    ends = [0.0] * len(of_rows)
+    for part, colour in zip(parts, (*_SERIES, _SOFT, _INK, _LINE), strict=False):
+        widths = [max(0.0, each.get(part, 0.0)) for each in of_rows.values()]
+        _bars(axes, widths, colour, ends, part)
+        ends = [end + width for end, width in zip(ends, widths, strict=True)]
+    for place, (label, end) in enumerate(zip(of_rows, ends, strict=True)):
+        axes.annotate(words(label, end), (end, place), (5, 0), textcoords="offset points", va="center", color=_SOFT)
+    return max(ends, default=0.0)
 
 
 # --- one checkpoint ---------------------------------------------------------------------------------------------------
@@ -47,282 +197,201 @@ Show = Callable[[float], str]
 
 def scaling_chart(points: Sequence[Point], job: Job) -> Chart:
     """Time against ranks: blocked, and until all stages are through; and the speed-up."""
-    colours = dict(zip(dict.fromkeys(point.strategy for point in points), SERIES, strict=False))
-    saved = torch_save_words(job.state.layout)
-    names = {TORCH_SAVE: f"{TORCH_SAVE} ({saved})"}
-    key = [Mark(names.get(strategy, strategy), colour) for strategy, colour in colours.items()]
-    key += [Mark("training waits", "soft", "line"), Mark("all stages, one after the other", "soft", "dotted")]
-    key.append(Mark("as many times as there are ranks", "soft", "dashed"))
-    panels = (
-        Panel("Time of one checkpoint", partial(_times, points, colours)),
-        Panel(f"Times as fast as {saved}", partial(_speedups, points, colours)),
+    saved, ranks = torch_save_words(job.state.layout), sorted({float(point.ranks) for point in points})
+
+    def lines(axes: Axes, names: tuple[str, str]) -> list[float]:
+        for strategy, colour in zip(dict.fromkeys(point.strategy for point in points), _SERIES, strict=False):
+            mine = [point for point in points if point.strategy == strategy]
+            words = f"{TORCH_SAVE} ({saved})" if strategy == TORCH_SAVE else strategy
+            for name, style, what in zip(names, ("o-", "o:"), ("training waits", "all stages in turn"), strict=True):
+                values = [getattr(point, name) for point in mine]
+                axes.plot([point.ranks for point in mine], values, style, color=colour, label=f"{words}: {what}")
+        _log_axis(axes, "x", ranks, _show_count)
+        axes.set_xlabel("ranks")
+        return [getattr(point, name) for point in points for name in names]
+
+    def times(axes: Axes) -> None:
+        _log_axis(axes, "y", lines(axes, ("blocked_s", "serial_s")), show_seconds, _TIMES_S)
+
+    def speedups(axes: Axes) -> None:
+        values = lines(axes, ("blocked_speedup", "serial_speedup"))
+        axes.plot(ranks, ranks, "--", color=_SOFT, label="as many times as there are ranks")
+        _log_axis(axes, "y", [*values, *ranks], lambda value: f"{_show_count(value)}x")
+
+    panels = (Panel("Time of one checkpoint", times), Panel(f"Times as fast as {saved}", speedups))
+    return Chart(panels, f"{job.state.name} on {job.machine.name}")
+
+
+#: Rows of the timeline, from top to bottom: what runs side by side on a node.
+_LANES = ("training", "store", "protect", "flush")
+
+
+def timeline_chart(job: Job, times: Times) -> Chart:
+    """What the node does that is done last, each as its slowest rank takes it."""
+    ends_s = by_node(times.capture + np.maximum(times.stored, times.flushed), job.ranks_per_node).max(axis=1)
+    node = int(np.argmax(ends_s))
+    ranks = slice(node * job.ranks_per_node, (node + 1) * job.ranks_per_node)
+    copying, encoding, stored, flushed = (
+        float(each[ranks].max()) for each in (times.capture, times.encode, times.stored, times.flushed)
     )
-    return Chart("scaling", panels, tuple(key), f"{job.state.name} on {job.machine.name}")
+    done = times.complete()
+    copies_from = times.blocked_s if times.lazy else times.plan
+    captured = copies_from + float(times.capture.max())
+    begin = copies_from + copying
+    shared_s = captured + times.limited if times.limited else 0.0  # the job's own limit is for all that leaves a node
+    train_until = max(done.values(), default=captured)
+    bars = [
+        ("training", "plan, copy", _PINK, 0.0, times.plan),
+        ("store" if times.lazy else "training", "plan, copy", _PINK, copies_from, begin),
+        ("training", "training goes on", _GREEN, times.blocked_s, train_until),
+    ]
+    bars += [("store", "encode", _PURPLE, begin, begin + encoding)] if encoding else []
+    bars += [("store", "write", _VIOLET, begin, begin + stored)] if times.local.any() else []
+    ready, last = done.get(Level.LOCAL, captured), Level.PARITY if times.parity.any() else Level.PARTNER
+    for level, what, colour, took in (
+        (Level.PARTNER, "exchange copies", _TEAL, times.partner),
+        (Level.PARITY, "exchange parity", _OLIVE, times.parity),
+    ):  # fmt: skip
+        if took[node]:
+            end_s = max(ready + float(took[node]), shared_s if level == last else 0.0)
+            bars.append(("protect", what, colour, ready, end_s))
+            ready += float(took.max())
+    bars += [("flush", "flush", _BROWN, begin, max(begin + flushed, shared_s))] if times.persistent.any() else []
+    lanes = [lane for lane in _LANES if any(bar[0] == lane for bar in bars)]
+
+    def draw(axes: Axes) -> None:
+        for lane, what, colour, begin_s, end_s in bars:
+            height = 0.18 if what in ("write", "training goes on") else 0.36  # narrower beside something else
+            axes.barh(lanes.index(lane), end_s - begin_s, height, begin_s, color=colour, label=what)
+        _rows(axes, lanes)
+        _time_axis(axes, max(bar[-1] for bar in bars))
+        axes.set_xlabel("from the call on")
+
+    title = "the node" if job.nodes == 1 else f"node {node:,}, which is done last"
+    return Chart((Panel(title, draw, _height(len(lanes))),))
 
 
-def _times(points: Sequence[Point], colours: Mapping[str, str], axes: Axes) -> None:
-    values = _lines(points, colours, axes, ("blocked_s", "serial_s"))
-    log_time_axis(axes, "y", values)
-
-
-def _speedups(points: Sequence[Point], colours: Mapping[str, str], axes: Axes) -> None:
-    values = _lines(points, colours, axes, ("blocked_speedup", "serial_speedup"))
-    ranks = sorted({float(point.ranks) for point in points})
-    axes.plot(ranks, ranks, "--", color=light("soft"), lw=1.2)
-    log_axis(axes, "y", [*values, *ranks], show_times)
-
-
-def _lines(points: Sequence[Point], colours: Mapping[str, str], axes: Axes, names: tuple[str, str]) -> Sequence[float]:
-    """A line for each strategy, and each of two numbers; returns all values."""
-    for strategy, colour in colours.items():
-        mine = [point for point in points if point.strategy == strategy]
-        for name, style in zip(names, ("-", ":"), strict=True):
-            values = [getattr(point, name) for point in mine]
-            axes.plot([point.ranks for point in mine], values, style, marker="o", ms=4, color=light(colour), lw=1.6)
-    log_axis(axes, "x", [float(point.ranks) for point in points], show_count, most=5)
-    axes.set_xlabel("ranks")
-    return [getattr(point, name) for point in points for name in names]
-
-
-def timeline_chart(groups: Sequence[Group]) -> Chart:
-    """What nodes do from the call on, all on the same scale; of two at a time in a lane, the second is narrower."""
-    every = [bar for group in groups for bar in group.bars]
-    end_s = max((bar.end_s for bar in every), default=1.0)
-    lanes = [lane for lane in LANES if any(bar.lane == lane for bar in every)]
-    key = dict.fromkeys(
-        Mark(words, colour) for what, (colour, words) in COLOURS.items() if what in {b.what for b in every}
-    )
-    panels = [Panel(group.words, partial(_timeline, group, lanes, end_s), rows_height(len(lanes))) for group in groups]
-    return Chart("timeline", tuple(panels), tuple(key))
-
-
-def _timeline(group: Group, lanes: Sequence[str], end_s: float, axes: Axes) -> None:
-    for number, bar in enumerate(group.bars):
-        beside = any(one.lane == bar.lane and one.begin_s <= bar.begin_s < one.end_s for one in group.bars[:number])
-        height = 0.5 if beside or bar.what == "train" else 1.0
-        place = [lanes.index(bar.lane)]
-        bars(axes, [bar.end_s - bar.begin_s], COLOURS[bar.what][0], [bar.begin_s], place, height)
-    rows(axes, lanes)
-    time_axis(axes, "x", end_s, 4)
-    axes.set_xlabel("from the call on")
-
-
-def goodput_chart(found: Sequence[Row]) -> Chart:
-    """The share that is lost against the time that a call blocks, and where each way is."""
-    colours = dict(zip(dict.fromkeys(row.period_s for row in found), SERIES, strict=False))
-    key = [Mark(f"every {show_seconds(period_s)}", colour, "line") for period_s, colour in colours.items()]
-    key.append(Mark("what a way blocks for", "soft", "point"))
-    return Chart("goodput", (Panel("Goodput that is lost", partial(_lost, found, colours)),), tuple(key))
-
-
-def _lost(found: Sequence[Row], colours: Mapping[float, str], axes: Axes) -> None:
-    drawn = [row for row in found if row.period_s in colours]
-    for period_s, colour in colours.items():
-        mine = [row for row in drawn if row.period_s == period_s]
-        axes.plot([row.blocked_s for row in mine], [row.lost for row in mine], color=light(colour), lw=1.6)
-        ways = [row for row in mine if row.way]
-        axes.plot([row.blocked_s for row in ways], [row.lost for row in ways], "o", ms=5, color=light(colour))
-    log_time_axis(axes, "x", [row.blocked_s for row in drawn], most=5)
-    log_axis(axes, "y", [row.lost for row in drawn], show_part)
-    axes.set(xlabel="a call blocks for", ylabel="share of the time that is lost")
-
-
-# --- bars -------------------------------------------------------------------------------------------------------------
-
-
-def _stacked(
-    axes: Axes, parts: Mapping[str, Mapping[str, float]], colours: Mapping[str, str], words: Callable[[str, float], str]
-) -> float:
-    """A row for each label, of stacked parts, with words at its end; returns where the longest ends."""
-    ends = [0.0] * len(parts)
-    for part, colour in colours.items():
-        widths = [max(0.0, each.get(part, 0.0)) for each in parts.values()]
-        bars(axes, widths, colour, ends)
-        ends = [end + width for end, width in zip(ends, widths, strict=True)]
-    for place, (label, end) in enumerate(zip(parts, ends, strict=True)):
-        axes.annotate(
-            words(label, end), (end, place), (5, 0), textcoords="offset points", va="center", fontsize=SMALL,
-            color=light("soft"),
-        )  # fmt: skip
-    return max(ends, default=0.0)
-
-
-def _colour_key(colours: Mapping[str, str]) -> tuple[Mark, ...]:
-    return tuple(Mark(part.replace("_", " "), colour) for part, colour in colours.items())
+# --- campaigns and ways to come back ----------------------------------------------------------------------------------
 
 
 def campaign_chart(summary: Summary) -> Chart:
     """How the time is spent that is not useful training, and the levels from which the job was restored."""
-    shares = [
-        (words, summary.shares[name])
+    shares = {
+        words: summary.shares[name]
         for name, words in SHARE_WORDS.items()
         if words != USEFUL and summary.shares[name].most > 0
-    ]
-    levels = list(summary.recoveries.items())
+    }
+    levels = {"nothing" if level == NOTHING else level: value for level, value in summary.recoveries.items()}
     title = f"Not useful training: {show_share(1 - summary.efficiency.mean)} of the time"
     panels = [
-        Panel(title, partial(_estimates, shares, "share of the time", show_share, show_part), rows_height(len(shares))),
-        Panel(
-            "Came back from",
-            partial(_estimates, levels, "times in a run", show_number, show_count),
-            rows_height(len(levels)),
-        ),
+        Panel(title, partial(_estimates, shares, "share of the time", show_share, _show_part), _height(len(shares))),
+        Panel("Came back from", partial(_estimates, levels, "times", show_number, _show_count), _height(len(levels))),
     ]
-    return Chart("campaign", tuple(panel for panel, there in zip(panels, (shares, levels), strict=True) if there))
+    return Chart(tuple(panel for panel, there in zip(panels, (shares, levels), strict=True) if there))
 
 
-def _estimates(values: Sequence[tuple[str, Estimate]], words: str, show: Show, mark: Show, axes: Axes) -> None:
-    means = [value.mean for _, value in values]
+def _estimates(values: Mapping[str, Estimate], words: str, show: Show, mark: Show, axes: Axes) -> None:
+    means = [value.mean for value in values.values()]
     # Rounding may leave a mean beside its values, and matplotlib refuses lines of a length below 0.
-    lengths = [[max(0.0, each.mean - each.least) for _, each in values]]
-    lengths.append([max(0.0, each.most - each.mean) for _, each in values])
-    bars(axes, means, "violet")
-    axes.errorbar(means, range(len(means)), xerr=lengths, fmt="none", ecolor=light("ink"), elinewidth=1.4, capsize=3)
-    rows(axes, [f"{'nothing' if label == NOTHING else label}: {show(value.mean)}" for label, value in values])
-    linear_axis(axes, "x", 1.05 * max(value.most for _, value in values), mark, 4)
-    axes.set_xlabel(f"{words} (line: least to most)")
+    below = [max(0.0, each.mean - each.least) for each in values.values()]
+    above = [max(0.0, each.most - each.mean) for each in values.values()]
+    _bars(axes, means, _VIOLET)
+    axes.errorbar(means, range(len(means)), xerr=[below, above], fmt="none", ecolor=_INK, capsize=3)
+    _rows(axes, [f"{label}: {show(value.mean)}" for label, value in values.items()])
+    _linear_axis(axes, 1.05 * max(value.most for value in values.values()), mark, f"{words} (line: least to most)")
 
 
-#: Of parts of a comeback, in their order; hardly a machine has more than the series have colours.
-_PIECE_COLOURS = (*SERIES, "soft", "ink", "line")
-_LOST = {"process": "a process", "node": "a node", "group": "a group of nodes", "system": "everything"}
+_LOST = {"process": "a process", "node": "a node", "system": "everything"}
 
 
 def after_chart(found: Sequence[Comparison], mode: str) -> Chart:
     """For each class of failures, each way's time until training goes on, by piece, and the replay behind it."""
-    kinds = list(dict.fromkeys(kind for each in found for kind in each.after))
-    parts = {
+    kinds = dict.fromkeys(kind for each in found for kind in each.after)
+    of_kinds = {
         kind: {each.way: {**each.after[kind].pieces, REPLAY: each.after[kind].replay_s} for each in found}
         for kind in kinds
     }
-    every = [of_way for of_kind in parts.values() for of_way in of_kind.values()]
-    colours = _colours_of((*PIECES_OF_ONE, REPLAY), every)
+    every = [of_way for of_kind in of_kinds.values() for of_way in of_kind.values()]
+    parts = [part for part in (*PIECES_OF_ONE, REPLAY) if any(each.get(part) for each in every)]
+
+    def draw(of_kind: Mapping[str, Mapping[str, float]], axes: Axes) -> None:
+        _time_axis(axes, 1.4 * _stacked(axes, of_kind, parts, lambda _, end: show_seconds(end)))
+        _rows(axes, list(of_kind), marked=list(of_kind).index(mode))
+
     panels = [
         Panel(
             f"After the loss of {_LOST.get(kind, f'a group of nodes ({kind})')}",
-            partial(_ways, of_kind, colours, mode, show_seconds),
-            rows_height(len(found)),
+            partial(draw, of_kind),
+            _height(len(of_kind)),
         )
-        for kind, of_kind in parts.items()
+        for kind, of_kind in of_kinds.items()
     ]
-    return Chart("after", tuple(panels), _colour_key(colours))
+    return Chart(tuple(panels))
 
 
 def share_chart(found: Sequence[Comparison], mode: str) -> Chart:
     """The share of the time that each way loses, by part."""
-    parts = {each.way: each.shares for each in found}
-    colours = _colours_of(PARTS, list(parts.values()))
-    draw = partial(_ways, parts, colours, mode, show_share)
-    panel = Panel("Share of the time that is lost", draw, rows_height(len(found)))
-    return Chart("shares", (panel,), _colour_key(colours))
+    of_ways = {each.way: each.shares for each in found}
+    parts = [part for part in PARTS if any(each.get(part) for each in of_ways.values())]
 
+    def draw(axes: Axes) -> None:
+        end = _stacked(axes, of_ways, parts, lambda _, end: show_share(end))
+        _linear_axis(axes, 1.4 * end, _show_part, "share of the time")
+        _rows(axes, list(of_ways), marked=list(of_ways).index(mode))
 
-def _colours_of(names: Sequence[str], values: Sequence[Mapping[str, float]]) -> dict[str, str]:
-    there = [name for name in names if any(each.get(name) for each in values)]
-    return dict(zip(there, _PIECE_COLOURS, strict=False))
-
-
-def _ways(
-    parts: Mapping[str, Mapping[str, float]], colours: Mapping[str, str], mode: str, show: Show, axes: Axes
-) -> None:
-    end = _stacked(axes, parts, colours, lambda _, end: show(end))
-    rows(axes, list(parts), marked=list(parts).index(mode))
-    if show is show_seconds:
-        time_axis(axes, "x", 1.4 * end, 4)
-    else:
-        linear_axis(axes, "x", 1.4 * end, show_part, 4)
-        axes.set_xlabel("share of the time")
+    return Chart((Panel("Share of the time that is lost", draw, _height(len(found))),))
 
 
 # --- advice -----------------------------------------------------------------------------------------------------------
 
-#: Parts of what a choice loses, in words, and their colours.
-_LOSSES = {"writing": "violet", "doing again": "pink", "coming back slower": "brown"}
-
 
 def advice_chart(advice: Advice) -> Chart:
-    """What the choices of the front lose, by cause, and the front itself; without the time to come back of all."""
-    choices = shown(advice)
-    key = (
-        *_colour_key(_LOSSES),
-        Mark("a choice", "violet", "point"),
-        Mark("worse in both, but easier on drives or simpler", "violet", "hollow"),
-        Mark("advised", "pink", "ring"),
-        Mark("below: as good as the least", "soft", "dashed"),
+    """What the choices of the front lose, by cause; without the time to come back of all."""
+    labels = {f"{number}  {describe(choice.job)}": choice for number, choice in enumerate(shown(advice), 1)}
+    return Chart(
+        (_losses_panel("What each choice loses, and time between calls", labels, least_restart(advice.front), 0),)
     )
-    labels = {f"{number}  {describe(choice.job)}": choice for number, choice in enumerate(choices, 1)}
-    panels = (
-        _losses_panel("What each choice loses, and time between calls", labels, least_restart(advice.front), 0),
-        Panel("Loss against bytes a day to the file system", partial(_front, advice), 320),
-    )
-    return Chart("advice", panels, key)
 
 
 def _losses_panel(title: str, labels: Mapping[str, Choice], least: float, marked: int | None) -> Panel:
+    parts = ("writing", "doing again", "coming back slower")
     wastes = {label: choice.waste for label, choice in labels.items()}
-    parts = {
-        label: dict(zip(_LOSSES, (waste.cost, waste.rework, waste.restart - least), strict=True))
+    losses = {
+        label: dict(zip(parts, (waste.cost, waste.rework, waste.restart - least), strict=True))
         for label, waste in wastes.items()
     }
 
     def draw(axes: Axes) -> None:
-        end = _stacked(axes, parts, _LOSSES, lambda label, _: f"every {show_seconds(labels[label].cadence.period_s)}")
-        linear_axis(axes, "x", 2.1 * end, show_part, 4)
-        rows(axes, list(labels), marked=marked)
-        axes.set_xlabel("share of the time that is lost")
+        end = _stacked(axes, losses, parts, lambda label, _: f"every {show_seconds(labels[label].cadence.period_s)}")
+        _linear_axis(axes, 1.6 * end, _show_part, "share of the time that is lost")
+        _rows(axes, list(labels), marked=marked)
 
-    return Panel(title, draw, rows_height(len(labels)))
-
-
-def _front(advice: Advice, axes: Axes) -> None:
-    least = least_restart(advice.front)
-    places = [(max(1.0, choice.drained_daily_bytes), loss_of(choice, least)) for choice in advice.front]
-    line: list[tuple[float, float]] = []  # of those that no other one is below in both, fewest bytes first
-    for place in sorted(places):
-        if not line or place[1] < line[-1][1]:
-            line.append(place)
-    if len(line) > 1:
-        axes.step(*zip(*line, strict=True), where="post", color=light("violet"), lw=1.2)
-    for is_on, face in ((False, light("card")), (True, light("violet"))):
-        mine = [place for place in places if (place in line) is is_on]
-        if mine:
-            axes.plot(*zip(*mine, strict=True), "o", ms=5.5, color=light("violet"), markerfacecolor=face)
-    ringed = next(number for number, choice in enumerate(advice.front) if choice is advice.chosen)
-    axes.plot(*places[ringed], "o", ms=13, color=light("pink"), markerfacecolor="none", mew=2.2)
-    good = as_good_as_least(advice.front)
-    axes.axhline(good, ls="--", color=light("soft"), lw=1.2)
-    log_axis(axes, "x", [nbytes for nbytes, _ in places], show_bytes, most=4, margin=0.1)
-    log_axis(axes, "y", [*(loss for _, loss in places), good], show_part, margin=0.1)
-    axes.set(xlabel="bytes a day to the file system", ylabel="share of the time that is lost")
+    return Panel(title, draw, _height(len(labels)))
 
 
-#: What is shown of a checkpoint: (level, or nothing for the call), in words, colour, shape.
+#: What is shown of a checkpoint: (level, or nothing for the call), in words, colour, mark.
 _UNTIL = (
-    ("", "training waits", "pink", "point"),
-    (Level.LOCAL, "until local", "violet", "square"),
-    (Level.PARTNER, "until partner", "teal", "square"),
-    (Level.PARITY, "until parity", "olive", "square"),
-    (Level.PERSISTENT, "until persistent", "brown", "triangle"),
+    ("", "training waits", _PINK, "o"),
+    (Level.LOCAL, "until local", _VIOLET, "s"),
+    (Level.PARTNER, "until partner", _TEAL, "s"),
+    (Level.PARITY, "until parity", _OLIVE, "s"),
+    (Level.PERSISTENT, "until persistent", _BROWN, "^"),
 )
 
 
 def jobs_chart(found: Mapping[str, Choice]) -> Chart:
     """What is advised for some jobs, on common scales: the times of a checkpoint, and what is lost."""
-    times = {label: {"": choice.blocked_s, **choice.complete_s} for label, choice in found.items()}
-    there = [each for each in _UNTIL if any(each[0] in of_job for of_job in times.values())]
+    times = [{"": choice.blocked_s, **choice.complete_s} for choice in found.values()]
 
     def draw(axes: Axes) -> None:
-        for level, _, colour, shape in there:
-            places = [(of_job[level], row) for row, of_job in enumerate(times.values()) if level in of_job]
-            axes.plot(*zip(*places, strict=True), MARKERS[shape], color=light(colour), ms=8)
-        rows(axes, list(found))
-        log_time_axis(axes, "x", [seconds for of_job in times.values() for seconds in of_job.values()], most=5)
+        for level, words, colour, mark in _UNTIL:
+            places = [(of_job[level], row) for row, of_job in enumerate(times) if level in of_job]
+            if places:
+                axes.plot(*zip(*places, strict=True), mark, color=colour, ms=8, label=words)
+        _rows(axes, list(found))
+        _log_axis(axes, "x", [seconds for of_job in times for seconds in of_job.values()], show_seconds, _TIMES_S)
         axes.set_xlabel("from the call on")
 
-    key = [Mark(words, colour, shape) for _, words, colour, shape in there]
     least = min(choice.waste.restart for choice in found.values())
-    panels = (
-        Panel("Time of one checkpoint", draw, rows_height(len(found))),
-        _losses_panel("What is lost as advised, and time between calls", found, least, None),
-    )
-    return Chart("jobs", panels, (*key, *_colour_key(_LOSSES)), "Comparison")
+    losses = _losses_panel("What is lost as advised, and time between calls", found, least, None)
+    return Chart((Panel("Time of one checkpoint", draw, _height(len(found))), losses), "Comparison")

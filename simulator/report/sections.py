@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from deeppart.errors import ConfigError
 from deeppart.model import LEVELS, Level, show_bytes, show_rate, show_seconds, show_share
 
 from ..advise.choose import Advice, Choice, advise, describe, least_restart, loss_of, shown
@@ -14,9 +13,9 @@ from ..advise.comebacks import PARTS, PIECES_OF_ONE, REPLAY, Comparison
 from ..advise.text import bill_of, config_toml, in_a_sentence, reasons
 from ..budget import MONTH_DAYS, SHARE_WORDS, Bill, Row, bill_of_run, cells, missing, spending_lines
 from ..campaign.costs import NOTHING, followed, training_s
-from ..campaign.failures import fails
+from ..campaign.failures import rates_per_s
 from ..campaign.outcomes import Estimate, Summary, show_number, summarize
-from ..campaign.plan import Cadences, Planned, effort_s, too_long, usual_spares
+from ..campaign.plan import MOST_EVENTS, Cadences, Planned, events, usual_spares
 from ..machine.record import DAY_S, WAYS
 from ..measure.validate import MEDIAN_TARGET, WORST_TARGET, Validation
 from ..measure.validate import Comparison as Measured
@@ -28,13 +27,11 @@ from .charts import (
     advice_chart,
     after_chart,
     campaign_chart,
-    goodput_chart,
     jobs_chart,
     scaling_chart,
     share_chart,
     timeline_chart,
 )
-from .timeline import bars_table, timeline
 
 #: Sections of the page of a job, in this order.
 GOODPUT, SCALES, CHECKPOINT = "Blocked time and goodput", "How it scales", "One checkpoint"
@@ -73,15 +70,15 @@ def job_facts(job: Job) -> list[tuple[str, str]]:
     ]  # fmt: skip
 
 
-def job_sections(job: Job, own: Sequence[Section], advice: Advice | None = None) -> list[Section]:
-    """The sections of a job's page: what a command has found itself, and beside it how the job scales, one checkpoint,
-    advice, and a campaign that follows it. One that was played stands without other advice than its own.
+def job_sections(job: Job, sections: Sequence[Section], advice: Advice | None = None) -> list[Section]:
+    """The sections of a job's page: those of the command, how the job scales, one checkpoint, advice, and a campaign
+    that follows it; after a campaign, only the advice that it followed.
     """
-    found = {section.title: section for section in own}
+    found = {section.title: section for section in sections}
     if SCALES not in found:
         found[SCALES] = scaling_section(study(job, ladder(job), ("deeppart", "rank0")), job)
     found[CHECKPOINT] = timeline_section(job)
-    if CAMPAIGN not in found and fails(job.machine.failures):
+    if CAMPAIGN not in found and any(rates_per_s(job).values()):
         advice = advise(job) if advice is None else advice
         found.setdefault(ADVICE, advice_section(advice))
         found[CAMPAIGN] = _followed(advice)
@@ -96,15 +93,7 @@ def ladder(job: Job) -> list[int]:
     counts = [job.ranks]
     while counts[-1] > 1:
         counts.append(counts[-1] // 2)
-
-    def fits(count: int) -> bool:
-        try:
-            job.state.layout.at(count)
-        except ConfigError:
-            return False
-        return True
-
-    return sorted(filter(fits, set(counts)))
+    return sorted(filter(job.state.layout.fits, set(counts)))
 
 
 def scaling_section(points: Sequence[Point], job: Job) -> Section:
@@ -132,9 +121,8 @@ def scaling_section(points: Sequence[Point], job: Job) -> Section:
 
 
 def timeline_section(job: Job) -> Section:
-    """What nodes do during one checkpoint."""
-    groups = timeline(job, times_of(job, job.shares()))
-    return Section(CHECKPOINT, [timeline_chart(groups), bars_table(groups)])
+    """What a node does during one checkpoint."""
+    return Section(CHECKPOINT, [timeline_chart(job, times_of(job, job.shares()))])
 
 
 def goodput_section(job: Job, found: Sequence[Row], days: float) -> Section:
@@ -153,7 +141,7 @@ def goodput_section(job: Job, found: Sequence[Row], days: float) -> Section:
     breaks = {place for place in range(1, len(found)) if found[place].period_s != found[place - 1].period_s}
     marked = {place for place, row in enumerate(found) if row.way}
     table = Table(f"what blocked time costs on {job.nodes:,} nodes", head, lines, marked, breaks)
-    return Section(GOODPUT, [words, goodput_chart(found), table, Items(missing(job.machine))])
+    return Section(GOODPUT, [words, table, Items(missing(job.machine))])
 
 
 def published_section(figures: Sequence[Figure]) -> Section:
@@ -237,7 +225,7 @@ def advice_table(advice: Advice) -> Table:
         "to the file system a day": lambda each: show_bytes(each.drained_daily_bytes),
     }
     title = "advised, and choices that no other one is as good as; lost: what another choice could give back"
-    return table_of(title, choices, columns, marked={0}, stacked=True)
+    return table_of(title, choices, columns, marked={0})
 
 
 def _part(share: float) -> str:
@@ -256,7 +244,7 @@ def _sensitivity_table(advice: Advice) -> Table:
         "wasted at best": lambda each: show_share(each.adapted),
         "a call then every": lambda each: show_seconds(each.period_s),
     }
-    return table_of("if failures come at another rate", advice.sensitivity, columns, stacked=True)
+    return table_of("if failures come at another rate", advice.sensitivity, columns)
 
 
 def _until(level: str, job: tuple[str, Choice]) -> str:
@@ -283,7 +271,7 @@ def jobs_section(found: Mapping[str, Choice]) -> Section:
         "to the file system a day": lambda each: show_bytes(each[1].drained_daily_bytes),
         "to each drive a day": lambda each: show_bytes(each[1].node_daily_bytes),
     }
-    table = table_of("each with what is advised for it", found.items(), columns, stacked=True)
+    table = table_of("each with what is advised for it", found.items(), columns)
     return Section("Jobs beside each other", [jobs_chart(found), table])
 
 
@@ -294,7 +282,7 @@ def comeback_sections(chosen: Choice, found: Sequence[Comparison]) -> list[Secti
     """The pieces of each way to come back, and the share of the time that each costs."""
     mode = chosen.job.machine.restart.mode
     words = f"As advised for {mode}, the machine's own way: {describe(chosen.job)}, every {every_words(chosen)}"
-    ways = Items([f"{way.name}: {way.words}" for way in WAYS.values()])
+    ways = Items([f"{name}: {way.words}" for name, way in WAYS.items()])
     return [
         Section("After one failure", [words, after_chart(found, mode), after_table(found, mode), ways]),
         Section("Share of the time", [share_chart(found, mode), shares_table(found, mode)]),
@@ -317,16 +305,14 @@ def after_table(found: Sequence[Comparison], mode: str) -> Table:
 
 
 def shares_table(found: Sequence[Comparison], mode: str) -> Table:
-    """The share of the time of each part, and below it what half of it would save."""
+    """The share of the time of each part."""
     parts = _not_all_zero(PARTS, (each.shares for each in found))
-    rows = []
-    for each in found:
-        shares, saved = ([_known(show_share, of[part]) for part in parts] for of in (each.shares, each.saved))
-        rows += [[each.way, "of the time", *shares, show_share(each.waste.total)], ["", "saved by half", *saved, ""]]
-    title = "saved by half: what would be saved of the time if the piece took half as long"
-    marked = {place for place in range(len(rows)) if found[place // 2].way == mode}
-    head = ["way", "what", *map(_words, parts), "lost"]
-    return Table(title, head, rows, marked, range(2, len(rows), 2))
+    rows = [
+        [each.way, *(_known(show_share, each.shares[part]) for part in parts), show_share(each.waste.total)]
+        for each in found
+    ]
+    marked = {place for place, each in enumerate(found) if each.way == mode}
+    return Table("share of the time", ["way", *map(_words, parts), "lost"], rows, marked)
 
 
 def _not_all_zero(names: Iterable[str], values: Iterable[Mapping[str, float]]) -> list[str]:
@@ -344,7 +330,7 @@ def _words(part: str) -> str:
 _LEVEL_WORDS: dict[str, str] = {Level.PARITY: "rebuilt from parity", NOTHING: "nothing: from the beginning"}
 
 
-def campaign_section(planned: Planned, cadences: Cadences, summary: Summary, notes: Sequence[str] = ()) -> Section:
+def campaign_section(planned: Planned, cadences: Cadences, summary: Summary) -> Section:
     """A campaign: where the time goes, and what it takes."""
     useful = summary.efficiency
     words = (
@@ -353,7 +339,7 @@ def campaign_section(planned: Planned, cadences: Cadences, summary: Summary, not
     )
     bill = bill_table(bill_of_run(planned, cadences, summary), "what the run takes, all of its nodes together")
     spending = Items(spending_lines(planned, cadences, summary))
-    return Section(CAMPAIGN, [words, *notes, campaign_chart(summary), _summary_table(summary), bill, spending])
+    return Section(CAMPAIGN, [words, campaign_chart(summary), _summary_table(summary), bill, spending])
 
 
 def _followed(advice: Advice) -> Section:
@@ -364,7 +350,7 @@ def _followed(advice: Advice) -> Section:
     period_s, every = training_s(chosen.costs, chosen.cadence), followed(chosen.cadence)
     spares = usual_spares(planned)
     cadences = Cadences(period_s, every, _WALL_S, spares=spares, scheduling=advice.scheduling)
-    if too_long(_SEEDS * effort_s(planned, cadences)):
+    if not _SEEDS * events(planned, cadences) <= MOST_EVENTS:
         return Section(CAMPAIGN, ["Failures come so often that this takes too long to simulate."])
     return campaign_section(planned, cadences, summarize([run(planned, cadences, 1 + seed) for seed in range(_SEEDS)]))
 

@@ -7,7 +7,7 @@ are taken that state the bandwidth of their storage: Azure Managed Lustre is sol
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,7 +66,7 @@ class Figure:
 
     @property
     def reproduced(self) -> bool:
-        """Whether the model comes near enough without having been told."""
+        """Whether the model comes near enough without having been given this number."""
         return not self.given and abs(self.difference) <= TARGET
 
 
@@ -174,15 +174,10 @@ def _thesis() -> Iterator[Figure]:
             saved = torch_save_s(machine, state, ranks, _THESIS_WIDTH, persistent=True)
             return saved / prototype_s(machine, state, ranks, _THESIS_WIDTH, compressed=compressed)
 
-        reached = _first(faster, published)
+        reached = next((ranks for ranks in range(1, _THESIS_RANKS) if faster(ranks) >= published), _THESIS_RANKS)
         simulated = faster(_THESIS_RANKS)
         why = f"so much on {reached} ranks; how many, which storage and which times, is not known"
         yield Figure(THESIS, f"{case}, 16 x 4", "x", published, simulated, why)
-
-
-def _first(faster: Callable[[int], float], published: float) -> int:
-    """Fewest ranks that are as much faster as was published; all of them if none are."""
-    return next((ranks for ranks in range(1, _THESIS_RANKS) if faster(ranks) >= published), _THESIS_RANKS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,6 @@ from .stages import FloatArray, Job, by_node, codec_of, finish_times
 MOST_THREADS, LEAST_THREADS = 8, 2
 #: What ranks send of tensors from so many bytes on is received where it belongs: deeppart/state/capture/layout.py.
 ALONE_BYTES = 1 << 20
-#: So many pairs of a set and a node are counted one by one; of more, only those that there are, which are sorted first.
-_FEW = 1 << 22
 
 
 def restore_s(job: Job, shares: Shares, parts: dict[str, int], saved_nodes: int | None = None) -> float:
@@ -40,7 +38,7 @@ def restore_s(job: Job, shares: Shares, parts: dict[str, int], saved_nodes: int 
         lost = parts[Level.PERSISTENT] * each
         aggregate = persistent.read * (1 - persistent.others)
         most = _most_fetched(job.nodes - parts.get(Level.LOCAL, 0), lost, each, total / job.nodes)
-        reading = max(lost / aggregate, most / min(persistent.node_read, _rank_limit(job)))
+        reading = max(lost / aggregate, most / min(persistent.node_read, persistent.rank_read * job.ranks_on_node))
         read = max(read, reading + persistent.file)
     rebuilt = 0.0
     if parts.get(Level.PARITY):
@@ -50,7 +48,8 @@ def restore_s(job: Job, shares: Shares, parts: dict[str, int], saved_nodes: int 
         network = machine.network
         rebuilt = max(each / network.bandwidth, each / (network.rebuild * job.ranks_on_node)) + network.exchange
     decoding = _decode_s(job, shares, per_rank / ratio)
-    return _begin_s(job) + rebuilt + read + decoding + distribute_s(job, encoded=ratio != 1.0)
+    begin = (machine.memory.restore + machine.memory.restored_leaf * job.leaves_held()) * job.crowding
+    return begin + rebuilt + read + decoding + distribute_s(job, encoded=ratio != 1.0)
 
 
 def _most_fetched(idle: int, lost: float, each: float, share: float) -> float:
@@ -62,16 +61,8 @@ def _most_fetched(idle: int, lost: float, each: float, share: float) -> float:
     return min(lost / idle, max(each, share))
 
 
-def _begin_s(job: Job) -> float:
-    """Seconds of what does not depend on bytes."""
-    memory, crowding = job.machine.memory, job.crowding
-    return (memory.restore + memory.restored_leaf * job.leaves_held()) * crowding
-
-
 def distribute_s(job: Job, *, encoded: bool = False) -> float:
-    """Seconds for bytes that one rank has read to reach all ranks that hold them: over the network once per node, and
-    copied by every rank.
-    """
+    """Seconds for bytes that were read to reach all ranks: over the network once per node, copied by every rank."""
     needed, passed, copies = np.zeros(job.ranks), np.zeros(job.ranks), np.zeros(job.ranks)
     for groups in job.state.on(job.ranks):
         nbytes = float(groups.leaves.nbytes.sum())
@@ -100,9 +91,6 @@ def _members_on_node(ranks: IntArray, ranks_per_node: int) -> IntArray:
         return np.ones_like(ranks)
     nodes = ranks // ranks_per_node
     places = np.arange(len(ranks))[:, None] * (nodes.max() + 1) + nodes
-    if places.max() < _FEW:
-        found: IntArray = np.bincount(places.ravel())[places]
-        return found
     _, back, counts = np.unique(places, return_inverse=True, return_counts=True)
     return counts[back].reshape(ranks.shape)
 
@@ -120,8 +108,3 @@ def _decode_s(job: Job, shares: Shares, raw: FloatArray) -> float:
         if dtype in machine.codecs
     )
     return float(raw.max()) * per_byte / threads
-
-
-def _rank_limit(job: Job) -> float:
-    limit = job.machine.persistent.rank_read
-    return limit if math.isinf(limit) else limit * min(job.ranks_per_node, job.ranks)

@@ -6,7 +6,7 @@ everything itself, on the same number of ranks, uncompressed: what ``torch.save`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from deeppart.errors import ConfigError
@@ -45,9 +45,7 @@ class Point:
     spans: int  # most tensors or pieces of them in a share
 
 
-def study(
-    job: Job, ranks: Sequence[int], strategies: Sequence[str], progress: Callable[[str], None] = lambda text: None
-) -> list[Point]:
+def study(job: Job, ranks: Sequence[int], strategies: Sequence[str]) -> list[Point]:
     """All strategies on all numbers of ranks, ascending."""
     for name in strategies:
         if name not in STRATEGIES:
@@ -58,23 +56,14 @@ def study(
                 where="--strategy",
                 todo=meant_todo(name, STRATEGIES, "take one of these"),
             )
-    alone = {name: _measure(job, 1, name)[0] for name in strategies} if _fits_one(job) else {}
+    alone = {name: _measure(job, 1, name)[0] for name in strategies} if job.state.layout.fits(1) else {}
     points = []
     for count in sorted(set(ranks)):
-        progress(f"{count:,} ranks")
         reference, by_one = _measure(replace(job, compression="none"), count, REFERENCE)
         for name in strategies:
             times, shares = _measure(job, count, name, by_one if name == REFERENCE else None)
             points.append(_point(job, count, name, times, reference, alone.get(name), shares))
     return points
-
-
-def _fits_one(job: Job) -> bool:
-    try:
-        job.state.layout.at(1)
-    except ConfigError:
-        return False
-    return True
 
 
 def _measure(job: Job, ranks: int, strategy: str, shares: Shares | None = None) -> tuple[Times, Shares]:

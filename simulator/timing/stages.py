@@ -315,7 +315,7 @@ def times_of(job: Job, shares: Shares) -> Times:
         cores=_cores_s(job, raw, encoded, ratio, encode_rate).ravel()[flat],
         encoded=encoded.ravel()[flat],
         raw=raw.ravel()[flat],
-        files=files_created(encoded) if protection.persistent else 0,
+        files=int(np.count_nonzero(encoded)) if protection.persistent else 0,
         spans=int(shares.spans.max()),
         lazy=job.capture == "lazy",
         deferring=deferring,
@@ -324,9 +324,7 @@ def times_of(job: Job, shares: Shares) -> Times:
 
 
 def _deferred(job: Job, handled: FloatArray, copying: FloatArray) -> tuple[float, FloatArray]:
-    """(Seconds of a lazy call, seconds of each rank's copies after it): small tensors are copied at once, and each of
-    the others gets a guard.
-    """
+    """(Seconds of a lazy call, which copies small tensors and guards others; of each rank's copies after it)."""
     tensors = np.concatenate([groups.leaves.nbytes for groups in job.state.on(job.ranks)])
     small = tensors <= SMALL_LEAF_BYTES
     memory, few, little = job.machine.memory, float(small.mean()), float(tensors[small].sum() / max(1, tensors.sum()))
@@ -374,11 +372,7 @@ def _torch_save(job: Job, shares: Shares) -> Times:
 
 
 def codec_of(job: Job, shares: Shares) -> tuple[float, float]:
-    """(bytes after / before, bytes per second of one rank's threads) of the job's codec on its mix of dtypes.
-
-    Where nothing is encoded these are 1 and infinity. "auto" encodes where that ends sooner than writing raw does, as
-    the library decides from what it measures.
-    """
+    """(bytes after / before, bytes per second of one rank's threads) of the job's codec; 1 and infinity without it."""
     if job.compression == "none":
         return 1.0, math.inf
     ratio = seconds = 0.0
@@ -395,27 +389,17 @@ def codec_of(job: Job, shares: Shares) -> tuple[float, float]:
 
 
 def _pays(job: Job, ratio: float, rate: float) -> bool:
-    """True if encoding ends sooner than writing raw, at the last level to which the checkpoint goes."""
-    each = _slowest_rate(job)
-    return max(1 / rate, ratio / each) < 1 / each
-
-
-def _slowest_rate(job: Job) -> float:
-    """Bytes per second that a rank gets at the slowest level, all writing at a time."""
-    machine, on_node = job.machine, job.ranks_on_node
-    rates = [math.inf]
+    """True if encoding ends sooner than writing raw, at the slowest level to which the checkpoint goes."""
+    machine, on_node, rates = job.machine, job.ranks_on_node, [math.inf]
     if job.protection.local:
         rates.append(min(machine.local.rank_write, machine.local.write / on_node))
     if job.protection.persistent:
-        rates.append(min(machine.persistent.rank_write, _node_write(job) / on_node))
-    return min(rates)
-
-
-def _node_write(job: Job) -> float:
-    """Bytes per second of each node to the file system, all writing at a time."""
-    persistent = job.machine.persistent
-    shared = persistent.write * (1 - persistent.others) / job.nodes
-    return min(persistent.node_write, job.flush_bandwidth, shared)
+        persistent = machine.persistent
+        shared = persistent.write * (1 - persistent.others) / job.nodes
+        node = min(persistent.node_write, job.flush_bandwidth, shared)
+        rates.append(min(persistent.rank_write, node / on_node))
+    each = min(rates)
+    return max(1 / rate, ratio / each) < 1 / each
 
 
 def _plan_s(job: Job, held: int) -> float:
@@ -476,18 +460,14 @@ def _parity_bytes(protection: Protection, encoded: FloatArray) -> float:
 
 
 def _sent_for_parity(protection: Protection, encoded: FloatArray) -> FloatArray:
-    """Bytes that each node sends. No member encodes blocks of its own: all of them go to others. Of the parity that it
-    computes, all but its own share goes on.
-    """
+    """Bytes that each node sends: all of its blocks, since others encode them, and the parity that others keep."""
     tolerate = protection.parity_tolerate
     sent: FloatArray = encoded.sum(axis=1) + _parity_bytes(protection, encoded) * (tolerate - 1) / tolerate
     return sent
 
 
 def _limited_s(job: Job, encoded: FloatArray) -> float:
-    """Seconds in which all that leaves a node passes the job's limit, where other nodes and the file system share it;
-    0 where they do not.
-    """
+    """Seconds in which all that leaves a node passes the job's limit; 0 where only one of the levels is limited."""
     protection = job.protection
     to_nodes = np.zeros(job.nodes)
     if protection.partner and job.nodes > 1:
@@ -510,12 +490,7 @@ def _persistent(job: Job, encoded: FloatArray) -> FloatArray:
     return times
 
 
-def files_created(encoded: FloatArray) -> int:
-    """Files that a checkpoint creates on the file system, without the manifest."""
-    return int(np.count_nonzero(encoded))
-
-
 def metadata_s(job: Job, encoded: FloatArray) -> float:
     """Seconds of a checkpoint at the persistent level that do not depend on its bytes."""
     persistent = job.machine.persistent
-    return persistent.file + files_created(encoded) / persistent.files
+    return persistent.file + int(np.count_nonzero(encoded)) / persistent.files

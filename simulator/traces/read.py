@@ -10,8 +10,8 @@ order. Lines of steps are left out, which only the column JobID or JobIDRaw tell
 begun, or that were cancelled before they had a node: these have a start, too.
 
 *A table*: CSV with the columns ``at_s``, ``kind`` and ``nodes`` (numbers from 0, with blanks between), times ascending.
-Lines ``# seconds = 2592000``, ``# nodes = 1024`` and ``# processes = 8192`` before the columns say what was watched;
-without them, nothing has a rate.
+Lines ``# seconds = 2592000`` and ``# nodes = 1024`` before the columns say what was watched; other such lines are
+remarks.
 
 *A job's runs*: ``deeppart-runs.json``, which ``every = "auto"`` keeps in ``persistent_dir``. The level from which the
 next run came back says what had failed: from the local level, a process, since every node's storage was there; from a
@@ -24,9 +24,7 @@ import csv
 import json
 import math
 import re
-from array import array
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
 from itertools import product
@@ -35,18 +33,7 @@ from typing import Any
 
 from deeppart.model import HISTORY_NAME, REDUNDANT_LEVELS, RUNS_FORMAT, Level, run_records
 
-from .record import (
-    FAILURES,
-    PREEMPTION,
-    TIME_LIMIT,
-    Event,
-    Observation,
-    Trace,
-    in_order,
-    refusal,
-    shown,
-    unreadable,
-)
+from .record import FAILURES, PREEMPTION, TIME_LIMIT, Event, Trace, in_order, merged, refusal, shown, unreadable
 
 SLURM, TABLE, OWN_RUNS = "slurm", "csv", "runs"
 #: Enough to tell formats apart.
@@ -56,9 +43,9 @@ _BEGINNING = 4096
 def read_trace(path: Path, *, nodes: int | None = None) -> Trace:
     """A trace; ``nodes``: of the job that it is for, if a table does not say how many were watched."""
     found = format_of(path)
-    if found == SLURM:
-        return read_slurm(path)
-    return read_own_runs(path) if found == OWN_RUNS else read_plain(path, nodes)
+    if found == TABLE:
+        return read_plain(path, nodes)
+    return merged(read_slurm(path) if found == SLURM else read_own_runs(path))
 
 
 def format_of(path: Path) -> str:
@@ -137,12 +124,6 @@ def _numbers(text: str) -> list[str]:
 _NEEDED = ("State", "Start", "End", "NodeList")
 #: Columns that tell a job from its steps; one of them has to be there, or steps would count as jobs.
 _IDS = ("JobID", "JobIDRaw")
-#: What is left out, in the order of its notes.
-_STEPS, _NOT_BEGUN, _WITHOUT_NODES = (
-    "lines of steps left out",
-    "jobs that have not begun",
-    "jobs without a node left out",
-)
 #: State of a job (man sacct, JOB STATE CODES) -> what ended it. OUT_OF_MEMORY and FAILED leave the node's storage.
 _ENDED = {
     "NODE_FAIL": "node",
@@ -165,71 +146,75 @@ _TIME_WORDS = "a time such as 2026-11-27T15:44:35, as sacct writes it unless SLU
 
 def read_slurm(path: Path) -> Trace:
     """The jobs in a file."""
-    log = _JobLog()
-    lines = Counter[str]()
     try:
         with path.open(encoding="utf-8-sig") as file:
-            names = file.readline().rstrip("\n").split("|")
-            missing = [name for name in _NEEDED if name not in names]
-            if not set(_IDS) & set(names):
-                missing.append(_IDS[0])
-            if missing:
-                expected = f"the columns {', '.join((_IDS[0], *_NEEDED))}, with | between"
-                raise refusal(path, 1, f"no column {missing[0]}", expected)
-            reader = _Lines(path, names)
+            log = _JobLog(path, file.readline().rstrip("\n").split("|"))
             for number, line in enumerate(file, start=2):
-                reader.read(line, number, log, lines)
+                log.read(line, number)
     except (OSError, UnicodeDecodeError) as error:
         raise unreadable(path, error) from error
-    found = log.trace([f"{lines[word]:,} {word}" for word in (_STEPS, _NOT_BEGUN, _WITHOUT_NODES) if lines[word]])
-    if found is None:
-        raise refusal(path, 1, "no job that has begun", "at least one")
-    return found
+    return log.trace()
 
 
-class _Lines:
-    """Reads line after line; remembers what is often the same."""
+class _JobLog:
+    """Reads line after line, and keeps of each run only what counts: a log may have millions."""
 
     def __init__(self, path: Path, names: list[str]) -> None:
+        missing = [name for name in _NEEDED if name not in names]
+        missing += [] if set(_IDS) & set(names) else [_IDS[0]]
+        if missing:
+            expected = f"the columns {', '.join((_IDS[0], *_NEEDED))}, with | between"
+            raise refusal(path, 1, f"no column {missing[0]}", expected)
         self._path, self._names = path, names
-        self._state, self._start, self._end, self._nodes = (names.index(name) for name in _NEEDED)
-        self._submit = names.index("Submit") if "Submit" in names else None
-        self._job = next(names.index(name) for name in _IDS if name in names)
         self._zoned: bool | None = None  # whether times have a zone; None before the first one
+        self._waits_s: list[float] = []
+        self._first_s, self._last_s = math.inf, -math.inf
+        self._nodes: set[str] = set()
+        self._events: list[tuple[float, str, tuple[str, ...]]] = []
 
-    def read(self, line: str, number: int, log: _JobLog, lines: Counter[str]) -> None:
-        cells = line.rstrip("\n").split("|")
-        if len(cells) != len(self._names):
-            if not line.strip():
-                return
-            expected = f"{len(self._names)} cells: leave out columns such as JobName, in which there may be a |"
-            raise refusal(self._path, number, f"{len(cells)} cells", expected)
-        if "." in cells[self._job]:
-            lines[_STEPS] += 1
+    def read(self, line: str, number: int) -> None:
+        """Take in one line."""
+        values = line.rstrip("\n").split("|")
+        if not line.strip():
             return
-        state = cells[self._state].split(" ", 1)[0]
+        if len(values) != len(self._names):
+            expected = f"{len(self._names)} cells: leave out columns such as JobName, in which there may be a |"
+            raise refusal(self._path, number, f"{len(values)} cells", expected)
+        cells = dict(zip(self._names, values, strict=True))
+        if any("." in cells.get(name, "") for name in _IDS):
+            return
+        state = cells["State"].split(" ", 1)[0]
         if state not in _ENDED and state not in _OTHERS:
             raise refusal(self._path, number, shown(state), "one of " + ", ".join((*_ENDED, *_OTHERS)), "State")
-        began = self._time(cells[self._start], number, "Start")
-        if began is None:
-            lines[_NOT_BEGUN] += 1
+        began_s = self._time(cells, number, "Start")
+        if began_s is None:
             return
         try:
-            nodes = node_names(cells[self._nodes])
+            nodes = node_names(cells["NodeList"])
         except ValueError as error:
-            raise refusal(self._path, number, shown(cells[self._nodes]), str(error), "NodeList") from error
+            raise refusal(self._path, number, shown(cells["NodeList"]), str(error), "NodeList") from error
         if not nodes:
-            lines[_WITHOUT_NODES] += 1
             return
-        ended = self._time(cells[self._end], number, "End")
-        if ended is not None and ended < began:
-            raise refusal(self._path, number, f"{cells[self._end]} before {cells[self._start]}", "a later time", "End")
-        submitted = None if self._submit is None else self._time(cells[self._submit], number, "Submit")
-        if submitted is not None:
-            log.waits_s.append(max(0.0, began - submitted))
-        log.add(began, ended, nodes, _ENDED.get(state))
+        ended_s = self._time(cells, number, "End")
+        if ended_s is not None and ended_s < began_s:
+            raise refusal(self._path, number, f"{cells['End']} before {cells['Start']}", "a later time", "End")
+        submitted_s = self._time(cells, number, "Submit") if "Submit" in cells else None
+        if submitted_s is not None:
+            self._waits_s.append(max(0.0, began_s - submitted_s))
+        self._first_s, self._last_s = min(self._first_s, began_s), max(self._last_s, began_s, ended_s or began_s)
+        self._nodes.update(nodes)
+        if ended_s is not None and state in _ENDED:
+            self._events.append((ended_s, _ENDED[state], nodes))
 
-    def _time(self, text: str, number: int, column: str) -> float | None:
+    def trace(self) -> Trace:
+        """All runs; without one the file is refused."""
+        if math.isinf(self._first_s):
+            raise refusal(self._path, 1, "no job that has begun", "at least one")
+        events = (Event(at_s - self._first_s, kind, names) for at_s, kind, names in sorted(self._events))
+        return Trace(tuple(events), in_order(self._nodes), self._last_s - self._first_s, tuple(self._waits_s))
+
+    def _time(self, cells: Mapping[str, str], number: int, column: str) -> float | None:
+        text = cells[column]
         if text in _NO_TIME:
             return None
         try:
@@ -247,48 +232,11 @@ class _Lines:
 _EPOCH, _EPOCH_UTC = datetime(1970, 1, 1), datetime(1970, 1, 1, tzinfo=UTC)  # noqa: DTZ001 - as above
 
 
-class _JobLog:
-    """Takes runs, one after the other, and keeps of each only what counts: a log may have millions."""
-
-    def __init__(self) -> None:
-        self.waits_s = array("d")
-        self._node_s = self._job_s = 0.0
-        self._first_s, self._last_s = math.inf, -math.inf
-        self._open: list[tuple[float, int]] = []  # begin and nodes of runs whose end the log does not know
-        self._names: set[str] = set()
-        self._last_names: tuple[str, ...] = ()
-        self._events: list[tuple[float, str, tuple[str, ...]]] = []
-
-    def add(self, began_s: float, ended_s: float | None, nodes: tuple[str, ...], ended: str | None) -> None:
-        """A run, on any clock, and what ended it: None if that was the job itself, its user, or nothing yet."""
-        self._first_s, self._last_s = min(self._first_s, began_s), max(self._last_s, began_s, ended_s or began_s)
-        if nodes is not self._last_names:  # jobs come in rows with the same nodes
-            self._names.update(nodes)
-            self._last_names = nodes
-        if ended_s is None:
-            self._open.append((began_s, len(nodes)))
-            return
-        self._job_s += ended_s - began_s
-        self._node_s += (ended_s - began_s) * len(nodes)
-        if ended is not None:
-            self._events.append((ended_s, ended, nodes))
-
-    def trace(self, notes: Sequence[str]) -> Trace | None:
-        """All of it; None without a run."""
-        if math.isinf(self._first_s):
-            return None
-        node_s = self._node_s + sum((self._last_s - began_s) * nodes for began_s, nodes in self._open)
-        job_s = self._job_s + sum(self._last_s - began_s for began_s, _ in self._open)
-        seen = Observation(self._last_s - self._first_s, len(self._names), node_s, job_s=job_s)
-        events = (Event(at_s - self._first_s, kind, names) for at_s, kind, names in sorted(self._events))
-        return Trace(SLURM, tuple(events), seen, in_order(self._names), tuple(self.waits_s), tuple(notes))
-
-
 # --- tables -----------------------------------------------------------------------------------------------------------
 
 
 _KINDS = (*FAILURES, PREEMPTION)
-_WATCHED = ("seconds", "nodes", "processes")
+_WATCHED = ("seconds", "nodes")
 
 
 def read_plain(path: Path, nodes: int | None = None) -> Trace:
@@ -325,9 +273,7 @@ def _read(lines: Iterator[tuple[int, str]], path: Path, job_nodes: int | None) -
     if seconds and last > seconds:
         raise refusal(path, number, f"at_s = {last:g} after the end, {seconds:g}", "times within seconds", "at_s")
     count = size or 1 + max((int(name) for event in events for name in event.nodes), default=-1)
-    processes = watched.get("processes", 0.0)
-    observation = Observation(seconds, count, seconds * count, seconds * processes)
-    return Trace(TABLE, tuple(events), observation, tuple(str(node) for node in range(count)))
+    return Trace(tuple(events), tuple(map(str, range(count))), seconds)
 
 
 def _watched(line: str, path: Path, number: int) -> dict[str, float]:
@@ -339,7 +285,7 @@ def _watched(line: str, path: Path, number: int) -> dict[str, float]:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not (0 < value < math.inf) or (name != "seconds" and (not value.is_integer() or value > _MOST_NODES << 12)):
+    if not (0 < value < math.inf) or (name != "seconds" and (not value.is_integer() or value > _MOST_NODES)):
         expected = "a number of seconds, above 0" if name == "seconds" else "a whole number, at least 1"
         raise refusal(path, number, shown(text), expected, name)
     return {name: value}
@@ -358,9 +304,9 @@ def _event(row: dict[str, str], path: Path, number: int, nodes: int) -> Event:
     if kind in ("system", PREEMPTION):
         return Event(at_s, kind, ())
     words = (row.get("nodes") or "").split()
-    numbers = sorted({int(word) for word in words if word.isascii() and word.isdigit() and len(word) < 8})
     whole = all(word.isascii() and word.isdigit() and len(word) < 8 for word in words)
-    if not words or not whole or numbers[-1] >= nodes or (kind != "group" and len(words) > 1):
+    numbers = sorted(set(map(int, words))) if whole else []
+    if not numbers or numbers[-1] >= nodes or (kind != "group" and len(words) > 1):
         allowed = f"node numbers from 0 to {nodes - 1}" + ("" if kind == "group" else ", just one")
         raise refusal(path, number, f"nodes = {row.get('nodes')!r}", allowed, "nodes")
     return Event(at_s, kind, tuple(str(node) for node in numbers))
@@ -382,22 +328,16 @@ def read_own_runs(path: Path) -> Trace:
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise unreadable(path, error) from error
     if not any(seconds for seconds, _ in spans):
-        raise refusal(
-            path, 1, f"{len(records)} runs, of which none has committed a checkpoint or ended", "one that has"
-        )
-    return _runs_trace(records, spans)
-
-
-def _runs_trace(records: list[dict[str, Any]], spans: list[tuple[float, bool]]) -> Trace:
-    events, clock, node_s = list[Event](), 0.0, 0.0
-    for record, (length, failed), later in zip(records, spans, [*records[1:], None], strict=True):
-        clock, node_s = clock + length, node_s + length * record["nodes"]
+        found = f"{len(records)} runs, of which none has committed a checkpoint or ended"
+        raise refusal(path, 1, found, "one that has")
+    kinds = {Level.LOCAL: "process"} | dict.fromkeys(REDUNDANT_LEVELS, "node")
+    events, clock = list[Event](), 0.0
+    for (length, failed), later in zip(spans, [*records[1:], {"restored": None}], strict=True):
+        clock += length
         if failed:
-            events.append(Event(clock, _kind(later["restored"] if later else None), ()))
+            events.append(Event(clock, kinds.get(later["restored"], "system"), ()))
     most = max(record["nodes"] for record in records)
-    notes = (f"{len(records)} runs, {clock / 86400:.3g} days; which node failed is not in this file",)
-    seen, names = Observation(clock, most, node_s, job_s=clock), tuple(str(number) for number in range(most))
-    return Trace(OWN_RUNS, tuple(events), seen, names, notes=notes, tells=("process", "node", "system"))
+    return Trace(tuple(events), tuple(map(str, range(most))), clock)
 
 
 def _run_span(record: dict[str, Any]) -> tuple[float, bool]:
@@ -405,9 +345,3 @@ def _run_span(record: dict[str, Any]) -> tuple[float, bool]:
     until = record["ended"] or record["seen"] or record["began"]
     seconds = (datetime.fromisoformat(until) - datetime.fromisoformat(record["began"])).total_seconds()
     return max(0.0, seconds), not record["ended"] and bool(record["seen"])
-
-
-def _kind(restored: str | None) -> str:
-    if restored == Level.LOCAL:
-        return "process"
-    return "node" if restored in REDUNDANT_LEVELS else "system"

@@ -1,13 +1,10 @@
-"""A trace, whatever file it comes from: what failed when, and what was watched for how long.
-
-Without the second, the first has no rate: a log of failures alone does not say how many nodes did not fail.
-"""
+"""A trace, whatever file it comes from: what failed when."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from deeppart.errors import ConfigError
@@ -18,7 +15,6 @@ FAILURES = ("process", "node", "group", "system")
 PREEMPTION = "preemption"
 #: The job has had its time.
 TIME_LIMIT = "time limit"
-KINDS = (*FAILURES, PREEMPTION, TIME_LIMIT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,34 +22,74 @@ class Event:
     """Something that ended a job, or a node's work."""
 
     at_s: float  # since the observation began
-    kind: str  # one of KINDS
+    kind: str  # one of FAILURES, PREEMPTION or TIME_LIMIT
     #: names of those that it struck. Of a node's failure more than one where the log does not say which of the job's
     #: nodes it was.
     nodes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Observation:
-    """What was watched."""
-
-    seconds: float  # for how long
-    nodes: int  # how many different ones
-    node_s: float  # seconds of all nodes together
-    process_s: float = 0.0  # seconds of all processes together; 0 where the file says nothing of processes
-    job_s: float = 0.0  # seconds of all runs of jobs together; 0 where the file says nothing of them
-
-
-@dataclass(frozen=True, slots=True)
 class Trace:
     """A file, read."""
 
-    format: str  # name of the format
     events: tuple[Event, ...]  # in order of time
-    observation: Observation  # what was watched
     names: tuple[str, ...]  # of the nodes, in order; a job's node number k is the k-th of them
+    seconds: float = 0.0  # for how long they were watched; 0 where the file does not say it
     waits_s: tuple[float, ...] = ()  # how long runs had to wait in a queue
-    notes: tuple[str, ...] = ()  # sentences: how the file was taken
-    tells: tuple[str, ...] = FAILURES  # failures that such a file has if there are any; of others it says nothing
+
+
+# --- nodes that fail together -----------------------------------------------------------------------------------------
+
+
+#: Failures of nodes within this time are one, in seconds.
+_WINDOW_S = 60.0
+
+
+def merged(trace: Trace) -> Trace:
+    """The trace with the failures of nodes that came within a window put together.
+
+    Of several jobs that name the same node it is that node's failure, once. Different nodes are a group; more than half
+    of all nodes are the system.
+    """
+    nodes = [event for event in trace.events if event.kind == "node"]
+    others = [event for event in trace.events if event.kind != "node"]
+    found = [_one(cluster, len(trace.names)) for cluster in _clusters(nodes)]
+    return replace(trace, events=tuple(sorted([*others, *found], key=lambda event: event.at_s)))
+
+
+def _clusters(events: Sequence[Event]) -> Iterator[list[Event]]:
+    cluster: list[Event] = []
+    for event in events:
+        if cluster and event.at_s - cluster[0].at_s > _WINDOW_S:
+            yield cluster
+            cluster = []
+        cluster.append(event)
+    if cluster:
+        yield cluster
+
+
+def _one(cluster: list[Event], size: int) -> Event:
+    """One event for all: which nodes, at least, have to have failed."""
+    candidates: list[tuple[str, ...]] = []
+    owner: dict[str, int] = {}  # name -> place of its candidate; no name is in two
+    for event in cluster:
+        known = min((owner[name] for name in event.nodes if name in owner), default=None)
+        if known is None and candidates and not event.nodes:
+            continue
+        if known is None:
+            owner |= dict.fromkeys(event.nodes, len(candidates))
+            candidates.append(event.nodes)
+            continue
+        names = set(event.nodes)
+        common = tuple(name for name in candidates[known] if name in names)
+        for name in set(candidates[known]) - names:
+            del owner[name]
+        candidates[known] = common
+    if len(candidates) == 1:
+        return Event(cluster[0].at_s, "node", candidates[0])
+    struck = tuple(sorted({names[0] for names in candidates if names}))
+    kind = "system" if 2 * len(struck) > size > 2 else "group"
+    return Event(cluster[0].at_s, kind, struck)
 
 
 # --- what cannot be read ----------------------------------------------------------------------------------------------
@@ -81,13 +117,9 @@ def unreadable(path: Path, error: Exception) -> ConfigError:
     return ConfigError("cannot read the trace", found=str(error), where=str(path), todo=todo)
 
 
-def shown(found: object) -> str:
-    """A cell, or a value of JSON, shortened."""
-    if isinstance(found, (list, dict)):
-        return f"a {type(found).__name__} of {len(found)}"  # may be nested deeper than repr can go
-    if isinstance(found, str) and len(found) > _MOST_SHOWN:
-        return repr(found[:_MOST_SHOWN] + "...")
-    return repr(found)
+def shown(found: str) -> str:
+    """A cell, shortened."""
+    return repr(found if len(found) <= _MOST_SHOWN else found[:_MOST_SHOWN] + "...")
 
 
 # --- names of nodes ---------------------------------------------------------------------------------------------------

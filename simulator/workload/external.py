@@ -53,7 +53,7 @@ def _from_checkpoint(directory: Path, text: str) -> State:
     if optimizer:
         raise _refusal(f"+{optimizer}", "a checkpoint, which has its optimizer's state already", directory)
     shared: list[Tensor] = []
-    own: list[Tensor] = []
+    per_rank: list[Tensor] = []
     leaves = [leaf for leaf in document["leaves"] if leaf["kind"] == "leaf" and leaf["alias_of"] is None]
     sharded = any(leaf["shards"] is not None for leaf in leaves)
     shapes = [(leaf["path"], leaf["type"]["shape"]) for leaf in leaves]
@@ -62,9 +62,9 @@ def _from_checkpoint(directory: Path, text: str) -> State:
         if dtype not in ITEM_BYTES:
             dtype, shape = "uint8", (*shape, int(leaf["nbytes"]) // max(1, parameter.elements))
         plain = sharded and leaf["shards"] is None
-        (own if leaf["per_rank"] else shared).append(Tensor(parameter, leaf["path"], dtype, shape, plain=plain))
+        (per_rank if leaf["per_rank"] else shared).append(Tensor(parameter, leaf["path"], dtype, shape, plain=plain))
     state = state_of(f"{directory}, step {document['step']}", shared, f"checkpoint {directory}", layout)
-    return replace(state, own=tuple(own))
+    return replace(state, per_rank=tuple(per_rank))
 
 
 def _from_python(file: Path, function: str, text: str) -> State:
@@ -73,13 +73,7 @@ def _from_python(file: Path, function: str, text: str) -> State:
     try:
         names = runpy.run_path(str(file))
         if not callable(names.get(function)):
-            raise ConfigError(
-                "the Python file has no such function",
-                expected=f"a function {function}() without arguments, that returns a module or nested tensors",
-                found=", ".join(sorted(name for name, value in names.items() if callable(value))) or "no functions",
-                where=str(file),
-                todo=f"name it: --from {file}:FUNCTION",
-            )
+            raise _unreadable(file, f"it has no function {function}(): name one by --from {file}:FUNCTION")
         built = names[function]()
     except ConfigError:
         raise

@@ -37,15 +37,6 @@ class Kind(NamedTuple):
     in_a_row: bool = False
 
 
-class Aspect(NamedTuple):
-    """What the kind of a leaf follows from, beside its layer: thousands of leaves have the same."""
-
-    expert: int | None  # of the parameter; None outside experts
-    divided: bool  # true if tensor parallelism divides it
-    whole: bool  # true if no rank divides it
-    optimizer: bool  # true if it is the optimizer's
-
-
 class Form(NamedTuple):
     """What the boxes of a leaf follow from, beside its kind."""
 
@@ -78,30 +69,17 @@ class Groups:
         """What each rank holds."""
         return self.held.leaves
 
-    def boxes(self, number: int) -> list[list[Box]]:
-        """The boxes of each of ``held.tensors`` on the ranks of one set."""
-        shard, place = self.places[number].tolist()
-        if self.kind is None:
-            return [[Box.whole(tensor.shape)] for tensor in self.held.tensors]
-        return [boxes_at(form_of(tensor), self.kind, shard, place) for tensor in self.held.tensors]
 
-
-def aspect_of(tensor: Tensor) -> Aspect:
-    """What its kind follows from."""
-    parameter = tensor.parameter
-    whole = tensor.plain or not tensor.shape
-    return Aspect(parameter.expert, parameter.divided is not None, whole, tensor.optimizer)
-
-
-def kind_of(aspect: Aspect, stage: int, grid: RankGrid, experts: int) -> Kind:
-    """Which ranks of a layout divide the leaves of an aspect at a stage of the pipeline."""
-    expert = None
-    if aspect.expert is not None and grid.expert > 1:
-        expert = aspect.expert * grid.expert // experts
-    if aspect.whole:
+def kind_of(tensor: Tensor, grid: RankGrid, layers: int, experts: int) -> Kind:
+    """Which ranks of a layout divide a leaf; what comes before the first layer or behind the last one is with it."""
+    parameter, expert = tensor.parameter, None
+    stage = min(max(parameter.layer, 0), layers - 1) * grid.stages // layers
+    if parameter.expert is not None and grid.expert > 1:
+        expert = parameter.expert * grid.expert // experts
+    if tensor.plain or not tensor.shape:
         return Kind(stage, expert)
-    among = grid.tensor if aspect.divided else 1
-    if aspect.optimizer and grid.optimizer_sharded:
+    among = 1 if parameter.divided is None else grid.tensor
+    if tensor.optimizer and grid.optimizer_sharded:
         return Kind(stage, expert, among, grid.data // (1 if expert is None else grid.expert), True)
     return Kind(stage, expert, among, grid.shards)
 
@@ -130,69 +108,36 @@ def boxes_at(form: Form, kind: Kind, shard: int, place: int) -> list[Box]:
     return [each.box for each in place_boxes(form.shape, splits)]
 
 
-class ByAspect:
-    """The leaves of a state by aspect: sorted once, for every number of ranks."""
-
-    def __init__(self, tensors: Iterable[Tensor]) -> None:
-        self._tensors = tuple(tensors)
-        self._layers = np.array([tensor.parameter.layer for tensor in self._tensors], dtype=np.int64)
-        numbers, codes = dict[Aspect, list[int]](), dict[Form, int]()
-        self._codes = np.empty(len(self._tensors), dtype=np.int64)
-        for number, tensor in enumerate(self._tensors):
-            numbers.setdefault(aspect_of(tensor), []).append(number)
-            self._codes[number] = codes.setdefault(form_of(tensor), len(codes))
-        self._forms = list(codes)
-        self._numbers = {aspect: np.array(found, dtype=np.int64) for aspect, found in numbers.items()}
-
-    def by_kind(self, grid: RankGrid, layers: int, experts: int) -> dict[Kind, dict[Aspect, IntArray]]:
-        """Kind -> aspect -> the numbers of the leaves that a layout divides alike."""
-        found: dict[Kind, dict[Aspect, IntArray]] = {}
-        for aspect, numbers in self._numbers.items():
-            stages = grid.stages_of(self._layers[numbers], layers)
-            for stage in np.unique(stages).tolist():
-                found.setdefault(kind_of(aspect, stage, grid, experts), {})[aspect] = numbers[stages == stage]
-        return found
-
-    def forms(self, numbers: Iterable[IntArray]) -> list[Form]:
-        """The forms of some leaves, each once."""
-        codes = np.unique(np.concatenate([self._codes[each] for each in numbers]))
-        return [self._forms[code] for code in codes.tolist()]
-
-    def leaves(self, numbers: Iterable[IntArray]) -> tuple[list[Tensor], list[Form]]:
-        """Some leaves in the state's order, and the form of each."""
-        ascending = np.sort(np.concatenate(list(numbers)))
-        forms = [self._forms[code] for code in self._codes[ascending].tolist()]
-        return [self._tensors[number] for number in ascending.tolist()], forms
-
-
 def groups_of(
-    state: ByAspect, grid: RankGrid, layers: int, experts: int, known: dict[object, Held]
+    tensors: Iterable[Tensor], grid: RankGrid, layers: int, experts: int, known: dict[object, Held]
 ) -> Iterator[Groups]:
     """All sets of ranks, and what they hold."""
-    for kind, aspects in state.by_kind(grid, layers, experts).items():
-        forms = state.forms(aspects.values())
+    by_kind: dict[Kind, list[Tensor]] = {}
+    for tensor in tensors:
+        by_kind.setdefault(kind_of(tensor, grid, layers, experts), []).append(tensor)
+    for kind, found in by_kind.items():
+        forms = [form_of(tensor) for tensor in found]
+        different = list(dict.fromkeys(forms))
         ranks = grid.ranks_of(kind.stage, kind.expert, kind.shards, divided=kind.tensor > 1)
-        for sizes, places in classes(kind, forms).items():
+        for sizes, places in classes(kind, different).items():
             # With another number of ranks, other leaves may be of this kind: on one rank, all are.
-            key = (grid.stages, kind, tuple(aspects), sizes)
+            key = (kind, sizes, tuple(map(id, found)))
             if key not in known:
-                known[key] = _held(*state.leaves(aspects.values()), dict(zip(forms, sizes, strict=True)))
+                known[key] = _held(found, forms, dict(zip(different, sizes, strict=True)))
             yield Groups(known[key], ranks[places[:, 0], places[:, 1]], places, kind)
 
 
-def own_groups(tensors: Sequence[Tensor], ranks: int, known: dict[object, Held]) -> Groups:
+def per_rank_groups(tensors: Sequence[Tensor], ranks: int, known: dict[object, Held]) -> Groups:
     """Leaves that every rank has for itself."""
-    if "own" not in known:
+    if "per rank" not in known:
         forms = [form_of(tensor) for tensor in tensors]
-        known["own"] = _held(tensors, forms, {form: (form.shape,) for form in forms})
-    return Groups(known["own"], np.arange(ranks, dtype=np.int64)[:, None], np.zeros((ranks, 2), dtype=np.int64), None)
+        known["per rank"] = _held(tensors, forms, {form: (form.shape,) for form in forms})
+    each = np.arange(ranks, dtype=np.int64)[:, None]
+    return Groups(known["per rank"], each, np.zeros((ranks, 2), dtype=np.int64), None)
 
 
 def classes(kind: Kind, forms: Sequence[Form]) -> dict[tuple[_Sizes, ...], IntArray]:
-    """The ranks by the sizes of what they hold: of each form the sizes of its boxes -> int64[n, 2], (shard, place).
-
-    Ranks that hold nothing are left out.
-    """
+    """The ranks that hold something, by the sizes of their boxes of each form: -> int64[n, 2], (shard, place)."""
     found: dict[tuple[_Sizes, ...], list[IntArray]] = {}
     for first, end in pairwise(_ends(kind, forms)):
         for place in range(kind.tensor):
@@ -200,11 +145,8 @@ def classes(kind: Kind, forms: Sequence[Form]) -> dict[tuple[_Sizes, ...], IntAr
             if any(sizes):
                 shards = np.arange(first, end, dtype=np.int64)
                 found.setdefault(sizes, []).append(np.stack((shards, np.full_like(shards, place)), axis=1))
-    return {sizes: _sorted(np.concatenate(places)) for sizes, places in found.items()}
-
-
-def _sorted(places: IntArray) -> IntArray:
-    return places[np.lexsort((places[:, 1], places[:, 0]))]
+    together = ((sizes, np.concatenate(places)) for sizes, places in found.items())
+    return {sizes: places[np.lexsort((places[:, 1], places[:, 0]))] for sizes, places in together}
 
 
 def _ends(kind: Kind, forms: Sequence[Form]) -> list[int]:
@@ -243,15 +185,6 @@ def _held(tensors: Sequence[Tensor], forms: Sequence[Form], sizes: dict[Form, _S
     return Held(Leaves.of(specs, 1), tuple(kept), tuple(pieces), by_dtype)
 
 
-class PlannedSpan(NamedTuple):
-    """Bytes of a box that a rank saves."""
-
-    path: str  # of the leaf
-    box: Box  # of the leaf, that the rank holds
-    start: int  # first byte, in the box
-    length: int  # number of bytes
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Shares:
     """The share of each rank."""
@@ -262,14 +195,6 @@ class Shares:
     by_dtype: dict[str, float]  # share of all bytes that each dtype has; adds up to 1
 
 
-class _Planned(NamedTuple):
-    """One plan, and the sets of ranks that follow it."""
-
-    groups: Groups
-    numbers: IntArray
-    plan: Plan
-
-
 def share_out(groups: Sequence[Groups], ranks: int, strategy: str, kappa: int) -> Shares:
     """Count what each rank saves."""
     nbytes, spans = np.zeros(ranks, dtype=np.int64), np.zeros(ranks, dtype=np.int64)
@@ -277,7 +202,7 @@ def share_out(groups: Sequence[Groups], ranks: int, strategy: str, kappa: int) -
     for each in groups:
         for dtype, count in each.held.bytes_by_dtype.items():
             by_dtype[dtype] = by_dtype.get(dtype, 0) + count * len(each.ranks)
-    for each, numbers, plan in _plans(groups, ranks, strategy, kappa):
+    for each, numbers, plan in plans(groups, ranks, strategy, kappa):
         members = each.ranks[numbers]
         nbytes[members] += plan.bytes_per_rank()
         spans[members] += plan.spans_per_rank()
@@ -285,21 +210,6 @@ def share_out(groups: Sequence[Groups], ranks: int, strategy: str, kappa: int) -
     total = sum(by_dtype.values())
     shares = {dtype: count / total for dtype, count in by_dtype.items()} if total else {}
     return Shares(nbytes, spans, split, shares)
-
-
-def spans_of(groups: Sequence[Groups], ranks: int, strategy: str, kappa: int) -> list[list[PlannedSpan]]:
-    """What each rank saves, span by span: for few ranks."""
-    found: list[list[PlannedSpan]] = [[] for _ in range(ranks)]
-    for each, numbers, plan in _plans(groups, ranks, strategy, kappa):
-        shares = list(plan.shares())
-        for number in numbers.tolist():
-            boxes = each.boxes(number)
-            for rank, share in zip(each.ranks[number].tolist(), shares, strict=True):
-                for span in share.spans:
-                    tensor, piece = each.held.pieces[span.leaf]
-                    path = each.held.tensors[tensor].path
-                    found[rank].append(PlannedSpan(path, boxes[tensor][piece], span.start, span.length))
-    return [sorted(of_rank) for of_rank in found]
 
 
 def kappa_of(groups: Iterable[Groups], ranks: int) -> int:
@@ -312,8 +222,8 @@ def kappa_of(groups: Iterable[Groups], ranks: int) -> int:
     return least_usual_kappa(map(tuple, np.unique(np.stack((nbytes, leaves), axis=1), axis=0).tolist()))
 
 
-def _plans(groups: Sequence[Groups], ranks: int, strategy: str, kappa: int) -> Iterator[_Planned]:
-    """Every plan, those of smaller sets first."""
+def plans(groups: Sequence[Groups], ranks: int, strategy: str, kappa: int) -> Iterator[tuple[Groups, IntArray, Plan]]:
+    """Every plan, those of smaller sets first, with the groups and the sets of ranks among them that follow it."""
     load = np.zeros(ranks, dtype=np.int64)
     for _, alike in groupby(groups, key=lambda each: each.ranks.shape[1]):
         before = load.copy()  # sets of one size do not know of each other
@@ -321,7 +231,7 @@ def _plans(groups: Sequence[Groups], ranks: int, strategy: str, kappa: int) -> I
             for numbers, preload in _alike(before[each.ranks]):
                 plan = share_set(each.leaves, kappa, preload, strategy)
                 load[each.ranks[numbers]] += added_cost(plan)
-                yield _Planned(each, numbers, plan)
+                yield each, numbers, plan
 
 
 def _alike(carried: IntArray) -> Iterator[tuple[IntArray, IntArray]]:
@@ -329,8 +239,6 @@ def _alike(carried: IntArray) -> Iterator[tuple[IntArray, IntArray]]:
     if (carried == carried[0]).all():
         yield np.arange(len(carried), dtype=np.int64), carried[0]
         return
-    rows = np.ascontiguousarray(carried)
-    as_bytes = rows.view(np.dtype((np.void, rows.strides[0]))).ravel()
-    _, first, kind_of = np.unique(as_bytes, return_index=True, return_inverse=True)
-    for kind, place in enumerate(first.tolist()):
-        yield np.flatnonzero(kind_of.ravel() == kind), rows[place]
+    rows, numbers = np.unique(carried, axis=0, return_inverse=True)
+    for number, row in enumerate(rows):
+        yield np.flatnonzero(numbers.ravel() == number), row

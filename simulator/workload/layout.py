@@ -31,13 +31,16 @@ class Layout:
     #: ZeRO, SC 2020).
     optimizer_sharded: bool = False
 
+    def fits(self, ranks: int) -> bool:
+        """True if so many ranks can be laid out like this."""
+        data, rest = divmod(ranks, self.tensor * self.pipeline)
+        return data > 0 and not rest and data % max(self.sharded or data, self.expert) == 0
+
     def at(self, ranks: int) -> RankGrid:
         """The layout on so many ranks."""
         block = self.tensor * self.pipeline
-        data, rest = divmod(ranks, block)
-        shards = data if self.sharded == 0 else self.sharded
-        each = max(shards, self.expert)
-        if ranks < 1 or rest or data % each:
+        data = ranks // block
+        if not self.fits(ranks):
             raise ConfigError(
                 "the layout does not fit the number of ranks",
                 expected=f"a multiple of {block * max(1, self.sharded, self.expert)} ranks for {self}",
@@ -45,16 +48,15 @@ class Layout:
                 where="--ranks",
                 todo="choose another number of ranks, or other numbers behind @ in --state",
             )
+        shards = self.sharded or data
         return RankGrid(self.pipeline, data // shards, shards, self.tensor, self.expert, self.optimizer_sharded)
 
     def __str__(self) -> str:
-        parts = [f"{name}={size}" for name, size in self._sizes() if size > 1]
+        sizes = {"tp": self.tensor, "pp": self.pipeline, "ep": self.expert}
+        parts = [f"{name}={size}" for name, size in sizes.items() if size > 1]
         parts += ["fsdp"] if self.sharded == 0 else [f"hsdp={self.sharded}"] if self.sharded > 1 else []
         parts += ["zero1"] if self.optimizer_sharded else []
         return ",".join(parts) or "data parallel"
-
-    def _sizes(self) -> tuple[tuple[str, int], ...]:
-        return (("tp", self.tensor), ("pp", self.pipeline), ("ep", self.expert))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +79,6 @@ class RankGrid:
     def data(self) -> int:
         """Data-parallel ranks."""
         return self.replicas * self.shards
-
-    def stages_of(self, layer: IntArray, layers: int) -> IntArray:
-        """The pipeline stages of layers; what comes before the first is with it, what comes behind the last, too."""
-        found: IntArray = np.clip(layer, 0, layers - 1) * self.stages // layers
-        return found
 
     def ranks_of(self, stage: int, expert: int | None, shards: int, *, divided: bool) -> IntArray:
         """Ranks that divide leaves, and those that hold the same."""

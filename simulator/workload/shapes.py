@@ -11,7 +11,6 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import numpy as np
 
@@ -76,10 +75,7 @@ def bert(layers: int, hidden: int, vocabulary: int, positions: int = 512, types:
 
 
 def gpt(layers: int, hidden: int, vocabulary: int = 50257, positions: int = 1024) -> Iterator[Parameter]:
-    """``GPT2LMHeadModel``, the output tied to the input: A. Radford et al., 2019; T. Brown et al., 2020.
-
-    Its matrices have a row for each input, where others have one for each output.
-    """
+    """``GPT2LMHeadModel``, the output tied to the input, a row for each input: A. Radford et al., 2019."""
     yield from _embedding("transformer.wte", vocabulary, hidden)
     yield Parameter("transformer.wpe.weight", (positions, hidden), -1)
     for layer in range(layers):
@@ -96,10 +92,7 @@ def gpt(layers: int, hidden: int, vocabulary: int = 50257, positions: int = 1024
 def llama(
     layers: int, hidden: int, feed_forward: int, heads: int, key_heads: int, vocabulary: int, experts: int = 0
 ) -> Iterator[Parameter]:
-    """``LlamaForCausalLM``, output not tied; with experts ``MixtralForCausalLM``.
-
-    Sources: A. Grattafiori et al., The Llama 3 Herd of Models, 2024; A. Jiang et al., Mixtral of Experts, 2024.
-    """
+    """``LlamaForCausalLM``, output not tied; with experts ``MixtralForCausalLM``."""
     keys = hidden // heads * key_heads
     yield from _embedding("model.embed_tokens", vocabulary, hidden)
     for layer in range(layers):
@@ -138,28 +131,24 @@ _MIXTRAL = "A. Jiang et al., Mixtral of Experts, 2024, table 1"
 
 Builder = Callable[[], Iterator[Parameter]]
 #: Name -> (what builds it, layers, experts, source).
-PRESETS: Mapping[str, tuple[Builder, int, int, str]] = MappingProxyType(
-    {
-        "bert-base": (lambda: bert(12, 768, 30522), 12, 0, _BERT),
-        "bert-large": (lambda: bert(24, 1024, 30522), 24, 0, _BERT),
-        "gpt2": (lambda: gpt(12, 768), 12, 0, _GPT2),
-        "gpt2-medium": (lambda: gpt(24, 1024), 24, 0, _GPT2),
-        "gpt2-large": (lambda: gpt(36, 1280), 36, 0, _GPT2),
-        "gpt2-xl": (lambda: gpt(48, 1600), 48, 0, _GPT2),
-        "gpt3-6.7b": (lambda: gpt(32, 4096, positions=2048), 32, 0, _GPT3),
-        "gpt3-13b": (lambda: gpt(40, 5120, positions=2048), 40, 0, _GPT3),
-        "gpt3-175b": (lambda: gpt(96, 12288, positions=2048), 96, 0, _GPT3),
-        "gpt-1t": (lambda: gpt(128, 25600, 51200, 2048), 128, 0, _MEGATRON),
-        "llama3-8b": (lambda: llama(32, 4096, 14336, 32, 8, 128256), 32, 0, _LLAMA),
-        "llama3-70b": (lambda: llama(80, 8192, 28672, 64, 8, 128256), 80, 0, _LLAMA),
-        "llama3-405b": (lambda: llama(126, 16384, 53248, 128, 8, 128256), 126, 0, _LLAMA),
-        "mixtral-8x7b": (lambda: llama(32, 4096, 14336, 32, 8, 32000, 8), 32, 8, _MIXTRAL),
-        "mixtral-8x22b": (lambda: llama(56, 6144, 16384, 48, 8, 32768, 8), 56, 8, "Mistral AI, Mixtral-8x22B-v0.3"),
-    }
-)
+PRESETS: Mapping[str, tuple[Builder, int, int, str]] = {
+    "bert-base": (lambda: bert(12, 768, 30522), 12, 0, _BERT),
+    "bert-large": (lambda: bert(24, 1024, 30522), 24, 0, _BERT),
+    "gpt2": (lambda: gpt(12, 768), 12, 0, _GPT2),
+    "gpt2-medium": (lambda: gpt(24, 1024), 24, 0, _GPT2),
+    "gpt2-large": (lambda: gpt(36, 1280), 36, 0, _GPT2),
+    "gpt2-xl": (lambda: gpt(48, 1600), 48, 0, _GPT2),
+    "gpt3-6.7b": (lambda: gpt(32, 4096, positions=2048), 32, 0, _GPT3),
+    "gpt3-13b": (lambda: gpt(40, 5120, positions=2048), 40, 0, _GPT3),
+    "gpt3-175b": (lambda: gpt(96, 12288, positions=2048), 96, 0, _GPT3),
+    "gpt-1t": (lambda: gpt(128, 25600, 51200, 2048), 128, 0, _MEGATRON),
+    "llama3-8b": (lambda: llama(32, 4096, 14336, 32, 8, 128256), 32, 0, _LLAMA),
+    "llama3-70b": (lambda: llama(80, 8192, 28672, 64, 8, 128256), 80, 0, _LLAMA),
+    "llama3-405b": (lambda: llama(126, 16384, 53248, 128, 8, 128256), 126, 0, _LLAMA),
+    "mixtral-8x7b": (lambda: llama(32, 4096, 14336, 32, 8, 32000, 8), 32, 8, _MIXTRAL),
+    "mixtral-8x22b": (lambda: llama(56, 6144, 16384, 48, 8, 32768, 8), 56, 8, "Mistral AI, Mixtral-8x22B-v0.3"),
+}
 
-#: Whole states, of :mod:`.mlperf`.
-WORKLOAD_NAMES = ("mlperf-8b", "mlperf-70b", "mlperf-405b", "mlperf-1t")
 _FAMILY = re.compile(r"(bert|gpt)-(\d+)x(\d+)x(\d+)")
 _TENSORS = re.compile(r"tensors-(\d+)x(.+)")
 #: How families are asked for; for messages.
@@ -185,12 +174,12 @@ def model_named(name: str) -> Model:
             return Model(name, tuple(tensors(count, int(nbytes) // 4)), count, 0, "equal tensors")
     raise ConfigError(
         "there is no such model",
-        expected=", ".join([*PRESETS, *WORKLOAD_NAMES]) + ", or of a family: " + ", ".join(FAMILIES),
+        expected=", ".join([*PRESETS, *WORKLOADS]) + ", or of a family: " + ", ".join(FAMILIES),
         found=repr(name),
         where="--state",
         todo=meant_todo(
             name,
-            [*PRESETS, *WORKLOAD_NAMES],
+            [*PRESETS, *WORKLOADS],
             "take one of these, or --from with a checkpoint or a Python file of your own",
         ),
     )
@@ -226,21 +215,9 @@ def _rows(name: str, inputs: int, outputs: int, layer: int, *, rows_are_inputs: 
 
 
 ITEM_BYTES = {
-    "float64": 8,
-    "int64": 8,
-    "float32": 4,
-    "int32": 4,
-    "bfloat16": 2,
-    "float16": 2,
-    "int16": 2,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-    "int8": 1,
-    "uint8": 1,
-    "bool": 1,
-    "complex64": 8,
-    "complex128": 16,
-}
+    "float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "int16": 2,
+    "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1, "uint8": 1, "bool": 1, "complex64": 8, "complex128": 16,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,28 +253,19 @@ _ITEM, _OPTIMIZER_ITEM, _OPTIMIZER_TENSORS, _SMALL = 2, 4, 3, 5
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One of the benchmark's models, in its closed division.
+    """One of the benchmark's models, in its closed division."""
 
-    Attributes:
-        name: as a state.
-        layers, hidden, feed_forward, heads, key_heads: of the model.
-        tensor, pipeline, data: parallel ranks of each kind.
-        zero: its stage, 1 or 3.
-        processes: that write a checkpoint; in the open division a multiple.
-        published: the size that the benchmark's table gives, in its GB of 2^30 bytes.
-    """
-
-    name: str
-    layers: int
+    name: str  # as a state
+    layers: int  # layers, hidden, feed_forward, heads, key_heads: of the model
     hidden: int
     feed_forward: int
     heads: int
     key_heads: int
-    tensor: int
+    tensor: int  # tensor, pipeline, data: parallel ranks of each kind
     pipeline: int
     data: int
-    zero: int
-    published: float
+    zero: int  # its stage, 1 or 3
+    published: float  # the size that the benchmark's table gives, in its GB of 2^30 bytes
 
     @property
     def processes(self) -> int:
@@ -322,12 +290,8 @@ class Workload:
         keys = self.hidden // self.heads * self.key_heads
         embedding = _VOCABULARY * self.hidden
         norms = (self.hidden, self.hidden)
-        matrices = (
-            self.hidden * (self.hidden + 2 * keys),
-            self.hidden * self.hidden,
-            2 * self.hidden * self.feed_forward,
-            self.hidden * self.feed_forward,
-        )
+        widths = (self.hidden + 2 * keys, self.hidden, 2 * self.feed_forward, self.feed_forward)
+        matrices = [self.hidden * width for width in widths]
         elements = 2 * embedding + self.hidden + (sum(norms) + sum(matrices)) * self.layers
         layer = sum(norm // parts for norm in norms) + sum(matrix // self.tensor // parts for matrix in matrices)
         ends = embedding // self.tensor // parts
@@ -346,14 +310,12 @@ class Workload:
 
 
 #: Name of the state -> the workload.
-WORKLOADS: Mapping[str, Workload] = MappingProxyType(
-    {
-        each.name: each
-        for each in (
-            Workload("mlperf-8b", 32, 4096, 14336, 32, 8, 1, 1, 8, 3, 105),
-            Workload("mlperf-70b", 80, 8192, 28672, 128, 8, 8, 1, 8, 3, 912),
-            Workload("mlperf-405b", 126, 16384, 53248, 128, 8, 8, 32, 2, 1, 5290),
-            Workload("mlperf-1t", 128, 25872, 98304, 192, 32, 8, 64, 2, 1, 18000),
-        )
-    }
-)
+WORKLOADS: Mapping[str, Workload] = {
+    each.name: each
+    for each in (
+        Workload("mlperf-8b", 32, 4096, 14336, 32, 8, 1, 1, 8, 3, 105),
+        Workload("mlperf-70b", 80, 8192, 28672, 128, 8, 8, 1, 8, 3, 912),
+        Workload("mlperf-405b", 126, 16384, 53248, 128, 8, 8, 32, 2, 1, 5290),
+        Workload("mlperf-1t", 128, 25872, 98304, 192, 32, 8, 64, 2, 1, 18000),
+    )
+}

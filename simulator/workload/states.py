@@ -15,7 +15,7 @@ from deeppart.errors import ConfigError
 from deeppart.model import meant_todo
 from deeppart.partition import whole_kappa
 
-from .holding import ByAspect, Groups, Held, PlannedSpan, Shares, groups_of, kappa_of, own_groups, share_out, spans_of
+from .holding import Groups, Held, Shares, groups_of, kappa_of, per_rank_groups, share_out
 from .layout import Layout, read_layout
 from .shapes import ITEM_BYTES, WORKLOADS, Model, Tensor, model_named
 
@@ -41,9 +41,8 @@ class State:
     experts: int  # per layer
     layout: Layout  # how it is spread
     source: str  # the source of its shapes
-    own: tuple[Tensor, ...] = ()  # leaves that every rank has for itself, such as states of random number generators
+    per_rank: tuple[Tensor, ...] = ()  # leaves that differ on each rank, such as states of random number generators
     _known: dict[int, tuple[Groups, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _sorted: list[ByAspect] = field(default_factory=list, init=False, repr=False, compare=False)
     _held: dict[object, Held] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
@@ -60,27 +59,16 @@ class State:
         """The leaves of each group of ranks, smaller groups first: in this order they are partitioned."""
         if ranks not in self._known:
             grid = self.layout.at(ranks)
-            groups = list(groups_of(self._by_aspect(), grid, self.layers, self.experts, self._held))
-            if self.own:
-                groups.append(own_groups(self.own, ranks, self._held))
+            groups = list(groups_of(self.tensors, grid, self.layers, self.experts, self._held))
+            if self.per_rank:
+                groups.append(per_rank_groups(self.per_rank, ranks, self._held))
             self._known[ranks] = tuple(sorted(groups, key=lambda group: group.ranks.shape[1]))
         return self._known[ranks]
 
-    def _by_aspect(self) -> ByAspect:
-        if not self._sorted:
-            self._sorted.append(ByAspect(self.tensors))
-        return self._sorted[0]
-
     def shares(self, ranks: int, strategy: str = "deeppart", kappa: float | None = None) -> Shares:
         """Share the state out with the library's partitioner."""
-        return share_out(self.on(ranks), ranks, strategy, self._kappa(ranks, kappa))
-
-    def spans(self, ranks: int, strategy: str = "deeppart", kappa: float | None = None) -> list[list[PlannedSpan]]:
-        """What each rank saves, span by span; for few ranks."""
-        return spans_of(self.on(ranks), ranks, strategy, self._kappa(ranks, kappa))
-
-    def _kappa(self, ranks: int, kappa: float | None) -> int:
-        return kappa_of(self.on(ranks), ranks) if kappa is None else whole_kappa(kappa)
+        groups = self.on(ranks)
+        return share_out(groups, ranks, strategy, kappa_of(groups, ranks) if kappa is None else whole_kappa(kappa))
 
 
 def read_state(text: str, model: Model | None = None, dtype: str | None = None) -> State:

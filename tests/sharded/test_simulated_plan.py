@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from deeppart_simulator.workload.external import read_external
+from deeppart_simulator.workload.holding import boxes_at, form_of, kappa_of, plans
 from deeppart_simulator.workload.layout import read_layout
 from deeppart_simulator.workload.shapes import Parameter, Tensor
 from deeppart_simulator.workload.states import State, state_of
 
+from deeppart.partition import whole_kappa
 from tests.mpi.torchrun import torchrun
 from tests.sharded.layouts import HAS_TWO_DIMENSIONS, build, tensors
 from tests.sharded.plan_job import KAPPAS
@@ -38,12 +41,23 @@ def simulated(layout: str) -> State:
     return state_of("small", found, "test", read_layout(layout))
 
 
-def spans(state: State, kappa: float | None) -> list[list[list[object]]]:
-    """As the ranks tell them."""
-    return [
-        sorted([path, list(box.offset), list(box.sizes), start, length] for path, box, start, length in of_rank)
-        for of_rank in state.spans(RANKS, kappa=kappa)
-    ]
+def spans(state: State, kappa: float | None) -> list[list[list[Any]]]:
+    """What each rank saves, span by span, as the ranks report it."""
+    found: list[list[list[Any]]] = [[] for _ in range(RANKS)]
+    groups = state.on(RANKS)
+    cost = kappa_of(groups, RANKS) if kappa is None else whole_kappa(kappa)
+    for each, numbers, plan in plans(groups, RANKS, "deeppart", cost):
+        assert each.kind is not None
+        for number in numbers.tolist():
+            boxes = [
+                boxes_at(form_of(tensor), each.kind, *each.places[number].tolist()) for tensor in each.held.tensors
+            ]
+            for rank, share in zip(each.ranks[number].tolist(), plan.shares(), strict=True):
+                for span in share.spans:
+                    tensor, piece = each.held.pieces[span.leaf]
+                    box, path = boxes[tensor][piece], each.held.tensors[tensor].path
+                    found[rank].append([path, list(box.offset), list(box.sizes), span.start, span.length])
+    return [sorted(of_rank) for of_rank in found]
 
 
 @pytest.mark.sweep(3)

@@ -10,6 +10,12 @@ from typing import Any
 import pytest
 from deeppart_simulator.cli import main
 
+#: A machine on which nothing fails.
+QUIET = """
+base = "frontier"
+failures = { node = "never", system = "never" }
+groups = { power.mtbf = "never", cabinet.mtbf = "never" }
+"""
 SMALL = ("--state", "bert-base+adam", "--machine", "frontier")
 
 

@@ -61,18 +61,13 @@ def test_what_is_adapted_is_never_worse_than_what_is_kept() -> None:
     assert periods == sorted(periods), "the rarer failures are, the longer one may wait"
 
 
-def test_a_job_that_gets_nowhere_is_refused_with_what_would_have_to_change() -> None:
-    """A failure every minute, and an hour to come back: with half of the time for training failures are so much rarer
-    that a few of them strike in an hour.
-    """
+def test_a_job_that_gets_nowhere_is_refused_with_the_reason() -> None:
+    """A failure every minute, and an hour to come back."""
     slow = replace(MACHINE.restart, relaunch=3600.0, detect=0.0, replace=0.0)
     with pytest.raises(ConfigError, match="nothing gets done") as caught:
         advise(asked(Failures(process=16 * 60.0), restart=slow))
     said = str(caught.value)
-    assert "a failure every 60 s, from which coming back takes 1 h" in said
-    assert "128 times as rare" in said and "goes into coming back" in said
-    found = advise(asked(Failures(process=16 * 60.0 * 128), restart=slow)).chosen.waste.total
-    assert 0.25 < found < 0.55
+    assert "a failure every 60 s" in said and "goes into coming back" in said
 
 
 @pytest.mark.sweep(2)

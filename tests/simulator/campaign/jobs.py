@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from deeppart_simulator.campaign.plan import Cadences, Planned
-from deeppart_simulator.machine.record import Failures, Local, Machine, Memory, Network, Persistent, Restart
+from deeppart_simulator.machine.record import Failures, Group, Local, Machine, Memory, Network, Persistent, Restart
 from deeppart_simulator.timing.stages import Job, Protection
 from deeppart_simulator.workload.states import read_state
 
@@ -38,7 +38,8 @@ def planned(
 
 def busy(**changes: object) -> tuple[Planned, Cadences]:
     """Everything happens: all classes of failures, background work that takes time, other jobs on the file system."""
-    failures = Failures(process=40 * DAY, node=20 * DAY, group=40 * DAY, group_nodes=2, system=30 * DAY, shape=0.8)
+    pairs = {"group": Group(nodes=2, mtbf=40 * DAY)}
+    failures = Failures(process=40 * DAY, node=20 * DAY, system=30 * DAY, shape=0.8, groups=pairs)
     machine = replace(
         QUIET,
         interference=0.05,

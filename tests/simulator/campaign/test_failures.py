@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 from deeppart_simulator.campaign.costs import level_costs, survival
 from deeppart_simulator.campaign.failures import (
-    CLASSES,
     Failure,
-    Size,
     drawn,
     pieces_s,
     rates_per_s,
@@ -19,7 +17,7 @@ from deeppart_simulator.campaign.failures import (
 from deeppart_simulator.campaign.outcomes import RunResult
 from deeppart_simulator.campaign.plan import Cadences, Planned
 from deeppart_simulator.campaign.run import run
-from deeppart_simulator.machine.record import PIECES, WAYS, Failures, Restart
+from deeppart_simulator.machine.record import PIECES, WAYS, Failures, Group, Restart
 
 from tests.simulator.campaign.jobs import DAY
 from tests.simulator.campaign.jobs import planned as planned_for
@@ -29,11 +27,12 @@ from tests.simulator.campaign.jobs import planned as planned_for
 
 @pytest.mark.parametrize("shape", [1.0, 0.7, 2.0])
 def test_failures_come_at_their_rate(shape: float) -> None:
-    failures = Failures(process=40 * DAY, node=10 * DAY, group=30 * DAY, group_nodes=4, system=20 * DAY, shape=shape)
-    size = Size(ranks=16, nodes=8)
+    groups = {"group": Group(nodes=4, mtbf=30 * DAY)}
+    failures = Failures(process=40 * DAY, node=10 * DAY, system=20 * DAY, shape=shape, groups=groups)
+    this = planned_for(failures, ranks=8).job
     wall = 20_000 * DAY
-    found = list(itertools.takewhile(lambda f: f.at_s < wall, drawn(failures, size, np.random.default_rng(3))))
-    for kind, rate in rates_per_s(failures, size).items():
+    found = list(itertools.takewhile(lambda f: f.at_s < wall, drawn(this, np.random.default_rng(3))))
+    for kind, rate in rates_per_s(this).items():
         mine = [f for f in found if f.kind == kind]
         assert len(mine) == pytest.approx(rate * wall, rel=0.12), kind
     assert [f.at_s for f in found] == sorted(f.at_s for f in found)
@@ -42,6 +41,8 @@ def test_failures_come_at_their_rate(shape: float) -> None:
     assert {f.nodes for f in found if f.kind == "system"} == {tuple(range(8))}
 
 
+CLASSES = ("process", "node", "group", "system")
+PAIRS = {"group": Group(nodes=2, mtbf=DAY)}
 #: Any two sums of these numbers differ.
 RESTART = Restart(
     detect=1.0, requeue=2.0, requeue_rank=0.5, replace=1000.0, relaunch=16.0, imports=32.0, imports_rank=8.0,
@@ -70,7 +71,7 @@ def expected_s(way: str, kind: str) -> float:
 
 def job(way: str, failures: Failures | None = None, restart: Restart = RESTART) -> Planned:
     """Eight ranks on eight nodes, whose checkpoints block for ten seconds."""
-    some = failures or Failures(process=DAY, node=DAY, group=DAY, group_nodes=2, system=DAY)
+    some = failures or Failures(process=DAY, node=DAY, system=DAY, groups=PAIRS)
     return planned_for(some, 10.0, ranks=8).restarting(replace(restart, mode=way))
 
 
@@ -98,7 +99,7 @@ def test_a_campaign_is_down_for_the_sum_of_the_pieces(way: str, kind: str) -> No
 @pytest.mark.parametrize("kind", CLASSES)
 def test_advice_expects_what_a_campaign_takes(way: str, kind: str) -> None:
     """One class of failures at a time: down and restoring of one failure, to the second."""
-    this = job(way, Failures(**{kind: DAY}, group_nodes=2))
+    this = job(way, Failures(groups=PAIRS) if kind == "group" else Failures(**{kind: DAY}))
     level = survival(this).needs[kind]
     expected = next(cost.restart_s for cost in level_costs(this) if cost.name == level)
     result = course(this, (Failure(4000.0, kind, strikes(kind)),))

@@ -34,13 +34,6 @@ JOB: dict[str, Any] = OUTPUTS | {
 #: Of commands without a chart.
 TABLES = {name: way for name, way in OUTPUTS.items() if name != "--png"}
 MEASURING: dict[str, Any] = {"--local-dir": ("one", "two"), "--persistent-dir": ("one", "two")}
-FIT: dict[str, Way] = {
-    "--ranks-per-node": ("--ranks-per-node", "8"),
-    "--toml": ("--toml", "failures.toml"),
-    "--json": ("--json",),
-    "--csv": ("--csv", "out"),
-    "--report": ("--report", "out"),
-}
 WAYS: dict[str, dict[str, Any]] = {
     "scale": JOB
     | {
@@ -106,8 +99,6 @@ WAYS: dict[str, dict[str, Any]] = {
         ),
         "--jobs": ("4", "8"),
     },
-    "fit": {name: (("trace.csv",), ("trace.csv", *way)) for name, way in FIT.items()}
-    | {"path": (("trace.csv",), ("few.csv",))},
     "calibrate": MEASURING
     | {
         "--json": FLAG,
@@ -132,7 +123,6 @@ BASE: dict[str, Way] = {
     "scale": (*SHORT, "--strategy", "deeppart,rank0"),
     "campaign": (*SHORT, "--days", "0.2", "--seeds", "1"),
     "advise": SHORT,
-    "fit": (),
     "restart": SHORT,
     "cluster": ("--policy", "fifo", "--jobs", "8"),
     "calibrate": ("--out", "machine.toml", "--ranks-per-node", "1"),
@@ -195,9 +185,8 @@ def _outcome(capsys: pytest.CaptureFixture[str], folder: Path, command: str, way
     for name in ("one", "two"):
         folder.joinpath(name).mkdir(parents=True)
     folder.joinpath("model.py").write_text("import torch\n\n\ndef build():\n    return {'a': torch.empty(1 << 20)}\n")
-    watched = "# seconds = 99999\n# nodes = 8\nat_s,kind,nodes\n2000,node,1\n"
-    folder.joinpath("few.csv").write_text(watched)
-    folder.joinpath("trace.csv").write_text(watched + "9000,node,0\n")
+    trace = "# seconds = 99999\n# nodes = 8\nat_s,kind,nodes\n2000,node,1\n9000,node,0\n"
+    folder.joinpath("trace.csv").write_text(trace)
     replaced = {name for name in way if name.startswith("--")} | ({"--state"} if "--from" in way else set())
     kept: list[str] = []
     base = list(BASE[command])

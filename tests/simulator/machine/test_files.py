@@ -97,7 +97,7 @@ def test_the_least_a_file_needs(tmp_path: Path) -> None:
         (("[network]", '[price]\ncurrency = "USD"\nnode_hour = -3\n[network]'), "price.node_hour", "at least 0"),
         (('write = "2 GB/s"', 'write = "2 GB/s"\ncapacity = 0'), "local.capacity", "at least 1 MB"),
         (("nodes = 4", 'name = "a\\u001b[31mb"\nnodes = 4'), "name", "without control characters"),
-        (('write = "2 GB/s"', 'write = "2 GB/s"\ndrive_writes_per_day = 0'), "local.drive_writes_per_day", "above 0"),
+        (('write = "2 GB/s"', 'write = "2 GB/s"\nendurance = 0'), "local.endurance", "at least 1 MB"),
         (('node_read = "2 GB/s"', 'node_read = "2 GB/s"\nquota = "5 km"'), "persistent.quota", "bytes"),
     ],
 )
@@ -121,13 +121,3 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     file.write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="cannot read"):
         read_machine(str(file))
-
-
-def test_a_file_that_says_how_often_groups_fail_means_all_of_them(tmp_path: Path) -> None:
-    """As `fit --toml` writes it: the groups of the base would be counted beside those that were seen."""
-    file = tmp_path / "m.toml"
-    file.write_text('base = "llama3"\n[failures]\ngroup = "1 year"\ngroup_nodes = 4\n')
-    found = read_machine(str(file)).failures
-    assert not found.groups and found.node == read_machine("llama3").failures.node
-    file.write_text('base = "llama3"\n[failures]\nnode = "1 year"\n')
-    assert list(read_machine(str(file)).failures.groups) == ["switch", "power"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from deeppart_simulator.traces.read import format_of, read_slurm
+from deeppart_simulator.traces.read import format_of, read_slurm, read_trace
 
 from deeppart.errors import ConfigError
 from tests.simulator.traces.logs import SACCT, written
@@ -20,12 +20,15 @@ def test_a_real_output(tmp_path: Path) -> None:
         (35.0, "preemption", ("node3", "node4")),
         (118.0, "time limit", ("node3",)),
     ]
-    seen = trace.observation
-    # From the first start to the last one, at which the job that still runs began.
-    assert (seen.seconds, seen.nodes) == (122.0, 4)
-    assert seen.node_s == 2 * 2 + 1 + 2 * 11 + 2 * 16 + 3 + 3 + 2 * 71 + 4 * 6 + 68 + 0
+    assert trace.seconds == 122.0  # from the first start to the last one, at which the job that still runs began
     assert list(trace.waits_s) == [1, 1, 0, 4, 0, 0, 12, 0, 0, 4]
-    assert trace.names == ("node1", "node2", "node3", "node4") and trace.notes == ()
+    assert trace.names == ("node1", "node2", "node3", "node4")
+
+
+def test_two_jobs_that_lost_the_same_node_lost_it_once(tmp_path: Path) -> None:
+    """Both of the jobs that lost a node within a minute had node1."""
+    kinds = [event.kind for event in read_trace(written(tmp_path, SACCT)).events]
+    assert sorted(kinds) == ["node", "preemption", "process", "time limit"]
 
 
 def test_steps_and_jobs_that_have_not_begun_are_left_out(tmp_path: Path) -> None:
@@ -35,8 +38,7 @@ def test_steps_and_jobs_that_have_not_begun_are_left_out(tmp_path: Path) -> None
         "9|CANCELLED by 0|2026-11-27T15:56:11|None|2026-11-27T15:56:12|1|1|None assigned\n\n"
     )
     plain, longer = read_slurm(written(tmp_path, SACCT)), read_slurm(written(tmp_path, SACCT + more))
-    assert longer.observation == plain.observation and longer.events == plain.events
-    assert longer.notes == ("1 lines of steps left out", "2 jobs that have not begun")
+    assert longer == plain
 
 
 @pytest.mark.parametrize(
@@ -70,7 +72,7 @@ def test_a_step_is_no_job_whatever_the_file_begins_with(tmp_path: Path) -> None:
     plain = read_slurm(written(tmp_path, SACCT))
     for text in ("\ufeff" + SACCT + step, (SACCT + step).replace("JobID", "JobIDRaw")):
         found = read_slurm(written(tmp_path, text))
-        assert found.observation == plain.observation and found.notes == ("1 lines of steps left out",)
+        assert found == plain
         assert format_of(written(tmp_path, text)) == "slurm"
     without = "\n".join(line.partition("|")[2] for line in SACCT.splitlines())
     with pytest.raises(ConfigError, match="no column JobID"):

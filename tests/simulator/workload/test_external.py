@@ -44,7 +44,7 @@ def test_a_state_from_a_python_file(capsys: pytest.CaptureFixture[str], tmp_path
 
 @pytest.mark.parametrize(
     ("function", "state", "what"),
-    [(":nothing", "", "without a tensor"), (":fails", "", "no luck"), (":absent", "", "no such function"),
+    [(":nothing", "", "without a tensor"), (":fails", "", "no luck"), (":absent", "", "it has no function"),
      (":nested", "+adam", "optimizer"), ("", "bert-base", "both --from and a model")],
 )  # fmt: skip
 def test_python_files_that_will_not_do(
