@@ -12,6 +12,7 @@ import mmap
 import os
 import struct
 import sys
+import sysconfig
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,8 @@ CELL_BYTES = 64
 #: The fields of :class:`Progress`.
 _CELL = struct.Struct("<qdQQ")
 _MODULES_FILE = "modules.json"
+#: Where Python's own modules are.
+_STANDARD = os.path.join(sysconfig.get_path("stdlib"), "")
 
 
 class Progress(NamedTuple):
@@ -73,6 +76,13 @@ def read_modules(directory: Path) -> list[str] | None:
     return [name for name in found if isinstance(name, str)] if isinstance(found, list) else None
 
 
+def is_installed(file: str | None) -> bool:
+    """Whether the file of a module is Python's own or lies in site-packages; None: the module is built in."""
+    if file is None or file in ("built-in", "frozen"):
+        return True
+    return not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts) or file.startswith(_STANDARD)
+
+
 def is_watched() -> bool:
     """Whether an agent has started this process."""
     return bool(os.environ.get(DIRECTORY_VARIABLE))
@@ -98,7 +108,8 @@ class _Reporting:
         with contextlib.suppress(OSError):
             if not path.exists():
                 new = path.with_suffix(".new")
-                new.write_text(json.dumps(list(sys.modules)))
+                files = {name: getattr(each, "__file__", None) for name, each in [*sys.modules.items()]}
+                new.write_text(json.dumps([name for name, file in files.items() if is_installed(file)]))
                 new.rename(path)
 
     def called(self, step: int) -> None:

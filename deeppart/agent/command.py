@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import signal
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
 #: By which a rank prints the stacks of its threads.
 STACKS_SIGNAL = signal.SIGRTMIN + 3
-#: Modules that must not be imported before a process is forked.
+#: Modules that must not be imported before a process is forked; and packages that read the rank when imported.
 NOT_FORKED = ("mpi4py.MPI",)
+READ_THE_RANK = ("lightning", "lightning_fabric", "lightning_utilities", "pytorch_lightning", "torchmetrics")
 #: What torch's optimizers and the first checkpoint import.
 _IMPORTED_LATER = ("torch._dynamo", "deeppart.checkpointer")
 #: Options of the interpreter that take another word.
@@ -43,52 +44,51 @@ class Command:
             return cls((), tuple(words))
         at = 1
         while at < len(words) and words[at].startswith("-") and words[at] != "-m":
-            if words[at][:2] == "-c" or words[at] == "-":
-                return cls((), tuple(words))
-            at += 2 if words[at] in _WITH_VALUE else 1
+            option = words[at]
+            if not option.startswith(("--", "-W", "-X")) and (option == "-" or {"c", "m"} & set(option)):
+                return cls((), tuple(words))  # a text, or a module behind other letters
+            at += 2 if option in _WITH_VALUE else 1
         found = tuple(words[at:])
         return cls(tuple(words[:at]), found) if found and found != ("-m",) else cls((), tuple(words))
 
     def script(self) -> Path | None:
-        """The file of a script or module; None if there is none, or another interpreter would have to look for it."""
+        """The file of the script or module; None if there is none, or it is not found where it is likely to be."""
         if not self.interpreter:
             return None
         if self.arguments[0] != "-m":
             return Path(self.arguments[0])
-        try:
-            spec = find_spec(self.arguments[1])
-        except (ImportError, ValueError):
-            return None
-        return None if spec is None or spec.origin is None else Path(spec.origin)
+        parts = self.arguments[1].split(".")  # not by importlib, which would import the packages around it
+        for base in (Path(), *map(Path, os.environ.get("PYTHONPATH", "").split(os.pathsep))):
+            for file in (base.joinpath(*parts).with_suffix(".py"), base.joinpath(*parts, "__main__.py")):
+                if file.is_file():
+                    return file
+        return None
 
     def imports(self) -> list[str]:
-        """The modules that the script imports when it is run, and training later; [] if it cannot be read."""
+        """The modules that the script imports before it does anything else, and training later; [] if it has none."""
         script = self.script()
         try:
             tree = ast.parse(b"" if script is None else script.read_bytes())
         except (OSError, SyntaxError, ValueError):
             return []
-        found = without_local(_imported(tree.body), Path() if script is None else script.parent)
+        found = _imported(tree.body)
         return [*found, *_IMPORTED_LATER] if found else []
 
 
 def _imported(statements: Iterable[ast.stmt]) -> list[str]:
+    """The imports before the first statement that may change what a later one finds: ``sys.path``, variables."""
     found: list[str] = []
     for statement in statements:
         if isinstance(statement, ast.Import):
             found += [each.name for each in statement.names]
-        elif isinstance(statement, ast.ImportFrom) and statement.module and not statement.level:
-            found.append(statement.module)
-        elif isinstance(statement, (ast.Try, ast.With)):
+        elif isinstance(statement, ast.ImportFrom):
+            found += [statement.module] if statement.module and not statement.level else []
+        elif isinstance(statement, ast.Try):
             found += _imported(statement.body)
+        elif not isinstance(statement, (ast.FunctionDef, ast.ClassDef)) and not _is_text(statement):
+            break
     return found
 
 
-def without_local(modules: Iterable[str], directory: Path) -> list[str]:
-    """The modules that do not lie in the directory of the script or the working directory: those may be edited."""
-    local = {directory.resolve(), Path.cwd()}
-    return [name for name in modules if not any(_lies_in(name.partition(".")[0], each) for each in local)]
-
-
-def _lies_in(name: str, directory: Path) -> bool:
-    return (directory / f"{name}.py").exists() or (directory / name).is_dir()
+def _is_text(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)

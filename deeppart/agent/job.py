@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deeppart.agent.command import NOT_FORKED, STACKS_SIGNAL, Command, without_local
+from deeppart.agent.command import NOT_FORKED, STACKS_SIGNAL, Command
 from deeppart.agent.starting import KILLED_WITHIN_S, Ended, Zygote
 from deeppart.agent.watch import Hang, HangWatch
 from deeppart.errors import LaunchError
@@ -57,7 +57,7 @@ class JobOptions:
     failures: int = 3
     preload: tuple[str, ...] | None = None
     grace_s: float = 120.0
-    hang_s: float | None = 60.0
+    hang_s: float | None = None
 
 
 class Job:
@@ -70,6 +70,7 @@ class Job:
         self._newest = -1
         self._stopping: signal.Signals | None = None
         self._next: Zygote | None = None
+        self._watch = HangWatch(options.hang_s)
         self._learns = options.preload is None and bool(command.interpreter)
 
     def run(self) -> int:
@@ -126,7 +127,8 @@ class Job:
         self._tell("started", epoch=self._epoch)
         first: Ended | None = None
         hang: Hang | None = None
-        left, kill_at_s, watch = len(ranks), math.inf, HangWatch(self._options.hang_s)
+        left, kill_at_s = len(ranks), math.inf
+        self._watch.begin()
         while left:
             for each in self._wait():
                 left -= 1
@@ -138,11 +140,12 @@ class Job:
                 return first or Ended(None, self._zygote.exit_code or 1)
             if self._stopping is not None and kill_at_s == math.inf:
                 kill_at_s = time.monotonic() + self._options.grace_s
-            if first is None and (hang := watch.look(self._progress(), time.monotonic())) is not None:
-                text = f"no step for {hang.silent_s:.0f} s, of {hang.step_s:.2g} s each; rank {hang.rank} is behind"
+            if first is None and (hang := self._watch.look(self._progress(), time.monotonic())) is not None:
+                behind = " and ".join(f"rank {rank}" for rank in hang.ranks)
+                text = f"no step for {hang.silent_s:.0f} s, of {hang.step_s:.2g} s each; behind: {behind}"
                 self._tell("hang", text=text)
                 self._zygote.signal(STACKS_SIGNAL)
-                first, kill_at_s = Ended(hang.rank, -signal.SIGKILL), time.monotonic() + _STACKS_WITHIN_S
+                first, kill_at_s = Ended(hang.ranks[0], -signal.SIGKILL), time.monotonic() + _STACKS_WITHIN_S
             if left and time.monotonic() >= kill_at_s:
                 if hang is not None:
                     self._show_stacks()
@@ -151,6 +154,9 @@ class Job:
                 if time.monotonic() > kill_at_s + KILLED_WITHIN_S:
                     self._zygote.close(0.0)  # names those that cannot be killed
             self._prepare_next()
+        if first is not None:
+            self._zygote.kill()  # what those that have ended have left
+        self._zygote.forget()
         return first
 
     def _show_stacks(self) -> None:
@@ -166,10 +172,13 @@ class Job:
 
     def _environment(self, rank: int, port: int) -> dict[str, str]:
         """The variables of a rank, named as torchrun names them."""
-        ranks = str(self._options.ranks)
+        own, ranks = str(rank), str(self._options.ranks)
         return os.environ | self._threads() | {
-            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks,
+            "RANK": own, "LOCAL_RANK": own, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks,
+            "ROLE_RANK": own, "ROLE_WORLD_SIZE": ranks, "ROLE_NAME": "default",
             "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+            "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": str(self._epoch - 1),
+            "TORCHELASTIC_MAX_RESTARTS": str(self._options.failures), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
             DIRECTORY_VARIABLE: str(self._directory), "DEEPPART_EPOCH": str(self._epoch),
         }  # fmt: skip
 
@@ -180,7 +189,8 @@ class Job:
     # --- zygotes ---
 
     def _new_zygote(self, modules: list[str]) -> Zygote:
-        return Zygote(self._command, modules, os.environ | self._threads())
+        # numpy's library would start threads when it is imported.
+        return Zygote(self._command, modules, {"OPENBLAS_NUM_THREADS": "1"} | os.environ | self._threads())
 
     def _make_ready(self) -> None:
         """Have a zygote that can start ranks; the one with the modules of the last epoch if that is ready."""
@@ -202,7 +212,13 @@ class Job:
             module, why = zygote.refused
             self._tell("note", text=f"{module} {why} when it is imported: ranks import it themselves, and what follows")
             return self._new_zygote(list(zygote.modules[: zygote.modules.index(module)]))
-        if not self._command.interpreter:
+        if zygote.exit_code is not None and zygote.exit_code < 0 and self._failed < self._options.failures:
+            self._failed += 1
+            self._tell(
+                "note", text=f"the process that imports was killed by signal {-zygote.exit_code}: another one does"
+            )
+            return self._new_zygote(list(zygote.modules))
+        if not self._command.interpreter or (zygote.exit_code or 0) < 0:
             raise LaunchError("the process that starts ranks has ended", found=f"exit code {zygote.exit_code}")
         self._tell("note", text="the command's Python cannot import deeppart: ranks start without what is preloaded")
         self._command = Command((), (*self._command.interpreter, *self._command.arguments))
@@ -214,9 +230,8 @@ class Job:
         if modules is None:
             return
         self._learns = False
-        known, script = {*self._zygote.modules, "__main__"}, self._command.script()
-        found = without_local((name for name in modules if name not in known), Path(script or ".").parent)
-        self._next = self._new_zygote([*self._zygote.modules, *(name for name in found if name not in NOT_FORKED)])
+        known = {*self._zygote.modules, "__main__", *NOT_FORKED}
+        self._next = self._new_zygote([*self._zygote.modules, *(name for name in modules if name not in known)])
 
     # --- waiting ---
 
@@ -257,8 +272,9 @@ def _own_directory() -> Iterator[Path]:
         with suppress(OSError), _locked(left):
             if left.lstat().st_uid == os.getuid():
                 shutil.rmtree(left, ignore_errors=True)
-    directory = Path(tempfile.mkdtemp(prefix=_DIRECTORY, dir=memory))
-    with _locked(directory):
+    made = Path(tempfile.mkdtemp(prefix=f".{_DIRECTORY}", dir=memory))
+    with _locked(made):  # before another agent can see it
+        directory = made.rename(made.with_name(made.name[1:]))
         try:
             yield directory
         finally:

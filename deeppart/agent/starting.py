@@ -17,6 +17,13 @@ from typing import Any, NamedTuple
 from deeppart.agent.command import Command
 from deeppart.errors import LaunchError
 
+#: Not with -m, which would look for modules in the working directory first.
+_TEXT = """
+import sys
+sys.flags.safe_path or sys.path.pop(0)
+from deeppart.agent.zygote import main
+main(int(sys.argv[1]), int(sys.argv[2]))
+"""
 #: After SIGKILL: a process that waits for storage may outlive it.
 KILLED_WITHIN_S = 30.0
 
@@ -44,10 +51,12 @@ class Zygote:
         self.is_ready = self.has_ended = False
         self.refused: tuple[str, str] | None = None
         self.running: dict[int, tuple[int, int]] = {}
+        self._groups: set[int] = set()
+        self._sent: int | None = None
         self._socket, theirs = socket.socketpair()
         self._rest = b""
         interpreter = command.interpreter or (sys.executable,)
-        words = [*interpreter, "-m", "deeppart.agent.zygote", str(theirs.fileno()), str(os.getpid())]
+        words = [*interpreter, "-c", _TEXT, str(theirs.fileno()), str(os.getpid())]
         with theirs:
             self._process = subprocess.Popen(
                 words,
@@ -80,11 +89,15 @@ class Zygote:
         ended = []
         for message in map(json.loads, lines):
             if "started" in message:
+                self._groups.add(message["pid"])
                 with contextlib.suppress(ProcessLookupError):  # ended and reaped: its end is in the next message
-                    self.running[message["started"]] = os.pidfd_open(message["pid"]), message["pid"]
+                    handle = os.pidfd_open(message["pid"])
+                    self.running[message["started"]] = handle, message["pid"]
+                    if self._sent is not None:
+                        signal.pidfd_send_signal(handle, self._sent)
             elif "ended" in message:
-                if (handle := self.running.pop(message["ended"], None)) is not None:
-                    os.close(handle[0])
+                if (each := self.running.pop(message["ended"], None)) is not None:
+                    os.close(each[0])
                 ended.append(Ended(message["ended"], message["code"]))
             elif "refused" in message:
                 self.refused = message["refused"], message["why"]
@@ -92,20 +105,26 @@ class Zygote:
                 self.is_ready = True
         return ended
 
-    def signal(self, number: int) -> bool:
-        """Send a signal to all ranks; returns whether there are any."""
+    def signal(self, number: int) -> None:
+        """Send a signal to all ranks, and to those whose start is still under way."""
+        self._sent = number
         for handle, _ in self.running.values():
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(handle, number)
-        return bool(self.running)
 
     def kill(self) -> None:
-        """Kill all ranks and what they have started, such as workers of data loaders."""
-        for handle, pid in self.running.values():
+        """Kill all ranks that run, and what any rank has started, such as workers of data loaders."""
+        for handle, _ in self.running.values():
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
-            with contextlib.suppress(ProcessLookupError, PermissionError):  # PermissionError: of another user by now
-                os.killpg(pid, signal.SIGKILL)
+        for group in self._groups:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(group, signal.SIGKILL)
+
+    def forget(self) -> None:
+        """All ranks have ended, and others will be started."""
+        self._groups.clear()
+        self._sent = None
 
     @property
     def exit_code(self) -> int | None:
@@ -122,15 +141,18 @@ class Zygote:
         self._process.kill()
         self._process.wait()  # bounded: a killed process without storage
         self.has_ended = True
+        self.kill()
         until_s = time.monotonic() + within_s
         poller = select.poll()
         for handle, _ in self.running.values():
             poller.register(handle, select.POLLIN)
-        while self.running and (left_s := until_s - time.monotonic()) > 0:
-            for ready, _ in poller.poll(left_s * 1000):
+        while self.running:
+            for ready, _ in poller.poll(max(until_s - time.monotonic(), 0.0) * 1000):
                 poller.unregister(ready)
                 os.close(ready)
                 self.running = {rank: each for rank, each in self.running.items() if each[0] != ready}
+            if time.monotonic() >= until_s:
+                break
         if self.running:
             raise LaunchError(
                 "ranks cannot be killed",

@@ -1,6 +1,6 @@
-"""A process that has imported what ranks import, and forks them: ``python -m deeppart.agent.zygote FD``.
+"""A process that has imported what ranks import, and forks them.
 
-FD is a socket of the agent (:mod:`deeppart.agent.starting`), with a message of JSON on each line. The agent sends
+It has a socket to the agent (:mod:`deeppart.agent.starting`), with a message of JSON on each line. The agent sends
 ``{"import": [...]}`` once, and ``{"start": rank, "environment": {...}, "arguments": [...], "in_process": true}`` for
 each rank. It receives ``{"ready": true}``, or ``{"refused": module, "why": ...}`` after which this process ends; and of
 each rank ``{"started": rank, "pid": ...}`` and ``{"ended": rank, "code": ...}``, below 0 for a signal.
@@ -15,9 +15,11 @@ import ctypes
 import faulthandler
 import gc
 import importlib
+import importlib.util
 import json
 import os
 import random
+import runpy
 import select
 import signal
 import socket
@@ -27,8 +29,8 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from deeppart.agent.command import NOT_FORKED, STACKS_SIGNAL
-from deeppart.progress import DIRECTORY_VARIABLE, stacks_file
+from deeppart.agent.command import NOT_FORKED, READ_THE_RANK, STACKS_SIGNAL
+from deeppart.progress import DIRECTORY_VARIABLE, is_installed, stacks_file
 
 _PR_SET_PDEATHSIG = 1
 
@@ -84,13 +86,23 @@ def import_all(modules: list[str]) -> tuple[str, str] | None:
     """
     for name in modules:
         try:
-            importlib.import_module(name)
+            if _is_installed(name):
+                importlib.import_module(name)
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
                 raise
         if (why := _unsound()) is not None:
             return name, why
     return None
+
+
+def _is_installed(name: str) -> bool:
+    """Whether a module is installed: others may be edited, and are imported by each rank."""
+    package = name.partition(".")[0]
+    if package == "deeppart":
+        return True
+    spec = importlib.util.find_spec(package)
+    return package not in READ_THE_RANK and spec is not None and is_installed(spec.origin)
 
 
 def _unsound() -> str | None:
@@ -148,6 +160,7 @@ def become(order: Order) -> None:
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
     if not order.in_process:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         try:
             os.execvp(order.arguments[0], order.arguments)
         except OSError as error:
@@ -157,26 +170,29 @@ def become(order: Order) -> None:
 
 def run_python(arguments: list[str]) -> None:
     """Do as ``python ARGUMENT...`` does, of a script, or of a module after ``-m``."""
-    if arguments[0] == "-m":
-        import runpy
-
+    path = arguments[0]
+    if path == "-m":
+        if not sys.flags.safe_path:
+            sys.path.insert(0, str(Path.cwd()))
         sys.argv[:] = arguments[1:]
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
         return
-    path = arguments[0]
     sys.argv[:] = arguments
+    if Path(path).is_dir():
+        runpy.run_path(path, run_name="__main__")
+        return
     if not sys.flags.safe_path:
-        sys.path[0] = str(Path(path).resolve().parent)
-    main = types.ModuleType("__main__")
-    loader = SourceFileLoader("__main__", path)
-    main.__dict__.update(__file__=path, __builtins__=__builtins__, __cached__=None, __loader__=loader)
+        sys.path.insert(0, str(Path(path).resolve().parent))
+    file, main = str(Path(path).absolute()), types.ModuleType("__main__")
+    loader = SourceFileLoader("__main__", file)
+    main.__dict__.update(__file__=file, __builtins__=__builtins__, __cached__=None, __loader__=loader)
     sys.modules["__main__"] = main  # as which multiprocessing and pickle find the script's classes
-    exec(compile(Path(path).read_bytes(), path, "exec"), main.__dict__)
+    exec(compile(Path(path).read_bytes(), file, "exec", dont_inherit=True), main.__dict__)
 
 
 def _without_our_frames(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
     """Show an uncaught error as if the script had been started by itself."""
-    while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>"):
+    while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>", "<string>"):
         trace = trace.tb_next
     sys.__excepthook__(kind, error.with_traceback(trace), trace)
 
@@ -204,7 +220,3 @@ def main(fd: int, agent: int) -> None:
     become(order)
     sys.excepthook = _without_our_frames
     run_python(order.arguments)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))

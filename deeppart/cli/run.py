@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ from deeppart.model import read_seconds
 @click.option(
     "--hang",
     metavar="auto|S|off",
-    default="auto",
+    default="off",
     show_default=True,
     callback=lambda context, option, value: _read_hang(value),
     help="Seconds without a step, or ten times a usual step, after which ranks hang and are started again; auto: 60.",
@@ -87,10 +88,12 @@ def run(
         passed_s = time.monotonic() - began_s
         known = {name: value for name, value in values.items() if value is not None}
         words = [str(value) if name == "text" else f"{name.replace('_', ' ')} {value}" for name, value in known.items()]
-        click.echo(f"deeppart run: {passed_s:.1f} s: {event}{': ' if words else ''}{', '.join(words)}", err=True)
+        with suppress(OSError):  # a closed terminal does not end the job
+            click.echo(f"deeppart run: {passed_s:.1f} s: {event}{': ' if words else ''}{', '.join(words)}", err=True)
         if log is not None:
             record = {"time": timestamp(time.time()), "passed_s": round(passed_s, 3), "event": event, **known}
-            _append(log, json.dumps(record) + "\n")
+            with suppress(ConfigError):  # nor does a full file system
+                _append(log, json.dumps(record) + "\n")
 
     return Job(Command.of(command), JobOptions(ranks, failures, modules, grace, hang), tell).run()
 

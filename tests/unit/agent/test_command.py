@@ -24,6 +24,8 @@ PYTHON = sys.executable
         (["/opt/bin/python3", "-Xdev", "train.py"], ("/opt/bin/python3", "-Xdev"), ("train.py",)),
         (["train.py", "x"], (PYTHON,), ("train.py", "x")),
         (["python", "-c", "print(1)"], (), ("python", "-c", "print(1)")),
+        (["python", "-mjob", "x"], (), ("python", "-mjob", "x")),
+        (["python", "-um", "job"], (), ("python", "-um", "job")),
         (["python"], (), ("python",)),
         (["python", "-m"], (), ("python", "-m")),
         (["./train", "x.py"], (), ("./train", "x.py")),
@@ -37,6 +39,7 @@ def test_a_python_is_told_from_other_programs(
 
 
 SCRIPT = """
+'What it does.'
 import os.path, json as j
 from collections import abc
 from . import sibling
@@ -44,23 +47,26 @@ try:
     import zlib
 except ImportError:
     zlib = None
-import mine, package.inner
 def late():
     import csv
-if __name__ == "__main__":
-    import tomllib
+import mine, package.inner
+sys.path.insert(0, "vendored")
+import tomllib
 """
 
 
-def test_the_modules_of_a_script_without_those_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those in the directory of the script, or where it is started, may be edited between two starts."""
-    (tmp_path / "train.py").write_text(SCRIPT)
-    (tmp_path / "mine.py").touch()
-    there = tmp_path / "there"
-    (there / "package").mkdir(parents=True)
-    monkeypatch.chdir(there)
-    found = Command.of(["python", str(tmp_path / "train.py")]).imports()
-    assert found == ["os.path", "json", "collections", "zlib", "torch._dynamo", "deeppart.checkpointer"]
+@pytest.mark.parametrize("words", [["python", "train.py"], ["python", "-m", "train"], ["python", "-m", "sub.train"]])
+def test_the_modules_that_a_script_imports_before_anything_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    """Later imports may find something else. A package around a module is not imported to find it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "__init__.py").write_text("raise SystemExit(0)")
+    for name in ("train.py", "sub/train.py"):
+        (tmp_path / name).write_text(SCRIPT)
+    found = ["os.path", "json", "collections", "zlib", "mine", "package.inner"]
+    assert Command.of(words).imports() == [*found, "torch._dynamo", "deeppart.checkpointer"]
 
 
 @pytest.mark.parametrize("text", ["import (", "\0", ""])

@@ -34,12 +34,13 @@ class Run:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.events: list[tuple[str, dict[str, Any]]] = []
+        self.tell: Callable[[tuple[str, dict[str, Any]]], object] = self.events.append
 
     def __call__(self, body: str, *, words: Sequence[str] | None = None, **options: Any) -> int:
         (self.directory / "train.py").write_text(BEGIN + body)
         command = Command.of(words or [sys.executable, str(self.directory / "train.py"), "--an", "argument"])
         chosen = JobOptions(**{"ranks": 2, "preload": ("json",), **options})
-        return Job(command, chosen, lambda event, **values: self.events.append((event, values))).run()
+        return Job(command, chosen, lambda event, **values: self.tell((event, values))).run()
 
     def noted(self, rank: int, epoch: int) -> Any:
         return json.loads((self.directory / f"rank-{rank}-epoch-{epoch}").read_text())
@@ -61,6 +62,8 @@ def test_each_rank_is_what_the_command_would_have_started(run: Run) -> None:
 import beside, gc, pickle
 names = "RANK", "LOCAL_RANK", "WORLD_SIZE", "OMP_NUM_THREADS", "MASTER_ADDR"
 class Mine: pass
+def typed(x: int) -> None: pass
+assert typed.__annotations__["x"] is int  # no future of ours
 assert type(pickle.loads(pickle.dumps(Mine()))) is Mine
 main = sys.modules["__main__"]
 note(name=__name__, file=__file__, main=main.__file__, argv=sys.argv, path=sys.path[0], beside=beside.value,
@@ -182,6 +185,53 @@ if epoch == 1:
     assert not _runs(run.noted(0, 1)["worker"])
 
 
+def test_what_a_failed_rank_has_started_is_killed_too(run: Run) -> None:
+    body = """
+import subprocess
+if epoch == 1:
+    note(worker=subprocess.Popen(["sleep", "600"]).pid)
+    sys.exit(3)
+"""
+    assert run(body, ranks=1) == 0
+    assert not _runs(run.noted(0, 1)["worker"])
+
+
+def test_a_signal_while_ranks_are_being_started(run: Run) -> None:
+    """They get it, or end by it, and are not waited for."""
+    tell = run.events.append
+
+    def and_then(event: tuple[str, dict[str, Any]]) -> None:
+        tell(event)
+        if event[0] == "started":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    run.tell = and_then
+    began_s = time.monotonic()
+    assert run("time.sleep(600)") == STOPPED
+    assert time.monotonic() - began_s < 60
+
+
+def test_a_script_that_changes_its_directory_knows_where_it_is(run: Run) -> None:
+    body = """
+where = os.getcwd()
+os.chdir("/")
+file = os.path.abspath(__file__)
+os.chdir(where)
+note(file=file, argv=sys.argv)
+"""
+    assert run(body, words=[sys.executable, "train.py"]) == 0
+    assert run.noted(0, 1) == {"file": str(run.directory / "train.py"), "argv": ["train.py"]}
+
+
+def test_modules_of_the_working_directory_do_not_stand_for_pythons_own(run: Run) -> None:
+    """As for a script elsewhere, which Python looks for beside the script only."""
+    (run.directory / "random.py").write_text("raise SystemExit('of the working directory')")
+    there = run.directory / "there"
+    there.mkdir()
+    (there / "train.py").write_text("import random; random.random()")
+    assert run("", words=[sys.executable, "there/train.py"], preload=("tempfile",)) == 0
+
+
 def test_the_process_that_forks_is_killed(run: Run) -> None:
     """Its ranks end with it, and another one starts them again."""
     body = """
@@ -204,13 +254,13 @@ def test_a_module_that_must_not_be_forked_is_left_to_the_ranks(run: Run, why: st
     text = "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()"
     if "MPI" in why:
         text = "import sys, types\nsys.modules['mpi4py.MPI'] = types.ModuleType('mpi4py.MPI')"
-    package = run.directory / "lib"
+    package = run.directory / "site-packages"  # as if it was installed
     package.mkdir()
     (package / "noisy.py").write_text(text)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(package), os.environ.get("PYTHONPATH", "")])
     try:
-        assert run("note(loaded=[each for each in ('json', 'noisy', 'csv') if each in sys.modules])",
-                   preload=("json", "noisy", "csv")) == 0  # fmt: skip
+        assert run("note(loaded=[each for each in ('json', 'noisy', 'wave') if each in sys.modules])",
+                   preload=("json", "noisy", "wave")) == 0  # fmt: skip
     finally:
         os.environ["PYTHONPATH"] = os.environ["PYTHONPATH"].partition(os.pathsep)[2]
     assert run.noted(0, 1) == {"loaded": ["json"]}
@@ -219,8 +269,8 @@ def test_a_module_that_must_not_be_forked_is_left_to_the_ranks(run: Run, why: st
 
 def test_what_was_imported_is_imported_before_a_later_start(run: Run) -> None:
     body = """
-before = "csv" in sys.modules
-__import__("csv")  # which the text of the script does not show
+before = "wave" in sys.modules
+__import__("wave")  # which the text of the script does not show
 reporting.restored(None)
 note(before=before)
 time.sleep(0.5)
@@ -265,7 +315,7 @@ for step in range(45):
 """
     assert run(body, hang_s=1.0) == 0
     (hang,) = run.of("hang")
-    assert "s, of 0.1" in hang["text"] and "rank 1 is behind" in hang["text"]
+    assert "s, of 0.1" in hang["text"] and hang["text"].endswith("behind: rank 1")
     (failed,) = run.of("failed")
     assert failed["rank"] == 1 and failed["exit_code"] == -9
     text = capfd.readouterr().err
