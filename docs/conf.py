@@ -85,6 +85,7 @@ CONTENTS: dict[str, list[tuple[str, list[str]]]] = {
                 "docs/quickstart",
                 "docs/from-torchrun",
                 "docs/trainers",
+                "docs/coming-back",
                 "docs/elastic",
                 "docs/elastic-torchrun",
                 "docs/elastic-slurm",

@@ -37,7 +37,7 @@ class Norms:
         of_mean: squared norm of the mean gradient.
         parts: K, at least 2.
         scale: B / b.
-        biased: whether they are of two consecutive steps on one rank (:func:`norms_of_two_steps`).
+        biased: whether they are of two consecutive steps on one rank (``norms_of_two_steps``).
 
     Example:
         >>> from deeppart.elastic import Norms
@@ -53,7 +53,7 @@ class Norms:
     biased: bool = False
 
     def squared_gradient(self) -> tuple[float, ...]:
-        """Unbiased estimate of |G|^2; may be negative."""
+        """Unbiased estimate of the squared norm of the true gradient; may be negative."""
         return tuple(
             (self.parts * whole - part) / (self.parts - 1)
             for part, whole in zip(self.mean_of_parts, self.of_mean, strict=True)
@@ -76,7 +76,7 @@ def norms_of_two_steps(
 
 
 class NoiseScale:
-    """Moving averages of |G|^2 and of the variance, for each parameter group.
+    """Moving averages of the squared gradient and of the variance, for each parameter group.
 
     A step at scale s counts as s steps at scale 1: its weight is 1 - 0.999^s. The averages are corrected for their
     start at 0.
@@ -120,7 +120,7 @@ class NoiseScale:
         self._weight = keep * self._weight + (1 - keep)
 
     def by_group(self) -> list[tuple[float, float]]:
-        """|G|^2 and variance of each group; 1 and 0 before the first step."""
+        """Squared gradient and variance of each group; 1 and 0 before the first step."""
         if not self.known:
             return [(1.0, 0.0)] * self._groups
         return [
@@ -129,7 +129,7 @@ class NoiseScale:
         ]
 
     def squared_gradient(self) -> float:
-        """|G|^2 over all parameters."""
+        """The squared gradient over all parameters."""
         return sum(squared for squared, _ in self.by_group())
 
     def variance(self) -> float:

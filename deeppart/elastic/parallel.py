@@ -98,7 +98,7 @@ class ElasticDataParallel(DistributedDataParallel):
 
     @property
     def effective_steps(self) -> float:
-        """Number of steps at scale 1 that the training so far is worth: the sum of the gains."""
+        """The training so far in steps at scale 1, the sum of the gains."""
         self._count_last_step()
         return self._effective_steps
 

@@ -65,7 +65,7 @@ class TimedSteps:
 
     @property
     def kind(self) -> tuple[int, int, int, bool]:
-        """Steps of the same kind are averaged: (nodes, ranks, local_batch, accumulating)."""
+        """Nodes, ranks, local batch and whether it accumulates; steps of the same kind are averaged."""
         return self.nodes, self.ranks, self.local_batch, self.accumulating
 
 

@@ -78,7 +78,7 @@ def own_generator(loader: Any) -> None:
 
 
 def position(loader: Any) -> dict[str, Any]:
-    """The position of a stateful loader, such as torchdata's StatefulDataLoader, as values for :func:`pack`."""
+    """The position of a stateful loader, such as torchdata's StatefulDataLoader, as values for ``pack``."""
     generator = getattr(loader, "generator", None)
     return {
         "state": _stateful(loader).state_dict(loader),
