@@ -140,11 +140,7 @@ class Job:
                 return first or Ended(None, self._zygote.exit_code or 1)
             if self._stopping is not None and kill_at_s == math.inf:
                 kill_at_s = time.monotonic() + self._options.grace_s
-            if first is None and (hang := self._watch.look(self._progress(), time.monotonic())) is not None:
-                behind = " and ".join(f"rank {rank}" for rank in hang.ranks)
-                text = f"no step for {hang.silent_s:.0f} s, of {hang.step_s:.2g} s each; behind: {behind}"
-                self._tell("hang", text=text)
-                self._zygote.signal(STACKS_SIGNAL)
+            if first is None and (hang := self._look_for_hang()) is not None:
                 first, kill_at_s = Ended(hang.ranks[0], -signal.SIGKILL), time.monotonic() + _STACKS_WITHIN_S
             if left and time.monotonic() >= kill_at_s:
                 if hang is not None:
@@ -158,6 +154,16 @@ class Job:
             self._zygote.kill()  # what those that have ended have left
         self._zygote.forget()
         return first
+
+    def _look_for_hang(self) -> Hang | None:
+        """Whether the ranks hang; if so, have them write their stacks."""
+        hang = self._watch.look(self._progress(), time.monotonic())
+        if hang is not None:
+            behind = " and ".join(f"rank {rank}" for rank in hang.ranks)
+            text = f"no step for {hang.silent_s:.0f} s, of {hang.step_s:.2g} s each; behind: {behind}"
+            self._tell("hang", text=text)
+            self._zygote.signal(STACKS_SIGNAL)
+        return hang
 
     def _show_stacks(self) -> None:
         """Print the stacks of all ranks, one after the other."""

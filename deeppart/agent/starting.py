@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import signal
@@ -12,9 +11,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from deeppart.agent.command import Command
+from deeppart.agent.zygote import Lines
 from deeppart.errors import LaunchError
 
 #: Not with -m, which would look for modules in the working directory first.
@@ -53,8 +53,8 @@ class Zygote:
         self.running: dict[int, tuple[int, int]] = {}
         self._groups: set[int] = set()
         self._sent: int | None = None
-        self._socket, theirs = socket.socketpair()
-        self._rest = b""
+        ours, theirs = socket.socketpair()
+        self._lines = Lines(ours)
         interpreter = command.interpreter or (sys.executable,)
         words = [*interpreter, "-c", _TEXT, str(theirs.fileno()), str(os.getpid())]
         with theirs:
@@ -65,29 +65,25 @@ class Zygote:
                 start_new_session=True,  # the agent alone gets the signals of a terminal
                 env=dict(environment),
             )
-        self._send({"import": list(modules)})
+        self._lines.send({"import": list(modules)})
 
     def fileno(self) -> int:
         """For a selector: readable when :meth:`receive` has something to do."""
-        return self._socket.fileno()
+        return self._lines.socket.fileno()
 
     def start(self, rank: int, environment: Mapping[str, str]) -> None:
         """Have a rank started, once this is ready."""
         order = {"arguments": list(self._command.arguments), "in_process": bool(self._command.interpreter)}
-        self._send({"start": rank, "environment": dict(environment), **order})
+        self._lines.send({"start": rank, "environment": dict(environment), **order})
 
     def receive(self) -> list[Ended]:
         """Take the messages that have come, waiting for one; returns the ranks that have ended."""
-        try:
-            data = self._socket.recv(1 << 16)
-        except ConnectionError:
-            data = b""
-        if not data:
+        messages = self._lines.receive()
+        if messages is None:
             self.has_ended = True
             return []
-        *lines, self._rest = (self._rest + data).split(b"\n")
         ended = []
-        for message in map(json.loads, lines):
+        for message in messages:
             if "started" in message:
                 self._groups.add(message["pid"])
                 with contextlib.suppress(ProcessLookupError):  # ended and reaped: its end is in the next message
@@ -137,7 +133,7 @@ class Zygote:
         Raises:
             LaunchError: a rank still runs after so many seconds: it waits for storage that hangs.
         """
-        self._socket.close()
+        self._lines.socket.close()
         self._process.kill()
         self._process.wait()  # bounded: a killed process without storage
         self.has_ended = True
@@ -159,7 +155,3 @@ class Zygote:
                 found=f"pids {[pid for _, pid in self.running.values()]}, {within_s:g} s after SIGKILL",
                 todo="their storage may hang; end them before the job is started again",
             )
-
-    def _send(self, message: Mapping[str, Any]) -> None:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # receive() finds out
-            self._socket.sendall(json.dumps(message).encode() + b"\n")

@@ -11,6 +11,7 @@ It ends with the agent, and its ranks end with it, by signals of the kernel.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import gc
@@ -25,6 +26,7 @@ import signal
 import socket
 import sys
 import types
+from collections.abc import Mapping
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,21 +53,26 @@ class Order(NamedTuple):
     in_process: bool
 
 
-class _Lines:
-    """Messages over a socket."""
+class Lines:
+    """Messages over a socket, one on each line."""
 
-    def __init__(self, fd: int) -> None:
-        self.socket = socket.socket(fileno=fd)
+    def __init__(self, end: socket.socket) -> None:
+        self.socket = end
         self._rest = b""
 
-    def send(self, message: dict[str, Any]) -> None:
-        self.socket.sendall(json.dumps(message).encode() + b"\n")
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send a message; what cannot be sent is left to :meth:`receive`, which finds the other end closed."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self.socket.sendall(json.dumps(message).encode() + b"\n")
 
     def receive(self) -> list[dict[str, Any]] | None:
-        """The messages that have come, at least one; None once the agent has closed its end."""
+        """The messages that have come, at least one; None once the other end is closed."""
         lines: list[bytes] = []
         while not lines:
-            data = self.socket.recv(1 << 16)
+            try:
+                data = self.socket.recv(1 << 16)
+            except ConnectionError:
+                data = b""
             if not data:
                 return None
             *lines, self._rest = (self._rest + data).split(b"\n")
@@ -115,7 +122,7 @@ def _unsound() -> str | None:
     return "starts CUDA" if cuda is not None and cuda.is_initialized() else None
 
 
-def serve(lines: _Lines, waiting: list[dict[str, Any]]) -> Order | None:
+def serve(lines: Lines, waiting: list[dict[str, Any]]) -> Order | None:
     """Fork a rank for each order; returns its order in a rank, and None here once the agent has gone."""
     ranks: dict[int, tuple[int, int]] = {}  # pidfd -> rank, pid
     poller = select.poll()
@@ -201,7 +208,7 @@ def main(fd: int, agent: int) -> None:
     """Be a zygote, and later each of its ranks."""
     end_with(agent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    lines = _Lines(fd)
+    lines = Lines(socket.socket(fileno=fd))
     first = lines.receive()
     if first is None:
         return
