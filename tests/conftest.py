@@ -22,6 +22,10 @@ PATIENCE = 6.0
 #: How many tests were left out, where none was kept.
 _OTHERS = pytest.StashKey[int]()
 
+# Process groups of earlier tests, which are garbage, have threads; a fork has not, and would wait for them when it
+# collects the groups.
+os.register_at_fork(after_in_child=gc.freeze)
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """What is run of the sweeps (tests/sampling.py)."""

@@ -8,9 +8,11 @@ numbers. Then the first one is woken up, and does all it can.
 from __future__ import annotations
 
 import errno
+import faulthandler
 import fcntl
 import importlib
 import importlib.util
+import multiprocessing
 import os
 import signal
 import threading
@@ -28,6 +30,9 @@ import deeppart
 from deeppart.offline.inspect.listing import list_directory
 from deeppart.offline.inspect.verifying import choose_steps, verify
 from deeppart.storage import LOCK_NAME, parse_step_name
+
+#: How long the first job may take for anything.
+PATIENCE_S = 120.0
 
 #: Where the first job stops: (function, whether after it, what the path it is about must contain).
 STAGES = {
@@ -54,56 +59,57 @@ def state(step: int) -> dict[str, Any]:
 
 
 class Zombie:
-    """The first job, in a process of its own.
+    """The first job, in a process of its own, which is forked from one without threads.
 
     Args:
         root: where both jobs have their directories.
         stage: where it stops.
+        locks: whether it finds any.
     """
 
-    def __init__(self, root: Path, stage: str) -> None:
-        self._said, self.pid = root / "said", os.fork()
-        if self.pid == 0:
-            code = 1
-            try:
-                _be_overtaken(root, stage, self._said)
-                code = 0
-            finally:
-                os._exit(code)
-        deadline = time.monotonic() + 120
-        while True:
-            pid, status = os.waitpid(self.pid, os.WUNTRACED | os.WNOHANG)
-            if pid and os.WIFSTOPPED(status):
-                return
-            assert not pid and time.monotonic() < deadline, f"it never came to: {stage}"
+    def __init__(self, root: Path, stage: str, locks: bool) -> None:
+        self._said, self._stacks = root / "said", root / "stacks"
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["tests.faults.test_zombies"])
+        self._process = context.Process(target=_be_overtaken, args=(root, stage, locks, self._said, self._stacks))
+        self._process.start()
+        status = Path(f"/proc/{self._process.pid}/stat")
+        deadline = time.monotonic() + PATIENCE_S
+        while status.read_text().rpartition(")")[2].split()[0] != "T":
+            if not self._process.is_alive() or time.monotonic() > deadline:
+                stacks = self._stacks.read_text()
+                self.end()
+                pytest.fail(f"it never came to {stage!r}: {stacks}")
             time.sleep(0.01)
 
     def wake(self) -> list[str]:
         """Let it do all it can; what it says of its checkpoints."""
-        os.kill(self.pid, signal.SIGCONT)
-        _, status = os.waitpid(self.pid, 0)
-        self.pid = 0
-        assert status == 0
+        assert self._process.pid is not None
+        os.kill(self._process.pid, signal.SIGCONT)
+        self._process.join(PATIENCE_S)
+        assert self._process.exitcode == 0, self._stacks.read_text()
         return self._said.read_text().splitlines()
 
     def end(self) -> None:
-        if self.pid:
-            os.kill(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
+        self._process.kill()
+        self._process.join()
 
 
 @contextmanager
-def zombie(root: Path, stage: str) -> Iterator[Zombie]:
+def zombie(root: Path, stage: str, locks: bool) -> Iterator[Zombie]:
     """The first job, stopped at a stage."""
-    job = Zombie(root, stage)
+    job = Zombie(root, stage, locks)
     try:
         yield job
     finally:
         job.end()
 
 
-def _be_overtaken(root: Path, stage: str, said: Path) -> None:
+def _be_overtaken(root: Path, stage: str, locks: bool, said: Path, stacks: Path) -> None:
     warnings.simplefilter("ignore")
+    faulthandler.dump_traceback_later(0.8 * PATIENCE_S, repeat=True, file=stacks.open("w"))
+    if not locks:
+        fcntl.flock = no_locks
     settings = deeppart.Config(
         persistent_dir=str(root / "p"),
         local_dir=str(root / "l"),
@@ -173,13 +179,13 @@ def files_of(root: Path, session: str) -> dict[Path, tuple[int, bytes]]:
     return found
 
 
+def no_locks(*arguments: Any) -> None:
+    raise OSError(errno.ENOLCK, "no locks here")
+
+
 @pytest.fixture(params=["removed", "none"])
 def locks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "none":
-
-        def no_locks(*arguments: Any) -> None:
-            raise OSError(errno.ENOLCK, "no locks here")
-
         monkeypatch.setattr(fcntl, "flock", no_locks)
     return str(request.param)
 
@@ -195,7 +201,7 @@ def test_a_zombie_touches_nothing_of_its_successor(stage: str, locks: str, memor
         timeout=30.0,
         compression="none",
     )
-    with zombie(memory, stage) as job:
+    with zombie(memory, stage, locks != "none") as job:
         if locks == "removed":
             (memory / "p" / LOCK_NAME).unlink()
         with deeppart.Checkpointer(settings) as checkpointer:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import multiprocessing
 import os
 import signal
@@ -50,10 +49,6 @@ def _run(function: Callable[[], Any], replicas: int, variables: dict[str, str]) 
 
     processes: dict[Connection, Any] = {}
     results: list[int | None] = []
-    # Process groups of earlier tests, which are garbage, have threads; a fork has not, and would wait for them when it
-    # collects the groups.
-    gc.collect()
-    gc.freeze()
     try:
         for rank in range(replicas):
             heard, told = context.Pipe(duplex=False)
@@ -67,7 +62,6 @@ def _run(function: Callable[[], Any], replicas: int, variables: dict[str, str]) 
                 waiting.remove(ready)
                 results.append(_result(ready, processes[ready]))
     finally:
-        gc.unfreeze()
         for process in processes.values():
             if process.is_alive() and process.pid is not None:
                 os.kill(process.pid, signal.SIGKILL)
