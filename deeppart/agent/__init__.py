@@ -11,11 +11,18 @@ kills the others and has all of them forked again: the script is not changed, an
 | `command` | what the ranks run, and which modules that imports |
 | `zygote` | imports these, and forks ranks |
 | `starting` | the agent's side of a zygote |
+| `node` | the ranks of one node |
 | `watch` | whether the ranks hang |
-| `job` | epochs: start, failure, start again, stop |
+| `job` | decides: start, failure, start again, stop |
+| `messages` | what is sent between these |
+| `links` | the connections between the agents of several nodes |
+| `agent` | runs a node; follows the agent that leads, or leads |
 """
 
+from deeppart.agent.agent import Agent
 from deeppart.agent.command import Command
-from deeppart.agent.job import GIVEN_UP, STOPPED, Job, JobOptions
+from deeppart.agent.job import GIVEN_UP, TOO_FEW_NODES, JobOptions
+from deeppart.agent.links import Credentials
+from deeppart.agent.messages import STOPPED
 
-__all__ = ["GIVEN_UP", "STOPPED", "Command", "Job", "JobOptions"]
+__all__ = ["GIVEN_UP", "STOPPED", "TOO_FEW_NODES", "Agent", "Command", "Credentials", "JobOptions"]

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from deeppart.agent.command import Command
-from deeppart.agent.zygote import Lines
+from deeppart.agent.messages import Lines
 from deeppart.errors import LaunchError
 
 #: Not with -m, which would look for modules in the working directory first.

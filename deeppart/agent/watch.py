@@ -48,22 +48,21 @@ class HangWatch:
 
     def begin(self) -> None:
         """An epoch begins."""
-        self._ahead: Progress | None = None
-        self._newest_s, self._looked_s, self._silent_s = 0.0, math.inf, 0.0
+        self._seen: Sequence[Progress] = ()
+        self._trained, self._trained_at_s = -1, 0.0
+        self._looked_s, self._silent_s = math.inf, 0.0
 
     def look(self, ranks: Sequence[Progress], now_s: float) -> Hang | None:
-        """What all ranks have reported by now, on the clock of ``time.monotonic()``; a hang, or None."""
-        ahead, last = max(ranks, key=lambda each: each.trained), self._ahead
-        first = _AGAIN if self._steps_s else _FIRST_STEPS
-        if last is None or ahead.trained > last.trained:
-            if last is not None and last.trained >= first:
-                self._steps_s.append((ahead.at_s - last.at_s) / (ahead.trained - last.trained))
-            self._ahead = ahead
-        newest_s = max(each.at_s for each in ranks)
-        is_silent = newest_s == self._newest_s and not any(each.pauses for each in ranks)
+        """What all ranks have reported by now, on any clock of this process; a hang, or None."""
+        trained, first = max(each.trained for each in ranks), _AGAIN if self._steps_s else _FIRST_STEPS
+        if trained > self._trained:
+            if self._trained >= first:
+                self._steps_s.append((now_s - self._trained_at_s) / (trained - self._trained))
+            self._trained, self._trained_at_s = trained, now_s
+        is_silent = list(ranks) == self._seen and not any(each.pauses for each in ranks)
         self._silent_s = self._silent_s + min(max(now_s - self._looked_s, 0.0), _LOOK_S) if is_silent else 0.0
-        self._newest_s, self._looked_s = newest_s, now_s
-        if self._least_s is None or not self._steps_s or ahead.trained < first:
+        self._seen, self._looked_s = list(ranks), now_s
+        if self._least_s is None or not self._steps_s or trained < first:
             return None
         step_s = median(self._steps_s)
         if self._silent_s <= max(self._least_s, _TIMES * step_s):

@@ -11,13 +11,11 @@ It ends with the agent, and its ranks end with it, by signals of the kernel.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import faulthandler
 import gc
 import importlib
 import importlib.util
-import json
 import os
 import random
 import runpy
@@ -26,12 +24,12 @@ import signal
 import socket
 import sys
 import types
-from collections.abc import Mapping
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from deeppart.agent.command import NOT_FORKED, READ_THE_RANK, STACKS_SIGNAL
+from deeppart.agent.messages import Lines
 from deeppart.progress import DIRECTORY_VARIABLE, is_installed, stacks_file
 
 _PR_SET_PDEATHSIG = 1
@@ -51,32 +49,6 @@ class Order(NamedTuple):
     environment: dict[str, str]
     arguments: list[str]
     in_process: bool
-
-
-class Lines:
-    """Messages over a socket, one on each line."""
-
-    def __init__(self, end: socket.socket) -> None:
-        self.socket = end
-        self._rest = b""
-
-    def send(self, message: Mapping[str, Any]) -> None:
-        """Send a message; what cannot be sent is left to :meth:`receive`, which finds the other end closed."""
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self.socket.sendall(json.dumps(message).encode() + b"\n")
-
-    def receive(self) -> list[dict[str, Any]] | None:
-        """The messages that have come, at least one; None once the other end is closed."""
-        lines: list[bytes] = []
-        while not lines:
-            try:
-                data = self.socket.recv(1 << 16)
-            except ConnectionError:
-                data = b""
-            if not data:
-                return None
-            *lines, self._rest = (self._rest + data).split(b"\n")
-        return [json.loads(line) for line in lines]
 
 
 def end_with(parent: int) -> None:
@@ -209,9 +181,9 @@ def main(fd: int, agent: int) -> None:
     end_with(agent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     lines = Lines(socket.socket(fileno=fd))
-    first = lines.receive()
-    if first is None:
-        return
+    while not (first := lines.receive()):
+        if first is None:
+            return
     gc.disable()  # what is imported stays
     refused = import_all(first[0]["import"])
     if refused is not None:

@@ -1,0 +1,241 @@
+"""How the agents of a job find each other: all connect to the one that leads.
+
+Both ends prove that they have the secret of the job, if there is one (``DEEPPART_SECRET_FILE``), by HMAC-SHA256 (RFC
+2104) of a number that the other one has drawn. What they say later is not authenticated.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import secrets
+import socket
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import deeppart
+from deeppart.agent.job import JobOptions
+from deeppart.agent.messages import Joined, Left, Lines, Message, decode, encode
+from deeppart.errors import LaunchError
+
+#: Each agent says that it is alive so often.
+BEAT_S = 1.0
+#: How long each side waits for the other's part of a greeting.
+_GREETING_S = 5.0
+
+
+class Credentials:
+    """What agents of one job have in common.
+
+    Args:
+        job: what names it: that of the scheduler, and its nodes.
+        secret: of its user; None if there is none.
+    """
+
+    def __init__(self, job: str, secret: bytes | None) -> None:
+        self.job, self._secret = job, secret or b""
+
+    def seal(self, role: str, nonce: str, values: Any = None) -> str:
+        """What proves the secret, for a number that the other side has drawn."""
+        text = json.dumps([deeppart.__version__, self.job, role, nonce, values])
+        return hmac.digest(self._secret, text.encode(), "sha256").hex()
+
+
+def connect(address: tuple[str, int], joined: Joined, credentials: Credentials, silence_s: float) -> Lines:
+    """Follow the agent that leads at an address.
+
+    Raises:
+        OSError: none does.
+        LaunchError: it does not accept this one.
+    """
+    end = socket.create_connection(address, timeout=silence_s)
+    try:
+        end.settimeout(_GREETING_S)
+        lines, nonce = Lines(end), secrets.token_hex(16)
+        asked = _greeting(lines)
+        values = list(joined)
+        greeting = {"version": deeppart.__version__, "job": credentials.job, "joined": values, "nonce": nonce}
+        lines.send(greeting | {"seal": credentials.seal("follow", str(asked.get("nonce")), values)})
+        answer = _greeting(lines)
+        if "refused" in answer:
+            where = f"{address[0]}:{address[1]}"
+            raise LaunchError("an agent does not accept this one", found=str(answer["refused"]), where=where)
+        if not hmac.compare_digest(str(answer.get("welcome")), credentials.seal("lead", nonce)):
+            raise ConnectionError("it does not know the secret of this job")
+        end.settimeout(silence_s)
+        return lines
+    except BaseException:
+        end.close()
+        raise
+
+
+def _greeting(lines: Lines) -> dict[str, Any]:
+    """One message."""
+    while (messages := lines.receive()) is not None:
+        if messages:
+            return messages[0]
+    raise ConnectionError("no agent")
+
+
+def receive(lines: Lines) -> list[Message] | None:
+    """The messages that have come; None once the other agent has closed, or what it says cannot be read."""
+    found = lines.receive()
+    try:
+        return None if found is None else [decode(each) for each in found]
+    except (KeyError, TypeError, AttributeError):
+        return None
+
+
+class Silence:
+    """Measures silence. While this process was stopped nobody was silent: what they said has yet to be read."""
+
+    def __init__(self) -> None:
+        self._looked_s = time.monotonic()
+
+    def passed_s(self) -> float:
+        """Since the last call, which is no longer ago than a beat unless this process was stopped."""
+        before_s, self._looked_s = self._looked_s, time.monotonic()
+        return min(self._looked_s - before_s, 1.5 * BEAT_S)
+
+
+class Received(NamedTuple):
+    """What was received.
+
+    Attributes:
+        joined: nodes that have joined.
+        messages: index of a node, and what it has said.
+        ended: nodes whose agents have ended.
+        silent: nodes that have said nothing for too long.
+        has_left: true if a node has given this agent up, and follows another one.
+    """
+
+    joined: list[Joined]
+    messages: list[tuple[int, Message]]
+    ended: set[int]
+    silent: set[int]
+    has_left: bool
+
+
+class Followers:
+    """The other agents of a job, on the one that leads."""
+
+    def __init__(self, options: JobOptions, own: int, credentials: Credentials) -> None:
+        self._options, self._own, self._credentials = options, own, credentials
+        self._links: dict[int, Lines] = {}
+        self._silence = Silence()
+        self._silent_s: dict[int, float] = {}
+        self._strangers: dict[Lines, tuple[str, float]] = {}  # what each was asked, and until when
+        host, port = options.address(own)
+        try:
+            # A host's name may lead to an address that only itself can reach.
+            self._socket = socket.create_server((host if host.startswith("127.") else "", port))
+        except OSError as error:
+            todo = "choose another port with --nodes HOST:PORT,..."
+            raise LaunchError("a port is in use", found=str(error), where=f"{host}:{port}", todo=todo) from error
+
+    def files(self) -> list[Any]:
+        """What may become readable."""
+        now_s = time.monotonic()
+        for lines in [lines for lines, (_, until_s) in self._strangers.items() if until_s < now_s]:
+            self._turn_away(lines)
+        return [self._socket, *self._strangers, *self._links.values()]
+
+    def send(self, node: int, message: Message) -> None:
+        """Send a message to a node."""
+        if node in self._links:
+            self._links[node].send(encode(message))
+
+    def send_all(self, message: Message) -> None:
+        """Send a message to all nodes."""
+        for node in self._links:
+            self.send(node, message)
+
+    def receive(self, ready: Sequence[Any]) -> Received:
+        """Take what has come; nodes that have ended or are silent are left out from now on."""
+        found, passed_s = Received([], [], set(), set(), has_left=False), self._silence.passed_s()
+        self._silent_s = {node: silent_s + passed_s for node, silent_s in self._silent_s.items()}
+        nodes = {lines: node for node, lines in self._links.items()}
+        for lines in set(ready) & nodes.keys():
+            node, messages = nodes[lines], receive(lines)
+            if messages is None:
+                found.ended.add(node)
+                continue
+            self._silent_s[node] = 0.0
+            found.messages.extend((node, message) for message in messages)
+        if max(self._silent_s.values(), default=0.0) > self._options.silence_s:
+            # Nodes that were cut off together are lost together, although each was heard at another moment.
+            least_s = self._options.silence_s - BEAT_S
+            found.silent.update(node for node, silent_s in self._silent_s.items() if silent_s > least_s)
+        for node in found.ended | found.silent:
+            self._links.pop(node).socket.close()
+            del self._silent_s[node]
+        if self._socket in ready:
+            self._accept()
+        for lines in set(ready) & self._strangers.keys():
+            joined = self._greet(lines)
+            if joined is not None:
+                found.joined.append(joined)
+                self._links[joined.node], self._silent_s[joined.node] = lines, 0.0
+        return found._replace(has_left=any(isinstance(message, Left) for _, message in found.messages))
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            end, _ = self._socket.accept()
+            end.settimeout(self._options.silence_s)
+            lines, nonce = Lines(end), secrets.token_hex(16)
+            self._strangers[lines] = nonce, time.monotonic() + _GREETING_S
+            lines.send({"nonce": nonce})
+
+    def _greet(self, lines: Lines) -> Joined | None:
+        """Take the greeting of a new agent; None if it has not all come, or is not accepted."""
+        messages = lines.receive()
+        if messages == []:
+            return None
+        try:
+            values = (messages or [{}])[0]
+            joined, refused = Joined(*values["joined"]), self._refused(values, self._strangers[lines][0])
+        except (TypeError, ValueError, KeyError):
+            self._turn_away(lines)
+            return None
+        if refused is not None:
+            lines.send({"refused": refused})
+            self._turn_away(lines)
+            return None
+        del self._strangers[lines]
+        lines.send({"welcome": self._credentials.seal("lead", str(values["nonce"]))})
+        return joined
+
+    def _refused(self, values: dict[str, Any], nonce: str) -> str | None:
+        """Why a greeting is not accepted."""
+        node = Joined(*values["joined"]).node
+        if values["version"] != deeppart.__version__:
+            return f"it is of deeppart {deeppart.__version__}, this one of {values['version']}"
+        if values["job"] != self._credentials.job:
+            return f"it is of job {self._credentials.job}, this one of {values['job']}"
+        if not hmac.compare_digest(self._credentials.seal("follow", nonce, values["joined"]), str(values["seal"])):
+            return "they have different secrets (DEEPPART_SECRET_FILE)"
+        if node not in range(len(self._options.nodes)):
+            return f"there is no node {node} among {len(self._options.nodes)}"
+        return f"node {node} of its list is there already" if node == self._own or node in self._links else None
+
+    def _turn_away(self, lines: Lines) -> None:
+        del self._strangers[lines]
+        lines.socket.close()
+
+    def close(self, within_s: float = 0.0) -> None:
+        """Close all connections; wait a moment for the others to have read what was sent."""
+        self._socket.close()
+        for lines in list(self._strangers):
+            self._turn_away(lines)
+        until_s = time.monotonic() + within_s
+        for lines in self._links.values():
+            with suppress(OSError):
+                lines.socket.shutdown(socket.SHUT_WR)
+        for lines in self._links.values():
+            while (left_s := until_s - time.monotonic()) > 0:
+                lines.socket.settimeout(left_s)
+                if lines.receive() is None:
+                    break
+            lines.socket.close()

@@ -1,0 +1,176 @@
+"""What agents say to each other and to zygotes: messages of JSON, one on each line."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from deeppart.progress import Progress
+
+_MOST_BYTES = 1 << 24
+#: Exit code of ranks that were asked to stop, and of the job then: schedulers and torchrun know it.
+STOPPED = 143
+
+
+class Lines:
+    """Messages over a socket."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self.socket = end
+        self._rest = b""
+
+    def fileno(self) -> int:
+        """For a selector: readable when :meth:`receive` has something to do."""
+        return self.socket.fileno()
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send a message; if that fails, :meth:`receive` finds the other end closed."""
+        try:
+            self.socket.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:
+            with contextlib.suppress(OSError):
+                self.socket.shutdown(socket.SHUT_RDWR)
+
+    def receive(self) -> list[dict[str, Any]] | None:
+        """The messages that have come, after waiting for any bytes; None once the other end is closed."""
+        try:
+            data = self.socket.recv(1 << 16)
+        except OSError:
+            data = b""
+        if not data or len(self._rest) > _MOST_BYTES:
+            return None
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        try:
+            return [json.loads(line) for line in lines]
+        except ValueError:
+            return None
+
+
+# --- from the agent of a node to the one that leads -------------------------------------------------------------------
+
+
+class Joined(NamedTuple):
+    """A node is there.
+
+    Attributes:
+        node: its index in the list of nodes.
+        name: its host name.
+        ranks: how many it runs.
+        port: of it, at which nobody listens now.
+        epoch: the last that it has seen.
+        step: the newest that its ranks have reported; -1 for none.
+        asked: a signal by which the job was asked to stop; 0 for none.
+    """
+
+    node: int
+    name: str
+    ranks: int
+    port: int
+    epoch: int = 0
+    step: int = -1
+    asked: int = 0
+
+
+class Ended(NamedTuple):
+    """A rank has ended with an exit code other than 0, negative for a signal.
+
+    Attributes:
+        rank: its number on the node; None: the process that starts ranks has ended, and they with it.
+    """
+
+    epoch: int
+    rank: int | None
+    code: int
+
+
+class Idle(NamedTuple):
+    """All ranks of the node have ended; ``step`` and ``port`` as in :class:`Joined`."""
+
+    epoch: int
+    step: int
+    port: int
+
+
+class Beat(NamedTuple):
+    """The node is alive, and its ranks have reported this. Also sent by the one that leads, with nothing."""
+
+    progress: list[Progress] = []  # noqa: RUF012 - never changed
+
+
+class Asked(NamedTuple):
+    """The agent of this node got a signal that asks the job to stop."""
+
+    number: int
+
+
+class Left(NamedTuple):
+    """This node takes the one that leads for lost, and follows another."""
+
+
+# --- from the one that leads ------------------------------------------------------------------------------------------
+
+
+class View(NamedTuple):
+    """The nodes that are there, in the order in which they would lead."""
+
+    nodes: list[int]
+
+
+class Start(NamedTuple):
+    """Start the ranks of this node.
+
+    Attributes:
+        epoch: counts the starts of the job, from 1.
+        first: the lowest of its ranks.
+        ranks: of the job.
+        group: the number of the node among those that run ranks.
+        groups: how many these are.
+        address: of the node with rank 0, and ``port`` of it, at which its ranks meet.
+    """
+
+    epoch: int
+    first: int
+    ranks: int
+    group: int
+    groups: int
+    address: str
+    port: int
+
+
+class Finish(NamedTuple):
+    """End the ranks of this node: kill them after so many seconds; before, print their stacks."""
+
+    within_s: float
+    stacks: bool = False
+
+
+class Pass(NamedTuple):
+    """Send a signal to the ranks of this node."""
+
+    number: int
+
+
+class Over(NamedTuple):
+    """The job is over; the exit code of the agents."""
+
+    code: int
+
+
+Message = Joined | Ended | Idle | Beat | Asked | Left | View | Start | Finish | Pass | Over
+_KINDS: dict[str, type[Message]] = {
+    kind.__name__: kind for kind in (Joined, Ended, Idle, Beat, Asked, Left, View, Start, Finish, Pass, Over)
+}
+
+
+def encode(message: Message) -> dict[str, Any]:
+    """A message as JSON."""
+    return {"kind": type(message).__name__, **message._asdict()}
+
+
+def decode(values: dict[str, Any]) -> Message:
+    """A message from JSON; raises KeyError or TypeError for anything else."""
+    message = _KINDS[values.pop("kind")](**values)
+    return Beat([Progress(*each) for each in message.progress]) if isinstance(message, Beat) else message

@@ -1,0 +1,260 @@
+"""The ranks of one node: forked from a zygote, watched, ended, and forked again."""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import os
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from deeppart.agent.command import NOT_FORKED, STACKS_SIGNAL, Command
+from deeppart.agent.messages import STOPPED, Ended, Finish, Idle, Message, Pass, Start
+from deeppart.agent.starting import KILLED_WITHIN_S, Zygote
+from deeppart.errors import LaunchError
+from deeppart.progress import DIRECTORY_VARIABLE, Progress, make_cell, read_cell, read_modules, stacks_file
+
+#: Ranks have so long to print their stacks.
+_STACKS_WITHIN_S = 1.0
+_DIRECTORY = "deeppart-run-"
+
+
+class Node:
+    """The ranks of this node. One thread.
+
+    Args:
+        command: what each rank runs.
+        ranks: how many there are.
+        preload: modules that the zygote imports; None for those of the script.
+        directory: for the progress of the ranks.
+        report: called with each :class:`Ended`, and with :class:`Idle` once all ranks of an epoch have.
+        say: called with what the user should know.
+    """
+
+    def __init__(
+        self,
+        command: Command,
+        ranks: int,
+        preload: tuple[str, ...] | None,
+        directory: Path,
+        report: Callable[[Message], object],
+        say: Callable[[str], object],
+    ) -> None:
+        self._command, self._ranks, self._directory = command, ranks, directory
+        self._report, self._say = report, say
+        self._learns = preload is None and bool(command.interpreter)
+        self._zygote = self._new_zygote(command.imports() if preload is None else list(preload))
+        self._next: Zygote | None = None
+        self._epoch = self._left = self._first = 0
+        self._start: Start | None = None  # not carried out yet
+        self._fails, self._shows_stacks, self._kill_at_s = False, False, math.inf
+        self.newest = -1
+
+    @property
+    def epoch(self) -> int:
+        """The last one that it was to start."""
+        return self._epoch
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no rank runs, or is to be started."""
+        return self._start is None and not self._left
+
+    def progress(self) -> list[Progress]:
+        """What the ranks have reported."""
+        found = [read_cell(self._directory, rank) for rank in range(self._ranks)] if self._epoch else []
+        self.newest = max([self.newest, *(each.step for each in found)])
+        return found
+
+    def do(self, message: Message) -> None:
+        """Carry out a message of the agent that leads; others are ignored."""
+        if isinstance(message, Start):
+            self._start, self._epoch = message, message.epoch
+            self._fails, self._shows_stacks, self._kill_at_s = False, False, math.inf
+            for rank in range(self._ranks):
+                make_cell(self._directory, rank)
+            self._start_when_ready()
+        elif isinstance(message, Pass) and not self.is_idle:
+            self._zygote.signal(signal.Signals(message.number))
+        elif isinstance(message, Finish) and not self.is_idle:
+            self._fails = True
+            self._kill_at_s = min(self._kill_at_s, time.monotonic() + message.within_s)
+            if message.stacks:
+                self._shows_stacks, self._kill_at_s = True, time.monotonic() + _STACKS_WITHIN_S
+                self._zygote.signal(STACKS_SIGNAL)
+            if self._start is not None:  # no rank has been started
+                self._start = None
+                self._report(Ended(self._epoch, None, STOPPED))
+                self._be_idle()
+            self.look()
+
+    def register(self, selector: selectors.BaseSelector) -> None:
+        """Register what :meth:`receive` is to be called with when it is readable."""
+        for each in (self._zygote, self._next):
+            if each is not None and not each.has_ended:
+                selector.register(each, selectors.EVENT_READ, self)
+
+    def receive(self, zygote: Zygote) -> None:
+        """Take what has come from a zygote."""
+        if zygote is self._next:
+            zygote.receive()
+            if zygote.has_ended:
+                zygote.close()
+                self._next = None if zygote.refused is None else self._in_place_of(zygote)
+        if zygote is not self._zygote:
+            return
+        for each in zygote.receive():
+            self._left -= 1
+            if each.code != 0:
+                self._fails = True
+                self._report(Ended(self._epoch, each.rank, each.code))
+            if not self._left:
+                self._be_idle()
+        if zygote.has_ended:
+            self._replace()
+        self._start_when_ready()
+
+    def look(self) -> None:
+        """Do what is due by now; to be called each second at least."""
+        if self._left and time.monotonic() >= self._kill_at_s:
+            if self._shows_stacks:
+                self._show_stacks()
+            self._zygote.kill()
+            if time.monotonic() > self._kill_at_s + KILLED_WITHIN_S:
+                self._zygote.close(0.0)  # names those that cannot be killed
+        modules = read_modules(self._directory) if self._learns else None
+        if modules is not None:
+            self._learns = False
+            known = {*self._zygote.modules, "__main__", *NOT_FORKED}
+            self._next = self._new_zygote([*self._zygote.modules, *(name for name in modules if name not in known)])
+
+    def due_in_s(self) -> float:
+        """Until :meth:`look` has something to do."""
+        return max(self._kill_at_s - time.monotonic(), 0.0) if self._left else math.inf
+
+    def close(self) -> None:
+        """End everything."""
+        for each in (self._zygote, self._next):
+            if each is not None:
+                each.close()
+
+    def _be_idle(self) -> None:
+        """All ranks of the epoch have ended."""
+        if self._fails:
+            self._zygote.kill()  # what those that have ended have left
+        self._zygote.forget()
+        self.progress()
+        self._kill_at_s = math.inf
+        self._report(Idle(self._epoch, self.newest, free_port()))
+
+    def _start_when_ready(self) -> None:
+        """Start the ranks that are to be started; by the zygote with the modules of the last epoch if it is ready."""
+        start = self._start
+        if start is None:
+            return
+        if self._next is not None and self._next.is_ready:
+            self._zygote.close()
+            self._zygote, self._next = self._next, None
+        if self._zygote.is_ready and not self._zygote.has_ended:
+            self._start, self._left, self._first = None, self._ranks, start.first
+            for rank in range(self._ranks):
+                self._zygote.start(rank, self._environment(rank, start))
+
+    def _show_stacks(self) -> None:
+        """Print the stacks of all ranks, one after the other."""
+        self._shows_stacks = False
+        for rank in range(self._ranks):
+            with suppress(OSError):
+                text = stacks_file(self._directory, rank).read_text(errors="replace")
+                sys.stderr.write(f"deeppart run: rank {self._first + rank}:\n{text}")
+
+    def _environment(self, rank: int, start: Start) -> dict[str, str]:
+        """The variables of a rank, named as torchrun names them."""
+        own, ranks = str(start.first + rank), str(start.ranks)
+        return os.environ | self._threads() | {
+            "RANK": own, "LOCAL_RANK": str(rank), "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": str(self._ranks),
+            "ROLE_RANK": own, "ROLE_WORLD_SIZE": ranks, "ROLE_NAME": "default",
+            "GROUP_RANK": str(start.group), "GROUP_WORLD_SIZE": str(start.groups),
+            "MASTER_ADDR": start.address, "MASTER_PORT": str(start.port),
+            "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": str(start.epoch - 1),
+            "TORCHELASTIC_MAX_RESTARTS": str(start.epoch), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            DIRECTORY_VARIABLE: str(self._directory), "DEEPPART_EPOCH": str(start.epoch),
+        }  # fmt: skip
+
+    def _threads(self) -> dict[str, str]:
+        """As torchrun: each of several ranks has one OpenMP thread, unless OMP_NUM_THREADS says otherwise."""
+        return {"OMP_NUM_THREADS": "1"} if self._ranks > 1 and "OMP_NUM_THREADS" not in os.environ else {}
+
+    # --- zygotes ---
+
+    def _new_zygote(self, modules: list[str]) -> Zygote:
+        # numpy's library would start threads when it is imported.
+        return Zygote(self._command, modules, {"OPENBLAS_NUM_THREADS": "1"} | os.environ | self._threads())
+
+    def _replace(self) -> None:
+        """The zygote has ended, and its ranks with it; another one takes its place."""
+        old = self._zygote
+        old.close()
+        code = old.exit_code or 1
+        was_killed = old.is_ready or (old.refused is None and code < 0)
+        self._zygote = self._new_zygote(list(old.modules)) if was_killed else self._in_place_of(old)
+        if was_killed and not self.is_idle:
+            self._start, self._left, self._fails = None, 0, True
+            self._report(Ended(self._epoch, None, code))
+            self._be_idle()
+
+    def _in_place_of(self, zygote: Zygote) -> Zygote:
+        """Another zygote, in place of one that has ended by itself before it was ready."""
+        if zygote.refused is not None:
+            module, why = zygote.refused
+            self._say(f"{module} {why} when it is imported: ranks import it themselves, and what follows")
+            return self._new_zygote(list(zygote.modules[: zygote.modules.index(module)]))
+        if not self._command.interpreter:
+            raise LaunchError("the process that starts ranks has ended", found=f"exit code {zygote.exit_code}")
+        self._say("the command's Python cannot import deeppart: ranks start without what is preloaded")
+        self._command = Command((), (*self._command.interpreter, *self._command.arguments))
+        return self._new_zygote([])
+
+
+@contextmanager
+def own_directory() -> Iterator[Path]:
+    """A directory in memory that is removed afterwards; and those of this user's agents that were killed."""
+    memory = Path("/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir())
+    for left in memory.glob(f"{_DIRECTORY}*"):
+        with suppress(OSError), _locked(left):
+            if left.lstat().st_uid == os.getuid():
+                shutil.rmtree(left, ignore_errors=True)
+    made = Path(tempfile.mkdtemp(prefix=f".{_DIRECTORY}", dir=memory))
+    with _locked(made):  # before another agent can see it
+        directory = made.rename(made.with_name(made.name[1:]))
+        try:
+            yield directory
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Hold the lock of a directory; raises OSError while another process does."""
+    opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(opened)
+
+
+def free_port() -> int:
+    """A port that no process listens at now; rank 0 takes it."""
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        found: int = listener.getsockname()[1]
+        return found

@@ -1,0 +1,421 @@
+"""Several agents, each a process that stands for a node: what is lost, who leads, and where ranks start again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deeppart.agent import GIVEN_UP, STOPPED, TOO_FEW_NODES
+
+AGENT = """
+import json, sys
+from deeppart.agent import Agent, Command, Credentials, JobOptions
+given = json.loads(sys.argv[1])
+def tell(event, **values):
+    print(json.dumps([event, values]), flush=True)
+command, options, node = Command.of(given["command"]), JobOptions(**given["options"]), given["node"]
+sys.exit(Agent(command, options, tell, node, f"n{node}", Credentials("a job", None)).run())
+"""
+#: Each rank notes where it is, and trains until the test says that it is enough.
+SCRIPT = """
+import json, os, signal, sys, time
+from deeppart.progress import reporting
+rank, epoch, group, node = (int(os.environ[name]) for name in ("RANK", "DEEPPART_EPOCH", "GROUP_RANK", "NODE"))
+known = dict(group=group, node=node, ranks=int(os.environ["WORLD_SIZE"]), pid=os.getpid(),
+             meet=os.environ["MASTER_ADDR"] + ":" + os.environ["MASTER_PORT"])
+def stop(*_):
+    with open(f"stopped-{rank}", "a") as file:
+        file.write("x")
+    time.sleep(0.5)
+    sys.exit(143)
+signal.signal(signal.SIGTERM, stop)
+with open(f".{epoch}-{rank}", "w") as file:
+    json.dump(known, file)
+os.rename(f".{epoch}-{rank}", f"{epoch}-{rank}")
+left = 10**9
+while not os.path.exists("enough"):
+    if os.path.exists(f"fail-{epoch}-{rank}") or os.path.exists(f"fail-on-{node}"):
+        sys.exit(5)
+    if os.path.exists(f"hang-{epoch}"):  # rank 3 at once, the others a few steps later
+        left = 0 if rank == 3 else min(left, 10)
+    if left:
+        left -= 1
+        reporting.called(1)
+    time.sleep(0.02)
+"""
+WAIT_S = 120.0
+
+
+def until(condition: Callable[[], Any], what: Callable[[], object]) -> Any:
+    """The first true value of a condition."""
+    end_s = time.monotonic() + WAIT_S
+    while not (found := condition()):
+        assert time.monotonic() < end_s, what()
+        time.sleep(0.02)
+    return found
+
+
+class Nodes:
+    """A job on several nodes."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.agents: list[subprocess.Popen[bytes]] = []
+
+    def start(self, count: int, ranks: int = 1, lists: dict[int, list[str]] | None = None, **options: Any) -> None:
+        self.hosts = [f"127.0.0.1:{port}" for port in _free_ports(count)]
+        self.lists = lists or {}
+        (self.directory / "train.py").write_text(SCRIPT)
+        self.options = {"ranks": ranks, "preload": [], "gather_s": 20.0, **options}
+        for node in range(count):
+            self.begin(node)
+
+    def begin(self, node: int) -> None:
+        """Start the agent of a node."""
+        command = [sys.executable, "train.py"]
+        options = {**self.options, "nodes": self.lists.get(node, self.hosts)}
+        given = {"command": command, "options": options, "node": node}
+        with open(self.directory / f"events-{node}", "ab") as events:
+            agent = subprocess.Popen(
+                [sys.executable, "-c", AGENT, json.dumps(given)],
+                cwd=self.directory, env=os.environ | {"NODE": str(node)}, stdout=events,
+            )  # fmt: skip
+        self.agents[node : node + 1] = [agent]
+
+    def epoch(self, number: int, ranks: int) -> list[dict[str, Any]]:
+        """What the ranks of an epoch have noted, once all have."""
+
+        def noted() -> list[dict[str, Any]]:
+            files = [self.directory / f"{number}-{rank}" for rank in range(ranks)]
+            return [json.loads(file.read_text()) for file in files] if all(map(Path.exists, files)) else []
+
+        found: list[dict[str, Any]] = until(noted, lambda: f"epoch {number}: {self.events()}")
+        assert [each["ranks"] for each in found] == [ranks] * ranks
+        assert len({each["meet"] for each in found}) == 1
+        return found
+
+    def where(self, number: int, ranks: int) -> list[int]:
+        """The nodes of the ranks of an epoch."""
+        return [each["node"] for each in self.epoch(number, ranks)]
+
+    def events(self, name: str | None = None) -> list[Any]:
+        """All that agents have told: of one event the values."""
+        lines = [line for file in sorted(self.directory.glob("events-*")) for line in file.read_text().splitlines()]
+        found = [json.loads(line) for line in lines]
+        return found if name is None else [values for event, values in found if event == name]
+
+    def signal(self, node: int, number: signal.Signals) -> None:
+        self.agents[node].send_signal(number)
+
+    def finish(self, *nodes: int) -> list[int]:
+        """Let the ranks be done; the exit codes of agents."""
+        (self.directory / "enough").touch()
+        return self.codes(*nodes)
+
+    def codes(self, *nodes: int) -> list[int]:
+        return [self.agents[node].wait(WAIT_S) for node in nodes or range(len(self.agents))]
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[Nodes]:
+    made = Nodes(tmp_path)
+    yield made
+    for agent in made.agents:
+        agent.kill()
+        agent.wait()
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def gone(ranks: list[dict[str, Any]]) -> bool:
+    """Whether no process of these runs any more."""
+    return not any(_runs(each["pid"]) for each in ranks)
+
+
+def _runs(pid: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def test_ranks_are_numbered_over_the_nodes_and_all_start_again(nodes: Nodes) -> None:
+    nodes.start(3, ranks=2)
+    first = nodes.epoch(1, 6)
+    assert [each["node"] for each in first] == [each["group"] for each in first] == [0, 0, 1, 1, 2, 2]
+    (nodes.directory / "fail-1-3").touch()
+    second = nodes.epoch(2, 6)
+    assert [each["node"] for each in second] == [0, 0, 1, 1, 2, 2]
+    assert gone(first) and second[0]["meet"] != first[0]["meet"]
+    assert nodes.finish() == [0, 0, 0]
+    (failed,) = nodes.events("failed")
+    assert failed["rank"] == 3 and failed["exit_code"] == 5 and gone(second)
+
+
+@pytest.mark.parametrize("leads", [False, True])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_spare_takes_the_place_of_a_node(nodes: Nodes, leads: bool, how: signal.Signals) -> None:
+    """Also of the one that leads. A node that comes back is a spare, and its ranks of before are killed."""
+    nodes.start(4, spares=1, least=3)
+    first = nodes.epoch(1, 3)
+    before = [each["node"] for each in first]
+    lost = 0 if leads else next(node for node in before if node != 0)
+    (spare,) = {0, 1, 2, 3} - {*before}
+    began_s = time.monotonic()
+    nodes.signal(lost, how)
+    after = nodes.where(2, 3)
+    took_s = time.monotonic() - began_s
+    assert sorted(after) == sorted({0, 1, 2, 3} - {lost}) and took_s < 60
+    if not leads:  # another one that leads does not know who ran which ranks
+        assert after == [spare if node == lost else node for node in before]
+    if how == signal.SIGSTOP:
+        nodes.signal(lost, signal.SIGCONT)
+        until(lambda: gone([each for each in first if each["node"] == lost]), nodes.events)
+        nodes.signal(after[-1], signal.SIGKILL)
+        assert lost in nodes.where(3, 3)
+        lost = after[-1]
+    assert nodes.finish(*({0, 1, 2, 3} - {lost})) == [0, 0, 0]
+
+
+def test_without_spares_there_are_fewer_ranks(nodes: Nodes) -> None:
+    nodes.start(3, ranks=2, least=1)
+    nodes.epoch(1, 6)
+    nodes.signal(1, signal.SIGKILL)
+    assert nodes.where(2, 4) == [0, 0, 2, 2]
+    nodes.signal(0, signal.SIGKILL)
+    assert nodes.where(3, 2) == [2, 2]
+    assert nodes.finish(2) == [0]
+
+
+def test_with_too_few_nodes_the_job_ends_and_may_be_started_again(nodes: Nodes) -> None:
+    nodes.start(2, least=2, gather_s=4.0)
+    first = nodes.epoch(1, 2)
+    nodes.signal(1, signal.SIGKILL)
+    assert nodes.codes(0) == [TOO_FEW_NODES]
+    assert gone(first) and nodes.events("given up") == [{"text": "1 nodes are left, of at least 2"}]
+
+
+def test_a_node_that_comes_in_time_is_taken(nodes: Nodes) -> None:
+    nodes.start(2, least=2, gather_s=60.0)
+    nodes.epoch(1, 2)
+    nodes.signal(1, signal.SIGKILL)
+    nodes.codes(1)
+    until(lambda: nodes.events("node lost"), nodes.events)
+    nodes.begin(1)
+    assert nodes.where(2, 2) == [0, 1]
+    assert nodes.finish() == [0, 0]
+
+
+def test_a_node_that_fails_again_and_again_is_set_aside(nodes: Nodes) -> None:
+    nodes.start(3, spares=1, failures=2)
+    before = nodes.where(1, 2)
+    (nodes.directory / f"fail-on-{before[1]}").touch()
+    (spare,) = {0, 1, 2} - {*before}
+    assert nodes.where(4, 2) == [before[0], spare]
+    assert nodes.finish() == [0, 0, 0]
+    assert [each["node"] for each in nodes.events("set aside")] == [f"n{before[1]}"]
+
+
+def test_a_job_whose_nodes_all_fail_is_given_up(nodes: Nodes) -> None:
+    (nodes.directory / "fail-on-0").touch()
+    (nodes.directory / "fail-on-1").touch()
+    nodes.start(2, failures=1, least=1)
+    assert nodes.codes() == [GIVEN_UP, GIVEN_UP]
+    assert len(nodes.events("failed")) in (2, 4)  # both by one node: it is set aside
+
+
+@pytest.mark.parametrize("asked", [(0,), (1,), (0, 1, 2)])
+def test_a_signal_to_any_agent_stops_the_job(nodes: Nodes, asked: tuple[int, ...]) -> None:
+    """Ranks get it once, also if each node's agent gets it, as by scancel."""
+    nodes.start(3)
+    ranks = nodes.epoch(1, 3)
+    for node in asked:
+        nodes.signal(node, signal.SIGTERM)
+    assert nodes.codes() == [STOPPED] * 3
+    assert [(nodes.directory / f"stopped-{rank}").read_text() for rank in range(3)] == ["x"] * 3 and gone(ranks)
+
+
+def test_a_signal_before_the_others_are_there(nodes: Nodes) -> None:
+    nodes.start(1)
+    nodes.codes  # noqa: B018
+    nodes.agents[0].kill()
+    nodes.agents[0].wait()
+    nodes.hosts = [f"127.0.0.1:{port}" for port in _free_ports(3)]
+    for node in (0, 1):
+        nodes.begin(node)
+    time.sleep(2.0)
+    for node in (0, 1):
+        nodes.signal(node, signal.SIGTERM)
+    assert nodes.codes(0, 1) == [STOPPED, STOPPED]
+
+
+class Cable:
+    """Connects a port to another; what comes through it can be held up, as by a network that is cut."""
+
+    def __init__(self, port: int) -> None:
+        self._to, self.is_cut = port, threading.Event()
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.port = self._server.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            here, _ = self._server.accept()
+            with suppress(OSError):
+                there = socket.create_connection(("127.0.0.1", self._to))
+                for one, other in ((here, there), (there, here)):
+                    threading.Thread(target=self._forward, args=(one, other), daemon=True).start()
+                continue
+            here.close()
+
+    def _forward(self, one: socket.socket, other: socket.socket) -> None:
+        with suppress(OSError):
+            while data := one.recv(1 << 16):
+                while self.is_cut.is_set():
+                    time.sleep(0.05)
+                other.sendall(data)
+        while self.is_cut.is_set():
+            time.sleep(0.05)
+        for each in (one, other):
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+
+def test_of_two_parts_of_a_cluster_only_the_larger_one_goes_on(nodes: Nodes) -> None:
+    """The smaller one, in which the job was led, ends its ranks, and gives up."""
+    ports = _free_ports(3)
+    cables = [Cable(ports[0]) for _ in range(2)]
+    lists = {node: [f"127.0.0.1:{cables[node - 1].port}", *(f"127.0.0.1:{port}" for port in ports[1:])]
+             for node in (1, 2)}  # fmt: skip
+    lists[0] = [f"127.0.0.1:{ports[0]}", *(f"127.0.0.1:{cables[0].port}" for _ in range(2))]
+    nodes.start(3, lists=lists, least=1, gather_s=10.0)
+    first = nodes.epoch(1, 3)
+    for cable in cables:
+        cable.is_cut.set()
+    assert nodes.where(2, 2) == [1, 2]
+    assert nodes.codes(0) == [TOO_FEW_NODES] and gone(first)
+    assert nodes.finish(1, 2) == [0, 0]
+
+
+def test_ranks_on_several_nodes_hang(nodes: Nodes, capfd: pytest.CaptureFixture[str]) -> None:
+    nodes.start(2, ranks=2, hang_s=1.0)
+    first = nodes.epoch(1, 4)
+    time.sleep(3.0)
+    assert nodes.events("hang") == []
+    (nodes.directory / "hang-1").touch()
+    nodes.epoch(2, 4)
+    assert gone(first) and nodes.finish() == [0, 0]
+    assert nodes.events("hang")[0]["text"].endswith("behind: rank 3")
+    (failed,) = nodes.events("failed")
+    assert failed["rank"] == 3 and failed["exit_code"] == -9
+    assert {f"deeppart run: rank {rank}:" for rank in range(4)} <= set(capfd.readouterr().err.splitlines())
+
+
+class Cli:
+    """Agents that are started as users do."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.listed = ",".join(f"127.0.0.1:{port}" for port in _free_ports(2))
+        self.agents: list[subprocess.Popen[str]] = []
+
+    def start(self, *options: str, secret: str | None = None, ranks: str = "1") -> subprocess.Popen[str]:
+        variables = {}
+        if secret is not None:
+            path = self.directory / secret
+            path.touch(0o600)
+            path.write_text(secret * 20)
+            variables = {"DEEPPART_SECRET_FILE": str(path)}
+        words = [sys.executable, "-m", "deeppart", "run", "--ranks", ranks, "--preload", "none"]
+        agent = subprocess.Popen(
+            [*words, *(("--nodes", self.listed) if "--nodes" not in options else ()), *options, "--", "true"],
+            env=os.environ | variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        self.agents.append(agent)
+        return agent
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Iterator[Cli]:
+    made = Cli(tmp_path)
+    yield made
+    for agent in made.agents:
+        agent.kill()
+        agent.communicate()
+
+
+def test_agents_with_the_secret_of_the_job_find_each_other(cli: Cli) -> None:
+    agents = [cli.start("--node", str(node), secret="one") for node in range(2)]
+    for agent in agents:
+        assert agent.wait(WAIT_S) == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "secret", "said"),
+    [
+        ("", "other", "they have different secrets"),
+        ("", None, "they have different secrets"),
+        (",127.0.0.1:9", "one", "it is of job"),
+    ],
+)
+def test_an_agent_that_does_not_belong_to_the_job_is_refused(
+    cli: Cli, more: str, secret: str | None, said: str
+) -> None:
+    leads = cli.start("--node", "0", secret="one")
+    stranger = cli.start("--node", "1", "--nodes", cli.listed + more, secret=secret)
+    assert stranger.wait(WAIT_S) == 2
+    assert stranger.stdout is not None and said in stranger.stdout.read()
+    assert leads.poll() is None
+
+
+def test_a_node_that_is_there_twice_is_refused(cli: Cli) -> None:
+    cli.listed += ",127.0.0.1:9"
+    first = [cli.start("--node", str(node)) for node in (0, 1)]
+    time.sleep(2.0)
+    second = cli.start("--node", "1")
+    until(lambda: any(each.poll() is not None for each in (first[1], second)), lambda: "both")
+    (refused,) = (each for each in (first[1], second) if each.poll() is not None)
+    assert refused.returncode == 2
+    assert refused.stdout is not None and "is there already" in refused.stdout.read()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--nodes", "a:1,b:1,a:1", "--node", "0"), "listed twice"),
+        (("--nodes", "a,,b", "--node", "0"), "has no name"),
+        (("--nodes", "a,b"), "it is not known which node this is"),
+        (("--node", "2"), "there is no such node"),
+        (("--node", "0", "--spares", "2"), "too few nodes"),
+        (("--node", "0", "--spares", "1", "--min", "2"), "too few nodes"),
+    ],
+)
+def test_wrong_lists_of_nodes_are_refused(cli: Cli, options: tuple[str, ...], said: str) -> None:
+    agent = cli.start(*options)
+    assert agent.wait(WAIT_S) == 2
+    assert agent.stdout is not None and said in agent.stdout.read()
+
+
+def test_a_port_that_is_in_use(cli: Cli) -> None:
+    port = int(cli.listed.partition(",")[0].partition(":")[2])
+    with socket.create_server(("127.0.0.1", port)):
+        agent = cli.start("--node", "0")
+        assert agent.wait(WAIT_S) == 2
+    assert agent.stdout is not None and "a port is in use" in agent.stdout.read()
