@@ -1,11 +1,17 @@
-"""From the death of a rank to the next finished step, by what starts the ranks again.
+"""From the death of a rank or a node to the next finished step, by what starts the ranks again.
 
-    python benchmarks/relaunch.py [--ranks 4] [--megabytes 25] [--kills 5] [--only "run,elastic-run,torchrun"]
+    python benchmarks/relaunch.py [--ranks 4] [--megabytes 25] [--kills 5] [--only "run,nodes,silent,torchrun"]
 
-A DDP training on gloo with AdamW and a checkpoint every fifth step; a random rank is killed (SIGKILL) after a random
-number of steps, so many times. Shown are seconds from the kill to the end of the first step after it: median (fastest,
-slowest), and the processor time that all processes of the job have used in between. torchrun runs with the variable
-that docs/elastic-torchrun.md names. Exit code: 0; 1 if a job has not come back within two minutes.
+A DDP training on gloo with AdamW and a checkpoint every fifth step; after a random number of steps something is killed
+(SIGKILL), so many times. Shown are seconds from the kill to the end of the first step after it: median (fastest,
+slowest), and the processor time that all processes of the job have used in between.
+
+- run: deeppart run; a random rank is killed
+- nodes: deeppart run, an agent for each rank and a spare one; a random agent is killed, and a new one started later
+- silent: the same, but the agent and its ranks are stopped (SIGSTOP), as if the node had lost its power
+- torchrun: with the variable that docs/elastic-torchrun.md names; a random rank is killed
+
+Exit code: 0; 1 if a job has not come back within two minutes.
 """
 
 from __future__ import annotations
@@ -13,7 +19,9 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -23,8 +31,10 @@ from pathlib import Path
 from statistics import median
 
 ROOT = Path(__file__).resolve().parents[1]
-LAUNCHERS = ("run", "elastic-run", "torchrun")
+LAUNCHERS = ("run", "nodes", "silent", "torchrun")
 _PATIENCE_S = 120.0
+#: Until a new agent has joined, and its zygote has imported what the script imports.
+_SPARE_S = 12.0
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 SCRIPT = """
@@ -62,14 +72,86 @@ if __name__ == "__main__":
 """
 
 
-def command(launcher: str, ranks: int, megabytes: float) -> list[str]:
-    """The command of a job."""
-    words = ["train.py", str(megabytes)]
-    if launcher == "torchrun":
-        return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}",
-                "--max-restarts=1000", *words]  # fmt: skip
-    options = ["--ranks", str(ranks)] if launcher == "run" else ["--max", str(ranks)]
-    return [sys.executable, "-m", "deeppart", launcher, *options, "--failures", "1000", "--", sys.executable, *words]
+class Job:
+    """A training, and the processes that keep it alive."""
+
+    def __init__(self, launcher: str, ranks: int, megabytes: float, directory: Path) -> None:
+        self._launcher, self._ranks, self._directory = launcher, ranks, directory
+        self._words = ["train.py", str(megabytes)]
+        self._log = (directory / "log").open("w")
+        (directory / "train.py").write_text(SCRIPT)
+        count = ranks + 1 if launcher in ("nodes", "silent") else 1
+        self._nodes = ",".join(f"127.0.0.1:{port}" for port in _free_ports(count))
+        self.processes = [self._start(node) for node in range(count)]
+
+    def _start(self, node: int) -> subprocess.Popen[bytes]:
+        if self._launcher == "torchrun":
+            words = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self._ranks}",
+                     "--max-restarts=1000", *self._words]  # fmt: skip
+        else:
+            several = ["--nodes", self._nodes, "--node", str(node), "--spares", "1", "--ranks", "1"]
+            options = ["--ranks", str(self._ranks)] if self._launcher == "run" else several
+            words = ["-m", "deeppart", "run", *options, "--failures", "1000", "--", sys.executable, *self._words]
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+            "DEEPPART_PERSISTENT_DIR": str(self._directory / "ckpt"),
+            "DEEPPART_LOCAL_DIR": str(self._directory / f"local-{node}"),
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            "OMP_NUM_THREADS": "1",
+        }
+        return subprocess.Popen(
+            [sys.executable, *words], cwd=self._directory, env=environment, stdout=self._log, stderr=self._log
+        )
+
+    def used_s(self) -> float:
+        """Processor time of all processes so far."""
+        return sum(used_s(each.pid) for each in self.processes)
+
+    def kill(self, rank: int) -> int | None:
+        """Kill a rank, or the node on which it runs, which is returned."""
+        pid = int((self._directory / f"pid-{rank}").read_text())
+        if self._launcher in ("run", "torchrun"):
+            os.kill(pid, signal.SIGKILL)
+            return None
+        zygote = _parent(pid)
+        (node,) = (node for node, each in enumerate(self.processes) if each.pid == _parent(zygote))
+        if self._launcher == "nodes":
+            self.processes[node].kill()
+        else:
+            for each in (self.processes[node].pid, zygote, pid):
+                os.kill(each, signal.SIGSTOP)
+        return node
+
+    def replace(self, node: int) -> None:
+        """Start a new agent in the place of one that was killed, without what it had stored."""
+        self.processes[node].kill()
+        self.processes[node].wait()
+        shutil.rmtree(self._directory / f"local-{node}", ignore_errors=True)
+        self.processes[node] = self._start(node)
+
+    def close(self) -> None:
+        """End it."""
+        for each in self.processes:
+            each.send_signal(signal.SIGINT)
+        for each in self.processes:
+            try:
+                each.wait(60)
+            except subprocess.TimeoutExpired:
+                each.kill()
+                each.wait()
+        self._log.close()
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def last_step(directory: Path) -> tuple[int, float]:
@@ -106,41 +188,26 @@ def kills(launcher: str, ranks: int, megabytes: float, count: int, seed: int) ->
     draw, found = random.Random(seed), []
     with tempfile.TemporaryDirectory() as text:
         directory = Path(text)
-        (directory / "train.py").write_text(SCRIPT)
-        environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-            "DEEPPART_PERSISTENT_DIR": str(directory / "ckpt"),
-            "DEEPPART_LOCAL_DIR": str(directory / "local"),
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-            "OMP_NUM_THREADS": "1",
-        }
-        log = (directory / "log").open("w")
-        job = subprocess.Popen(
-            command(launcher, ranks, megabytes), cwd=directory, env=environment, stdout=log, stderr=log
-        )
+        job = Job(launcher, ranks, megabytes, directory)
         try:
             _wait_for_steps(directory, 12)
             for _ in range(count):
                 _wait_for_steps(directory, last_step(directory)[0] + draw.randint(10, 40))
-                before = used_s(job.pid)
-                os.kill(int((directory / f"pid-{draw.randrange(ranks)}").read_text()), signal.SIGKILL)
-                killed_s = time.time()
+                before = job.used_s()
+                killed_s, node = time.time(), job.kill(draw.randrange(ranks))
                 time.sleep(0.1)  # the last step of the others is not one after it
                 lines = last_step(directory)[0]
                 _wait_for_steps(directory, lines + 1)
                 after_s = float((directory / "steps").read_text().splitlines()[lines].split()[1])
-                found.append((after_s - killed_s, used_s(job.pid) - before))
+                found.append((after_s - killed_s, job.used_s() - before))
+                if node is not None:
+                    job.replace(node)
+                    time.sleep(_SPARE_S)
         except TimeoutError:
             print((directory / "log").read_text()[-3000:], file=sys.stderr)
             raise
         finally:
-            job.send_signal(signal.SIGINT)
-            try:
-                job.wait(60)
-            except subprocess.TimeoutExpired:
-                job.kill()
-                job.wait()
-            log.close()
+            job.close()
     return found
 
 

@@ -129,7 +129,7 @@ class ConfigError(DeeppartError):
 
 class LaunchError(DeeppartError):
     """The launcher started several processes, but the communicator does not connect them; or ranks cannot be started,
-    or fail again and again (`deeppart elastic-run`).
+    on the nodes of the job (`deeppart run`).
     """
 
 

@@ -9,13 +9,12 @@ import argparse
 import json
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
@@ -50,30 +49,18 @@ def wait_for(what: str, true: Callable[[], bool], process: subprocess.Popen[byte
         time.sleep(0.1)
 
 
-def command(python: Sequence[str], out: Path, options: Sequence[str], script: Sequence[str]) -> list[str]:
+def command(out: Path, options: Sequence[str], script: Sequence[str]) -> list[str]:
     """That starts a training."""
-    checkpoints = ["--checkpoints", str(out / "ckpt"), "--log", str(out / "log.jsonl")]
-    return [
-        *python,
-        "-m",
-        "deeppart",
-        "elastic-run",
-        *options,
-        *checkpoints,
-        "--",
-        *python,
-        str(SCRIPT),
-        str(out),
-        *script,
-    ]
+    words = [sys.executable, "-m", "deeppart", "run", *options, "--log", str(out / "log.jsonl")]
+    return [*words, "--", sys.executable, str(SCRIPT), str(out), *script]
 
 
-def run_changing(python: Sequence[str], out: Path, script: Sequence[str], after_s: float, steps: int) -> int:
+def run_changing(out: Path, script: Sequence[str], after_s: float, steps: int) -> int:
     """2 ranks; 4 by the schedule; 1 as a rank is killed; 3 by the file."""
     out.mkdir(parents=True)
     size = out / "SIZE"
-    options = ["--min", "1", "--max", "4", "--schedule", f"0:2,{after_s:g}s:4", "--size-file", str(size)]
-    process = subprocess.Popen(command(python, out, options, script))
+    options = ["--ranks", "4", "--schedule", f"0:2,{after_s:g}s:4", "--size-file", str(size)]
+    process = subprocess.Popen(command(out, options, script))
 
     def at(ranks: int) -> list[dict[str, Any]]:
         return [note for note in read_notes(out) if note["ranks"] == ranks and "loss" in note]
@@ -120,52 +107,26 @@ def pieces(out: Path) -> list[dict[str, float]]:
     notes = sorted(read_notes(out), key=lambda note: float(note["time"]))
     found = []
     for place, event in enumerate(log):
-        if event["event"] != "change" or log[place + 1]["event"] != "ended" or log[place + 1]["exit_code"] != 143:
+        if event["event"] != "change" or log[place + 1]["event"] != "started":
             continue
-        ended, start = log[place + 1], log[place + 2]
-        before = [n for n in notes if event["time"] < n["time"] < ended["time"] + 0.2]
+        start = log[place + 1]
+        before = [n for n in notes if event["time"] < n["time"] < start["time"]]
         after = [n for n in notes if n["time"] > start["time"]]
         run = after[0]["run"]
         after = [n for n in after if n["run"] == run]
         agreed = max(n["time"] for n in before if n.get("mark") == "agreed")
         left = max(n["time"] for n in before if n.get("mark") == "left")
         met = [n for n in after if n.get("mark") == "met"]
-        launched, imported = max(n["started"] for n in met), max(n["imported"] for n in met)
+        forked, imported = max(n["started"] for n in met), max(n["imported"] for n in met)
         joined = max(n["time"] for n in met)
         built = max(n["time"] for n in after if n.get("mark") == "built")
         restored = max(n["time"] for n in after if n.get("mark") == "restored")
         first = min(n["time"] for n in after if "loss" in n)
-        marks = [event["time"], agreed, left, start["time"], launched, imported, joined, built, restored, first]
-        names = ["agree", "checkpoint", "exit", "launch", "imports", "meet", "build", "restore", "first_step"]
+        marks = [event["time"], agreed, left, start["time"], forked, imported, joined, built, restored, first]
+        names = ["agree", "checkpoint", "exit", "fork", "script", "meet", "build", "restore", "first_step"]
         row = {name: b - a for name, (a, b) in zip(names, pairwise(marks), strict=True)}
         found.append({"ranks": float(start["ranks"]), **row, "all": first - event["time"]})
     return found
-
-
-def imports_alone(python: Sequence[str], ranks: int) -> tuple[float, float]:
-    """Of so many processes that start at once and import what the training does: seconds until all have, and until all
-    have ended.
-    """
-    line = "import elastic_training, torch._dynamo, time; print(time.time())"  # optimizers import torch's compiler
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    began = time.time()
-    processes = [
-        subprocess.Popen([*python, "-c", line], cwd=SCRIPT.parent, env=env, stdout=subprocess.PIPE)
-        for _ in range(ranks)
-    ]
-    imported = max(float(process.communicate(timeout=LIMIT_S)[0]) for process in processes)
-    return imported - began, time.time() - began
-
-
-def show_pieces(python: Sequence[str], rows: Sequence[Mapping[str, float]], times: int) -> None:
-    """Print each change, beside the median of so many measurements of imports alone."""
-    for row in rows:
-        shown = dict(row)
-        if measured := [imports_alone(python, int(row["ranks"])) for _ in range(times)]:
-            imported, ended = (statistics.median(each) for each in zip(*measured, strict=True))
-            shown |= {"imports_alone": imported, "and_end": ended, "ratio": row["all"] / imported}
-            shown["ratio_with_end"] = row["all"] / ended
-        click.echo(json.dumps({name: round(value, 2) for name, value in shown.items()}))
 
 
 def main() -> int:
@@ -173,20 +134,19 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("out/elastic"), help="where the picture goes")
     parser.add_argument("--quick", action="store_true", help="less of it, without the picture")
     parser.add_argument("--after", type=float, default=20.0, help="seconds until the schedule has 4 ranks")
-    parser.add_argument("--imports", type=int, default=3, help="how often imports alone are measured, beside a change")
-    parser.add_argument("--python", type=json.loads, default=[sys.executable], help="what starts Python, in JSON")
     arguments = parser.parse_args()
     samples, epochs, pace, steps = (1536, 3, "0.08", 12) if arguments.quick else (4096, 3, "0.12", 70)
     script = ["--samples", str(samples), "--epochs", str(epochs), "--batch", "32"]
     with tempfile.TemporaryDirectory() as directory:
         straight, changing = Path(directory) / "straight", Path(directory) / "changing"
         straight.mkdir()
-        once = subprocess.run(command(arguments.python, straight, ["--max", "1"], script), check=False).returncode
-        code = run_changing(arguments.python, changing, [*script, "--pace", pace], arguments.after, steps)
+        once = subprocess.run(command(straight, ["--ranks", "1"], script), check=False).returncode
+        code = run_changing(changing, [*script, "--pace", pace], arguments.after, steps)
         wrong = check(straight, changing, samples, epochs)
         if once or code:
             wrong.append(f"exit codes {once} and {code}")
-        show_pieces(arguments.python, pieces(changing), 0 if arguments.quick else arguments.imports)
+        for row in pieces(changing):
+            click.echo(json.dumps({name: round(value, 2) for name, value in row.items()}))
         if not arguments.quick:
             from demo_elastic_plot import draw
 

@@ -1,6 +1,6 @@
 """A small model of the characters in Python's standard library, trained on a number of ranks that may change.
 
-deeppart elastic-run --min 1 --max 4 --size-file SIZE -- python examples/elastic_training.py OUT
+deeppart run --ranks 4 --size-file SIZE -- python examples/elastic_training.py OUT
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class Notes:
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / f"notes-{dist.get_rank()}.jsonl"
-        self._common = {"run": os.environ.get("TORCHELASTIC_RUN_ID", ""), "ranks": dist.get_world_size()}
+        # Each start of a job has another port.
+        self._common = {"run": os.environ.get("MASTER_PORT", ""), "ranks": dist.get_world_size()}
 
     def add(self, **values: Any) -> None:
         with self._path.open("a") as file:

@@ -17,12 +17,29 @@ kills the others and has all of them forked again: the script is not changed, an
 | `messages` | what is sent between these |
 | `links` | the connections between the agents of several nodes |
 | `agent` | runs a node; follows the agent that leads, or leads |
+| `wanted` | how many ranks are wanted |
+| `allocation` | starts an agent on each node of Slurm's allocation |
 """
 
 from deeppart.agent.agent import Agent
+from deeppart.agent.allocation import addresses_of, hosts_of, run_on_all_nodes
 from deeppart.agent.command import Command
 from deeppart.agent.job import GIVEN_UP, TOO_FEW_NODES, JobOptions
 from deeppart.agent.links import Credentials
 from deeppart.agent.messages import STOPPED
+from deeppart.agent.wanted import WantedRanks, read_schedule
 
-__all__ = ["GIVEN_UP", "STOPPED", "TOO_FEW_NODES", "Agent", "Command", "Credentials", "JobOptions"]
+__all__ = [
+    "GIVEN_UP",
+    "STOPPED",
+    "TOO_FEW_NODES",
+    "Agent",
+    "Command",
+    "Credentials",
+    "JobOptions",
+    "WantedRanks",
+    "addresses_of",
+    "hosts_of",
+    "read_schedule",
+    "run_on_all_nodes",
+]

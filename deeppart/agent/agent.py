@@ -16,10 +16,11 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from deeppart.agent.command import Command
+from deeppart.agent.command import SIGNALS, Command
 from deeppart.agent.job import TOO_FEW_NODES, Job, JobOptions, stop_code
-from deeppart.agent.links import BEAT_S, Credentials, Followers, Silence, connect, receive
+from deeppart.agent.links import BEAT_S, Credentials, Followers, Silence, connect, find_leader, receive
 from deeppart.agent.messages import (
+    OBSERVER,
     Asked,
     Beat,
     Finish,
@@ -31,9 +32,8 @@ from deeppart.agent.messages import (
     encode,
 )
 from deeppart.agent.node import Node, free_port, own_directory
+from deeppart.agent.wanted import WantedRanks
 
-#: Signals that are passed on to the ranks.
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
 _TRY_AGAIN_S = 0.1
 #: The one that leads waits so long for the others to take note of the end.
 _END_S = 3.0
@@ -49,6 +49,7 @@ class Agent:
         node: the index of this one.
         name: its host name.
         credentials: of the job; not needed for one node.
+        wanted: how many ranks are wanted; None for as many as there is room for.
     """
 
     def __init__(
@@ -59,13 +60,16 @@ class Agent:
         node: int = 0,
         name: str = "",
         credentials: Credentials | None = None,
+        wanted: WantedRanks | None = None,
     ) -> None:
+        self._wanted, self._began_s = wanted, time.monotonic()
         self._command, self._options, self._tell = command, options, tell
         self._index, self._name, self._credentials = node, name, credentials or Credentials("", None)
         self._reports: deque[Message] = deque()  # of this node, for the one that leads
         self._signals: list[int] = []  # that this agent got and the one that leads does not know of
         self._asked = 0
-        self._beat_at_s = 0.0
+        self._beat_at_s = self._look_at_s = 0.0
+        self._others = deque(range(len(options.nodes)))
         self._view: list[int] = []  # the nodes that were there last
         self._has_joined = False  # there is an agent that leads
         self._why = "none was asked"
@@ -73,7 +77,7 @@ class Agent:
     def run(self) -> int:
         """Run the job; returns its exit code."""
         options = self._options
-        with own_directory() as directory, _signals() as self._wakes:
+        with own_directory() as directory, received_signals() as self._wakes:
 
             def say(text: str) -> None:
                 self._tell("note", text=text)
@@ -90,35 +94,41 @@ class Agent:
         options = self._options
         self._view = list(range(len(options.nodes)))
         # At the start agents come one after the other; later those that do not answer at once are lost.
-        wait_s, patience_s = options.gather_s, options.gather_s / 2
-        candidates, lost = self._view, -1
-        expected = len(self._view) - options.spares
+        patience_s, expected = options.gather_s / 2, len(self._view) - options.spares
+        others, lost = [node for node in self._view if node != self._index], -1
         while True:
-            until_s, self._has_joined = time.monotonic() + options.gather_s, False
+            before = sum(node < self._index for node in others if node != lost)  # which would lead first
+            self._has_joined, began_s, pause_s = False, time.monotonic(), _TRY_AGAIN_S
             while not self._has_joined:
-                for node in candidates:
-                    now_s = time.monotonic()
-                    if self._asked or now_s > until_s:
-                        return self._without_others()
-                    if node == self._index:
-                        code = self._lead(expected, min(until_s, now_s + wait_s))
-                    else:
-                        code = self._follow(node, now_s if node == lost else min(until_s, now_s + patience_s))
+                for node in others:
+                    code, lost = self._follow(node), node
                     if code is not None:
                         return code
                     if self._has_joined:
-                        lost = node
                         break
+                passed_s = time.monotonic() - began_s
+                if self._has_joined:
+                    break
+                if self._asked or passed_s > options.gather_s:
+                    return self._without_others()
+                if passed_s >= before * patience_s:
+                    code, lost = self._lead(expected, began_s + options.gather_s), self._index
+                    if code is not None:
+                        return code
+                else:
+                    self._wait(within_s=pause_s)
+                    pause_s = min(2 * pause_s, BEAT_S)
             self._tell("note", text=f"the agent of node {lost} does not lead any more, or cannot be reached")
             self._node.do(Finish(0.0))
             while not self._node.is_idle:
                 self._wait()
             self._reports.clear()
-            wait_s, patience_s = 3 * options.silence_s, options.silence_s
+            patience_s = options.silence_s
             # One that has closed the connection may lead on: this node was the silent one.
-            others = [node for node in self._view if node != lost]
-            candidates = [*others, lost] if lost in self._view else [lost, *others]
-            expected = min(len(others), expected)
+            is_closed = lost not in self._view
+            others = [node for node in self._view if node not in (lost, self._index)]
+            expected = min(len(others) + 1, expected)
+            others = [lost, *others] if is_closed else [*others, *({lost} - {self._index})]
 
     def _without_others(self) -> int:
         """The exit code while no agent leads."""
@@ -130,21 +140,17 @@ class Agent:
     def _joined(self) -> Joined:
         node = self._node
         return Joined(
-            self._index, self._name, self._options.ranks, free_port(), node.epoch, node.newest, self._asked
+            self._index, self._name, self._options.ranks, free_port(), node.run, node.epoch, node.newest, self._asked
         )  # fmt: skip
 
-    def _follow(self, leader: int, until_s: float) -> int | None:
+    def _follow(self, leader: int) -> int | None:
         """Do what another agent decides; the exit code once the job is over, None if it does not lead (any more)."""
         options = self._options
-        while True:
-            try:
-                lines = connect(options.address(leader), self._joined(), self._credentials, options.silence_s)
-                break
-            except OSError as error:
-                self._why = f"{options.nodes[leader]}: {error}"
-            if self._asked or time.monotonic() > until_s:
-                return None
-            self._wait(within_s=_TRY_AGAIN_S)
+        try:
+            lines = connect(options.address(leader), self._joined(), self._credentials, options.silence_s)
+        except OSError as error:
+            self._why = f"{options.nodes[leader]}: {error}"
+            return None
         self._has_joined, silence, silent_s = True, Silence(), 0.0
         with lines.socket:
             while True:
@@ -180,7 +186,7 @@ class Agent:
             elif followers is not None:
                 followers.send(node, message)
 
-        job = Job(options, send, self._tell, expected, until_s)
+        job = Job(options, send, self._tell, expected, until_s, time.monotonic() + options.gather_s)
         job.join(self._joined())
         while True:
             ready = self._wait(followers.files() if followers is not None else ())
@@ -188,14 +194,15 @@ class Agent:
                 found = followers.receive(ready)
                 for node, message in found.messages:
                     job.receive(node, message)
-                gone = found.ended | found.silent
+                gone = (found.ended | found.silent) - {OBSERVER}
                 if found.has_left or (found.silent and not _goes_on(set(job.nodes) - gone, self._view)):
                     followers.close()
                     return None
                 if gone:
                     job.lose(gone)
                 for joined in found.joined:
-                    job.join(joined)
+                    if joined.node != OBSERVER:
+                        job.join(joined)
             for message in self._due():
                 job.receive(own, message)
                 if isinstance(message, Beat) and followers is not None:
@@ -203,15 +210,34 @@ class Agent:
             self._has_joined = self._has_joined or _goes_on(job.nodes, self._view)
             if self._has_joined:
                 self._view = job.nodes
+                if followers is not None:
+                    followers.is_decided = True
+                if self._wanted is not None:
+                    self._want(job, self._wanted)
                 job.look(time.monotonic())
                 if job.code is not None:
                     if followers is not None:
+                        followers.send(OBSERVER, Over(job.code))
                         followers.close(_END_S)
                     return job.code
-            elif self._asked or time.monotonic() > until_s:
-                assert followers is not None
+            elif followers is not None and (self._asked or time.monotonic() > until_s or self._gives_way(job.nodes)):
                 followers.close()
                 return None
+
+    def _gives_way(self, nodes: Sequence[int]) -> bool:
+        """Once a second, while too few nodes follow: whether another agent leads, to which these may go over."""
+        if time.monotonic() < self._look_at_s:
+            return False
+        self._look_at_s = time.monotonic() + BEAT_S
+        self._others.rotate(-1)
+        others = [node for node in self._others if node not in nodes]
+        return find_leader([self._options.address(node) for node in others], [node > self._index for node in others])
+
+    def _want(self, job: Job, wanted: WantedRanks) -> None:
+        job.want(wanted.now(time.monotonic() - self._began_s))
+        if wanted.refused is not None:
+            self._tell("note", text=f"not used: {wanted.refused}")
+            wanted.refused = None
 
     def _due(self) -> Iterator[Message]:
         """What the agent that leads is to know by now."""
@@ -252,7 +278,7 @@ def _goes_on(nodes: Collection[int], view: Sequence[int]) -> bool:
 
 
 @contextmanager
-def _signals() -> Iterator[socket.socket]:
+def received_signals() -> Iterator[socket.socket]:
     """A socket from which the numbers of received signals are read."""
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
+#: Signals that are passed on to the ranks.
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
 #: By which a rank prints the stacks of its threads.
 STACKS_SIGNAL = signal.SIGRTMIN + 3
 #: Modules that must not be imported before a process is forked; and packages that read the rank when imported.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import uuid
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -46,10 +47,10 @@ class JobOptions:
     """How a job is run.
 
     Attributes:
-        ranks: how many each node runs.
+        ranks: how many each node runs at most.
         nodes: the hosts, as ``host:port``, in the order in which they lead; with one, nothing is exchanged.
         spares: so many of the nodes run no ranks until another one is lost.
-        least: the fewest nodes with which the job goes on.
+        least: the fewest ranks with which the job goes on.
         failures: how many in a row without a new step, until the job is given up.
         preload: modules that the zygote imports; None for those of the script.
         grace_s: seconds that ranks have after a signal, until they are killed.
@@ -84,8 +85,8 @@ class _Member:
     ranks: int
     port: int
     first: int = 0
+    count: int = 0
     progress: list[Progress] = field(default_factory=list)
-    asked: Counter[int] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,7 @@ class Job:
         tell: called with the name of an event, and what is known of it by keyword.
         expected: with so many nodes it starts at once.
         until_s: when it starts with fewer, on the clock of ``now_s``.
+        give_up_s: when it is over if there is no room for the fewest ranks.
     """
 
     def __init__(
@@ -118,18 +120,21 @@ class Job:
         tell: Callable[..., object],
         expected: int,
         until_s: float,
+        give_up_s: float,
     ) -> None:
         self._options, self._send, self._tell = options, send, tell
-        self._expected, self._until_s = expected, until_s
-        self._epoch, self._newest, self._newest_now = 0, -1, -1
+        self._expected, self._until_s, self._give_up_s = expected, until_s, give_up_s
+        self._run, self._epoch, self._newest, self._newest_now = uuid.uuid4().hex, 0, -1, -1
         self._members: dict[int, _Member] = {}
         self._active: list[int] = []  # with ranks in the last epoch, in the order of these
         self._has_started, self._busy = False, set[int]()  # an epoch that has not ended; nodes whose ranks run
         self._aside: set[int] = set()
         self._failure: _Failure | None = None
         self._in_a_row: list[int] = []  # nodes of the failures since the last new step
-        self._passed: Counter[int] = Counter()
+        self._asked, self._passed = Counter[tuple[int, int]](), Counter[int]()
         self._stopping = 0  # the signal that asked for it
+        self._wanted: int | None = None  # ranks; None: as many as there is room for
+        self._is_changing = False  # ranks were asked to stop, since another number is wanted
         self._watch = HangWatch(options.hang_s)
         self.code: int | None = None
 
@@ -141,7 +146,9 @@ class Job:
     def join(self, joined: Joined) -> None:
         """A node is there."""
         self._members[joined.node] = _Member(joined.name, joined.ranks, joined.port)
-        self._epoch, self._newest = max(self._epoch, joined.epoch), max(self._newest, joined.step)
+        if joined.epoch > self._epoch:
+            self._run, self._epoch = joined.run, joined.epoch
+        self._newest = max(self._newest, joined.step)
         self._stopping = self._stopping or joined.asked
         self._send_view()
 
@@ -157,6 +164,9 @@ class Job:
 
     def receive(self, node: int, message: Message) -> None:
         """Take a message of a node."""
+        if isinstance(message, Asked):
+            self._ask(node, message.number)
+            return
         member = self._members[node]
         if isinstance(message, Beat):
             member.progress = message.progress
@@ -167,8 +177,18 @@ class Job:
             member.port = message.port
             self._newest_now = max(self._newest_now, message.step)
             self._busy.discard(node)
-        elif isinstance(message, Asked):
-            self._ask(member, message.number)
+
+    def want(self, ranks: int) -> None:
+        """So many ranks are wanted from now on: stop those that run, and start as many as there is room for."""
+        if ranks == self._wanted:
+            return
+        self._wanted = ranks
+        target = min(ranks, sum(self._members[node].ranks for node in self._usable()))
+        running = sum(self._members[node].count for node in self._busy)
+        if self._busy and target != running and not (self._failure or self._stopping or self._is_changing):
+            self._is_changing = True
+            self._tell("change", ranks=target)
+            self._stop_ranks(signal.SIGTERM)
 
     def look(self, now_s: float) -> None:
         """Do what is due; to be called after each of the others, and each second."""
@@ -179,7 +199,7 @@ class Job:
             return
         if self._has_started:
             self._has_started = False
-            self._expected, self._until_s = self._options.least, now_s + self._options.gather_s
+            self._expected, self._until_s, self._give_up_s = 1, now_s, now_s + self._options.gather_s
             self._end_epoch()
         if self.code is None and self._stopping:
             self._finish(stop_code(self._stopping))
@@ -188,33 +208,42 @@ class Job:
 
     # --- starting ---
 
-    def _start_if_enough(self, now_s: float) -> None:
+    def _usable(self) -> list[int]:
+        """The nodes that would run ranks now. Those that did keep their place, and with it their files."""
         there = [node for node in self.nodes if node not in self._aside]
-        wanted, least = len(self._options.nodes) - self._options.spares, self._options.least
-        is_late = now_s >= self._until_s
-        if len(there) < (least if is_late else max(least, self._expected)):
-            if is_late:
-                self._tell("given up", text=f"{len(there)} nodes are left, of at least {least}")
-                self._finish(TOO_FEW_NODES)
-            return
-        # Those that ran ranks keep their place, so that their files are where they are looked for first.
         others = [node for node in there if node not in self._active]
         kept = [node if node in there else others.pop(0) if others else None for node in self._active]
-        self._active = [*(node for node in kept if node is not None), *others][:wanted]
+        wanted = len(self._options.nodes) - self._options.spares
+        return [*(node for node in kept if node is not None), *others][:wanted]
+
+    def _start_if_enough(self, now_s: float) -> None:
+        usable = self._usable()
+        room, least = sum(self._members[node].ranks for node in usable), self._options.least
+        if room < least or (len(usable) < self._expected and now_s < self._until_s):
+            if now_s >= self._give_up_s:
+                self._tell("given up", text=f"there is room for {room} ranks, of at least {least}")
+                self._finish(TOO_FEW_NODES)
+            return
+        ranks = min(room, self._wanted or room)
+        for member in self._members.values():
+            member.first = member.count = 0
+            member.progress = []
+        while (left := ranks - sum(self._members[node].count for node in usable)) > 0:
+            for node in [each for each in usable if self._members[each].count < self._members[each].ranks][:left]:
+                self._members[node].count += 1
+        self._active = [node for node in usable if self._members[node].count]
         self._epoch += 1
         self._has_started, self._failure, self._newest_now = True, None, -1
         self._watch.begin()
-        members = [self._members[node] for node in self._active]
-        address = self._options.address(self._active[0])[0]
-        ranks, first = sum(each.ranks for each in members), 0
+        members, first = [self._members[node] for node in self._active], 0
+        address, port = self._options.address(self._active[0])[0], members[0].port
         for group, (node, member) in enumerate(zip(self._active, members, strict=True)):
-            member.first, member.progress = first, []
-            first += member.ranks
+            start = Start(self._run, self._epoch, first, member.count, ranks, group, len(members), address, port)
+            member.first, first = first, first + member.count
             self._busy.add(node)
-            self._send(node, Start(self._epoch, member.first, ranks, group, len(members), address, members[0].port))
-        several = len(self._options.nodes) > 1
-        names = [each.name for each in members] if several else None
-        self._tell("started", epoch=self._epoch, nodes=names, ranks=ranks if several else None)
+            self._send(node, start)
+        names = [each.name for each in members] if len(self._options.nodes) > 1 else None
+        self._tell("started", epoch=self._epoch, ranks=ranks, nodes=names)
 
     # --- ending ---
 
@@ -223,19 +252,19 @@ class Job:
         if self._failure is not None:
             return
         self._failure = failure
-        asked = failure.code == STOPPED or self._stopping
+        asked = failure.code == STOPPED or self._stopping or self._is_changing
         for node in self._busy:
             self._send(node, Finish(self._options.grace_s if asked else 0.0))
 
     def _end_epoch(self) -> None:
         """All ranks have ended."""
-        failure = self._failure
-        self._failure = None
+        failure, is_changing = self._failure, self._is_changing
+        self._failure, self._is_changing = None, False
         if failure is None:
             self._finish(0)
-        elif failure.code == STOPPED or self._stopping:
+        elif self._stopping or (failure.code == STOPPED and not is_changing):
             self._finish(stop_code(self._stopping))
-        else:
+        elif not is_changing or failure.code not in (STOPPED, -signal.SIGTERM):
             self._count(failure)
 
     def _count(self, failure: _Failure) -> None:
@@ -245,11 +274,14 @@ class Job:
         self._in_a_row.append(failure.node)
         step = None if self._newest < 0 else self._newest
         if failure.code is not None:
-            self._tell("failed", rank=failure.rank, exit_code=failure.code, step=step)
+            several = len(self._options.nodes) > 1 and failure.node in self._members
+            name = self._members[failure.node].name if several else None
+            self._tell("failed", rank=failure.rank, node=name, exit_code=failure.code, step=step)
         if len(self._in_a_row) <= self._options.failures:
             return
         left = {*self._members} - self._aside - {failure.node}
-        if len(set(self._in_a_row)) == 1 and failure.node in self._members and len(left) >= self._options.least:
+        room = sum(self._members[node].ranks for node in left)
+        if len(set(self._in_a_row)) == 1 and failure.node in self._members and room >= self._options.least:
             name = self._members[failure.node].name
             self._tell("set aside", node=name, text=f"{len(self._in_a_row)} failures in a row")
             self._aside.add(failure.node)
@@ -265,22 +297,23 @@ class Job:
 
     # --- signals and hangs ---
 
-    def _ask(self, member: _Member, number: int) -> None:
+    def _ask(self, node: int, number: int) -> None:
         """Pass a signal on once, also if the agents of all nodes got it; again if one of them got it again."""
-        member.asked[number] += 1
-        if member.asked[number] <= self._passed[number]:
+        self._asked[node, number] += 1
+        if self._asked[node, number] <= self._passed[number]:
             return
         self._passed[number] += 1
-        if not self._stopping:
-            self._stopping = number
-            for node in self._busy:
-                self._send(node, Finish(self._options.grace_s))
+        self._stopping = self._stopping or number
         self._tell("signal", text=signal.Signals(number).name)
+        self._stop_ranks(number)
+
+    def _stop_ranks(self, number: int) -> None:
         for node in self._busy:
+            self._send(node, Finish(self._options.grace_s))
             self._send(node, Pass(number))
 
     def _look_for_hang(self, now_s: float) -> None:
-        if self._failure is not None or self._stopping:
+        if self._failure is not None or self._stopping or self._is_changing:
             return
         found = [self._members[node].progress for node in self._active]
         hang = self._watch.look([rank for ranks in found for rank in ranks], now_s) if all(found) else None
@@ -290,7 +323,7 @@ class Job:
         text = f"no step for {hang.silent_s:.0f} s, of {hang.step_s:.2g} s each; behind: {behind}"
         self._tell("hang", text=text)
         first = hang.ranks[0]
-        (node,) = (each for each in self._active if 0 <= first - self._members[each].first < self._members[each].ranks)
+        (node,) = (each for each in self._active if 0 <= first - self._members[each].first < self._members[each].count)
         self._failure = _Failure(node, first, -signal.SIGKILL)
         for node in self._busy:
             self._send(node, Finish(0.0, stacks=True))

@@ -17,13 +17,15 @@ from typing import Any, NamedTuple
 
 import deeppart
 from deeppart.agent.job import JobOptions
-from deeppart.agent.messages import Joined, Left, Lines, Message, decode, encode
+from deeppart.agent.messages import OBSERVER, Joined, Left, Lines, Message, decode, encode
 from deeppart.errors import LaunchError
 
 #: Each agent says that it is alive so often.
 BEAT_S = 1.0
 #: How long each side waits for the other's part of a greeting.
-_GREETING_S = 5.0
+_GREETING_S = 3.0
+#: How long all attempts of one look for another leader may take.
+_LOOK_S = 0.3
 
 
 class Credentials:
@@ -69,6 +71,22 @@ def connect(address: tuple[str, int], joined: Joined, credentials: Credentials, 
     except BaseException:
         end.close()
         raise
+
+
+def find_leader(addresses: Sequence[tuple[str, int]], only_decided: Sequence[bool]) -> bool:
+    """Whether an agent leads at one of these addresses; at some, only if more than half of the nodes follow it."""
+    until_s = time.monotonic() + _LOOK_S
+    for address, decided in zip(addresses, only_decided, strict=True):
+        try:
+            with socket.create_connection(address, timeout=_LOOK_S) as end:
+                end.settimeout(_LOOK_S)
+                if _greeting(Lines(end)).get("decided") or not decided:
+                    return True
+        except OSError:
+            pass
+        if time.monotonic() > until_s:
+            break
+    return False
 
 
 def _greeting(lines: Lines) -> dict[str, Any]:
@@ -119,7 +137,11 @@ class Received(NamedTuple):
 
 
 class Followers:
-    """The other agents of a job, on the one that leads."""
+    """The other agents of a job, on the one that leads.
+
+    Attributes:
+        is_decided: whether enough nodes follow; to be set.
+    """
 
     def __init__(self, options: JobOptions, own: int, credentials: Credentials) -> None:
         self._options, self._own, self._credentials = options, own, credentials
@@ -127,6 +149,7 @@ class Followers:
         self._silence = Silence()
         self._silent_s: dict[int, float] = {}
         self._strangers: dict[Lines, tuple[str, float]] = {}  # what each was asked, and until when
+        self.is_decided = False  # more than half of the nodes follow
         host, port = options.address(own)
         try:
             # A host's name may lead to an address that only itself can reach.
@@ -162,7 +185,8 @@ class Followers:
             if messages is None:
                 found.ended.add(node)
                 continue
-            self._silent_s[node] = 0.0
+            if node != OBSERVER:
+                self._silent_s[node] = 0.0
             found.messages.extend((node, message) for message in messages)
         if max(self._silent_s.values(), default=0.0) > self._options.silence_s:
             # Nodes that were cut off together are lost together, although each was heard at another moment.
@@ -170,14 +194,16 @@ class Followers:
             found.silent.update(node for node, silent_s in self._silent_s.items() if silent_s > least_s)
         for node in found.ended | found.silent:
             self._links.pop(node).socket.close()
-            del self._silent_s[node]
+            self._silent_s.pop(node, None)
         if self._socket in ready:
             self._accept()
         for lines in set(ready) & self._strangers.keys():
             joined = self._greet(lines)
             if joined is not None:
                 found.joined.append(joined)
-                self._links[joined.node], self._silent_s[joined.node] = lines, 0.0
+                self._links[joined.node] = lines
+                if joined.node != OBSERVER:
+                    self._silent_s[joined.node] = 0.0
         return found._replace(has_left=any(isinstance(message, Left) for _, message in found.messages))
 
     def _accept(self) -> None:
@@ -186,7 +212,7 @@ class Followers:
             end.settimeout(self._options.silence_s)
             lines, nonce = Lines(end), secrets.token_hex(16)
             self._strangers[lines] = nonce, time.monotonic() + _GREETING_S
-            lines.send({"nonce": nonce})
+            lines.send({"nonce": nonce, "decided": self.is_decided})
 
     def _greet(self, lines: Lines) -> Joined | None:
         """Take the greeting of a new agent; None if it has not all come, or is not accepted."""
@@ -216,6 +242,8 @@ class Followers:
             return f"it is of job {self._credentials.job}, this one of {values['job']}"
         if not hmac.compare_digest(self._credentials.seal("follow", nonce, values["joined"]), str(values["seal"])):
             return "they have different secrets (DEEPPART_SECRET_FILE)"
+        if node == OBSERVER and node not in self._links:
+            return None
         if node not in range(len(self._options.nodes)):
             return f"there is no node {node} among {len(self._options.nodes)}"
         return f"node {node} of its list is there already" if node == self._own or node in self._links else None

@@ -13,6 +13,7 @@ from deeppart.progress import Progress
 _MOST_BYTES = 1 << 24
 #: Exit code of ranks that were asked to stop, and of the job then: schedulers and torchrun know it.
 STOPPED = 143
+OBSERVER = -1
 
 
 class Lines:
@@ -56,11 +57,11 @@ class Joined(NamedTuple):
     """A node is there.
 
     Attributes:
-        node: its index in the list of nodes.
+        node: its index in the list of nodes; OBSERVER: it is none, but asks for signals to be passed on.
         name: its host name.
-        ranks: how many it runs.
+        ranks: how many it runs at most.
         port: of it, at which nobody listens now.
-        epoch: the last that it has seen.
+        run, epoch: of the last :class:`Start` that it has seen.
         step: the newest that its ranks have reported; -1 for none.
         asked: a signal by which the job was asked to stop; 0 for none.
     """
@@ -69,6 +70,7 @@ class Joined(NamedTuple):
     name: str
     ranks: int
     port: int
+    run: str = ""
     epoch: int = 0
     step: int = -1
     asked: int = 0
@@ -123,16 +125,20 @@ class Start(NamedTuple):
     """Start the ranks of this node.
 
     Attributes:
-        epoch: counts the starts of the job, from 1.
+        run: names the job, from its first start to its end.
+        epoch: counts its starts, from 1.
         first: the lowest of its ranks.
+        local: how many it runs.
         ranks: of the job.
         group: the number of the node among those that run ranks.
         groups: how many these are.
         address: of the node with rank 0, and ``port`` of it, at which its ranks meet.
     """
 
+    run: str
     epoch: int
     first: int
+    local: int
     ranks: int
     group: int
     groups: int

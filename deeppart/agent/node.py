@@ -32,7 +32,7 @@ class Node:
 
     Args:
         command: what each rank runs.
-        ranks: how many there are.
+        ranks: how many there are at most.
         preload: modules that the zygote imports; None for those of the script.
         directory: for the progress of the ranks.
         report: called with each :class:`Ended`, and with :class:`Idle` once all ranks of an epoch have.
@@ -50,10 +50,11 @@ class Node:
     ) -> None:
         self._command, self._ranks, self._directory = command, ranks, directory
         self._report, self._say = report, say
+        self.run = ""
         self._learns = preload is None and bool(command.interpreter)
         self._zygote = self._new_zygote(command.imports() if preload is None else list(preload))
         self._next: Zygote | None = None
-        self._epoch = self._left = self._first = 0
+        self._epoch = self._left = self._first = self._count = 0
         self._start: Start | None = None  # not carried out yet
         self._fails, self._shows_stacks, self._kill_at_s = False, False, math.inf
         self.newest = -1
@@ -70,16 +71,16 @@ class Node:
 
     def progress(self) -> list[Progress]:
         """What the ranks have reported."""
-        found = [read_cell(self._directory, rank) for rank in range(self._ranks)] if self._epoch else []
+        found = [read_cell(self._directory, rank) for rank in range(self._count)]
         self.newest = max([self.newest, *(each.step for each in found)])
         return found
 
     def do(self, message: Message) -> None:
         """Carry out a message of the agent that leads; others are ignored."""
         if isinstance(message, Start):
-            self._start, self._epoch = message, message.epoch
-            self._fails, self._shows_stacks, self._kill_at_s = False, False, math.inf
-            for rank in range(self._ranks):
+            self._start, self._epoch, self._first, self._count = message, message.epoch, message.first, message.local
+            self._fails, self._shows_stacks, self._kill_at_s, self.run = False, False, math.inf, message.run
+            for rank in range(self._count):
                 make_cell(self._directory, rank)
             self._start_when_ready()
         elif isinstance(message, Pass) and not self.is_idle:
@@ -164,14 +165,14 @@ class Node:
             self._zygote.close()
             self._zygote, self._next = self._next, None
         if self._zygote.is_ready and not self._zygote.has_ended:
-            self._start, self._left, self._first = None, self._ranks, start.first
-            for rank in range(self._ranks):
+            self._start, self._left = None, self._count
+            for rank in range(self._count):
                 self._zygote.start(rank, self._environment(rank, start))
 
     def _show_stacks(self) -> None:
         """Print the stacks of all ranks, one after the other."""
         self._shows_stacks = False
-        for rank in range(self._ranks):
+        for rank in range(self._count):
             with suppress(OSError):
                 text = stacks_file(self._directory, rank).read_text(errors="replace")
                 sys.stderr.write(f"deeppart run: rank {self._first + rank}:\n{text}")
@@ -180,13 +181,14 @@ class Node:
         """The variables of a rank, named as torchrun names them."""
         own, ranks = str(start.first + rank), str(start.ranks)
         return os.environ | self._threads() | {
-            "RANK": own, "LOCAL_RANK": str(rank), "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": str(self._ranks),
+            "RANK": own, "LOCAL_RANK": str(rank), "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": str(start.local),
             "ROLE_RANK": own, "ROLE_WORLD_SIZE": ranks, "ROLE_NAME": "default",
             "GROUP_RANK": str(start.group), "GROUP_WORLD_SIZE": str(start.groups),
             "MASTER_ADDR": start.address, "MASTER_PORT": str(start.port),
             "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": str(start.epoch - 1),
             "TORCHELASTIC_MAX_RESTARTS": str(start.epoch), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-            DIRECTORY_VARIABLE: str(self._directory), "DEEPPART_EPOCH": str(start.epoch),
+            DIRECTORY_VARIABLE: str(self._directory), "DEEPPART_RUN": start.run,
+            "DEEPPART_EPOCH": str(start.epoch),
         }  # fmt: skip
 
     def _threads(self) -> dict[str, str]:

@@ -28,7 +28,7 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from deeppart.agent.command import NOT_FORKED, READ_THE_RANK, STACKS_SIGNAL
+from deeppart.agent.command import NOT_FORKED, READ_THE_RANK, SIGNALS, STACKS_SIGNAL
 from deeppart.agent.messages import Lines
 from deeppart.progress import DIRECTORY_VARIABLE, is_installed, stacks_file
 
@@ -126,10 +126,9 @@ def serve(lines: Lines, waiting: list[dict[str, Any]]) -> Order | None:
                 waiting = received
 
 
-def become(order: Order) -> None:
-    """Make this fork of the zygote what a process started for the order would be."""
+def become(order: Order, mask: set[int | signal.Signals]) -> None:
+    """Make this fork of the zygote what a process started for the order would be; ``mask``: signals that it blocks."""
     os.setsid()
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     stacks = stacks_file(Path(order.environment[DIRECTORY_VARIABLE]), order.rank)
     # Printed in C, so also while a thread holds the interpreter lock; the file stays open.
     faulthandler.register(STACKS_SIGNAL, stacks.open("w"))
@@ -138,6 +137,7 @@ def become(order: Order) -> None:
     random.seed()
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     if not order.in_process:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         try:
@@ -179,7 +179,8 @@ def _without_our_frames(kind: type[BaseException], error: BaseException, trace: 
 def main(fd: int, agent: int) -> None:
     """Be a zygote, and later each of its ranks."""
     end_with(agent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Slurm may send them to all processes. Those to a rank wait until it is one.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     lines = Lines(socket.socket(fileno=fd))
     while not (first := lines.receive()):
         if first is None:
@@ -196,6 +197,6 @@ def main(fd: int, agent: int) -> None:
     order = serve(lines, first[1:])
     if order is None:
         os._exit(0)
-    become(order)
+    become(order, mask)
     sys.excepthook = _without_our_frames
     run_python(order.arguments)

@@ -27,7 +27,6 @@ class _Commands(Commands):
         "watch",
         "advise",
         "run",
-        "elastic-run",
     )
 
 

@@ -25,9 +25,8 @@ class Commands(click.Group):
     """A group whose commands return their exit code and may raise deeppart's errors.
 
     Attributes:
-        package: where each command has a module of its own name (``import_`` for ``import``, ``elastic_run`` for
-            ``elastic-run``), imported when it is called: on a cluster's file system torch, which some of them need,
-            can take a minute to import.
+        package: where each command has a module of its own name (``import_`` for ``import``), imported when it is
+            called: on a cluster's file system torch, which some of them need, can take a minute to import.
         names: of the commands.
         extra: (packages that may not be installed, what installs them).
     """

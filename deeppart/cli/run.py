@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import socket
-import subprocess
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import click
 
 from deeppart._times import timestamp
-from deeppart.config import secret_of_ranks
+from deeppart.config import allocation, node_name, secret_of_ranks
 from deeppart.errors import ConfigError
 from deeppart.model import read_seconds
 
@@ -25,17 +26,22 @@ from deeppart.model import read_seconds
     short_help="Run a job, and start it again in seconds when a rank or a node fails.",
     context_settings={"allow_interspersed_args": False},  # what comes after COMMAND is its own
 )
-@click.option("--ranks", metavar="N", type=click.IntRange(1), required=True, help="How many ranks, on each node.")
+@click.option("--ranks", metavar="N", type=click.IntRange(1), required=True, help="The most ranks on each node.")
+@click.option("--min", "least", metavar="N", type=click.IntRange(1), help="The fewest ranks, if not all of them.")
+@click.option("--schedule", metavar="T:N,...", help="Ranks from a time on, since the beginning: 0:2,60s:4.")
+@click.option(
+    "--size-file",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A file with the number of ranks, which you may change.",
+)
 @click.option(
     "--nodes",
     metavar="HOST[:PORT],...",
-    help="The nodes, on each of which this command is run; in a step of Slurm those of the step, otherwise this host.",
+    help="The nodes, on each of which this command is run; under Slurm those of the job, otherwise this host.",
 )
 @click.option("--node", metavar="I", type=click.IntRange(0), help="Which of them this is, from 0; by default by name.")
 @click.option("--spares", metavar="N", type=click.IntRange(0), default=0, help="Nodes that wait to replace another.")
-@click.option(
-    "--min", "least", metavar="N", type=click.IntRange(1), help="The fewest nodes, if not all but the spares."
-)
 @click.option(
     "--failures",
     metavar="N",
@@ -76,10 +82,12 @@ from deeppart.model import read_seconds
 @click.argument("command", metavar="-- COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
     ranks: int,
+    least: int | None,
+    schedule: str | None,
+    size_file: Path | None,
     nodes: str | None,
     node: int | None,
     spares: int,
-    least: int | None,
     failures: int,
     preload: str,
     grace: float,
@@ -91,7 +99,10 @@ def run(
     ranks are killed, and all are started again within seconds: a process that has imported torch, and what else the
     script imports, forks them. The script is as for torchrun: it calls deeppart.restore(state) before it trains.
 
-    For several nodes, run this once on each: srun --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 deeppart run ...
+    In a batch script of Slurm the ranks are on all nodes of the job. Elsewhere, run this once on each of --nodes.
+
+    By --schedule or --size-file the number of ranks changes: they get SIGTERM, make a checkpoint, exit with 143
+    (deeppart.elastic.leave), and the new number is started.
 
     SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 are passed on to the ranks.
 
@@ -99,7 +110,7 @@ def run(
     are left; start the job again. 1: they failed again and again without a new step; starting the job again will not
     help. 2: wrong usage.
     """
-    from deeppart.agent import Agent, Command, Credentials, JobOptions
+    from deeppart.agent import Agent, Command, Credentials, JobOptions, WantedRanks, read_schedule, run_on_all_nodes
 
     modules = {"auto": None, "none": ()}.get(preload, tuple(preload.split(",")))
     began_s = time.monotonic()
@@ -109,7 +120,7 @@ def run(
     def tell(event: str, **values: Any) -> None:
         passed_s = time.monotonic() - began_s
         known = {name: value for name, value in values.items() if value is not None}
-        words = [str(value) if name == "text" else f"{name.replace('_', ' ')} {value}" for name, value in known.items()]
+        words = [_described(name, value) for name, value in known.items()]
         with suppress(OSError):  # a closed terminal does not end the job
             click.echo(f"deeppart run: {passed_s:.1f} s: {event}{': ' if words else ''}{', '.join(words)}", err=True)
         if log is not None:
@@ -118,45 +129,62 @@ def run(
                 _append(log, json.dumps(record) + "\n")
 
     hosts, own = _nodes(nodes, node)
-    wanted = len(hosts) - spares
-    if not 1 <= (least or 1) <= wanted:
+    most = (len(hosts) - spares) * ranks
+    if not 1 <= (least or 1) <= most:
         raise ConfigError(
-            "too few nodes", expected="at least one, or --min, besides the spares",
-            found=f"{len(hosts)} nodes, {spares} of them spare", where=f"--spares {spares} --min {least or wanted}",
+            "no room for the fewest ranks", expected="one, or --min, on the nodes that are not spare",
+            found=f"{len(hosts)} nodes, {spares} of them spare, with {ranks} ranks each",
+            where=f"--spares {spares} --min {least or 1}",
         )  # fmt: skip
-    options = JobOptions(ranks, hosts, spares, least or wanted, failures, modules, grace, hang)
+    changes = schedule is not None or size_file is not None
+    least = least or (1 if changes else most)
+    wanted = WantedRanks(least, most, read_schedule(schedule) if schedule else (), size_file) if changes else None
+    options = JobOptions(ranks, hosts, spares, least, failures, modules, grace, hang)
     job = f"{os.environ.get('SLURM_JOB_ID', '')} on {','.join(hosts)}"
     credentials = Credentials(job, secret_of_ranks())
-    return Agent(Command.of(command), options, tell, own, socket.gethostname(), credentials).run()
+    if own is None:
+        at = sys.argv.index("run") + 1
+        words = [sys.executable, "-m", "deeppart", *sys.argv[1:at], "--nodes", ",".join(hosts), *sys.argv[at:]]
+        return run_on_all_nodes(words, options, credentials)
+    return Agent(Command.of(command), options, tell, own, node_name(), credentials, wanted).run()
 
 
 #: Where agents listen by default; under Slurm, so that jobs differ, the number of the job is added.
 _PORT, _PORTS = 20_000, 10_000
 
 
-def _nodes(listed: str | None, node: int | None) -> tuple[tuple[str, ...], int]:
-    """The nodes of the job, each with a port, and which of them this is."""
-    step = os.environ.get("SLURM_STEP_NODELIST", "")
-    if listed is not None:
-        hosts = [each.strip() for each in listed.split(",")]
-    elif step and os.environ.get("SLURM_STEP_NUM_NODES") != "1":
+def _nodes(listed: str | None, node: int | None) -> tuple[tuple[str, ...], int | None]:
+    """The nodes of the job, each with a port, and which of them this is; None in a batch script, which starts them."""
+    from deeppart.agent import addresses_of, hosts_of
+
+    given, step = allocation(), os.environ.get("SLURM_STEP_NODELIST", "")
+    in_step = bool(step) and os.environ.get("SLURM_STEP_NUM_NODES") != "1"
+    if in_step:
         tasks, count = os.environ.get("SLURM_STEP_NUM_TASKS"), os.environ.get("SLURM_STEP_NUM_NODES")
         if tasks != count:
             raise ConfigError(
                 "deeppart run is run once on each node", expected=f"{count} tasks", found=f"{tasks} on {count} nodes",
                 todo="srun --ntasks-per-node=1; it starts the ranks",
             )  # fmt: skip
-        shown = subprocess.run(["scontrol", "show", "hostnames", step], check=True, capture_output=True, text=True)
-        hosts, node = shown.stdout.split(), int(os.environ["SLURM_NODEID"]) if node is None else node
+        node = int(os.environ["SLURM_NODEID"]) if node is None else node
+    if listed is not None:
+        hosts = [each.strip() for each in listed.split(",")]
+    elif in_step:
+        hosts = hosts_of(step)
+    elif given is not None:
+        hosts = addresses_of(given.nodes)
     else:
         return ("127.0.0.1:0",), 0
     port = _PORT + int(os.environ.get("SLURM_JOB_ID") or 0) % _PORTS
-    hosts = [each if re.fullmatch(r".+:[0-9]+", each) else f"{each}:{port}" for each in hosts]
-    if len(set(hosts)) < len(hosts) or not all(each.partition(":")[0] for each in hosts):
+    hosts = [each if re.fullmatch(r".+:[0-9]+", each) else f"{each}:{port + at}" for at, each in enumerate(hosts)]
+    names = [each.rpartition(":")[0] for each in hosts]
+    if len(set(hosts)) < len(hosts) or "" in names:
         raise ConfigError("a node has no name, or is listed twice", found=", ".join(hosts), where="--nodes")
+    if given is not None and listed is None:
+        return tuple(hosts), None
     if node is None:
         name = socket.gethostname()
-        found = [at for at, each in enumerate(hosts) if name.split(".")[0] == each.partition(":")[0].split(".")[0]]
+        found = [at for at, each in enumerate(names) if name.split(".")[0] == each.split(".")[0]]
         if len(found) != 1:
             raise ConfigError(
                 "it is not known which node this is", expected=f"{name} in the list", found=", ".join(hosts),
@@ -166,6 +194,15 @@ def _nodes(listed: str | None, node: int | None) -> tuple[tuple[str, ...], int]:
     if node >= len(hosts):
         raise ConfigError("there is no such node", expected=f"0 to {len(hosts) - 1}", found=str(node), where="--node")
     return tuple(hosts), node
+
+
+def _described(name: str, value: Any) -> str:
+    """``rank 3``, ``killed by SIGKILL``, ``exit code 1``."""
+    if name == "exit_code" and value < 0:
+        return f"killed by {signal.Signals(-value).name if -value in set(signal.Signals) else f'signal {-value}'}"
+    if name == "text":
+        return str(value)
+    return f"{name.replace('_', ' ')} {' '.join(value) if isinstance(value, list) else value}"
 
 
 def _read_hang(text: str) -> float | None:

@@ -40,6 +40,12 @@ def scheduled_job() -> str | None:
     return None
 
 
+def epoch_of_run() -> tuple[str, int] | None:
+    """The run of `deeppart run` that has started this process, and which of its starts this is; None without one."""
+    run, epoch = os.environ.get("DEEPPART_RUN", ""), os.environ.get("DEEPPART_EPOCH", "")
+    return (run, int(epoch)) if run and epoch.isdecimal() else None
+
+
 @dataclass(frozen=True, slots=True)
 class Launch:
     """Data of a launcher about this process.

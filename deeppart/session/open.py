@@ -18,6 +18,7 @@ from deeppart.access import storage_error
 from deeppart.comm import Comm, connect, finish, raise_together, together
 from deeppart.config import (
     Config,
+    epoch_of_run,
     expand_directory,
     job_name,
     node_name,
@@ -193,7 +194,7 @@ def take_persistent(
         job = scheduled_job()
         who = (f"job {job}, " if job else "") + f"process {os.getpid()} on {os.uname().nodename}"
         _check_directory(directory)
-        owner = DirectoryOwner(directory, who, config.permissions)
+        owner = DirectoryOwner(directory, who, config.permissions, epoch_of_run())
         steps = list_steps(store)
         # An unreadable step is no reason not to start: it stays, and is not restored.
         committed = [key for key in steps if may_be_committed(store, key)]

@@ -81,7 +81,11 @@ class DirectoryOwner:
         clock: gives the times of commits.
     """
 
-    def __init__(self, directory: Path, who: str, permissions: str = PERMISSIONS[0]) -> None:
+    def __init__(
+        self, directory: Path, who: str, permissions: str = PERMISSIONS[0], epoch: tuple[str, int] | None = None
+    ) -> None:
+        """``epoch``: the run of `deeppart run` and which of its starts this is; those before have ended, or hang."""
+        self._epoch, self._is_locked = epoch, False
         root = access.root_of(directory) or access.Root(directory, access.Rules(permissions))
         self.directory: Path = root.path
         self.clock = CommitClock()
@@ -102,6 +106,8 @@ class DirectoryOwner:
             lineage = take_lineage(directory, self._fd)
             self.lineage, self.copy_of, self.damage = lineage.record.name, lineage.copy_of, lineage.damage
             owner = {"session": self.session, "who": who, "since": now(), NOTE: lineage.record.document()}
+            if epoch is not None:
+                owner["epoch"] = f"{epoch[0]} {epoch[1]}"
             owner["found"] = _newest_commits(PosixStore(directory))
             # All of one length: of two jobs that write at once, where there are no locks, the last one has written it.
             with storage_operation("write", self._path):
@@ -117,11 +123,18 @@ class DirectoryOwner:
     def _lock(self) -> None:
         try:
             _lock(self._fd)
+            self._is_locked = True
         except BlockingIOError as error:
-            raise self._in_use() from error
+            if not self._is_next_epoch():
+                raise self._in_use() from error
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise
+
+    def _is_next_epoch(self) -> bool:
+        """True if an earlier start of this job has the lock: its process hangs, or its node is cut off."""
+        run, _, number = _recorded(self._fd).get("epoch", "").partition(" ")
+        return self._epoch is not None and number.isdecimal() and run == self._epoch[0] and int(number) < self._epoch[1]
 
     def _in_use(self) -> DirectoryInUseError:
         expected = "one job at a time on a persistent_dir"
@@ -152,6 +165,10 @@ class DirectoryOwner:
 
     def check(self) -> None:
         """Raise if another job has taken the directory over since."""
+        if not self._is_locked and self._epoch is not None:
+            with contextlib.suppress(OSError):  # the earlier start still has it
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._is_locked = True
         owner, _ = self._read()
         if owner.get("session") != self.session:
             raise DirectoryInUseError(

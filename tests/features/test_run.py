@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.faults.relaunch import disturbed, same
+
 SCRIPT = Path(__file__).with_name("run_job.py")
 TIMEOUT_S = 300
 
@@ -38,14 +40,6 @@ def run(directory: Path, steps: int, way: str, *options: str) -> tuple[int, str]
 
 def result(directory: Path) -> Any:
     return torch.load(directory / "result")
-
-
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    return len(one) == len(other) and all(map(same, one, other)) if isinstance(one, list) else bool(one == other)
 
 
 def events(directory: Path) -> list[dict[str, Any]]:
@@ -83,3 +77,10 @@ def test_a_signal_ends_it_with_a_checkpoint_and_it_goes_on_from_there(tmp_path: 
     assert restored is not None and int(restored[1]) >= 5
     if int(restored[1]) <= 12:
         assert same(result(tmp_path), undisturbed)
+
+
+@pytest.mark.timeout(400)
+def test_what_kills_agents_and_ranks_on_several_nodes_changes_nothing_either(tmp_path: Path) -> None:
+    """``python -m tests.faults.relaunch`` does more of it."""
+    done = disturbed(tmp_path, kills=6, seed=1)
+    assert sum(done.values()) >= 6

@@ -61,15 +61,9 @@ MEANT = {
     ("progress.py", "open"): "the same",
     ("progress.py", "write_text"): "the same",
     ("progress.py", "rename"): "the same",
-    ("cli/elastic_run.py", "is_dir"): "the directory that the caller named",
     ("elastic/adaptdl/checkpoint.py", "is_dir"): "the directory that the caller named, before there are checkpoints",
     ("elastic/adaptdl/checkpoint.py", "glob"): "whether it has AdaptDL's own, for the message",
     ("stopping/notices.py", "stat"): "the file that somebody touches to tell the job; nothing is read",
-    ("elastic/running.py", "open"): "the file with a number of ranks, and the log, that the caller named",
-    ("elastic/running.py", "stat"): "the file with a number of ranks",
-    ("elastic/running.py", "is_dir"): "the directory that the caller named, before there are checkpoints",
-    ("elastic/launching.py", "iterdir"): "the children of this process, in /proc",
-    ("elastic/launching.py", "read_bytes"): "the same",
     ("interop/torchtitan.py", "glob"): "whether the caller named a directory of checkpoints, for the message",
 }
 

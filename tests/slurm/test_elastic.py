@@ -67,8 +67,8 @@ def is_running(rig: Rig, text: str) -> bool:
 
 @pytest.mark.now_and_then(4)
 def test_a_job_that_is_told_before_its_ranks_listen_is_queued_again(slurm: Rig, tmp_path: Path) -> None:
-    """As soon as elastic-run, its agents, or the ranks have been started: all of them import torch for seconds."""
-    starting = ("deeppart\0elastic-run", "deeppart.elastic.node_agent", f"examples/elastic_training.py\0{tmp_path}")
+    """As soon as deeppart run, its agents, or the processes that fork ranks have been started."""
+    starting = ("deeppart\0run", "deeppart\0run\0--nodes", "deeppart.agent.zygote")
     job = submit(slurm, tmp_path)
     try:
         for each in starting:

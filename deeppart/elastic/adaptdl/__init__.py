@@ -4,7 +4,7 @@
     import deeppart.elastic.adaptdl.torch as adl
 
 Without AdaptDL's environment variables the launcher's are used, so scripts also run under torchrun, srun and
-``deeppart elastic-run``. Differences from AdaptDL: docs/elastic-adaptdl.md.
+``deeppart run``. Differences from AdaptDL: docs/elastic-adaptdl.md.
 
 Source: A. Qiao et al., Pollux, OSDI 2021; AdaptDL, Apache License 2.0, https://github.com/petuum/adaptdl.
 """
@@ -20,10 +20,10 @@ __all__ = ["checkpoint", "collective", "env", "torch"]
 #: Missing modules of AdaptDL, and what to use instead.
 _REPLACEMENTS = {
     "_signal": "deeppart.elastic.should_stop",
-    "conftest": "torchrun, or `deeppart elastic-run --schedule`, to run a job on several sizes",
+    "conftest": "torchrun, or `deeppart run --schedule`, to run a job on several sizes",
     "goodput": "deeppart.plan.goodput",
     "reducer": "deeppart.elastic.adaptdl.collective",
-    "sched_hints": "`deeppart elastic-run --size-file`: there is no scheduler",
+    "sched_hints": "`deeppart run --size-file`: there is no scheduler",
     "torch._metrics": "AdaptiveDataParallel.gns and AdaptiveDataParallel.gain",
     "torch.accumulator": "deeppart.elastic.adaptdl.torch",
     "torch.epoch": "deeppart.elastic.adaptdl.torch",

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from deeppart.agent import GIVEN_UP, STOPPED, Agent, Command, JobOptions
+from deeppart.agent import GIVEN_UP, STOPPED, Agent, Command, JobOptions, WantedRanks
 
 BEGIN = """
 import json, os, signal, sys, time
@@ -36,11 +36,13 @@ class Run:
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.tell: Callable[[tuple[str, dict[str, Any]]], object] = self.events.append
 
-    def __call__(self, body: str, *, words: Sequence[str] | None = None, **options: Any) -> int:
+    def __call__(
+        self, body: str, *, words: Sequence[str] | None = None, wanted: WantedRanks | None = None, **options: Any
+    ) -> int:
         (self.directory / "train.py").write_text(BEGIN + body)
         command = Command.of(words or [sys.executable, str(self.directory / "train.py"), "--an", "argument"])
         chosen = JobOptions(**{"ranks": 2, "preload": ("json",), **options})
-        return Agent(command, chosen, lambda event, **values: self.tell((event, values))).run()
+        return Agent(command, chosen, lambda event, **values: self.tell((event, values)), wanted=wanted).run()
 
     def noted(self, rank: int, epoch: int) -> Any:
         return json.loads((self.directory / f"rank-{rank}-epoch-{epoch}").read_text())

@@ -209,7 +209,7 @@ def test_with_too_few_nodes_the_job_ends_and_may_be_started_again(nodes: Nodes) 
     first = nodes.epoch(1, 2)
     nodes.signal(1, signal.SIGKILL)
     assert nodes.codes(0) == [TOO_FEW_NODES]
-    assert gone(first) and nodes.events("given up") == [{"text": "1 nodes are left, of at least 2"}]
+    assert gone(first) and nodes.events("given up") == [{"text": "there is room for 1 ranks, of at least 2"}]
 
 
 def test_a_node_that_comes_in_time_is_taken(nodes: Nodes) -> None:
@@ -293,9 +293,9 @@ class Cable:
                 other.sendall(data)
         while self.is_cut.is_set():
             time.sleep(0.05)
-        for each in (one, other):
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
+        with suppress(OSError):
+            other.shutdown(socket.SHUT_RDWR)
+        one.close()
 
 
 def test_of_two_parts_of_a_cluster_only_the_larger_one_goes_on(nodes: Nodes) -> None:
@@ -403,8 +403,8 @@ def test_a_node_that_is_there_twice_is_refused(cli: Cli) -> None:
         (("--nodes", "a,,b", "--node", "0"), "has no name"),
         (("--nodes", "a,b"), "it is not known which node this is"),
         (("--node", "2"), "there is no such node"),
-        (("--node", "0", "--spares", "2"), "too few nodes"),
-        (("--node", "0", "--spares", "1", "--min", "2"), "too few nodes"),
+        (("--node", "0", "--spares", "2"), "no room for the fewest ranks"),
+        (("--node", "0", "--spares", "1", "--min", "2"), "no room for the fewest ranks"),
     ],
 )
 def test_wrong_lists_of_nodes_are_refused(cli: Cli, options: tuple[str, ...], said: str) -> None:

@@ -26,7 +26,6 @@ NAMES = (
     "watch",
     "advise",
     "run",
-    "elastic-run",
 )
 
 ROOT = Path(__file__).parents[3]

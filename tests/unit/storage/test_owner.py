@@ -67,6 +67,25 @@ def test_another_process_is_named_and_its_death_frees_the_directory(tmp_path: Pa
     deeppart.Checkpointer(config(tmp_path)).close()
 
 
+def test_a_later_start_of_the_same_job_does_not_wait_for_an_earlier_one(tmp_path: Path) -> None:
+    """Whose process hangs with the lock; it commits nothing any more, and the later one gets the lock after its end."""
+    first = DirectoryOwner(tmp_path, "first", epoch=("run", 1))
+    for epoch in (None, ("run", 1), ("another run", 2)):
+        with pytest.raises(DirectoryInUseError, match="already"):
+            DirectoryOwner(tmp_path, "second", epoch=epoch)
+    first.check()
+    second = DirectoryOwner(tmp_path, "second", epoch=("run", 2))
+    with pytest.raises(DirectoryInUseError, match="taken this directory over"):
+        first.check()
+    second.check()
+    first.close()
+    second.check()
+    with pytest.raises(DirectoryInUseError):
+        DirectoryOwner(tmp_path, "third")
+    second.close()
+    DirectoryOwner(tmp_path, "third").close()
+
+
 def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The check at the commit must do: the later one goes on, the earlier one commits nothing more."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import decimal
 import enum
@@ -194,10 +193,6 @@ class Settings(dict[str, int]):
 
 
 class Count(int):
-    pass
-
-
-class Options(argparse.Namespace):
     pass
 
 
