@@ -33,6 +33,7 @@ from deeppart.agent.messages import (
 )
 from deeppart.agent.node import Node, free_port, own_directory
 from deeppart.agent.wanted import WantedRanks
+from deeppart.errors import LaunchError
 
 _TRY_AGAIN_S = 0.1
 #: The one that leads waits so long for the others to take note of the end.
@@ -71,7 +72,7 @@ class Agent:
         self._beat_at_s = self._look_at_s = 0.0
         self._others = deque(range(len(options.nodes)))
         self._view: list[int] = []  # the nodes that were there last
-        self._has_joined = False  # there is an agent that leads
+        self._has_joined = self._was_accepted = False  # there is an agent that leads; one has accepted this one
         self._why = "none was asked"
 
     def run(self) -> int:
@@ -93,42 +94,44 @@ class Agent:
         """Lead or follow, until the job is over."""
         options = self._options
         self._view = list(range(len(options.nodes)))
-        # At the start agents come one after the other; later those that do not answer at once are lost.
-        patience_s, expected = options.gather_s / 2, len(self._view) - options.spares
+        wanted = len(self._view) - options.spares
         others, lost = [node for node in self._view if node != self._index], -1
+        # At the start agents come one after the other; later those that do not answer at once are lost.
+        patience_s = options.gather_s / 2
         while True:
             before = sum(node < self._index for node in others if node != lost)  # which would lead first
-            self._has_joined, began_s, pause_s = False, time.monotonic(), _TRY_AGAIN_S
-            while not self._has_joined:
-                for node in others:
-                    code, lost = self._follow(node), node
-                    if code is not None:
-                        return code
-                    if self._has_joined:
-                        break
-                passed_s = time.monotonic() - began_s
-                if self._has_joined:
-                    break
-                if self._asked or passed_s > options.gather_s:
-                    return self._without_others()
-                if passed_s >= before * patience_s:
-                    code, lost = self._lead(expected, began_s + options.gather_s), self._index
-                    if code is not None:
-                        return code
-                else:
-                    self._wait(within_s=pause_s)
-                    pause_s = min(2 * pause_s, BEAT_S)
+            code, lost = self._take_part(others, before * patience_s, min(len(others) + 1, wanted))
+            if code is not None:
+                return code
             self._tell("note", text=f"the agent of node {lost} does not lead any more, or cannot be reached")
             self._node.do(Finish(0.0))
             while not self._node.is_idle:
                 self._wait()
             self._reports.clear()
             patience_s = options.silence_s
-            # One that has closed the connection may lead on: this node was the silent one.
-            is_closed = lost not in self._view
             others = [node for node in self._view if node not in (lost, self._index)]
-            expected = min(len(others) + 1, expected)
-            others = [lost, *others] if is_closed else [*others, *({lost} - {self._index})]
+            if lost not in self._view:  # it has closed the connection: it may lead on, if this node was silent
+                others = [lost, *others]
+            elif lost != self._index:
+                others.append(lost)
+
+    def _take_part(self, others: Sequence[int], lead_after_s: float, expected: int) -> tuple[int | None, int]:
+        """Follow another agent, or lead; the exit code once the job is over, otherwise None and which agent is lost."""
+        self._has_joined, began_s, pause_s = False, time.monotonic(), _TRY_AGAIN_S
+        while True:
+            for node in others:
+                code = self._follow(node)
+                if code is not None or self._has_joined:
+                    return code, node
+            passed_s = time.monotonic() - began_s
+            if self._asked or passed_s > self._options.gather_s:
+                return self._without_others(), self._index
+            if passed_s >= lead_after_s:
+                code = self._lead(expected, began_s + self._options.gather_s)
+                if code is not None or self._has_joined:
+                    return code, self._index
+            self._wait(within_s=pause_s)
+            pause_s = min(2 * pause_s, BEAT_S)
 
     def _without_others(self) -> int:
         """The exit code while no agent leads."""
@@ -148,10 +151,15 @@ class Agent:
         options = self._options
         try:
             lines = connect(options.address(leader), self._joined(), self._credentials, options.silence_s)
-        except OSError as error:
-            self._why = f"{options.nodes[leader]}: {error}"
+        except (OSError, LaunchError) as error:
+            if isinstance(error, LaunchError) and not self._was_accepted:
+                raise
+            self._why = (
+                f"{options.nodes[leader]}: {error}"  # or it has not noticed that an earlier connection is closed
+            )
             return None
-        self._has_joined, silence, silent_s = True, Silence(), 0.0
+        self._has_joined = self._was_accepted = True
+        silence, silent_s = Silence(), 0.0
         with lines.socket:
             while True:
                 ready, silent_s = self._wait([lines]), silent_s + silence.passed_s()

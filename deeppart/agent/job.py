@@ -167,7 +167,9 @@ class Job:
         if isinstance(message, Asked):
             self._ask(node, message.number)
             return
-        member = self._members[node]
+        member = self._members.get(node)
+        if member is None:
+            return
         if isinstance(message, Beat):
             member.progress = message.progress
         elif isinstance(message, Ended) and message.epoch == self._epoch and node in self._busy:
@@ -313,7 +315,7 @@ class Job:
             self._send(node, Pass(number))
 
     def _look_for_hang(self, now_s: float) -> None:
-        if self._failure is not None or self._stopping or self._is_changing:
+        if self._failure is not None or self._stopping or self._is_changing or len(self._busy) < len(self._active):
             return
         found = [self._members[node].progress for node in self._active]
         hang = self._watch.look([rank for ranks in found for rank in ranks], now_s) if all(found) else None

@@ -1,0 +1,141 @@
+"""What the agent that leads decides, without any process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from deeppart.agent import GIVEN_UP, STOPPED, TOO_FEW_NODES, JobOptions
+from deeppart.agent.job import Job
+from deeppart.agent.messages import OBSERVER, Asked, Beat, Ended, Finish, Idle, Joined, Message, Over, Pass, Start
+from deeppart.progress import Progress
+
+
+class Decided:
+    """A job of nodes that do as they are told at once, and what was sent to them."""
+
+    def __init__(self, nodes: int, **options: Any) -> None:
+        self.sent: list[tuple[int, Message]] = []
+        self.told: list[str] = []
+        listed = tuple(f"n{node}:1" for node in range(nodes))
+        chosen = JobOptions(**{"ranks": 2, "nodes": listed, **options})
+        self.job = Job(
+            chosen,
+            lambda node, message: self.sent.append((node, message)),
+            self._tell,
+            nodes - chosen.spares,
+            60.0,
+            60.0,
+        )
+        self.now_s = 0.0
+        for node in range(nodes):
+            self.join(node)
+
+    def _tell(self, event: str, **values: Any) -> None:
+        self.told.append(event)
+
+    def join(self, node: int) -> None:
+        self.job.join(Joined(node, f"n{node}", 2, 1000 + node))
+        self.look()
+
+    def look(self, after_s: float = 0.0) -> None:
+        self.now_s += after_s
+        self.job.look(self.now_s)
+
+    def of(self, kind: type[Message]) -> list[tuple[int, Any]]:
+        return [(node, message) for node, message in self.sent if isinstance(message, kind)]
+
+    def starts(self) -> list[tuple[int, int, int]]:
+        """Of the last epoch: node, first rank, number of ranks."""
+        found = self.of(Start)
+        return [(node, each.first, each.local) for node, each in found if each.epoch == found[-1][1].epoch]
+
+    def idle(self, *nodes: int, step: int = -1) -> None:
+        epoch = self.of(Start)[-1][1].epoch
+        for node in nodes:
+            self.job.receive(node, Idle(epoch, step, 2000 + node))
+        self.look()
+
+    def fail(self, node: int, *others: int, code: int = 1, step: int = -1) -> None:
+        self.job.receive(node, Ended(self.of(Start)[-1][1].epoch, 0, code))
+        self.idle(node, *others, step=step)
+
+
+def test_ranks_are_divided_evenly_and_within_what_a_node_runs() -> None:
+    job = Decided(3, least=1)
+    assert job.starts() == [(0, 0, 2), (1, 2, 2), (2, 4, 2)]
+    job.job.want(4)
+    job.idle(0, 1, 2)  # they were done anyway
+    assert job.job.code == 0
+    job = Decided(3, least=1)
+    job.job.want(4)
+    job.fail(0, 1, 2, code=STOPPED)
+    assert job.starts() == [(0, 0, 2), (1, 2, 1), (2, 3, 1)]
+    job.job.want(2)
+    job.fail(2, 0, 1, code=-15)
+    assert job.starts() == [(0, 0, 1), (1, 1, 1)] and "failed" not in job.told
+
+
+def test_a_node_that_is_done_may_be_lost() -> None:
+    """Also while the others are watched for hangs; the job is done when they are."""
+    job = Decided(2, hang_s=1.0)
+    job.job.receive(0, Beat([Progress(1, 0.0, 50)] * 2))
+    job.idle(1)
+    job.job.lose([1])
+    for _ in range(100):
+        job.job.receive(0, Beat([Progress(1, 0.0, 60)] * 2))
+        job.look(1.0)
+    assert job.job.code is None
+    job.idle(0)
+    assert job.job.code == 0
+
+
+def test_what_an_epoch_before_has_sent_counts_no_more() -> None:
+    job = Decided(2, failures=5)
+    job.fail(0, 1)
+    assert len(job.of(Start)) == 4
+    job.job.receive(1, Ended(1, 0, 1))
+    job.job.receive(1, Idle(1, 7, 1))
+    job.look()
+    assert not [each for each in job.of(Finish) if each[1].within_s != 0.0] and len(job.of(Finish)) == 2
+    job.idle(0, 1)
+    assert job.job.code == 0
+
+
+def test_failures_count_in_a_row_without_a_new_step() -> None:
+    job = Decided(2, failures=1)
+    for step in (3, 6, 9):
+        job.fail(step % 2, 1 - step % 2, step=step)
+    assert job.job.code is None
+    job.fail(0, 1, step=9)
+    assert job.job.code == GIVEN_UP
+    assert [node for node, _ in job.of(Over)] == [0, 1]
+
+
+def test_an_observer_asks_and_is_no_node() -> None:
+    job = Decided(2)
+    job.job.receive(OBSERVER, Beat())
+    job.job.receive(OBSERVER, Asked(15))
+    job.job.receive(0, Asked(15))
+    assert [node for node, _ in job.of(Pass)] == [0, 1], "once"
+    job.job.receive(0, Asked(15))
+    assert len(job.of(Pass)) == 4, "asked again"
+    job.fail(0, 1, code=STOPPED)
+    assert job.job.code == STOPPED
+
+
+@pytest.mark.parametrize(("left", "code"), [(60.0, None), (61.0, TOO_FEW_NODES)])
+def test_nodes_are_waited_for_a_minute(left: float, code: int | None) -> None:
+    job = Decided(3, least=4, spares=0)
+    job.job.lose([1])
+    job.idle(0, 2)
+    assert [node for node, _, _ in job.starts()] == [0, 2], "room for four"
+    job.job.lose([2])
+    job.idle(0)
+    job.look(left - 0.5)
+    job.look()
+    assert job.job.code == code
+    if code is None:
+        job.join(1)
+        assert [node for node, _, _ in job.starts()] == [0, 1]
