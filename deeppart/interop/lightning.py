@@ -130,6 +130,10 @@ class DeeppartCallback(Callback):
         if self._saving.stopped:
             trainer.should_stop = True
 
+    def on_validation_batch_end(self, trainer: Any, pl_module: Any, *args: Any, **kwargs: Any) -> None:
+        """A validation is no hang."""
+        self._saving.is_alive()
+
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Save the step before the validation, within an epoch."""
         if not trainer.sanity_checking and not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
 from typing import Any, NoReturn
 
-from deeppart import Checkpointer, Config, Pending
+from deeppart import Checkpointer, Config, Pending, pause_watch
 from deeppart.config import check_count
 from deeppart.errors import ConfigError, DeeppartError, as_error
 from deeppart.extension import StopRequest
@@ -141,6 +141,11 @@ class Saving:
             self.stopped = self._due = True
         elif step % self._every == 0:
             self._due = True
+
+    def is_alive(self) -> None:
+        """Report to the agent of ``deeppart run`` that this rank does something, although it makes no step."""
+        with pause_watch():
+            pass
 
     def save_if_due(self, make: Callable[[], Any], step: int) -> None:
         """Save if due; after SIGTERM to all levels (collective)."""

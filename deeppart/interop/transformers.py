@@ -135,6 +135,10 @@ class DeeppartCallback(TrainerCallback):
         if self._saving.stopped:
             self._save_if_due()
 
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """An evaluation is no hang."""
+        self._saving.is_alive()
+
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save the last step and close."""
         self._saving.finish(self._state, state.global_step)

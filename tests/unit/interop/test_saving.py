@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from deeppart.errors import CheckpointError, ConfigError, DeeppartError
 from deeppart.extension import StopRequest
 from deeppart.interop.saving import Saving, state_or_error
 from deeppart.interop.training_state import pack
+from deeppart.progress import DIRECTORY_VARIABLE, make_cell, read_cell, reporting
 from tests.unit.sharded_states import checkpointer, on_ranks
 
 
@@ -112,3 +114,24 @@ def test_whoever_had_the_signal_hears_nothing_meanwhile() -> None:
         assert heard == [signal.SIGTERM]
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_an_evaluation_is_reported_to_an_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path))
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    make_cell(tmp_path, 3)
+    before = read_cell(tmp_path, 3)
+    with on_another_cell():
+        Saving(None).is_alive()
+    after = read_cell(tmp_path, 3)
+    assert after != before and after.trained == before.trained and after.pauses == 0
+
+
+@contextmanager
+def on_another_cell() -> Iterator[None]:
+    """This process has not reported to an agent before."""
+    reporting._pid = 0
+    try:
+        yield
+    finally:
+        reporting._pid = 0
