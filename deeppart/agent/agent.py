@@ -152,11 +152,11 @@ class Agent:
         try:
             lines = connect(options.address(leader), self._joined(), self._credentials, options.silence_s)
         except (OSError, LaunchError) as error:
-            if isinstance(error, LaunchError) and not self._was_accepted:
+            # An agent that was there before may not be known to be gone yet.
+            is_new = time.monotonic() < self._began_s + 2 * options.silence_s
+            if isinstance(error, LaunchError) and not self._was_accepted and not is_new:
                 raise
-            self._why = (
-                f"{options.nodes[leader]}: {error}"  # or it has not noticed that an earlier connection is closed
-            )
+            self._why = f"{options.nodes[leader]}: {error}"
             return None
         self._has_joined = self._was_accepted = True
         silence, silent_s = Silence(), 0.0
