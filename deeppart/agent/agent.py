@@ -23,6 +23,7 @@ from deeppart.agent.messages import (
     OBSERVER,
     Asked,
     Beat,
+    Dropped,
     Finish,
     Joined,
     Left,
@@ -68,7 +69,7 @@ class Agent:
         self._index, self._name, self._credentials = node, name, credentials or Credentials("", None)
         self._reports: deque[Message] = deque()  # of this node, for the one that leads
         self._signals: list[int] = []  # that this agent got and the one that leads does not know of
-        self._asked = 0
+        self._asked, self._asked_at_s = 0, 0.0
         self._beat_at_s = self._look_at_s = 0.0
         self._others = deque(range(len(options.nodes)))
         self._view: list[int] = []  # the nodes that were there last
@@ -100,7 +101,8 @@ class Agent:
         patience_s = options.gather_s / 2
         while True:
             before = sum(node < self._index for node in others if node != lost)  # which would lead first
-            code, lost = self._take_part(others, before * patience_s, min(len(others) + 1, wanted))
+            there = sum(node != lost for node in others) + 1
+            code, lost = self._take_part(others, before * patience_s, min(there, wanted))
             if code is not None:
                 return code
             self._tell("note", text=f"the agent of node {lost} does not lead any more, or cannot be reached")
@@ -110,9 +112,7 @@ class Agent:
             self._reports.clear()
             patience_s = options.silence_s
             others = [node for node in self._view if node not in (lost, self._index)]
-            if lost not in self._view:  # it has closed the connection: it may lead on, if this node was silent
-                others = [lost, *others]
-            elif lost != self._index:
+            if lost != self._index:  # it may lead on, if this node was the silent one
                 others.append(lost)
 
     def _take_part(self, others: Sequence[int], lead_after_s: float, expected: int) -> tuple[int | None, int]:
@@ -124,7 +124,7 @@ class Agent:
                 if code is not None or self._has_joined:
                     return code, node
             passed_s = time.monotonic() - began_s
-            if self._asked or passed_s > self._options.gather_s:
+            if self._gives_up(began_s + self._options.gather_s):
                 return self._without_others(), self._index
             if passed_s >= lead_after_s:
                 code = self._lead(expected, began_s + self._options.gather_s)
@@ -132,6 +132,12 @@ class Agent:
                     return code, self._index
             self._wait(within_s=pause_s)
             pause_s = min(2 * pause_s, BEAT_S)
+
+    def _gives_up(self, until_s: float) -> bool:
+        """Whether no agent that leads is waited for any more; after a signal, which it may not know, not long."""
+        now_s = time.monotonic()
+        known_s = 2 * self._options.silence_s if self._was_accepted else 0.0
+        return now_s > until_s or (bool(self._asked) and now_s > self._asked_at_s + known_s)
 
     def _without_others(self) -> int:
         """The exit code while no agent leads."""
@@ -160,18 +166,21 @@ class Agent:
             return None
         self._has_joined = self._was_accepted = True
         silence, silent_s = Silence(), 0.0
+        is_dropped = False
         with lines.socket:
             while True:
                 ready, silent_s = self._wait([lines]), silent_s + silence.passed_s()
                 if ready:
                     messages = receive(lines)
                     if messages is None:
-                        self._view = [node for node in self._view if node != leader]  # its agent has ended
+                        if not is_dropped:  # its agent has ended
+                            self._view = [node for node in self._view if node != leader]
                         return None
                     silent_s = 0.0
                     for message in messages:
                         if isinstance(message, Over):
                             return message.code
+                        is_dropped = is_dropped or isinstance(message, Dropped)
                         if isinstance(message, View):
                             self._view = message.nodes
                         else:
@@ -204,7 +213,7 @@ class Agent:
                     job.receive(node, message)
                 gone = (found.ended | found.silent) - {OBSERVER}
                 if found.has_left or (found.silent and not _goes_on(set(job.nodes) - gone, self._view)):
-                    followers.close()
+                    followers.drop()
                     return None
                 if gone:
                     job.lose(gone)
@@ -228,8 +237,8 @@ class Agent:
                         followers.send(OBSERVER, Over(job.code))
                         followers.close(_END_S)
                     return job.code
-            elif followers is not None and (self._asked or time.monotonic() > until_s or self._gives_way(job.nodes)):
-                followers.close()
+            elif followers is not None and (self._gives_up(until_s) or self._gives_way(job.nodes)):
+                followers.drop()
                 return None
 
     def _gives_way(self, nodes: Sequence[int]) -> bool:
@@ -274,7 +283,7 @@ class Agent:
                 else:
                     self._signals += [number for number in self._wakes.recv(64) if number in SIGNALS]
         if self._signals and not self._asked:
-            self._asked = self._signals[0]
+            self._asked, self._asked_at_s = self._signals[0], time.monotonic()
         self._node.look()
         return ready
 

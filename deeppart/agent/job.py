@@ -223,7 +223,9 @@ class Job:
         room, least = sum(self._members[node].ranks for node in usable), self._options.least
         if room < least or (len(usable) < self._expected and now_s < self._until_s):
             if now_s >= self._give_up_s:
-                self._tell("given up", text=f"there is room for {room} ranks, of at least {least}")
+                missing = [each for at, each in enumerate(self._options.nodes) if at not in self._members]
+                text = f"there is room for {room} ranks, of at least {least}; not there: {', '.join(missing)}"
+                self._tell("given up", text=text)
                 self._finish(TOO_FEW_NODES)
             return
         ranks = min(room, self._wanted or room)
@@ -265,6 +267,8 @@ class Job:
         if failure is None:
             self._finish(0)
         elif self._stopping or (failure.code == STOPPED and not is_changing):
+            if failure.code not in (STOPPED, -self._stopping):
+                self._tell_failure(failure)
             self._finish(stop_code(self._stopping))
         elif not is_changing or failure.code not in (STOPPED, -signal.SIGTERM):
             self._count(failure)
@@ -274,11 +278,7 @@ class Job:
         if self._newest_now > self._newest:
             self._newest, self._in_a_row = self._newest_now, []
         self._in_a_row.append(failure.node)
-        step = None if self._newest < 0 else self._newest
-        if failure.code is not None:
-            several = len(self._options.nodes) > 1 and failure.node in self._members
-            name = self._members[failure.node].name if several else None
-            self._tell("failed", rank=failure.rank, node=name, exit_code=failure.code, step=step)
+        self._tell_failure(failure)
         if len(self._in_a_row) <= self._options.failures:
             return
         left = {*self._members} - self._aside - {failure.node}
@@ -291,6 +291,15 @@ class Job:
         else:
             self._tell("given up", text=f"{len(self._in_a_row)} failures in a row without a new step")
             self._finish(GIVEN_UP)
+
+    def _tell_failure(self, failure: _Failure) -> None:
+        if failure.code is not None:  # otherwise it was told that the node is lost
+            several = len(self._options.nodes) > 1 and failure.node in self._members
+            name = self._members[failure.node].name if several else None
+            step = max(self._newest, self._newest_now)
+            self._tell(
+                "failed", rank=failure.rank, node=name, exit_code=failure.code, step=None if step < 0 else step
+            )  # fmt: skip
 
     def _finish(self, code: int) -> None:
         self.code = code

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import deeppart
 from deeppart.agent.job import JobOptions
-from deeppart.agent.messages import OBSERVER, Joined, Left, Lines, Message, decode, encode
+from deeppart.agent.messages import OBSERVER, Dropped, Joined, Left, Lines, Message, decode, encode
 from deeppart.errors import LaunchError
 
 #: Each agent says that it is alive so often.
@@ -54,19 +54,19 @@ def connect(address: tuple[str, int], joined: Joined, credentials: Credentials, 
     """
     end = socket.create_connection(address, timeout=silence_s)
     try:
-        end.settimeout(_GREETING_S)
-        lines, nonce = Lines(end), secrets.token_hex(16)
-        asked = _greeting(lines)
+        lines, nonce, until_s = Lines(end, is_known=False), secrets.token_hex(16), time.monotonic() + _GREETING_S
+        asked = _greeting(lines, until_s)
         values = list(joined)
         greeting = {"version": deeppart.__version__, "job": credentials.job, "joined": values, "nonce": nonce}
         lines.send(greeting | {"seal": credentials.seal("follow", str(asked.get("nonce")), values)})
-        answer = _greeting(lines)
+        answer = _greeting(lines, until_s)
         if "refused" in answer:
             where = f"{address[0]}:{address[1]}"
             raise LaunchError("an agent does not accept this one", found=str(answer["refused"]), where=where)
         if not hmac.compare_digest(str(answer.get("welcome")), credentials.seal("lead", nonce)):
             raise ConnectionError("it does not know the secret of this job")
         end.settimeout(silence_s)
+        lines.is_known = True
         return lines
     except BaseException:
         end.close()
@@ -79,8 +79,7 @@ def find_leader(addresses: Sequence[tuple[str, int]], only_decided: Sequence[boo
     for address, decided in zip(addresses, only_decided, strict=True):
         try:
             with socket.create_connection(address, timeout=_LOOK_S) as end:
-                end.settimeout(_LOOK_S)
-                if _greeting(Lines(end)).get("decided") or not decided:
+                if _greeting(Lines(end, is_known=False), time.monotonic() + _LOOK_S).get("decided") or not decided:
                     return True
         except OSError:
             pass
@@ -89,12 +88,16 @@ def find_leader(addresses: Sequence[tuple[str, int]], only_decided: Sequence[boo
     return False
 
 
-def _greeting(lines: Lines) -> dict[str, Any]:
-    """One message."""
-    while (messages := lines.receive()) is not None:
+def _greeting(lines: Lines, until_s: float) -> dict[str, Any]:
+    """One message, until a time at most."""
+    while (left_s := until_s - time.monotonic()) > 0:
+        lines.socket.settimeout(left_s)
+        messages = lines.receive()
+        if messages is None:
+            break
         if messages:
             return messages[0]
-    raise ConnectionError("no agent")
+    raise ConnectionError("no agent answers")
 
 
 def receive(lines: Lines) -> list[Message] | None:
@@ -192,6 +195,8 @@ class Followers:
             # Nodes that were cut off together are lost together, although each was heard at another moment.
             least_s = self._options.silence_s - BEAT_S
             found.silent.update(node for node, silent_s in self._silent_s.items() if silent_s > least_s)
+        for node in found.silent:
+            self.send(node, Dropped())
         for node in found.ended | found.silent:
             self._links.pop(node).socket.close()
             self._silent_s.pop(node, None)
@@ -210,7 +215,7 @@ class Followers:
         with suppress(OSError):
             end, _ = self._socket.accept()
             end.settimeout(self._options.silence_s)
-            lines, nonce = Lines(end), secrets.token_hex(16)
+            lines, nonce = Lines(end, is_known=False), secrets.token_hex(16)
             self._strangers[lines] = nonce, time.monotonic() + _GREETING_S
             lines.send({"nonce": nonce, "decided": self.is_decided})
 
@@ -230,6 +235,7 @@ class Followers:
             self._turn_away(lines)
             return None
         del self._strangers[lines]
+        lines.is_known = True
         lines.send({"welcome": self._credentials.seal("lead", str(values["nonce"]))})
         return joined
 
@@ -252,7 +258,12 @@ class Followers:
         del self._strangers[lines]
         lines.socket.close()
 
-    def close(self, within_s: float = 0.0) -> None:
+    def drop(self) -> None:
+        """Close all connections, although the job is not over."""
+        self.send_all(Dropped())
+        self.close(BEAT_S)
+
+    def close(self, within_s: float) -> None:
         """Close all connections; wait a moment for the others to have read what was sent."""
         self._socket.close()
         for lines in list(self._strangers):

@@ -10,17 +10,22 @@ from typing import Any, NamedTuple
 
 from deeppart.progress import Progress
 
-_MOST_BYTES = 1 << 24
+#: The most bytes of a message: of an agent that is known, and before.
+_MOST_BYTES, _FIRST_BYTES = 1 << 24, 1 << 16
 #: Exit code of ranks that were asked to stop, and of the job then: schedulers and torchrun know it.
 STOPPED = 143
 OBSERVER = -1
 
 
 class Lines:
-    """Messages over a socket."""
+    """Messages over a socket.
 
-    def __init__(self, end: socket.socket) -> None:
-        self.socket = end
+    Attributes:
+        is_known: false until the other end is known to belong to the job.
+    """
+
+    def __init__(self, end: socket.socket, *, is_known: bool = True) -> None:
+        self.socket, self.is_known = end, is_known
         self._rest = b""
 
     def fileno(self) -> int:
@@ -41,13 +46,14 @@ class Lines:
             data = self.socket.recv(1 << 16)
         except OSError:
             data = b""
-        if not data or len(self._rest) > _MOST_BYTES:
+        if not data or len(self._rest) > (_MOST_BYTES if self.is_known else _FIRST_BYTES):
             return None
         *lines, self._rest = (self._rest + data).split(b"\n")
         try:
-            return [json.loads(line) for line in lines]
-        except ValueError:
+            found = [json.loads(line) for line in lines]
+        except (ValueError, RecursionError):
             return None
+        return found if all(isinstance(each, dict) for each in found) else None
 
 
 # --- from the agent of a node to the one that leads -------------------------------------------------------------------
@@ -159,15 +165,19 @@ class Pass(NamedTuple):
     number: int
 
 
+class Dropped(NamedTuple):
+    """The connection is closed on purpose: the node was silent, or this agent does not lead any more. It is there."""
+
+
 class Over(NamedTuple):
     """The job is over; the exit code of the agents."""
 
     code: int
 
 
-Message = Joined | Ended | Idle | Beat | Asked | Left | View | Start | Finish | Pass | Over
+Message = Joined | Ended | Idle | Beat | Asked | Left | View | Start | Finish | Pass | Dropped | Over
 _KINDS: dict[str, type[Message]] = {
-    kind.__name__: kind for kind in (Joined, Ended, Idle, Beat, Asked, Left, View, Start, Finish, Pass, Over)
+    kind.__name__: kind for kind in (Joined, Ended, Idle, Beat, Asked, Left, View, Start, Finish, Pass, Dropped, Over)
 }
 
 

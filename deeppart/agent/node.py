@@ -131,6 +131,7 @@ class Node:
             self._zygote.kill()
             if time.monotonic() > self._kill_at_s + KILLED_WITHIN_S:
                 self._zygote.close(0.0)  # names those that cannot be killed
+                self._replace()  # it has not said that they have ended
         modules = read_modules(self._directory) if self._learns else None
         if modules is not None:
             self._learns = False

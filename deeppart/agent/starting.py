@@ -22,7 +22,7 @@ _TEXT = """
 import sys
 sys.flags.safe_path or sys.path.pop(0)
 from deeppart.agent.zygote import main
-main(int(sys.argv[1]), int(sys.argv[2]))
+main(int(sys.argv[1]))
 """
 #: After SIGKILL: a process that waits for storage may outlive it.
 KILLED_WITHIN_S = 30.0
@@ -56,7 +56,7 @@ class Zygote:
         ours, theirs = socket.socketpair()
         self._lines = Lines(ours)
         interpreter = command.interpreter or (sys.executable,)
-        words = [*interpreter, "-c", _TEXT, str(theirs.fileno()), str(os.getpid())]
+        words = [*interpreter, "-c", _TEXT, str(theirs.fileno())]
         with theirs:
             self._process = subprocess.Popen(
                 words,

@@ -6,11 +6,12 @@ each rank. It receives ``{"ready": true}``, or ``{"refused": module, "why": ...}
 each rank ``{"started": rank, "pid": ...}`` and ``{"ended": rank, "code": ...}``, below 0 for a signal.
 
 Invariants: this process has one thread and has neither started MPI nor CUDA, so that a fork of it is a sound process.
-It ends with the agent, and its ranks end with it, by signals of the kernel.
+It ends when the agent has, and kills its ranks; when it is killed itself, the kernel does.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import gc
@@ -121,6 +122,9 @@ def serve(lines: Lines, waiting: list[dict[str, Any]]) -> Order | None:
                 os.close(ready)
                 lines.send({"ended": rank, "code": os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])})
             elif (received := lines.receive()) is None:
+                for _, pid in ranks.values():  # with what they have started
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        os.killpg(pid, signal.SIGKILL)
                 return None
             else:
                 waiting = received
@@ -176,9 +180,8 @@ def _without_our_frames(kind: type[BaseException], error: BaseException, trace: 
     sys.__excepthook__(kind, error.with_traceback(trace), trace)
 
 
-def main(fd: int, agent: int) -> None:
+def main(fd: int) -> None:
     """Be a zygote, and later each of its ranks."""
-    end_with(agent)
     # Slurm may send them to all processes. Those to a rank wait until it is one.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     lines = Lines(socket.socket(fileno=fd))

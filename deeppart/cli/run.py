@@ -180,6 +180,8 @@ def _nodes(listed: str | None, node: int | None) -> tuple[tuple[str, ...], int |
     names = [each.rpartition(":")[0] for each in hosts]
     if len(set(hosts)) < len(hosts) or "" in names:
         raise ConfigError("a node has no name, or is listed twice", found=", ".join(hosts), where="--nodes")
+    if not all(0 < int(each.rpartition(":")[2]) < 1 << 16 for each in hosts):
+        raise ConfigError("no such port", expected="1 to 65535", found=", ".join(hosts), where="--nodes")
     if given is not None and listed is None:
         return tuple(hosts), None
     if node is None:

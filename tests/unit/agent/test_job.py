@@ -338,8 +338,29 @@ for step in range(45):
     assert re.search(r"rank 0:\n.*in waits_for_ever\n.*rank 1:\n.*in waits_for_ever\n", text, re.DOTALL), text
 
 
+def test_a_process_that_forks_and_is_stopped_is_replaced(run: Run) -> None:
+    """It does not say that the ranks have ended."""
+    body = """
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+note()
+if rank == 0:
+    while not os.path.exists("rank-1-epoch-1"):
+        time.sleep(0.02)
+    os.kill(os.getppid(), signal.SIGSTOP)
+    open("stopped", "w").close()
+time.sleep(600)
+"""
+    thread = ask(signal.SIGTERM, lambda: (run.directory / "stopped").exists())
+    began_s = time.monotonic()
+    assert run(body, grace_s=1.0) == STOPPED
+    thread.join()
+    assert time.monotonic() - began_s < 100
+
+
 NOTE_PIDS = """
-note(pid=os.getpid(), zygote=os.getppid(), directory=os.environ["DEEPPART_AGENT"])
+import subprocess
+worker = subprocess.Popen(["sleep", "600"])
+note(worker=worker.pid, pid=os.getpid(), zygote=os.getppid(), directory=os.environ["DEEPPART_AGENT"])
 time.sleep(600)
 """
 
@@ -353,7 +374,7 @@ def test_nothing_is_left_when_the_agent_is_killed(run: Run) -> None:
         while not all(file.exists() and file.stat().st_size for file in files) and time.monotonic() < until_s:
             time.sleep(0.05)
         agent.kill()
-    pids = {run.noted(rank, 1)[name] for rank in range(2) for name in ("pid", "zygote")}
+    pids = {run.noted(rank, 1)[name] for rank in range(2) for name in ("pid", "zygote", "worker")}
     while any(_runs(pid) for pid in pids) and time.monotonic() < until_s:
         time.sleep(0.05)
     assert not any(_runs(pid) for pid in pids)

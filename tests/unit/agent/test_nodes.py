@@ -48,8 +48,8 @@ left = 10**9
 while not os.path.exists("enough"):
     if os.path.exists(f"fail-{epoch}-{rank}") or os.path.exists(f"fail-on-{node}"):
         sys.exit(5)
-    if os.path.exists(f"hang-{epoch}"):  # rank 3 at once, the others a few steps later
-        left = 0 if rank == 3 else min(left, 10)
+    if os.path.exists(f"hang-{epoch}"):  # rank 3 at once, the others three seconds later
+        left = 0 if rank == 3 else min(left, 150)
     if left:
         left -= 1
         reporting.called(1)
@@ -209,7 +209,8 @@ def test_with_too_few_nodes_the_job_ends_and_may_be_started_again(nodes: Nodes) 
     first = nodes.epoch(1, 2)
     nodes.signal(1, signal.SIGKILL)
     assert nodes.codes(0) == [TOO_FEW_NODES]
-    assert gone(first) and nodes.events("given up") == [{"text": "there is room for 1 ranks, of at least 2"}]
+    (given_up,) = nodes.events("given up")
+    assert gone(first) and given_up["text"] == f"there is room for 1 ranks, of at least 2; not there: {nodes.hosts[1]}"
 
 
 def test_a_node_that_comes_in_time_is_taken(nodes: Nodes) -> None:
@@ -312,6 +313,84 @@ def test_of_two_parts_of_a_cluster_only_the_larger_one_goes_on(nodes: Nodes) -> 
     assert nodes.where(2, 2) == [1, 2]
     assert nodes.codes(0) == [TOO_FEW_NODES] and gone(first)
     assert nodes.finish(1, 2) == [0, 0]
+
+
+def test_a_node_that_was_stopped_does_not_go_on_by_itself(nodes: Nodes) -> None:
+    """It was dropped, and cannot reach the node that goes on."""
+    nodes.start(2, least=1, gather_s=8.0)
+    nodes.epoch(1, 2)
+    nodes.signal(1, signal.SIGSTOP)
+    assert nodes.where(2, 1) == [0]
+    nodes.signal(0, signal.SIGSTOP)
+    nodes.signal(1, signal.SIGCONT)
+    assert nodes.codes(1) == [TOO_FEW_NODES]
+    nodes.signal(0, signal.SIGCONT)
+    assert nodes.finish(0) == [0]
+    assert len(nodes.events("started")) == 2
+
+
+def test_a_signal_that_the_one_that_leads_did_not_hear(nodes: Nodes) -> None:
+    nodes.start(3, least=1)
+    nodes.epoch(1, 3)
+    nodes.signal(0, signal.SIGSTOP)
+    nodes.signal(2, signal.SIGTERM)
+    time.sleep(0.3)
+    nodes.signal(0, signal.SIGKILL)
+    assert nodes.codes(1, 2) == [STOPPED, STOPPED]
+
+
+def test_when_the_one_that_leads_falls_silent_the_others_do_not_wait_for_it(nodes: Nodes) -> None:
+    nodes.start(3, least=1, gather_s=100.0)
+    nodes.epoch(1, 3)
+    nodes.signal(0, signal.SIGSTOP)
+    began_s = time.monotonic()
+    assert nodes.where(2, 2) == [1, 2] and time.monotonic() - began_s < 60
+    assert nodes.finish(1, 2) == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"[" * 60_000 + b"\n", b"1\n", b'{"joined": 3}\n', b"\0\xff\n" * 100, b"x" * 200_000, b""],
+    ids=["nested", "number", "greeting", "binary", "long", "silent"],
+)
+def test_strangers_end_no_agent(nodes: Nodes, said: bytes) -> None:
+    nodes.start(2)
+    nodes.epoch(1, 2)
+    for _ in range(20):
+        with socket.create_connection(("127.0.0.1", int(nodes.hosts[0].partition(":")[2]))) as stranger:
+            with suppress(OSError):
+                stranger.sendall(said)
+    assert nodes.finish() == [0, 0]
+    assert len(nodes.events("started")) == 1
+
+
+@pytest.mark.parametrize("says", ["1\n", "drips"])
+def test_another_server_at_the_port_of_a_node(nodes: Nodes, says: str) -> None:
+    """Neither ends nor holds up an agent, which gives up in its time, or on a signal."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.5)
+        done = threading.Event()
+        nodes.lists = {1: [f"127.0.0.1:{server.getsockname()[1]}", f"127.0.0.1:{_free_ports(1)[0]}"]}
+        thread = threading.Thread(target=_serve, args=(server, says, done), daemon=True)
+        thread.start()
+        nodes.hosts, nodes.options = [], {"ranks": 1, "preload": [], "gather_s": 30.0}
+        nodes.begin(1)
+        agent = nodes.agents[-1]
+        time.sleep(2.0)
+        agent.send_signal(signal.SIGTERM)
+        assert agent.wait(WAIT_S) == STOPPED
+        done.set()
+        thread.join()
+
+
+def _serve(server: socket.socket, says: str, done: threading.Event) -> None:
+    while not done.is_set():
+        with suppress(TimeoutError):
+            end, _ = server.accept()
+            with suppress(OSError), end:
+                while True:
+                    end.sendall(b"x" if says == "drips" else says.encode())
+                    time.sleep(0.2)
 
 
 def test_ranks_on_several_nodes_hang(nodes: Nodes, capfd: pytest.CaptureFixture[str]) -> None:
