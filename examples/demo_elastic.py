@@ -1,4 +1,4 @@
-"""A training on 2, 4, 1 and 3 ranks in turn, by a schedule, a kill and a file, beside one that is not interrupted.
+"""A training on 2, 4, 1 and 3 ranks in turn, by a schedule, a file and a kill, beside one that is not interrupted.
 
 python examples/demo_elastic.py [--out DIR] [--quick]
 """
@@ -56,16 +56,19 @@ def command(out: Path, options: Sequence[str], script: Sequence[str]) -> list[st
 
 
 def run_changing(out: Path, script: Sequence[str], after_s: float, steps: int) -> int:
-    """2 ranks; 4 by the schedule; 1 as a rank is killed; 3 by the file."""
+    """2 ranks by the schedule; 4 by the file; 1 as a rank is killed; 3 by the file."""
     out.mkdir(parents=True)
     size = out / "SIZE"
-    options = ["--ranks", "4", "--schedule", f"0:2,{after_s:g}s:4", "--size-file", str(size)]
+    options = ["--ranks", "4", "--schedule", "0:2", "--size-file", str(size)]
+    began_s = time.monotonic()
     process = subprocess.Popen(command(out, options, script))
 
     def at(ranks: int) -> list[dict[str, Any]]:
         return [note for note in read_notes(out) if note["ranks"] == ranks and "loss" in note]
 
     try:
+        wait_for("2 ranks", lambda: len(at(2)) > 2 * steps and time.monotonic() > began_s + after_s, process)
+        size.write_text("4\n")
         wait_for("4 ranks", lambda: len(at(4)) > 4 * steps, process)
         size.write_text("1\n")
         os.kill(next(note["pid"] for note in at(4)), signal.SIGKILL)
@@ -133,7 +136,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("out/elastic"), help="where the picture goes")
     parser.add_argument("--quick", action="store_true", help="less of it, without the picture")
-    parser.add_argument("--after", type=float, default=20.0, help="seconds until the schedule has 4 ranks")
+    parser.add_argument("--after", type=float, default=20.0, help="the fewest seconds with 2 ranks")
     arguments = parser.parse_args()
     samples, epochs, pace, steps = (1536, 3, "0.08", 12) if arguments.quick else (4096, 3, "0.12", 70)
     script = ["--samples", str(samples), "--epochs", str(epochs), "--batch", "32"]

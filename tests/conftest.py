@@ -132,6 +132,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture
+def no_garbage() -> None:
+    """For texts that are nested too deeply: a collection would call finalizers at the end of the stack, which fail."""
+    gc.collect()
+
+
+@pytest.fixture
 def memory(tmp_path: Path) -> Iterator[Path]:
     """A directory on a tmpfs, where there is one: many tests write thousands of files."""
     where = Path("/dev/shm")

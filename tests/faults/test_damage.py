@@ -291,6 +291,7 @@ def test_a_damaged_manifest_is_not_taken_for_no_checkpoint(directory: Path, left
 # --- the directory's own files ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("no_garbage")
 def test_every_damage_of_the_lineage_record(directory: Path) -> None:
     path = directory / "persistent" / "deeppart.json"
     data = path.read_bytes()
@@ -332,6 +333,7 @@ def test_a_lost_lineage_record_begins_a_new_lineage(directory: Path) -> None:
     assert len(list((directory / "local").iterdir())) == 2
 
 
+@pytest.mark.usefixtures("no_garbage")
 @pytest.mark.parametrize("content", [b"", b"\xff\x00garbage", b"[]", b"null", b"[" * 50_000, b"x" * 100_000])
 def test_a_damaged_lock_file_keeps_nobody_out(directory: Path, content: bytes) -> None:
     (directory / "persistent" / ".deeppart.lock").write_bytes(content)

@@ -93,6 +93,7 @@ class Zombie:
     def end(self) -> None:
         self._process.kill()
         self._process.join()
+        self._process.close()
 
 
 @contextmanager

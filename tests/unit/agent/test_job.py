@@ -80,7 +80,7 @@ note(name=__name__, file=__file__, main=main.__file__, argv=sys.argv, path=sys.p
         assert found["name"] == "__main__" and found["file"] == found["main"] == script
         assert found["argv"] == [script, "--an", "argument"] and found["path"] == str(run.directory)
         assert found["beside"] == 5 and found["threads"] == 1 and found["session"] and found["stdin"] == ""
-        assert found["interrupt"] and found["frozen"]
+        assert found["interrupt"] == (signal.getsignal(signal.SIGINT) is not signal.SIG_IGN) and found["frozen"]
         assert found["environment"] == {
             "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1",
             "MASTER_ADDR": "127.0.0.1",

@@ -313,6 +313,8 @@ def test_of_two_parts_of_a_cluster_only_the_larger_one_goes_on(nodes: Nodes) -> 
     assert nodes.where(2, 2) == [1, 2]
     assert nodes.codes(0) == [TOO_FEW_NODES] and gone(first)
     assert nodes.finish(1, 2) == [0, 0]
+    for cable in cables:
+        cable.is_cut.clear()  # its threads end
 
 
 def test_a_node_that_was_stopped_does_not_go_on_by_itself(nodes: Nodes) -> None:

@@ -67,6 +67,7 @@ def test_what_has_no_exact_encoding_is_refused_with_its_path(value: Any) -> None
         pack({"worker": [value]}, "state")
 
 
+@pytest.mark.usefixtures("no_garbage")
 @pytest.mark.parametrize(
     "text",
     [

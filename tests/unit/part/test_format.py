@@ -30,6 +30,7 @@ def test_part_file_names() -> None:
         assert parse_part_file_name(name) is None, name
 
 
+@pytest.mark.usefixtures("no_garbage")
 @pytest.mark.parametrize(
     "text",
     [

@@ -134,6 +134,7 @@ def members_with(**wrong: Any) -> list[dict[str, Any]]:
 WITHOUT_PART = {"part": None, "nbytes": 0, "index_digest": ""}
 
 
+@pytest.mark.usefixtures("no_garbage")
 @pytest.mark.parametrize(
     ("members", "text"),
     [

@@ -87,6 +87,7 @@ def test_what_no_job_writes_is_refused(path: str, value: Any) -> None:
     assert refused.value.where == "some file" and refused.value.found
 
 
+@pytest.mark.usefixtures("no_garbage")
 @pytest.mark.parametrize(
     "data",
     [b"", b"{", b"[]", b"null", b"\xff\xfe", b"1e999", b"[" * 100_000, b'{"format": "deeppart-status"}', b"9" * 5000],
