@@ -78,7 +78,7 @@ class Nodes:
         self.hosts = [f"127.0.0.1:{port}" for port in _free_ports(count)]
         self.lists = lists or {}
         (self.directory / "train.py").write_text(SCRIPT)
-        self.options = {"ranks": ranks, "preload": [], "gather_s": 20.0, **options}
+        self.options = {"ranks": ranks, "preload": [], "gather_s": 30.0, "silence_s": 6.0, **options}
         for node in range(count):
             self.begin(node)
 
