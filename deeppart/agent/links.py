@@ -92,7 +92,7 @@ def _greeting(lines: Lines, until_s: float) -> dict[str, Any]:
     """One message, until a time at most."""
     while (left_s := until_s - time.monotonic()) > 0:
         lines.socket.settimeout(left_s)
-        messages = lines.receive()
+        messages = lines.receive(1)  # not what follows this message
         if messages is None:
             break
         if messages:

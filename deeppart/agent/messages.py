@@ -40,10 +40,10 @@ class Lines:
             with contextlib.suppress(OSError):
                 self.socket.shutdown(socket.SHUT_RDWR)
 
-    def receive(self) -> list[dict[str, Any]] | None:
+    def receive(self, most_bytes: int = 1 << 16) -> list[dict[str, Any]] | None:
         """The messages that have come, after waiting for any bytes; None once the other end is closed."""
         try:
-            data = self.socket.recv(1 << 16)
+            data = self.socket.recv(most_bytes)
         except OSError:
             data = b""
         if not data or len(self._rest) > (_MOST_BYTES if self.is_known else _FIRST_BYTES):

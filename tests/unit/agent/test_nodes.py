@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 
 from deeppart.agent import GIVEN_UP, STOPPED, TOO_FEW_NODES
+from deeppart.agent.links import _greeting
+from deeppart.agent.messages import Lines
 
 AGENT = """
 import json, sys
@@ -73,6 +75,7 @@ class Nodes:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.agents: list[subprocess.Popen[bytes]] = []
+        self.lists: dict[int, list[str]] = {}
 
     def start(self, count: int, ranks: int = 1, lists: dict[int, list[str]] | None = None, **options: Any) -> None:
         self.hosts = [f"127.0.0.1:{port}" for port in _free_ports(count)]
@@ -254,17 +257,19 @@ def test_a_signal_to_any_agent_stops_the_job(nodes: Nodes, asked: tuple[int, ...
 
 
 def test_a_signal_before_the_others_are_there(nodes: Nodes) -> None:
-    nodes.start(1)
-    nodes.codes  # noqa: B018
-    nodes.agents[0].kill()
-    nodes.agents[0].wait()
     nodes.hosts = [f"127.0.0.1:{port}" for port in _free_ports(3)]
+    nodes.options = {"ranks": 1, "preload": [], "gather_s": 60.0}
     for node in (0, 1):
         nodes.begin(node)
-    time.sleep(2.0)
     for node in (0, 1):
+        until(lambda node=node: _handles(nodes.agents[node].pid, signal.SIGTERM), nodes.events)  # type: ignore[misc]
         nodes.signal(node, signal.SIGTERM)
     assert nodes.codes(0, 1) == [STOPPED, STOPPED]
+
+
+def _handles(pid: int, number: signal.Signals) -> bool:
+    (line,) = (each for each in Path(f"/proc/{pid}/status").read_text().splitlines() if each.startswith("SigCgt"))
+    return bool(int(line.split()[1], 16) >> (number - 1) & 1)
 
 
 class Cable:
@@ -378,7 +383,8 @@ def test_another_server_at_the_port_of_a_node(nodes: Nodes, says: str) -> None:
         nodes.hosts, nodes.options = [], {"ranks": 1, "preload": [], "gather_s": 30.0}
         nodes.begin(1)
         agent = nodes.agents[-1]
-        time.sleep(2.0)
+        until(lambda: _handles(agent.pid, signal.SIGTERM), nodes.events)
+        time.sleep(1.0)
         agent.send_signal(signal.SIGTERM)
         assert agent.wait(WAIT_S) == STOPPED
         done.set()
@@ -469,7 +475,6 @@ def test_an_agent_that_does_not_belong_to_the_job_is_refused(
 def test_a_node_that_is_there_twice_is_refused(cli: Cli) -> None:
     cli.listed += ",127.0.0.1:9"
     first = [cli.start("--node", str(node)) for node in (0, 1)]
-    time.sleep(2.0)
     second = cli.start("--node", "1")
     until(lambda: any(each.poll() is not None for each in (first[1], second)), lambda: "both")
     (refused,) = (each for each in (first[1], second) if each.poll() is not None)
@@ -500,3 +505,13 @@ def test_a_port_that_is_in_use(cli: Cli) -> None:
         agent = cli.start("--node", "0")
         assert agent.wait(WAIT_S) == 2
     assert agent.stdout is not None and "a port is in use" in agent.stdout.read()
+
+
+def test_what_follows_a_greeting_is_not_lost() -> None:
+    """The first start may come with the welcome."""
+    here, there = socket.socketpair()
+    with here, there:
+        there.sendall(b'{"welcome": 1}\n{"kind": "View", "nodes": [0]}\n')
+        lines = Lines(here)
+        assert _greeting(lines, time.monotonic() + 10) == {"welcome": 1}
+        assert lines.receive() == [{"kind": "View", "nodes": [0]}]
