@@ -147,10 +147,9 @@ class Agent:
         return TOO_FEW_NODES
 
     def _joined(self) -> Joined:
-        node = self._node
-        return Joined(
-            self._index, self._name, self._options.ranks, free_port(), node.run, node.epoch, node.newest, self._asked
-        )  # fmt: skip
+        last, newest = self._node.last, self._node.newest
+        ranks, port = self._options.ranks, free_port()
+        return Joined(self._index, self._name, ranks, port, last.run, last.epoch, newest, self._asked)
 
     def _follow(self, leader: int) -> int | None:
         """Do what another agent decides; the exit code once the job is over, None if it does not lead (any more)."""
@@ -194,50 +193,45 @@ class Agent:
     def _lead(self, expected: int, until_s: float) -> int | None:
         """Decide for the job; its exit code once it is over, None if too few nodes follow."""
         options, own = self._options, self._index
-        several = len(options.nodes) > 1
-        followers = Followers(options, own, self._credentials) if several else None
+        followers = Followers(options, own, self._credentials)
 
         def send(node: int, message: Message) -> None:
             if node == own:
                 self._node.do(message)
-            elif followers is not None:
+            else:
                 followers.send(node, message)
 
         job = Job(options, send, self._tell, expected, until_s, time.monotonic() + options.gather_s)
         job.join(self._joined())
         while True:
-            ready = self._wait(followers.files() if followers is not None else ())
-            if followers is not None:
-                found = followers.receive(ready)
-                for node, message in found.messages:
-                    job.receive(node, message)
-                gone = (found.ended | found.silent) - {OBSERVER}
-                if found.has_left or (found.silent and not _goes_on(set(job.nodes) - gone, self._view)):
-                    followers.drop()
-                    return None
-                if gone:
-                    job.lose(gone)
-                for joined in found.joined:
-                    if joined.node != OBSERVER:
-                        job.join(joined)
+            self._wait([followers])
+            found = followers.receive()
+            for node, message in found.messages:
+                job.receive(node, message)
+            gone = (found.ended | found.silent) - {OBSERVER}
+            if found.has_left or (found.silent and not _goes_on(set(job.nodes) - gone, self._view)):
+                followers.drop()
+                return None
+            if gone:
+                job.lose(gone)
+            for joined in found.joined:
+                if joined.node != OBSERVER:
+                    job.join(joined)
             for message in self._due():
                 job.receive(own, message)
-                if isinstance(message, Beat) and followers is not None:
+                if isinstance(message, Beat):
                     followers.send_all(Beat())
             self._has_joined = self._has_joined or _goes_on(job.nodes, self._view)
             if self._has_joined:
-                self._view = job.nodes
-                if followers is not None:
-                    followers.is_decided = True
+                self._view, followers.is_decided = job.nodes, True
                 if self._wanted is not None:
                     self._want(job, self._wanted)
                 job.look(time.monotonic())
                 if job.code is not None:
-                    if followers is not None:
-                        followers.send(OBSERVER, Over(job.code))
-                        followers.close(_END_S)
+                    followers.send(OBSERVER, Over(job.code))
+                    followers.close(_END_S)
                     return job.code
-            elif followers is not None and (self._gives_up(until_s) or self._gives_way(job.nodes)):
+            elif self._gives_up(until_s) or self._gives_way(job.nodes):
                 followers.drop()
                 return None
 

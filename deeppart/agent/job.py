@@ -293,7 +293,7 @@ class Job:
             self._finish(GIVEN_UP)
 
     def _tell_failure(self, failure: _Failure) -> None:
-        if failure.code is not None:  # otherwise it was told that the node is lost
+        if failure.code is not None:  # the loss of a node is an event of its own
             several = len(self._options.nodes) > 1 and failure.node in self._members
             name = self._members[failure.node].name if several else None
             step = max(self._newest, self._newest_now)

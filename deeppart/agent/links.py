@@ -9,6 +9,7 @@ from __future__ import annotations
 import hmac
 import json
 import secrets
+import selectors
 import socket
 import time
 from collections.abc import Sequence
@@ -110,7 +111,7 @@ def receive(lines: Lines) -> list[Message] | None:
 
 
 class Silence:
-    """Measures silence. While this process was stopped nobody was silent: what they said has yet to be read."""
+    """Measures silence. While this process was stopped no node was silent: what they said has yet to be read."""
 
     def __init__(self) -> None:
         self._looked_s = time.monotonic()
@@ -140,7 +141,7 @@ class Received(NamedTuple):
 
 
 class Followers:
-    """The other agents of a job, on the one that leads.
+    """The other agents of a job, on the one that leads. With one node there are none, and nothing listens.
 
     Attributes:
         is_decided: whether enough nodes follow; to be set.
@@ -153,20 +154,21 @@ class Followers:
         self._silent_s: dict[int, float] = {}
         self._strangers: dict[Lines, tuple[str, float]] = {}  # what each was asked, and until when
         self.is_decided = False  # more than half of the nodes follow
+        self._selector = selectors.DefaultSelector()
+        if len(options.nodes) == 1:
+            return
         host, port = options.address(own)
         try:
             # A host's name may lead to an address that only itself can reach.
-            self._socket = socket.create_server((host if host.startswith("127.") else "", port))
+            listener = socket.create_server((host if host.startswith("127.") else "", port))
         except OSError as error:
             todo = "choose another port with --nodes HOST:PORT,..."
             raise LaunchError("a port is in use", found=str(error), where=f"{host}:{port}", todo=todo) from error
+        self._selector.register(listener, selectors.EVENT_READ)
 
-    def files(self) -> list[Any]:
-        """What may become readable."""
-        now_s = time.monotonic()
-        for lines in [lines for lines, (_, until_s) in self._strangers.items() if until_s < now_s]:
-            self._turn_away(lines)
-        return [self._socket, *self._strangers, *self._links.values()]
+    def fileno(self) -> int:
+        """For a selector: readable when :meth:`receive` has something to do."""
+        return self._selector.fileno()
 
     def send(self, node: int, message: Message) -> None:
         """Send a message to a node."""
@@ -178,13 +180,15 @@ class Followers:
         for node in self._links:
             self.send(node, message)
 
-    def receive(self, ready: Sequence[Any]) -> Received:
+    def receive(self) -> Received:
         """Take what has come; nodes that have ended or are silent are left out from now on."""
+        now_s, ready = time.monotonic(), {key.fileobj for key, _ in self._selector.select(0)}
         found, passed_s = Received([], [], set(), set(), has_left=False), self._silence.passed_s()
         self._silent_s = {node: silent_s + passed_s for node, silent_s in self._silent_s.items()}
-        nodes = {lines: node for node, lines in self._links.items()}
-        for lines in set(ready) & nodes.keys():
-            node, messages = nodes[lines], receive(lines)
+        for node, lines in self._links.items():
+            if lines not in ready:
+                continue
+            messages = receive(lines)
             if messages is None:
                 found.ended.add(node)
                 continue
@@ -198,25 +202,29 @@ class Followers:
         for node in found.silent:
             self.send(node, Dropped())
         for node in found.ended | found.silent:
-            self._links.pop(node).socket.close()
+            self._close(self._links.pop(node))
             self._silent_s.pop(node, None)
-        if self._socket in ready:
-            self._accept()
-        for lines in set(ready) & self._strangers.keys():
-            joined = self._greet(lines)
+        for listener in ready:
+            if isinstance(listener, socket.socket):
+                self._accept(listener)
+        for lines, (_, until_s) in list(self._strangers.items()):
+            joined = self._greet(lines) if lines in ready else None
             if joined is not None:
                 found.joined.append(joined)
                 self._links[joined.node] = lines
                 if joined.node != OBSERVER:
                     self._silent_s[joined.node] = 0.0
+            elif until_s < now_s and lines in self._strangers:
+                self._turn_away(lines)
         return found._replace(has_left=any(isinstance(message, Left) for _, message in found.messages))
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         with suppress(OSError):
-            end, _ = self._socket.accept()
+            end, _ = listener.accept()
             end.settimeout(self._options.silence_s)
             lines, nonce = Lines(end, is_known=False), secrets.token_hex(16)
             self._strangers[lines] = nonce, time.monotonic() + _GREETING_S
+            self._selector.register(lines, selectors.EVENT_READ)
             lines.send({"nonce": nonce, "decided": self.is_decided})
 
     def _greet(self, lines: Lines) -> Joined | None:
@@ -256,7 +264,11 @@ class Followers:
 
     def _turn_away(self, lines: Lines) -> None:
         del self._strangers[lines]
-        lines.socket.close()
+        self._close(lines)
+
+    def _close(self, end: Lines | socket.socket) -> None:
+        self._selector.unregister(end)
+        (end.socket if isinstance(end, Lines) else end).close()
 
     def drop(self) -> None:
         """Close all connections, although the job is not over."""
@@ -265,7 +277,9 @@ class Followers:
 
     def close(self, within_s: float) -> None:
         """Close all connections; wait a moment for the others to have read what was sent."""
-        self._socket.close()
+        for key in list(self._selector.get_map().values()):
+            if isinstance(key.fileobj, socket.socket):
+                self._close(key.fileobj)
         for lines in list(self._strangers):
             self._turn_away(lines)
         until_s = time.monotonic() + within_s
@@ -277,4 +291,5 @@ class Followers:
                 lines.socket.settimeout(left_s)
                 if lines.receive() is None:
                     break
-            lines.socket.close()
+            self._close(lines)
+        self._selector.close()

@@ -6,7 +6,7 @@ import contextlib
 import json
 import socket
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from deeppart.progress import Progress
 
@@ -176,9 +176,7 @@ class Over(NamedTuple):
 
 
 Message = Joined | Ended | Idle | Beat | Asked | Left | View | Start | Finish | Pass | Dropped | Over
-_KINDS: dict[str, type[Message]] = {
-    kind.__name__: kind for kind in (Joined, Ended, Idle, Beat, Asked, Left, View, Start, Finish, Pass, Dropped, Over)
-}
+_KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in get_args(Message)}
 
 
 def encode(message: Message) -> dict[str, Any]:

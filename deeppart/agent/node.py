@@ -37,6 +37,10 @@ class Node:
         directory: for the progress of the ranks.
         report: called with each :class:`Ended`, and with :class:`Idle` once all ranks of an epoch have.
         say: called with what the user should know.
+
+    Attributes:
+        last: the last start that it was asked for.
+        newest: the newest step that its ranks have reported; -1 for none.
     """
 
     def __init__(
@@ -50,37 +54,31 @@ class Node:
     ) -> None:
         self._command, self._ranks, self._directory = command, ranks, directory
         self._report, self._say = report, say
-        self.run = ""
+        self.last = Start("", 0, 0, 0, 0, 0, 0, "", 0)
         self._learns = preload is None and bool(command.interpreter)
         self._zygote = self._new_zygote(command.imports() if preload is None else list(preload))
         self._next: Zygote | None = None
-        self._epoch = self._left = self._first = self._count = 0
-        self._start: Start | None = None  # not carried out yet
+        self._is_due, self._left = False, 0  # it has not been carried out; ranks that run
         self._fails, self._shows_stacks, self._kill_at_s = False, False, math.inf
         self.newest = -1
 
     @property
-    def epoch(self) -> int:
-        """The last one that it was to start."""
-        return self._epoch
-
-    @property
     def is_idle(self) -> bool:
         """Whether no rank runs, or is to be started."""
-        return self._start is None and not self._left
+        return not self._is_due and not self._left
 
     def progress(self) -> list[Progress]:
         """What the ranks have reported."""
-        found = [read_cell(self._directory, rank) for rank in range(self._count)]
+        found = [read_cell(self._directory, rank) for rank in range(self.last.local)]
         self.newest = max([self.newest, *(each.step for each in found)])
         return found
 
     def do(self, message: Message) -> None:
         """Carry out a message of the agent that leads; others are ignored."""
         if isinstance(message, Start):
-            self._start, self._epoch, self._first, self._count = message, message.epoch, message.first, message.local
-            self._fails, self._shows_stacks, self._kill_at_s, self.run = False, False, math.inf, message.run
-            for rank in range(self._count):
+            self.last, self._is_due = message, True
+            self._fails, self._shows_stacks, self._kill_at_s = False, False, math.inf
+            for rank in range(message.local):
                 make_cell(self._directory, rank)
             self._start_when_ready()
         elif isinstance(message, Pass) and not self.is_idle:
@@ -91,9 +89,9 @@ class Node:
             if message.stacks:
                 self._shows_stacks, self._kill_at_s = True, time.monotonic() + _STACKS_WITHIN_S
                 self._zygote.signal(STACKS_SIGNAL)
-            if self._start is not None:  # no rank has been started
-                self._start = None
-                self._report(Ended(self._epoch, None, STOPPED))
+            if self._is_due:  # no rank has been started
+                self._is_due = False
+                self._report(Ended(self.last.epoch, None, STOPPED))
                 self._be_idle()
             self.look()
 
@@ -116,7 +114,7 @@ class Node:
             self._left -= 1
             if each.code != 0:
                 self._fails = True
-                self._report(Ended(self._epoch, each.rank, each.code))
+                self._report(Ended(self.last.epoch, each.rank, each.code))
             if not self._left:
                 self._be_idle()
         if zygote.has_ended:
@@ -155,28 +153,27 @@ class Node:
         self._zygote.forget()
         self.progress()
         self._kill_at_s = math.inf
-        self._report(Idle(self._epoch, self.newest, free_port()))
+        self._report(Idle(self.last.epoch, self.newest, free_port()))
 
     def _start_when_ready(self) -> None:
         """Start the ranks that are to be started; by the zygote with the modules of the last epoch if it is ready."""
-        start = self._start
-        if start is None:
+        if not self._is_due:
             return
         if self._next is not None and self._next.is_ready:
             self._zygote.close()
             self._zygote, self._next = self._next, None
         if self._zygote.is_ready and not self._zygote.has_ended:
-            self._start, self._left = None, self._count
-            for rank in range(self._count):
-                self._zygote.start(rank, self._environment(rank, start))
+            self._is_due, self._left = False, self.last.local
+            for rank in range(self.last.local):
+                self._zygote.start(rank, self._environment(rank, self.last))
 
     def _show_stacks(self) -> None:
         """Print the stacks of all ranks, one after the other."""
         self._shows_stacks = False
-        for rank in range(self._count):
+        for rank in range(self.last.local):
             with suppress(OSError):
                 text = stacks_file(self._directory, rank).read_text(errors="replace")
-                sys.stderr.write(f"deeppart run: rank {self._first + rank}:\n{text}")
+                sys.stderr.write(f"deeppart run: rank {self.last.first + rank}:\n{text}")
 
     def _environment(self, rank: int, start: Start) -> dict[str, str]:
         """The variables of a rank, named as torchrun names them."""
@@ -210,8 +207,8 @@ class Node:
         was_killed = old.is_ready or (old.refused is None and code < 0)
         self._zygote = self._new_zygote(list(old.modules)) if was_killed else self._in_place_of(old)
         if was_killed and not self.is_idle:
-            self._start, self._left, self._fails = None, 0, True
-            self._report(Ended(self._epoch, None, code))
+            self._is_due, self._left, self._fails = False, 0, True
+            self._report(Ended(self.last.epoch, None, code))
             self._be_idle()
 
     def _in_place_of(self, zygote: Zygote) -> Zygote:

@@ -14,7 +14,6 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -25,6 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from tests.ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "tests" / "features" / "run_job.py"
@@ -39,10 +40,7 @@ class Campaign:
     def __init__(self, directory: Path, nodes: int, ranks: int, seed: int) -> None:
         self._directory, self._draw = directory, random.Random(seed)
         self._ranks = ranks
-        sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(nodes)]
-        self._hosts = ",".join(f"127.0.0.1:{each.getsockname()[1]}" for each in sockets)
-        for each in sockets:
-            each.close()
+        self._hosts = ",".join(f"127.0.0.1:{port}" for port in free_ports(nodes))
         self._log = (directory / "log").open("ab")
         self._agents = [self._start(node) for node in range(nodes)]
         self._stopped: dict[int, float] = {}  # pid -> when it is to go on
@@ -57,7 +55,7 @@ class Campaign:
         }  # fmt: skip
         return subprocess.Popen(
             [sys.executable, "-m", "deeppart", "run", *options, *words, "--", sys.executable, str(SCRIPT),
-             str(10**9), str(self._directory / "result"), "until told"],
+             str(10**9), str(self._directory / "result"), "until enough"],
             cwd=self._directory, env=environment, stdout=self._log, stderr=self._log,
         )  # fmt: skip
 

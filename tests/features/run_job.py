@@ -17,7 +17,7 @@ from deeppart.elastic import leave, should_stop
 def main(steps: int, result: str, way: str) -> None:
     """Train, unless ``way`` says otherwise: kill or raise on rank 1 in the first epoch; slow: for signals.
 
-    "until told": to the next multiple of ten once there is a file named "enough"; rank 0 notes its steps.
+    "until enough": to the next multiple of ten once there is a file named "enough"; rank 0 notes its steps.
     """
     dist.init_process_group("gloo")
     rank, epoch = dist.get_rank(), int(os.environ.get("DEEPPART_EPOCH", "1"))
@@ -38,7 +38,7 @@ def main(steps: int, result: str, way: str) -> None:
             optimizer.step()
             if step % 3 == 0:
                 checkpointer.checkpoint(state, step)
-            if way == "until told":
+            if way == "until enough":
                 time.sleep(0.02)
                 if rank == 0:
                     with open("step", "w") as file:

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.mpi.launch import sweep_shared_memory
+from tests.processes import is_running
 
 NODES = 4
 CPUS_PER_NODE = 4
@@ -293,11 +294,3 @@ def _free_range(length: int) -> int:
                 continue
             return first
     raise RuntimeError(f"no {length} free ports between 17000 and 31000")
-
-
-def is_running(pid: int) -> bool:
-    """Whether a process exists and is more than an entry that nobody has collected."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False

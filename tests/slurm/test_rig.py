@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from tests.mpi.launchers import is_mpich
-from tests.slurm.rig import NODES, Rig, is_running
+from tests.processes import is_running
+from tests.slurm.rig import NODES, Rig
 
 pytestmark = [
     pytest.mark.skipif(not is_mpich(), reason="Open MPI asks Slurm for PMIx, which is not there"),

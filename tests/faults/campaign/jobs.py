@@ -18,6 +18,7 @@ from tests.faults.campaign.judge import Outcome
 from tests.faults.campaign.order import Order
 from tests.mpi import launchers
 from tests.mpi.launch import Job, start_ranks
+from tests.processes import is_running
 
 #: A serving job is replaced after so many lives: every start that is refused costs it an MPI communicator.
 _LIVES_PER_JOB = 300
@@ -210,20 +211,13 @@ def _lingers(order: Order) -> bool:
 def end_process(pid: int, patience_s: float) -> bool:
     """Wait for a process that is not a child to end; kill it if it does not. Returns whether it had to be."""
     deadline = time.monotonic() + patience_s
-    while time.monotonic() < deadline and _lives(pid):
+    while time.monotonic() < deadline and is_running(pid):
         time.sleep(_LOOK_S)
-    killed = _lives(pid)
+    killed = is_running(pid)
     if killed:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     return killed
-
-
-def _lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def _trimmed(text: str) -> str:

@@ -13,11 +13,11 @@ from deeppart.progress import Progress
 
 
 class Decided:
-    """A job of nodes that do as they are told at once, and what was sent to them."""
+    """A job, what it has sent to its nodes, and its events."""
 
     def __init__(self, nodes: int, **options: Any) -> None:
         self.sent: list[tuple[int, Message]] = []
-        self.told: list[str] = []
+        self.events: list[str] = []
         listed = tuple(f"n{node}:1" for node in range(nodes))
         chosen = JobOptions(**{"ranks": 2, "nodes": listed, **options})
         self.job = Job(
@@ -33,7 +33,7 @@ class Decided:
             self.join(node)
 
     def _tell(self, event: str, **values: Any) -> None:
-        self.told.append(event)
+        self.events.append(event)
 
     def join(self, node: int) -> None:
         self.job.join(Joined(node, f"n{node}", 2, 1000 + node))
@@ -74,7 +74,7 @@ def test_ranks_are_divided_evenly_and_within_what_a_node_runs() -> None:
     assert job.starts() == [(0, 0, 2), (1, 2, 1), (2, 3, 1)]
     job.job.want(2)
     job.fail(2, 0, 1, code=-15)
-    assert job.starts() == [(0, 0, 1), (1, 1, 1)] and "failed" not in job.told
+    assert job.starts() == [(0, 0, 1), (1, 1, 1)] and "failed" not in job.events
 
 
 def test_a_node_that_is_done_may_be_lost() -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from deeppart.agent import GIVEN_UP, STOPPED, Agent, Command, JobOptions, WantedRanks
+from tests.processes import is_running
 
 BEGIN = """
 import json, os, signal, sys, time
@@ -196,7 +197,7 @@ if epoch == 1:
     sys.exit(3)
 """
     assert run(body) == 0
-    assert not _runs(run.noted(0, 1)["worker"])
+    assert not is_running(run.noted(0, 1)["worker"])
 
 
 def test_what_a_failed_rank_has_started_is_killed_too(run: Run) -> None:
@@ -207,7 +208,7 @@ if epoch == 1:
     sys.exit(3)
 """
     assert run(body, ranks=1) == 0
-    assert not _runs(run.noted(0, 1)["worker"])
+    assert not is_running(run.noted(0, 1)["worker"])
 
 
 def test_a_signal_while_ranks_are_being_started(run: Run) -> None:
@@ -260,7 +261,7 @@ note(epoch=epoch)
 """
     assert run(body) == 0
     assert run.of("failed")[0]["rank"] is None and run.noted(1, 2) == {"epoch": 2}
-    assert not any(_runs(run.noted(rank, 1)["pid"]) for rank in range(2))
+    assert not any(is_running(run.noted(rank, 1)["pid"]) for rank in range(2))
 
 
 @pytest.mark.parametrize("why", ["starts 1 threads", "starts MPI"])
@@ -375,17 +376,10 @@ def test_nothing_is_left_when_the_agent_is_killed(run: Run) -> None:
             time.sleep(0.05)
         agent.kill()
     pids = {run.noted(rank, 1)[name] for rank in range(2) for name in ("pid", "zygote", "worker")}
-    while any(_runs(pid) for pid in pids) and time.monotonic() < until_s:
+    while any(is_running(pid) for pid in pids) and time.monotonic() < until_s:
         time.sleep(0.05)
-    assert not any(_runs(pid) for pid in pids)
+    assert not any(is_running(pid) for pid in pids)
     left = Path(run.noted(0, 1)["directory"])
     assert left.is_dir()
     assert run("note(directory=os.environ['DEEPPART_AGENT'])") == 0
     assert not left.exists() and not Path(run.noted(0, 1)["directory"]).exists()
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False

@@ -20,6 +20,8 @@ import pytest
 from deeppart.agent import GIVEN_UP, STOPPED, TOO_FEW_NODES
 from deeppart.agent.links import _greeting
 from deeppart.agent.messages import Lines
+from tests.ports import free_port, free_ports
+from tests.processes import is_running
 
 AGENT = """
 import json, sys
@@ -78,7 +80,7 @@ class Nodes:
         self.lists: dict[int, list[str]] = {}
 
     def start(self, count: int, ranks: int = 1, lists: dict[int, list[str]] | None = None, **options: Any) -> None:
-        self.hosts = [f"127.0.0.1:{port}" for port in _free_ports(count)]
+        self.hosts = [f"127.0.0.1:{port}" for port in free_ports(count)]
         self.lists = lists or {}
         (self.directory / "train.py").write_text(SCRIPT)
         self.options = {"ranks": ranks, "preload": [], "gather_s": 30.0, "silence_s": 6.0, **options}
@@ -114,7 +116,7 @@ class Nodes:
         return [each["node"] for each in self.epoch(number, ranks)]
 
     def events(self, name: str | None = None) -> list[Any]:
-        """All that agents have told: of one event the values."""
+        """All events that agents have reported; of one event the values."""
         lines = [line for file in sorted(self.directory.glob("events-*")) for line in file.read_text().splitlines()]
         found = [json.loads(line) for line in lines]
         return found if name is None else [values for event, values in found if event == name]
@@ -140,23 +142,9 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
         agent.wait()
 
 
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
-
-
 def gone(ranks: list[dict[str, Any]]) -> bool:
     """Whether no process of these runs any more."""
-    return not any(_runs(each["pid"]) for each in ranks)
-
-
-def _runs(pid: int) -> bool:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
+    return not any(is_running(each["pid"]) for each in ranks)
 
 
 def test_ranks_are_numbered_over_the_nodes_and_all_start_again(nodes: Nodes) -> None:
@@ -257,7 +245,7 @@ def test_a_signal_to_any_agent_stops_the_job(nodes: Nodes, asked: tuple[int, ...
 
 
 def test_a_signal_before_the_others_are_there(nodes: Nodes) -> None:
-    nodes.hosts = [f"127.0.0.1:{port}" for port in _free_ports(3)]
+    nodes.hosts = [f"127.0.0.1:{port}" for port in free_ports(3)]
     nodes.options = {"ranks": 1, "preload": [], "gather_s": 60.0}
     for node in (0, 1):
         nodes.begin(node)
@@ -306,7 +294,7 @@ class Cable:
 
 def test_of_two_parts_of_a_cluster_only_the_larger_one_goes_on(nodes: Nodes) -> None:
     """The smaller one, in which the job was led, ends its ranks, and gives up."""
-    ports = _free_ports(3)
+    ports = free_ports(3)
     cables = [Cable(ports[0]) for _ in range(2)]
     lists = {node: [f"127.0.0.1:{cables[node - 1].port}", *(f"127.0.0.1:{port}" for port in ports[1:])]
              for node in (1, 2)}  # fmt: skip
@@ -377,7 +365,7 @@ def test_another_server_at_the_port_of_a_node(nodes: Nodes, says: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(0.5)
         done = threading.Event()
-        nodes.lists = {1: [f"127.0.0.1:{server.getsockname()[1]}", f"127.0.0.1:{_free_ports(1)[0]}"]}
+        nodes.lists = {1: [f"127.0.0.1:{server.getsockname()[1]}", f"127.0.0.1:{free_port()}"]}
         thread = threading.Thread(target=_serve, args=(server, says, done), daemon=True)
         thread.start()
         nodes.hosts, nodes.options = [], {"ranks": 1, "preload": [], "gather_s": 30.0}
@@ -420,7 +408,7 @@ class Cli:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.listed = ",".join(f"127.0.0.1:{port}" for port in _free_ports(2))
+        self.listed = ",".join(f"127.0.0.1:{port}" for port in free_ports(2))
         self.agents: list[subprocess.Popen[str]] = []
 
     def start(self, *options: str, secret: str | None = None, ranks: str = "1") -> subprocess.Popen[str]:

@@ -6,11 +6,12 @@ import functools
 import multiprocessing
 import os
 import signal
-import socket
 import tempfile
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from typing import Any
+
+from tests.ports import free_port
 
 
 def elastic_multiprocessing(function: Callable[..., Any]) -> Callable[..., None]:
@@ -28,7 +29,7 @@ def elastic_multiprocessing(function: Callable[..., Any]) -> Callable[..., None]
                 variables = {
                     "ADAPTDL_CHECKPOINT_PATH": directory,
                     "ADAPTDL_JOB_ID": "tmpjob",
-                    "ADAPTDL_MASTER_PORT": str(_free_port()),
+                    "ADAPTDL_MASTER_PORT": str(free_port()),
                     "ADAPTDL_NUM_REPLICAS": str(replicas),
                     "ADAPTDL_NUM_NODES": "1",
                     "ADAPTDL_NUM_RESTARTS": str(restarts),
@@ -80,9 +81,3 @@ def _result(heard: Connection, process: Any) -> int | None:
     assert process.exitcode == 0, f"{process.name} ended with exit code {process.exitcode}"
     assert result is None or isinstance(result, int), f"{process.name} returned {result!r}"
     return result
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("", 0))
-        return int(found.getsockname()[1])
