@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -22,20 +23,24 @@ from deeppart.errors import (
     CheckpointError,
     DeeppartError,
     raised_later,
+    say,
 )
-from deeppart.model import RestoreReport
+from deeppart.model import LEVELS, RestoreReport
 from deeppart.nodes import Arena
 from deeppart.pending import Pending
 from deeppart.progress import is_watched, reporting
 from deeppart.repair import ScrubReport
 from deeppart.save import CallNotes, Saver, size_share
 from deeppart.session import (
+    EXIT_CODES,
+    GO_ON,
     SUSPICION_PATIENCE_S,
     Background,
     Preparation,
     RestorePreview,
     Saves,
     StepHistory,
+    Stops,
     cadence_for,
     configuration_of,
     heal_redundancy,
@@ -132,7 +137,8 @@ class Checkpointer:
         self._closed = False
         self._steps = StepHistory(self._session, self._recent)
         saving = self._saver, self._pipeline, self._preparation, self._auto
-        self._saves = Saves(self._session, *saving, self._steps, self._recent)
+        self._stops = Stops(self._session)
+        self._saves = Saves(self._session, *saving, self._steps, self._recent, self._stops)
         self.explanation: tuple[str, ...] = ()
         self.restored: RestoreReport | None = None
 
@@ -200,18 +206,36 @@ class Checkpointer:
             CheckpointError: the pipeline was full for 0.8 times ``timeout`` (``on_busy="wait"``); or another call of
                 this checkpointer is under way.
             RanksDisagreeError, RemoteRankError, PeerTimeoutError: from the other ranks.
+            SystemExit: the job was asked to end, by ``deeppart halt``, or, under ``deeppart run``, by a signal that the
+                script does not handle. The state is saved at all levels, and the checkpointer is closed.
         """
         with self._alone("checkpoint"):
             check_state(state, "checkpoint")
             step = check_step(step, "checkpoint(state, step)")
-            reporting.called(step)
             self._saves.warn(step)
-            with raised_later(self._call_notes.note):
-                pending = self._saves.save(state, step, force=force)
+            reporting.called(step, self._saves.safe_s)
+            pending = self._save(state, step, force=force)
+            if self._saves.stop != GO_ON and not self._saves.is_at_all_levels(pending):
+                pending = self._save(state, step, force=True)
+        if self._saves.stop != GO_ON:
+            self._end_job(pending)
+        return pending
+
+    def _save(self, state: Any, step: int, *, force: bool) -> Pending:
+        with raised_later(self._call_notes.note):
+            pending = self._saves.save(state, step, force=force)
         if pending is None:
             return Pending(step, frozenset())
         self._recorder.begun(pending)
         return pending
+
+    def _end_job(self, pending: Pending) -> NoReturn:
+        """The ranks were asked to end after a checkpoint, and the script does not handle it."""
+        pending.wait(max(pending.levels, key=LEVELS.index))
+        self.close()
+        if self.rank == 0:
+            say(f"step {pending.step} is saved, and the job ends, as it was asked to")
+        sys.exit(EXIT_CODES[self._saves.stop])
 
     @collection_paused()  # one in between takes longer than a small restore, and finds nothing
     def restore(
@@ -309,6 +333,7 @@ class Checkpointer:
 
     def _finish(self) -> None:
         self._closed = True
+        self._stops.close()
         self._saver.close()
         self._dropped.detach()
         try:
@@ -347,6 +372,7 @@ class Checkpointer:
             self._saver.close()
             self._suspicions.wait(SUSPICION_PATIENCE_S)
             self._background.leave(after_error=True)
+            self._stops.close()
             if self._auto is not None:
                 self._auto.end(failed=True)
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 DIRECTORY_VARIABLE = "DEEPPART_AGENT"
 CELL_BYTES = 64
 #: The fields of :class:`Progress`.
-_CELL = struct.Struct("<qdQQ")
+_CELL = struct.Struct("<qdQQd")
 _MODULES_FILE = "modules.json"
 #: Where Python's own modules are.
 _STANDARD = os.path.join(sysconfig.get_path("stdlib"), "")
@@ -36,12 +36,19 @@ class Progress(NamedTuple):
         at_s: when it has last reported, in seconds on the clock of ``time.monotonic()``.
         trained: how many steps its optimizers have made, or checkpoint() was called, whichever is more.
         pauses: how many pauses it is in; it is not expected to report meanwhile.
+        safe_s: how long its last checkpoint took until it was complete at all levels; 0.0 before that.
     """
 
     step: int = -1
     at_s: float = 0.0
     trained: int = 0
     pauses: int = 0
+    safe_s: float = 0.0
+
+
+def time_to_end_s(safe_s: float) -> float:
+    """How long before the end of its time a job begins its last checkpoint; ``safe_s``: what one has taken, or 0.0."""
+    return 60.0 + 2 * (safe_s or 60.0)
 
 
 def cell_file(directory: Path, rank: int) -> Path:
@@ -98,6 +105,7 @@ class _Reporting:
 
     def _begin(self) -> None:
         self._step, self._called, self._optimized, self._pauses = -1, 0, 0, 0
+        self._safe_s = 0.0
 
     def restored(self, step: int | None) -> None:
         """A state was restored, or there was none; on rank 0 of a node, once, name the modules imported by now."""
@@ -112,8 +120,9 @@ class _Reporting:
                 new.write_text(json.dumps([name for name, file in files.items() if is_installed(file)]))
                 new.rename(path)
 
-    def called(self, step: int) -> None:
-        """checkpoint() is called for a step."""
+    def called(self, step: int, safe_s: float = 0.0) -> None:
+        """checkpoint() is called for a step; the last one took so long until it was complete."""
+        self._safe_s = safe_s
         self._report(step, called=1)
 
     def optimized(self, *_: object) -> None:
@@ -145,7 +154,7 @@ class _Reporting:
         self._pauses += pauses
         if self._cell is not None:
             trained = max(self._called, self._optimized)
-            _CELL.pack_into(self._cell, 0, self._step, time.monotonic(), trained, self._pauses)
+            _CELL.pack_into(self._cell, 0, self._step, time.monotonic(), trained, self._pauses, self._safe_s)
         return directory
 
 

@@ -22,7 +22,7 @@ kills the others and has all of them forked again: the script is not changed, an
 """
 
 from deeppart.agent.agent import Agent
-from deeppart.agent.allocation import addresses_of, hosts_of, run_on_all_nodes
+from deeppart.agent.allocation import addresses_of, end_of_job, hosts_of, run_on_all_nodes
 from deeppart.agent.command import Command
 from deeppart.agent.job import GIVEN_UP, TOO_FEW_NODES, JobOptions
 from deeppart.agent.links import Credentials
@@ -39,6 +39,7 @@ __all__ = [
     "JobOptions",
     "WantedRanks",
     "addresses_of",
+    "end_of_job",
     "hosts_of",
     "read_schedule",
     "run_on_all_nodes",

@@ -226,7 +226,7 @@ class Agent:
                 self._view, followers.is_decided = job.nodes, True
                 if self._wanted is not None:
                     self._want(job, self._wanted)
-                job.look(time.monotonic())
+                job.look(time.monotonic(), options.end_s - time.time())
                 if job.code is not None:
                     followers.send(OBSERVER, Over(job.code))
                     followers.close(_END_S)

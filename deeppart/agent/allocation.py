@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import selectors
 import socket
@@ -9,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import datetime
 
 from deeppart.agent.agent import received_signals
 from deeppart.agent.command import SIGNALS
@@ -40,6 +42,18 @@ def addresses_of(nodes: str) -> list[str]:
     lines = _ask("sinfo", "--noheader", "--Node", f"--nodes={nodes}", "--format=%N %o").splitlines()
     known = dict(line.split() for line in lines)
     return [known.get(name, name) for name in hosts_of(nodes)]
+
+
+def end_of_job() -> float:
+    """When Slurm ends this job, in seconds since 1970; infinite if it is not known, or there is no limit."""
+    job, text = os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURM_JOB_END_TIME", "")
+    with suppress(LaunchError, ValueError):
+        if text:
+            return float(text)
+        if job:
+            end = _ask("squeue", "--noheader", f"--jobs={job}", "--format=%e")
+            return datetime.fromisoformat(end.strip()).timestamp()
+    return math.inf
 
 
 def _ask(*command: str) -> str:

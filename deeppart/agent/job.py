@@ -7,6 +7,7 @@ newest step that is complete. No process is started here: messages go to the age
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import uuid
@@ -29,7 +30,7 @@ from deeppart.agent.messages import (
     View,
 )
 from deeppart.agent.watch import HangWatch
-from deeppart.progress import Progress
+from deeppart.progress import Progress, time_to_end_s
 
 #: Exit code of a job that was given up: it fails again and again.
 GIVEN_UP = 1
@@ -58,6 +59,7 @@ class JobOptions:
             None: they are never taken for hung.
         silence_s: seconds without a message after which a node is lost.
         gather_s: seconds within which nodes must be there, at the start and after the one that leads was lost.
+        end_s: when the time of the job is up, in seconds since 1970; infinite if that is not known.
     """
 
     ranks: int
@@ -70,6 +72,7 @@ class JobOptions:
     hang_s: float | None = None
     silence_s: float = 3.0
     gather_s: float = 60.0
+    end_s: float = math.inf
 
     def address(self, node: int) -> tuple[str, int]:
         """Host and port at which the agent of a node listens while it leads."""
@@ -192,8 +195,14 @@ class Job:
             self._tell("change", ranks=target)
             self._stop_ranks(signal.SIGTERM)
 
-    def look(self, now_s: float) -> None:
-        """Do what is due; to be called after each of the others, and each second."""
+    def look(self, now_s: float, left_s: float = math.inf) -> None:
+        """Do what is due; to be called after each of the others, and each second.
+
+        ``left_s``: until the time of the job is up.
+        """
+        if self.code is not None:
+            return
+        self._look_for_end(left_s)
         if self.code is not None:
             return
         if self._busy:
@@ -318,10 +327,23 @@ class Job:
         self._tell("signal", text=signal.Signals(number).name)
         self._stop_ranks(number)
 
-    def _stop_ranks(self, number: int) -> None:
+    def _stop_ranks(self, number: int, within_s: float = 0.0) -> None:
         for node in self._busy:
-            self._send(node, Finish(self._options.grace_s))
+            self._send(node, Finish(max(within_s, self._options.grace_s)))
             self._send(node, Pass(number))
+
+    def _look_for_end(self, left_s: float) -> None:
+        """Ask the ranks for their last checkpoint so early that it is complete when the time is up."""
+        known = [each.safe_s for member in self._members.values() for each in member.progress]
+        if left_s > time_to_end_s(max(known, default=0.0)) or self._stopping or self._failure:
+            return
+        if not self._epoch:  # nor will the next job have more time
+            self._tell("given up", text=f"the time is up in {max(left_s, 0.0):.0f} s, too early for a checkpoint")
+            self._finish(GIVEN_UP)
+            return
+        self._stopping = signal.SIGUSR1
+        self._tell("end", text=f"the time is up in {max(left_s, 0.0):.0f} s: the last checkpoint")
+        self._stop_ranks(signal.SIGUSR1, left_s)
 
     def _look_for_hang(self, now_s: float) -> None:
         if self._failure is not None or self._stopping or self._is_changing or len(self._busy) < len(self._active):

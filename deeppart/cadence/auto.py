@@ -29,6 +29,8 @@ _NEAR = 8
 _ALIKE = 0.05
 #: While nothing is known, or the pipeline is full, ranks check about this often, in seconds.
 PAUSE_S = 0.5
+#: Ranks check at least this often, in seconds: one of them may be asked to stop.
+_LOOK_S = 5.0
 #: Assumed slowdown of training while the background works, until this many steps of each kind were measured
 #: (docs/benchmarks.md, "Lazy capture": 1.5 to 3.2 %).
 GUESSED_SLOWDOWN = 0.03
@@ -269,15 +271,18 @@ class AutoCadence:
         """The cadence in use, on rank 0; None on other ranks, and before the first checkpoint is complete."""
         return None if self._decider is None else self._decider.report
 
-    def due(self, step: int, *, room: bool, working: bool, force: bool) -> frozenset[str]:
-        """Levels to which a call saves; none for most (collective)."""
+    def due(self, step: int, *, room: bool, working: bool, force: bool, is_last: bool = False) -> frozenset[str]:
+        """Levels to which a call saves; none for most (collective).
+
+        ``force``: to all of them, if all ranks say so. ``is_last``: the same at the next look, if any rank says so.
+        """
         self._last = (step, False)
         if self._decider is not None:
             self._decider.meter.entered(time.monotonic(), working=working)
         self._calls_left -= 1
         due = frozenset[str]()
         if self._calls_left <= 0 or force:
-            due = self._agree_on_due(step, room=room, force=force)
+            due = self._agree_on_due(step, room=room, force=force or is_last)
         if self._decider is not None and not due:
             self._decider.meter.left(time.monotonic(), working=working)
         return due
@@ -289,6 +294,7 @@ class AutoCadence:
         due, calls, pause = frozenset[str](), 1, 1
         if self._decider is not None:
             due, calls = self._decider.decide(time.monotonic(), room=room)
+            calls = min(calls, self._decider.calls_within(_LOOK_S))
             pause = self._decider.calls_within(PAUSE_S)
         mine = [int(level in due) for level in LEVELS] + [calls, pause, int(not room), int(force)]
         what = f"checkpoint(step={step}), whether it is due"

@@ -25,6 +25,7 @@ class _Commands(Commands):
         "import",
         "prune",
         "watch",
+        "halt",
         "advise",
         "run",
     )

@@ -6,7 +6,10 @@ A step is offered from the names in its directory alone; no file is read. What c
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -16,6 +19,7 @@ from click.shell_completion import CompletionItem
 from deeppart.access import Root
 from deeppart.config import refuse_url
 from deeppart.errors import DeeppartError
+from deeppart.model import read_seconds
 from deeppart.part import Signing, read_key_files
 from deeppart.storage import PosixStore, list_steps
 
@@ -127,6 +131,16 @@ def local_option(purpose: str) -> Callable[[F], F]:
         shell_complete=complete_directory,
         help=f"A node-local directory (local_dir on some node) {purpose}. May be repeated.",
     )
+
+
+def read_moment(text: str) -> float:
+    """``2026-11-30T18:00``, or ``8h`` from now on, in seconds since 1970."""
+    with suppress(ValueError):
+        return time.time() + read_seconds(text)
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r}: a time, such as 2026-11-30T18:00, or from now on, such as 8h") from error
 
 
 def complete_directory(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -10,12 +11,14 @@ import socket
 import sys
 import time
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import click
 
 from deeppart._times import timestamp
+from deeppart.cli.options import read_moment
 from deeppart.config import allocation, node_name, secret_of_ranks
 from deeppart.errors import ConfigError
 from deeppart.model import read_seconds
@@ -66,6 +69,15 @@ from deeppart.model import read_seconds
     help="Seconds that ranks have for a checkpoint after a signal.",
 )
 @click.option(
+    "--until",
+    metavar="auto|TIME|off",
+    default="auto",
+    show_default=True,
+    callback=lambda context, option, value: _read_end(value),
+    help="When the time of the job is up, such as 2026-11-30T18:00 or 8h: before, ranks get SIGUSR1, for a last "
+    "checkpoint; auto: as Slurm says.",
+)
+@click.option(
     "--hang",
     metavar="auto|S|off",
     default="off",
@@ -91,6 +103,7 @@ def run(
     failures: int,
     preload: str,
     grace: float,
+    until: float,
     hang: float | None,
     log: Path | None,
     command: tuple[str, ...],
@@ -101,12 +114,13 @@ def run(
 
     In a batch script of Slurm the ranks are on all nodes of the job. Elsewhere, run this once on each of --nodes.
 
-    By --schedule or --size-file the number of ranks changes: they get SIGTERM, make a checkpoint, exit with 143
-    (deeppart.elastic.leave), and the new number is started.
+    By --schedule or --size-file the number of ranks changes: they get SIGTERM, make a checkpoint, exit with 143, and
+    the new number is started.
 
-    SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 are passed on to the ranks.
+    SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 are passed on to the ranks. If the script has no handler for SIGTERM,
+    SIGUSR1 or SIGUSR2, the next deeppart.checkpoint() saves the state at all levels, and ends the job.
 
-    Exit code 0: the ranks are done. 143: they were asked to stop, and have (deeppart.elastic.leave). 75: too few nodes
+    Exit code 0: the ranks are done. 143: they were asked to stop, and have. 75: too few nodes
     are left; start the job again. 1: they failed again and again without a new step; starting the job again will not
     help. 2: wrong usage.
     """
@@ -139,12 +153,14 @@ def run(
     changes = schedule is not None or size_file is not None
     least = least or (1 if changes else most)
     wanted = WantedRanks(least, most, read_schedule(schedule) if schedule else (), size_file) if changes else None
-    options = JobOptions(ranks, hosts, spares, least, failures, modules, grace, hang)
+    options = JobOptions(ranks, hosts, spares, least, failures, modules, grace, hang, end_s=until)
     job = f"{os.environ.get('SLURM_JOB_ID', '')} on {','.join(hosts)}"
     credentials = Credentials(job, secret_of_ranks())
     if own is None:
         at = sys.argv.index("run") + 1
-        words = [sys.executable, "-m", "deeppart", *sys.argv[1:at], "--nodes", ",".join(hosts), *sys.argv[at:]]
+        end = "off" if math.isinf(until) else datetime.fromtimestamp(until).astimezone().isoformat()
+        words = [sys.executable, "-m", "deeppart", *sys.argv[1:at], "--nodes", ",".join(hosts), "--until", end]
+        words += sys.argv[at:]
         return run_on_all_nodes(words, options, credentials)
     return Agent(Command.of(command), options, tell, own, node_name(), credentials, wanted).run()
 
@@ -196,6 +212,13 @@ def _nodes(listed: str | None, node: int | None) -> tuple[tuple[str, ...], int |
     if node >= len(hosts):
         raise ConfigError("there is no such node", expected=f"0 to {len(hosts) - 1}", found=str(node), where="--node")
     return tuple(hosts), node
+
+
+def _read_end(text: str) -> float:
+    """A time, in seconds since 1970; infinite for "off", and for "auto" if it is not known."""
+    from deeppart.agent import end_of_job
+
+    return math.inf if text == "off" else end_of_job() if text == "auto" else read_moment(text)
 
 
 def _described(name: str, value: Any) -> str:

@@ -68,6 +68,7 @@ class Agreed:
         rank0: how many arrays and values rank 0 saves for all; the numbers of rank-local ones follow.
         owned: leaf number -> tensor of leaves that only an optimizer changes, and that are copied after the call.
         diverged: leaves whose replicas have diverged.
+        stop: what the ranks are asked to do after it, the most of all ranks; 0 for nothing.
     """
 
     call: Call
@@ -76,13 +77,14 @@ class Agreed:
     rank0: tuple[int, int]
     owned: Mapping[int, torch.Tensor]
     diverged: tuple[Divergence, ...]
+    stop: int
 
 
 #: The call that a rank is in, as it is sent to other ranks.
 _CHECKPOINT, _RESTORE, _PREPARE = 1, 2, 3
 _CALL = frozenset({"call", "step", "turn", "levels"})
 _RANK0_FLAGS = ("rank0_arrays", "rank0_values")
-_FLAGS = ("error", "holds", "fresh", "busy", *_RANK0_FLAGS)
+_FLAGS = ("error", "holds", "fresh", "busy", "stop", *_RANK0_FLAGS)
 
 
 class Saver:
@@ -131,7 +133,7 @@ class Saver:
             return StateError("flattening the state failed", found=f"{type(error).__name__}: {error}")
         return flat
 
-    def agree(self, call: Call, flattened: FlatState | DeeppartError, *, busy: bool) -> Agreed | None:
+    def agree(self, call: Call, flattened: FlatState | DeeppartError, *, busy: bool, stop: int = 0) -> Agreed | None:
         """Compare the call and the state across ranks (collective); None if any rank is busy."""
         what = call.name
         error = flattened if isinstance(flattened, DeeppartError) else None
@@ -147,7 +149,7 @@ class Saver:
         fields = {"call": kind, "step": call.step, "turn": call.turn, "levels": levels, **digests}
         unplanned = isinstance(self._share, str)
         flags = {"error": int(error is not None), "holds": int(self._holds(flattened))}
-        flags |= {"fresh": int(self._fresh or unplanned), "busy": int(busy)}
+        flags |= {"fresh": int(self._fresh or unplanned), "busy": int(busy), "stop": stop}
         flags |= dict(zip(_RANK0_FLAGS, rank0, strict=True))
         agreed = agree(self._comm, fields, flags, what, self._timeout)
         if agreed.differing & _CALL:
@@ -174,7 +176,7 @@ class Saver:
         else:
             self._replicas.calls.note(call.turn, call.step, saved=bool(call.due))
             self._replicas.alike(call.turn)
-        return Agreed(call, flat, self._replicas.layout, rank0, owned, diverged)
+        return Agreed(call, flat, self._replicas.layout, rank0, owned, diverged, agreed.flags["stop"])
 
     @property
     def share_bytes(self) -> int:

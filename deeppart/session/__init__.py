@@ -22,9 +22,12 @@ from deeppart.session.restoring import (
 )
 from deeppart.session.saves import Saves, StepHistory, warn_unsaved
 from deeppart.session.shutdown import Background, not_finished, process_sessions
+from deeppart.session.stops import EXIT_CODES, GO_ON, Stops
 from deeppart.session.telemetry import cadence_for
 
 __all__ = [
+    "EXIT_CODES",
+    "GO_ON",
     "SUSPICION_PATIENCE_S",
     "Background",
     "Preparation",
@@ -32,6 +35,7 @@ __all__ = [
     "Saves",
     "Session",
     "StepHistory",
+    "Stops",
     "cadence_for",
     "configuration_of",
     "heal_redundancy",

@@ -24,6 +24,7 @@ from deeppart.pending import DONE, Pending
 from deeppart.save import Agreed, Call, Job, Pipeline, Saver
 from deeppart.session.preparation import Preparation
 from deeppart.session.record import Session
+from deeppart.session.stops import GO_ON, Stops
 
 #: The share of the timeout to wait for room: less than the other ranks wait in the exchange that follows.
 _ROOM_SHARE = 0.8
@@ -35,6 +36,8 @@ class Saves:
     Attributes:
         sequence: number of the next checkpoint in this session.
         failures: how many levels of earlier checkpoints have failed, as far as reported.
+        safe_s: how long the last checkpoint took that is known to be complete at all its levels; 0.0 before that.
+        stop: what the ranks are asked to do after the last call (:mod:`deeppart.session.stops`).
     """
 
     def __init__(
@@ -46,15 +49,18 @@ class Saves:
         auto: AutoCadence | None,
         steps: StepHistory,
         recent: list[Pending],
+        stops: Stops,
     ) -> None:
         self._session, self._saver, self._pipeline, self._preparation = session, saver, pipeline, preparation
-        self._auto, self._steps, self._recent = auto, steps, recent
+        self._auto, self._steps, self._recent, self._stops = auto, steps, recent, stops
         self.sequence = self.failures = 0
+        self.safe_s, self.stop = 0.0, GO_ON
 
     def save(self, state: Any, step: int, *, force: bool) -> Pending | None:
         """Save a state (collective); None if no level was due, and the state was not compared."""
         began = time.monotonic()
-        due = self._due(step, force=force)
+        asked = self._stops.asked(self.sequence, self.safe_s)
+        due = self._due(step, force=force, is_last=asked != GO_ON)
         if self._auto is not None and not due:
             return None
         refusal: DeeppartError | None = self._pipeline.failure
@@ -65,12 +71,12 @@ class Saves:
         waited = self._make_room() if due else 0.0
         try:
             with collection_paused():
-                agreed = self._agree(call, state, refusal, pending)
+                agreed = self._agree(call, state, refusal, pending, asked)
             copying = time.monotonic()
             if agreed is None:
                 self._drop_busy(pending, step)
             else:
-                diverged = tuple(map(str, agreed.diverged))
+                diverged, self.stop = tuple(map(str, agreed.diverged)), agreed.stop
                 self._capture_and_submit(pending, agreed)
                 if self._auto is not None:
                     self._auto.made(pending)
@@ -84,6 +90,10 @@ class Saves:
         pending.note_returned()
         return pending
 
+    def is_at_all_levels(self, pending: Pending) -> bool:
+        """Whether a checkpoint goes to all levels that are on."""
+        return all(name in pending.levels for name, every in self._session.protection.every.items() if every)
+
     def warn(self, step: int) -> None:
         """Give all warnings before a call changes anything: if warnings are errors, the call ends here."""
         if self._steps.refusal_of(step) is None:  # otherwise the refusal says more
@@ -95,6 +105,8 @@ class Saves:
     def report_failures(self) -> None:
         """Warn once of failures in the background, and forget finished checkpoints."""
         finished = [pending for pending in self._recent if pending.finished]
+        for pending in finished:
+            self.safe_s = max((level.seconds or 0.0 for level in pending.report.levels.values()), default=self.safe_s)
         for pending in self._recent:
             for failure in pending.failures():
                 self.failures += 1
@@ -103,11 +115,11 @@ class Saves:
         self._steps.settle(finished)
         warn_of_all(self._pipeline.call_notes.take_notes())
 
-    def _due(self, step: int, *, force: bool) -> frozenset[str]:
+    def _due(self, step: int, *, force: bool, is_last: bool) -> frozenset[str]:
         """The levels to which a call saves (collective for "auto")."""
         if self._auto is not None:
             room, working = self._pipeline.has_room(), self._pipeline.working
-            return self._auto.due(step, room=room, working=working, force=force)
+            return self._auto.due(step, room=room, working=working, force=force, is_last=is_last)
         on = [(name, every) for name, every in self._session.protection.every.items() if every]
         return frozenset(name for name, every in on if force or self.sequence % every == 0)
 
@@ -119,12 +131,14 @@ class Saves:
         self._pipeline.wait_for_room(_ROOM_SHARE * self._session.config.timeout)
         return time.monotonic() - began
 
-    def _agree(self, call: Call, state: Any, refusal: DeeppartError | None, pending: Pending) -> Agreed | None:
+    def _agree(
+        self, call: Call, state: Any, refusal: DeeppartError | None, pending: Pending, asked: int
+    ) -> Agreed | None:
         began = time.monotonic()
         flattened = refusal if refusal is not None else self._saver.flatten(state)
         agreeing = time.monotonic()
         full = bool(call.due) and not self._pipeline.has_room()
-        agreed = self._saver.agree(call, flattened, busy=full)
+        agreed = self._saver.agree(call, flattened, busy=full, stop=asked)
         pending.note_stage("flatten", agreeing - began)
         pending.note_stage("agree", time.monotonic() - agreeing)
         return agreed

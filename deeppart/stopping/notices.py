@@ -107,6 +107,11 @@ class Signals:
             watch.before[number] = signal.getsignal(number)  # first: a signal may arrive at once
             signal.signal(number, watch)
 
+    @property
+    def decides(self) -> bool:
+        """True if a signal has come, and no handler was installed since that may do something else about it."""
+        return self.received is not None and signal.getsignal(self.received) is self._watch
+
     def put_back(self) -> None:
         """Leave the signals to the handlers before, where they are still noted here.
 

@@ -25,7 +25,17 @@ from deeppart.storage.owner import DirectoryOwner, Owner, hold_directory, read_o
 from deeppart.storage.persistent import PersistentLevel
 from deeppart.storage.posix import PosixStore
 from deeppart.storage.rate import RateLimit
-from deeppart.storage.records import Suspicions, note_protection, read_suspicions, reduced_runs, write_suspicion
+from deeppart.storage.records import (
+    Halt,
+    Suspicions,
+    note_protection,
+    read_halt,
+    read_suspicions,
+    reduced_runs,
+    remove_halt,
+    write_halt,
+    write_suspicion,
+)
 from deeppart.storage.spares import spare_name
 from deeppart.storage.steps import (
     MANIFEST_NAME,
@@ -51,6 +61,7 @@ __all__ = [
     "Appending",
     "DirectoryOwner",
     "DurableFile",
+    "Halt",
     "NeededParts",
     "NodeContents",
     "NodeLevel",
@@ -75,6 +86,7 @@ __all__ = [
     "note_protection",
     "parse_step_name",
     "part_key",
+    "read_halt",
     "read_lineage",
     "read_manifest",
     "read_owner",
@@ -82,9 +94,11 @@ __all__ = [
     "read_steps",
     "read_suspicions",
     "reduced_runs",
+    "remove_halt",
     "remove_step",
     "spare_name",
     "step_name",
     "take_stock",
+    "write_halt",
     "write_suspicion",
 ]

@@ -19,7 +19,7 @@ import time
 import uuid
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -265,12 +265,13 @@ def _recorded(descriptor: int) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The job that took a directory last. Fields: docs/commands.md, ls."""
+    """The job that took a directory last. Fields: docs/commands.md, ls; ``run``: by which `deeppart halt` names it."""
 
     running: bool | None
     who: str
     since: str
     session: str
+    run: str = field(default="", metadata={"json": False})
 
     @property
     def line(self) -> str | None:
@@ -349,7 +350,8 @@ def _is_locked(descriptor: int) -> bool | None:
 
 def _owner(running: bool | None, record: dict[str, str]) -> Owner:
     who, since, session = (record.get(name, "") for name in ("who", "since", "session"))
-    return Owner(running, who or "an unknown process", since or "unknown", session)
+    run = record.get("epoch", "").partition(" ")[0]
+    return Owner(running, who or "an unknown process", since or "unknown", session, run or session)
 
 
 #: Of this process. Processes forked by it, such as data loader workers, must not hold the lock when it has ended.

@@ -1,4 +1,4 @@
-"""Small records of a store beside its steps: suspect steps, and runs with less protection.
+"""Small records of a store beside its steps: suspect steps, runs with less protection, and a request to halt.
 
 A step is suspect for a leaf when ranks may have held other bytes of it than those that were saved for all: from the
 checkpoint after the last at which all of it was compared, to the one before it was found to differ. These records are
@@ -8,16 +8,18 @@ remove a step, may still have what it names.
 Runs whose nodes could not give the protection asked for are noted by rank 0 at their start, and so is the first one
 after them that has enough nodes again. Readers learn from it which steps were saved with less, and it bears on nothing
 else: what is wrong with that file stops nobody.
+
+A halt asks one run, by its name, to end after a checkpoint; other runs ignore it.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from deeppart._times import now
+from deeppart._times import now, seconds_of
 from deeppart.errors import UNUSABLE, FormatError, MissingError, StorageError
 from deeppart.model import Attempt, SuspectLeaf, Suspicion
 from deeppart.part import MAX_SUSPECT_BYTES, decode_suspicion, encode_suspicion, is_hex32, parse_json
@@ -31,6 +33,7 @@ _FORMAT, _VERSION = "deeppart-protection", 1
 #: Older runs are forgotten.
 _MOST_RUNS = 500
 _MOST_BYTES = 1 << 20
+_HALT_NAME, _HALT_FORMAT = "deeppart-halt.json", "deeppart-halt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,3 +129,42 @@ def _run(record: Any) -> ReducedRun:
     if not is_hex32(session) or not isinstance(since, str) or not all(isinstance(line, str) for line in lines):
         raise ValueError(f"session {session!r}, since {since!r}")
     return ReducedRun(session, since, tuple(lines))
+
+
+@dataclass(frozen=True, slots=True)
+class Halt:
+    """A request to a job to end. Fields: docs/commands.md, halt.
+
+    Attributes:
+        run: the name of the run that is to end.
+        after: how many more checkpoints it makes before the last one.
+        before: when it is to have ended, UTC, ISO 8601; None for as soon as possible.
+    """
+
+    run: str
+    after: int = 0
+    before: str | None = None
+
+
+def write_halt(store: Store, halt: Halt) -> None:
+    """Ask a job to end; an earlier request is replaced."""
+    document = {"format": _HALT_FORMAT, "version": _VERSION, **asdict(halt)}
+    store.replace(_HALT_NAME, json.dumps(document).encode() + b"\n")
+
+
+def read_halt(store: Store) -> Halt | None:
+    """The request; None if there is none that can be understood."""
+    try:
+        document = parse_json(store.get(_HALT_NAME, _MOST_BYTES))
+        known = document.pop("format"), document.pop("version")
+        halt = Halt(**document)
+        if halt.before is not None:
+            seconds_of(halt.before)
+        return halt if known == (_HALT_FORMAT, _VERSION) and type(halt.after) is int else None
+    except UNUSABLE:
+        return None
+
+
+def remove_halt(store: Store) -> None:
+    """Take the request back."""
+    store.delete("", [_HALT_NAME], durable=False)

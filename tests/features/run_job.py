@@ -15,7 +15,8 @@ from deeppart.elastic import leave, should_stop
 
 
 def main(steps: int, result: str, way: str) -> None:
-    """Train, unless ``way`` says otherwise: kill or raise on rank 1 in the first epoch; slow: for signals.
+    """Train, unless ``way`` says otherwise: kill or raise on rank 1 in the first epoch; slow: for signals; plain: for
+    signals that the script does not handle.
 
     "until enough": to the next multiple of ten once there is a file named "enough"; rank 0 notes its steps.
     """
@@ -26,7 +27,7 @@ def main(steps: int, result: str, way: str) -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     state = {"model": model, "optimizer": optimizer}
     with deeppart.Checkpointer() as checkpointer:
-        step = checkpointer.restore(state) or 0
+        first = step = checkpointer.restore(state) or 0
         while step < steps:
             step += 1
             x = torch.randn(4, 20, generator=torch.Generator().manual_seed(100 * step + rank))
@@ -47,11 +48,11 @@ def main(steps: int, result: str, way: str) -> None:
                 dist.all_reduce(is_enough)
                 if is_enough > 0 and step % 10 == 0:
                     break
-            if way == "slow":
+            if way in ("slow", "plain"):
                 time.sleep(0.05)
-                if rank == 0 and step == 5:
+                if rank == 0 and step == first + 5:
                     print("begun", flush=True)
-                if should_stop():
+                if way == "slow" and should_stop():
                     leave(state, step, checkpointer)
             elif epoch == 1 and rank == 1 and step == 8:
                 if way == "kill":

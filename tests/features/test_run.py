@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from tests.faults.relaunch import disturbed, same
+from tests.unit.cli_support import call, call_json
 
 SCRIPT = Path(__file__).with_name("run_job.py")
 TIMEOUT_S = 300
@@ -77,6 +78,28 @@ def test_a_signal_ends_it_with_a_checkpoint_and_it_goes_on_from_there(tmp_path: 
     assert restored is not None and int(restored[1]) >= 5
     if int(restored[1]) <= 12:
         assert same(result(tmp_path), undisturbed)
+
+
+def test_a_script_that_handles_no_signal_ends_at_its_next_checkpoint(tmp_path: Path) -> None:
+    """The first time by a signal, to go on later; then by ``deeppart halt``, for good."""
+    said = []
+    for every, code in (("local=1,persistent=2", 143), ("auto", 0)):
+        env = environment(tmp_path) | {"DEEPPART_EVERY": every}
+        words = command(tmp_path, 10_000, "plain")
+        with subprocess.Popen(words, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
+            assert job.stdout is not None and job.stderr is not None and job.stdout.readline() == "begun\n"
+            if every == "auto":
+                assert call_json("halt", tmp_path / "ckpt")["halt"]["after"] == 0
+            else:
+                job.send_signal(signal.SIGUSR1)
+            said.append(job.stderr.read())
+            assert job.wait(TIMEOUT_S) == code, said
+    saved = [re.search(r"step (\d+) is saved, and the job ends", text) for text in said]
+    restored = re.search(r"restored step (\d+) ", said[1])
+    assert saved[0] and saved[1] and restored and restored[1] == saved[0][1], said
+    steps = [each["step"] for each in call_json("ls", tmp_path / "ckpt")["steps"]]
+    assert int(saved[0][1]) in steps and steps[-1] == int(saved[1][1])
+    assert "no job is running" in call("halt", tmp_path / "ckpt", code=2)
 
 
 @pytest.mark.timeout(400)

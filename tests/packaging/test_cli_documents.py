@@ -18,6 +18,7 @@ import click
 import pytest
 import torch
 
+import deeppart
 from deeppart.cli import main
 from deeppart.elastic.profile import write_profile
 from deeppart.model import SuspectLeaf
@@ -27,7 +28,7 @@ from tests.unit.cli_support import call_json, flip, forge, manifest_path, part_p
 from tests.unit.elastic.test_profile import profile_of_true
 from tests.unit.telemetry.samples import in_flight, status
 
-COMMANDS = ("ls", "show", "cat", "diff", "verify", "explain", "export", "import", "prune", "watch", "advise")
+COMMANDS = ("ls", "show", "cat", "diff", "verify", "explain", "export", "import", "prune", "watch", "halt", "advise")
 #: Names that need no explanation.
 PLAIN = frozenset(
     """
@@ -133,6 +134,8 @@ def documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list
     StatusFile(watched, owner.session, 0).write(status(session=owner.session, checkpoints=(going,)))
     owner.close()
     found["watch"] = [call_json("watch", watched, code=1)]
+    with deeppart.Checkpointer(persistent_dir=watched):
+        found["halt"] = [call_json("halt", watched, "--before", "8h"), call_json("halt", watched, "--cancel")]
     write_profile(watched, profile_of_true())
     found["advise"] = [call_json("advise", watched)]
     return found

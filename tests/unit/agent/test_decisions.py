@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import signal
 from typing import Any
 
 import pytest
@@ -39,9 +41,9 @@ class Decided:
         self.job.join(Joined(node, f"n{node}", 2, 1000 + node))
         self.look()
 
-    def look(self, after_s: float = 0.0) -> None:
+    def look(self, after_s: float = 0.0, left_s: float = math.inf) -> None:
         self.now_s += after_s
-        self.job.look(self.now_s)
+        self.job.look(self.now_s, left_s)
 
     def of(self, kind: type[Message]) -> list[tuple[int, Any]]:
         return [(node, message) for node, message in self.sent if isinstance(message, kind)]
@@ -139,3 +141,25 @@ def test_nodes_are_waited_for_a_minute(left: float, code: int | None) -> None:
     if code is None:
         job.join(1)
         assert [node for node, _, _ in job.starts()] == [0, 1]
+
+
+def test_the_last_checkpoint_begins_in_time_for_the_end_of_the_job() -> None:
+    """A minute, and twice what a checkpoint takes, before that; or, for a first one, two minutes more."""
+    job = Decided(2, grace_s=1.0)
+    job.look(left_s=181.0)
+    job.job.receive(0, Beat([Progress(1, 0.0, 5, 0, 30.0), Progress(1, 0.0, 5, 0, 10.0)]))
+    job.look(left_s=121.0)
+    assert not job.of(Pass)
+    job.look(left_s=119.0)
+    assert [(node, each.number) for node, each in job.of(Pass)] == [(0, signal.SIGUSR1), (1, signal.SIGUSR1)]
+    assert all(each.within_s == 119.0 for _, each in job.of(Finish))
+    job.look(left_s=118.0)
+    job.fail(0, 1, code=STOPPED)
+    assert job.job.code == STOPPED and len(job.of(Pass)) == 2 and "failed" not in job.events
+
+
+def test_a_job_without_time_for_a_checkpoint_is_not_started() -> None:
+    job = Decided(0)
+    job.job.join(Joined(0, "n0", 2, 1000))
+    job.look(left_s=170.0)
+    assert job.job.code == GIVEN_UP and not job.of(Start)

@@ -24,6 +24,7 @@ NAMES = (
     "import",
     "prune",
     "watch",
+    "halt",
     "advise",
     "run",
 )

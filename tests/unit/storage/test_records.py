@@ -15,16 +15,33 @@ from deeppart.model import SuspectLeaf, Suspicion
 from deeppart.part import encode_suspicion
 from deeppart.recovery import suspect_lines
 from deeppart.storage import (
+    Halt,
     PosixStore,
     committed_steps,
     note_protection,
+    read_halt,
     read_manifest,
     read_suspicions,
     reduced_runs,
+    remove_halt,
+    write_halt,
     write_suspicion,
 )
 from tests.unit.cli_support import call, call_json, save
 from tests.unit.suspicions import OTHER, RECORD, attempt
+
+
+def test_a_request_to_halt_is_replaced_taken_back_and_ignored_if_it_cannot_be_understood(tmp_path: Path) -> None:
+    store = PosixStore(tmp_path)
+    assert read_halt(store) is None
+    for halt in (Halt("a" * 32), Halt("b" * 32, 3, "2026-11-30T18:00:00.000000Z")):
+        write_halt(store, halt)
+        assert read_halt(store) == halt
+    remove_halt(store)
+    assert read_halt(store) is None
+    for halt in (Halt("a", before="tonight"), Halt("a", after="soon")):  # type: ignore[arg-type]
+        write_halt(store, halt)
+        assert read_halt(store) is None
 
 
 def test_a_record_is_created_once_and_read_by_all(tmp_path: Path) -> None:

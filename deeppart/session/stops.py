@@ -1,0 +1,85 @@
+"""Requests to end the job at its next checkpoint: a signal under ``deeppart run``, or ``deeppart halt``."""
+
+from __future__ import annotations
+
+import functools
+import signal
+import threading
+import time
+import weakref
+
+from deeppart._threads import start_thread
+from deeppart._times import seconds_of
+from deeppart.config import epoch_of_run
+from deeppart.progress import is_watched, time_to_end_s
+from deeppart.session.record import Session
+from deeppart.stopping import Signals
+from deeppart.storage import Halt, Store, read_halt
+
+#: What is asked, as ranks agree on it: the most counts.
+GO_ON, STOP, HALT = 0, 1, 2
+#: Exit codes: of a job that may be started again, as launchers and batch systems know it; and of one that is done.
+EXIT_CODES = {STOP: 143, HALT: 0}
+_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+_LOOK_EVERY_S = 2.0
+
+
+@functools.cache
+def _signals() -> Signals | None:
+    """Signals of the agent that has started this process; None without one, or if the script has handlers."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_watched() or not is_main or any(signal.getsignal(each) is not signal.SIG_DFL for each in _SIGNALS):
+        return None
+    found = Signals(_SIGNALS)
+    found.listen()
+    return found
+
+
+class _HaltFile:
+    """The request of ``deeppart halt`` to a run, which a thread looks for.
+
+    Attributes:
+        found: the request, or None; replaced by the thread.
+        is_over: set to end it.
+    """
+
+    def __init__(self, store: Store, run: str) -> None:
+        self._store, self._run = store, run
+        self.found: Halt | None = None
+        self.is_over = threading.Event()
+        start_thread(self._look, "deeppart-halt", lambda error: None)
+
+    def _look(self) -> None:
+        while not self.is_over.wait(_LOOK_EVERY_S):
+            halt = read_halt(self._store)
+            self.found = halt if halt is not None and halt.run == self._run else None
+
+
+class Stops:
+    """What this rank is asked. Used by the training thread alone."""
+
+    def __init__(self, session: Session) -> None:
+        epoch = epoch_of_run()
+        self._signals = _signals()
+        self._file: _HaltFile | None = None
+        self._last: int | None = None  # the checkpoint at which the job halts
+        if session.comm.rank == 0:
+            self._file = _HaltFile(session.persistent.store, session.session if epoch is None else epoch[0])
+            weakref.finalize(self, self._file.is_over.set)
+
+    def asked(self, number: int, safe_s: float) -> int:
+        """What is asked at a checkpoint; ``safe_s``: how long one took until it was complete."""
+        halt = None if self._file is None else self._file.found
+        if halt is None:
+            self._last = None
+        else:
+            self._last = number + halt.after if self._last is None else self._last
+            due_s = 0.0 if halt.before is None else seconds_of(halt.before) - time_to_end_s(safe_s)
+            if number >= self._last and time.time() >= due_s:
+                return HALT
+        return STOP if self._signals is not None and self._signals.decides else GO_ON
+
+    def close(self) -> None:
+        """Look no more."""
+        if self._file is not None:
+            self._file.is_over.set()
