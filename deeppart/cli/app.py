@@ -28,6 +28,7 @@ class _Commands(Commands):
         "halt",
         "advise",
         "run",
+        "slurm",
     )
 
 

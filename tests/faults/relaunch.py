@@ -146,7 +146,7 @@ def undisturbed(directory: Path, ranks: int, steps: int) -> Any:
     """What a training of so many steps comes to on one host."""
     words = ["--ranks", str(ranks), "--", sys.executable, str(SCRIPT), str(steps), str(directory / "result"), "none"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "DEEPPART_PERSISTENT_DIR": str(directory / "ckpt")}
-    environment |= {"OMP_NUM_THREADS": "1", "DEEPPART_LOCAL_DIR": "none"}
+    environment |= {"OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, "-m", "deeppart", "run", *words], cwd=directory, env=environment, check=True)
     return torch.load(directory / "result")
 

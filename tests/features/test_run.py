@@ -27,7 +27,7 @@ def command(directory: Path, steps: int, way: str, *options: str) -> list[str]:
 
 
 def environment(directory: Path) -> dict[str, str]:
-    return os.environ | {"DEEPPART_PERSISTENT_DIR": str(directory / "ckpt"), "DEEPPART_LOCAL_DIR": "none"}
+    return os.environ | {"DEEPPART_PERSISTENT_DIR": str(directory / "ckpt")}
 
 
 def run(directory: Path, steps: int, way: str, *options: str) -> tuple[int, str]:

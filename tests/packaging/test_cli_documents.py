@@ -152,9 +152,14 @@ def test_every_command_has_a_section_and_every_option_a_description() -> None:
     context = click.Context(main)
     commands = {name: main.get_command(context, name) for name in main.list_commands(context)}
     assert commands.keys() == sections().keys() - {"JSON", "Completion"}
-    options = {name: {each for p in of.params for each in p.opts} | {"--help"} for name, of in commands.items() if of}
-    for name, of in commands.items():
-        assert of and all(each.help for each in of.params if isinstance(each, click.Option)), name
+    params = {
+        name: [each for one in (of, *getattr(of, "commands", {}).values()) for each in one.params]
+        for name, of in commands.items()
+        if of is not None
+    }
+    options = {name: {each for p in of for each in p.opts} | {"--help"} for name, of in params.items()}
+    for name, of in params.items():
+        assert all(each.help for each in of if isinstance(each, click.Option)), name
         named = {each for span in _TICKED.findall(sections()[name]) for each in _OPTION.findall(span)}
         assert not named - options[name], f"options that {name} does not have"
 

@@ -27,6 +27,7 @@ NAMES = (
     "halt",
     "advise",
     "run",
+    "slurm",
 )
 
 ROOT = Path(__file__).parents[3]
