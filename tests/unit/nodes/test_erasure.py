@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes.util
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
@@ -121,10 +120,6 @@ def test_all_lengths_and_nothing_beside_the_blocks_is_touched(k: int, m: int, le
 def test_impossible_codes(k: int, m: int) -> None:
     with pytest.raises(ValueError, match="not possible"):
         ReedSolomon(k, m)
-
-
-def block(length: int = 64, dtype: Any = np.uint8) -> Any:
-    return np.zeros(length, dtype=dtype)
 
 
 # --- the library is not there -----------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,11 @@ from deeppart.comm import Comm
 from deeppart.errors import DeeppartError, RestoreError
 from deeppart.model import RestoreReport
 from deeppart.recovery import NarrowReading
+from deeppart.recovery.apply import lacks_bytes, wanted_pieces
+from deeppart.recovery.tables import UNREAD, fetch_spans
 from deeppart.state.capture import layout
+from deeppart.state.pieces import ANY_PART
+from tests.unit.recovery.opened import open_step
 from tests.unit.sharded_states import checkpointer, on_ranks, restore, rows, save
 
 pytestmark = [
@@ -187,3 +192,40 @@ def test_a_plain_leaf_beside_shards_that_only_one_rank_has_a_place_for(memory: P
     assert [("deep" in each["inner"]) for each in live] == [False, False, True] and case.kind["e"] == "plain"
     assert outcome(memory, live, case.request) == ("", 0)
     assert torch.equal(live[2]["inner"]["deep"]["e"], leaf("e"))
+
+
+# --- whether what was read is enough ----------------------------------------------------------------------------------
+
+
+def tied_state(rank: int, ranks: int, scale: float) -> dict[str, Any]:
+    x = (torch.arange(18.0).view(9, 2) + 1) * scale
+    tied = x + 1
+    return {"plain": x + 2, "sharded": rows(x + 3, rank, ranks), "first": tied, "second": tied}
+
+
+@pytest.mark.parametrize("left_out", ["plain", "sharded", "second", None])
+@pytest.mark.parametrize("saving", [1, 2])
+def test_each_chunk_that_was_not_read(tmp_path: Path, saving: int, left_out: str | None) -> None:
+    save(tmp_path, [tied_state(rank, saving, 1.0) for rank in range(saving)])
+    opened = open_step(tmp_path)
+    matched = opened.matched(tied_state(0, 1, 0.0))
+    wanted = wanted_pieces(matched)
+    tables = fetch_spans(opened.ranks, opened.tables, wanted.of(ANY_PART), "fetching")
+    assert not lacks_bytes(wanted, tables)
+    numbers = {path[0]: number for number, path in enumerate(matched.target.structure.array_paths()) if path}
+    if left_out is not None:
+        matched.target.dropped |= {numbers[left_out]}
+        matched.target.sharded.pop(numbers[left_out], None)
+        wanted = wanted_pieces(matched)
+    found: dict[str, set[bool]] = {}
+    for place, index in enumerate(tables.indexes):
+        for chunk in range(len(index.readers)):
+            readers = index.readers.copy()
+            readers[chunk] = UNREAD
+            indexes = [*tables.indexes]
+            indexes[place] = replace(index, readers=readers)
+            (leaf,) = {piece.leaf for piece in index.pieces.of(chunk)}
+            name = matched.saved.documents.structure.array_paths()[leaf][0]
+            found.setdefault(name, set()).add(lacks_bytes(wanted, replace(tables, indexes=indexes)))
+    names = {"plain", "sharded", "first"}
+    assert found == {name: {name != left_out} for name in names}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
@@ -40,10 +42,7 @@ def test_the_stretch_of_the_file(place: FileRange) -> None:
     assert copy.problem() is None
     with pytest.raises(ValueError, match="read-only"):
         copy.raw[0] = 1
-
-
-def test_a_stretch_of_a_part_is_asked_for_by_the_bytes_of_the_part(place: FileRange) -> None:
-    copy = _mapped(Place(text_of(place), 1_000_000), Path)
+    copy = _mapped(Place(text_of(place), 1_000_000), Path)  # by the bytes of the part
     assert (copy.byte_range(1_000_100, 1_004_200) == CONTENT[164:4264]).all()
     target = np.zeros(300, dtype=np.uint8)
     copy.read_into(1_149_700, target)
@@ -56,33 +55,16 @@ def test_where_the_kernel_is_not_known_nothing_is_said(place: FileRange, monkeyp
     assert described(LoadedPart(reader, CONTENT, None, place=place)) == ""
 
 
-def _replaced(place: FileRange) -> str:
+def test_what_is_not_the_file_that_was_read_is_refused(place: FileRange) -> None:
     path = Path(place.path)
     other = path.with_name("other")
     other.write_bytes(CONTENT.tobytes())  # the same bytes even: nobody has checked them
-    other.rename(path)
-    return text_of(place)
-
-
-def _cut(place: FileRange) -> str:
-    with open(place.path, "r+b") as file:
-        file.truncate(1000)
-    return text_of(place)
-
-
-def _removed(place: FileRange) -> str:
-    Path(place.path).unlink()
-    return text_of(place)
-
-
-def _under_another_kernel(place: FileRange) -> str:
-    return text_of(place, "another boot")
-
-
-@pytest.mark.parametrize("change", [_replaced, _cut, _removed, _under_another_kernel])
-def test_what_is_not_the_file_that_was_read_is_refused(place: FileRange, change: Any) -> None:
-    with pytest.raises(DeeppartError):
-        _mapped(Place(change(place), 0), Path)
+    changes: list[Callable[[], object]] = [lambda: None, lambda: os.truncate(path, 1000)]
+    changes += [lambda: other.rename(path), path.unlink]
+    for number, change in enumerate(changes):
+        change()
+        with pytest.raises(DeeppartError):
+            _mapped(Place(text_of(place, None if number else "another boot"), 0), Path)
 
 
 def test_a_file_that_loses_its_name_while_it_is_used(place: FileRange) -> None:

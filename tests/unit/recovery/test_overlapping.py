@@ -17,6 +17,7 @@ from deeppart.recovery.apply import arrays_to_fill
 from deeppart.recovery.matching import Matched
 from deeppart.testing.states import difference
 from tests.unit.recovery.opened import Opened, open_step
+from tests.unit.round_trip import config, save
 from tests.unit.sharded_states import checkpointer, on_ranks
 from tests.unit.sharded_states import save as save_ranks
 
@@ -55,15 +56,6 @@ SHARING: dict[str, Callable[[], Pair]] = {
     "transposed": _transposed,
     "every other": _every_other,
 }
-
-
-def config(path: Path) -> deeppart.Config:
-    return deeppart.Config(persistent_dir=str(path))
-
-
-def save(path: Path, state: Any) -> None:
-    with deeppart.Checkpointer(config(path)) as checkpointer:
-        checkpointer.checkpoint(state, 1).wait(timeout=200)
 
 
 @pytest.mark.parametrize("name", SHARING)
@@ -134,7 +126,7 @@ def test_ranks_look_together_at_what_some_of_them_tie(tmp_path: Path, case: str)
 
 def looked_at(path: Path, saved: dict[str, Any], live: dict[str, Any]) -> tuple[Opened, Matched]:
     save(path, saved)
-    opened = open_step(path)
+    opened = open_step(path / "ckpt")
     return opened, opened.matched(live)
 
 

@@ -29,42 +29,21 @@ def of_leaf(index: PartIndexView, leaf: int) -> np.ndarray:
 
 
 def check(opened: Opened, part: int = -1, spans: Any = None) -> None:
-    """As one rank does that leads all parts, of which one has another table."""
+    """As one rank does it that leads all parts, of which one has another table."""
     if spans is not None:
         opened.recovered.mine[part].reader.spans = spans
     tables = share_tables(opened.ranks, opened.recovered, opened.documents.structure)
     check_spans(opened.saved, tables, opened.recovered, 0)
 
 
-def test_sound_parts_hold_every_byte_once(opened: Opened) -> None:
-    check(opened)
-
-
 @pytest.mark.parametrize("leaf", [0, 1, 2])
 def test_a_leaf_of_which_a_part_lacks_its_bytes(opened: Opened, leaf: int) -> None:
+    check(opened)
     index = opened.indexes[0]
     spans = index.pieces.spans[~of_leaf(index, leaf)]
     with pytest.raises(CorruptFileError, match=f"of leaf {leaf}") as caught:
         check(opened, 0, spans)
     assert str(caught.value.where).startswith("step 4")
-
-
-def test_bytes_that_two_parts_hold(opened: Opened) -> None:
-    """The second part has the span of the first, too."""
-    spans = opened.indexes[1].pieces.spans.copy()
-    spans["start"][of_leaf(opened.indexes[1], 0)] = 0
-    with pytest.raises(CorruptFileError, match="exactly once"):
-        check(opened, 1, spans=spans)
-
-
-@pytest.mark.parametrize("leaf", [0, 2])
-def test_a_span_in_the_table_of_the_other_kind(opened: Opened, leaf: int) -> None:
-    index = opened.indexes[1]
-    spans = index.pieces.spans.copy()
-    spans["table"][of_leaf(index, leaf)] ^= 1
-    with pytest.raises(CorruptFileError, match="in the table of the other kind") as caught:
-        check(opened, 1, spans=spans)
-    assert caught.value.where == "step 4, part 1"
 
 
 def test_chunks_that_are_marked_otherwise(opened: Opened) -> None:

@@ -88,23 +88,15 @@ def test_those_declared_each_ranks_own_are_saved_by_each_without_a_word(tmp_path
     assert torch.equal(deeppart.load(tmp_path, rank=1)["w"], WHOLE)
 
 
+def later(step: int, rank: int, mine: dict[str, Any]) -> None:
+    """Rank 2 comes to differ."""
+    if (step, rank) == (3, 2):
+        mine["norm"][1, 1] = -5
+        mine["w"][0, 0] = -5
+
+
 def test_what_comes_to_differ_is_told_with_the_ranks_and_the_steps(tmp_path: Path) -> None:
-    made = states()
-
-    def saved(comm: Comm) -> None:
-        with checkpointer(tmp_path, comm, keep={"persistent": 9}) as ck:
-            for step in (1, 2):
-                ck.checkpoint(made[comm.rank], step).wait("persistent", timeout=LIMIT_S)
-            if comm.rank == 2:
-                made[2]["norm"][1, 1] = -5
-                made[2]["w"][0, 0] = -5
-            for step in (3, 4):
-                ck.checkpoint(made[comm.rank], step).wait("persistent", timeout=LIMIT_S)
-
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", DeeppartWarning)
-        on_ranks(4, saved)
-    (text,) = [str(each.message) for each in caught if issubclass(each.category, DeeppartWarning)]
+    (text,) = told_by(tmp_path, later, steps=4)
     assert "norm: rank 2 differs from ranks 0-1" in text and "w: rank 0 holds other bytes than rank 2" in text
     assert torch.equal(deeppart.load(tmp_path, rank=0)["w"], WHOLE)
     assert deeppart.load(tmp_path, rank=2)["w"][0, 0] == -5 == deeppart.load(tmp_path, rank=2)["norm"][1, 1]

@@ -11,10 +11,8 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.errors import CorruptFileError
 from deeppart.offline.inspect.verifying import choose_steps, verify
 from deeppart.state import objects as registry
-from deeppart.state.document.structure_json import decode_structure
 from deeppart.state.values import SavedMember
 from tests.features.script_files import bits
 from tests.features.script_values import Phase, state
@@ -105,30 +103,3 @@ def _blank(rank: int) -> dict[str, Any]:
     register_meter()
     rank_local = collections.deque([0, 0][: 1 + rank], maxlen=3)
     return {**state(0), "meter": Meter(0), "own": {"set": {9}, "phase": Phase.WARMUP}, "apart": rank_local}
-
-
-DAMAGED: dict[str, Any] = {
-    "no such form": ["w", "pickle", [], ["l", []]],
-    "too little about it": ["w", "deque", [], ["l", []]],
-    "too much about it": ["w", "namespace", [1], ["d", [], [], None]],
-    "a length that is none": ["w", "deque", [-1], ["l", []]],
-    "a bool for a length": ["w", "deque", [True], ["l", []]],
-    "a class without a name": ["w", "dataclass", ["m", 5, []], ["d", [], [], None]],
-    "fields that are no list": ["w", "dataclass", ["m", "C", "ab"], ["d", [], [], None]],
-    "a field without a name": ["w", "dataclass", ["m", "C", [1]], ["d", [], [], None]],
-    "a name with a NUL": ["w", "dataclass", ["m", "C\0", []], ["d", [], [], None]],
-    "a lone surrogate": ["w", "registered", ["\ud800"], ["d", [], [], None]],
-    "about it that is no list": ["w", "deque", None, ["l", []]],
-    "no data": ["w", "deque", [None]],
-    "a form that is no text": ["w", ["deque"], [None], ["l", []]],
-}
-
-
-@pytest.mark.parametrize("name", DAMAGED)
-def test_other_forms_are_damage(name: str) -> None:
-    document = {
-        "tree": DAMAGED[name], "leaves": [], "values": [], "per_rank_values": [], "rank0": [], "rank_local": False,
-        "boxes": [],
-    }  # fmt: skip
-    with pytest.raises(CorruptFileError):
-        decode_structure(document, "here")

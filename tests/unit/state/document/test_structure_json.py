@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, OrderedDict, namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,28 +16,58 @@ import torch
 
 import deeppart
 from deeppart.errors import CorruptFileError
+from deeppart.state.document.structure import Structure
 from deeppart.state.document.structure_json import (
     Numbers,
     check_aliases,
     check_nesting,
     decode_structure,
-    decode_tree,
+    encode_structure,
     encode_tree,
 )
+from deeppart.state.paths.keys import readable
 from deeppart.state.restore.merge import build
-from deeppart.state.tensors.leaves import LeafType
+from deeppart.state.restore.target import Target, decode_values
+from deeppart.state.tensors.leaves import LeafType, leaf_type
 from deeppart.state.tree import ArrayLeaf, Branch, LeafNumbers, Node, units_of
-from deeppart.state.tree.flat import RankLocalRules
+from deeppart.state.tree.flat import FlatState, RankLocalRules
 from deeppart.state.tree.flattening import DEEPEST_NESTING, flatten
-from deeppart.state.tree.ties import Alias
+from deeppart.state.tree.ties import Alias, find_aliases
+from deeppart.state.values import encode_value
 from deeppart.testing.states import Box, difference
 from tests.unit.round_trip import both_ways, config, restore, save, wrapped
-from tests.unit.state.saved_states import document_of, structure_of, target_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning", "ignore:.*:DeprecationWarning")
 Point = namedtuple("Point", "x y")
 named: Any = namedtuple  # for types that are made in the middle of an expression, which mypy cannot follow
 HUGE = 7**20000  # 16,903 digits; str() of an int refuses beyond 4,300
+
+
+def document_of(flat: FlatState, own: Collection[str] = ()) -> dict[str, Any]:
+    """The structure document of a state; ``own``: readable paths of what is each rank's own."""
+    types = [leaf_type(data) for data in flat.data]
+    document = encode_structure(
+        encode_tree(flat.root),
+        types,
+        np.array([readable(leaf.path) in own for leaf in flat.arrays], dtype=np.bool_),
+        find_aliases(flat, types),
+        [encode_value(leaf.value, readable(leaf.path)) for leaf in flat.values],
+        np.array([readable(leaf.path) in own for leaf in flat.values], dtype=np.bool_),
+        [],
+        False,
+    )
+    found: dict[str, Any] = json.loads(json.dumps(document))
+    return found
+
+
+def structure_of(state: Any, own: Collection[str] = ()) -> Structure:
+    """A state's structure, as it is read from a file."""
+    return decode_structure(document_of(flatten(state), own), "here")
+
+
+def target_of(structure: Structure) -> Target:
+    """Where all of it goes, with nothing matched yet."""
+    return Target(structure, list(structure.types), decode_values(structure, "here"))
 
 
 class Typed(NamedTuple):
@@ -46,33 +76,22 @@ class Typed(NamedTuple):
 
 
 CONTAINERS = {
-    "empty dict": {},
-    "empty list": [],
-    "empty tuple": (),
     "empties": {"a": {}, "b": [], "c": (), "d": OrderedDict(), "e": Counter(), "f": [[], {}], "g": ((),)},
-    "insertion order": {"z": 1, "a": torch.ones(2), "m": 3},
-    "odict order": OrderedDict([("z", 1), ("a", 2)]),
     "counter": Counter({3: 2, 7: 1, "x": -4, (1, 2): 0}),
-    "namedtuple": Point(torch.arange(3), Point(1, [2])),
     "typed namedtuple": Typed(torch.arange(3.0)),
     "renamed fields": named("R", "a class def", rename=True)(1, 2, torch.ones(1)),
-    "tuple of tuples": (1, (2, (3, torch.ones(2)), ()), [(), ((),)]),
-    "list of everything": [1, "a", None, 2.5, b"x", torch.ones(1), np.ones(1), [0], {"k": 0}, (0,)],
     "same key text": {1: "int", "1": "str", b"1": "bytes", 1.5: "float", "1.5": "text", (1,): "tuple"},
-    "bool keys": {True: torch.ones(1), False: torch.zeros(1), 2: "two"},
     "separators": {"a.b": 1, "a/b": 2, "a": {"b": 3}, "a~1b": 4, "~": 5, "~0": 6, "": 7, "/": 8, ".": 9},
     "odd keys": {None: 1, -1: 2, (): 3, (1, (2, "x"), None): 4, b"\xff\x00": 5, "\0": 6, "ä": 7, "\ud800": 8},
     "float keys": {0.5: 1, math.inf: 2, -math.inf: 3, 5e-324: 4, -0.0: 5},
     "value keys": {torch.float32: 1, torch.device("cpu"): 2, torch.Size([2]): 3, np.int8(3): 4, 2j: 5},
     "huge keys": {HUGE: torch.ones(2), -HUGE: 1, (HUGE,): 2, "x": 3},
-    "many int keys": {i: torch.full((1,), float(i)) for i in (10, 9, 100, 2, -5)},
     "numeric text": {"10": 1, "9": 2, "0" * 5000 + "1": 3},
 }
 
 
-@pytest.mark.parametrize("name", CONTAINERS)
-def test_containers_and_keys(tmp_path: Path, name: str) -> None:
-    both_ways(tmp_path, wrapped(CONTAINERS[name]))
+def test_containers_and_keys(tmp_path: Path) -> None:
+    both_ways(tmp_path, CONTAINERS)
 
 
 def test_a_leaf_can_be_the_root(tmp_path: Path) -> None:
@@ -82,17 +101,14 @@ def test_a_leaf_can_be_the_root(tmp_path: Path) -> None:
     assert live.tolist() == [0, 1, 2, 3, 4]
 
 
-def test_a_namedtuple_comes_back_from_load_with_its_name_and_fields(tmp_path: Path) -> None:
-    loaded = both_ways(tmp_path, wrapped(Point(1, 2)))["item"]
-    assert type(loaded).__name__ == "Point" and loaded._fields == ("x", "y") and type(loaded) is not Point
-
-
-def test_a_live_namedtuple_keeps_its_class(tmp_path: Path) -> None:
+def test_a_namedtuple_is_loaded_with_its_name_and_fields_and_keeps_its_live_class(tmp_path: Path) -> None:
     class Careful(namedtuple("Careful", "x y")):
         def __new__(cls, both: int) -> Careful:
             return super().__new__(cls, both, both)
 
     save(tmp_path, wrapped(Careful(3)))
+    loaded = deeppart.load(tmp_path / "ckpt")["item"]
+    assert type(loaded).__name__ == "Careful" and loaded._fields == ("x", "y") and type(loaded) is not Careful
     live = restore(tmp_path, wrapped(Careful(0)))["item"]
     assert type(live) is Careful and tuple(live) == (3, 3)
 
@@ -210,11 +226,7 @@ DAMAGE: dict[str, Callable[[dict[str, Any]], Any]] = {
     "another dtype": in_leaf(0, 1, "float1"),
     "a negative length": in_leaf(0, 2, [-1]),
     "a view beyond its owner": in_leaf(2, 4, [3, 40, [2]]),
-    "a view of nothing": in_leaf(2, 4, [9, 8, [2]]),
     "a view of itself": in_leaf(2, 4, [2, 0, [1]]),
-    "a view of the other kind": in_leaf(2, 4, [1, 0, [1]]),
-    "a view between elements": in_leaf(2, 4, [3, 2, [1]]),
-    "a view of too few steps": in_leaf(2, 4, [3, 8, []]),
     "a view that is none": in_leaf(2, 4, [3, 8]),
     "a view that steps back": in_leaf(2, 4, [3, 8, [-1]]),
     "two views at once": lambda found: found["leaves"][2].append([3, 8, [2]]),
@@ -229,34 +241,6 @@ def test_what_no_writer_makes_is_damage(name: str) -> None:
     with pytest.raises(CorruptFileError) as caught:
         decode_structure(found, "here")
     assert caught.value.where == "here"
-
-
-# --- names of classes -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["", "a b", "a.b", "1a", "class", "None", "a\n", 5, None], ids=repr)
-def test_no_class_is_called_so(name: Any) -> None:
-    with pytest.raises((ValueError, TypeError)):
-        decode_tree(["n", name, ["x"], [["a", 0]]], 0, "here")
-
-
-@pytest.mark.parametrize("fields", [["x", "x"], ["a b"], [""], [5], ["x", "y"], [], "x", ["\ufb01", "fi"]], ids=repr)
-def test_no_class_has_these_fields(fields: Any) -> None:
-    children = [["a", index] for index in range(2 if fields in (["x", "x"], ["\ufb01", "fi"]) else 1)]
-    with pytest.raises((ValueError, TypeError)):
-        decode_tree(["n", "Point", fields, children], 0, "here")
-
-
-@pytest.mark.parametrize("keys", [[1, True], [1, 1.0], ["a", "a"], [["tuple", [1]], ["tuple", [1.0]]]], ids=repr)
-def test_keys_that_are_one_key_of_a_dict(keys: list[Any]) -> None:
-    with pytest.raises(ValueError, match="repeated"):
-        decode_tree(["d", keys, [["a", 0], ["a", 1]], None], 0, "here")
-
-
-# --- the pieces -------------------------------------------------------------------------------------------------------
-
-
-# --- how deep, and how long -------------------------------------------------------------------------------------------
 
 
 def nested(depth: int, key: Any = 0) -> Node:
@@ -335,14 +319,32 @@ NODES: list[Any] = [
     ["x", "subclass", "c", ["context"], [V]],
     ["x", "subclass", "c", ["a", "context"], [V, A]],
     ["x", "subclass", "c", [], []],
+    ["w", "pickle", [], ["l", []]],
+    ["w", "deque", [], ["l", []]],
+    ["w", "namespace", [1], ["d", [], [], None]],
+    ["w", "deque", [-1], ["l", []]],
+    ["w", "deque", [True], ["l", []]],
+    ["w", "dataclass", ["m", 5, []], ["d", [], [], None]],
+    ["w", "dataclass", ["m", "C", "ab"], ["d", [], [], None]],
+    ["w", "dataclass", ["m", "C", [1]], ["d", [], [], None]],
+    ["w", "dataclass", ["m", "C\0", []], ["d", [], [], None]],
+    ["w", "registered", ["\ud800"], ["d", [], [], None]],
+    ["w", "deque", None, ["l", []]],
+    ["w", "deque", [None]],
+    ["w", ["deque"], [None], ["l", []]],
+    *(["n", name, ["x"], [A]] for name in ("", "a b", "a.b", "1a", "class", "None", "a\n", 5, None)),
+    *(["n", "Point", fields, [A]] for fields in (["a b"], [""], [5], ["x", "y"], [], "x")),
+    *(["n", "Point", fields, [A, B]] for fields in (["x", "x"], ["\ufb01", "fi"])),
+    *(["d", keys, [A, B], None] for keys in ([1, True], [1, 1.0], ["a", "a"], [["tuple", [1]], ["tuple", [1.0]]])),
 ]
 
 
 @pytest.mark.parametrize("node", NODES, ids=lambda node: json.dumps(node)[:60])
 def test_a_node_that_no_writer_means(node: Any) -> None:
-    leaf = ["torch", "float32", [3], 0]
+    arrays, values = json.dumps(node).count('["a", '), json.dumps(node).count('["v", ')
     document = {
-        "leaves": [leaf, leaf], "values": [1, 2], "per_rank_values": [], "rank0": [], "rank_local": False, "boxes": [],
+        "leaves": [["torch", "float32", [3], 0]] * arrays, "values": [1] * values, "per_rank_values": [], "rank0": [],
+        "rank_local": False, "boxes": [],
     }  # fmt: skip
     with pytest.raises(CorruptFileError) as caught:
         decode_structure({**document, "tree": node}, "here")

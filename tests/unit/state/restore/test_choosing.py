@@ -21,12 +21,6 @@ from tests.unit.sharded_states import restore, save
 pytestmark = pytest.mark.usefixtures("working_directory")
 
 
-@pytest.fixture
-def ck(tmp_path: Path) -> Iterator[deeppart.Checkpointer]:
-    with deeppart.Checkpointer(persistent_dir=tmp_path / "ckpt", timeout=30.0) as checkpointer:
-        yield checkpointer
-
-
 def network(seed: int, *more: torch.nn.Module) -> Any:
     torch.manual_seed(seed)
     return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2), *more)

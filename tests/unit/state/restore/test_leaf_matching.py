@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections import Counter, OrderedDict, namedtuple
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,24 +21,60 @@ from deeppart.errors import LeafMismatchError, StateError, StructureMismatchErro
 from deeppart.state.restore.leaf_matching import can_cast
 from deeppart.state.restore.merge import cast_into
 from deeppart.state.tensors.leaves import TORCH_DTYPES, LeafType, leaf_type
-from deeppart.testing.states import Box, arrays, difference
+from deeppart.state.tree.ties import address
+from deeppart.testing.states import Box, array_bytes, arrays, difference
 from tests.unit.sharded_groups import one_rank
-from tests.unit.state.restore.mismatches import Case, check_brought_back, check_refused, config, ones, zeros
 from tests.unit.state.rows import NESTED
 from tests.unit.trained import network, save_and_restore, train
 
 Point = namedtuple("Point", "x y")
 Other = namedtuple("Other", "x z")
 HUGE = 7**20000
+#: What was saved, what is live, the error, the path that it names, and texts that must be in its message.
+Case = tuple[Any, Any, type[StateError], str, list[str]]
+
+
+def ones(*shape: Any, **kwargs: Any) -> torch.Tensor:
+    return torch.ones(*shape, **kwargs)
+
+
+def zeros(*shape: int, **kwargs: Any) -> torch.Tensor:
+    return torch.zeros(*shape, **kwargs)
+
+
+def snapshot(state: Any) -> Any:
+    """All bytes and values, and where they lie (state_dict() makes new tensors over the same memory)."""
+    data = [(address(array), array_bytes(array)) for array in arrays(state)]
+    return data, copy.deepcopy({key: item for key, item in state.items() if not isinstance(item, torch.nn.Module)})
+
+
+def check_refused(ck: deeppart.Checkpointer, case: Case) -> None:
+    """The live part is refused among good ones, of which none is touched; what was saved fits in its place."""
+    bad, live_bad, kind, path, texts = case
+    state = {"after": ones(5), "bad": bad, "a": np.arange(3), "value": 1, "model": torch.nn.Linear(2, 2)}
+    live = {"after": zeros(5), "bad": live_bad, "a": np.zeros(3, int), "value": 0, "model": torch.nn.Linear(2, 2)}
+    ck.checkpoint(state, step=7).wait(timeout=200)
+    before = snapshot(live)
+    with pytest.raises(kind) as caught:
+        ck.restore(live)
+    text = str(caught.value)
+    assert type(caught.value) is kind or kind is StateError
+    assert f"path {path}" in text.replace("paths ", "path ") and not [t for t in texts if t not in text], text
+    assert "to do:" in text
+    after = snapshot(live)
+    assert before[0] == after[0] and difference(before[1], after[1]) is None
+    good = {**live, "bad": copy.deepcopy(bad)}
+    assert ck.restore(good) == 7, "and the checkpointer is none the worse"
+    assert difference(state, good) is None
+
+
 CASES: dict[str, Callable[[], Case]] = {
     "shape": lambda: (ones(3), zeros(4), LeafMismatchError, "bad",
                       ["float32[3]", "float32[4]", "build the state as it was"]),
-    "empty shape": lambda: (ones(0, 3), zeros(0), LeafMismatchError, "bad", ["[0, 3]", "[0]"]),
     "dtype": lambda: (ones(3), zeros(3).bfloat16(), LeafMismatchError, "bad", ["float32", "bfloat16"]),
     "byte order": lambda: (np.ones(3, ">f4"), np.zeros(3, "<f4"), LeafMismatchError, "bad", [">f4", "<f4"]),
     "numpy for torch": lambda: (ones(3), np.zeros(3, "f4"), LeafMismatchError, "bad", ["float32[3]", "numpy <f4[3]"]),
     "number for two elements": lambda: (ones(2), 5.0, LeafMismatchError, "bad", ["an array", "type float"]),
-    "text for an element": lambda: (ones(()), "5", LeafMismatchError, "bad", ["an array", "type str"]),
     "value for array": lambda: (ones(3), 5, LeafMismatchError, "bad", ["an array", "type int"]),
     "array for value": lambda: (5, zeros(3), LeafMismatchError, "bad", ["type int", "an array"]),
     "array for none": lambda: (None, zeros(3), LeafMismatchError, "bad", ["None", "an array"]),
@@ -79,10 +116,27 @@ CASES: dict[str, Callable[[], Case]] = {
                                       ["[1, 2]", "[3]"]),
     "optimizer fewer groups": lambda: (optimizer([3]), optimizer([1, 2]), StructureMismatchError, "bad",
                                        ["[3]", "[1, 2]"]),
-    "one list twice": lambda: one_container_twice([0], [1], [2]),
-    "one dict twice": lambda: one_container_twice({"a": 0}, {"a": 1}, {"a": True}),
-    "one object twice": lambda: one_container_twice(Box({"a": 0.5}), Box({"a": 0.0}), Box({"a": -0.0})),
+    "a value for rows": lambda: (NESTED["lists"], 7, StateError, "bad", []),
+    "a dict for rows": lambda: (NESTED["lists"], {"a": 1}, StateError, "bad", []),
+    "a dict of rows for a list of rows": lambda: (NESTED["lists"], NESTED["table"], StateError, "bad", []),
+    "tensors for rows": lambda: (NESTED["lists"], [zeros(1)] * 300, StateError, "bad", []),
+    "rows for tensors": lambda: ([ones(1)] * 300, NESTED["lists"], StateError, "bad", []),
+    "rows for rows with tensors": lambda: ([[ones(2)]] * 300, NESTED["lists"], StateError, "bad", []),
+    "read-only numpy": lambda: (np.ones(3), frozen(np.zeros(3)), StateError, "bad", ["read-only"]),
+    "expanded": lambda: (ones(3), zeros(1).expand(3), StateError, "bad", ["shape [3]"]),
+    "overlapping": lambda: (ones(3, 2), zeros(4).as_strided((3, 2), (1, 1)), StateError, "bad", ["shape [3, 2]"]),
+    "writable numpy overlap": lambda: (
+        np.ones((3, 2)), np.lib.stride_tricks.as_strided(np.zeros(4), (3, 2), (8, 8)), StateError, "bad", ["[3, 2]"]),
+    "one dict twice": lambda: (
+        [{"a": 1}, {"a": True}], [{"a": 0}] * 2, StructureMismatchError, "bad/1", ["bad/1"]),
+    "one object twice": lambda: (
+        [Box({"a": 0.0}), Box({"a": -0.0})], [Box({"a": 0.5})] * 2, StructureMismatchError, "bad/1", ["bad/1"]),
 }  # fmt: skip
+
+
+def frozen(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    array.flags.writeable = False
+    return array
 
 
 def optimizer(sizes: list[int]) -> torch.optim.Optimizer:
@@ -90,13 +144,9 @@ def optimizer(sizes: list[int]) -> torch.optim.Optimizer:
     return torch.optim.SGD(groups, lr=0.5)
 
 
-def one_container_twice(live: Any, first: Any, second: Any) -> Case:
-    return [first, second], [live, live], StructureMismatchError, "bad/1", ["bad/1"]
-
-
 @pytest.mark.parametrize("name", CASES)
-def test_a_mismatch_is_named_and_touches_nothing(tmp_path: Path, name: str) -> None:
-    check_refused(tmp_path, CASES[name]())
+def test_a_mismatch_is_named_and_touches_nothing(ck: deeppart.Checkpointer, name: str) -> None:
+    check_refused(ck, CASES[name]())
 
 
 ROOTS: dict[str, tuple[Any, Any, list[str]]] = {
@@ -112,18 +162,17 @@ ROOTS: dict[str, tuple[Any, Any, list[str]]] = {
 
 
 @pytest.mark.parametrize("name", ROOTS)
-def test_what_nothing_mutable_holds_cannot_be_replaced(tmp_path: Path, name: str) -> None:
+def test_what_nothing_mutable_holds_cannot_be_replaced(ck: deeppart.Checkpointer, name: str) -> None:
     saved, live, texts = ROOTS[name]
-    with deeppart.Checkpointer(config(tmp_path)) as ck:
-        ck.checkpoint(saved, step=1).wait(timeout=200)
-        with pytest.raises(StateError) as caught:
-            ck.restore(live)
-        assert not [t for t in texts if t not in str(caught.value)], str(caught.value)
-        same = copy.deepcopy(saved)
-        for array in arrays(same):
-            array.zero_()
-        assert ck.restore(same) == 1
-        assert difference(saved, same) is None
+    ck.checkpoint(saved, step=1).wait(timeout=200)
+    with pytest.raises(StateError) as caught:
+        ck.restore(live)
+    assert not [t for t in texts if t not in str(caught.value)], str(caught.value)
+    same = copy.deepcopy(saved)
+    for array in arrays(same):
+        array.zero_()
+    assert ck.restore(same) == 1
+    assert difference(saved, same) is None
 
 
 GOOD: dict[str, Callable[[], tuple[Any, Any]]] = {
@@ -133,83 +182,68 @@ GOOD: dict[str, Callable[[], tuple[Any, Any]]] = {
     "dict and odict": lambda: (OrderedDict(a=1, b=ones(1)), {"b": zeros(1), "a": 0}),
     "odict and dict": lambda: ({"a": 1}, OrderedDict(a=0)),
     "counter": lambda: (Counter(a=1, b=2), Counter(a=5)),
-    "one list twice": lambda: shared_list(),
-    "one object twice": lambda: shared_object(),
+    "one object twice": lambda: ([Box({"a": 1, "t": ones(2)})] * 2, [Box({"a": 0, "t": zeros(2)})] * 2),
+    "strided live": lambda: (torch.arange(6.0).view(2, 3), zeros(4, 6)[::2, ::2]),
+    "transposed live": lambda: (torch.arange(6.0).view(2, 3), zeros(3, 2).T),
+    "reversed live": lambda: (np.arange(6).reshape(2, 3), np.zeros((2, 3), int)[::-1, ::-1]),
+    "negative live": lambda: (np.arange(6.0), np.zeros(12)[::-2]),
+    "another byte order, strided": lambda: (np.arange(12, dtype=">i4").reshape(3, 4), np.zeros((3, 8), ">i4")[:, ::2]),
+    "odd address": lambda: (np.arange(3, dtype="i4"), np.frombuffer(bytearray(13), "u1")[1:].view("i4")),
+    "strided text": lambda: (np.array([b"abc", b"d"]), np.zeros(4, "S3")[::2]),
+    "channels last": lambda: (
+        torch.arange(48.0).view(2, 3, 2, 4), zeros(2, 3, 2, 4).to(memory_format=torch.channels_last)),
+    "a number is nothing yet": lambda: ({"best": ones(()), "b": [ones(1, 1)], "n": np.float32(2.0) * np.ones(1)},
+                                        {"best": 1e9, "b": [0], "n": True}),
+    "none is nothing yet": lambda: ({"a": ones(2), "b": [1, {}], "c": (ones(1),)}, dict.fromkeys("abc")),
+    "none in a tuple": lambda: ((ones(2), Point(1, ones(1))), (None, Point(0, None))),
+    "none in an object": lambda: (Box({"a": [ones(2)], "b": None}), Box({"a": None, "b": 3})),
+    "extra values at the end of a list go": lambda: ([1, 2], [9, 9, 9, 9]),
 }  # fmt: skip
 
 
-def shared_list() -> tuple[Any, Any]:
-    live = [0, zeros(2)]
-    data = ones(2)
-    return {"a": [1, data], "b": [1, data]}, {"a": live, "b": live}
-
-
-def shared_object() -> tuple[Any, Any]:
-    saved, live = Box({"a": 1, "t": ones(2)}), Box({"a": 0, "t": zeros(2)})
-    return [saved, saved], [live, live]
-
-
 @pytest.mark.parametrize("name", GOOD)
-def test_what_can_be_brought_back_is(tmp_path: Path, name: str) -> None:
-    check_brought_back(tmp_path, *GOOD[name]())
+def test_what_can_be_brought_back_is(ck: deeppart.Checkpointer, name: str) -> None:
+    """Its arrays and dicts stay the objects that they are."""
+    saved, live = GOOD[name]()
+    before = [id(array) for array in arrays(live)]
+    ck.checkpoint({"x": saved}, step=1).wait(timeout=200)
+    state = {"x": live}
+    ck.restore(state)
+    found, expected = state["x"], saved
+    if {type(found), type(expected)} == {dict, OrderedDict}:
+        assert type(found) is type(live), "the live container stays"
+        found, expected = dict(found), dict(expected)
+    assert difference(expected, found, ordered=False) is None
+    assert [id(array) for array in arrays(state["x"])][: len(before)] == before or not before
 
 
-def test_restoring_needs_the_structure_of_that_step(tmp_path: Path) -> None:
-    with deeppart.Checkpointer(config(tmp_path)) as ck:
-        ck.checkpoint({"a": ones(2)}, step=1).wait(timeout=200)
-        ck.checkpoint({"a": ones(3)}, step=2).wait(timeout=200)
-        with pytest.raises(LeafMismatchError):
-            ck.restore({"a": zeros(2)})
-        live = {"a": zeros(2)}
-        with pytest.warns(deeppart.DeeppartWarning, match="step 2 is in the directory too"):
-            assert ck.restore(live, step=1) == 1
-        assert live["a"].tolist() == [1, 1]
+def test_restoring_needs_the_structure_of_that_step(ck: deeppart.Checkpointer) -> None:
+    ck.checkpoint({"a": ones(2)}, step=1).wait(timeout=200)
+    ck.checkpoint({"a": ones(3)}, step=2).wait(timeout=200)
+    with pytest.raises(LeafMismatchError):
+        ck.restore({"a": zeros(2)})
+    live = {"a": zeros(2)}
+    with pytest.warns(deeppart.DeeppartWarning, match="step 2 is in the directory too"):
+        assert ck.restore(live, step=1) == 1
+    assert live["a"].tolist() == [1, 1]
 
 
-def test_all_leaves_that_do_not_match_are_named(tmp_path: Path) -> None:
+def test_all_leaves_that_do_not_match_are_named(ck: deeppart.Checkpointer) -> None:
     """Ten of them, and how many there are; the others are looked at with the rules of their own place."""
 
     def state(width: int) -> dict[str, Any]:
         layers = torch.nn.Sequential(*[torch.nn.Linear(width, width, bias=False) for _ in range(11)])
         return {"model": layers, "list": [torch.zeros(width), 1], "same": torch.zeros(2), "value": (1, 2)}
 
-    with deeppart.Checkpointer(config(tmp_path)) as ck:
-        ck.checkpoint(state(3), step=1).wait("persistent")
-        with pytest.raises(LeafMismatchError) as caught:
-            ck.restore(state(4))
-        names = [f"model/{number}.weight" for number in range(10)]
-        assert caught.value.where == f"paths {', '.join(names)}, ... (12 in all)"
-        with pytest.raises(LeafMismatchError, match=r"paths model/3.weight, list/0\n"):
-            live = state(3) | {"list": [[0], 1]}
-            live["model"][3] = torch.nn.Linear(4, 4, bias=False)
-            ck.restore(live)
-
-
-@pytest.fixture
-def ck(tmp_path: Path) -> Any:
-    with deeppart.Checkpointer(deeppart.Config(persistent_dir=str(tmp_path / "ckpt"))) as made:
-        yield made
-
-
-REFUSED: dict[str, tuple[Any, Any]] = {
-    "a value": (NESTED["lists"], 7),
-    "a dict for a list": (NESTED["lists"], {"a": 1}),
-    "a dict of rows for a list of rows": (NESTED["lists"], NESTED["table"]),
-    "tensors for rows": (NESTED["lists"], [torch.ones(1)] * 300),
-    "a tensor in a row": (NESTED["lists"], [[torch.ones(1)]] * 300),
-    "rows for tensors": ([torch.ones(1)] * 300, NESTED["lists"]),
-    "rows for rows with tensors": ([[torch.ones(2)]] * 300, NESTED["lists"]),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_does_not_fit_is_refused(ck: deeppart.Checkpointer, name: str) -> None:
-    saved, live = REFUSED[name]
-    ck.checkpoint({"bad": saved, "good": torch.ones(1)}, step=1).wait()
-    state = {"bad": live, "good": torch.zeros(1)}
-    with pytest.raises(StateError, match="bad"):
-        ck.restore(state)
-    assert not state["good"].any(), "nothing has been touched"
+    ck.checkpoint(state(3), step=1).wait("persistent")
+    with pytest.raises(LeafMismatchError) as caught:
+        ck.restore(state(4))
+    names = [f"model/{number}.weight" for number in range(10)]
+    assert caught.value.where == f"paths {', '.join(names)}, ... (12 in all)"
+    with pytest.raises(LeafMismatchError, match=r"paths model/3.weight, list/0\n"):
+        live = state(3) | {"list": [[0], 1]}
+        live["model"][3] = torch.nn.Linear(4, 4, bias=False)
+        ck.restore(live)
 
 
 ALIASED: dict[str, tuple[dict[str, Any], Callable[[list[Any]], dict[str, Any]]]] = {
@@ -259,24 +293,12 @@ def test_an_optimizer_that_has_stepped_cannot_unlearn_it(tmp_path: Path) -> None
     optimizer, other = torch.optim.Adam(model.parameters()), torch.optim.Adam(live.parameters())
     train(live, other, 1)
     before = copy.deepcopy((live.state_dict(), other.state_dict()))
-    with pytest.raises(deeppart.errors.StructureMismatchError, match="o/state/0"):
+    with pytest.raises(
+        StructureMismatchError, match="had not stepped when it was saved, and the live one has"
+    ) as caught:
         save_and_restore(tmp_path, {"m": model, "o": optimizer}, {"m": live, "o": other})
+    assert "o/state/0" in str(caught.value)
     assert difference(before, (live.state_dict(), other.state_dict())) is None
-
-
-@pytest.mark.parametrize(
-    ("saved", "live", "todo"),
-    [
-        (torch.nn.Linear(3, 2), torch.nn.Sequential(torch.nn.Linear(3, 2)), r'rename={"m/\*": "m/0.\*"}'),
-        (torch.nn.Sequential(torch.nn.Linear(3, 2)), torch.nn.Linear(3, 2), r'rename={"m/0.\*": "m/\*"}'),
-        (torch.nn.Linear(3, 2), torch.nn.ParameterList([torch.zeros(2)]), "build the module as it was"),
-        (torch.nn.Linear(3, 2), torch.nn.Linear(3, 2).bfloat16(), r"converted once it is restored, module.to\(dtype\)"),
-        (torch.nn.Linear(3, 2), torch.nn.Linear(3, 1), "shapes in training"),
-    ],
-)
-def test_a_module_that_does_not_fit_is_told_how_to(tmp_path: Path, saved: Any, live: Any, todo: str) -> None:
-    with pytest.raises(deeppart.DeeppartError, match=f"to do: .*{todo}"):
-        save_and_restore(tmp_path, {"m": saved}, {"m": live})
 
 
 @pytest.mark.parametrize(("last", "named"), [("b", True), ("c", True), ("b", False)])
@@ -364,49 +386,47 @@ def overlapping_here() -> Case:
 
 
 @pytest.mark.parametrize("name", TIED)
-def test_memory_that_is_shared_otherwise_is_named_and_nothing_touched(tmp_path: Path, name: str) -> None:
-    check_refused(tmp_path, TIED[name]())
+def test_memory_that_is_shared_otherwise_is_named_and_nothing_touched(ck: deeppart.Checkpointer, name: str) -> None:
+    check_refused(ck, TIED[name]())
 
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 
 
-@pytest.mark.parametrize("saved", FLOATS)
-@pytest.mark.parametrize("live", FLOATS)
-def test_floats_are_rounded_as_torch_does(saved: str, live: str) -> None:
-    values = torch.tensor([1.0, -0.1, 3e-5, float("inf"), float("nan")], dtype=TORCH_DTYPES[saved])
-    target = torch.zeros(5, dtype=TORCH_DTYPES[live], requires_grad=True)
-    assert can_cast(leaf_type(values), leaf_type(target))
-    cast_into([(target, values)])
-    assert torch.equal(target.detach(), values.to(target.dtype)) or torch.equal(
-        target.detach().nan_to_num(), values.to(target.dtype).nan_to_num()
-    )
+def test_floats_are_rounded_as_torch_does() -> None:
+    for saved, live in itertools.product(FLOATS, repeat=2):
+        values = torch.tensor([1.0, -0.1, 3e-5, float("inf"), float("nan")], dtype=TORCH_DTYPES[saved])
+        target = torch.zeros(5, dtype=TORCH_DTYPES[live], requires_grad=True)
+        assert can_cast(leaf_type(values), leaf_type(target))
+        cast_into([(target, values)])
+        assert torch.equal(target.detach().nan_to_num(), values.to(target.dtype).nan_to_num())
+        assert target.isnan().tolist() == [False] * 4 + [True]
 
 
 @pytest.mark.parametrize(
-    ("saved", "live"),
+    ("kind", "saved", "live", "can"),
     [
-        ("int64", "int32"),
-        ("int64", "float32"),
-        ("float32", "int64"),
-        ("bool", "float32"),
-        ("complex64", "float32"),
-        ("float32", "complex64"),
-        ("float4_e2m1fn_x2", "float32"),
+        ("torch", "complex128", "complex64", True),
+        ("torch", "int64", "int32", False),
+        ("torch", "int64", "float32", False),
+        ("torch", "float32", "int64", False),
+        ("torch", "bool", "float32", False),
+        ("torch", "complex64", "float32", False),
+        ("torch", "float32", "complex64", False),
+        ("torch", "float4_e2m1fn_x2", "float32", False),
+        ("numpy", "<f8", "<f2", True),
+        ("numpy", "<i8", "<f8", False),
     ],
 )
-def test_what_may_not_fit_is_not_converted(saved: str, live: str) -> None:
-    if saved in TORCH_DTYPES:
-        assert not can_cast(LeafType("torch", saved, (4,)), LeafType("torch", live, (4,)))
+def test_what_may_not_fit_is_not_converted(kind: Any, saved: str, live: str, can: bool) -> None:
+    if kind == "numpy" or saved in TORCH_DTYPES:
+        assert can_cast(LeafType(kind, saved, (4,)), LeafType(kind, live, (4,))) == can
 
 
 def test_kind_and_shape_must_be_the_same() -> None:
     one = LeafType("torch", "float32", (4,))
     assert not can_cast(one, LeafType("torch", "bfloat16", (2, 2)))
     assert not can_cast(one, LeafType("numpy", "<f8", (4,)))
-    assert can_cast(LeafType("numpy", "<f8", (2,)), LeafType("numpy", "<f2", (2,)))
-    assert not can_cast(LeafType("numpy", "<i8", (2,)), LeafType("numpy", "<f8", (2,)))
-    assert can_cast(LeafType("torch", "complex128", ()), LeafType("torch", "complex64", ()))
 
 
 class Nothing(NamedTuple):
@@ -437,12 +457,13 @@ def trained(mesh: DeviceMesh, *, step: bool, groups: bool = False) -> tuple[dict
 
 
 @pytest.mark.parametrize("groups", [False, True])
-def test_an_optimizer_that_has_not_stepped_gets_its_moments(tmp_path: Path, mesh: DeviceMesh, groups: bool) -> None:
+def test_an_optimizer_that_has_not_stepped_gets_its_moments(
+    ck: deeppart.Checkpointer, mesh: DeviceMesh, groups: bool
+) -> None:
     state, before = trained(mesh, step=True, groups=groups)
     live, after = trained(mesh, step=False, groups=groups)
-    with deeppart.Checkpointer(persistent_dir=tmp_path) as ck:
-        ck.checkpoint(state, step=1).wait(timeout=60)
-        assert ck.restore(live) == 1
+    ck.checkpoint(state, step=1).wait(timeout=60)
+    assert ck.restore(live) == 1
     for old, new in zip(before.param_groups, after.param_groups, strict=True):
         for one, other in zip(old["params"], new["params"], strict=True):
             assert after.state[other].keys() == {"step", "exp_avg", "exp_avg_sq"}
@@ -456,14 +477,15 @@ def test_an_optimizer_that_has_not_stepped_gets_its_moments(tmp_path: Path, mesh
     after.step()  # without gradients: it can use what it was given
 
 
-def test_what_belongs_to_a_parameter_that_is_not_sharded_here_is_made_whole(tmp_path: Path, mesh: DeviceMesh) -> None:
+def test_what_belongs_to_a_parameter_that_is_not_sharded_here_is_made_whole(
+    ck: deeppart.Checkpointer, mesh: DeviceMesh
+) -> None:
     """As where FSDP sharded everything, and tensor parallelism shards a part of it."""
     state, before = trained(mesh, step=True)
     parameters = [torch.nn.Parameter(torch.zeros(5, 3)), *trained(mesh, step=False)[0]["model"][1:]]
     after = torch.optim.AdamW(parameters)
-    with deeppart.Checkpointer(persistent_dir=tmp_path) as ck:
-        ck.checkpoint(state, step=1).wait(timeout=60)
-        assert ck.restore({"model": list(parameters), "optimizer": after, "empty": Nothing()}) == 1
+    ck.checkpoint(state, step=1).wait(timeout=60)
+    assert ck.restore({"model": list(parameters), "optimizer": after, "empty": Nothing()}) == 1
     for one, other in zip(before.param_groups[0]["params"], parameters, strict=True):
         assert torch.equal(_whole(one), _whole(other))
         for name in ("exp_avg", "exp_avg_sq"):
@@ -475,28 +497,26 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def test_what_belongs_to_no_parameter_is_left_out_and_told(tmp_path: Path, mesh: DeviceMesh) -> None:
+def test_what_belongs_to_no_parameter_is_left_out_and_told(ck: deeppart.Checkpointer, mesh: DeviceMesh) -> None:
     whole = torch.arange(10.0)
     state = {"a": distribute_tensor(whole, mesh, [Shard(0)]), "b": {"c": distribute_tensor(whole, mesh, [Shard(0)])}}
     live: dict[str, Any] = {"a": distribute_tensor(torch.zeros(10), mesh, [Shard(0)]), "b": {}}
-    with deeppart.Checkpointer(persistent_dir=tmp_path) as ck:
-        ck.checkpoint(state, step=1).wait(timeout=60)
-        with pytest.warns(deeppart.DeeppartWarning, match="nor says how they are split: b/c$"):
-            assert ck.restore(live) == 1
-        assert torch.equal(live["a"]._local_tensor, whole) and live["b"] == {}
-        # Where nothing is sharded, it is created as a whole.
-        plain: dict[str, Any] = {"a": torch.zeros(10), "b": {}}
-        assert ck.restore(plain) == 1
+    ck.checkpoint(state, step=1).wait(timeout=60)
+    with pytest.warns(deeppart.DeeppartWarning, match="nor says how they are split: b/c$"):
+        assert ck.restore(live) == 1
+    assert torch.equal(live["a"]._local_tensor, whole) and live["b"] == {}
+    # Where nothing is sharded, it is created as a whole.
+    plain: dict[str, Any] = {"a": torch.zeros(10), "b": {}}
+    assert ck.restore(plain) == 1
     assert torch.equal(plain["b"]["c"], whole) and type(plain["b"]["c"]) is torch.Tensor
 
 
-def test_a_moment_of_another_shape_than_its_parameter_is_refused(tmp_path: Path, mesh: DeviceMesh) -> None:
+def test_a_moment_of_another_shape_than_its_parameter_is_refused(ck: deeppart.Checkpointer, mesh: DeviceMesh) -> None:
     state, optimizer = trained(mesh, step=True)
     first = optimizer.param_groups[0]["params"][0]
     optimizer.state[first]["exp_avg"] = distribute_tensor(torch.zeros(15), mesh, [Shard(0)])
     live, _ = trained(mesh, step=False)
-    with deeppart.Checkpointer(persistent_dir=tmp_path) as ck:
-        ck.checkpoint(state, step=1).wait(timeout=60)
-        with pytest.raises(StructureMismatchError, match="or in another order") as caught:
-            ck.restore(live)
+    ck.checkpoint(state, step=1).wait(timeout=60)
+    with pytest.raises(StructureMismatchError, match="or in another order") as caught:
+        ck.restore(live)
     assert "optimizer/state/0/exp_avg" in str(caught.value)

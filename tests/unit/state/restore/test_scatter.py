@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from itertools import pairwise
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -29,7 +27,6 @@ from deeppart.state.restore.scatter import (
     whole_leaves,
 )
 from deeppart.state.tensors.leaves import LeafType
-from tests.unit.state.restore.mismatches import check_brought_back, config, zeros
 
 COUNTING = np.arange(24, dtype=np.uint8)
 
@@ -64,21 +61,17 @@ def _transposed() -> Any:
     return torch.zeros(3, 4, dtype=torch.int16).T
 
 
-def _every_other() -> Any:
-    return torch.zeros(24, dtype=torch.int16)[::2]
-
-
-def _numpy_columns() -> Any:
+def _columns() -> Any:
     return np.zeros((4, 6), dtype=np.int16)[:, ::2]
 
 
-@pytest.mark.parametrize("make", [_flat, _transposed, _every_other, _numpy_columns])
-@pytest.mark.parametrize("cut", [2, 6, 8, 24])
+@pytest.mark.parametrize("make", [_flat, _transposed, _columns])
+@pytest.mark.parametrize("cut", [2, 8])
 def test_bytes_come_to_the_elements_in_c_order(make: Any, cut: int) -> None:
     array = make()
     scatter = Scatter(whole_leaves({5: array}))
     for start in range(0, 24, cut):
-        pieces = [LeafPiece(4, 0, 0, 1, 0), LeafPiece(5, 0, start, min(cut, 24 - start), 1)]  # nobody wants leaf 4
+        pieces = [LeafPiece(4, 0, 0, 1, 0), LeafPiece(5, 0, start, cut, 1)]  # nobody wants leaf 4
         scatter.write(0, pieces, np.concatenate([[99], COUNTING[start : start + cut]]).astype(np.uint8))
     assert np.asarray(array).reshape(-1).tobytes() == COUNTING.tobytes()
 
@@ -144,32 +137,11 @@ def test_short_pieces_and_long_ones_in_one_chunk(elements: int) -> None:
     assert short.numpy().tobytes() + long.tobytes() == saved.tobytes()
 
 
-# --- through a whole restore ------------------------------------------------------------------------------------------
-
-GOOD: dict[str, Callable[[], tuple[Any, Any]]] = {
-    "strided live": lambda: (torch.arange(6.0).view(2, 3), zeros(4, 6)[::2, ::2]),
-    "transposed live": lambda: (torch.arange(6.0).view(2, 3), zeros(3, 2).T),
-    "reversed live": lambda: (np.arange(6).reshape(2, 3), np.zeros((2, 3), int)[::-1, ::-1]),
-    "negative live": lambda: (np.arange(6.0), np.zeros(12)[::-2]),
-    "odd address": lambda: (np.arange(3, dtype="i4"), np.frombuffer(bytearray(13), "u1")[1:].view("i4")),
-    "strided text": lambda: (np.array([b"abc", b"d"]), np.zeros(4, "S3")[::2]),
-    "channels last": lambda: (
-        torch.arange(48.0).view(2, 3, 2, 4), zeros(2, 3, 2, 4).to(memory_format=torch.channels_last)),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", GOOD)
-def test_what_can_be_brought_back_is(tmp_path: Path, name: str) -> None:
-    check_brought_back(tmp_path, *GOOD[name]())
-
-
-@pytest.mark.parametrize("step", [0, 7])
-def test_memory_around_a_strided_leaf_is_left_alone(tmp_path: Path, step: int) -> None:
+def test_memory_around_a_strided_leaf_is_left_alone(ck: deeppart.Checkpointer) -> None:
     base = torch.full((9, 10), -1.0)
     array = np.full(40, -1)
-    with deeppart.Checkpointer(config(tmp_path)) as ck:
-        ck.checkpoint([torch.arange(9.0).view(3, 3), np.arange(10)], step=step).wait(timeout=200)
-        ck.restore([base[1:8:3, 2:9:3], array[3:33:3]])
+    ck.checkpoint([torch.arange(9.0).view(3, 3), np.arange(10)], step=1).wait(timeout=200)
+    ck.restore([base[1:8:3, 2:9:3], array[3:33:3]])
     assert torch.equal(base[1:8:3, 2:9:3], torch.arange(9.0).view(3, 3)) and int((base == -1).sum()) == 81
     assert array[3:33:3].tolist() == list(range(10)) and int((array == -1).sum()) == 30
 
@@ -213,14 +185,6 @@ def test_each_array_gets_its_box() -> None:
     scatter = Scatter(each for live in boxes for each in wanted_of(live))
     fill(scatter)
     assert torch.equal(whole, WHOLE) and torch.equal(column, WHOLE[1:, 2:3]) and torch.equal(rows, WHOLE[2:])
-
-
-def test_memory_that_was_freed_is_not_written_to() -> None:
-    live = torch.zeros(4, 6, dtype=torch.int32)
-    scatter = Scatter(wanted_of(LiveBox.whole(live)))
-    live.untyped_storage().resize_(0)
-    with pytest.raises(FreedMemoryError, match="restored"):
-        fill(scatter)
 
 
 SHAPES = st.lists(st.integers(1, 5), max_size=4).map(tuple)
@@ -300,26 +264,8 @@ def test_what_is_wanted_is_found_in_few_patches_and_counted_once(case: Whole) ->
     assert sum(patch_bytes(patch, 8) for patch in found) == 8 * int(ones.sum())
 
 
-@given(cases())
-def test_all_pieces_of_a_source_together_are_all_that_it_has(case: Whole) -> None:
-    """A shard may be spread over chunks, wherever those are cut."""
-    _, source, target, first, second = case
-    cuts = sorted({0, first, first + second, source.elements})
-    found = [patch for a, b in pairwise(cuts) for patch in patches(source, 4 * a, 4 * (b - a), 4, target)]
-    common = source.common(target)
-    assert sum(patch_bytes(patch, 4) for patch in found) == (4 * common.elements if common else 0)
-
-
-ARRAYS: dict[str, Callable[[], npt.NDArray[Any]]] = {
-    "flat": lambda: np.zeros((3, 4), dtype=np.int32),
-    "turned": lambda: np.zeros((4, 3), dtype=np.int32).T,
-    "of the other byte order": lambda: np.zeros((3, 8), dtype=">i4")[:, ::2],
-}
-
-
-@pytest.mark.parametrize("name", ARRAYS)
-def test_arrays_of_numpy_are_written_byte_by_byte(name: str) -> None:
-    live = ARRAYS[name]()
+def test_an_array_of_the_other_byte_order_is_written_byte_by_byte() -> None:
+    live: npt.NDArray[Any] = np.zeros((3, 8), dtype=">i4")[:, ::2]
     whole = np.arange(12, dtype=live.dtype).reshape(3, 4)
     saved = np.frombuffer(np.pad(whole, 1).astype(whole.dtype).tobytes(), dtype=np.uint8)
     scatter = Scatter([Wanted(Source(0, 0, 0, Box.whole((5, 6))), LiveBox(live, Box((1, 1), (3, 4))), 4, "x")])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections import OrderedDict
 from typing import Any
 
 import numpy as np
@@ -66,39 +65,19 @@ def test_keys_that_a_file_does_not_tell_apart_are_one(kind: Any) -> None:
 
 # --- the order --------------------------------------------------------------------------------------------------------
 
-ORDERED: dict[str, list[Any]] = {
-    "texts": ["", "10", "9", "B", "a", "ä"],
-    "integers by value": [-5, 2, 9, 10, 100, HUGE],
-    "by type, then by value or text": [True, b"b", 1.5, 10, 9, "10", "9", (1, "x")],
-    "numpy's and python's": [np.float32(2), np.int8(3), 1],
-    "nothing": [],
-    "of thousands of digits beside others": [-HUGE, HUGE, "x"],
-}
+ORDERED: list[list[Any]] = [
+    ["", "10", "9", "B", "a", "ä"],
+    [-5, 2, 9, 10, 100, HUGE],
+    [None, True, b"z", 1.5, 10, 9, "10", "9", (1, "x")],
+    [np.float32(2), 1, np.int8(3)],
+    [],
+    [-HUGE, HUGE, "x"],
+]
 
 
-def shuffled(keys: list[Any], seed: int) -> list[Any]:
-    return random.Random(seed).sample(keys, len(keys))
-
-
-@pytest.mark.parametrize("name", ORDERED)
-def test_the_order_depends_on_the_keys_alone(name: str) -> None:
-    keys = ORDERED[name]
-    orders = {
-        tuple(map(id_key, canonical_order(dict.fromkeys(shuffled(keys, seed))))) for seed in range(10)
-    }  # fmt: skip
-    assert len(orders) == 1 and set(*orders) == set(map(id_key, keys))
-
-
-@pytest.mark.parametrize(
-    ("keys", "expected"),
-    [
-        (["b", "a", "10", "9"], ["10", "9", "a", "b"]),
-        ([10, 9, -1, HUGE], [-1, 9, 10, HUGE]),
-        ([True, 2, "a", b"z", None, 1.5, (1,)], [None, True, b"z", 1.5, 2, "a", (1,)]),
-        ([10, 9, "a"], [10, 9, "a"]),
-    ],
-    ids=range(4),
-)
-def test_the_order_is_the_documented_one(keys: list[Any], expected: list[Any]) -> None:
+@pytest.mark.parametrize("keys", ORDERED, ids=range(len(ORDERED)))
+def test_the_order_is_the_documented_one_whatever_the_dict_has(keys: list[Any]) -> None:
     """docs/format.md: all strings or all integers by value, others by the name of their type, then by ``repr``."""
-    assert canonical_order(OrderedDict.fromkeys(keys)) == expected
+    for seed in range(10):
+        shuffled = random.Random(seed).sample(keys, len(keys))
+        assert list(map(id_key, canonical_order(dict.fromkeys(shuffled)))) == list(map(id_key, keys))

@@ -22,16 +22,11 @@ from deeppart.state.tree.flat import FlatState, RankLocalRules
 from deeppart.state.tree.flattening import flatten
 from deeppart.state.tree.template import Template
 from deeppart.testing.states import Box, array_bytes, difference
-from tests.unit.round_trip import wrapped
+from tests.unit.round_trip import config
 from tests.unit.sharded_groups import pretended, split, split_as
 
 Point = namedtuple("Point", "x y")
 named: Any = namedtuple  # for types that are made in the middle of an expression, which mypy cannot follow
-
-
-def config(directory: Path, **settings: Any) -> deeppart.Config:
-    defaults: dict[str, Any] = {"local_dir": str(directory / "local"), "timeout": 60.0, "keep": {"persistent": 0}}
-    return deeppart.Config(persistent_dir=str(directory / "ckpt"), **defaults | settings)
 
 
 # --- the template that makes the steady state cheap -------------------------------------------------------------------
@@ -82,16 +77,25 @@ def variants() -> list[Any]:
         [np.array(["a", "bcd"])],
         [np.array([1], ">i4")],
         [np.array([1], "<i4")],
+        [{0.0: 0}, 0],
+        [{-0.0: 0}, 0],
+        [Point(1, 2)],
+        [named("Point", "y x")(1, 2)],
+        [Counter()],
+        [{}],
+        ["dict"],
+        [["dict"]],
+        [[], 0],
+        [[[]], 0],
     ]
 
 
 def test_the_template_gives_what_flattening_gives() -> None:
     template = Template()
-    for first, second in itertools.permutations(range(len(variants())), 2):
-        states = variants()
-        template.flatten(states[first])
-        found = template.flatten(states[second])
-        expected = flatten(states[second])
+    for first, second in itertools.permutations(variants(), 2):
+        template.flatten(first)
+        found = template.flatten(second)
+        expected = flatten(second)
         assert (found.tokens, found.types, found.orders) == (expected.tokens, expected.types, expected.orders)
         if not any(data.is_conj() for data in found.data if isinstance(data, torch.Tensor)):
             complexes = [isinstance(data, torch.Tensor) and data.is_complex() for data in found.data]
@@ -99,7 +103,8 @@ def test_the_template_gives_what_flattening_gives() -> None:
         for one, other in zip(found.arrays, expected.arrays, strict=True):
             assert one == other and array_bytes(found.data[one.index]) == array_bytes(expected.data[other.index])
         for mine, theirs in zip(found.values, expected.values, strict=True):
-            assert mine.path == theirs.path and type(mine.value) is type(theirs.value) and mine.value == theirs.value
+            assert repr(mine.path) == repr(theirs.path)
+            assert type(mine.value) is type(theirs.value) and mine.value == theirs.value
 
 
 def test_a_template_is_as_strict_as_flattening(memory: Path) -> None:
@@ -111,7 +116,7 @@ def test_a_template_is_as_strict_as_flattening(memory: Path) -> None:
         "c": [{object()}, object(), lambda: 0, np.void(b"x")],
         "d": [Box([{object()}]), Box(object())],
     }
-    with deeppart.Checkpointer(config(memory)) as ck:
+    with deeppart.Checkpointer(config(memory, keep={"persistent": 0})) as ck:
         ck.checkpoint(good, step=0).wait(timeout=200)
         for key, items in bad.items():
             for item in items:
@@ -126,18 +131,6 @@ def test_a_template_is_as_strict_as_flattening(memory: Path) -> None:
     assert difference(good, deeppart.load(memory / "ckpt", 1)) is None
 
 
-def test_ties_that_come_and_go_are_noticed(memory: Path) -> None:
-    one, other = torch.ones(64), torch.zeros(64)
-    states = [[one, other], [one, one], [one, other], [one, one[32:]], [one, one[:32]], [other[:32], other]]
-    with deeppart.Checkpointer(config(memory)) as ck:
-        for step, state in enumerate(states):
-            ck.checkpoint(state, step).wait(timeout=200)
-            a, b = deeppart.load(memory / "ckpt", step)
-            assert difference(state, [a, b]) is None
-            tied = a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
-            assert tied == (state[0].untyped_storage().data_ptr() == state[1].untyped_storage().data_ptr())
-
-
 SQUARE, CUBE, ARRAY = torch.randn(8, 8), torch.randn(4, 4, 4), np.random.default_rng(1).random((8, 8))
 #: Other elements of the same memory: address, dtype and shape are alike, and both are not contiguous.
 VIEWS: list[tuple[Any, Any]] = [
@@ -149,32 +142,18 @@ VIEWS: list[tuple[Any, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        ({1: 0}, {True: 0}),
-        ({(1, "a"): 0}, {(True, "a"): 0}),
-        ({0.0: 0}, {-0.0: 0}),
-        ({1: 0}, {1.0: 0}),
-        ({"x": Point(1, 2)}, {"x": named("Point", "y x")(1, 2)}),
-        ({"x": (1, 2)}, {"x": [1, 2]}),
-        ({"x": {}}, {"x": OrderedDict()}),
-        ({"x": Counter()}, {"x": {}}),
-        ({"x": torch.ones(2)}, {"x": np.ones(2)}),
-        ({"x": torch.ones(4)}, {"x": torch.ones(2, 2)}),
-        ({"x": torch.ones(4)}, {"x": torch.ones(4).to(torch.int32)}),
-        ({"list": "dict"}, {"list": ["dict"]}),
-        ({"x": []}, {"x": [[]]}),
-        ({"x": torch.ones(4, 4)}, {"x": torch.ones(4, 4).T}),
-        *VIEWS,
-    ],
-)
-def test_a_structure_that_looks_alike_is_not_taken_for_the_cached_one(memory: Path, first: Any, second: Any) -> None:
-    with deeppart.Checkpointer(config(memory)) as ck:
-        for step, state in enumerate((first, second, first)):
-            ck.checkpoint(wrapped(state), step=step).wait(timeout=200)
-        for step, state in enumerate((first, second, first)):
-            assert difference(wrapped(state), deeppart.load(memory / "ckpt", step)) is None
+def test_ties_that_come_and_go_are_noticed(memory: Path) -> None:
+    one, other = torch.ones(64), torch.zeros(64)
+    states: list[Any] = [[one, other], [one, one], [one, other], [one, one[32:]], [one, one[:32]], [other[:32], other]]
+    states += [state for first, second in VIEWS for state in (first, second, first)]
+    with deeppart.Checkpointer(config(memory, keep={"persistent": 0})) as ck:
+        for step, state in enumerate(states):
+            ck.checkpoint(state, step).wait(timeout=200)
+            loaded = deeppart.load(memory / "ckpt", step)
+            assert difference(state, loaded) is None
+            if isinstance(state, list):
+                tied = loaded[0].untyped_storage().data_ptr() == loaded[1].untyped_storage().data_ptr()
+                assert tied == (state[0].untyped_storage().data_ptr() == state[1].untyped_storage().data_ptr())
 
 
 WHOLE = torch.arange(8.0 * 6).view(8, 6)
@@ -240,6 +219,10 @@ OTHERS: dict[str, Callable[[], Any]] = {
     "placement": lambda: split(WHOLE, (4,), [Shard(1)]),
     "a copy": lambda: split(WHOLE, (4,), [Replicate()]),
     "mesh": lambda: split(WHOLE, (2,), [Shard(0)]),
+    "shape of the mesh": lambda: split(WHOLE, (2, 2), [Shard(0), Replicate()]),
+    "ranks of the mesh in another order": lambda: DTensor.from_local(
+        WHOLE[:2].clone(), DeviceMesh("cpu", torch.arange(4).flip(0)), [Shard(0)], run_check=False,
+        shape=WHOLE.shape, stride=(6, 1)),
     "dtype": lambda: split(WHOLE.double(), (4,), [Shard(0)]),
     "shape": lambda: split(WHOLE[:, 1:], (4,), [Shard(0)]),
     "length that leaves fewer shards": lambda: split(WHOLE[:1], (4,), [Shard(0)]),
@@ -248,7 +231,7 @@ OTHERS: dict[str, Callable[[], Any]] = {
     "a plain tensor of its whole shape": lambda: WHOLE.clone(),
     "a plain tensor of its local shape": lambda: torch.ones(2, 6),
     "a parameter": lambda: torch.nn.Parameter(rows()),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("rank", [0, 3])

@@ -35,28 +35,18 @@ from tests.sampling import examples
 
 NAN = struct.unpack("<d", bytes.fromhex("0100000000f4ff7f"))[0]
 RUNS: dict[str, Any] = {
-    "small ints": list(range(-5, 20)),
     "int16": [-300] * 9,
     "int64": [2**63 - 1, -(2**63)] * 5,
     "ints beyond": [2**63] + [1] * 9,
     "huge ints": [1 << 50_000] * 8,
     "floats": [0.0, -0.0, math.inf, -math.inf, 5e-324, NAN, 0.1, 1e308, 2.0],
-    "bools": [True, False] * 5,
     "bools and ints": [True, 1, 1.0, 0, False, 0.0, -0.0, None],
-    "texts": ["", "a", "größe", "\0", "☃", "\U0001f600", "\n", "/"],
-    "lone surrogates": ["\ud800", "\udc00"] * 5,
-    "bytes": [b"", b"\xff"] * 5,
-    "tuple": tuple(range(9)),
-    "numpy": list(np.arange(9, dtype=np.float32) / 3),
     "numpy bool": [np.bool_(True)] * 8,
     "long doubles": [np.longdouble(1) / 3] * 8,
     "numpy texts": [np.str_("a"), np.str_("abc")] * 4,
     "dtypes": [torch.float32, torch.device("cpu"), torch.Size([2]), 1j, np.int8(3), "x", None, 1],
-    "table": {f"word {place}": place for place in range(LEAST_ENTRIES)},
     "ints to floats": {place: place / 3 for place in reversed(range(LEAST_ENTRIES))},
-    "odict": OrderedDict((place, None) for place in reversed(range(LEAST_ENTRIES))),
     "counter": Counter({place: place for place in range(LEAST_ENTRIES)}),
-    "tuple keys": {(place, "x"): place for place in range(LEAST_ENTRIES)},
     "keys of many types": dict.fromkeys(range(LEAST_ENTRIES), 1) | {"1": 2, None: 3, 0.5: 4, b"x": 5, -1: True},
 }
 
@@ -85,56 +75,19 @@ def test_what_is_no_run(value: Any) -> None:
     assert not is_run(value)
 
 
-BAD: list[Any] = [
-    ["list"],
-    ["list", 5],
-    ["list", {"a": 1}],
-    ["list", [1], [2]],
-    ["list", [["array", [1]]]],
-    ["list", [1 << 63]],
-    ["list", [["int", "5"]]],
-    ["tuple"],
-    ["dict", [1]],
-    ["dict", [1, 2], [3]],
-    ["dict", [1], [2, 3]],
-    ["dict", [1, 1], [2, 3]],
-    ["dict", [1, True], [2, 3]],
-    ["dict", [["list", [1]]], [2]],
-    ["counter", ["a"], {}],
-    [["list"], [1]],
-    [7, [1]],
-    [],
-]
-
-
-@pytest.mark.parametrize("encoded", BAD, ids=json.dumps)
-def test_what_nobody_has_encoded_is_refused(encoded: Any) -> None:
-    with pytest.raises(CorruptFileError):
-        decode_value(encoded, "here")
-
-
-def test_an_item_that_cannot_be_stored_is_named(tmp_path: Path) -> None:
+def test_an_item_that_cannot_be_stored_is_named() -> None:
     record = np.zeros(1, dtype=[("a", "i4")])[0]
-    with (
-        deeppart.Checkpointer(deeppart.Config(persistent_dir=str(tmp_path))) as ck,
-        pytest.raises(UnsupportedLeafError, match="path x, item 7"),
-    ):
-        ck.checkpoint({"x": [1] * 7 + [record]}, step=1)
+    with pytest.raises(UnsupportedLeafError, match="path x, item 7"):
+        encode_value([1] * 7 + [record], "path x")
 
 
-@pytest.fixture
-def ck(tmp_path: Path) -> Any:
-    with deeppart.Checkpointer(deeppart.Config(persistent_dir=str(tmp_path / "ckpt"))) as made:
-        yield made
-
-
-def test_a_million_values_take_a_bounded_multiple_of_their_bytes(ck: deeppart.Checkpointer) -> None:
+def test_a_million_values_take_a_bounded_multiple_of_their_bytes(tmp_path: Path) -> None:
     """Of the bytes that a pickle has: 4 of the integers, and of the files a step leaves, which hold them twice."""
     state = {"x": [place << 12 for place in range(1_000_000)]}
-    pending = ck.checkpoint(state, step=1)
-    pending.wait()
-    assert deeppart.load(ck.config.persistent_dir) == state
-    files = [path for path in Path(ck.config.persistent_dir).rglob("*") if path.is_file()]
+    with deeppart.Checkpointer(deeppart.Config(persistent_dir=str(tmp_path))) as ck:
+        ck.checkpoint(state, step=1).wait()
+    assert deeppart.load(tmp_path) == state
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) < 4 * 8_000_000
 
 
@@ -158,9 +111,6 @@ def test_the_deepest_run_comes_back() -> None:
     assert container_levels(deepest) == MOST_LEVELS
     assert decode_value(encoded_again(deepest), "") == deepest
     assert not is_run(nest(MOST_LEVELS + 1))
-
-
-# --- the encoding -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", make_runs())
@@ -203,14 +153,3 @@ def test_containers_inside_each_other_without_end_are_refused(level: list[Any]) 
         value = [*level, [value]]
     with pytest.raises(CorruptFileError, match="inside each other"):
         decode_value(value, "here")
-
-
-# --- read by others ---------------------------------------------------------------------------------------------------
-
-
-def test_a_run_does_not_share_its_rows_with_what_was_saved(ck: deeppart.Checkpointer) -> None:
-    state = {"x": [[place] for place in range(300)]}
-    pending = ck.checkpoint(state, step=1)
-    state["x"][5][0] = -1
-    pending.wait()
-    assert deeppart.load(ck.config.persistent_dir)["x"][5] == [5]
