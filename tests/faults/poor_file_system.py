@@ -119,18 +119,8 @@ class PoorFileSystem(mfusepy.Operations):  # type: ignore[misc]
 
     def statfs(self, path: str) -> dict[str, int]:
         status = os.statvfs(self._real(path))
-        names = (
-            "f_bavail",
-            "f_bfree",
-            "f_blocks",
-            "f_bsize",
-            "f_favail",
-            "f_ffree",
-            "f_files",
-            "f_frsize",
-            "f_namemax",
-        )
-        return {name: getattr(status, name) for name in names}
+        names = ("bavail", "bfree", "blocks", "bsize", "favail", "ffree", "files", "frsize", "namemax")
+        return {f"f_{name}": getattr(status, f"f_{name}") for name in names}
 
 
 if __name__ == "__main__":

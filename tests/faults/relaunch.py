@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from deeppart.testing.states import difference
 from tests.ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -151,15 +152,6 @@ def undisturbed(directory: Path, ranks: int, steps: int) -> Any:
     return torch.load(directory / "result")
 
 
-def same(one: Any, other: Any) -> bool:
-    """Whether two results are equal, bit for bit."""
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    return len(one) == len(other) and all(map(same, one, other)) if isinstance(one, list) else bool(one == other)
-
-
 def disturbed(directory: Path, kills: int, seed: int, nodes: int = 4, ranks: int = 1) -> dict[str, int]:
     """Run a campaign; what was done to the job.
 
@@ -173,7 +165,8 @@ def disturbed(directory: Path, kills: int, seed: int, nodes: int = 4, ranks: int
         campaign.close()
     found = torch.load(directory / "result")
     (directory / "straight").mkdir()
-    assert same(found, undisturbed(directory / "straight", ranks * (nodes - 1), found["step"])), "other weights"
+    expected = undisturbed(directory / "straight", ranks * (nodes - 1), found["step"])
+    assert difference(expected, found) is None, "other weights"
     return dict(campaign.done)
 
 

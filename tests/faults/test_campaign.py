@@ -72,11 +72,10 @@ def test_a_short_campaign_of_each_special_kind(play: Callable[..., Played]) -> N
     assert result["faults"] >= len(kinds)
 
 
-def served_by(level: str) -> records.Scenario:
-    """What is lost lies on this level alone, whatever the order in which things happen."""
-    action, file, kept = ("flip", "partner", "partner") if level == "local" else ("remove", "node", level)
-    fault = records.FileFault(action, file, 1, 0, 0)
-    every = {name: int(name in ("local", kept)) for name in records.LEVELS}
+def served_by_parity() -> records.Scenario:
+    """A node is lost, and its parts lie nowhere else, whatever the order in which things happen."""
+    fault = records.FileFault("remove", "node", 1, 0, 0)
+    every = {name: int(name in ("local", "parity")) for name in records.LEVELS}
     saves = dataclasses.replace(sweep.quiet_life("checkpoint"), every=every)
     restores = dataclasses.replace(saves, checkpoints=0, before=(fault,))
     leaves = tuple(records.Leaf(name, "float32", 5000, name == "all0", True, False) for name in ("all0", "own1"))
@@ -115,7 +114,7 @@ def test_a_broken_library_is_noticed(
     play: Callable[..., Played], monkeypatch: pytest.MonkeyPatch, broken: str, found: str
 ) -> None:
     if broken == "rebuild":
-        monkeypatch.setattr(campaign, "_chosen", lambda options: [served_by("parity")])
+        monkeypatch.setattr(campaign, "_chosen", lambda options: [served_by_parity()])
     code, result = play(*MEETING.get(broken, ()), *SMALL, "--break", broken)
     assert code == 1 and len(result["failed"]) == 1
     assert result["problems"].get(found, 0) > 0, result["failed"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -13,19 +12,15 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.errors import (
-    BackgroundFailureWarning,
-    CheckpointError,
-    DeeppartError,
-    RestoreError,
-    StorageError,
-)
+from deeppart.errors import BackgroundFailureWarning, CheckpointError, DeeppartError, RestoreError, StorageError
 from deeppart.recovery import parts
-from deeppart.save import write
 from deeppart.testing.faults import TYPICAL_ERRORS, StorageFaults
 from deeppart.testing.states import difference
 from tests.copying import copy_as_original
 from tests.sampling import chosen
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.usefixtures("no_pauses")
 
 LEVELS = ("local", "persistent")
 ERRORS = {errno.errorcode[code]: code for code in TYPICAL_ERRORS}
@@ -35,11 +30,6 @@ PLACES = {"EIO": (0, 1), "ENOSPC": (0, 5), "EROFS": (2, 5)}
 LASTING_PLACES = PLACES | {"EIO": (4, 5)}
 #: A restore has fewer, and one error is to it like another.
 RESTORE_PLACES = {"EIO": (0, 1), "ENOSPC": (0, 3), "EROFS": (1, 3)}
-
-
-@pytest.fixture(autouse=True)
-def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write, "RETRY_PAUSES_S", (0.0, 0.0))
 
 
 def config(directory: Path, **settings: Any) -> deeppart.Config:
@@ -53,11 +43,7 @@ def state(step: int) -> dict[str, Any]:
     """The later the step the longer the part, compressed: not all of it fits over a spare."""
     tensor = torch.full((5000,), step, dtype=torch.int32)
     tensor[: 500 * step] = torch.randint(1 << 30, (500 * step,), generator=torch.Generator().manual_seed(step)).int()
-    return {
-        "tensor": tensor,
-        "array": np.full(70, step),
-        "value": [step, str(step)],
-    }
+    return {"tensor": tensor, "array": np.full(70, step), "value": [step, str(step)]}
 
 
 def blank() -> dict[str, Any]:
@@ -65,10 +51,7 @@ def blank() -> dict[str, Any]:
 
 
 def settle(pending: deeppart.Pending) -> dict[str, str]:
-    deadline = time.monotonic() + 30
-    while not pending.finished:
-        assert time.monotonic() < deadline, pending.report
-        time.sleep(0.0005)
+    wait_until(lambda: pending.finished, 30)
     return {name: pending.report.levels[name].state for name in LEVELS}
 
 

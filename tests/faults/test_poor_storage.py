@@ -17,44 +17,11 @@ import torch
 
 import deeppart
 from deeppart.errors import BackgroundFailureWarning, CheckpointError
-from deeppart.save import write
 from tests.mpi.launchers import ROOT
+from tests.waiting import wait_until
 
-Mount = Callable[[str, str], Path]
-
-
-def run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True, timeout=300)
-
-
-@pytest.fixture
-def mount(tmp_path: Path) -> Iterator[Mount]:
-    """``mount(kind, options)`` -> a directory that is a file system of its own; skips where that cannot be."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting needs root")
-    mounted: list[Path] = []
-
-    def make(kind: str, options: str) -> Path:
-        directory = tmp_path / f"mounted-{len(mounted)}"
-        directory.mkdir()
-        device = kind
-        if kind == "vfat":
-            image = tmp_path / "image"
-            image.write_bytes(b"")
-            os.truncate(image, 64 << 20)
-            device = str(image)
-        try:
-            if kind == "vfat":
-                run("mkfs.vfat", device)
-            run("mount", "-t", kind, "-o", options, device, str(directory))
-        except (OSError, subprocess.CalledProcessError) as error:
-            pytest.skip(f"there is no {kind} here: {error}")
-        mounted.append(directory)
-        return directory
-
-    yield make
-    for directory in mounted:
-        subprocess.run(("umount", "-l", str(directory)), capture_output=True, timeout=300, check=False)
+Mount = Callable[..., Path]
+pytestmark = pytest.mark.usefixtures("no_pauses")
 
 
 @pytest.fixture
@@ -84,11 +51,6 @@ def poor(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
         process.wait()
 
 
-@pytest.fixture(autouse=True)
-def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write, "RETRY_PAUSES_S", (0.01, 0.01))
-
-
 def state(step: int) -> dict[str, Any]:
     return {"still": torch.arange(60_000), "fresh": torch.full((20_000,), float(step)), "step": step}
 
@@ -105,10 +67,7 @@ def save(ck: deeppart.Checkpointer, step: int) -> dict[str, str]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BackgroundFailureWarning)
         pending = ck.checkpoint(state(step), step)
-    deadline = time.monotonic() + 60
-    while not pending.finished:
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
+    wait_until(lambda: pending.finished, 60)
     pending.failures()
     return {level: report.state for level, report in pending.report.levels.items() if report.state != "off"}
 
@@ -129,8 +88,9 @@ def restored(settings: deeppart.Config) -> int | None:
 @pytest.mark.parametrize("inodes", range(6, 16))
 def test_no_inodes_left(mount: Mount, tmp_path: Path, level: str, inodes: int) -> None:
     """At whichever file they run out: the last good checkpoint stays, and it goes on when there are some again."""
-    small = mount("tmpfs", f"size=64m,mode=755,nr_inodes={inodes + 20}")
-    settings = config(small if level == "persistent" else tmp_path / "p", small if level == "local" else tmp_path / "n")
+    small = mount("small", f"size=64m,mode=755,nr_inodes={inodes + 20}")
+    persistent, local = (small, tmp_path / "n") if level == "persistent" else (tmp_path / "p", small)
+    settings = config(persistent, local, status="none")  # for which there would be no inode, on a slow machine
     with deeppart.Checkpointer(settings) as ck:
         assert save(ck, 1) == {"local": "done", "persistent": "done"}
         fillers = 0
@@ -150,7 +110,7 @@ def test_no_inodes_left(mount: Mount, tmp_path: Path, level: str, inodes: int) -
 
 def test_a_file_system_of_dos(mount: Mount, tmp_path: Path) -> None:
     """No links, no permissions, time in steps of two seconds."""
-    root = mount("vfat", "rw")
+    root = mount("dos", "rw", kind="vfat")
     settings = config(root / "p", root / "n")
     with deeppart.Checkpointer(settings) as ck:
         for step in (1, 2, 3):
@@ -191,10 +151,7 @@ def test_a_kernel_that_does_not_answer(poor: tuple[Path, Path], tmp_path: Path, 
     with pytest.raises(CheckpointError, match="has not returned"):
         ck.close()
     control.unlink()
-    deadline = time.monotonic() + 60
-    while not pending.finished:  # what hung goes on: nothing of it may be in anybody's way
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: pending.finished, 60)  # what hung goes on: nothing of it may be in anybody's way
     assert restored(config(root / "p", every={"local": 0, "persistent": 1})) in (1, 2)
 
 
@@ -210,14 +167,16 @@ ck.checkpoint({"x": torch.zeros(1000)}, 1)
 try:
     ck.close()
 except deeppart.errors.CheckpointError as error:
-    assert "has not returned" in str(error), error
-print("closed", flush=True)
+    print("fsync of" in str(error) and "has not returned" in str(error), flush=True)
 """
 
 
 def test_no_thread_of_the_library_keeps_a_process_from_ending(
     tmp_path: Path, run_python: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
-    """What the kernel does with a thread that hangs in it is the kernel's: in FUSE it waits for the answer."""
+    """Nor `close()` from returning, which says what hangs.
+
+    What the kernel does with a thread that hangs in it is the kernel's: in FUSE it waits for the answer.
+    """
     job = run_python(_JOB, str(tmp_path), timeout=100)
-    assert (job.returncode, job.stdout) == (0, "closed\n"), job.stderr
+    assert (job.returncode, job.stdout) == (0, "True\n"), job.stderr

@@ -8,9 +8,8 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,40 +20,12 @@ import deeppart
 from deeppart.errors import BackgroundFailureWarning, CheckpointError, DirectoryInUseError, StorageError
 from deeppart.model import Attempt
 from deeppart.part import part_file_name
-from deeppart.save import write
 from deeppart.storage import NodeLevel, spare_name
 from deeppart.testing.states import difference
+from tests.faults.mounts import run
+from tests.waiting import wait_until
 
-
-def run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True, timeout=300)
-
-
-@pytest.fixture
-def mount_tmpfs(tmp_path: Path) -> Iterator[Callable[..., Path]]:
-    """``mount_tmpfs(name, mebibytes)`` -> a directory that is a file system of its own."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting needs root")
-    mounted: list[Path] = []
-
-    def mount(name: str, mebibytes: int) -> Path:
-        directory = tmp_path / name
-        directory.mkdir()
-        try:
-            run("mount", "-t", "tmpfs", "-o", f"size={mebibytes}m,mode=755", "tmpfs", str(directory))
-        except (OSError, subprocess.CalledProcessError) as error:
-            pytest.skip(f"cannot mount a tmpfs: {error}")
-        mounted.append(directory)
-        return directory
-
-    yield mount
-    for directory in mounted:
-        subprocess.run(("umount", "-l", str(directory)), capture_output=True, timeout=300, check=False)
-
-
-@pytest.fixture(autouse=True)
-def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write, "RETRY_PAUSES_S", (0.01, 0.01))
+pytestmark = pytest.mark.usefixtures("no_pauses")
 
 
 def config(persistent: Path, local: Path | None, **settings: Any) -> deeppart.Config:
@@ -69,10 +40,7 @@ def state(step: int, mebibytes: float = 1) -> dict[str, Any]:
 
 
 def outcome(pending: deeppart.Pending) -> tuple[str, str]:
-    deadline = time.monotonic() + 30
-    while not pending.finished:
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
+    wait_until(lambda: pending.finished, 30)
     levels = pending.report.levels
     return levels["local"].state, levels["persistent"].state
 
@@ -81,13 +49,6 @@ def used(directory: Path) -> int:
     """Bytes of a file system that are in use."""
     status = os.statvfs(directory)
     return (status.f_blocks - status.f_bfree) * status.f_frsize
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def checkpoint(ck: deeppart.Checkpointer, step: int, *, warned: int = 0, mebibytes: float = 1) -> deeppart.Pending:
@@ -112,7 +73,7 @@ def test_a_full_local_level_stops_neither_training_nor_the_persistent_level(
             full = checkpoint(ck, step, mebibytes=9, warned=step - 2)
             assert outcome(full) == ("failed", "done")
             assert "errno 28" in str(full.report.levels["local"].error)
-            eventually(lambda: used(local) < 3 << 20)  # what was written of it is gone
+            wait_until(lambda: used(local) < 3 << 20)  # what was written of it is gone
             loaded = deeppart.load(tmp_path / "p")
             assert difference(state(step, 9), loaded) is None
         assert outcome(checkpoint(ck, 4, warned=1)) == ("done", "done")
@@ -129,7 +90,7 @@ def test_a_full_persistent_level_keeps_the_last_good_checkpoint(
             full = checkpoint(ck, step, mebibytes=9, warned=step - 2)
             assert outcome(full) == ("done", "failed")
             assert deeppart.load(persistent)["step"] == 1
-            eventually(lambda: used(persistent) < 3 << 20)  # the failed one takes no space from the next
+            wait_until(lambda: used(persistent) < 3 << 20)  # the failed one takes no space from the next
         with pytest.raises(CheckpointError, match="errno 28"):
             full.wait("persistent")
         assert outcome(checkpoint(ck, 4, warned=0)) == ("done", "done"), "told by wait already"
@@ -157,9 +118,6 @@ def test_space_that_is_short_for_the_manifest_alone(mount_tmpfs: Callable[..., P
         assert outcome(checkpoint(ck, 99, warned=failed)) == ("off", "done")
 
 
-# --- read-only --------------------------------------------------------------------------------------------------------
-
-
 def test_files_made_in_advance_leave_the_room_to_what_is_written(mount_tmpfs: Callable[..., Path]) -> None:
     """A tmpfs on which the parts of a node and copies find room, but not files to write over besides."""
     directory = mount_tmpfs("node", 16)
@@ -172,6 +130,9 @@ def test_files_made_in_advance_leave_the_room_to_what_is_written(mount_tmpfs: Ca
             file.write(bytes(1 << 20))
         file.commit()
     assert shutil.disk_usage(directory).free < 5 << 20
+
+
+# --- read-only --------------------------------------------------------------------------------------------------------
 
 
 def test_a_local_file_system_that_turns_read_only(mount_tmpfs: Callable[..., Path], tmp_path: Path) -> None:
@@ -261,10 +222,7 @@ def test_a_job_that_is_killed_while_it_writes(tmp_path: Path) -> None:
     with pytest.raises(DirectoryInUseError, match=f"process {job.pid}"):
         deeppart.Checkpointer(config(tmp_path / "p", None))
     step = next((tmp_path / "p").glob("step-000000000002-*"))
-    deadline = time.monotonic() + 30
-    while not list(step.glob(".part-*.tmp-*")) or not next(step.glob(".part-*.tmp-*")).stat().st_size:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: [path for path in step.glob(".part-*.tmp-*") if path.stat().st_size], 30)
     job.send_signal(signal.SIGKILL)
     job.communicate(timeout=300)
     assert list(step.glob(".part-*.tmp-*")), "it was in the middle of it"
@@ -281,10 +239,7 @@ def test_a_job_that_is_killed_between_its_levels(tmp_path: Path) -> None:
     job = start(tmp_path, str(1 << 20), "1", "local")
     assert job.stdout is not None
     assert [job.stdout.readline().strip() for _ in range(2)] == ["restored None", "submitted"]
-    deadline = time.monotonic() + 30
-    while not list((tmp_path / "l").glob("*/step-*/part-*.dpp")):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: list((tmp_path / "l").glob("*/step-*/part-*.dpp")), 30)
     job.send_signal(signal.SIGKILL)
     job.communicate(timeout=300)
     with pytest.raises(deeppart.RestoreError):

@@ -10,8 +10,6 @@ from __future__ import annotations
 import errno
 import faulthandler
 import fcntl
-import importlib
-import importlib.util
 import multiprocessing
 import os
 import signal
@@ -30,6 +28,7 @@ import deeppart
 from deeppart.offline.inspect.listing import list_directory
 from deeppart.offline.inspect.verifying import choose_steps, verify
 from deeppart.storage import LOCK_NAME, parse_step_name
+from tests.faults.campaign.stages import locate
 
 #: How long the first job may take for anything.
 PATIENCE_S = 120.0
@@ -138,12 +137,8 @@ def _be_overtaken(root: Path, stage: str, locks: bool, said: Path, stacks: Path)
 def _stop_at(stage: str, armed: threading.Event) -> None:
     """Stop this process once, at a stage, when armed."""
     target, after, fragment = STAGES[stage]
-    names = target.split(".")
-    count = next(n for n in range(len(names) - 1, 0, -1) if _is_module(".".join(names[:n])))
-    owner: Any = importlib.import_module(".".join(names[:count]))
-    for name in names[count:-1]:
-        owner = getattr(owner, name)
-    real = getattr(owner, names[-1])
+    owner, name = locate(target)
+    real = getattr(owner, name)
 
     def watched(*arguments: Any, **options: Any) -> Any:
         here = fragment in " ".join(str(getattr(each, "path", each)) for each in arguments)
@@ -154,20 +149,13 @@ def _stop_at(stage: str, armed: threading.Event) -> None:
             _stop(armed)
         return result
 
-    setattr(owner, names[-1], watched)
+    setattr(owner, name, watched)
 
 
 def _stop(armed: threading.Event) -> None:
     if armed.is_set():
         armed.clear()
         os.kill(os.getpid(), signal.SIGSTOP)
-
-
-def _is_module(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:
-        return False
 
 
 def files_of(root: Path, session: str) -> dict[Path, tuple[int, bytes]]:

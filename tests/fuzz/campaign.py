@@ -159,12 +159,8 @@ class Campaign:
         for count, find in enumerate(self.finds.values()):
             directory = folder / f"{self._seed}-{find.number}-{count}"
             lay_out(directory / "files", find.case.files)
-            text = {
-                "problem": find.problem,
-                "seed": find.case.seed,
-                "choice": find.case.choice,
-                "exact": find.case.exact,
-            }
+            case = find.case
+            text = {"problem": find.problem, "seed": case.seed, "choice": case.choice, "exact": case.exact}
             (directory / "find.json").write_text(json.dumps(text, indent=1) + "\n")
 
 
@@ -235,20 +231,9 @@ def _forge_text(files: Files, name: str, rng: random.Random) -> None:
         lines = data.decode().splitlines()
         at = rng.randrange(len(lines))
         left, _, right = lines[at].partition(" = ")
-        number = (
-            f"{'9' * 5000}",
-            "1e400",
-            "nan",
-            "-1",
-            "9223372036854775808",
-            "1979-05-27",
-            "[" * 2000,
-            '"\\u0000"',
-            "{}",
-        )
-        lines[at] = rng.choice(
-            (f"{left} = {rng.choice(number)}", f"{rng.choice(odd_values.TEXTS)} = {right}", lines[at] * 2)
-        )
+        odd = ("9" * 5000, "1e400", "nan", "-1", "9223372036854775808", "1979-05-27", "[" * 2000, '"\\u0000"', "{}")
+        edits = (f"{left} = {rng.choice(odd)}", f"{rng.choice(odd_values.TEXTS)} = {right}", lines[at] * 2)
+        lines[at] = rng.choice(edits)
         files[name] = "\n".join(lines).encode("utf-8", "surrogatepass")
     else:
         files[name] = file_edits.edit_bytes(data, rng)

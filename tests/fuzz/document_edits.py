@@ -114,27 +114,10 @@ DTYPES = tuple(
     text for text in TEXTS if text[:1] in "<>|=,(if" or text[:4] in ("floa", "bflo", "comp", "uint", "qint", "bool")
 )
 SHAPES: tuple[Any, ...] = (
-    *([1 << 62], [1 << 61, 8], [1 << 61] * 100, [1 << 31, 1 << 31], [0, 1 << 40, 1 << 40], [0, 1 << 62], [1] * 65),
-    *(
-        [1] * 64,
-        [],
-        [0],
-        [-1],
-        [2.0],
-        ["3"],
-        [True],
-        "33",
-        None,
-        5,
-        {"0": 1},
-        [[1]],
-        [1 << 20],
-        [1 << 40],
-        [5],
-        [2, 2],
-        [16],
-    ),
-)
+    [1 << 62], [1 << 61, 8], [1 << 61] * 100, [1 << 31, 1 << 31], [0, 1 << 40, 1 << 40], [0, 1 << 62], [1] * 65,
+    [1] * 64, [], [0], [-1], [2.0], ["3"], [True], "33", None, 5, {"0": 1}, [[1]], [1 << 20], [1 << 40], [5], [2, 2],
+    [16],
+)  # fmt: skip
 
 
 def edit_structure(structure: dict[str, Any], rng: random.Random) -> None:
@@ -146,9 +129,8 @@ def edit_structure(structure: dict[str, Any], rng: random.Random) -> None:
     elif kind < 4 and leaves:
         edit_leaf(rng.choice(leaves), rng, len(leaves))
     elif kind < 6 and values:
-        values[rng.randrange(len(values))] = rng.choice(
-            (*TAGGED, rng.choice(TEXTS), rng.choice(NUMBERS), odd_value(rng))
-        )
+        other = (*TAGGED, rng.choice(TEXTS), rng.choice(NUMBERS), odd_value(rng))
+        values[rng.randrange(len(values))] = rng.choice(other)
     elif kind == 6:
         structure[rng.choice(("rank0", "rank_local", "boxes", "per_rank_values"))] = odd_value(rng)
     elif kind == 7 and values:

@@ -34,29 +34,8 @@ _SPAN = struct.Struct("<IIQQQQ")
 _BASE = struct.Struct("<16sQQQ")
 _FOOTER = struct.Struct("<8sQQQ16s8s")
 
-HEADER_FIELDS = (
-    "magic",
-    "version",
-    "length",
-    "lineage",
-    "session",
-    "sequence",
-    "step",
-    "rank",
-    "world_size",
-    "signed",
-)
-CHUNK_FIELDS = (
-    "offset",
-    "encoded_length",
-    "raw_length",
-    "codec",
-    "flags",
-    "base",
-    "dtype",
-    "encoded_digest",
-    "raw_digest",
-)
+HEADER_FIELDS = tuple("magic version length lineage session sequence step rank world_size signed".split())
+CHUNK_FIELDS = tuple("offset encoded_length raw_length codec flags base dtype encoded_digest raw_digest".split())
 SPAN_FIELDS = ("leaf", "table", "box", "start", "length", "raw_offset")
 BASE_FIELDS = ("index_digest", "nbytes", "step", "sequence")
 
@@ -165,12 +144,9 @@ class PartImage:
         counts = [of_width(count, 64) for count in (chunks, spans, metas, raw_bytes)]
         index = _INDEX.pack(b"DPPINDEX", *counts, block[-8:], of_width(bases, 32), bytes(12)) + table + meta + self.tag
         whole = 4096 + len(payload) + len(index) + 64
-        given = (
-            (self.index_offset, 4096 + len(payload)),
-            (self.index_length, len(index)),
-            (self.file_length, whole),
-        )
-        places = [of_width(right if value is None else value, 64) for value, right in given]
+        given = (self.index_offset, self.index_length, self.file_length)
+        true = (4096 + len(payload), len(index), whole)
+        places = [of_width(t if g is None else g, 64) for g, t in zip(given, true, strict=True)]
         end = _FOOTER.pack(b"DPPFOOTR", *places, xxhash.xxh3_128_digest(index), bytes(8))
         return block + payload + index + end + xxhash.xxh3_64_digest(end)
 

@@ -30,15 +30,6 @@ def _without_aliases() -> None:
     structure_decoding.check_aliases = document.check_aliases = _nothing  # type: ignore[attr-defined]
 
 
-def _without_places() -> None:
-    import deeppart.recovery.saved as restoring
-    from deeppart.offline import reading
-    from deeppart.offline.inspect import verifying
-
-    for module in (reading, restoring, verifying):
-        module.check_places = _nothing  # type: ignore[attr-defined]
-
-
 def _without_signatures() -> None:
     Signing.check = _nothing  # type: ignore[method-assign]
 
@@ -48,6 +39,5 @@ BREAKAGES: dict[str, Callable[[], None]] = {
     "digests": _without_digests,
     "types": _without_types,
     "aliases": _without_aliases,
-    "places": _without_places,
     "signatures": _without_signatures,
 }

@@ -199,11 +199,9 @@ def described(state: Any) -> str:
     if isinstance(state, torch.Tensor) and (parts := decompose(state, "")) is not None:
         return f"{parts.kind}: {described(parts.items)}"
     if isinstance(state, torch.Tensor):
-        octets = (
-            state.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes()
-            if state.numel() < 1 << 24
-            else b""
-        )
+        octets = b""
+        if state.numel() < 1 << 24:
+            octets = state.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes()
         return f"{state.dtype}{tuple(state.shape)}{octets.hex()}"
     if isinstance(state, np.ndarray):
         return f"{state.dtype}{state.shape}{state.tobytes().hex() if state.size < 1 << 24 else ''}"

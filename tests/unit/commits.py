@@ -8,7 +8,15 @@ from typing import Any
 
 from deeppart.model import Attempt, Manifest, StepKey
 from deeppart.part import Signing, decode_manifest, encode_manifest
-from deeppart.storage import MANIFEST_NAME, PersistentLevel, PosixStore, parse_step_name, remove_step, step_name
+from deeppart.storage import (
+    MANIFEST_NAME,
+    PersistentLevel,
+    PosixStore,
+    list_steps,
+    parse_step_name,
+    remove_step,
+    step_name,
+)
 from tests.golden import forge
 
 FIRST, SECOND = "1" * 32, "2" * 32
@@ -16,6 +24,10 @@ FIRST, SECOND = "1" * 32, "2" * 32
 
 def step_directory(root: Path, key: StepKey) -> Path:
     return root / step_name(key)
+
+
+def newest_key(root: Path) -> StepKey:
+    return list_steps(PosixStore(root))[-1]
 
 
 def retire(directory: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 import deeppart
 from deeppart.state.capture import lazy as deferred
+from deeppart.storage import owner
 
 
 @pytest.fixture
@@ -31,6 +32,12 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     monkeypatch.setattr(deferred.DeferredCopy, "hold", hold)
     yield go
     go.set()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory that is in use is not waited for."""
+    monkeypatch.setattr(owner, "_LOCK_PATIENCE_S", 0.05)
 
 
 @pytest.fixture

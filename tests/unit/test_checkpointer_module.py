@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import textwrap
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import torch
 import deeppart
 from deeppart.errors import ConfigError, DirectoryInUseError
 from tests.unit.cli_support import block
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("workplace")
 
@@ -98,8 +97,7 @@ def test_warnings_point_to_the_line_that_called(workplace: Path) -> None:
     assert deeppart._default is not None
     block(deeppart._default, workplace / "ckpt", 2)
     pending = deeppart.checkpoint(state(2), 2)
-    while not pending.finished:
-        time.sleep(0.005)
+    wait_until(lambda: pending.finished)
     with pytest.warns(deeppart.errors.BackgroundFailureWarning) as caught:
         deeppart.checkpoint(state(3), 3).wait(timeout=200)
         deeppart.close()
@@ -112,29 +110,16 @@ def test_warnings_point_to_the_line_that_called(workplace: Path) -> None:
     assert {Path(warning.filename) for warning in [*caught, *newer]} == {Path(__file__)}
 
 
-def run(script: str, *options: str) -> subprocess.CompletedProcess[str]:
-    return python(*options, "-c", textwrap.dedent(script))
-
-
-def python(*options: str, typed: str | None = None) -> subprocess.CompletedProcess[str]:
-    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(Path(__file__).parents[2]), "HOME": "/tmp"}
-    command = [sys.executable, *options]
-    return subprocess.run(
-        command, input=typed, capture_output=True, text=True, timeout=300, env=environment, check=False
-    )
-
-
 def test_importing_takes_no_mpi_and_starts_nothing() -> None:
-    done = run(
-        """
-        import sys, threading, deeppart
-        assert "mpi4py" not in sys.modules and "hypothesis" not in sys.modules and threading.active_count() == 1
-        ck = deeppart.Checkpointer(deeppart.Config(persistent_dir="p"))
-        ck.checkpoint({"n": 1}, 1)
-        ck.close()
-        assert "mpi4py" not in sys.modules
-        """,
-        "-W",
-        "error",
-    )
+    script = """
+import sys, threading, deeppart
+assert "mpi4py" not in sys.modules and "hypothesis" not in sys.modules and threading.active_count() == 1
+ck = deeppart.Checkpointer(deeppart.Config(persistent_dir="p"))
+ck.checkpoint({"n": 1}, 1)
+ck.close()
+assert "mpi4py" not in sys.modules
+"""
+    env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(Path(__file__).parents[2]), "HOME": "/tmp"}
+    command = [sys.executable, "-W", "error", "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=env, check=False)
     assert (done.returncode, done.stderr) == (0, "")

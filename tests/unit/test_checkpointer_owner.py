@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +13,15 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.errors import (
-    CheckpointError,
-    DirectoryInUseError,
-    LaunchError,
-    RestoreError,
-)
+from deeppart.errors import CheckpointError, DirectoryInUseError, LaunchError, RestoreError
 from deeppart.storage import LOCK_NAME, DirectoryOwner, persistent
-from deeppart.storage import owner as owner_module
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.usefixtures("impatient")
 
 
 def config(directory: Path, **settings: Any) -> deeppart.Config:
     return deeppart.Config(persistent_dir=str(directory), **{"timeout": 20.0, **settings})
-
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(owner_module, "_LOCK_PATIENCE_S", 0.05)
 
 
 def test_two_in_one_process(tmp_path: Path) -> None:
@@ -87,10 +78,7 @@ def test_a_takeover_is_noticed_at_the_commit(tmp_path: Path) -> None:
             ck.checkpoint({"a": 19}, 19).wait("persistent", timeout=200)
         (tmp_path / LOCK_NAME).write_bytes(ours)
         ck.checkpoint({"a": 20}, 20).wait("persistent", timeout=200)
-        deadline = time.monotonic() + 200  # what is removed afterwards needs the lock file
-        while len(list(tmp_path.glob("step-*"))) > 1:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: len(list(tmp_path.glob("step-*"))) == 1)  # what is removed afterwards needs the lock file
         (tmp_path / LOCK_NAME).unlink()
         with pytest.raises(CheckpointError, match="lost its lock file"):
             ck.checkpoint({"a": 21}, 21).wait("persistent", timeout=200)

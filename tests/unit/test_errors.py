@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -24,6 +25,8 @@ from deeppart.errors import (
     warn_now,
     warn_of_all,
 )
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def test_a_message_has_each_answer_on_a_line_of_its_own_and_no_empty_ones() -> None:
@@ -77,10 +80,9 @@ def test_a_warning_has_the_line_that_called_torch_where_torch_called_the_library
 
 
 def uncaught(script: str, **variables: str) -> str:
-    """What a script prints that ends by an error."""
-    run = subprocess.run(
-        [sys.executable, "-c", script], env=os.environ | variables, capture_output=True, text=True, check=False
-    )
+    """What a script prints that ends by an error, in an interpreter of its own."""
+    command, env = [sys.executable, "-c", script], os.environ | variables
+    run = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert run.returncode == 1, run.stdout
     return run.stderr
 
@@ -101,7 +103,7 @@ def test_the_frames_of_the_library_are_not_printed() -> None:
 
 
 @pytest.mark.usefixtures("working_directory")
-def test_what_the_library_has_called_is_printed_and_its_own_causes_are_not() -> None:
+def test_what_the_library_has_called_is_printed_and_its_own_causes_are_not(run_python: Run) -> None:
     script = """
 import deeppart
 class Own:
@@ -110,16 +112,15 @@ class Own:
 with deeppart.Checkpointer(persistent_dir="ckpt") as checkpointer:
     checkpointer.checkpoint({"own": Own()}, step=1)
 """
-    text = uncaught(script)
+    text = run_python(script).stderr
     assert "line 4, in state_dict\nKeyError: 'gone'" in text and "line 7, in <module>" in text
     assert os.path.dirname(errors.__file__) not in text
-    text = uncaught(
-        "import deeppart, pathlib; pathlib.Path('file').touch(); deeppart.Checkpointer(persistent_dir='file')"
-    )
+    script = "import deeppart, pathlib; pathlib.Path('file').touch(); deeppart.Checkpointer(persistent_dir='file')"
+    text = run_python(script).stderr
     assert text.count("Traceback") == 1 and "StorageError" in text
 
 
-def test_other_errors_and_hooks_of_others_stay_as_they_are() -> None:
-    assert "ZeroDivisionError" in uncaught("import deeppart; 1 / 0")
+def test_other_errors_and_hooks_of_others_stay_as_they_are(run_python: Run) -> None:
+    assert "ZeroDivisionError" in run_python("import deeppart; 1 / 0").stderr
     mine = "import sys; sys.excepthook = lambda *error: print('mine', file=sys.stderr)\n"
     assert uncaught(mine + REFUSED) == "mine\n"

@@ -18,15 +18,7 @@ import torch
 import deeppart
 from deeppart import mapped
 from deeppart.errors import StorageError
-from deeppart.mapped import (
-    LockedFile,
-    bytes_in_memory,
-    file_memory,
-    file_system_of,
-    forget_all,
-    lies_in_memory,
-    pin,
-)
+from deeppart.mapped import LockedFile, bytes_in_memory, file_memory, file_system_of, forget_all, lies_in_memory, pin
 from deeppart.part import FileSource
 from deeppart.recovery import parts
 

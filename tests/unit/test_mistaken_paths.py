@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,15 +11,10 @@ from click.testing import CliRunner
 
 import deeppart
 from deeppart.cli.app import main
-from deeppart.errors import (
-    RestoreError,
-)
+from deeppart.errors import RestoreError
+from tests.unit.round_trip import config
 
 pytestmark = pytest.mark.usefixtures("working_directory")
-
-
-def config(directory: Path, **settings: Any) -> deeppart.Config:
-    return deeppart.Config(persistent_dir=str(directory / "ckpt"), **{"timeout": 30.0, **settings})
 
 
 # --- places -----------------------------------------------------------------------------------------------------------

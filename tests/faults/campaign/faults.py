@@ -15,6 +15,16 @@ from tests.faults.campaign.trace import Harm
 
 _HEADER_BYTES = 4096
 _TAIL_BYTES = 300
+#: Kind of a file -> how the report calls it, if otherwise.
+_NAMES = {
+    "local": "local part",
+    "partner": "partner copy",
+    "persistent": "persistent part",
+    "lineage": "deeppart.json",
+    "lock": "lock file",
+    "temporary": "temporary file",
+    "spare": "spare file",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,21 +40,14 @@ class Applied:
     hidden: Path | None = None
 
 
-def apply(fault: FileFault, life: int, base: Path, damaged: dict[Path, Stamp]) -> list[Applied]:
-    """Do it; what there is to harm is only known now. Harmed files are entered in ``damaged``."""
-    return perform(choose(fault, life, base), base, damaged)
-
-
 def choose(fault: FileFault, life: int, base: Path) -> list[Harm]:
     """What a fault comes to, with what is on storage now."""
+    nodes = [path.name for path in (base / "nodes").glob("node*")]
     if fault.file == "node":
-        nodes = {path.name: path for path in (base / "nodes").glob("node*")}
-        return [
-            Harm(life, f"nodes/{name}", "node", "node directory removed")
-            for name in _drawn(nodes, fault.number, fault.count)
-        ]
+        names = _drawn(nodes, fault.number, fault.count)
+        return [Harm(life, f"nodes/{name}", "node", "node directory removed") for name in names]
     if fault.file == "nodes":
-        names = _drawn((path.name for path in (base / "nodes").glob("node*")), fault.number, 2)
+        names = _drawn(nodes, fault.number, 2)
         if len(names) < 2:
             return []
         return [Harm(life, f"nodes/{names[0]}", "exchange", "nodes exchanged", source=f"nodes/{names[1]}")]
@@ -63,7 +66,7 @@ def choose(fault: FileFault, life: int, base: Path) -> list[Harm]:
 
 
 def perform(harm: list[Harm], base: Path, damaged: dict[Path, Stamp]) -> list[Applied]:
-    """Do what was chosen, now or in an earlier run. What is not there is left out."""
+    """Do what was chosen, now or in an earlier run. What is not there is left out, and ``damaged`` gets the rest."""
     applied = []
     known = {stored.path for stored in take_stock(base) if stored.session}
     for each in harm:
@@ -71,23 +74,10 @@ def perform(harm: list[Harm], base: Path, damaged: dict[Path, Stamp]) -> list[Ap
         if found is None:
             continue
         path, source = found
-        if each.how == "node":
-            shutil.rmtree(path)
-            applied.append(Applied(each))
-            continue
-        if each.how == "exchange" and source is not None:
-            for old, new in ((path, base / "x"), (source, path), (base / "x", source)):
-                old.rename(new)
-            applied.append(Applied(each))
-            continue
-        if each.how == "plant":
-            path.write_bytes(random.Random(each.content).randbytes(each.size))
-            applied.append(Applied(each))
-            continue
-        before, stamp = path.read_bytes(), stamp_of(path)
-        _do(path, source, each)
+        before, stamp = (path.read_bytes(), stamp_of(path)) if path.is_file() else (b"", None)
+        _do(path, source, each, base)
         # The bytes of another copy of the same file are no harm.
-        if path.exists() and (stamp_of(path)[1:] != stamp[1:] or stamp in damaged.values()):
+        if stamp and path.exists() and (stamp_of(path)[1:] != stamp[1:] or stamp in damaged.values()):
             damaged[path] = stamp_of(path)
         applied.append(Applied(each, path if path in known and _is_hidden(before, path) else None))
     return applied
@@ -98,24 +88,10 @@ def _drawn(names: Iterable[str], number: int, count: int) -> list[str]:
     return sorted(names, key=lambda name: place_of(number, name))[:count]
 
 
-def _names(file: str) -> str:
-    return {
-        "local": "local part",
-        "partner": "partner copy",
-        "parity": "parity",
-        "persistent": "persistent part",
-        "base": "base",
-        "lineage": "deeppart.json",
-        "lock": "lock file",
-        "temporary": "temporary file",
-        "spare": "spare file",
-    }.get(file, file)
-
-
 def _harm(name: str, stock: dict[str, Stored], action: str, rng: random.Random, life: int) -> Harm:
     """What is done to one file."""
     kind, size = stock[name].kind, stock[name].stamp[2]
-    row = f"file: {_names(kind)}"
+    row = f"file: {_NAMES.get(kind, kind)}"
     if action == "flip" and size:
         places = [_place(size, rng) for _ in range(rng.choice((1, 1, 1, 2, 5)))]
         flips = tuple((place, rng.randint(1, 255)) for place in dict.fromkeys(places))
@@ -132,8 +108,15 @@ def _harm(name: str, stock: dict[str, Stored], action: str, rng: random.Random, 
     return Harm(life, name, "garbage", row, size, content=content)
 
 
-def _do(path: Path, source: Path | None, harm: Harm) -> None:
-    if harm.how == "flip":
+def _do(path: Path, source: Path | None, harm: Harm, base: Path) -> None:
+    if harm.how == "node":
+        shutil.rmtree(path)
+    elif harm.how == "exchange" and source is not None:
+        for old, new in ((path, base / "x"), (source, path), (base / "x", source)):
+            old.rename(new)
+    elif harm.how == "plant":
+        path.write_bytes(random.Random(harm.content).randbytes(harm.size))
+    elif harm.how == "flip":
         with path.open("r+b") as file:
             for place, mask in harm.flips:
                 file.seek(place)
@@ -193,14 +176,7 @@ def _planted(stock: dict[str, Stored], fault: FileFault, life: int) -> list[Harm
     directories = {name.rpartition("/")[0] for name, each in stock.items() if each.step >= 0}
     rng = random.Random(fault.number)
     process, size = rng.randrange(2, 1 << 22), rng.randrange(10_000)
-    return [
-        Harm(
-            life,
-            f"{directory}/.part-00000-of-00002.dpp.tmp-{process}",
-            "plant",
-            "file: temporary file",
-            size,
-            content=f"{fault.number}",
-        )
-        for directory in _drawn(directories, fault.number, 1)
+    names = [
+        f"{directory}/.part-00000-of-00002.dpp.tmp-{process}" for directory in _drawn(directories, fault.number, 1)
     ]
+    return [Harm(life, name, "plant", "file: temporary file", size, content=f"{fault.number}") for name in names]

@@ -9,34 +9,15 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from tests.faults.campaign import stages
 from tests.faults.campaign.files import index_offset, stamp_of
-from tests.faults.campaign.records import Incident
+from tests.faults.campaign.records import Incident, Kill
 
 if TYPE_CHECKING:
     from tests.faults.campaign.life import Record
     from tests.faults.campaign.order import Order
-
-
-class Moment(Protocol):
-    """When: a :class:`Kill` or an :class:`Incident`."""
-
-    @property
-    def phase(self) -> str: ...
-
-    @property
-    def at(self) -> int: ...
-
-    @property
-    def stage(self) -> str: ...
-
-    @property
-    def count(self) -> int: ...
-
-    @property
-    def delay_s(self) -> float: ...
 
 
 class Trigger:
@@ -47,7 +28,7 @@ class Trigger:
         strike: does it; called in whichever thread comes by.
     """
 
-    def __init__(self, moment: Moment, strike: Callable[[], None]) -> None:
+    def __init__(self, moment: Kill | Incident, strike: Callable[[], None]) -> None:
         self._moment, self._strike = moment, strike
         self._lock = threading.Lock()
         self._armed, self._count = False, 0

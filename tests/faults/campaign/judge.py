@@ -267,11 +267,8 @@ def check_kept(outcome: Outcome, after: Sequence[Stored]) -> list[Problem]:
         dated = level == "persistent" and outcome.order.scenario.kind == "clock"  # `keep` goes by the dates of commits
         for step in completed.must_stay(life.keep[level]) if not dated else completed.done[-1:]:
             if lacks[step]:
-                problems.append(
-                    Problem(
-                        LOST, f"step {step} was reported done at {level}, but after the life there is no {lacks[step]}"
-                    )
-                )
+                text = f"step {step} was reported done at {level}, but after the life there is no {lacks[step]}"
+                problems.append(Problem(LOST, text))
         choice = completed.one_of()
         if choice and all(lacks[step] for step in choice):
             problems.append(Problem(LOST, f"of steps {choice} none is complete at {level} any more: {lacks}"))
@@ -313,9 +310,8 @@ def check_progress(outcome: Outcome, before: Sequence[Stored], after: Sequence[S
     news = [step for each in completed for step in (*each.done, *each.doubtful)]
     floor = None if had is None else min([had, *news])
     if floor is not None and (have is None or have < floor):
-        return [
-            Problem(LOST, f"before the life step {had} was recoverable, after it only step {have}; it saved {news}")
-        ]
+        text = f"before the life step {had} was recoverable, after it only step {have}; it saved {news}"
+        return [Problem(LOST, text)]
     return []
 
 

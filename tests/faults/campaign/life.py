@@ -64,11 +64,8 @@ class Rank:
         self.life, self.leaves = order.life, order.scenario.leaves
         self.rank = comm.Get_rank()
         self.live = contents.blank(self.leaves, self.rank)
-        self._triggers = [
-            each
-            for each in (incidents.killer(comm, order, record), incidents.incident(self.rank, order, record))
-            if each
-        ]
+        triggers = (incidents.killer(comm, order, record), incidents.incident(self.rank, order, record))
+        self._triggers = [each for each in triggers if each]
 
     def play(self) -> None:
         """The whole life."""
@@ -113,10 +110,9 @@ class Rank:
             (n, each) for n, each in enumerate(self.life.storage) if (each.phase, each.rank) == (phase, self.rank)
         ]
         with contextlib.ExitStack() as stack:
-            active = []
-            for number, each in planned:
-                root = self.order.root_of(each)
-                active.append((number, each, stack.enter_context(StorageFaults(root))))
+            roots = [self.order.root_of(each) for _, each in planned]
+            watched = [stack.enter_context(StorageFaults(root)) for root in roots]
+            active = [(*each, watching) for each, watching in zip(planned, watched, strict=True)]
             try:
                 yield active
             finally:
@@ -190,15 +186,8 @@ class Rank:
             error = str(refusal)
         wrong = self._untouched() if step is None else self._compare(step, mapped)
         lines = [line[:500] for line in ck.explanation[-12:]] if step is not None else []
-        fields = {
-            "step": step,
-            "wanted": wanted,
-            "life": self.live["life"],
-            "error": error[:3000],
-            "lines": lines,
-            "wrong": wrong,
-        }
-        self.record("restored", which=which, seconds=round(time.monotonic() - began, 4), **fields)
+        fields = {"step": step, "wanted": wanted, "life": self.live["life"], "lines": lines, "wrong": wrong}
+        self.record("restored", which=which, error=error[:3000], seconds=round(time.monotonic() - began, 4), **fields)
         return step
 
     def _untouched(self) -> dict[str, int]:

@@ -9,16 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import deeppart
-from tests.faults.campaign.records import (
-    FileFault,
-    Incident,
-    Kill,
-    Leaf,
-    Life,
-    RunningFault,
-    Scenario,
-    StorageFault,
-)
+from tests.faults.campaign.records import FileFault, Incident, Kill, Leaf, Life, RunningFault, Scenario, StorageFault
 
 #: `local_dir`, the same path on all nodes, as on clusters; each rank works in a directory of its node.
 LOCAL = "/proc/self/cwd/disk"

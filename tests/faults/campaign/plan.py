@@ -67,17 +67,10 @@ def _leaves(rng: random.Random) -> tuple[Leaf, ...]:
         if rng.random() < 0.06:
             nbytes = rng.choice((1_000_000, 2_100_000))
         shared = place < 2 or rng.random() < 0.6
-        leaves.append(
-            Leaf(
-                f"{'all' if shared else 'own'}{place}",
-                dtype,
-                (nbytes if shared else min(nbytes, 100_000)) // DTYPES[dtype],
-                shared,
-                noise=rng.random() < 0.7,
-                numpy=dtype != "bfloat16" and rng.random() < 0.2,
-                frozen=dtype in frozen,
-            )
-        )
+        count = (nbytes if shared else min(nbytes, 100_000)) // DTYPES[dtype]
+        noise, numpy = rng.random() < 0.7, dtype != "bfloat16" and rng.random() < 0.2
+        name = f"{'all' if shared else 'own'}{place}"
+        leaves.append(Leaf(name, dtype, count, shared, noise, numpy, frozen=dtype in frozen))
     return tuple(leaves)
 
 
@@ -100,40 +93,29 @@ def _job(rng: random.Random, most_ranks: int, most_here: int, lives: list[Life])
     if not any(every.values()):
         every["persistent"] = 1
     keep = {level: rng.choice((0, 1, 1, 1, 2, 3)) for level in LEVELS}
+    # Drawn in this order: a seed means what it meant before.
+    compression = rng.choice(("none", "tensor", "auto", "auto", "zstd"))
+    capture, on_busy = rng.choice(("eager", "lazy")), rng.choice(("wait", "wait", "skip"))
+    scrub = bool(local) and rng.random() < 0.08
+    per_rank, checkpoints = rng.choice(("drop", "map", "rank0")), rng.choice((1, 2, 2, 3, 3, 4, 6))
+    wait, reuse, again = rng.random() < 0.6, rng.random() < 0.5, rng.random() < 0.15
     return Life(
-        world,
-        node_size,
-        every,
-        keep,
-        compression=rng.choice(("none", "tensor", "auto", "auto", "zstd")),
-        capture=rng.choice(("eager", "lazy")),
-        on_busy=rng.choice(("wait", "wait", "skip")),
-        group=group,
-        tolerate=tolerate,
-        scrub=bool(local) and rng.random() < 0.08,
-        per_rank=rng.choice(("drop", "map", "rank0")),
-        checkpoints=rng.choice((1, 2, 2, 3, 3, 4, 6)),
-        wait=rng.random() < 0.6,
-        reuse=rng.random() < 0.5,
-        again=rng.random() < 0.15,
-    )
+        world, node_size, every, keep, checkpoints, compression, on_busy, group, tolerate, scrub, per_rank,
+        wait=wait, reuse=reuse, again=again, capture=capture,
+    )  # fmt: skip
 
 
 def _with_faults(rng: random.Random, life: Life, lives: list[Life], *, killed: bool, last: bool) -> Life:
-    values = {name: getattr(life, name) for name in Life.__slots__}
     if lives:
-        values["before"] = _file_faults(rng, lives)
+        life = replace(life, before=_file_faults(rng, lives))
     if last:
-        values |= {"checkpoints": 0, "again": False}
-        return Life(**values)
+        return replace(life, checkpoints=0, again=False)
     if killed:
-        values["kill"], forced = _kill(rng, values, bool(lives))
-        values["before"] += forced if lives else ()
-        return Life(**values)
-    values["storage"] = _storage_faults(rng, life, restoring=bool(lives))
+        return _with_kill(rng, life, restoring=bool(lives))
+    life = replace(life, storage=_storage_faults(rng, life, restoring=bool(lives)))
     if rng.random() < 0.12 and life.checkpoints > 1:
-        values["running"] = (_running_fault(rng, life),)
-    return Life(**values)
+        life = replace(life, running=(_running_fault(rng, life),))
+    return life
 
 
 # --- faults -----------------------------------------------------------------------------------------------------------
@@ -176,11 +158,8 @@ def _storage_faults(rng: random.Random, life: Life, *, restoring: bool) -> tuple
         if rank and root == "persistent":
             number %= 60  # rank 0 alone commits and retires
         at = rng.randrange(life.checkpoints)
-        faults.append(
-            StorageFault(
-                phase, root, number, rng.choice((*ERRORS, *ERRORS, *MORE_ERRORS)), rng.random() < 0.15, rank, at
-            )
-        )
+        error = rng.choice((*ERRORS, *ERRORS, *MORE_ERRORS))
+        faults.append(StorageFault(phase, root, number, error, rng.random() < 0.15, rank, at))
     return tuple(faults)
 
 
@@ -190,16 +169,15 @@ def _running_fault(rng: random.Random, life: Life) -> RunningFault:
     return RunningFault(kind, at, rng.randint(at + 1, life.checkpoints), rng.randrange(life.nodes))
 
 
-def _kill(rng: random.Random, values: dict[str, object], restoring: bool) -> tuple[Kill, tuple[FileFault, ...]]:
-    """A kill, and faults without which its stage would not be reached; changes ``values`` so that it can be."""
-    life = Life(**values)  # type: ignore[arg-type]
+def _with_kill(rng: random.Random, life: Life, *, restoring: bool) -> Life:
+    """The same with a kill, and with what its stage needs to be reached."""
     scope = rng.choice(("rank", "rank", "node", "all"))
     victim = rng.randrange(life.world)
     linger = 0.0 if scope == "all" else rng.choice((0.0, 0.0, 0.05, 0.3))
     if rng.random() < 0.35:
         phase = rng.choice(("open", "checkpoint", "checkpoint", "checkpoint", "checkpoint", "restore"))
         delay = rng.choice((0.001, 0.003, 0.01, 0.03, 0.1)) * rng.random()
-        return Kill(scope, victim, phase, rng.randrange(life.checkpoints), "", 1, delay, linger), ()
+        return replace(life, kill=Kill(scope, victim, phase, rng.randrange(life.checkpoints), "", 1, delay, linger))
     redundant = [level for level in ("partner", "parity") if life.every[level]]
     names = [name for name, stage in STAGES.items() if _reachable(stage.needs, stage.phase, life, redundant, restoring)]
     name = rng.choice(names)
@@ -208,19 +186,19 @@ def _kill(rng: random.Random, values: dict[str, object], restoring: bool) -> tup
     at = 0
     if stage.phase == "checkpoint":
         each = life.every[level] if level else 1
-        values["keep"] = {**life.keep, **({level: 1} if name.startswith("retiring") else {})}
+        if name.startswith("retiring"):
+            life = replace(life, keep={**life.keep, level: 1})
         at = each * rng.choice((1, 2) if name.startswith("retiring") else (0, 0, 1, 2))
-        values["checkpoints"] = max(life.checkpoints, at + each)
+        life = replace(life, checkpoints=max(life.checkpoints, at + each))
     if stage.who == ROOT:
         victim = 0
     elif stage.who == LEADER:
         victim -= victim % life.node_size
     count = 1 if stage.who == ROOT or "name" in name or "round" in name else rng.choice((1, 1, 2, 3))
-    forced: tuple[FileFault, ...] = ()
     if stage.needs in ("rebuild", "heal"):
-        forced = (FileFault("remove", rng.choice(("node", "local")), 1, 0, rng.randrange(1 << 30)),)
-        count = 1
-    return Kill(scope, victim, stage.phase, at, name, count, 0.0, linger), forced
+        forced = FileFault("remove", rng.choice(("node", "local")), 1, 0, rng.randrange(1 << 30))
+        life, count = replace(life, before=(*life.before, forced)), 1
+    return replace(life, kill=Kill(scope, victim, stage.phase, at, name, count, 0.0, linger))
 
 
 def _reachable(needs: str, phase: str, life: Life, redundant: list[str], restoring: bool) -> bool:

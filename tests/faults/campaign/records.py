@@ -9,23 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 LEVELS = ("local", "partner", "parity", "persistent")
-FILES = (
-    "local",
-    "partner",
-    "parity",
-    "persistent",
-    "base",
-    "manifest",
-    "lineage",
-    "lock",
-    "temporary",
-    "spare",
-    "node",
-)
+FILES = (*LEVELS, "base", "manifest", "lineage", "lock", "temporary", "spare", "node")
 ACTIONS = ("flip", "truncate", "garbage", "remove", "swap")
-#: What storage faults are injected below: all of a node's storage, one of its levels, or the persistent directory.
-ROOTS = ("node", "partner", "parity", "persistent")
-#: About how many operations there are: (phase, root) -> n is drawn below this. The report shows what was met.
+#: About how many operations there are: (phase, root) -> n is drawn below this. The report shows what was met. A root is
+#: what storage faults are injected below: all of a node's storage, one of its levels, or the persistent directory.
 OPERATIONS = {
     ("open", "node"): 200,
     ("open", "persistent"): 40,
@@ -180,8 +167,8 @@ class Life:
     Attributes:
         world, node_size: ranks, and ranks per virtual node.
         every, keep, compression, on_busy, group, tolerate, scrub: of the configuration; ``local`` 0 is no local_dir.
-        per_rank: "drop", "map" (a function) or "rank0".
         checkpoints: how many.
+        per_rank: "drop", "map" (a function) or "rank0".
         wait: whether each is waited for before the next.
         reuse: steps count on from the restored one; otherwise from the largest ever used.
         again: restore once more at the end.
@@ -198,16 +185,16 @@ class Life:
     node_size: int
     every: dict[str, int]
     keep: dict[str, int]
-    compression: str
-    on_busy: str
-    group: int | None
-    tolerate: int | None
-    scrub: bool
-    per_rank: str
     checkpoints: int
-    wait: bool
-    reuse: bool
-    again: bool
+    compression: str = "none"
+    on_busy: str = "wait"
+    group: int | None = None
+    tolerate: int | None = None
+    scrub: bool = False
+    per_rank: str = "drop"
+    wait: bool = True
+    reuse: bool = False
+    again: bool = False
     before: tuple[FileFault, ...] = ()
     storage: tuple[StorageFault, ...] = ()
     running: tuple[RunningFault, ...] = ()
@@ -228,17 +215,6 @@ class Life:
     @property
     def nodes(self) -> int:
         return -(-self.world // self.node_size)
-
-    @property
-    def faults(self) -> int:
-        """How many faults are planned; some may find nothing to harm."""
-        return (
-            len(self.before)
-            + len(self.storage)
-            + len(self.running)
-            + (self.kill is not None)
-            + (self.incident is not None)
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from tests.faults.campaign.judge import HANG, LOST, WRONG, Problem
 from tests.faults.campaign.records import LEVELS, OPERATIONS, StorageFault
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Row:
     """All faults of one kind.
 
@@ -35,13 +35,6 @@ class Row:
     wrong: int = 0
     lost: int = 0
     hangs: int = 0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Fault:
-    """One fault that took place, to be resolved by the restore that follows it."""
-
-    row: Row
 
 
 @dataclass(slots=True)
@@ -76,13 +69,13 @@ class Tally:
         with self._lock:
             return sum(row.count for row in self.rows.values())
 
-    def fault(self, kind: str, how: str) -> Fault:
-        """One more fault."""
+    def fault(self, kind: str, how: str) -> Row:
+        """One more fault: its row, for when it is known what the restore after it finds."""
         with self._lock:
             row = self.rows.setdefault(kind, Row())
             row.count += 1
             row.how[how] += 1
-            return Fault(row)
+            return row
 
     def met(self, fault: StorageFault, operation: str | None) -> None:
         """A storage fault was planned; the operation that it met, or None."""
@@ -95,23 +88,23 @@ class Tally:
                 entry.met.add(fault.number)
                 entry.names[operation] += 1
 
-    def resolve(self, faults: list[Fault], levels: set[str], restored: bool, back: int) -> None:
+    def resolve(self, faults: list[Row], levels: set[str], restored: bool, back: int) -> None:
         """The restore after these faults."""
         with self._lock:
-            for fault in faults:
-                fault.row.levels.update(levels)
-                fault.row.nothing += not restored
-                fault.row.back[back] += 1
+            for row in faults:
+                row.levels.update(levels)
+                row.nothing += not restored
+                row.back[back] += 1
 
-    def settle(self, faults: list[Fault], problems: list[Problem]) -> None:
+    def settle(self, faults: list[Row], problems: list[Problem]) -> None:
         """The end of a scenario, with the faults that are not resolved."""
         with self._lock:
             self.scenarios += 1
             kinds = {problem.kind for problem in problems}
-            for fault in faults:
-                fault.row.wrong += WRONG in kinds
-                fault.row.lost += LOST in kinds
-                fault.row.hangs += HANG in kinds
+            for row in faults:
+                row.wrong += WRONG in kinds
+                row.lost += LOST in kinds
+                row.hangs += HANG in kinds
             self.problems.update(problem.kind for problem in problems)
             self.wrong_bytes += sum(problem.nbytes for problem in problems)
 
@@ -124,7 +117,9 @@ class Tally:
             "wrong_bytes": self.wrong_bytes,
             "hangs": self.problems[HANG],
             "problems": dict(self.problems),
-            "kinds": {kind: _row_json(row) for kind, row in sorted(self.rows.items())},
+            "kinds": {
+                kind: {name: getattr(row, name) for name in Row.__slots__} for kind, row in sorted(self.rows.items())
+            },
             "coverage": {
                 name: {"range": each.range, "met": sorted(each.met), "operations": dict(each.names)}
                 for name, each in sorted(self.coverage.items())
@@ -132,35 +127,11 @@ class Tally:
         }
 
 
-def _row_json(row: Row) -> dict[str, Any]:
-    return {
-        "count": row.count,
-        "how": dict(row.how),
-        "levels": dict(row.levels),
-        "nothing": row.nothing,
-        "back": {str(steps): count for steps, count in sorted(row.back.items())},
-        "wrong": row.wrong,
-        "lost": row.lost,
-        "hangs": row.hangs,
-    }
-
-
 def show(tally: Tally, seconds: float, console: Console) -> None:
     """Print the tables."""
     table = Table(title="Faults, and what the restore after them found")
-    for name in (
-        "fault",
-        "how",
-        "count",
-        *LEVELS,
-        "nothing left",
-        "back 0",
-        "1",
-        "2+",
-        "wrong bytes",
-        "too much lost",
-        "hangs",
-    ):
+    found = ("nothing left", "back 0", "1", "2+", "wrong bytes", "too much lost", "hangs")
+    for name in ("fault", "how", "count", *LEVELS, *found):
         table.add_column(name, justify="left" if name in ("fault", "how") else "right")
     for kind, row in sorted(tally.rows.items()):
         more = sum(count for steps, count in row.back.items() if steps > 1)

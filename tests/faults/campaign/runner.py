@@ -13,8 +13,8 @@ from tests.faults.campaign.jobs import HangError, Jobs, end_process
 from tests.faults.campaign.judge import HANG, Outcome, Problem
 from tests.faults.campaign.order import Order
 from tests.faults.campaign.records import LEVELS, Incident, Kill, Life, Scenario
-from tests.faults.campaign.report import Fault, Tally
-from tests.faults.campaign.trace import Trace
+from tests.faults.campaign.report import Row, Tally
+from tests.faults.campaign.trace import Harm, Trace
 
 #: A rank that was left behind has so long to end, when it has been woken.
 _ZOMBIE_S = 15.0
@@ -83,7 +83,7 @@ class Play:
         self._swapped: set[Stamp] = set()
         self._started: dict[int, set[int]] = {}
         self._next_step = 1
-        self._open: list[Fault] = []
+        self._open: list[Row] = []
         self._had: set[oracle.Attempt] = set()
         self._again = again
         self._stopped: tuple[int, ...] = ()
@@ -109,12 +109,13 @@ class Play:
 
     def _harm(self, number: int, each: Life) -> None:
         if self._again is not None:
-            self._enter(faults.perform(self._again.before(number), self._base, self._damaged))
+            self._enter(self._again.before(number))
             return
         for fault in each.before:
-            self._enter(faults.apply(fault, number, self._base, self._damaged))
+            self._enter(faults.choose(fault, number, self._base))
 
-    def _enter(self, applied: list[faults.Applied]) -> None:
+    def _enter(self, harm: list[Harm]) -> None:
+        applied = faults.perform(harm, self._base, self._damaged)
         for each in applied:
             self._note(each.harm.kind, each.harm.how, each.harm.text)
             self.trace.harm.append(each.harm)
@@ -136,22 +137,12 @@ class Play:
         start = Start.of(self._base, self._damaged, self._swapped)
         began = time.monotonic()
         members = _members(self._scenario, number, each)
-        order = Order(
-            self._scenario,
-            number,
-            self._base,
-            self._next_step,
-            members,
-            self._broken,
-            self._stopped,
-        )
+        order = Order(self._scenario, number, self._base, self._next_step, members, self._broken, self._stopped)
         try:
             self._stopped += self._jobs.play(order)
         except HangError as error:
-            self.problems += [
-                Problem(HANG, f"life {number}: {error}"),
-                *judge.check_ranks(Outcome(order), may_refuse=True),
-            ]
+            self.problems.append(Problem(HANG, f"life {number}: {error}"))
+            self.problems += judge.check_ranks(Outcome(order), may_refuse=True)
             self.problems.append(Problem(HANG, "the last events of every rank:" + _tails(Outcome(order))))
             return
         outcome = Outcome(order)
@@ -190,7 +181,8 @@ class Play:
             found = judge.check_restore(outcome, which, bound, self._started, something)
             self.problems += found
             if which == life.FIRST and outcome.restores(which):
-                self._resolve(outcome, which, found)
+                self._resolve(outcome, which, self._open)
+                self._open = self._open if found else []
         if each.compares:
             sound_steps = {step for session, step in oracle.recoverable(start.files, reached)}
             self.problems += judge.check_every(outcome, sound_steps, self._started)
@@ -201,14 +193,12 @@ class Play:
             bound = max(done, default=None) if not each.running else None
             self.problems += judge.check_restore(outcome, life.AGAIN, bound, self._started, something=False)
 
-    def _resolve(self, outcome: Outcome, which: str, found: list[Problem]) -> None:
-        """The faults since the last restore have come to this."""
-        result = outcome.restores(which)[0]
-        step = result["step"]
-        back = len({had for _, had in self._had if step is None or had > step})
-        self._tally.resolve(self._open, judge.levels_of(result["lines"]), step is not None, back)
-        if not found:
-            self._open = []
+    def _resolve(self, outcome: Outcome, which: str, rows: list[Row]) -> None:
+        """These faults have come to this, if the ranks got as far as the restore."""
+        for result in outcome.restores(which)[:1]:
+            step = result["step"]
+            back = len({had for _, had in self._had if step is None or had > step})
+            self._tally.resolve(rows, judge.levels_of(result["lines"]), step is not None, back)
 
     def _count_faults(self, outcome: Outcome) -> None:
         each, number = outcome.life, outcome.order.number
@@ -221,7 +211,7 @@ class Play:
                 met = {"life": number, "rank": rank, "number": fault.number, "met": event["met"]}
                 self._note(f"{fault.error}: {fault.phase}, {fault.root}", how, detail, **met)
                 if fault.phase != "checkpoint":  # there was a restore after it in the same life
-                    self._resolve_now(outcome, fault.phase)
+                    self._resolve(outcome, life.FAULTY if fault.phase == "restore" else life.FIRST, [self._open.pop()])
         for rank, event in outcome.events("running"):
             running = each.running[event["fault"]]
             self._note(_RUNNING[running.kind], "while running", "", life=number, rank=rank, at=running.at)
@@ -247,9 +237,8 @@ class Play:
             self._tally.missed += 1
             return
         how = incident.stage or f"random moment, {incident.phase}"
-        self._note(
-            _INCIDENTS[incident.kind], how, "", life=outcome.order.number, rank=incident.victim, stage=incident.stage
-        )
+        met = {"life": outcome.order.number, "rank": incident.victim, "stage": incident.stage}
+        self._note(_INCIDENTS[incident.kind], how, "", **met)
 
     def _count_state(self, outcome: Outcome) -> None:
         """What a state may do by itself: leaves that come to differ, tensors that get other memory."""
@@ -260,15 +249,6 @@ class Play:
         if outcome.life.rebinds:
             for step in sorted(returned):
                 self._note("tensors get other memory", outcome.life.rebinds, f"step {step}")
-
-    def _resolve_now(self, outcome: Outcome, phase: str) -> None:
-        fault = self._open.pop()
-        which = life.FAULTY if phase == "restore" else life.FIRST
-        results = outcome.restores(which)
-        if results:
-            step = results[0]["step"]
-            back = len({had for _, had in self._had if step is None or had > step})
-            self._tally.resolve([fault], judge.levels_of(results[0]["lines"]), step is not None, back)
 
     def _judge_end(self, outcome: Outcome, start: Start) -> None:
         each = outcome.life
@@ -315,8 +295,8 @@ def _members(scenario: Scenario, number: int, each: Life) -> tuple[int, ...]:
 
 
 def _summary(outcome: Outcome) -> str:
-    restored = [(event["which"], event["step"]) for event in outcome.restores(life.FIRST)[:1]]
-    restored = [(event["which"], event["step"]) for event in outcome.restores(life.FAULTY)[:1]] + restored
+    first = [event for which in (life.FAULTY, life.FIRST) for event in outcome.restores(which)[:1]]
+    restored = [(event["which"], event["step"]) for event in first]
     done = {level: outcome.completed(level) for level in LEVELS if outcome.life.every[level]}
     levels = "; ".join(
         f"{level} done {list(each.done)}" + (f" in doubt {list(each.doubtful)}" if each.doubtful else "")

@@ -37,25 +37,12 @@ Leaves = tuple[Leaf, ...]
 Lives = tuple[Life, ...]
 
 
-def quiet_life(world: int, checkpoints: int, *, local: bool = True, redundant: bool = True) -> Life:
+def quiet_life(world: int, checkpoints: int, *, redundant: bool = True) -> Life:
     """One rank per node, saving everywhere at every step, and nothing goes wrong."""
-    nodes = bool(redundant and local and world > 1)
-    return Life(
-        world=world,
-        node_size=1,
-        every={"local": int(local), "partner": int(nodes), "parity": int(nodes), "persistent": 1},
-        keep={"local": 1, "partner": 1, "parity": 1, "persistent": 0},
-        compression="none",
-        on_busy="wait",
-        group=None,
-        tolerate=None,
-        scrub=False,
-        per_rank="drop",
-        checkpoints=checkpoints,
-        wait=True,
-        reuse=True,
-        again=False,
-    )
+    nodes = int(redundant and world > 1)
+    every = {"local": 1, "partner": nodes, "parity": nodes, "persistent": 1}
+    keep = {"local": 1, "partner": 1, "parity": 1, "persistent": 0}
+    return Life(world, 1, every, keep, checkpoints, reuse=True)
 
 
 def comparing(life: Life) -> Life:
@@ -121,11 +108,8 @@ def zombie(rng: random.Random) -> tuple[Leaves, Lives]:
 def hang(rng: random.Random) -> tuple[Leaves, Lives]:
     """An operation of storage takes longer than anybody waits."""
     world = rng.choice((1, 2, 3))
-    life = replace(
-        quiet_life(world, 4),
-        on_busy=rng.choice(("wait", "skip")),
-        capture=rng.choice(("eager", "lazy")),
-    )
+    on_busy, capture = rng.choice(("wait", "skip")), rng.choice(("eager", "lazy"))
+    life = replace(quiet_life(world, 4), on_busy=on_busy, capture=capture)
     root = rng.choice(("persistent", "persistent", "node"))
     only = rng.choice(LATE)
     lasting = rng.random() < 0.2

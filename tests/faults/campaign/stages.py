@@ -100,15 +100,15 @@ SETTINGS: dict[str, Any] = {
     "deeppart.plan.restart.reading.LEAST_PORTION_BYTES": 4096,
 }
 
-#: A library that is broken on purpose, to show that the campaign notices.
-BREAKS = ("digests", "rebuild", "retention", "encoding", "hang")
+#: A library that is broken on purpose, to show that the campaign notices: how -> what is replaced.
 _BROKEN = {
-    "digests": ("deeppart.part.reader.PartReader.check_chunk",),
-    "rebuild": ("deeppart.nodes.erasure.ReedSolomon.rebuild",),
-    "retention": ("deeppart.save.keeping.Keeping.removable",),
-    "encoding": ("deeppart.nodes.exchange.parity._Encoding._compare",),
-    "hang": ("deeppart.recovery.parts.OpenedPart.load",),
+    "digests": "deeppart.part.reader.PartReader.check_chunk",
+    "rebuild": "deeppart.nodes.erasure.ReedSolomon.rebuild",
+    "retention": "deeppart.save.keeping.Keeping.removable",
+    "encoding": "deeppart.nodes.exchange.parity._Encoding._compare",
+    "hang": "deeppart.recovery.parts.OpenedPart.load",
 }
+BREAKS = tuple(_BROKEN)
 
 
 class MovedError(Exception):
@@ -121,13 +121,9 @@ def check() -> None:
     Raises:
         MovedError: naming all that are gone.
     """
-    names = (
-        [stage.target for stage in (*STAGES.values(), *CHANGES.values())]
-        + [*SETTINGS, _CLOCK]
-        + [name for each in _BROKEN.values() for name in each]
-    )
+    targets = [stage.target for stage in (*STAGES.values(), *CHANGES.values())]
     gone = []
-    for name in dict.fromkeys(names):
+    for name in dict.fromkeys([*targets, *SETTINGS, _CLOCK, *_BROKEN.values()]):
         try:
             locate(name)
         except MovedError:
@@ -218,21 +214,9 @@ def hasten() -> None:
 
 def break_library(how: str) -> Callable[[], None]:
     """Break the library on purpose; returns what mends it."""
-    undo: list[tuple[Any, str, Any]] = []
-    for name in _BROKEN[how]:
-        owner, attribute = locate(name)
-        original = getattr(owner, attribute)
-        undo.append((owner, attribute, original))
-        setattr(owner, attribute, _breaking(how, original))
+    owner, attribute = locate(_BROKEN[how])
+    original = getattr(owner, attribute)
 
-    def mend() -> None:
-        for owner, attribute, original in undo:
-            setattr(owner, attribute, original)
-
-    return mend
-
-
-def _breaking(how: str, original: Callable[..., Any]) -> Callable[..., Any]:
     def nothing(*args: Any, **kwargs: Any) -> None:
         return None
 
@@ -249,4 +233,5 @@ def _breaking(how: str, original: Callable[..., Any]) -> Callable[..., Any]:
 
     ways: dict[str, Callable[..., Any]] = {"digests": nothing, "rebuild": wrong, "encoding": nothing}
     ways |= {"retention": everything, "hang": forever}
-    return ways[how]
+    setattr(owner, attribute, ways[how])
+    return functools.partial(setattr, owner, attribute, original)

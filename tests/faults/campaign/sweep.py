@@ -44,21 +44,5 @@ def _loss(operation: int) -> tuple[FileFault, ...]:
 
 def quiet_life(phase: str, storage: tuple[StorageFault, ...] = (), before: tuple[FileFault, ...] = ()) -> Life:
     """Saving on all levels, with no faults but these: three nodes of one rank each."""
-    return Life(
-        world=3,
-        node_size=1,
-        every=dict.fromkeys(LEVELS, 1),
-        keep={"local": 1, "partner": 1, "parity": 1, "persistent": 2},
-        compression="none",
-        on_busy="wait",
-        group=None,
-        tolerate=None,
-        scrub=False,
-        per_rank="drop",
-        checkpoints=1 if phase == "restore" else 2,
-        wait=True,
-        reuse=False,
-        again=False,
-        before=before,
-        storage=storage,
-    )
+    every, keep = dict.fromkeys(LEVELS, 1), {"local": 1, "partner": 1, "parity": 1, "persistent": 2}
+    return Life(3, 1, every, keep, 1 if phase == "restore" else 2, before=before, storage=storage)

@@ -18,7 +18,7 @@ from deeppart.errors import CheckpointError, LevelNotRunError, StepExistsError
 from deeppart.testing.faults import StorageFaults
 from tests.faults.campaign import contents, stages
 from tests.faults.campaign.rebinding import rebind
-from tests.faults.campaign.records import HANG, StorageFault
+from tests.faults.campaign.records import HANG, RunningFault, StorageFault
 
 if TYPE_CHECKING:
     from tests.faults.campaign.life import Rank
@@ -164,27 +164,10 @@ class Training:
 
     def _go_wrong(self, at: int) -> None:
         """What happens to storage in the middle of things, or is mended again."""
-        rank, order = self._rank, self._rank.order
+        rank = self._rank
         for number, fault in enumerate(rank.life.running):
-            if fault.kind == "node" and fault.at == at:
-                if self._first and rank.rank // rank.life.node_size == fault.node:
-                    _remove_tree(order.node(fault.node), order.base / f"trash-{number}")
-                    rank.record("running", fault=number)
-            elif fault.kind == "lock" and fault.at == at:
-                if rank.rank == 0:
-                    posix.unlink(order.persistent / ".deeppart.lock")
-                    rank.record("running", fault=number)
-            elif fault.kind == "clock" and fault.at == at:
-                stages.set_clock(fault.seconds)
-                if rank.rank == 0:
-                    rank.record("running", fault=number)
-            elif fault.kind == "wake" and fault.at == at:
-                if rank.rank == 0:
-                    self._wake(number)
-            elif fault.kind == "away" and fault.at == at:
-                if rank.rank == 0:
-                    posix.rename(order.persistent, order.away)
-                    rank.record("running", fault=number)
+            if fault.at == at:
+                self._harm(number, fault)
             elif fault.kind == "away" and fault.until == at:
                 self._settle()
                 rank.comm.Barrier()
@@ -193,6 +176,25 @@ class Training:
             else:
                 continue
             rank.comm.Barrier()
+
+    def _harm(self, number: int, fault: RunningFault) -> None:
+        rank, order = self._rank, self._rank.order
+        if fault.kind == "clock":
+            stages.set_clock(fault.seconds)
+        if fault.kind == "node":
+            if not self._first or rank.rank // rank.life.node_size != fault.node:
+                return
+            _remove_tree(order.node(fault.node), order.base / f"trash-{number}")
+        elif rank.rank != 0:
+            return
+        elif fault.kind == "lock":
+            posix.unlink(order.persistent / ".deeppart.lock")
+        elif fault.kind == "away":
+            posix.rename(order.persistent, order.away)
+        elif fault.kind == "wake":
+            self._wake(number)
+            return
+        rank.record("running", fault=number)
 
     def _wake(self, number: int) -> None:
         """Ranks of earlier lives go on."""

@@ -7,7 +7,6 @@ import json
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from tests.faults.power.trial import Plan, Result, cut_everywhere, record
@@ -26,7 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sites = sorted({event.site for event in events if event.site})
             for ignored in [(site,) for site in sites] if options.without == "all" else [()]:
                 result = cut_everywhere(plan, events, first, base / f"cuts-{seed}", options.ways, ignored)
-                documents.append({"seed": seed, "without": list(ignored)} | asdict(result))
+                found = {name: getattr(result, name) for name in Result.__slots__}
+                documents.append({"seed": seed, "without": list(ignored)} | found)
                 well = well and not result.problems
                 if not options.json:
                     _show(seed, ignored, result)

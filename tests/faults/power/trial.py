@@ -151,50 +151,36 @@ def cut_everywhere(
         cuts: after how many events; None: after any number of them.
     """
     seen = set[tuple[bytes, int | None]]()
+
+    def cut(numbers: Collection[int]) -> Result:
+        """After so many events; what was restored already is not restored again."""
+        rng = random.Random(f"{plan.seed} cuts")
+        result, disk = Result(events=len(events)), Disk(first, ignored)
+        is_other = not ignored
+        for number, event in enumerate((None, *events)):
+            if event is not None:
+                is_other |= event.site in ignored
+                disk.after(event)
+                result.told += event.kind == "told"
+            if number not in numbers:
+                continue
+            result.cuts += 1
+            for tree in disk.outcomes(rng, most):
+                key = (_digest(tree), disk.told)
+                if not is_other or key in seen:
+                    continue
+                seen.add(key)
+                result.states += 1
+                _judge(plan, tree, disk.told, base, result, f"cut after {number} of {len(events)} events")
+                if until_wrong and result.problems:
+                    return result
+        return result
+
     if until_wrong:
-        promised = [number for number, event in enumerate(events, 1) if event.kind == "told"]
-        result = _cut(plan, events, first, base, most, ignored, seen, until_wrong, promised)
+        result = cut([number for number, event in enumerate(events, 1) if event.kind == "told"])
         if result.problems:
             return result
-    everywhere = range(len(events) + 1) if cuts is None else cuts
-    return _cut(plan, events, first, base, most, ignored, seen, until_wrong, everywhere)
-
-
-def _cut(
-    plan: Plan,
-    events: list[Event],
-    first: list[str],
-    base: Path,
-    most: int,
-    ignored: Collection[str],
-    seen: set[tuple[bytes, int | None]],
-    until_wrong: bool,
-    cuts: Collection[int],
-) -> Result:
-    """The same, after so many events; ``seen`` is what was restored already."""
-    rng = random.Random(f"{plan.seed} cuts")
-    result, disk = Result(events=len(events)), Disk(first, ignored)
-    is_other = not ignored
-    for number, event in enumerate((None, *events)):
-        is_other |= event is not None and event.site in ignored
-        if event is not None:
-            disk.after(event)
-        result.told += event is not None and event.kind == "told"
-        if number not in cuts:
-            continue
-        result.cuts += 1
-        for tree in disk.outcomes(rng, most):
-            if not is_other:
-                continue
-            key = (_digest(tree), disk.told)
-            if key in seen:
-                continue
-            seen.add(key)
-            result.states += 1
-            _judge(plan, tree, disk.told, base, result, f"cut after {number} of {len(events)} events")
-            if until_wrong and result.problems:
-                return result
-    return result
+    return cut(range(len(events) + 1) if cuts is None else cuts)
 
 
 def _digest(tree: dict[str, bytes | None]) -> bytes:

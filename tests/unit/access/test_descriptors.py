@@ -64,13 +64,6 @@ def test_another_file_of_that_name_is_not_read(tmp_path: Path) -> None:
         read(second)
 
 
-@pytest.fixture
-def limit() -> Iterator[None]:
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    yield
-    resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
 # --- none left --------------------------------------------------------------------------------------------------------
 
 

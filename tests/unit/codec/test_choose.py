@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from deeppart.codec import Chooser, EncodedChunk, codec_by_id
-from deeppart.errors import ConfigError
 
 NOISE = np.random.default_rng(1).integers(0, 256, 200_000, dtype=np.uint8).tobytes()
 FLOATS = np.random.default_rng(2).standard_normal(100_000).astype(np.float32).tobytes()
@@ -18,9 +17,6 @@ ZEROS = bytes(200_000)
 
 def decoded(chunk: EncodedChunk, raw_length: int) -> bytes:
     return bytes(codec_by_id(chunk.codec_id).decode(memoryview(chunk.data), raw_length))
-
-
-# --- choosing --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("compression", ["none", "tensor", "zstd", "zstd:1", "zstd:22", "zstd:-7"])
@@ -61,13 +57,3 @@ def test_level_reaches_zstd() -> None:
     level_3 = Chooser("zstd:3").encode_chunk(memoryview(text))
     assert Chooser("zstd").encode_chunk(memoryview(text)) == level_3
     assert Chooser("zstd:1").encode_chunk(memoryview(text)) != level_3
-
-
-@pytest.mark.parametrize(
-    "compression",
-    ["", "gzip", "zstd:23", "zstd:٣", "raw", "auto"],  # the others: tests/unit/model/test_compression.py
-)
-def test_unknown_compression(compression: str) -> None:
-    with pytest.raises(ConfigError, match=r'"auto", "none", "tensor", "zstd" or "zstd:LEVEL"') as caught:
-        Chooser(compression)
-    assert caught.value.found == repr(compression)

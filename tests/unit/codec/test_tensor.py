@@ -14,12 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deeppart.codec import PLANE_DTYPES, ROOM_BYTES, Chooser, TensorCodec, codec_by_id
-from deeppart.codec.tensor import (
-    FOLDED_PLANE,
-    LAYOUTS,
-    RAW_PLANE,
-    ZSTD_PLANE,
-)
+from deeppart.codec.tensor import FOLDED_PLANE, LAYOUTS, RAW_PLANE, ZSTD_PLANE
 from deeppart.errors import CorruptFileError
 from deeppart.part import FileSource, PartReader
 from deeppart.state.tensors.leaves import TORCH_DTYPES, LeafType
@@ -34,8 +29,8 @@ TAGS = sorted(
 UNSIGNED = {2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
-def round_trip(raw: bytes, dtype: str) -> memoryview:
-    """Encode and decode, with memory of the caller's and without; returns the encoded bytes."""
+def round_trip(raw: bytes, dtype: str) -> None:
+    """Encode and decode, with memory of the caller's and without."""
     codec = TensorCodec(dtype)
     room = memoryview(bytearray(len(raw) + ROOM_BYTES))
     encoded = codec.encode(memoryview(raw), room)
@@ -43,7 +38,6 @@ def round_trip(raw: bytes, dtype: str) -> memoryview:
     assert bytes(codec.decode(encoded, len(raw))) == raw
     into = memoryview(bytearray(b"\xa5" * len(raw)))
     assert bytes(codec.decode(encoded, len(raw), into)) == raw == bytes(into)
-    return encoded
 
 
 def methods(encoded: memoryview) -> list[int]:
@@ -157,6 +151,3 @@ def test_golden_chunks_decode() -> None:
         heads = [source.read_at(int(offset), 64) for offset in reader.chunks["offset"]]
     assert {head[0] for head in heads} == set(LAYOUTS)
     assert {method for head in heads for method in methods(memoryview(head))} == {RAW_PLANE, ZSTD_PLANE, FOLDED_PLANE}
-
-
-RANDOM = np.random.default_rng(7)

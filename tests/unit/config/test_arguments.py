@@ -12,16 +12,10 @@ import torch
 
 import deeppart
 from deeppart.comm import SingleComm
-from deeppart.errors import (
-    ConfigError,
-    StateError,
-)
+from deeppart.errors import ConfigError, StateError
+from tests.unit.round_trip import config
 
 pytestmark = pytest.mark.usefixtures("working_directory")
-
-
-def config(directory: Path, **settings: Any) -> deeppart.Config:
-    return deeppart.Config(persistent_dir=str(directory / "ckpt"), **{"timeout": 30.0, **settings})
 
 
 def network() -> torch.nn.Module:
@@ -118,11 +112,3 @@ def test_what_cannot_be_saved_is_told_before_there_is_anything_to_restore(ck: de
     for state in ({"a": torch.zeros(3), "b": {object()}}, {"models": network, "a": 1}):
         with pytest.raises(StateError, match=r"path (b|models)"):
             ck.restore(state)
-
-
-def test_after_the_end(tmp_path: Path) -> None:
-    ck = deeppart.Checkpointer(config(tmp_path))
-    ck.close()
-    for call in (lambda: ck.checkpoint({"a": 1}, 1), lambda: ck.restore({"a": 1})):
-        with pytest.raises(deeppart.errors.CheckpointError, match="closed"):
-            call()

@@ -13,12 +13,7 @@ from hypothesis import strategies as st
 from torch.distributed.tensor.placement_types import Shard, _StridedShard
 
 from deeppart.model import Box
-from deeppart.plan.shards import (
-    Placed,
-    Split,
-    in_order,
-    place_boxes,
-)
+from deeppart.plan.shards import Placed, Split, in_order, place_boxes
 from tests.unit.plan.shard_partitions import partitions
 
 Partition = tuple[tuple[int, ...], list[Box]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -13,9 +13,9 @@ import pytest
 import deeppart
 from deeppart.model import StepKey
 from deeppart.save.keeping import Keeping
-from deeppart.storage import PosixStore, list_steps
 from tests.unit.cli_support import steps_in
-from tests.unit.commits import step_directory
+from tests.unit.commits import newest_key, step_directory
+from tests.waiting import wait_until
 
 PATIENCE_S = 200.0
 
@@ -42,13 +42,6 @@ def test_a_step_that_is_damaged_after_it_was_counted_counts_no_more(tmp_path: Pa
     assert steps_in(tmp_path) == [2, 3, 4, 5]
     told = [str(each.message) for each in caught if each.category is deeppart.errors.KeepNotice]
     assert len(told) == (what == "part")
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_a_directory_that_is_away_when_steps_are_counted_loses_none(
@@ -82,10 +75,6 @@ def test_a_directory_that_is_away_when_steps_are_counted_loses_none(
             checkpointer.checkpoint({"x": step}, step).wait(timeout=PATIENCE_S)
             assert is_back.wait(PATIENCE_S)  # steps are counted once one is complete, whoever waits for that
     assert len(counted) == 2 and steps_in(root) == [1, 2, 3]
-
-
-def newest_key(root: Path) -> StepKey:
-    return list(list_steps(PosixStore(root)))[-1]
 
 
 @pytest.mark.parametrize("later", [0, 1])

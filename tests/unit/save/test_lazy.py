@@ -18,20 +18,15 @@ from deeppart.state.capture.copying import CallCopy
 from deeppart.testing.states import difference
 from tests.unit.slow_copies import config, gradients, model, saved
 
-OPTIMIZERS: list[tuple[str, Callable[[Any], torch.optim.Optimizer]]] = [
-    ("sgd", lambda p: torch.optim.SGD(p, 0.1, momentum=0.9)),
-    ("sgd-fused", lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, fused=True)),
-    ("adam", lambda p: torch.optim.Adam(p, 0.1, foreach=False)),
-    ("adam-foreach", lambda p: torch.optim.Adam(p, 0.1, foreach=True)),
-    ("adam-fused", lambda p: torch.optim.Adam(p, 0.1, fused=True)),
-    ("adamw-amsgrad", lambda p: torch.optim.AdamW(p, 0.1, amsgrad=True)),
-    ("adagrad", lambda p: torch.optim.Adagrad(p, 0.1)),
-    ("rmsprop", lambda p: torch.optim.RMSprop(p, 0.1)),
-    ("lbfgs", lambda p: torch.optim.LBFGS(p, 0.1, max_iter=3)),
-]
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd-fused": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, fused=True),
+    "adam-foreach": lambda p: torch.optim.Adam(p, 0.1, foreach=True),
+    "adagrad": lambda p: torch.optim.Adagrad(p, 0.1),
+    "lbfgs": lambda p: torch.optim.LBFGS(p, 0.1, max_iter=3),
+}
 
 
-@pytest.mark.parametrize("make", [make for _, make in OPTIMIZERS], ids=[name for name, _ in OPTIMIZERS])
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_the_step_waits_until_the_state_is_captured(
     tmp_path: Path, slow: threading.Event, make: Callable[[Any], torch.optim.Optimizer]
 ) -> None:

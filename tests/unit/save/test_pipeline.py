@@ -12,11 +12,7 @@ from typing import Any
 import pytest
 
 import deeppart
-from deeppart.errors import (
-    CheckpointError,
-    DeeppartWarning,
-    LevelNotRunError,
-)
+from deeppart.errors import CheckpointError, DeeppartWarning, LevelNotRunError
 from deeppart.save import Pipeline
 from deeppart.testing.states import difference
 from tests.unit.one_rank import BIG, config, persistent_steps, state, states_of
@@ -122,21 +118,27 @@ def test_no_room_in_time_is_an_error_and_no_loss(memory: Path) -> None:
 # --- failures in the background ---------------------------------------------------------------------------------------
 
 
-KINDS = [ZeroDivisionError, MemoryError, SystemExit, KeyboardInterrupt]
-STAGES = {"_capture": "local", "_store": "local", "_flush": "persistent", "_remove": ""}
-GIVES_UP = {
-    "_capture": "_give_up_capturing",
-    "_store": "_give_up_storing",
-    "_flush": "_give_up_flushing",
-    "_remove": "_give_up_removing",
+#: Stage -> what gives it up, the level that fails with it, and an error. Errors of all kinds are passed on alike
+#: (tests/unit/test_threads.py).
+STAGES: dict[str, tuple[str, str, type[BaseException]]] = {
+    "_capture": ("_give_up_capturing", "local", ZeroDivisionError),
+    "_store": ("_give_up_storing", "local", MemoryError),
+    "_flush": ("_give_up_flushing", "persistent", SystemExit),
+    "_remove": ("_give_up_removing", "", KeyboardInterrupt),
 }
 
 
-def failing_once(monkeypatch: pytest.MonkeyPatch, methods: list[str], kind: type[BaseException]) -> list[str]:
-    """From the next Checkpointer on, each of these methods fails at its first call; those that have done so."""
+@pytest.mark.filterwarnings("ignore::deeppart.errors.BackgroundFailureWarning")  # of what was not waited for
+@pytest.mark.parametrize("stage", STAGES)
+def test_an_error_that_ends_a_thread_ends_every_wait(memory: Path, monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
+    """Giving up fails, too: what is in flight has failed, the next calls say why, and another session begins."""
+    gives_up, level, kind = STAGES[stage]
+    settings = config(memory, capture="lazy", keep={"persistent": 1})
+    thread, cause = stage.replace("_", "deeppart-", 1), f"{kind.__name__}: in {gives_up}"
+    before = set(threading.enumerate())  # of other tests
     failed: list[str] = []
 
-    def fail_once(name: str, real: Callable[..., None]) -> Callable[..., None]:
+    def failing_once(name: str, real: Callable[..., None]) -> Callable[..., None]:
         def broken(*arguments: Any) -> None:
             if name not in failed:
                 failed.append(name)
@@ -145,27 +147,13 @@ def failing_once(monkeypatch: pytest.MonkeyPatch, methods: list[str], kind: type
 
         return broken
 
-    for name in methods:
-        monkeypatch.setattr(Pipeline, name, fail_once(name, getattr(Pipeline, name)))
-    return failed
-
-
-@pytest.mark.filterwarnings("ignore::deeppart.errors.BackgroundFailureWarning")  # of what was not waited for
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("stage", STAGES)
-def test_an_error_that_ends_a_thread_ends_every_wait(
-    memory: Path, monkeypatch: pytest.MonkeyPatch, stage: str, kind: type[BaseException]
-) -> None:
-    """Giving up fails, too: what is in flight has failed, the next calls say why, and another session begins."""
-    settings = config(memory, capture="lazy", keep={"persistent": 1})
-    thread, cause = stage.replace("_", "deeppart-", 1), f"{kind.__name__}: in {GIVES_UP[stage]}"
-    before = set(threading.enumerate())  # of other tests
-    failing_once(monkeypatch, [stage, GIVES_UP[stage]], kind)
+    for name in (stage, gives_up):
+        monkeypatch.setattr(Pipeline, name, failing_once(name, getattr(Pipeline, name)))
     with deeppart.Checkpointer(settings) as ck:
         pending = ck.checkpoint(state(1), 1)
-        if STAGES[stage]:
+        if level:
             with pytest.raises(CheckpointError, match=cause) as caught:
-                pending.wait(STAGES[stage])
+                pending.wait(level)
             assert thread in str(caught.value)
         assert ck._pipeline.wait_until_idle(200) and pending.finished
         live = state(7)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -20,10 +19,11 @@ from deeppart.comm import Comm, finish
 from deeppart.errors import BackgroundFailureWarning, CheckpointError, StorageError
 from deeppart.model import StepKey
 from deeppart.save import Retention
-from deeppart.storage import NeededParts, NodeLevel, PersistentLevel, PosixStore, list_steps, step_name
+from deeppart.storage import NeededParts, NodeLevel, PersistentLevel, step_name
 from tests.unit.cli_support import steps_in
-from tests.unit.commits import step_directory
+from tests.unit.commits import newest_key, step_directory
 from tests.unit.sharded_states import checkpointer, on_ranks
+from tests.waiting import wait_until
 
 PATIENCE_S = 60.0
 
@@ -80,10 +80,9 @@ def test_nodes_keep_no_more_because_of_it(tmp_path: Path, slow: SlowRemoval) -> 
         for step in (1, 2, 3):
             assert ck._pipeline.wait_for_room(PATIENCE_S)
             ck.checkpoint(STATE, step).wait(timeout=PATIENCE_S)
-        ends = time.monotonic() + PATIENCE_S / 2  # a thread removes them, while removals of steps wait
-        while len(parts := list((tmp_path / "local").glob("*/step-*/part-*"))) != 1 and time.monotonic() < ends:
-            time.sleep(0.01)
-        assert len(parts) == 1 and not slow.go_on.is_set()
+        # A thread removes them, while removals of steps wait.
+        wait_until(lambda: len(list((tmp_path / "local").glob("*/step-*/part-*"))) == 1, PATIENCE_S / 2)
+        assert not slow.go_on.is_set()
         slow.go_on.set()
 
 
@@ -296,7 +295,3 @@ def save(
 
 def numbers(level: NodeLevel) -> set[int]:
     return {key.step for key in level.steps()}
-
-
-def newest_key(root: Path) -> StepKey:
-    return list(list_steps(PosixStore(root)))[-1]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from deeppart.save.write import write_part
 from deeppart.storage import DurableFile
 from deeppart.testing.states import difference
 from tests.unit.save.parts import ATTEMPT, recoded, staged
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 PATIENCE_S = 20.0
@@ -109,10 +109,7 @@ def test_when_memory_has_been_given_back(
     copy = writing.copy_part
 
     def copy_late(growing: GrowingFile, file: DurableFile, behind: Workers) -> str:
-        deadline = time.monotonic() + PATIENCE_S
-        while not ck._pipeline.staging_is_free:
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        wait_until(lambda: ck._pipeline.staging_is_free, PATIENCE_S)
         return copy(growing, file, behind)
 
     monkeypatch.setattr(writing, "copy_part", copy_late)
@@ -153,10 +150,7 @@ def test_memory_is_not_given_back_while_the_local_part_is_written_from_it(
     with open_at(memory, on_busy="skip") as ck:
         monkeypatch.setattr(ck._session.persistent, "open_part", refused)
         first = ck.checkpoint(state(1), 1)
-        deadline = time.monotonic() + PATIENCE_S
-        while first.report.levels["persistent"].state != "failed":
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        wait_until(lambda: first.report.levels["persistent"].state == "failed", PATIENCE_S)
         with pytest.warns(deeppart.errors.BackgroundFailureWarning):
             assert ck.checkpoint(state(2), 2).skipped
         release.set()

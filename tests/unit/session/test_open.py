@@ -17,24 +17,13 @@ from deeppart.model import StepKey
 from deeppart.nodes import Protection, protect
 from deeppart.part import Signing
 from deeppart.plan.redundancy import Nodes
-from deeppart.session.open import (
-    open_levels,
-    open_roots,
-    take_persistent,
-    warn_protection,
-)
+from deeppart.session.open import open_levels, open_roots, take_persistent, warn_protection
 from deeppart.session.topology import Topology
 from deeppart.storage import DirectoryOwner, PosixStore, read_lineage, reduced_runs
-from deeppart.storage import owner as owner_module
 from deeppart.testing.faults import StorageFaults
 from tests.unit.commits import FIRST, SECOND, commit, manifest_file
 
-pytestmark = pytest.mark.usefixtures("working_directory")
-
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(owner_module, "_LOCK_PATIENCE_S", 0.05)
+pytestmark = pytest.mark.usefixtures("working_directory", "impatient")
 
 
 def config(directory: Path, **settings: Any) -> deeppart.Config:
@@ -151,6 +140,10 @@ def test_all_of_it_is_told_only_after_less(tmp_path: Path) -> None:
     told(warn_protection, PosixStore(tmp_path), SECOND, protection(3))
     ((category, text),) = told(warn_protection, PosixStore(tmp_path), THIRD, protection(4))
     assert category is DeeppartWarning and "has all the protection that was requested" in text
+    assert [(run.session, bool(run.lines)) for run in reduced_runs(PosixStore(tmp_path))] == [
+        (SECOND, True),
+        (THIRD, False),
+    ]
     assert told(warn_protection, PosixStore(tmp_path), FIRST, protection(4)) == []
 
 

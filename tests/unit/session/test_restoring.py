@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +10,6 @@ import torch
 
 import deeppart
 from deeppart.errors import CheckpointError, RestoreError, StateError
-from deeppart.model import Attempt
-from deeppart.session import Session
 from deeppart.state.capture import layout
 from deeppart.state.tensors.leaves import LeafType
 from deeppart.testing import StorageFaults
@@ -77,24 +73,3 @@ def test_a_damaged_part_gives_way_to_the_step_before(tmp_path: Path) -> None:
             file.truncate(newest.stat().st_size - 10)
         found = checkpointer._preview(None)
     assert found is not None and found.saved.attempt.step == 3
-
-
-SESSION = "5" * 32
-
-
-def told(call: Callable[..., object], *arguments: Any, **options: Any) -> list[tuple[type[Warning], str]]:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        call(*arguments, **options)
-    return [(each.category, str(each.message)) for each in caught]
-
-
-@pytest.fixture
-def session(opened: Any) -> Session:
-    found = opened()
-    assert isinstance(found, Session)
-    return found
-
-
-def attempt(session: Session, step: int, sequence: int = 1) -> Attempt:
-    return Attempt(session.lineage, SESSION, sequence, step, 1)

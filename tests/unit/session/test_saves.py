@@ -178,9 +178,6 @@ def test_training_that_begins_anew_beside_what_is_there(tmp_path: Path) -> None:
         second.checkpoint({"a": 2}, 2).wait()
         with pytest.raises(StepExistsError, match="continue with step"):
             second.checkpoint({"a": 5}, 5)
-    with (
-        deeppart.Checkpointer(settings) as third,
-        pytest.raises(StepExistsError) as refused,
-    ):
+    with deeppart.Checkpointer(settings) as third, pytest.raises(StepExistsError) as refused:
         third.checkpoint({"a": 10}, 10)
     assert "call restore(state) before the loop" in str(refused.value)

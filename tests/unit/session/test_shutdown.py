@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-import sys
-import textwrap
 import threading
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -15,13 +12,10 @@ from typing import Any
 import pytest
 
 import deeppart
-from deeppart.errors import (
-    BackgroundFailureWarning,
-    CheckpointError,
-    PeerTimeoutError,
-)
+from deeppart.errors import BackgroundFailureWarning, CheckpointError, PeerTimeoutError
 from deeppart.testing.states import difference
 from tests.unit.one_rank import BIG, config, state
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("workplace")
 
@@ -34,10 +28,7 @@ def test_an_error_in_the_with_block_comes_through_and_frees_the_directory(memory
             pending = ck.checkpoint(state(2, BIG), 2)
             1 / 0  # noqa: B018
     assert pending is not None
-    deadline = time.monotonic() + 200
-    while not pending.finished:
-        assert time.monotonic() < deadline, "whoever waits for it must hear of its end"
-        time.sleep(0.01)
+    wait_until(lambda: pending.finished)  # whoever waits for it must hear of its end
     ck.close()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BackgroundFailureWarning)
@@ -79,24 +70,12 @@ def test_closing_before_it_is_finished_is_an_error_and_nobody_waits_for_ever(mem
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def run(script: str, *options: str) -> subprocess.CompletedProcess[str]:
-    return python(*options, "-c", textwrap.dedent(script))
-
-
-def python(*options: str, typed: str | None = None) -> subprocess.CompletedProcess[str]:
-    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(Path(__file__).parents[3]), "HOME": "/tmp"}
-    command = [sys.executable, *options]
-    return subprocess.run(
-        command, input=typed, check=False, capture_output=True, text=True, timeout=300, env=environment
-    )
-
-
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize(("compression", "local"), [("none", 'local_dir = "scratch"\n'), ("tensor", "")])
-def test_the_end_of_the_process_finishes_the_last_checkpoint(local: str, compression: str) -> None:
+def test_the_end_of_the_process_finishes_the_last_checkpoint(local: str, compression: str, run_python: Run) -> None:
     """Encoding and writing go on in threads after the interpreter has begun to end."""
     Path("deeppart.toml").write_text(f'{local}compression = "{compression}"\ncapture = "lazy"\n')
-    done = run(
+    done = run_python(
         """
         import torch, deeppart
         model = torch.nn.Linear(1500, 1500)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 
 import deeppart
 from deeppart.session import cadence_for
+from tests.waiting import wait_until
 
 FILES = ("metrics_file", "events_file")
 
@@ -23,10 +23,8 @@ def test_a_file_that_holds_something_else_is_not_touched(tmp_path: Path, name: s
     def session(**files: Path) -> None:
         settings: dict[str, Any] = {each: str(path) for each, path in files.items()}
         deeppart.Checkpointer(persistent_dir=str(tmp_path / "ckpt"), **settings).close()
-        end = time.monotonic() + 60.0  # it is closed without waiting long for them
-        while not all(path.exists() and path.stat().st_size for path in files.values()):
-            assert time.monotonic() < end, f"nothing is in {files}"
-            time.sleep(0.01)
+        # It is closed without waiting long for them.
+        wait_until(lambda: all(path.exists() and path.stat().st_size for path in files.values()), 60.0)
 
     session(**ours)
     other = next(path for each, path in ours.items() if each != name)

@@ -1,4 +1,4 @@
-"""Files of a level, small and large: whole or not there, and nothing read beyond what they may be long."""
+"""Small files of a level, beyond what every store has to do: whole or not there, and no link is followed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deeppart.errors import CorruptFileError, MissingError, StorageError
+from deeppart.errors import CorruptFileError, StorageError
 from deeppart.storage import PosixStore
 from deeppart.telemetry.recorder import append_line
 from deeppart.testing.faults import StorageFaults
@@ -26,25 +26,8 @@ def test_a_refusal_leaves_the_old_file_whole_and_nothing_beside_it(tmp_path: Pat
     assert PosixStore(path.parent).get(path.name, 100) == b"first" and os.listdir(tmp_path) == ["record"]
 
 
-def test_no_file_and_no_access_are_told_apart(tmp_path: Path) -> None:
-    with pytest.raises(MissingError):
-        PosixStore(tmp_path).get("record", 100)
-    with pytest.raises(CorruptFileError, match="a regular file"):
-        PosixStore(tmp_path).get("", 100)
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(CorruptFileError):  # and nobody waits for a writer
-        PosixStore(tmp_path).get("pipe", 100)
-
-
 def put(path: Path, data: bytes, *, durable: bool = False) -> None:
     PosixStore(path.parent).replace(path.name, data, durable=durable)
-
-
-def test_longer_than_allowed_is_damage(tmp_path: Path) -> None:
-    put(tmp_path / "record", b"x" * 100, durable=True)
-    assert len(PosixStore(tmp_path).get("record", 100)) == 100
-    with pytest.raises(CorruptFileError, match="at most 99 bytes"):
-        PosixStore(tmp_path).get("record", 99)
 
 
 def test_what_is_put_takes_the_place_of_what_was_there_in_a_directory_that_is_there(tmp_path: Path) -> None:
@@ -60,6 +43,8 @@ def test_what_is_put_takes_the_place_of_what_was_there_in_a_directory_that_is_th
     (tmp_path / "folder").mkdir()
     with pytest.raises(StorageError):
         put(tmp_path / "folder", b"first")
+    with pytest.raises(CorruptFileError, match="a regular file"):
+        PosixStore(tmp_path).get("folder", 100)
     assert sorted(os.listdir(tmp_path)) == ["folder", "precious", "status"]
 
 

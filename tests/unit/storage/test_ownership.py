@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -50,8 +51,6 @@ def test_the_instant_in_which_another_command_looks_is_waited_out(root: Path) ->
     """`deeppart ls` shares the lock for microseconds; that is no running job."""
     descriptor = os.open(root / LOCK_NAME, os.O_RDONLY | os.O_CREAT)
     fcntl.flock(descriptor, fcntl.LOCK_SH)
-    import threading
-
     threading.Timer(0.1, os.close, [descriptor]).start()
     call("prune", root, "--keep", "1", "--yes")
     assert steps_on_disk(root) == [40]

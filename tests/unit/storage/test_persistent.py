@@ -15,7 +15,6 @@ from deeppart import access
 from deeppart.errors import CheckpointError, StorageError
 from deeppart.model import StepKey
 from deeppart.storage import LINEAGE_NAME, DirectoryOwner, PersistentLevel, PosixStore, list_steps
-from deeppart.storage import owner as owner_module
 from deeppart.testing.faults import StorageFaults
 from deeppart.testing.levels import attempt
 from tests.unit.commits import begun, commit, manifest_file, step_directory
@@ -71,6 +70,7 @@ def config(directory: Path, **settings: Any) -> deeppart.Config:
 
 
 @pytest.mark.filterwarnings("ignore::deeppart.errors.BackgroundFailureWarning")  # of removals, if they come so late
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("moment", ["before the manifest", "after it"])
 @pytest.mark.parametrize("refused", [False, True], ids=["withdrawn", "cannot be withdrawn"])
 def test_a_takeover_between_the_check_and_the_manifest(
@@ -94,7 +94,6 @@ def test_a_takeover_between_the_check_and_the_manifest(
         real_remove(folder, name)
 
     others: list[DirectoryOwner] = []
-    monkeypatch.setattr(owner_module, "_LOCK_PATIENCE_S", 0.05)
     real_commit, real_remove = PersistentLevel.commit, access.Folder.remove
     monkeypatch.setattr(fcntl, "flock", no_locks)
     monkeypatch.setattr(PersistentLevel, "commit", commit)

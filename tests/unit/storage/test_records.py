@@ -1,4 +1,4 @@
-"""Records beside the steps: suspect steps, and runs with less protection than asked for."""
+"""Records of suspect steps, beside the steps; of runs with less protection: tests/unit/session/test_open.py."""
 
 from __future__ import annotations
 
@@ -18,11 +18,9 @@ from deeppart.storage import (
     Halt,
     PosixStore,
     committed_steps,
-    note_protection,
     read_halt,
     read_manifest,
     read_suspicions,
-    reduced_runs,
     remove_halt,
     write_halt,
     write_suspicion,
@@ -96,20 +94,3 @@ def test_the_commands_and_load_name_the_leaves(tmp_path: Path) -> None:
     deeppart.load(tmp_path, step=3)  # of one rank: what cannot be read says nothing of it
     (line,) = suspect_lines(PosixStore(tmp_path), replace(third, world_size=2))
     assert line.startswith("step 3 may be suspect")
-
-
-FIRST, SECOND, THIRD = "1" * 32, "2" * 32, "3" * 32
-
-
-LESS = ("parity: 2 of 4 nodes",)
-
-
-def sessions(root: Path) -> list[tuple[str, tuple[str, ...]]]:
-    return [(run.session, run.lines) for run in reduced_runs(PosixStore(root))]
-
-
-def test_the_first_run_that_has_all_again_is_told_and_no_other(tmp_path: Path) -> None:
-    assert not note_protection(PosixStore(tmp_path), FIRST, LESS)
-    assert note_protection(PosixStore(tmp_path), SECOND, ())
-    assert not note_protection(PosixStore(tmp_path), THIRD, ())
-    assert sessions(tmp_path) == [(FIRST, LESS), (SECOND, ())]

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import zmq
 
+from deeppart.comm.sockets import peer_memory
 from deeppart.comm.sockets.channel import SocketComm
 from deeppart.comm.sockets.long_messages import Kind, Outgoing, packed
 from deeppart.comm.sockets.rank_sockets import RankSockets
@@ -148,12 +149,11 @@ def test_who_takes_the_port_of_a_dead_rank_gets_nothing(
     pair: list[SocketComm], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It lets in everybody, and takes what comes."""
-    from deeppart.comm.sockets import peer_memory as module
 
     def refuse(*_: object) -> None:
         raise PermissionError
 
-    monkeypatch.setattr(module, "read_memory", refuse)
+    monkeypatch.setattr(peer_memory, "read_memory", refuse)
     assert works(pair), "the sender has a connection for pieces"
     there, here = np.full(60_000_000, 7, dtype=np.uint8), np.zeros(60_000_000, dtype=np.uint8)
     sending, receiving = pair[0].send(there, 1, 5), pair[1].receive_into(here, 0, 5)

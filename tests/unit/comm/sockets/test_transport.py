@@ -13,7 +13,7 @@ import pytest
 
 from deeppart.comm import finish
 from deeppart.comm.sockets import peer_memory as module
-from deeppart.comm.sockets.channel import SocketComm
+from deeppart.comm.sockets.channel import Link, SocketComm
 from deeppart.comm.sockets.transport import SHORT_BYTES, Transport
 from deeppart.errors import CommError, PeerTimeoutError, RanksDisagreeError
 from tests.unit.comm.worlds import LIMIT_S, do, on_all, transports, world
@@ -193,8 +193,6 @@ def test_a_rank_that_is_gone_is_named_to_all_in_under_a_second() -> None:
 
 
 def module_comm(transport: Transport, rank: int, size: int) -> SocketComm:
-    from deeppart.comm.sockets.channel import Link
-
     return Link(transport, rank, size).next_channel()
 
 

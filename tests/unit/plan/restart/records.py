@@ -8,13 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from deeppart.model import Attempt, ParityIdentity, ParityMember, PartRecord
-from deeppart.plan.restart import (
-    Candidate,
-    Committed,
-    Inventory,
-    StoredParity,
-    StoredPart,
-)
+from deeppart.plan.restart import Candidate, Committed, Inventory, StoredParity, StoredPart
 
 LINEAGE = "a" * 32
 

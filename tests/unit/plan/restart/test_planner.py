@@ -10,13 +10,7 @@ from hypothesis import given, settings
 
 from deeppart.model import Attempt
 from deeppart.plan.redundancy import Copy, Nodes, ParitySet, parity_sets, partner_copies
-from deeppart.plan.restart import (
-    Inventory,
-    StoredParity,
-    StoredPart,
-    assign,
-    survey,
-)
+from deeppart.plan.restart import Inventory, StoredParity, StoredPart, assign, survey
 from tests.sampling import examples
 from tests.unit.plan.restart.records import (
     attempt,
@@ -34,11 +28,6 @@ from tests.unit.plan.restart.records import (
 )
 
 # --- which step -------------------------------------------------------------------------------------------------------
-
-
-def test_nothing_survives() -> None:
-    outlook = survey(inventory([], [], []))
-    assert outlook.candidates == () and outlook.rejected == ()
 
 
 def test_the_newest_complete_step_comes_first() -> None:

@@ -8,13 +8,7 @@ from dataclasses import replace
 import pytest
 
 from deeppart.model import ParityIdentity
-from deeppart.plan.restart import (
-    BlockFile,
-    Candidate,
-    Location,
-    StoredPart,
-    survey,
-)
+from deeppart.plan.restart import BlockFile, Candidate, Location, StoredPart, survey
 from tests.unit.plan.restart.records import (
     PARITY_NAME,
     attempt,
@@ -83,31 +77,6 @@ def test_as_many_nodes_as_tolerated_come_back_from_parity(tolerate: int) -> None
             assert source.rebuild.parity == tuple(BlockFile(place, f"/parity/1/10/{place}", (place,)) for place in left)
 
 
-@pytest.mark.parametrize("tolerate", [1, 2, 3])
-def test_parts_that_are_there_can_be_computed_as_well_while_a_node_could_still_be_lost(tolerate: int) -> None:
-    """Their files have not been read yet and may turn out bad; that counts as one loss more."""
-    of = attempt(10)
-    for lost in itertools.combinations(range(4), tolerate - 1):
-        (candidate,) = survey(protected(parts_left(of, lost), shares(of, lost, tolerate=tolerate))).candidates
-        assert levels(candidate) == [["parity"] if part in lost else ["local", "parity"] for part in range(4)]
-
-
-@pytest.mark.parametrize("tolerate", [1, 2, 3])
-def test_one_node_more_is_too_many_and_the_reason_says_what_is_lacking(tolerate: int) -> None:
-    of = attempt(10)
-    for lost in itertools.combinations(range(4), tolerate + 1):
-        outlook = survey(protected(parts_left(of, lost), shares(of, lost, tolerate=tolerate)))
-        assert outlook.candidates == ()
-        if tolerate == 3:
-            assert outlook.rejected == outlook.lost == (), "there is no trace of it left"
-            continue
-        reason = (
-            f"parts {', '.join(map(str, lost))} of 4: found on no node; parity: of the 4 nodes of the set, "
-            f"{len(lost)} lack their part or parity; {tolerate} may be lost; not committed to the persistent level"
-        )
-        assert outlook.rejected == ((10, reason),) and outlook.lost == (10,)
-
-
 def test_a_node_that_lacks_only_its_part_or_only_its_parity() -> None:
     """Storage that was partly lost: what is left of it helps. Stripe s has its parity on member s."""
     of = attempt(10)
@@ -151,17 +120,6 @@ def test_cheaper_sources_come_first() -> None:
             assert isinstance(rest, Candidate) and levels(rest)[2] == left
             assert levels(rest)[1] == ["local", "partner", "parity", "persistent"]
         assert isinstance(rest, Candidate) and rest.without([(2, Location(0, "/ckpt/10/part-2"))]) == 2
-
-
-def test_a_part_and_its_copy_both_lost() -> None:
-    """Partners are next to each other here: nodes 1 and 2 are gone, and with them both files of part 1."""
-    of = attempt(10)
-    found = [[stored(of, part), copied(of, (part - 1) % 4)] if part not in (1, 2) else [] for part in range(4)]
-    outlook = survey(protected(found))
-    assert outlook.candidates == () and outlook.lost == (10,)
-    assert outlook.rejected == ((10, "part 1 of 4: found on no node; not committed to the persistent level"),)
-    one_less = [found[0], found[1], [stored(of, 2), copied(of, 1)], found[3]]
-    assert levels(survey(protected(one_less)).candidates[0])[1] == ["partner"]
 
 
 def test_parity_of_another_attempt_is_never_used() -> None:
