@@ -17,11 +17,9 @@ from torch.utils.data import TensorDataset
 
 from deeppart.elastic import ElasticDataLoader, ElasticDataParallel, Progress
 from deeppart.elastic.noise import NoiseScale, Norms, norms_of_two_steps
-from tests.elastic.kinds_job import large_models, measured, plain
 from tests.mpi.torchrun_job import tell
 
 LENGTH, BATCH, STEPS = 50, 7, 8
-OPTIMIZERS: dict[str, Any] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
 AUTOSCALED = 1500
 
 
@@ -148,10 +146,6 @@ if __name__ == "__main__":
     cases = [*cases, ("sgd", 1, 0, 2), ("adam", 2, 1, 3)]
     torch.set_default_dtype(torch.float64)  # processors sum in different orders: with float32 they differ by 1e-4
     norms = {" ".join(map(str, case)): compared(*case) for case in cases}
-    of_parts = {}
-    if dist.get_world_size() > 1:
-        with large_models(enough=1000):
-            of_parts = {name: measured(plain, kind)[:2] for name, kind in OPTIMIZERS.items()}
     torch.set_default_dtype(torch.float32)
-    tell(Path(sys.argv[1]), norms=norms, divided=of_parts, autoscaled=[autoscaled(workers) for workers in (0, 2)])
+    tell(Path(sys.argv[1]), norms=norms, autoscaled=[autoscaled(workers) for workers in (0, 2)])
     dist.destroy_process_group()

@@ -1,30 +1,15 @@
-"""Checkpoints of what scripts have, and what tells whether two such states are the same."""
+"""What tells whether two states as scripts have them are the same."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
 import io
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import deeppart
-
-
-def config(directory: Path) -> deeppart.Config:
-    return deeppart.Config(persistent_dir=str(directory / "ckpt"), timeout=20.0)
-
-
-def save(directory: Path, saved: Any, step: int = 1) -> None:
-    with deeppart.Checkpointer(config(directory)) as ck:
-        ck.checkpoint(saved, step=step).wait(timeout=200)
-
-
-def restore(directory: Path, live: Any) -> None:
-    with deeppart.Checkpointer(config(directory)) as ck:
-        ck.restore(live)
 
 
 def bits(item: Any) -> Any:

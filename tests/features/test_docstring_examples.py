@@ -1,4 +1,7 @@
-"""Every public class, and every public function that saves or restores, has a short example that is run here."""
+"""Every public class, and every public function that saves or restores, has a short example that is run here.
+
+So are the examples of what is about goodput, where these are.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import doctest
 import inspect
 import warnings
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +49,16 @@ def is_protocol(thing: type) -> bool:
 CLASSES = dict(public(inspect.isclass))
 BY_ITSELF = {name for name, thing in CLASSES.items() if not says_nothing_new(thing) and not is_protocol(thing)}
 BASES = {"deeppart.DeeppartError", "deeppart.DeeppartWarning"}
-FUNCTIONS = {name: thing for name, thing in public(inspect.isfunction) if ">>>" in (thing.__doc__ or "")}
+FUNCTIONS = dict(public(inspect.isfunction))
+#: Every script calls the first ones.
+WITH_EXAMPLES = {
+    *("deeppart.checkpoint", "deeppart.restore", "deeppart.load"),
+    *(name for name, thing in FUNCTIONS.items() if ">>>" in (thing.__doc__ or "")),
+}
+ABOUT_GOODPUT = (
+    *(f"deeppart.plan.goodput.{name}" for name in ("model", "optimum", "fitting", "advice")),
+    "deeppart.elastic.profile",
+)
 
 
 def examples_of(name: str, thing: Any) -> list[doctest.DocTest]:
@@ -61,7 +74,7 @@ def failures_of(test: doctest.DocTest) -> str:
     return "".join(said)
 
 
-@pytest.mark.parametrize("name", sorted(BY_ITSELF | BASES | set(FUNCTIONS)))
+@pytest.mark.parametrize("name", sorted(BY_ITSELF | BASES | WITH_EXAMPLES))
 def test_the_example_is_there_and_short_and_says_what_happens(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,22 +88,7 @@ def test_the_example_is_there_and_short_and_says_what_happens(
             assert not (found := failures_of(test)), found
 
 
-def test_functions_that_are_called_in_every_script_have_an_example() -> None:
-    assert set(FUNCTIONS) >= {"deeppart.checkpoint", "deeppart.restore", "deeppart.load"}
-
-
-def test_an_example_that_is_wrong_and_a_class_without_one_are_noticed() -> None:
-    class Wrong:
-        """A class.
-
-        Example:
-            >>> 1 + 1
-            3
-        """
-
-    class Without:
-        """A class."""
-
-    (test,) = examples_of("Wrong", Wrong)
-    assert "Got:\n    2" in failures_of(test)
-    assert not examples_of("Without", Without)
+@pytest.mark.parametrize("name", ABOUT_GOODPUT)
+def test_the_examples_of_a_module_say_what_happens(name: str) -> None:
+    found = doctest.testmod(import_module(name), optionflags=doctest.ELLIPSIS)
+    assert found.attempted > 0 and not found.failed

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import zstandard
 
 import deeppart
 from deeppart.codec.zstd import read_frame
@@ -160,23 +158,11 @@ def test_what_repeats_its_elements_is_not_written_out(tmp_path: Path) -> None:
     assert export(tmp_path / "ckpt", tmp_path / "out.h5", keys=["narrow"]).leaves == 1
 
 
-@pytest.mark.parametrize("into", [False, True])
-@pytest.mark.parametrize(
-    "frame",
-    [
-        zstandard.compress(bytes(100)) + b"more",
-        zstandard.compress(bytes(100)) * 2,
-        b"\x50\x2a\x4d\x18" + (100).to_bytes(4, "little") + bytes(100),
-        zstandard.compress(bytes(100))[:-1],
-        b"\x28\xb5\x2f\xfd\xc0\xf8" + (100).to_bytes(8, "little") + b"\x01\0\0",  # a window of 2^41 bytes
-        b"",
-        b"\x28",
-    ],
-)
-def test_frames_that_are_not_alone_or_not_data(frame: bytes, into: bool) -> None:
-    memory = memoryview(bytearray(100)) if into else None
+@pytest.mark.parametrize("into", [None, memoryview(bytearray(100))])
+def test_a_frame_that_asks_for_a_window_of_two_tebibytes(into: memoryview | None) -> None:
+    frame = b"\x28\xb5\x2f\xfd\xc0\xf8" + (100).to_bytes(8, "little") + b"\x01\0\0"
     with pytest.raises(CorruptFileError):
-        read_frame(memoryview(frame), 100, memory)
+        read_frame(memoryview(frame), 100, into)
 
 
 def test_more_raw_bytes_than_any_codec_can_hold() -> None:
@@ -228,11 +214,12 @@ def zeros_for_ever(part: PartImage) -> None:
 
 @pytest.mark.sweep(4)
 @pytest.mark.parametrize("edit", [claim_a_long_stream, claim_many_chunks, claim_a_long_leaf, zeros_for_ever])
-def test_claims_cost_no_memory(checkpoint: Path, tmp_path: Path, edit: Edit) -> None:
+def test_claims_cost_no_memory(
+    checkpoint: Path, tmp_path: Path, edit: Edit, run_python: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
     cli_support.forge(tmp_path / "sound", 4, 1)
     reforge(checkpoint, edit)
-    arguments = [sys.executable, "-c", BOMB, str(checkpoint), str(tmp_path / "sound")]
-    told = subprocess.run(arguments, capture_output=True, text=True, timeout=300, check=False)
+    told = run_python(BOMB, str(checkpoint), str(tmp_path / "sound"))
     assert told.returncode == 0, told.stderr
     error, mebibytes, soon = told.stdout.split()
     assert error == "CorruptFileError" and int(mebibytes) < 64 and soon == "True"
@@ -258,16 +245,6 @@ def test_a_lock_record_cannot_steer_a_terminal(tmp_path: Path) -> None:
             holder.check()
     finally:
         holder.close()
-
-
-def test_parts_are_named_by_their_manifest_alone(checkpoint: Path) -> None:
-    for path in checkpoint.glob("step-*/manifest"):
-        manifest = ManifestImage.parse(path.read_bytes())
-        for name in ("../part-00000-of-00001.dpp", "/etc/passwd", "part-00000-of-00001.dpp\0", "", None, 5):
-            manifest.document["parts"][0]["file"] = name
-            path.write_bytes(manifest.encode())
-            with pytest.raises(deeppart.DeeppartError):
-                deeppart.load(checkpoint, step=4)
 
 
 @pytest.mark.parametrize("which", ["leaves", "values"])

@@ -24,15 +24,9 @@ from tests.golden import forge
 from tests.unit import cli_support
 
 SECRET, OTHER = bytes(range(32)), b"another key, long enough to be one"
-
-
 SIGNING = Signing([SECRET])
-
-
 #: What a signature takes in the first line of a manifest.
 SIGNATURE = " blake2b=" + 64 * "0"
-
-
 #: Whole chunks, so that what changes in one leaf leaves the others unchanged.
 ELEMENTS = 2 << 20
 
@@ -94,8 +88,7 @@ def only(root: Path, step: int, pattern: str = "part-*") -> Path:
 Edit = Callable[[PartImage], object]
 
 
-@pytest.mark.parametrize("compression", ["none", "tensor", "zstd"])
-@pytest.mark.parametrize("local", [False, True])
+@pytest.mark.parametrize(("compression", "local"), [("none", True), ("tensor", False), ("zstd", True)])
 def test_signed_saved_and_restored(compression: str, local: bool, tmp_path: Path) -> None:
     more: dict[str, Any] = {"compression": compression, "local_dir": str(tmp_path / "local") if local else None}
     save(tmp_path, 1, 2, 3, **more)

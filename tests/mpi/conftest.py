@@ -176,12 +176,3 @@ def in_memory() -> Iterator[Path]:
     directory = Path(MPI.COMM_WORLD.bcast(mine))
     yield directory
     shutil.rmtree(directory, ignore_errors=True)
-
-
-@pytest.fixture(scope="module")
-def two_ranks(run_on: Any, new_shared_path: Any) -> tuple[Path, list[Any]]:
-    """A checkpoint of two ranks, which the tests only read."""
-    from tests.mpi.training_states import save
-
-    directory = new_shared_path()
-    return directory, run_on(2, save, directory)

@@ -10,17 +10,10 @@ from typing import Any
 import torch
 
 import deeppart
+from tests.mpi.on_nodes import config, wait_for_all
 
 PARTNER = {"every": {"persistent": 0}}
-
-
 PARITY = {"every": {"persistent": 0, "partner": 0, "parity": 1}, "parity_group": 4, "parity_tolerate": 2}
-
-
-def config(directory: Path, **settings: Any) -> deeppart.Config:
-    local = str(directory / "local" / "{node}")
-    settings = {"local_dir": local, "node_size": 1, "timeout": 200.0, **settings}
-    return deeppart.Config(persistent_dir=str(directory / "ckpt"), **settings)
 
 
 def state(step: int, rank: int, elements: int = 300_000) -> dict[str, Any]:
@@ -34,12 +27,9 @@ def save(comm: Any, directory: Path, settings: dict[str, Any], steps: tuple[int,
         warnings.simplefilter("ignore", deeppart.errors.PerRankNotice)
         with deeppart.Checkpointer(config(directory, **settings), comm) as ck:
             for step in steps:
-                pending = ck.checkpoint(state(step, comm.rank), step)
-                for level, report in pending.report.levels.items():
-                    if report.state != "off":
-                        pending.wait(level, timeout=200)
+                reports = wait_for_all(ck.checkpoint(state(step, comm.rank), step))
     comm.Barrier()  # no rank looks at what another one is still removing
-    return {level: report.nbytes for level, report in pending.report.levels.items() if report.state == "done"}
+    return {level: report.nbytes for level, report in reports.items()}
 
 
 def restore(comm: Any, directory: Path, settings: dict[str, Any]) -> tuple[int | None, bool, tuple[str, ...]]:

@@ -11,12 +11,8 @@ import deeppart
 
 #: For waits that are to end in a timeout.
 TIMEOUT_S = 3.0
-
-
 #: For those that are not.
 LONG_S = 100.0
-
-
 #: What a busy machine may add; without a bound of the library's own these calls would never return.
 PATIENCE_S = 100.0
 

@@ -34,39 +34,30 @@ def equal(one: Any, other: Any) -> bool:
     return bool(np.array_equal(np.asarray(one), np.asarray(other)))
 
 
-def fill_rows(buffer: Any, rank: int, turn: int, rows: int) -> None:
-    buffer[turn * rows : (turn + 1) * rows] = rank + 1
+def fill_row(buffer: Any, rank: int, turn: int) -> None:
+    buffer[turn] = rank + 1
 
 
-def fill_data(buffer: Any, rank: int, turn: int, rows: int) -> None:
-    buffer.data[turn, 0] = rank
-
-
-def fill_numpy(buffer: Any, rank: int, turn: int, rows: int) -> None:
+def fill_numpy(buffer: Any, rank: int, turn: int) -> None:
     buffer.numpy()[turn, 0] = rank
 
 
-def fill_bits(buffer: Any, rank: int, turn: int, rows: int) -> None:
-    buffer[2 * (turn * rows) + rank] = True
-
-
-BUFFERS: dict[str, tuple[Callable[[], Any], Callable[..., None], int]] = {
-    "1 row": (lambda: torch.zeros(ROWS, 8), fill_rows, 1),
-    "numpy": (lambda: np.zeros((ROWS, 8), dtype=np.float32), fill_rows, 1),
-    "bitmap": (lambda: torch.zeros(500_000, dtype=torch.bool), fill_bits, 1),
-    "every other row": (lambda: torch.zeros(2 * ROWS, 8)[::2], fill_rows, 1),
-    "through numpy": (lambda: torch.zeros(ROWS, 8), fill_numpy, 1),
+BUFFERS: dict[str, tuple[Callable[[], Any], Callable[[Any, int, int], None]]] = {
+    "1 row": (lambda: torch.zeros(ROWS, 8), fill_row),
+    "numpy": (lambda: np.zeros((ROWS, 8), dtype=np.float32), fill_row),
+    "every other row": (lambda: torch.zeros(2 * ROWS, 8)[::2], fill_row),
+    "through numpy": (lambda: torch.zeros(ROWS, 8), fill_numpy),
 }
 
 
 def filled(comm: Any, directory: Path, name: str) -> tuple[list[tuple[str, ...]], bool, int]:
     """A buffer that all ranks hold alike at first and each fills for itself, a little between checkpoints."""
-    make, fill, rows = BUFFERS[name]
+    make, fill = BUFFERS[name]
     buffer, reported, saved = make(), [], []
     with deeppart.Checkpointer(config(directory), comm) as ck:
         for step in range(1, 6):
             if step > 1:
-                fill(buffer, comm.rank, step, rows)
+                fill(buffer, comm.rank, step)
             pending = ck.checkpoint({"buffer": buffer, "same": torch.ones(30_000)}, step)
             pending.wait(timeout=200)
             reported.append(pending.report.diverged)
@@ -87,31 +78,6 @@ def test_a_buffer_of_each_rank_is_found_at_the_next_checkpoint(run_on: Any, shar
         assert reported[1] == ("buffer: rank 0 holds other bytes than rank 1",)
         assert same, "every rank gets its own back, of the first step that differs too"
         assert records == 0, "no earlier step is suspect"
-
-
-def filled_unseen(comm: Any, directory: Path) -> tuple[int, tuple[str, ...], list[int]]:
-    """The same through ``.data``, which torch does not count, until it is found; then the steps that are suspect."""
-    buffer = torch.zeros(ROWS, 8)
-    with deeppart.Checkpointer(config(directory), comm) as ck:
-        for step in range(1, SLICES + 3):
-            if step > 1:
-                fill_data(buffer, comm.rank, step, 1)
-            pending = ck.checkpoint({"buffer": buffer}, step)
-            pending.wait(timeout=200)
-            if pending.report.diverged:
-                break
-        suspect = [each.step for each in list_directory(directory).steps if each.suspect]
-    return step, pending.report.diverged, suspect
-
-
-@pytest.mark.timeout(240)
-def test_a_buffer_that_is_filled_unseen_is_found_in_turn_and_makes_steps_suspect(
-    run_on: Any, shared_path: Path
-) -> None:
-    for found, diverged, suspect in run_on(2, filled_unseen, shared_path):
-        assert 2 < found <= SLICES + 1
-        assert diverged[0].startswith("buffer: rank 0 holds other bytes than rank 1")
-        assert suspect == list(range(2, found))
 
 
 def unseen(comm: Any, directory: Path) -> tuple[int, tuple[str, ...], list[str], int, list[Any]]:
@@ -164,62 +130,24 @@ def test_an_element_of_a_trained_leaf_is_found_in_turn_and_makes_steps_suspect(r
             deeppart.load(shared_path, step=found)
 
 
-def verified(comm: Any, directory: Path) -> list[int]:
+def found_at_once(comm: Any, directory: Path, mode: Any, trains_on: bool) -> list[int]:
+    """One element differs from step 4 on."""
     training, found = Training(comm.rank), []
-    with deeppart.Checkpointer(config(directory, replicated="verify"), comm) as ck:
+    with deeppart.Checkpointer(config(directory, replicated=mode), comm) as ck:
         for step in range(1, 6):
-            training.step()
+            if step < 4 or trains_on:
+                training.step()
             if step == 4:
                 training.harm(12_345)
             found.append(len(ck.checkpoint({"weight": training.weight}, step).report.diverged))
     return found
 
 
-def test_verify_finds_a_single_element_of_a_trained_leaf_at_once(run_on: Any, shared_path: Path) -> None:
-    assert run_on(2, verified, shared_path) == [[0, 0, 0, 1, 0]] * 2
-
-
-def without_steps(comm: Any, directory: Path) -> list[int]:
-    training, found = Training(comm.rank), []
-    with deeppart.Checkpointer(config(directory), comm) as ck:
-        for step in range(1, 6):
-            if step < 4:
-                training.step()
-            else:
-                training.harm(12_345)
-            found.append(len(ck.checkpoint({"weight": training.weight}, step).report.diverged))
-    return found
-
-
-def test_without_a_step_since_the_last_checkpoint_all_is_compared(run_on: Any, shared_path: Path) -> None:
-    assert run_on(2, without_steps, shared_path) == [[0, 0, 0, 1, 0]] * 2
-
-
-def embedded(comm: Any, directory: Path, seed: int) -> int:
-    """1 % of the rows of a trained embedding differ on one rank from step 5 on."""
-    torch.manual_seed(seed)
-    rows = torch.randperm(2000)[:20]
-    table = torch.nn.Embedding(2000, 16)
-    optimizer = torch.optim.AdamW(table.parameters(), lr=1e-3)
-    with deeppart.Checkpointer(config(directory, every={"persistent": 50}), comm) as ck:
-        for step in range(1, 30):
-            for _ in range(2):
-                optimizer.zero_grad()
-                table.weight.square().sum().backward()
-                optimizer.step()
-            if step == 5 and comm.rank == 1:
-                with torch.no_grad():
-                    table.weight[rows] += 1e-3
-            pending = ck.checkpoint({"table": table, "optimizer": optimizer}, step)
-            if pending.report.diverged:
-                return step
-    return 0
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_rows_of_a_trained_embedding_are_found_within_16_checkpoints(run_on: Any, shared_path: Path, seed: int) -> None:
-    for found in run_on(2, embedded, shared_path, seed):
-        assert 5 <= found < 5 + 16
+@pytest.mark.parametrize(("mode", "trains_on"), [("verify", True), ({"weight": "verify"}, True), ("auto", False)])
+def test_all_is_compared_where_it_is_to_be_verified_and_without_a_step_since_the_last_checkpoint(
+    run_on: Any, shared_path: Path, mode: Any, trains_on: bool
+) -> None:
+    assert run_on(2, found_at_once, shared_path, mode, trains_on) == [[0, 0, 0, 1, 0]] * 2
 
 
 def on_nodes(comm: Any, directory: Path) -> tuple[int, list[str], list[str]]:

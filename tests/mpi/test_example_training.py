@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -47,15 +45,6 @@ def being_written(directory: Path, rank: int) -> Path | None:
 def resumed_from(result: JobResult) -> int:
     (line,) = [line for line in result.logs[0].splitlines() if line.startswith("resumed from step ")]
     return int(line.rpartition(" ")[2])
-
-
-@pytest.fixture(scope="module")
-def train_lm() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("train_lm", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.now_and_then(2)

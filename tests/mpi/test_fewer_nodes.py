@@ -6,7 +6,6 @@ Run inside one mpirun of 4 ranks (``make test-mpi``); ``run_on(n, ...)`` makes a
 from __future__ import annotations
 
 import json
-import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -17,32 +16,30 @@ from click.testing import CliRunner
 
 import deeppart
 from deeppart.cli.app import main
+from tests.mpi.lost_nodes import lose
+from tests.mpi.on_nodes import config, wait_for_all
 
-SETTINGS: dict[str, Any] = {"parity_group": 4, "parity_tolerate": 2}
+SETTINGS: dict[str, Any] = {
+    "every": {"partner": 1, "parity": 1, "persistent": 2},
+    "parity_group": 4,
+    "parity_tolerate": 2,
+}
 
 pytestmark = [pytest.mark.mpi(min_size=4), pytest.mark.timeout(110)]
 
 
-def config(directory: Path, **settings: Any) -> deeppart.Config:
-    every = {"partner": 1, "parity": 1, "persistent": 2}
-    local = str(directory / "local" / "{node}")
-    defaults: dict[str, Any] = {"local_dir": local, "node_size": 1, "every": every, "timeout": 60.0}
-    return deeppart.Config(persistent_dir=str(directory / "ckpt"), **(defaults | SETTINGS | settings))
-
-
-def life(comm: Any, directory: Path, save: tuple[int, ...], settings: dict[str, Any]) -> dict[str, Any]:
+def life(comm: Any, directory: Path, save: tuple[int, ...]) -> dict[str, Any]:
     """Restore and save some steps; with all that was said."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with deeppart.Checkpointer(config(directory, **settings), comm) as ck:
+        with deeppart.Checkpointer(config(directory, **SETTINGS), comm) as ck:
             state = {"w": torch.zeros(200_000)}
             restored = ck.restore(state)
             value = state["w"][-1].item()
             for step in save:
                 state["w"].fill_(step)
                 pending = ck.checkpoint(state, step)
-                for level in pending.levels:
-                    pending.wait(level)
+                wait_for_all(pending)
     return {
         "restored": (restored, value),
         "said": [(type(warning.message).__name__, str(warning.message)) for warning in caught],
@@ -51,20 +48,13 @@ def life(comm: Any, directory: Path, save: tuple[int, ...], settings: dict[str, 
     }
 
 
-def lose(comm: Any, directory: Path, *nodes: int) -> None:
-    if comm.rank == 0:
-        for node in nodes:
-            shutil.rmtree(directory / "local" / f"node{node}")
-    comm.Barrier()
-
-
 def names(found: dict[str, Any]) -> list[str]:
     return [name for name, _ in found["said"]]
 
 
 def test_four_nodes_then_three_then_one_then_four(run_on: Any, shared_path: Path) -> None:
     def run(nodes: int, *save: int) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = run_on(nodes, life, shared_path, save, {})
+        found: list[dict[str, Any]] = run_on(nodes, life, shared_path, save)
         return found
 
     for found in run(4, 1, 2):
@@ -102,28 +92,3 @@ def test_four_nodes_then_three_then_one_then_four(run_on: Any, shared_path: Path
     assert reduced[3] == list(on_three[0]["reduced"]) and reduced[5] == list(alone["reduced"]) and reduced[6] == []
     text = " ".join(CliRunner().invoke(main, ["ls", str(shared_path / "ckpt")]).stdout.split())
     assert f"less protection than asked for: step 3: {on_three[0]['reduced'][0]}" in text
-
-
-def strict(comm: Any, directory: Path) -> str:
-    with pytest.raises(deeppart.ConfigError) as caught:
-        deeppart.Checkpointer(config(directory, protection="strict"), comm)
-    return str(caught.value)
-
-
-def test_strict_refuses(run_on: Any, shared_path: Path) -> None:
-    for text in run_on(3, strict, shared_path):
-        assert "parity_group = 4, but this job has fewer nodes" in text
-    (text,) = run_on(1, strict, shared_path)
-    assert "cannot protect anything" in text
-
-
-def test_the_last_virtual_node_may_be_smaller(run_on: Any, shared_path: Path) -> None:
-    """Three ranks, two on a node: node0 has two, node1 has one; either may be lost."""
-    settings = {"node_size": 2, "parity_group": 2, "parity_tolerate": 1}
-    for lost in (0, 1):
-        directory = shared_path / str(lost)
-        for found in run_on(3, life, directory, (1, 2), settings):
-            assert found["said"] == [] and found["reduced"] == ()
-        run_on(4, lose, directory, lost)
-        for found in run_on(3, life, directory, (), settings):
-            assert found["restored"] == (2, 2.0)

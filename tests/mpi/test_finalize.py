@@ -18,8 +18,8 @@ SCRIPT = """
 
     saver = deeppart.Checkpointer() if sys.argv[1] == "object" else deeppart
     state = {"x": torch.zeros(2_000_000), "rank": 0}
-    first = (saver.restore(state) or 0) + 1
-    for step in range(first, first + 3):
+    assert saver.restore(state) is None
+    for step in (1, 2, 3):
         state["x"] += 1
         state["rank"] = MPI.COMM_WORLD.rank
         saver.checkpoint(state, step)
@@ -48,10 +48,9 @@ def test_the_last_checkpoint_is_finished(
     script = tmp_path / "train.py"
     script.write_text(textwrap.dedent(SCRIPT))
     env = {"DEEPPART_PERSISTENT_DIR": str(tmp_path / "p"), "MPI4PY_RC_THREAD_LEVEL": thread_level}
-    for last in (3, 6):
-        run_ranks(2, script, form, env=env)
-        assert deeppart.load(tmp_path / "p", rank=1)["rank"] == 1
-        assert deeppart.load(tmp_path / "p")["x"][-1] == last
+    run_ranks(2, script, form, env=env)
+    assert deeppart.load(tmp_path / "p", rank=1)["rank"] == 1
+    assert deeppart.load(tmp_path / "p")["x"][-1] == 3
 
 
 INITIALIZED_LATER = """

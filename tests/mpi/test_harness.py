@@ -7,11 +7,11 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.mpi.launch import JobResult, start_ranks
+from tests.mpi.outcomes import world
 
 Run = Callable[..., JobResult]
 
@@ -19,23 +19,10 @@ Run = Callable[..., JobResult]
 BUSY_S = 100.0
 
 
-def world() -> Any:
-    from mpi4py import MPI
-
-    return MPI.COMM_WORLD
-
-
 def fails_on_one(rank: int) -> None:
     comm = world()
     if comm.rank == rank:
         raise ValueError("the failing rank says so")
-    comm.barrier()
-
-
-def hangs() -> None:
-    comm = world()
-    if comm.rank == 1:
-        time.sleep(600)
     comm.barrier()
 
 

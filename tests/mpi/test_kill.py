@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import deeppart
+from tests.mpi.on_nodes import config
 from tests.sampling import sampled
 
 #: Where to stop and be killed: (class or module, attribute, which call, before or after it).
@@ -84,15 +85,7 @@ def life(directory: Path, stage: str | None, victim: int, number: int) -> tuple[
     if stage is not None and rank == victim:
         wanted = 0 if stage == "restoring" else 3
         stop_at(stage, directory / f"standing-{number}", lambda: reached[0] >= wanted)
-    config = deeppart.Config(
-        persistent_dir=str(directory / "ckpt"),
-        local_dir=str(directory / "local" / "{node}"),
-        node_size=1,
-        compression="none",
-        keep={"persistent": 2},
-        timeout=30.0,
-    )
-    with deeppart.Checkpointer(config) as ck:
+    with deeppart.Checkpointer(config(directory, compression="none", keep={"persistent": 2}, timeout=30.0)) as ck:
         state = blank()
         step = ck.restore(state)
         good = step is None or equal(state, expected(step, rank))

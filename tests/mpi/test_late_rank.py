@@ -14,7 +14,7 @@ import torch
 
 import deeppart
 from deeppart.storage import parse_step_name
-from tests.mpi import launchers
+from tests.mpi import launchers, on_nodes
 
 #: Where rank 1 hangs, in its third checkpoint: (function, what the path that it is about must contain).
 STAGES = {
@@ -26,14 +26,8 @@ STAGES = {
 
 
 def config(directory: Path, timeout: float) -> deeppart.Config:
-    return deeppart.Config(
-        persistent_dir=str(directory / "ckpt"),
-        local_dir=str(directory / "local" / "{node}"),
-        node_size=1,
-        compression="none",
-        keep={"persistent": 2, "local": 1, "partner": 1},
-        timeout=timeout,
-    )
+    keep = {"persistent": 2, "local": 1, "partner": 1}
+    return on_nodes.config(directory, compression="none", keep=keep, timeout=timeout)
 
 
 def state(job: int, step: int) -> dict[str, Any]:
@@ -85,9 +79,7 @@ def second_job(directory: Path) -> tuple[int | None, bool, str]:
         found = checkpointer.restore(live)
         good = found is not None and torch.equal(live["x"], state(1, found)["x"])
         for step in range((found or 0) + 1, 5):
-            pending = checkpointer.checkpoint(state(2, step), step)
-            for level in ("local", "partner", "persistent"):
-                pending.wait(level, timeout=300)
+            on_nodes.wait_for_all(checkpointer.checkpoint(state(2, step), step))
         return found, good, checkpointer._session.session
 
 

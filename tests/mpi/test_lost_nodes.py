@@ -6,6 +6,7 @@ Run inside one mpirun of 4 ranks (``make test-mpi``); ``run_on(n, ...)`` makes a
 from __future__ import annotations
 
 import contextlib
+import itertools
 import warnings
 from pathlib import Path
 from typing import Any
@@ -15,18 +16,28 @@ import pytest
 import deeppart
 import deeppart.repair.heal
 from deeppart.errors import CheckpointError, RestoreError
-from tests.mpi.lost_nodes import PARITY, PARTNER, config, exchange, lose, one_after_another, restore, save, state
+from tests.mpi.lost_nodes import PARITY, PARTNER, exchange, lose, one_after_another, restore, save, state
+from tests.mpi.on_nodes import config
+from tests.sampling import sampled
 
 pytestmark = pytest.mark.mpi(min_size=4)
 
 
 @pytest.mark.timeout(110)
-def test_any_nodes_that_leave_one_of_each_pair(run_on: Any, shared_path: Path) -> None:
-    losses = [(0,), (1, 3), (0, 2), (2,), (3,)]
-    for rank_results in run_on(4, one_after_another, shared_path, PARTNER, losses):
+@pytest.mark.parametrize("level", ["partner", "parity"])
+def test_any_nodes_that_leave_one_of_each_pair_or_that_parity_tolerates(
+    run_on: Any, shared_path: Path, level: str
+) -> None:
+    losses, told = [(0,), (1, 3), (0, 2), (2,), (3,)], "partner"
+    if level == "parity":
+        losses = sampled([*itertools.combinations(range(4), 2), (0,), (3,)], 2, kind=len)
+        told = "rebuilt from parity"
+    settings: dict[str, Any] = PARITY if level == "parity" else PARTNER
+    for rank_results in run_on(4, one_after_another, shared_path, settings, losses):
         for nodes, (step, good, explanation) in rank_results:
             assert step == 2 and good, nodes
-            assert f"{len(nodes)} of 4 parts partner" in explanation[0]
+            assert f"{len(nodes)} of 4 parts {told}" in explanation[0]
+            assert "rebuilding redundancy in the background" in explanation[1]
 
 
 def on_fewer(comm: Any, directory: Path, name: str) -> list[Any]:
@@ -62,16 +73,19 @@ def test_on_fewer_ranks(run_on: Any, shared_path: Path, name: str) -> None:
     assert ("rebuilt from parity" if name == "parity" else "partner") in results[0][0][2][0]
 
 
-def two_ranks_on_a_node(comm: Any, directory: Path) -> tuple[dict[str, int], Any]:
+def three_ranks_on_a_node(comm: Any, directory: Path) -> tuple[dict[str, int], list[Any]]:
+    """Either node is lost, one after the other."""
     settings = {"every": {"persistent": 0, "parity": 1}, "node_size": 3, "parity_group": 2}  # ranks 0-2 and rank 3
-    written = save(comm, directory, settings)
-    lose(comm, directory, 0)
-    return written, restore(comm, directory, settings)
+    written, found = save(comm, directory, settings), []
+    for node in (0, 1):
+        lose(comm, directory, node)
+        found.append(restore(comm, directory, settings)[:2])
+    return written, found
 
 
 def test_uneven_ranks_per_node(run_on: Any, shared_path: Path) -> None:
-    results = run_on(4, two_ranks_on_a_node, shared_path)
-    assert all(outcome[:2] == (2, True) for _, outcome in results)
+    results = run_on(4, three_ranks_on_a_node, shared_path)
+    assert all(found == [(2, True)] * 2 for _, found in results)
     parity = [written["parity"] for written, _ in results]
     assert sum(parity[:3]) == parity[3], "both nodes carry the same"
     partner = [written["partner"] for written, _ in results]

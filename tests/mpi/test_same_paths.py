@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import deeppart
+from tests.mpi.on_nodes import wait_for_all
 from tests.mpi.repair.test_scrub import flip, is_sound
 
 pytestmark = pytest.mark.mpi(min_size=4)
@@ -49,10 +50,7 @@ def save(comm: Any, directory: Path, disks: str, **settings: Any) -> None:
     with warnings.catch_warnings(), job(comm, directory, disks, **settings) as ck:
         warnings.simplefilter("ignore", deeppart.errors.PerRankNotice)
         for step in (1, 2):
-            pending = ck.checkpoint(state(step, comm.rank), step)
-            for level, report in pending.report.levels.items():
-                if report.state != "off":
-                    pending.wait(level, timeout=100)
+            wait_for_all(ck.checkpoint(state(step, comm.rank), step))
 
 
 def restore(comm: Any, directory: Path, disks: str, **settings: Any) -> tuple[int | None, bool, tuple[str, ...]]:

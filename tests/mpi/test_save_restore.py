@@ -10,44 +10,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import deeppart
-from tests.mpi.training_states import PER_RANK, config, restore, same
+from tests.mpi.on_nodes import config
+from tests.mpi.training_states import PER_RANK, restore, same, save
 
 pytestmark = pytest.mark.mpi(min_size=4)
 
 
-def test_every_rank_gets_its_own_back(run_on: Any, two_ranks: tuple[Path, list[Any]]) -> None:
-    directory, saved = two_ranks
+def test_every_rank_gets_its_own_back(run_on: Any, shared_path: Path) -> None:
+    saved = run_on(2, save, shared_path)
     notices = saved[0][1][2]
     assert len(notices) == 1 and all(path in notices[0] for path in PER_RANK)
     assert not saved[1][1][2], "one rank speaks for all"
-    for rank, (step, found, explanation) in enumerate(run_on(2, restore, directory)):
+    for rank, (step, found, explanation) in enumerate(run_on(2, restore, shared_path)):
         assert step == 3
         assert same(saved[rank][0], found) == []
         assert explanation == ("step 3: 2 of 2 parts local; saved by 2 ranks",)
     assert set(same(saved[0][0], saved[1][0])) == PER_RANK
-
-
-def key_order(comm: Any, directory: Path) -> bool:
-    rank = comm.rank
-    names = ["a", "b", "c", "d"]
-    state = {name: torch.full((70_000,), float(place)) for place, name in enumerate(names)}
-    if rank == 1:
-        state = dict(reversed(state.items()))
-    with deeppart.Checkpointer(config(directory), comm) as ck:
-        pending = ck.checkpoint(state, step=1)
-        pending.wait(timeout=200)
-        fresh = {name: torch.zeros(70_000) for name in names}
-        ck.restore(fresh)
-    assert pending.report.per_rank_bytes == 0
-    return all(torch.equal(fresh[name], state[name]) for name in names)
-
-
-def test_dict_order_does_not_matter(run_on: Any, shared_path: Path) -> None:
-    assert run_on(2, key_order, shared_path) == [True, True]
-    assert list(deeppart.load(shared_path / "ckpt")) == ["a", "b", "c", "d"]
 
 
 def tables(rank: int) -> dict[str, Any]:

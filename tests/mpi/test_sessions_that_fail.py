@@ -14,7 +14,8 @@ import torch
 
 import deeppart
 from deeppart.comm import mpi
-from tests.mpi import over_sockets
+from tests.mpi import on_nodes, over_sockets
+from tests.mpi.outcomes import world
 
 #: Enough for a few sessions, not for all that follow.
 COMMUNICATORS_LEFT = 14
@@ -28,17 +29,8 @@ JOB_S = 280.0
 pytestmark = pytest.mark.timeout(300)
 
 
-def world() -> Any:
-    from mpi4py import MPI
-
-    return MPI.COMM_WORLD
-
-
-def config(directory: Path, **settings: Any) -> deeppart.Config:
-    every = {"local": 1, "partner": 1, "persistent": 1}
-    local = str(directory / "local" / "{node}")
-    defaults: dict[str, Any] = {"local_dir": local, "node_size": 1, "every": every, "timeout": TIMEOUT_S}
-    return deeppart.Config(persistent_dir=str(directory / "ckpt"), **(defaults | settings))
+def config(directory: Path) -> deeppart.Config:
+    return on_nodes.config(directory, every={"local": 1, "partner": 1, "persistent": 1}, timeout=TIMEOUT_S)
 
 
 def use_up_communicators(comm: Any) -> None:
@@ -66,9 +58,9 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def settled(comm: Any, directory: Path, step: int, **settings: Any) -> dict[str, int]:
+def settled(comm: Any, directory: Path, step: int) -> dict[str, int]:
     """One good session: whatever was left by the one before has come to its end."""
-    with deeppart.Checkpointer(config(directory, **settings), comm) as ck:
+    with deeppart.Checkpointer(config(directory), comm) as ck:
         ck.checkpoint({"w": torch.zeros(50_000)}, step).wait()
     return usage()
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import deeppart
+from deeppart.errors import CheckpointError
 from deeppart.part import PartSummary
 from deeppart.recovery import apply, inventory, matching, saved
 from deeppart.recovery.parts import OpenedPart
@@ -22,6 +23,7 @@ from deeppart.save import Incremental, StagingLease, complete, pipeline, protect
 from deeppart.save.job import Opened
 from deeppart.session import open as starting
 from deeppart.storage import node
+from tests.mpi.on_nodes import LONG_S, wait_for_all
 from tests.mpi.suspect_training import TIMEOUT_S, checkpointer
 
 pytestmark = [
@@ -57,19 +59,27 @@ def state(step: int) -> dict[str, torch.Tensor]:
     return {"w": torch.arange(100_000.0) + step}
 
 
+def errors_of(pending: deeppart.Pending, *levels: str) -> list[str]:
+    """How these levels have ended: "" where one is complete."""
+    found = []
+    for level in levels:
+        try:
+            pending.wait(level, timeout=LONG_S)
+            found.append("")
+        except CheckpointError as error:
+            found.append(str(error))
+    return found
+
+
 def saving(comm: Any, directory: Path, owner: Any, name: str, on_rank: int) -> tuple[dict[int, list[str]], float]:
     found, began = dict[int, list[str]](), time.monotonic()
     with on_nodes(comm, directory) as ck, pytest.MonkeyPatch.context() as patch:
         left = let_fail(patch, owner, name, comm.rank == on_rank, MemoryError("none left"))
         for step in (1, 2):
-            pending, failed = ck.checkpoint(state(step), step), []
-            for level in ("local", "persistent"):
-                try:
-                    pending.wait(level, timeout=200)
-                except deeppart.errors.CheckpointError as error:
-                    assert "MemoryError: none left" in str(error)
-                    failed.append(level)
-            found[step] = failed
+            levels = ("local", "persistent")
+            ends = errors_of(ck.checkpoint(state(step), step), *levels)
+            assert all("MemoryError: none left" in error for error in ends if error)
+            found[step] = [level for level, error in zip(levels, ends, strict=True) if error]
         assert not left[0], "it was never called"
     return found, time.monotonic() - began
 
@@ -120,27 +130,19 @@ def in_a_stage(comm: Any, directory: Path, names: list[str], error: BaseExceptio
     session after that saves all.
     """
     settings = {"capture": "lazy", "every": {"local": 1, "partner": 1, "persistent": 1}}
-    levels, refused, began = list[str](), "", time.monotonic()
+    refused, began = "", time.monotonic()
     with pytest.MonkeyPatch.context() as patch:
         for name in names:
             let_fail(patch, pipeline.Pipeline, name, comm.rank == 1, error)
         with on_nodes(comm, directory, **settings) as ck:
-            pending = ck.checkpoint(state(1), 1)
-            for level in ("local", "partner", "persistent"):
-                try:
-                    pending.wait(level)
-                    levels.append("")
-                except deeppart.errors.CheckpointError as caught:
-                    levels.append(str(caught))
+            levels = errors_of(ck.checkpoint(state(1), 1), "local", "partner", "persistent")
             try:
                 ck.checkpoint(state(2), 2).wait()
             except deeppart.DeeppartError as caught:
                 refused = f"{type(caught).__name__}: {caught}"
     took_s = time.monotonic() - began
     with on_nodes(comm, directory, **settings) as ck:
-        pending = ck.checkpoint(state(3), 3)
-        for level in ("local", "partner", "persistent"):
-            pending.wait(level, timeout=200)
+        wait_for_all(ck.checkpoint(state(3), 3))
     return levels, refused, took_s
 
 
@@ -255,13 +257,8 @@ def copying(comm: Any, directory: Path, name: str) -> tuple[list[str], float]:
     with on_nodes(comm, directory, every={"partner": 1, "persistent": 0}) as ck, pytest.MonkeyPatch.context() as patch:
         left = let_fail(patch, protect.Protector, name, comm.rank == 1, MemoryError("none left"))
         for step in (1, 2, 3):
-            pending = ck.checkpoint(state(step), step)
-            pending.wait("local", timeout=200)
-            try:
-                pending.wait("partner", timeout=200)
-                found.append("")
-            except deeppart.errors.CheckpointError as error:
-                found.append("none left" if "MemoryError: none left" in str(error) else str(error))
+            local, partner = errors_of(ck.checkpoint(state(step), step), "local", "partner")
+            found.append(local or ("none left" if "MemoryError: none left" in partner else partner))
         assert not left[0], "it was never called"
     return found, time.monotonic() - began
 
@@ -274,18 +271,11 @@ def test_an_exchange_begins_on_all_ranks_or_on_none(run_on: Any, shared_path: Pa
 
 def one_round_behind(comm: Any, directory: Path) -> tuple[list[list[str]], int | None]:
     """Rank 1 has told that it reports on step 2, and then does not: what it says of step 3 is not for step 2."""
-    failed: list[list[str]] = []
     with on_nodes(comm, directory) as ck, pytest.MonkeyPatch.context() as patch:
         ck.checkpoint(state(1), 1).wait()
         let_fail(patch, complete, "commit_round", comm.rank == 1, MemoryError("none left"))
         pendings = [ck.checkpoint(state(step), step) for step in (2, 3, 4)]
-        for pending in pendings:
-            failed.append([])
-            for level in ("local", "persistent"):
-                try:
-                    pending.wait(level, timeout=200)
-                except deeppart.errors.CheckpointError:
-                    failed[-1].append(level)
+        failed = [list(filter(None, errors_of(pending, "local", "persistent"))) for pending in pendings]
     live = state(0)
     with on_nodes(comm, directory) as ck:
         step = ck.restore(live)

@@ -14,6 +14,7 @@ import torch
 
 import deeppart
 from deeppart.telemetry import recorder
+from tests.mpi.on_nodes import config
 from tests.unit.cli_support import call, invoke
 from tests.unit.telemetry.test_metrics import parsed
 
@@ -26,16 +27,12 @@ def watched(directory: Path) -> dict[str, Any]:
     return found
 
 
-def config(directory: Path, **settings: Any) -> deeppart.Config:
-    usual: dict[str, Any] = {"local_dir": str(directory / "local" / "{node}"), "node_size": 1, "timeout": 60.0}
-    return deeppart.Config(persistent_dir=str(directory / "ckpt"), compression="none", **(usual | settings))
-
-
 def train(directory: Path) -> None:
     """Two nodes of one rank; the second takes long to write its part of step 2, and for good where nobody says go."""
     recorder.LONG_S = recorder.AGAIN_S = 0.0
     recorder._LEAST_S = 0.0
-    with deeppart.Checkpointer(config(directory, metrics_file=str(directory / "metrics-{rank}.prom"))) as checkpointer:
+    settings = {"metrics_file": str(directory / "metrics-{rank}.prom"), "compression": "none", "timeout": 60.0}
+    with deeppart.Checkpointer(config(directory, **settings)) as checkpointer:
         state = {"w": torch.zeros(100_000)}
         step = checkpointer.restore(state) or 0
         checkpointer.checkpoint(state, step + 1).wait()

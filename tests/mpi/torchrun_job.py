@@ -139,18 +139,6 @@ def intruded(directory: Path) -> None:
     save(directory)
 
 
-def secrets(directory: Path) -> None:
-    """Each rank has another secret."""
-    file = directory / f"secret-{os.environ['RANK']}"
-    file.touch(0o600)
-    file.write_bytes(os.urandom(32))
-    os.environ["DEEPPART_SECRET_FILE"] = str(file)
-    try:
-        deeppart.Checkpointer(**settings(directory) | {"timeout": 5.0})
-    except deeppart.errors.PeerTimeoutError as error:
-        tell(directory, error=str(error))
-
-
 def train(directory: Path, *, group: bool, kills: bool) -> None:
     """Train to step 12. In each of the first five starts another rank may be killed, at another moment."""
     starts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
@@ -217,7 +205,6 @@ if __name__ == "__main__":
         "die": die,
         "late": late,
         "intruded": intruded,
-        "secrets": secrets,
         "whole-alone": lambda d: train(d, group=False, kills=False),
         "killed-alone": lambda d: train(d, group=False, kills=True),
         "whole-ddp": lambda d: train(d, group=True, kills=False),

@@ -9,11 +9,7 @@ from typing import Any
 import torch
 
 import deeppart
-
-
-def config(directory: Path, **settings: Any) -> deeppart.Config:
-    defaults: dict[str, Any] = {"local_dir": str(directory / "local" / "{node}"), "node_size": 1, "timeout": 20.0}
-    return deeppart.Config(persistent_dir=str(directory / "ckpt"), **defaults | settings)
+from tests.mpi.on_nodes import config
 
 
 def training_state(rank: int, steps: int) -> dict[str, Any]:

@@ -25,11 +25,11 @@ try:
 except ImportError:  # before 2.6
     from torch.distributed._composable.fsdp import fully_shard
 try:
-    from torch.distributed.tensor import DTensor, Partial, Placement, Shard, distribute_tensor
+    from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 except ImportError:  # before 2.5
-    from torch.distributed._tensor import DTensor, Partial, Placement, Shard, distribute_tensor
+    from torch.distributed._tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
-__all__ = ["DTensor", "Partial", "Placement", "Shard", "distribute_tensor", "fully_shard"]
+__all__ = ["DTensor", "Partial", "Placement", "Replicate", "Shard", "distribute_tensor", "fully_shard"]
 
 #: Without sending anything, where torch can (2.6).
 _ALONE: dict[str, Any] = (

@@ -6,16 +6,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from deeppart_simulator.workload.external import read_external
 from deeppart_simulator.workload.holding import boxes_at, form_of, kappa_of, plans
 from deeppart_simulator.workload.layout import read_layout
 from deeppart_simulator.workload.shapes import Parameter, Tensor
 from deeppart_simulator.workload.states import State, state_of
 
+import deeppart
+from deeppart.model import Box
 from deeppart.partition import whole_kappa
-from tests.mpi.torchrun import torchrun
-from tests.sharded.layouts import HAS_TWO_DIMENSIONS, build, tensors
-from tests.sharded.plan_job import KAPPAS
+from deeppart.save import saver
+from deeppart.save.share_planning import plan_share
+from deeppart.state.capture.layout import ShareLayout
+from deeppart.state.paths.keys import readable
+from tests.sampling import sampled
+from tests.sharded.layouts import HAS_TWO_DIMENSIONS, build, fill, mesh_of, tensors
+from tests.sharded.ranks import run_job
 
 pytestmark = [pytest.mark.timeout(220), pytest.mark.xdist_group("torchrun")]
 
@@ -26,6 +33,40 @@ if not HAS_TWO_DIMENSIONS:
     del LAYOUTS["hsdp"], LAYOUTS["tp-dp"]
 #: What the model's plan for tensor parallelism divides: end of a path -> dimension.
 DIVIDED = {"up.weight": 0, "up.bias": 0, "down.weight": 1}
+KAPPAS = {"usual": None, "64": 64}
+
+
+def saving(directory: Path, layouts: str) -> dict[str, Any]:
+    """Save in each of these layouts; the share of this rank that was planned for it, span by span."""
+    planned: list[Any] = []
+
+    def recorded(comm: Any, state_layout: Any, flat: Any, *rest: Any, **options: Any) -> Any:
+        share = plan_share(comm, state_layout, flat, *rest, **options)
+        assert isinstance(share, ShareLayout), share
+        boxes = {n: box for leaf in flat.sharded for n, box in zip(leaf.numbers, leaf.boxes, strict=True)}
+        spans = share.spans[["leaf", "start", "length"]].tolist()
+        whole = [Box.whole(each.shape) for each in state_layout.types]
+        planned.append(
+            [
+                [readable(flat.arrays[leaf].path), *boxes.get(leaf, whole[leaf]), at, length]
+                for leaf, at, length in spans
+            ]
+        )
+        return share
+
+    vars(saver)["plan_share"] = recorded
+    told = dict[str, Any]()
+    for layout in layouts.split(","):
+        state, told[layout] = build(layout, mesh_of(layout, RANKS)), {}
+        for name, kappa in KAPPAS.items():
+            root = str(directory / layout / name)
+            with deeppart.Checkpointer(persistent_dir=root, timeout=60, kappa=kappa) as ck:
+                fill(state, 1)
+                ck.checkpoint(state, 1).wait("persistent")
+            told[layout][name] = sorted(planned.pop())
+            assert not planned
+        dist.barrier()
+    return told
 
 
 def simulated(layout: str) -> State:
@@ -60,14 +101,14 @@ def spans(state: State, kappa: float | None) -> list[list[list[Any]]]:
     return [sorted(of_rank) for of_rank in found]
 
 
-@pytest.mark.sweep(3)
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_rank_saves_what_the_simulator_says(layout: str, tmp_path: Path) -> None:
-    found = torchrun(RANKS, ["-m", "tests.sharded.plan_job", layout, str(tmp_path)], tmp_path)
-    for name, kappa in KAPPAS.items():
-        of_ranks = [of_rank[name] for of_rank in found]
-        assert len({path for of_rank in of_ranks for path, *_ in of_rank}) == 50
-        assert spans(simulated(LAYOUTS[layout]), kappa) == of_ranks
-    if "tp" not in layout:  # a checkpoint does not say what tensor parallelism would divide
-        state = read_external(tmp_path / "usual", f"@{LAYOUTS[layout]}")
-        assert spans(state, None) == [of_rank["usual"] for of_rank in found]
+def test_every_rank_saves_what_the_simulator_says(tmp_path: Path) -> None:
+    layouts = sampled(LAYOUTS, 3)
+    found = run_job(RANKS, saving, tmp_path, ",".join(layouts))
+    for layout, simulators in ((each, LAYOUTS[each]) for each in layouts):
+        for name, kappa in KAPPAS.items():
+            of_ranks = [of_rank[layout][name] for of_rank in found]
+            assert len({path for of_rank in of_ranks for path, *_ in of_rank}) == 50
+            assert spans(simulated(simulators), kappa) == of_ranks, layout
+        if "tp" not in layout:  # a checkpoint does not say what tensor parallelism would divide
+            state = read_external(tmp_path / layout / "usual", f"@{simulators}")
+            assert spans(state, None) == [of_rank[layout]["usual"] for of_rank in found], layout

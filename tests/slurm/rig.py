@@ -226,7 +226,7 @@ class Rig:
             raise AssertionError(f"{' '.join(command)}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
         return done.stdout
 
-    def srun(self, *command: str, timeout: float = 60.0, env: Mapping[str, str] | None = None) -> str:
+    def srun(self, *command: str, timeout: float = 300.0, env: Mapping[str, str] | None = None) -> str:
         """``srun`` with these arguments; its standard output."""
         return self.run("srun", *command, timeout=timeout, env=env)
 

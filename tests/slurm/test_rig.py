@@ -45,7 +45,6 @@ def hello(rig: Rig, directory: Path, *options: str) -> list[dict[str, Any]]:
     [
         (["--nodes=2", "--ntasks=4", "--ntasks-per-node=2"], [[0, 1], [2, 3]]),
         (["--nodes=4", "--ntasks=4"], [[0], [1], [2], [3]]),
-        (["--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--distribution=cyclic"], [[0, 2], [1, 3]]),
     ],
 )
 def test_ranks_know_their_virtual_node(slurm: Rig, tmp_path: Path, options: list[str], nodes: list[list[int]]) -> None:

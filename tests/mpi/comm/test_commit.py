@@ -13,15 +13,13 @@ import torch
 
 import deeppart
 from deeppart.comm import commit
+from tests.mpi import on_nodes
 from tests.mpi.patience import patient_barrier
 
 
 def config(directory: Path, level: str, timeout: float) -> deeppart.Config:
     every = {"persistent": 0, "partner": 0, "parity": 0} | {level: 1}
-    local = str(directory / "local" / "{node}")
-    return deeppart.Config(
-        persistent_dir=str(directory / "ckpt"), local_dir=local, node_size=1, timeout=timeout, every=every
-    )
+    return on_nodes.config(directory, timeout=timeout, every=every)
 
 
 def state(step: int) -> dict[str, Any]:

@@ -20,9 +20,28 @@ from deeppart.elastic.ranks import ranks_of_job
 from deeppart.errors import CommError, PeerTimeoutError, RemoteRankError, StateError
 from deeppart.stopping import agreement_of_job
 from deeppart.stopping.agreement import OfJob
-from tests.mpi.comm.limits import LIMIT_S, do
 
 pytestmark = pytest.mark.mpi(min_size=2)
+
+#: Of an operation.
+LIMIT_S = 100.0
+
+
+@pytest.fixture(scope="module")
+def comm() -> Comm:
+    """All ranks of this mpirun."""
+    return connect(None, LIMIT_S)
+
+
+@pytest.fixture
+def own_channel(comm: Comm) -> Comm:
+    """A channel that a test may break."""
+    return finish(comm, comm.channel(), "channel", LIMIT_S)
+
+
+def do(comm: Comm, operation: Any) -> Any:
+    """Bring an operation to its end."""
+    return finish(comm, operation, "test", LIMIT_S)
 
 
 # --- The communicator on real ranks -----------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 import deeppart
+from tests.mpi.on_nodes import wait_for_all
 
 NODES = ("node0", "node1", "node2")
 
@@ -23,10 +24,7 @@ def train(root: Path) -> int:
     with deeppart.Checkpointer(config) as checkpointer:
         for step in (1, 2):
             state = {"w": torch.rand(300_000, generator=torch.Generator().manual_seed(step)), "step": step}
-            pending = checkpointer.checkpoint(state, step=step)
-            for level, report in pending.report.levels.items():
-                if report.state != "off":
-                    pending.wait(level, timeout=300)
+            wait_for_all(checkpointer.checkpoint(state, step=step))
         return checkpointer.rank
 
 

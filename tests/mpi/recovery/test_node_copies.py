@@ -20,14 +20,13 @@ from deeppart.errors import DeeppartError, PeerTimeoutError, StorageError
 from deeppart.part import RANK_TABLE
 from deeppart.recovery import distribute, tables
 from deeppart.state.restore import scatter
-from tests.mpi.training_states import PER_RANK, config, flat_bytes, same, save, training_state
+from tests.mpi.on_nodes import config
+from tests.mpi.training_states import PER_RANK, flat_bytes, same, save, training_state
 
 pytestmark = pytest.mark.mpi(min_size=4)
 
 #: What a rank does before it restores; gets the rank and a MonkeyPatch that is undone afterwards.
 Before = Callable[[int, pytest.MonkeyPatch], None]
-#: A timeout that no good exchange comes near, however busy the machine is.
-LONG_S = 200.0
 
 
 def undisturbed(rank: int, patch: pytest.MonkeyPatch) -> None:
@@ -40,18 +39,18 @@ def cycle(path: str, old: Sequence[Any], rank: int, size: int) -> Any:
 
 
 def restored(
-    comm: Any, directory: Path, before: Before, node_size: int, timeout: float = 20.0
-) -> tuple[dict[str, Any], tuple[int, int]]:
-    """What a restore brings, and how many messages with bytes of parts this rank has sent and received."""
+    comm: Any, directory: Path, before: Before, node_size: int
+) -> tuple[dict[str, Any], tuple[int, int], tuple[str, ...]]:
+    """What a restore brings, how many messages with bytes of parts this rank has sent and received, and from where."""
     state = training_state(comm.rank + 100, 0)
     with (
         pytest.MonkeyPatch.context() as patch,
-        deeppart.Checkpointer(config(directory, node_size=node_size, timeout=timeout), comm) as ck,
+        deeppart.Checkpointer(config(directory, node_size=node_size), comm) as ck,
     ):
         before(comm.rank, patch)
         counts = [counted(patch, ck._comm, name) for name in ("send", "receive_into")]
         assert ck.restore(state, per_rank=cycle) == 3
-        return flat_bytes(state), (len(counts[0]), len(counts[1]))
+        return flat_bytes(state), (len(counts[0]), len(counts[1])), ck.explanation
 
 
 def counted(patch: pytest.MonkeyPatch, channel: Any, name: str) -> list[int]:
@@ -74,7 +73,7 @@ def save_on(comm: Any, directory: Path, node_size: int) -> dict[str, Any]:
 def test_on_one_node_no_part_is_sent(run_on: Any, in_memory: Path, ranks: int) -> None:
     """Not even what is a rank's own, on another number of ranks than saved it."""
     saved = run_on(3, save_on, in_memory, 4)
-    for rank, (found, messages) in enumerate(run_on(ranks, restored, in_memory, undisturbed, 4)):
+    for rank, (found, messages, _) in enumerate(run_on(ranks, restored, in_memory, undisturbed, 4)):
         assert messages == (0, 0)
         assert same(saved[rank % 3], found) == []
 
@@ -91,7 +90,7 @@ def two_nodes(comm: Any, directory: Path) -> tuple[dict[str, Any], tuple[int, in
     def count(rank: int, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(tables, "_view", counting)
 
-    found, messages = restored(comm, directory, count, 2)
+    found, messages, _ = restored(comm, directory, count, 2)
     return found, messages, sum(chunks)
 
 
@@ -151,9 +150,9 @@ def cannot_be_mapped(rank: int, patch: pytest.MonkeyPatch) -> None:
 def test_what_a_rank_cannot_show_to_be_what_was_checked_is_sent(run_on: Any, in_memory: Path, before: Before) -> None:
     saved = run_on(3, save_on, in_memory, 4)
     results = run_on(3, restored, in_memory, before, 4)
-    for rank, (found, _) in enumerate(results):
+    for rank, (found, *_) in enumerate(results):
         assert same(saved[rank], found) == []
-    assert sum(sent for _, (sent, _) in results) == sum(received for _, (_, received) in results) > 0
+    assert sum(sent for _, (sent, _), _ in results) == sum(received for _, (_, received), _ in results) > 0
 
 
 def taken_away(rank: int, patch: pytest.MonkeyPatch) -> None:
@@ -200,16 +199,6 @@ def a_mate_gets_an_error(rank: int, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(tables.NodeCopy, "byte_range", refused)
 
 
-def explained(comm: Any, directory: Path, before: Before, node_size: int) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """What a restore brings, and from where."""
-    state = training_state(comm.rank + 100, 0)
-    settings = config(directory, node_size=node_size)
-    with pytest.MonkeyPatch.context() as patch, deeppart.Checkpointer(settings, comm) as ck:
-        before(comm.rank, patch)
-        assert ck.restore(state, per_rank=cycle) == 3
-        return flat_bytes(state), ck.explanation
-
-
 @pytest.mark.parametrize(("ranks", "node_size"), [(3, 4), (3, 2), (4, 4)])
 @pytest.mark.parametrize(
     ("before", "why"),
@@ -220,7 +209,7 @@ def test_what_fails_when_it_is_used_gives_way_to_the_next_source(
 ) -> None:
     """While the live state is filled, or before: on 4 ranks what each of 3 had for itself is brought first."""
     saved = run_on(3, save_on, in_memory, node_size)
-    for rank, (found, lines) in enumerate(run_on(ranks, explained, in_memory, before, node_size)):
+    for rank, (found, _, lines) in enumerate(run_on(ranks, restored, in_memory, before, node_size)):
         assert same(saved[rank % 3], found) == []
         (taken,) = [line for line in lines if "saved by" in line]
         assert any(why in line for line in lines) and ("partner" in taken or "persistent" in taken), lines
@@ -254,7 +243,7 @@ def failing(comm: Any, directory: Path, before: Before, node_size: int) -> tuple
 
     with warnings.catch_warnings(), pytest.raises(DeeppartError) as caught:
         warnings.simplefilter("ignore", deeppart.DeeppartWarning)
-        restored(comm, directory, disturbed, node_size, timeout=LONG_S)
+        restored(comm, directory, disturbed, node_size)
     return str(caught.value), in_vain
 
 

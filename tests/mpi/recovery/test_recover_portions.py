@@ -61,10 +61,10 @@ def _in(value: Any, directory: Path) -> Any:
     return value.format(directory=directory) if isinstance(value, str) else value
 
 
-def save(comm: Any, directory: Path, way: str) -> None:
+def save(comm: Any, directory: Path, way: str, **more: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", deeppart.errors.PerRankNotice)
-        with deeppart.Checkpointer(config(directory, way), comm) as ck:
+        with deeppart.Checkpointer(config(directory, way, **more), comm) as ck:
             for step in (1, 2):
                 ck.checkpoint(state_of(comm.rank, comm.size, step), step=step).wait(timeout=200)
 
@@ -137,11 +137,7 @@ def test_every_chunk_is_read_by_one_rank(
 
 
 def keeps_two(comm: Any, directory: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", deeppart.errors.PerRankNotice)
-        with deeppart.Checkpointer(config(directory, "raw", keep={"persistent": 2}), comm) as ck:
-            for step in (1, 2):
-                ck.checkpoint(state_of(comm.rank, comm.size, step), step=step).wait(timeout=200)
+    save(comm, directory, "raw", keep={"persistent": 2})
     comm.barrier()
     if comm.rank == 0:
         (path,) = (directory / "ckpt").glob("step-000000000002-*/part-00003-of-*")
@@ -182,11 +178,7 @@ def healed(comm: Any, directory: Path) -> list[list[str]]:
     return [wrong for wrong, *_ in found]
 
 
-def saved_by_four(comm: Any, directory: Path) -> None:
-    save(comm, directory, "raw")
-
-
 def test_parts_that_several_ranks_have_read_are_written_to_nodes_again(run_on: Any, shared_path: Path) -> None:
     """By one rank each, which reads what the others have read of it once more."""
-    run_on(4, saved_by_four, shared_path)
+    run_on(4, save, shared_path, "raw")
     assert run_on(3, healed, shared_path) == [[[], []]] * 3

@@ -5,6 +5,7 @@ Run inside one mpirun of 4 ranks (``make test-mpi``); ``run_on(n, ...)`` makes a
 
 from __future__ import annotations
 
+import shutil
 import time
 import warnings
 from pathlib import Path
@@ -14,14 +15,17 @@ import pytest
 
 import deeppart
 import deeppart.repair.mending
-from tests.mpi.lost_nodes import PARITY, PARTNER, lose, restore, save, short
+from tests.mpi.lost_nodes import PARITY, PARTNER, lose, restore, save, short, state
+from tests.mpi.on_nodes import config
 
 pytestmark = pytest.mark.mpi(min_size=4)
+
+BOTH_LEVELS = {"every": {"persistent": 1, "partner": 1}}
 
 
 def without_memory(comm: Any, directory: Path) -> list[Any]:
     """All nodes are lost, and one rank has not the memory to write its part back."""
-    settings = {"every": {"persistent": 1, "partner": 1}}
+    settings = BOTH_LEVELS
     save(comm, directory, settings, (1,))
     lose(comm, directory, 0, 1, 2, 3)
 
@@ -84,3 +88,25 @@ def with_nodes_exchanged(comm: Any, directory: Path) -> list[Any]:
 def test_copies_are_on_the_next_node_again_after_nodes_were_exchanged(run_on: Any, shared_path: Path) -> None:
     for results in run_on(4, with_nodes_exchanged, shared_path):
         assert [(step, good) for step, good, _ in results] == [(1, True)] * 4, results
+
+
+def branched(comm: Any, directory: Path) -> tuple[list[str], list[Path]]:
+    """The directory is copied: its steps are of another lineage, whose files on nodes do not count."""
+    save(comm, directory, BOTH_LEVELS, (1,))
+    if comm.rank == 0:
+        shutil.copytree(directory / "ckpt", directory / "branch" / "ckpt")
+    comm.Barrier()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", deeppart.DeeppartWarning)
+        with deeppart.Checkpointer(config(directory / "branch", **BOTH_LEVELS), comm) as ck:
+            assert ck.restore(state(0, comm.rank)) == 1
+            lines = [line for line in ck.explanation if "redundancy" in line]
+    comm.Barrier()
+    return lines, list(directory.glob("branch/local/*/*/partner/step-*/*.dpp"))
+
+
+@pytest.mark.timeout(110)
+def test_a_step_of_another_lineage_is_not_rebuilt_and_that_is_said(run_on: Any, shared_path: Path) -> None:
+    for lines, copies in run_on(4, branched, shared_path):
+        assert len(lines) == 1 and "was saved under another lineage" in lines[0]
+        assert copies == []

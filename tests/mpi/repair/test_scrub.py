@@ -16,6 +16,7 @@ from deeppart.part import FileSource, ParityReader, PartReader
 from deeppart.repair import scrub
 from deeppart.storage import PosixStore, take_stock
 from deeppart.storage.node import stored_parity
+from tests.mpi.on_nodes import config, wait_for_all
 from tests.mpi.patience import patient_barrier
 
 pytestmark = pytest.mark.mpi(min_size=4)
@@ -54,30 +55,14 @@ def is_sound(path: Path) -> bool:
     return True
 
 
-def config(directory: Path, *, timeout: float = 200.0, **settings: Any) -> deeppart.Config:
-    """Every rank is a node; nothing goes to the persistent level."""
-    every = {"persistent": 0, **settings.pop("every", {})}
-    return deeppart.Config(
-        persistent_dir=str(directory / "ckpt"),
-        local_dir=str(directory / "local" / "{node}"),
-        node_size=1,
-        timeout=timeout,
-        every=every,
-        scrub_bandwidth=1e9,
-        **settings,
-    )
-
-
 def scrubbed(comm: Any, directory: Path) -> tuple[list[str], list[str], int]:
     """Damage one file after the other; returns those that did not come back, and what the caller was told."""
-    settings = config(directory, every={"parity": 1}, parity_group=4)
+    settings = config(directory, every={"parity": 1, "persistent": 0}, parity_group=4, scrub_bandwidth=1e9)
     lost = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with deeppart.Checkpointer(settings, comm) as ck:
-            pending = ck.checkpoint(state(comm.rank), 1)
-            for level in ("local", "partner", "parity"):
-                pending.wait(level, timeout=200)
+            wait_for_all(ck.checkpoint(state(comm.rank), 1))
             for number, (name, (pattern, damage)) in enumerate(DAMAGE.items(), start=1):
                 comm.Barrier()
                 (path,) = (directory / "local").glob(pattern)
@@ -115,7 +100,7 @@ def test_damage_is_found_and_repaired(run_on: Any, shared_path: Path, monkeypatc
 
 def one_thread_dies(comm: Any, directory: Path) -> tuple[int | None, list[str]]:
     """The scrubbing thread of one rank ends by itself; the job closes all the same, and another one begins."""
-    settings = config(directory, timeout=60.0)
+    settings = config(directory, every={"persistent": 0}, scrub_bandwidth=1e9, timeout=60.0)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with deeppart.Checkpointer(settings, comm) as ck:
@@ -123,9 +108,7 @@ def one_thread_dies(comm: Any, directory: Path) -> tuple[int | None, list[str]]:
             assert scrubber is not None
             if comm.rank == 1:
                 scrubber._check = lambda path: 1 / 0  # type: ignore[assignment, method-assign]
-            pending = ck.checkpoint(state(comm.rank), 1)
-            for level in ("local", "partner"):
-                pending.wait(level, timeout=200)
+            wait_for_all(ck.checkpoint(state(comm.rank), 1))
             deadline = time.monotonic() + 150
             while comm.rank == 1 and scrubber._thread.is_alive() and time.monotonic() < deadline:
                 time.sleep(0.02)

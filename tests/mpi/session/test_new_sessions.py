@@ -22,6 +22,7 @@ import torch
 import deeppart
 from deeppart.errors import CheckpointError, CommError, DeeppartError
 from tests.mpi.launchers import ROOT
+from tests.mpi.on_nodes import config
 from tests.ports import free_port
 
 #: Over sockets MPI has no part in it.
@@ -29,11 +30,6 @@ LEVELS = ["multiple", *(pytest.param(each, marks=pytest.mark.of_mpi) for each in
 TIMEOUT_S = 60.0
 
 pytestmark = pytest.mark.timeout(300)
-
-
-def config(directory: Path, timeout: float = TIMEOUT_S) -> deeppart.Config:
-    local = str(directory / "local" / "{node}")
-    return deeppart.Config(persistent_dir=str(directory / "p"), local_dir=local, node_size=1, timeout=timeout)
 
 
 def state(step: int) -> dict[str, Any]:
@@ -88,7 +84,7 @@ def test_a_rank_that_was_late_and_those_that_gave_up_go_on(run_ranks: Any, tmp_p
     found = run_ranks(3, late, tmp_path, env={"MPI4PY_RC_THREAD_LEVEL": level}, timeout=200).values
     assert [went_on for _, went_on in found] == [(1, 1.0)] * 3
     assert all("for rank 2" in said for said, _ in found[:2]), found
-    assert deeppart.load(tmp_path / "p")["step"] == 2
+    assert deeppart.load(tmp_path / "ckpt")["step"] == 2
 
 
 def error_on_one(directory: Path) -> tuple[str, tuple[int | None, float]]:
@@ -175,4 +171,4 @@ def test_the_ranks_that_are_left_go_on_without_a_dead_one(tmp_path: Path, how: s
         found = json.loads((tmp_path / f"rank-{rank}").read_text())
         assert "rank 2" in found["said"] and found["took_s"] < TIMEOUT_S / 2, found
         assert (found["step"], found["x"]) == (1, 1.0)
-    assert deeppart.load(tmp_path / "p")["step"] == 2
+    assert deeppart.load(tmp_path / "ckpt")["step"] == 2

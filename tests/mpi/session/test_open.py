@@ -100,4 +100,8 @@ def test_bad_directories_and_settings(run_on: Any, shared_path: Path) -> None:
         assert "local-1" in met[rank]["local on one rank"][1]
         assert "ON_RANK_0" in met[rank]["variable on one rank"][1]
         assert "'persistent': -1" in met[rank]["refused on one rank"][1]
-        assert "keep" in met[rank]["settings differ"][1] and "rank 1" in met[rank]["settings differ"][1]
+        differing = met[rank]["settings differ"][1]
+        assert (
+            "different values for keep" in differing and "on rank 1" in differing and f"where: rank {rank}" in differing
+        )
+        assert "'persistent': 1" in differing and "'persistent': 2" in differing

@@ -8,11 +8,7 @@ from typing import Any
 
 import deeppart
 from deeppart.testing.states import blank
-
-
-def config(directory: Path, **settings: Any) -> deeppart.Config:
-    defaults: dict[str, Any] = {"local_dir": str(directory / "local" / "{node}"), "node_size": 1, "timeout": 20.0}
-    return deeppart.Config(persistent_dir=str(directory / "ckpt"), **defaults | settings)
+from tests.mpi.on_nodes import config
 
 
 def save(comm: Any, directory: Path, make: Any, rules: Any = "auto", steps: int = 2) -> list[str]:

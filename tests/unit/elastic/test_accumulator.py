@@ -1,4 +1,4 @@
-"""Sums that survive restarts; between ranks: tests/mpi/elastic/test_accumulator.py."""
+"""Sums that survive restarts; between ranks: tests/elastic/test_changing_sizes.py."""
 
 from __future__ import annotations
 

@@ -13,15 +13,11 @@ import pytest
 
 import deeppart
 from deeppart.nodes.exchange import parity
-from tests.mpi.lost_nodes import PARITY, config, lose, restore, save, state
+from tests.mpi.lost_nodes import PARITY, lose, restore, save, state
+from tests.mpi.on_nodes import config
 from tests.mpi.repair.test_scrub import flip
 
 pytestmark = pytest.mark.mpi(min_size=4)
-
-
-def only(directory: Path, pattern: str) -> Path:
-    (path,) = (directory / "local").glob(pattern)
-    return path
 
 
 def change_before_reading(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:

@@ -6,7 +6,6 @@ Run inside one mpirun of 4 ranks (``make test-mpi``); ``run_on(n, ...)`` makes a
 from __future__ import annotations
 
 import errno
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +14,10 @@ import pytest
 from deeppart.errors import RestoreError, StorageError
 from deeppart.nodes.exchange import set_files
 from deeppart.nodes.exchange.memory import Blocks
-from tests.mpi.lost_nodes import PARITY, lose, one_after_another, restore, save
-from tests.sampling import sampled
+from tests.mpi.lost_nodes import PARITY, lose, restore, save
 from tests.unit.cli_support import flip
 
 pytestmark = pytest.mark.mpi(min_size=4)
-
-
-@pytest.mark.timeout(110)
-def test_any_nodes_that_parity_tolerates(run_on: Any, shared_path: Path) -> None:
-    losses = sampled([*itertools.combinations(range(4), 2), (0,), (3,)], 2, kind=len)
-    for rank_results in run_on(4, one_after_another, shared_path, PARITY, losses):
-        for nodes, (step, good, explanation) in rank_results:
-            assert step == 2 and good, nodes
-            assert f"{len(nodes)} of 4 parts rebuilt from parity" in explanation[0]
-            assert "rebuilding redundancy in the background" in explanation[1]
 
 
 def damaged_pieces(comm: Any, directory: Path) -> list[Any]:

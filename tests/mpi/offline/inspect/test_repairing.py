@@ -13,6 +13,7 @@ import torch
 import deeppart
 from tests.mpi import launch, launchers
 from tests.mpi.offline.redundant import find, nodes
+from tests.mpi.on_nodes import wait_for_all
 from tests.unit.cli_support import call, call_json, flip
 
 #: One worker runs all of these, so that what they share is made once; one that has nurseries (tests/conftest.py).
@@ -91,10 +92,7 @@ def train_incrementally(root: Path) -> None:
         for step in (1, 2):
             weights = torch.rand(3_000_000, generator=torch.Generator().manual_seed(0))
             weights[:1000] = step
-            pending = checkpointer.checkpoint({"w": weights, "step": step}, step=step)
-            for level, report in pending.report.levels.items():
-                if report.state != "off":
-                    pending.wait(level, timeout=300)
+            wait_for_all(checkpointer.checkpoint({"w": weights, "step": step}, step=step))
 
 
 @pytest.mark.timeout(90)

@@ -1,4 +1,4 @@
-"""Which leaves are replicated: what ranks find out, and what the user says.
+"""Which leaves are replicated: what ranks find out.
 
 Run inside one mpirun of 4 ranks (``make test-mpi``); ``run_on(n, ...)`` makes a job of the first n.
 """
@@ -13,24 +13,9 @@ import pytest
 import torch
 
 import deeppart
-from tests.mpi.training_states import config
+from tests.mpi.on_nodes import config
 
 pytestmark = pytest.mark.mpi(min_size=4)
-
-
-def replicated(comm: Any, directory: Path) -> list[tuple[int, int]]:
-    state = {"w": torch.arange(200_000, dtype=torch.float32), "n": 4}
-    sizes = []
-    for mode in ("all", "none"):
-        with deeppart.Checkpointer(config(directory / mode, replicated=mode, kappa=0.0), comm) as ck:
-            pending = ck.checkpoint(state, step=1)
-            pending.wait(timeout=200)
-        sizes.append((pending.report.raw_bytes, pending.report.per_rank_bytes))
-    return sizes
-
-
-def test_replicated_override(run_on: Any, shared_path: Path) -> None:
-    assert run_on(2, replicated, shared_path) == [[(400_000, 0), (800_000, 800_000)]] * 2
 
 
 def diverging(comm: Any, directory: Path) -> list[int]:
@@ -71,22 +56,3 @@ def diverging(comm: Any, directory: Path) -> list[int]:
 def test_leaves_that_come_to_differ_are_noticed(run_on: Any, shared_path: Path) -> None:
     for own in run_on(3, diverging, shared_path):
         assert own == [0, 40, 400_040, 400_040]
-
-
-def unequal_shapes(comm: Any, directory: Path) -> bool:
-    rank = comm.rank
-    state: dict[str, Any] = {"shard": torch.full((rank + 1, 3), float(rank)), "w": torch.ones(1000), "text": "x" * rank}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", deeppart.errors.PerRankNotice)
-        with deeppart.Checkpointer(config(directory), comm) as ck:
-            ck.checkpoint(state, step=1).wait(timeout=200)
-            fresh: dict[str, Any] = {"shard": torch.zeros(rank + 1, 3), "w": torch.zeros(1000), "text": ""}
-            ck.restore(fresh)
-    return bool(torch.equal(fresh["shard"], state["shard"])) and fresh["text"] == state["text"]
-
-
-def test_shapes_may_differ_between_ranks(run_on: Any, shared_path: Path) -> None:
-    assert run_on(3, unequal_shapes, shared_path) == [True] * 3
-    loaded = [deeppart.load(shared_path / "ckpt", rank=rank) for rank in range(3)]
-    assert [tuple(state["shard"].shape) for state in loaded] == [(1, 3), (2, 3), (3, 3)]
-    assert [state["text"] for state in loaded] == ["", "x", "xx"]

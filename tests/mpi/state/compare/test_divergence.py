@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import deeppart
+from tests.mpi.on_nodes import config
 
 pytestmark = pytest.mark.mpi(min_size=4)
 
@@ -22,17 +23,27 @@ def state(step: int) -> dict[str, Any]:
     return {"model": layers, "bias": torch.rand(10, generator=generator), "step": step}
 
 
-def training(comm: Any, directory: Path, damage: str) -> tuple[list[str], list[tuple[str, ...]], bool]:
-    """Three steps on replicas; after the second, something happens to those of some ranks."""
-    settings: dict[str, Any] = {"local_dir": str(directory / "local" / "{node}"), "node_size": 1, "timeout": 20.0}
+def damage(rank: int, mine: dict[str, Any]) -> None:
+    """One rank has gone astray, every rank goes its own way, and two halves differ."""
+    if rank == 2:
+        mine["model"]["layer1"][: ELEMENTS // 2] += 1e-3
+        # A single bit, which sampling would hardly find: the alarm makes everything be compared.
+        mine["model"]["layer3"][777] = torch.nextafter(mine["model"]["layer3"][777], torch.tensor(2.0))
+    mine["model"]["layer0"] += rank
+    mine["bias"] += rank
+    mine["model"]["layer2"] *= 1 + rank % 2
+
+
+def training(comm: Any, directory: Path) -> tuple[list[str], list[tuple[str, ...]], bool]:
+    """Four steps on replicas, which are damaged after the second."""
     reported, mine = [], {}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with deeppart.Checkpointer(deeppart.Config(persistent_dir=str(directory / "ckpt"), **settings), comm) as ck:
+        with deeppart.Checkpointer(config(directory), comm) as ck:
             for step in (1, 2, 3, 4):
                 mine = state(step)
                 if step >= 3:
-                    DAMAGE[damage](comm.rank, mine)
+                    damage(comm.rank, mine)
                 pending = ck.checkpoint(mine, step)
                 pending.wait(timeout=200)
                 reported.append(pending.report.diverged)
@@ -45,43 +56,15 @@ def training(comm: Any, directory: Path, damage: str) -> tuple[list[str], list[t
     return texts, reported, same and torch.equal(back["bias"], mine["bias"])
 
 
-def one_rank_has_gone_astray(rank: int, mine: dict[str, Any]) -> None:
-    if rank == 2:
-        mine["model"]["layer1"][: ELEMENTS // 2] += 1e-3
-        mine["model"]["layer3"][777] = torch.nextafter(mine["model"]["layer3"][777], torch.tensor(2.0))
-
-
-def every_rank_goes_its_own_way(rank: int, mine: dict[str, Any]) -> None:
-    mine["model"]["layer0"] += rank
-    mine["bias"] += rank
-
-
-def two_halves(rank: int, mine: dict[str, Any]) -> None:
-    mine["model"]["layer2"] *= 1 + rank % 2
-
-
-DAMAGE = {
-    "one rank": one_rank_has_gone_astray,
-    "every rank": every_rank_goes_its_own_way,
-    "halves": two_halves,
-}
-
-
-@pytest.mark.parametrize(
-    ("damage", "lines"),
-    [
-        # layer3 differs in a single bit, which sampling would hardly find: the alarm makes everything be compared
-        ("one rank", tuple(f"model/layer{number}: rank 2 differs from ranks 0-1 and 3" for number in (1, 3))),
-        ("every rank", ("bias: every rank holds other bytes", "model/layer0: every rank holds other bytes")),
-        ("halves", ("model/layer2: ranks 0 and 2 hold other bytes than ranks 1 and 3",)),
-    ],
-)  # fmt: skip
-def test_the_alarm_names_leaf_ranks_and_step(
-    run_on: Any, shared_path: Path, damage: str, lines: tuple[str, ...]
-) -> None:
-    results = run_on(4, training, shared_path, damage)
+def test_the_alarm_names_leaf_ranks_and_step(run_on: Any, shared_path: Path) -> None:
+    lines = {
+        *(f"model/layer{number}: rank 2 differs from ranks 0-1 and 3" for number in (1, 3)),
+        *("bias: every rank holds other bytes", "model/layer0: every rank holds other bytes"),
+        "model/layer2: ranks 0 and 2 hold other bytes than ranks 1 and 3",
+    }
+    results = run_on(4, training, shared_path)
     for rank, (texts, reported, same) in enumerate(results):
         assert same, "every rank gets its own back"
-        assert [set(each) for each in reported] == [set(), set(), set(lines), set()], "once, and on every rank"
+        assert [set(each) for each in reported] == [set(), set(), lines, set()], "once, and on every rank"
         assert len(texts) == (rank == 0)
     assert "checkpoint(step=3)" in results[0][0][0] and all(line in results[0][0][0] for line in lines)
