@@ -25,6 +25,7 @@ import signal
 import socket
 import sys
 import types
+from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -173,11 +174,15 @@ def run_python(arguments: list[str]) -> None:
     exec(compile(Path(path).read_bytes(), file, "exec", dont_inherit=True), main.__dict__)
 
 
-def _without_our_frames(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
-    """Show an uncaught error as if the script had been started by itself."""
-    while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>", "<string>"):
-        trace = trace.tb_next
-    sys.__excepthook__(kind, error.with_traceback(trace), trace)
+def _shown_without_our_frames(shown: Callable[..., object]) -> Callable[..., None]:
+    """A hook that shows an uncaught error as if the script had been started by itself."""
+
+    def show(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
+        while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>", "<string>"):
+            trace = trace.tb_next
+        shown(kind, error.with_traceback(trace), trace)
+
+    return show
 
 
 def main(fd: int) -> None:
@@ -201,5 +206,5 @@ def main(fd: int) -> None:
     if order is None:
         os._exit(0)
     become(order, mask)
-    sys.excepthook = _without_our_frames
+    sys.excepthook = _shown_without_our_frames(sys.excepthook)  # that of the library, if it is imported by now
     run_python(order.arguments)

@@ -18,7 +18,7 @@ from typing import Any
 import click
 
 from deeppart._times import timestamp
-from deeppart.cli.options import read_moment
+from deeppart.cli.options import local_path, read_moment
 from deeppart.config import allocation, node_name, secret_of_ranks
 from deeppart.errors import ConfigError
 from deeppart.model import read_seconds
@@ -36,6 +36,7 @@ from deeppart.model import read_seconds
     "--size-file",
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False),
+    callback=local_path,
     help="A file with the number of ranks, which you may change.",
 )
 @click.option(
@@ -89,6 +90,7 @@ from deeppart.model import read_seconds
     "--log",
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False),
+    callback=local_path,
     help="Append a line of JSON for each event.",
 )
 @click.argument("command", metavar="-- COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)

@@ -16,6 +16,7 @@ import numpy as np
 
 from deeppart import access
 from deeppart.access import storage_error
+from deeppart.config import refuse_url
 from deeppart.errors import CorruptFileError, RestoreError, StorageError
 from deeppart.storage import PosixStore
 
@@ -105,6 +106,7 @@ class ForeignFile:
         Raises:
             RestoreError: the path does not exist. StorageError: it cannot be read.
         """
+        refuse_url("the checkpoint", path)
         try:
             return sorted(access.names_in(path))
         except (FileNotFoundError, NotADirectoryError) as error:

@@ -13,6 +13,7 @@ import torch
 
 from deeppart import access
 from deeppart.checkpointer import Checkpointer
+from deeppart.config import refuse_url
 from deeppart.errors import DeeppartError
 from deeppart.model import Box
 from deeppart.offline import Chosen, OpenCheckpoint, find_step, target_of, with_checkpoint
@@ -135,6 +136,7 @@ class Step:
         if isinstance(source, Checkpointer):
             found = source._preview(None)
             return None if found is None else found.saved.attempt.step
+        refuse_url("the checkpoint directory", source)
         root = access.below_root(Path(source))
         if not committed_steps(PosixStore(root)):
             return None

@@ -24,6 +24,8 @@ _FROM: dict[str, str] = {
 _LEAST_RATE = 1 / (10 * 365 * DAY_S)
 #: So is what calls that save nothing take, where it is less than this share of the time.
 _LEAST_IDLE = 1e-4
+#: With so much of the share of the file system in use, that share limits how often is written.
+_FULL = 0.97
 _INSTEAD = "the advice without --step-time is for a script that calls only when something is due, and saves this"
 _KINDS = {
     "process": "a process dies",
@@ -38,7 +40,7 @@ def in_a_sentence(chosen: Choice) -> str:
     call = f"every {often}: each blocks"
     if chosen.step_s:
         steps = steps_between(chosen.costs, chosen.cadence, chosen.step_s)
-        call = f"at every step: each {steps:,}th, every {often}, saves and blocks" if steps > 1 else call
+        call = f"at every step: one in {steps:,}, every {often}, saves and blocks" if steps > 1 else call
     return (
         f"Call checkpoint() {call} {show_seconds(chosen.blocked_s)}, a failure costs {show_seconds(chosen.work_s)} of "
         f"work and {show_seconds(chosen.back_s)} to come back, {show_share(chosen.waste.total)} of the time in all."
@@ -188,7 +190,9 @@ def _flush_line(chosen: Choice) -> str:
     apart_s = next(cost.busy_s for cost in chosen.costs if cost.name == Level.PERSISTENT)
     busy, most = apart_s / chosen.cadence.interval_s(Level.PERSISTENT), ""
     if math.isinf(chosen.job.flush_bandwidth):  # flushes are kept apart so that they take no more than their share
-        busy, most = busy * chosen.job.flush_share, f", of at most {show_share(chosen.job.flush_share)}"
+        busy, share = busy * chosen.job.flush_share, chosen.job.flush_share
+        most = f", of at most {show_share(share)} (--flush-share)"
+        most += ": with more, it would be written more often" if busy > _FULL * share else ""
     return (
         f"written: {show_bytes(chosen.node_daily_bytes)} a day to each node's storage; "
         f"{show_bytes(chosen.drained_daily_bytes)} a day to the file system, which takes {show_share(busy)} of the "

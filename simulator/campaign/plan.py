@@ -61,7 +61,7 @@ class Cadences:
 
     def __str__(self) -> str:
         every = ", ".join(f"{level} at every {_nth(count)}" for level, count in self.every.items() if count)
-        spares = f"; {self.spares} spare nodes" if self.spares else ""
+        spares = f"; {self.spares} spare node{'s' * (self.spares > 1)}" if self.spares else ""
         return f"a call after every {show_seconds(self.period_s)} of training; {every}{spares}"
 
 

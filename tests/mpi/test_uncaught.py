@@ -63,6 +63,14 @@ def test_the_rank_that_refuses_prints_it(script: Path, tmp_path: Path) -> None:
     check_printed(mpirun_prints(script, tmp_path / "ckpt", "1"), 2, "restore of step 3: refused by rank 2")
 
 
+def test_under_deeppart_run(script: Path, tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "deeppart", "run", "--ranks", "3", "--failures", "0", "--", sys.executable]
+    command = [*words, str(script), str(tmp_path / "ckpt"), "3"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert run.returncode == 1, run.stdout
+    check_printed(run.stderr, 0, "the checkpoint has leaves that the live module lacks: model/backbone.weight")
+
+
 def test_under_torchrun(script: Path, tmp_path: Path) -> None:
     text = torchrun_prints(3, [script, tmp_path / "ckpt", "3"], expect_rc=1, anew=True)
     check_printed(text, 0, "the checkpoint has leaves that the live module lacks: model/backbone.weight")

@@ -147,7 +147,8 @@ def test_directories_and_keys_are_given_as_paths_and_keys(tmp_path: Path) -> Non
         "ls s3://b/run", "ls . --local s3://b/run", "show s3://b/run", "cat s3://b/run x", "diff . s3://b/run@3",
         "verify s3://b/run", "explain s3://b/run", "export s3://b/run x.h5", "export . s3://b/x.h5",
         "import s3://b/x.pt run", "import x.pt s3://b/run", "prune s3://b/run --keep 1", "watch s3://b/run",
-        "advise s3://b/run",
+        "advise s3://b/run", "halt s3://b/run", "slurm init --dir s3://b/run -- ./x",
+        "run --ranks 1 --log s3://b/x -- ./x", "run --ranks 1 --size-file s3://b/x -- ./x",
     ],
 )  # fmt: skip
 def test_a_url_is_refused_by_every_command(arguments: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,6 +119,8 @@ def test_what_does_not_fit_is_an_error_and_nothing_changes(
 def test_before_the_first_commit_there_is_no_newest(tmp_path: Path) -> None:
     for path in (tmp_path / "not" / "there", tmp_path):
         assert StorageReader(path).newest() is None
+    with pytest.raises(ConfigError, match="is a URL"):
+        StorageReader("s3://bucket/run").newest()
     saved(tmp_path)
     (manifest,) = tmp_path.glob("**/manifest")
     manifest.unlink()
