@@ -47,7 +47,7 @@ class Encoders:
 
     def __init__(self, threads: int, prepare: Callable[[], None] = lambda: None) -> None:
         self.most_ahead = threads + 1
-        self._workers = Workers(threads, "deeppart-encode", prepare)
+        self.workers = Workers(threads, "deeppart-encode", prepare)
 
     def run(
         self, chunks: Iterable[Chunk], chooser: Chooser, watch: Watch | None = None, *, signed: bool = False
@@ -75,12 +75,12 @@ class Encoders:
                     digests = (chunk.raw_digest, chunk.raw_digest, chunk.strong_digest)
                     ready = EncodedChunk(RawCodec.codec_id, chunk.raw, *digests)
                 if isinstance(ready, EncodedChunk) and signed and ready.strong_digest is None:
-                    ahead.append((self._workers.submit(_digest, ready), None))
+                    ahead.append((self.workers.submit(_digest, ready), None))
                 elif ready is not None:
                     ahead.append((ready, None))
                 else:
                     room = _room(rooms, chunk.raw.nbytes)
-                    ahead.append((self._workers.submit(_encode, chunk, chooser, room, watch, signed), room))
+                    ahead.append((self.workers.submit(_encode, chunk, chooser, room, watch, signed), room))
                 while ahead and (len(ahead) >= self.most_ahead or not isinstance(ahead[0][0], Future)):
                     yield from take()
             while ahead:
@@ -92,7 +92,7 @@ class Encoders:
 
     def close(self) -> None:
         """End the threads after the chunks in progress."""
-        self._workers.close()
+        self.workers.close()
 
 
 def _room(rooms: list[memoryview], raw_bytes: int) -> memoryview:
@@ -238,6 +238,11 @@ class Compressing:
     def close(self) -> None:
         """End the threads."""
         self._encoders.close()
+
+    @property
+    def workers(self) -> Workers:
+        """The threads."""
+        return self._encoders.workers
 
 
 def adds_to(later: Chooser, earlier: Chooser, layout: ShareLayout) -> bool:

@@ -105,6 +105,8 @@ class Pipeline:
             )
         if any(level in channels for level in REDUNDANT_LEVELS):
             stages.append(Stage("protect", self._protect, self._give_up_protecting))
+        for workers in (self._behind, compressing.workers):
+            workers.failed = self._break
         self._stages = Stages(stages, lower_priority, self._ended, self._break)
         self._stages.start()
 

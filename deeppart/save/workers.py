@@ -39,18 +39,27 @@ def lower_priority() -> None:
 
 
 class Workers:
-    """Threads that take calls from one queue; calls still in it when they end fail."""
+    """Threads that take calls from one queue; calls still in it when they end fail.
+
+    Attributes:
+        failed: called with the name of a thread and the error that has ended it.
+    """
 
     def __init__(self, threads: int, name: str, prepare: Callable[[], None] = lambda: None) -> None:
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         self._prepare = prepare
+        self.failed: Callable[[str, BaseException], object] = lambda name, error: None
         self._over: BaseException | None = None  # set once: no calls are taken from the queue after that
+        self._unfinished: set[Future[Any]] = set()
         self._count = threads
-        self._threads = [start_thread(self._run, f"{name}-{number}", self._refuse) for number in range(threads)]
+        names = [f"{name}-{number}" for number in range(threads)]
+        self._threads = [start_thread(self._run, each, partial(self._end, each)) for each in names]
 
     def submit(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Queue a call; its result or exception is that of the future."""
         future: Future[R] = Future()
+        self._unfinished.add(future)
+        future.add_done_callback(self._unfinished.discard)
         self._calls.put((future, partial(function, *args, **kwargs)))
         if self._over is not None:
             self._refuse(self._over)
@@ -82,6 +91,10 @@ class Workers:
                 given[0].set_exception(error)
             raise
 
+    def _end(self, name: str, error: BaseException) -> None:
+        self._refuse(error)
+        self.failed(name, error)
+
     def _refuse(self, error: BaseException) -> None:
         """Fail all queued and future calls, because a thread has ended."""
         self._over = error
@@ -90,6 +103,8 @@ class Workers:
                 given = self._calls.get_nowait()
                 if given is not None and given[0].set_running_or_notify_cancel():
                     given[0].set_exception(error)
+        for future in list(self._unfinished):  # one that a thread had taken when it ended; not those that are run
+            future.cancel()
         for _ in range(self._count):  # for the remaining threads
             self._calls.put(None)
 

@@ -22,6 +22,8 @@ GO_ON, STOP, HALT = 0, 1, 2
 EXIT_CODES = {STOP: 143, HALT: 0}
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 _LOOK_EVERY_S = 2.0
+#: The thread may hang in a system call on storage.
+_END_S = 1.0
 
 
 @functools.cache
@@ -40,14 +42,15 @@ class _HaltFile:
 
     Attributes:
         found: the request, or None; replaced by the thread.
-        is_over: set to end it.
+        is_over: set to end the thread.
+        thread: that looks.
     """
 
     def __init__(self, store: Store, run: str) -> None:
         self._store, self._run = store, run
         self.found: Halt | None = None
         self.is_over = threading.Event()
-        start_thread(self._look, "deeppart-halt", lambda error: None)
+        self.thread = start_thread(self._look, "deeppart-halt", lambda error: None)
 
     def _look(self) -> None:
         while not self.is_over.wait(_LOOK_EVERY_S):
@@ -83,3 +86,4 @@ class Stops:
         """Look no more."""
         if self._file is not None:
             self._file.is_over.set()
+            self._file.thread.join(_END_S)

@@ -137,28 +137,8 @@ def test_restarts_that_would_fail_are_warned_of_once(tmp_path: Path, form: str, 
     assert printed.count("--max-restarts=3") == due, printed
 
 
-#: torch alone: one rank is killed, and all are started again.
-REPRODUCTION = """
-import os
-import signal
-
-import torch.distributed as dist
-
-restart, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
-dist.init_process_group("gloo")
-dist.barrier()
-if rank == 0:
-    print(f"restart {restart}: all ranks have met", flush=True)
-if restart == 0 and rank == 1:
-    os.kill(os.getpid(), signal.SIGKILL)
-dist.barrier()
-dist.destroy_process_group()
-"""
-
-
 @pytest.mark.now_and_then(8)
-def test_the_reproduction_for_torch_meets_again_as_documented(tmp_path: Path) -> None:
+def test_the_reproduction_for_torch_meets_again_as_documented() -> None:
     """Without the variable it nearly always fails, which is for torch to mend."""
-    (tmp_path / "restart.py").write_text(REPRODUCTION)
-    printed = torchrun_prints(4, [tmp_path / "restart.py"], **restarted("as-documented", 1))
+    printed = torchrun_prints(4, [ROOT / "docs" / "torchrun_restart.py"], **restarted("as-documented", 1))
     assert printed.count("all ranks have met") == 2, printed
