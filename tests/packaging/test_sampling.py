@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from itertools import product
 from pathlib import Path
 
@@ -74,33 +77,44 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def outcome(project: Path, *options: str) -> tuple[set[str], str]:
-    """Names of the tests that were collected, and all that was printed."""
-    import subprocess
-    import sys
+RUNS = """
+import json, sys
+from contextlib import redirect_stdout
+from io import StringIO
+import pytest
+for options in json.loads(sys.argv[1]):
+    with redirect_stdout(StringIO()) as said:
+        pytest.main(["-p", "no:cacheprovider", "-p", "no:pytest_mpi", "-v", *options])
+    print(json.dumps(said.getvalue()))
+"""
 
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:pytest_mpi", "-v", *options]
-    done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=100, check=False)
-    found = [line.split("::")[1].split(" ")[0] for line in done.stdout.splitlines() if "::" in line and "%]" in line]
-    assert found, done.stdout + done.stderr
-    return set(found), done.stdout
+
+def outcomes(project: Path, *runs: list[str]) -> list[tuple[set[str], str]]:
+    """Of runs with these options, in one process: names of the tests that were collected, and all that was printed."""
+    command = [sys.executable, "-c", RUNS, json.dumps(runs)]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    printed: list[str] = [json.loads(line) for line in done.stdout.splitlines()]
+    lines = [[line for line in text.splitlines() if "::" in line and "%]" in line] for text in printed]
+    assert len(printed) == len(runs) and all(lines), done.stdout
+    return [({line.split("::")[1].split(" ")[0] for line in of}, text) for of, text in zip(lines, printed, strict=True)]
 
 
 def test_runs_of_pytest(project: Path) -> None:
-    whole, said = outcome(project, "--thorough")
+    options = "--thorough", "--sample 1 --one-in 2", "--sample 2 --one-in 2", "--sample 3"
+    by_name = ["--sample", "1", "-k", "test_long or test_swept or together"]
+    (whole, said), *sampled, (named, _) = outcomes(project, *(each.split() for each in options), by_name)
     assert len(whole) == 25 and "sweeps: whole" in said
     assert "3 failed" in said, "what is wrong is found by a whole run"
     parts = {}
-    for number in (1, 2, 3):
-        fewer = ("--one-in", "2") if number < 3 else ()
-        parts[number], said = outcome(project, "--sample", str(number), *fewer)
+    for number, (part, said) in enumerate(sampled, start=1):
+        parts[number] = part
         assert f"again: --sample {number};" in said
-        taken = [name for name in parts[number] if name.startswith("test_swept")]
+        taken = [name for name in part if name.startswith("test_swept")]
         assert sorted(name.split("[")[1].split("-")[0] for name in taken) == sorted(["local", "persistent", "node"] * 2)
     swept = {name for name in whole if name.startswith("test_swept")}
     assert parts[1] | parts[2] | parts[3] >= swept
     assert parts[1] & IN_ALL != parts[2] & IN_ALL and [len(parts[n] & IN_ALL) for n in (1, 2, 3)] == [1, 1, 2]
     together = [sum(name.startswith("test_together") for name in parts[number]) for number in (1, 2, 3)]
     assert together in ([0, 4, 0], [4, 0, 4])
-    named, _ = outcome(project, "--sample", "1", "-k", "test_long or test_swept or together")
     assert named == whole - IN_ALL, "who asks for a test gets it"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from deeppart_simulator.advise.choose import (
     AS_GOOD_OF_ALL,
     FACTORS,
+    Advice,
     Wanted,
     advise,
     advised,
@@ -18,7 +20,7 @@ from deeppart_simulator.advise.choose import (
     loss_of,
     shown,
 )
-from deeppart_simulator.advise.text import reasons
+from deeppart_simulator.advise.text import config_toml, in_a_sentence, reasons
 from deeppart_simulator.campaign.costs import followed, training_s
 from deeppart_simulator.campaign.failures import Scheduling
 from deeppart_simulator.campaign.plan import Cadences, Planned
@@ -27,6 +29,7 @@ from deeppart_simulator.machine.record import Failures
 from deeppart_simulator.timing.stages import Job
 
 from deeppart.errors import ConfigError
+from deeppart.model import show_seconds, show_share
 from tests.simulator.campaign.jobs import DAY
 from tests.simulator.timing.jobs import MACHINE, STATE
 
@@ -105,3 +108,43 @@ def test_a_campaign_with_preemptions_loses_what_the_advice_says(notice_s: float)
     runs = [run(Planned(chosen.job), cadences, seed) for seed in range(4)]
     wasted = 1 - sum(each.efficiency for each in runs) / len(runs)
     assert wasted == pytest.approx(chosen.waste.total, rel=0.1)
+
+
+# --- advice as text: every level and every failure is told, and the configuration says what was chosen ---
+
+
+@pytest.fixture(scope="module")
+def advice() -> Advice:
+    return advise(asked(Failures(process=5 * DAY, node=10 * DAY, system=100 * DAY)))
+
+
+def test_every_failure_that_happens_and_every_level_has_a_line(advice: Advice) -> None:
+    lines = reasons(advice)
+    for words in ("a process dies every", "a node is lost every", "everything stops every", "compression: "):
+        assert sum(line.startswith(words) for line in lines) == 1, words
+    assert not any("a group of nodes" in line for line in lines), "which never happens here"
+    for cost in advice.chosen.costs:
+        assert sum(line.startswith(f"{cost.name}: every") for line in lines) == 1
+    assert all(lines) and len(lines) == len(set(lines))
+
+
+def test_the_configuration_is_what_was_chosen(advice: Advice) -> None:
+    said = tomllib.loads(config_toml(advice))
+    job = advice.chosen.job
+    assert (said["compression"], said["capture"]) == (job.compression, job.capture)
+    assert said["kappa"] == round(job.machine.memory.kappa_bytes)
+    assert {level for level, count in said["every"].items() if count} >= {cost.name for cost in advice.chosen.costs}
+    assert ("parity_group" in said) == bool(job.protection.parity_group) and "flush_bandwidth" not in said
+
+
+def test_the_sentence_has_the_figures_of_the_choice(advice: Advice) -> None:
+    chosen = advice.chosen
+    said = in_a_sentence(chosen)
+    assert said.startswith(f"Call checkpoint() every {show_seconds(chosen.cadence.period_s)}: each blocks ")
+    assert f"blocks {show_seconds(chosen.blocked_s)}, a failure costs {show_seconds(chosen.work_s)} of work" in said
+    assert said.endswith(f"{show_share(chosen.waste.total)} of the time in all.")
+    # A failure finds training half a period after the last call, and what all of them cost is what is lost.
+    assert 0.4 < chosen.work_s / chosen.cadence.period_s < 0.7
+    rate = sum(cost.failures_per_s for cost in chosen.costs)
+    lost = chosen.waste.cost + rate * (chosen.work_s + chosen.back_s)
+    assert lost == pytest.approx(chosen.waste.total)

@@ -1,4 +1,4 @@
-"""The space that checkpoints take, by hand and by the rule of ``keep``; and the life of drives."""
+"""The space that checkpoints take, by hand and by the rule of ``keep``; bills: tests/simulator/cli/test_advise.py."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from deeppart_simulator.budget import (
-    space_of,
-)
+from deeppart_simulator.budget import USEFUL, bill, missing, space_of
 from deeppart_simulator.campaign.plan import Planned
 
 from tests.simulator.timing.jobs import MACHINE, job
@@ -47,3 +45,11 @@ def test_what_does_not_fit_is_said(capacity: float, file_system: float, quota: f
     )
     found = space_of(Planned(job(machine=machine)).on(4), EVERY).too_large
     assert len(found) == len(said) and all(key in line for key, line in zip(said, found, strict=True))
+
+
+def test_what_a_machine_does_not_say_is_left_out_of_its_bill_and_its_key_said() -> None:
+    found = bill(MACHINE, 10, 3600.0, {USEFUL: 0.9, "blocked": 0.1})
+    assert found.total.node_hours == pytest.approx(10) and found.lost.node_hours == pytest.approx(1)
+    assert found.total.money is None and found.lost.money is None and all(each.money is None for each in found.items)
+    (line,) = missing(MACHINE)
+    assert line.startswith("no money") and "[price] node_hour" in line

@@ -22,8 +22,6 @@ from deeppart_simulator.machine.record import PIECES, WAYS, Failures, Group, Res
 from tests.simulator.campaign.jobs import DAY
 from tests.simulator.campaign.jobs import planned as planned_for
 
-# --- failures ---------------------------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize("shape", [1.0, 0.7, 2.0])
 def test_failures_come_at_their_rate(shape: float) -> None:

@@ -12,8 +12,6 @@ from deeppart_simulator.machine.record import PIECES, WAYS
 import deeppart
 from tests.simulator.commands import QUIET, SMALL, rows_of, sim, sim_json
 
-# --- advise -----------------------------------------------------------------------------------------------------------
-
 
 def test_advice_is_a_configuration_that_the_library_loads(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -161,12 +159,8 @@ def test_a_campaign_has_its_bill(capsys: pytest.CaptureFixture[str], priced: str
 JOB_RESTART = ("restart", "--state", "tensors-64x4MB", "--machine", "byterobust", "--ranks", "64", "--no-partner")
 
 
-@pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("restart") / "ways.csv"
-
-
-def test_tables_documents_and_rows_say_the_same(capsys: pytest.CaptureFixture[str], written: Path) -> None:
+def test_tables_documents_and_rows_say_the_same(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    written = tmp_path / "ways.csv"
     document = sim_json(capsys, *JOB_RESTART, "--csv", str(written))
     assert (document["format"], document["version"], document["restart_mode"]) == ("deeppart-sim-restart", 1, "spares")
     ways: dict[str, Any] = {each["way"]: each for each in document["ways"]}

@@ -8,8 +8,6 @@ import pytest
 
 from tests.simulator.commands import SMALL, rows_of, sim, sim_json
 
-# --- campaign ---------------------------------------------------------------------------------------------------------
-
 
 def test_a_campaign_is_the_same_every_time(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("campaign", *SMALL, "--ranks", "4096", "--days", "2", "--seeds", "2", "--seed", "5", "--json")

@@ -8,8 +8,6 @@ import pytest
 
 from tests.simulator.commands import SMALL, rows_of, sim, sim_json
 
-# --- scale ------------------------------------------------------------------------------------------------------------
-
 
 def test_scale_as_json_and_csv(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "scale.csv"

@@ -1,11 +1,14 @@
-"""First in, first out."""
+"""Policies that choose no sizes, against published results; and the trace of these."""
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
-from deeppart_simulator.cluster.applications import Archive, read_workload
+from deeppart_simulator.cluster import applications as module
+from deeppart_simulator.cluster.applications import SHIPPED, Archive, read_workload
 from deeppart_simulator.cluster.engine import Cluster, Job, run
 from deeppart_simulator.cluster.policies import Fifo, Optimus, Tiresias
 
@@ -23,25 +26,31 @@ def test_nobody_gets_ahead_and_nobody_is_stopped(tmp_path: Path) -> None:
     assert {name: len(gpus) for name, gpus in later.items()} == {"b": 2, "c": 1}
 
 
-#: results-jobload/tiresias-1.0/summary.json, workload-8: the mean of all jobs, and every tenth of them.
-MEAN_S = 5079.71
-EVERY_TENTH_S = [102, 966, 550, 107, 14161, 117, 80, 86, 4986, 6233, 6789, 5284, 7750, 7820, 7846, 744]
+#: Of results-jobload/POLICY-1.0/summary.json: the mean of all jobs, and every tenth of them.
+PUBLISHED: dict[str, tuple[Any, str, float, list[int]]] = {
+    "tiresias": (
+        Tiresias, "workload-8", 5079.71,
+        [102, 966, 550, 107, 14161, 117, 80, 86, 4986, 6233, 6789, 5284, 7750, 7820, 7846, 744],
+    ),
+    "optimus": (
+        Optimus, "workload-3", 3944.01,
+        [126, 1652, 909, 650, 909, 19746, 99, 2406, 9576, 10231, 18354, 82, 4755, 122, 7872, 131],
+    ),
+}  # fmt: skip
 
 
-def test_the_published_results() -> None:
-    jobs = read_workload(Archive(), "workloads/workload-8.csv", {})
-    found = run(Cluster(16, 4, 60.0, lambda name: 30.0), Tiresias(16, 4), jobs)
-    assert sum(job.completion_s for job in found) / len(found) == pytest.approx(MEAN_S, abs=0.5)
-    assert [round(job.completion_s) for job in found[::10]] == EVERY_TENTH_S
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_published_results(name: str) -> None:
+    policy, workload, mean_s, every_tenth_s = PUBLISHED[name]
+    jobs = read_workload(Archive(), f"workloads/{workload}.csv", {})
+    found = run(Cluster(16, 4, 60.0, lambda name: 30.0), policy(16, 4), jobs)
+    assert sum(job.completion_s for job in found) / len(found) == pytest.approx(mean_s, abs=0.5)
+    assert [round(job.completion_s) for job in found[::10]] == every_tenth_s
 
 
-#: results-jobload/optimus-1.0/summary.json, workload-3: the mean of all jobs, and every tenth of them.
-MEAN_S_OPTIMUS = 3944.01
-EVERY_TENTH_S_OPTIMUS = [126, 1652, 909, 650, 909, 19746, 99, 2406, 9576, 10231, 18354, 82, 4755, 122, 7872, 131]
-
-
-def test_the_published_results_of_optimus() -> None:
-    jobs = read_workload(Archive(), "workloads/workload-3.csv", {})
-    found = run(Cluster(16, 4, 60.0, lambda name: 30.0), Optimus(16, 4), jobs)
-    assert sum(job.completion_s for job in found) / len(found) == pytest.approx(MEAN_S_OPTIMUS, abs=0.5)
-    assert [round(job.completion_s) for job in found[::10]] == EVERY_TENTH_S_OPTIMUS
+def test_the_trace_that_is_shipped_is_small_and_says_whose_it_is() -> None:
+    shipped = Path(module.__file__).parent / "adaptdl.zip"
+    assert shipped.stat().st_size < 300_000
+    with zipfile.ZipFile(shipped) as file:
+        assert b"Apache License" in file.read("NOTICE") and b"Petuum" in file.read("NOTICE")
+    assert [len(Archive(SHIPPED).workloads(f"workloads{load}")) for load in ("", "-0.5", "-1.5", "-2.0")] == [8] * 4

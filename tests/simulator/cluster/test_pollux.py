@@ -11,7 +11,7 @@ import pytest
 from deeppart_simulator.cluster.applications import Archive, read_workload
 from deeppart_simulator.cluster.engine import Allocation, Cluster, Job, run
 from deeppart_simulator.cluster.policies import Tiresias
-from deeppart_simulator.cluster.pollux import Pollux, Worth, divide
+from deeppart_simulator.cluster.pollux import Pollux, Worth
 
 from deeppart.plan.goodput import GradientNoise
 from tests.simulator.cluster.toy import MODELS, application, request
@@ -81,17 +81,3 @@ def test_thirty_published_jobs_are_done_sooner_than_with_tiresias() -> None:
     means = [sum(job.completion_s for job in found) / len(found) for found in (pollux, tiresias)]
     assert means[0] < 0.8 * means[1]
     assert sum(job.restarts for job in pollux) > sum(job.restarts for job in tiresias)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_no_way_costs_less(seed: int) -> None:
-    random = np.random.default_rng(seed)
-    costs = [random.random(random.integers(1, 7)) for _ in range(4)]
-    for cost in costs:
-        cost[1:][random.random(cost.size - 1) < 0.2] = np.inf
-    gpus = int(random.integers(0, 12))
-    found = divide(costs, gpus)
-    ways = [way for way in product(*(range(cost.size) for cost in costs)) if sum(way) <= gpus]
-    least = min(sum(cost[n] for cost, n in zip(costs, way, strict=True)) for way in ways)
-    assert tuple(found) in ways
-    assert sum(cost[n] for cost, n in zip(costs, found, strict=True)) == pytest.approx(least)

@@ -12,8 +12,6 @@ from deeppart_simulator.report.page import render
 
 from tests.simulator.commands import QUIET, SMALL, sim
 
-# --- pictures and pages -----------------------------------------------------------------------------------------------
-
 
 class _Reader(html.parser.HTMLParser):
     def __init__(self) -> None:
@@ -54,14 +52,11 @@ def test_a_page_has_everything_and_needs_nothing(
     assert text.count("<figure") == 4
 
 
-def test_the_same_page_has_the_same_bytes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    quiet, page, found = tmp_path / "machine.toml", tmp_path / "page.html", []
+def test_no_advice_is_given_where_nothing_fails(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    quiet, page = tmp_path / "machine.toml", tmp_path / "page.html"
     quiet.write_text(QUIET)
-    for _ in range(2):
-        some = ("--state", "bert-base", "--ranks", "1,8", "--machine", str(quiet), "--report", str(page))
-        assert sim(capsys, "scale", *some)[0] == 0
-        found.append(page.read_text())
-    assert found[0] == found[1] and "<h2>Advice</h2>" not in found[0]
+    some = ("--state", "bert-base", "--ranks", "1,8", "--machine", str(quiet), "--report", str(page))
+    assert sim(capsys, "scale", *some)[0] == 0 and "<h2>Advice</h2>" not in page.read_text()
 
 
 EVIL = '<script>alert("1&2")</script>'

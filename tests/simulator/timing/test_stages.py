@@ -1,15 +1,16 @@
-"""Stage times against arithmetic by hand, and the scaling study."""
+"""Stages, restores and the study of both on more and more ranks, against arithmetic by hand."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
-from deeppart_simulator.timing.stages import (
-    Protection,
-    times_of,
-)
+from deeppart_simulator.timing.restores import _most_fetched, distribute_s, restore_s
+from deeppart_simulator.timing.scale import study
+from deeppart_simulator.timing.stages import Protection, times_of
 
+from deeppart.model import Attempt
+from deeppart.plan.restart import Candidate, Portion, Source, assign, reading
 from tests.simulator.timing.jobs import MACHINE, STATE, job
 
 # --- one checkpoint ---------------------------------------------------------------------------------------------------
@@ -54,3 +55,49 @@ def test_parity_moves_encodes_and_stores() -> None:
     slow_network = replace(quick, network=replace(MACHINE.network, bandwidth=1e9, exchange=0.5))
     moved = times_of(replace(this, machine=slow_network), STATE.shares(16, kappa=0)).stages()["parity"]
     assert moved == pytest.approx(4 + 0.5, rel=0.01)
+
+
+# --- coming back ------------------------------------------------------------------------------------------------------
+
+
+def test_restores_by_hand() -> None:
+    """Each node has 4 GB of its own; every rank needs all 16 GB, copied at 5 GB/s while four copy."""
+    this, shares = job(), STATE.shares(16, kappa=0)
+    assert distribute_s(this) == pytest.approx(16 / 5)
+    assert restore_s(this, shares, {"local": 4}) == pytest.approx(1 + 16 / 5)
+    assert restore_s(this, shares, {"local": 3, "partner": 1}) == pytest.approx(2 + 16 / 5)
+    assert restore_s(this, shares, {"persistent": 4}) == pytest.approx(4 + 16 / 5)
+    assert restore_s(this, shares, {"local": 3, "persistent": 1}) == pytest.approx(4 + 16 / 5)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "local", "lost"),
+    [(4, 3, 1), (4, 4, 1), (3, 3, 2), (5, 3, 1), (6, 4, 1), (4, 1, 4), (4, 0, 4), (3, 0, 5), (5, 2, 2)],
+)
+def test_what_is_lost_is_read_by_whom_the_library_lets_read_it(nodes: int, local: int, lost: int) -> None:
+    """One rank on each node; parts of 1 GiB, of which the library cuts off 16 MiB or more."""
+    size, everyone = 1 << 30, tuple(range(nodes))
+    own = [(Source("local", f"/own/{part}", (part,), size, ""),) for part in range(local)]
+    gone = [(Source("persistent", f"/all/{part}", everyone, size, ""),) for part in range(lost)]
+    reads = assign(Candidate(Attempt("0" * 32, "0" * 32, 1, 1, local + lost), (*own, *gone)), nodes)
+    fetched = [0] * nodes
+    for read in reads[local:]:
+        for portion in read.portions or (Portion(read.reader, 0, size),):
+            fetched[portion.reader] += portion.stop - portion.first
+    found = _most_fetched(nodes - local, lost * size, size, (local + lost) * size / nodes)
+    assert found == pytest.approx(max(fetched), abs=reading.LEAST_PORTION_BYTES)
+
+
+# --- the study --------------------------------------------------------------------------------------------------------
+
+
+def test_a_study_has_all_combinations() -> None:
+    points = study(job(), [16, 1, 4], ["deeppart", "rank0"])
+    assert [(p.ranks, p.strategy) for p in points] == [
+        (ranks, strategy) for ranks in (1, 4, 16) for strategy in ("deeppart", "rank0")
+    ]
+    assert all(point.serial_speedup == pytest.approx(1) for point in points if point.strategy == "rank0")
+    assert points[0].serial_efficiency == pytest.approx(1)
+    many = points[-2]
+    assert many.blocked_speedup == pytest.approx(16 / 0.2, rel=1e-3)  # all of torch.save's 16 GB at 1 GB/s, and a copy
+    assert 1 <= many.imbalance < 1.02

@@ -9,8 +9,6 @@ import pytest
 import deeppart
 from tests.simulator.commands import sim, sim_json
 
-# --- states that exist ------------------------------------------------------------------------------------------------
-
 MODEL = """
 import torch
 

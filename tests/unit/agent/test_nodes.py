@@ -470,23 +470,6 @@ def test_a_node_that_is_there_twice_is_refused(cli: Cli) -> None:
     assert refused.stdout is not None and "is there already" in refused.stdout.read()
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (("--nodes", "a:1,b:1,a:1", "--node", "0"), "listed twice"),
-        (("--nodes", "a,,b", "--node", "0"), "has no name"),
-        (("--nodes", "a,b"), "it is not known which node this is"),
-        (("--node", "2"), "there is no such node"),
-        (("--node", "0", "--spares", "2"), "no room for the fewest ranks"),
-        (("--node", "0", "--spares", "1", "--min", "2"), "no room for the fewest ranks"),
-    ],
-)
-def test_wrong_lists_of_nodes_are_refused(cli: Cli, options: tuple[str, ...], said: str) -> None:
-    agent = cli.start(*options)
-    assert agent.wait(WAIT_S) == 2
-    assert agent.stdout is not None and said in agent.stdout.read()
-
-
 def test_a_port_that_is_in_use(cli: Cli) -> None:
     port = int(cli.listed.partition(",")[0].partition(":")[2])
     with socket.create_server(("127.0.0.1", port)):

@@ -1,4 +1,4 @@
-"""How many ranks are wanted, by a schedule and a file; and jobs that change."""
+"""How many ranks are wanted, by a schedule and a file; what `deeppart run` refuses; and jobs that change."""
 
 from __future__ import annotations
 
@@ -65,6 +65,15 @@ def test_a_file_that_goes_or_is_none_changes_nothing(tmp_path: Path) -> None:
         (["--ranks", "2", "--hang", "soon"], "auto, off"),
         (["--min", "2"], "--ranks"),
         (["--ranks", "2", "--grce", "5"], "No such option"),
+        (["--ranks", "1", "--nodes", "a:1,b:1,a:1", "--node", "0"], "listed twice"),
+        (["--ranks", "1", "--nodes", "a,,b", "--node", "0"], "has no name"),
+        (["--ranks", "1", "--nodes", "a,b"], "it is not known which node this is"),
+        (["--ranks", "1", "--nodes", "a:1,b:1", "--node", "2"], "there is no such node"),
+        (["--ranks", "1", "--nodes", "a:1,b:1", "--node", "0", "--spares", "2"], "no room for the fewest ranks"),
+        (
+            ["--ranks", "1", "--nodes", "a:1,b:1", "--node", "0", "--spares", "1", "--min", "2"],
+            "no room for the fewest ranks",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(options: list[str], said: str) -> None:

@@ -24,6 +24,8 @@ from deeppart.errors import ConfigError
 from deeppart.part import Signing
 from tests.unit.cli_support import call, call_json, save
 
+ROOT = Path(__file__).parents[3]
+
 # --- What ``deeppart`` and ``deeppart-sim`` share ---------------------------------------------------------------------
 
 
@@ -255,15 +257,14 @@ def test_a_real_process_and_a_pipe_that_closes(tmp_path: Path) -> None:
 def test_ls_and_prune_do_not_wait_for_torch(tmp_path: Path) -> None:
     """Where Python is on a cluster's file system, importing torch can take a minute."""
     save(tmp_path, 1)
-    script = "import sys; from deeppart.cli import main; main.main(sys.argv[1:], standalone_mode=False)\n"
-    script += "assert 'torch' not in sys.modules and 'mpi4py' not in sys.modules"
-    for command in (["ls"], ["ls", "--json"], ["prune", "--keep", "1", "--dry-run"]):
-        done = subprocess.run(
-            [sys.executable, "-c", script, command[0], str(tmp_path), *command[1:]],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
-            cwd=Path(__file__).parents[3],
-        )
-        assert done.returncode == 0, done.stderr
+    script = """
+import sys
+from deeppart.cli import main
+for words in ("ls", "ls --json", "prune --keep 1 --dry-run"):
+    command, *options = words.split()
+    main.main([command, sys.argv[1], *options], standalone_mode=False)
+    assert "torch" not in sys.modules and "mpi4py" not in sys.modules, words
+"""
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, cwd=ROOT)
+    assert done.returncode == 0, done.stderr

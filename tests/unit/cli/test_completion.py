@@ -8,9 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.shell_completion import ShellComplete
 
-from deeppart.cli import main
 from tests.unit.cli_support import forge
 
 NAMES = (
@@ -31,41 +29,20 @@ NAMES = (
 )
 
 ROOT = Path(__file__).parents[3]
-#: Nothing that takes long to import, and nothing of MPI; click ends the process itself.
+#: What is offered for the last word of each line. Nothing that takes long to import, and nothing of MPI; click ends the
+#: process itself.
 SCRIPT = """
-import sys
+import os, sys
+from contextlib import suppress
 from deeppart.cli import main
-try:
-    main.main(prog_name="deeppart")
-finally:
-    slow = sorted({"torch", "h5py", "mpi4py"} & sys.modules.keys())
-    print("imported:", *slow, file=sys.stderr)
+for words in sys.argv[1:]:
+    os.environ |= {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - (not words.endswith(" ")))}
+    with suppress(SystemExit):
+        main.main(prog_name="deeppart")
+    print("---")
+slow = sorted({"torch", "h5py", "mpi4py"} & sys.modules.keys())
+print("imported:", *slow, file=sys.stderr)
 """
-
-
-def completed(words: str) -> list[str]:
-    """What is offered for the last word, in a process of its own; "dir" and "file" leave it to the shell."""
-    count = len(words.split()) - (0 if words.endswith(" ") else 1)
-    asked = {"_DEEPPART_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(count)}
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
-        env={**os.environ, **asked},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-        cwd=ROOT,
-    )
-    assert done.returncode == 0 and done.stderr == "imported:\n", done.stderr
-    return done.stdout.split()
-
-
-def offered(*words: object) -> list[str]:
-    """The same in this process: values, or the kind of files that the shell is to complete."""
-    *arguments, incomplete = map(str, words)
-    completion = ShellComplete(main, {}, "deeppart", "_DEEPPART_COMPLETE")
-    found = completion.get_completions(arguments, incomplete)
-    return [item.value if item.type == "plain" else f"{item.type}:{item.value}" for item in found]
 
 
 @pytest.fixture(scope="module")
@@ -77,11 +54,28 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_commands_options_directories_and_steps_in_a_process_of_their_own(root: Path) -> None:
-    assert completed("deeppart ") == [f"plain,{name}" for name in NAMES]
-    assert "plain,--npy" in completed("deeppart cat x y --")
-    assert completed("deeppart verify ck") == ["dir,ck"]
-    assert completed(f"deeppart export {root} --step ") == ["plain,100", "plain,120", "plain,2000"]
-    assert completed(f"deeppart diff {root}@1") == [f"plain,{root}@100", f"plain,{root}@120"]
+    """Values, or the kind of files that the shell is to complete."""
+    expected = {
+        "deeppart ": [f"plain,{name}" for name in NAMES],
+        "deeppart verify ck": ["dir,ck"],
+        f"deeppart export {root} --step ": ["plain,100", "plain,120", "plain,2000"],
+        f"deeppart diff {root}@1": [f"plain,{root}@100", f"plain,{root}@120"],
+        "deeppart cat x y --": None,
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, *expected],
+        env={**os.environ, "_DEEPPART_COMPLETE": "bash_complete"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0 and done.stderr == "imported:\n", done.stderr
+    *offered, end = [each.split() for each in done.stdout.split("---\n")]
+    assert not end
+    for (line, those), found in zip(expected.items(), offered, strict=True):
+        assert found == those if those is not None else "plain,--npy" in found, line
 
 
 def test_in_a_real_bash(root: Path, tmp_path: Path) -> None:

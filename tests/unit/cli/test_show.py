@@ -5,13 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import deeppart
-from tests.unit.cli_support import (
-    call,
-    call_json,
-    make_state,
-    save,
-)
+from tests.unit.cli_support import call, call_json, make_state, save
 
 
 def leaves(*arguments: object, code: int = 0) -> dict[str, Any]:
@@ -33,14 +27,10 @@ def test_tree(tmp_path: Path) -> None:
 
 def test_globs(tmp_path: Path) -> None:
     save(tmp_path, 1)
-    assert list(leaves(tmp_path, "model/*", "r*")) == ["model/weight", "model/head", "model/bias", "rate"]
-    assert list(leaves(tmp_path, "*/0")) == ["moments/0", "a~1b/0"]
     assert call_json("show", tmp_path, "rate")["totals"]["leaves"] == 0
-    text = call("show", tmp_path, "model/b*")
-    assert "bias" in text and "weight" not in text and "moments" not in text
+    text = call("show", tmp_path, "model/b*", "r*")
+    assert "bias" in text and "rate" in text and "weight" not in text and "moments" not in text
     assert "no leaf of the checkpoint matches" in call("show", tmp_path, "nothing*", code=1)
-    same = deeppart.load(tmp_path, keys=["model/*", "r*"])
-    assert same.keys() == {"model", "rate"}
 
 
 def test_statistics(tmp_path: Path) -> None:

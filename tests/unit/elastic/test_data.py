@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
 from torch.utils.data import IterableDataset
 
 from deeppart.elastic import Batch, DataPosition, ElasticSampler, ShardedDataset, permuted
-from deeppart.elastic.data import IndexedSampler, ShardSampler, make_sampler
+from deeppart.elastic.data import ShardSampler, make_sampler
 from deeppart.elastic.shards import SampleIndex
 from deeppart.errors import ConfigError
 from tests.unit.elastic.jobs import Alike, Alone
@@ -55,39 +54,20 @@ def test_of_shards_it_says_which_sample_of_which_is_meant() -> None:
     assert set(orders) == {"a", "b"}
 
 
-def of(data: Any) -> IndexedSampler:
-    return make_sampler(data, seed=0, ranks=Alone(), shuffle=True, drop_last=False)
-
-
-def shards(lengths: list[int], *, given: bool = True, names: str = "shard", lanes: int = 8) -> ShardedDataset[int]:
-    """Shards of so many samples; they are called by their number."""
-    return ShardedDataset(
-        list(range(len(lengths))),
-        lambda shard: range(lengths[shard]),
-        lengths if given else None,
-        name_of=lambda shard: f"{names}-{shard}",
-        lanes=lanes,
-    )
-
-
-def saved(data: IndexedSampler) -> Any:
-    return json.loads(json.dumps(data.state()))
-
-
 def test_an_iterable_data_set_is_named() -> None:
     class Numbers(IterableDataset[int]):
         def __iter__(self) -> Iterator[int]:
             yield 1
 
     with pytest.raises(ConfigError, match="iterable") as caught:
-        of(Numbers())
+        make_sampler(Numbers(), seed=0, ranks=Alone(), shuffle=True, drop_last=False)
     assert "ShardedDataset" in str(caught.value)
 
 
 def test_a_state_knows_no_ranks_and_is_small() -> None:
-    data = [
-        make_sampler(shards([50] * 2000), seed=0, ranks=Alike(0, ranks), shuffle=True, drop_last=False)
-        for ranks in (1, 5)
-    ]
-    states = [saved(each) for each in data]
-    assert states[0] == states[1] and len(json.dumps(states[0])) < 300
+    states = []
+    for ranks in (1, 5):
+        data = ShardedDataset(range(2000), range, [50] * 2000, name_of=lambda shard: f"shard-{shard}")
+        made = make_sampler(data, seed=0, ranks=Alike(0, ranks), shuffle=True, drop_last=False)
+        states.append(json.dumps(made.state()))
+    assert states[0] == states[1] and len(states[0]) < 300

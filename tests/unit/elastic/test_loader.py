@@ -17,19 +17,26 @@ from deeppart.errors import ConfigError, RestoreError
 from tests.unit.elastic.jobs import Alone, Job, Opened, numbers, same_steps
 
 
-@settings(max_examples=60)
+def job_of(sizes: int | list[int], batch: int, **more: Any) -> Job:
+    """Of a data set of this length, or of shards of these."""
+    return (
+        Job(sizes, batch, **more) if isinstance(sizes, int) else Job(sum(sizes), batch, data=Opened(sizes).data, **more)
+    )
+
+
+@settings(max_examples=90)
 @given(
-    st.integers(1, 80),
+    st.integers(1, 80) | st.lists(st.integers(0, 30), min_size=1, max_size=12),
     st.integers(1, 20),
     st.integers(0, 3),
     st.booleans(),
     st.lists(st.tuples(st.integers(1, 7), st.integers(1, 9)), max_size=4),
 )
 def test_whatever_the_sizes(
-    length: int, batch: int, accumulation: int, shuffle: bool, runs: list[tuple[int, int]]
+    sizes: int | list[int], batch: int, accumulation: int, shuffle: bool, runs: list[tuple[int, int]]
 ) -> None:
     options = {"accumulation": accumulation, "shuffle": shuffle}
-    found, straight = Job(length, batch, options=options), Job(length, batch, options=options)
+    found, straight = job_of(sizes, batch, options=options), job_of(sizes, batch, options=options)
     same_steps([(min(ranks, batch), steps) for ranks, steps in runs] + [(1, 10**9)], found)
     straight.run(1)
     assert found.whole() and found.steps == straight.steps
@@ -152,27 +159,6 @@ def test_options_that_it_decides_itself_are_refused(option: str) -> None:
 
 
 # --- shards -----------------------------------------------------------------------------------------------------------
-
-
-def job_of_shards(lengths: list[int], batch: int, **more: Any) -> Job:
-    return Job(sum(lengths), batch, data=Opened(lengths).data, **more)
-
-
-@settings(max_examples=30)
-@given(
-    st.lists(st.integers(0, 30), min_size=1, max_size=12),
-    st.integers(1, 20),
-    st.integers(0, 3),
-    st.lists(st.tuples(st.integers(1, 7), st.integers(1, 9)), max_size=4),
-)
-def test_whatever_the_sizes_of_shards(
-    lengths: list[int], batch: int, accumulation: int, runs: list[tuple[int, int]]
-) -> None:
-    options = {"accumulation": accumulation}
-    found, straight = job_of_shards(lengths, batch, options=options), job_of_shards(lengths, batch, options=options)
-    same_steps([(min(ranks, batch), steps) for ranks, steps in runs] + [(1, 10**9)], found)
-    straight.run(1)
-    assert found.whole() and found.steps == straight.steps
 
 
 def test_what_is_left_in_the_middle_is_closed_and_gone_on_with() -> None:

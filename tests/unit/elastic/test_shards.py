@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
 
@@ -17,6 +16,7 @@ from hypothesis import strategies as st
 from deeppart.elastic import ShardedDataset
 from deeppart.elastic.shards import Lanes, SampleIndex, SampleLocation, ShardReader, agree_on_lengths
 from deeppart.errors import ConfigError, RemoteRankError
+from tests.unit.comm.worlds import on_all
 from tests.unit.elastic.jobs import Alone, Opened
 
 
@@ -65,17 +65,9 @@ class Threads(Alone):
 def on_each(make: Callable[[int], ShardedDataset[Any]]) -> list[tuple[ShardedDataset[Any], Exception | None]]:
     """The data set of each rank after they have settled, and what was raised."""
     said, barrier = [""] * RANKS, threading.Barrier(RANKS)
-
-    def run(rank: int) -> tuple[ShardedDataset[Any], Exception | None]:
-        data = make(rank)
-        try:
-            agree_on_lengths(data, Threads(rank, said, barrier))
-        except Exception as error:
-            return data, error
-        return data, None
-
-    with ThreadPoolExecutor(RANKS) as pool:
-        return list(pool.map(run, range(RANKS)))
+    made = [make(rank) for rank in range(RANKS)]
+    errors = on_all(RANKS, lambda rank: agree_on_lengths(made[rank], Threads(rank, said, barrier)))
+    return list(zip(made, errors, strict=True))
 
 
 def test_each_shard_is_counted_by_one_rank() -> None:

@@ -55,9 +55,6 @@ def test_an_impossible_batch_is_refused(size: int, accumulation: int) -> None:
         Batch(size, accumulation)
 
 
-OLD, NEW = Batch(10), Batch(25, 1)
-
-
 def test_a_batch_that_was_decided_holds_from_its_step_on() -> None:
     position = DataPosition(epoch=1, passes=2, seen=20, batch=OLD, later=((40, NEW),))
     assert [position.batch_at(seen) for seen in (20, 30, 40, 65)] == [OLD, OLD, NEW, NEW]

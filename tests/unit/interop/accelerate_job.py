@@ -9,9 +9,8 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration, DistributedType
 
-from deeppart.errors import DeeppartError
 from deeppart.interop.accelerate import DeeppartAccelerate
-from tests.unit.interop.trainer_runs import EVERY, STEPS, Data, Run, Weights, main, network
+from tests.unit.interop.trainer_runs import EVERY, STEPS, Data, Run, Weights, main, network, refused
 
 
 class Count:
@@ -63,11 +62,7 @@ def refusals(top: Path) -> list[str]:
     """What it says to FSDP."""
     accelerator = Accelerator(cpu=True)
     accelerator.state.distributed_type = DistributedType.FSDP
-    try:
-        DeeppartAccelerate(accelerator)
-    except DeeppartError as error:
-        return [str(error)]
-    return []
+    return refused(lambda: DeeppartAccelerate(accelerator))
 
 
 if __name__ == "__main__":

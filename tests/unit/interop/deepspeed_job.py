@@ -16,9 +16,8 @@ from torch.utils.data import DistributedSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import deeppart
-from deeppart.errors import DeeppartError
 from deeppart.interop.deepspeed import CheckpointEngine
-from tests.unit.interop.trainer_runs import EVERY, STEPS, Data, Run, Weights, main, network
+from tests.unit.interop.trainer_runs import EVERY, STEPS, Data, Run, Weights, main, network, refused
 
 # It would compile an operator for ranks that share memory: minutes, and forever where a build was once broken off.
 setattr(importlib.import_module("deepspeed.comm.torch"), "build_shm_op", lambda: None)  # noqa: B010 - no attribute of ours
@@ -72,19 +71,13 @@ def refusals(top: Path) -> list[str]:
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     os.environ["MASTER_PORT"] = "0"
     deepspeed.init_distributed("gloo", dist_init_required=True, verbose=False)
-    found = []
     _weights_alone(top / "alone")
     plain: Any = torch.utils.data.DataLoader(Data())
-    for call in (
+    return refused(
         lambda: CheckpointEngine(engine(0)),
         lambda: _resumed_by_one(top),
         lambda: CheckpointEngine(engine(1), loaders={"plain": plain}),
-    ):
-        try:
-            call()
-        except DeeppartError as error:
-            found.append(str(error))
-    return found
+    )
 
 
 def _weights_alone(folder: Path) -> None:

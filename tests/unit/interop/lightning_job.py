@@ -10,9 +10,8 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from deeppart.errors import DeeppartError
 from deeppart.interop.lightning import DeeppartCallback
-from tests.unit.interop.trainer_runs import EVERY, STEPS, Data, Run, Weights, main, network
+from tests.unit.interop.trainer_runs import EVERY, STEPS, Data, Run, Weights, main, network, refused
 
 
 class Module(pl.LightningModule):
@@ -82,11 +81,7 @@ def refusals(top: Path) -> list[str]:
 
     fitting = trainer(top, 1, callbacks=[])
     fitting._accelerator_connector.strategy = object.__new__(FSDPStrategy)
-    try:
-        DeeppartCallback().on_fit_start(fitting, None)
-    except DeeppartError as error:
-        return [str(error)]
-    return []
+    return refused(lambda: DeeppartCallback().on_fit_start(fitting, None))
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from deeppart.testing.states import difference
 from tests.features import script_values
 from tests.features.script_files import bits
 from tests.tensor_kinds import coo, quantized
-from tests.unit.extension.export.reading import written
+from tests.unit.interop.making import saved
 
 W = np.arange(12, dtype="<f4").reshape(3, 4)
 
@@ -74,7 +74,7 @@ def trained() -> dict[str, Any]:
 
 @pytest.mark.parametrize("gzip", [None, 1])
 def test_what_was_exported_comes_back_exactly(tmp_path: Path, gzip: int | None) -> None:
-    written(tmp_path / "ckpt", trained())
+    saved(tmp_path / "ckpt", trained())
     export(tmp_path / "ckpt", tmp_path / "x.h5", Hdf5Writer(None if gzip is None else Filter(gzip)))
     expected = deeppart.load(tmp_path / "ckpt")
     found = load(tmp_path / "x.h5")
@@ -90,7 +90,7 @@ def test_what_was_exported_comes_back_exactly(tmp_path: Path, gzip: int | None) 
 
 def test_states_of_scripts(tmp_path: Path) -> None:
     """Enums, dataclasses, sets, dates and the like, as `deeppart.load` gives them."""
-    written(tmp_path / "ckpt", script_values.state(1))
+    saved(tmp_path / "ckpt", script_values.state(1))
     export(tmp_path / "ckpt", tmp_path / "x.h5")
     import_checkpoint(tmp_path / "x.h5", tmp_path / "again")
     live = script_values.state(0)
@@ -102,14 +102,14 @@ def test_states_of_scripts(tmp_path: Path) -> None:
 
 
 def test_a_part_of_an_archive(tmp_path: Path) -> None:
-    written(tmp_path / "ckpt", trained())
+    saved(tmp_path / "ckpt", trained())
     export(tmp_path / "ckpt", tmp_path / "x.h5", keys=["optimizer/*", "order"])
     expected = deeppart.load(tmp_path / "ckpt", keys=["optimizer/*"])
     found = load(tmp_path / "x.h5", "optimizer/*")
     assert difference(expected, found) is None
     assert set(found["optimizer"]["state"]) == {0, 1, 2, 3}
     with_tuple = {"s": (torch.ones(1), torch.zeros(1), 5)}
-    export(written(tmp_path / "other", with_tuple), tmp_path / "other.h5")
+    export(saved(tmp_path / "other", with_tuple), tmp_path / "other.h5")
     assert difference(deeppart.load(tmp_path / "other", keys="s/0"), load(tmp_path / "other.h5", "s/0")) is None
     with pytest.raises(StructureMismatchError, match=r"such as optimizer/\*"):
         load(tmp_path / "x.h5", "optimzer/*")
@@ -199,10 +199,16 @@ EDITS: dict[str, tuple[Callable[[Any], object], type[DeeppartError], str]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    folder = tmp_path_factory.mktemp("archive")
+    export(saved(folder / "ckpt", {"t": torch.ones(4), "v": 5, "w": torch.ones(2)}), folder / "x.h5")
+    return (folder / "x.h5").read_bytes()
+
+
 @pytest.mark.parametrize("name", EDITS)
-def test_edited_archives(tmp_path: Path, name: str) -> None:
-    written(tmp_path / "ckpt", {"t": torch.ones(4), "v": 5, "w": torch.ones(2)})
-    export(tmp_path / "ckpt", tmp_path / "x.h5")
+def test_edited_archives(tmp_path: Path, archive: bytes, name: str) -> None:
+    (tmp_path / "x.h5").write_bytes(archive)
     edit, kind, said = EDITS[name]
     with h5py.File(tmp_path / "x.h5", "r+") as file:
         edit(file)

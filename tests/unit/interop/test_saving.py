@@ -16,7 +16,6 @@ import pytest
 import deeppart
 from deeppart.comm import Comm
 from deeppart.errors import CheckpointError, ConfigError, DeeppartError
-from deeppart.extension import StopRequest
 from deeppart.interop.saving import Saving, state_or_error
 from deeppart.interop.training_state import pack
 from deeppart.progress import DIRECTORY_VARIABLE, make_cell, read_cell, reporting
@@ -84,17 +83,6 @@ def test_where_one_rank_cannot_make_its_state_all_hear_why(tmp_path: Path) -> No
 
 
 # --- SIGTERM ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def stop() -> Iterator[StopRequest]:
-    before = signal.getsignal(signal.SIGTERM)
-    made = StopRequest([signal.SIGTERM], chained=False)
-    made.listen()
-    made.listen()  # a second time changes nothing
-    yield made
-    made.end()
-    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_whoever_had_the_signal_hears_nothing_meanwhile() -> None:

@@ -147,6 +147,17 @@ def results(
     return told
 
 
+def refused(*calls: Callable[[], Any]) -> list[str]:
+    """What the library said to each of these calls that it refused."""
+    found = []
+    for call in calls:
+        try:
+            call()
+        except deeppart.DeeppartError as error:
+            found.append(str(error))
+    return found
+
+
 def _processes(train: Callable[[Run], Weights], run: Run) -> list[int]:
     """How the ranks ended: exit codes, or signals as negative numbers. Where one fails, the others are killed."""
     run.folder.mkdir(exist_ok=True)

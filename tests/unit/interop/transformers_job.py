@@ -9,9 +9,8 @@ import torch
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from deeppart.errors import DeeppartError
 from deeppart.interop.transformers import DeeppartCallback
-from tests.unit.interop.trainer_runs import EVERY, STEPS, Data, Run, Weights, main, network
+from tests.unit.interop.trainer_runs import EVERY, STEPS, Data, Run, Weights, main, network, refused
 
 
 class Model(nn.Module):
@@ -96,18 +95,12 @@ def refusals(top: Path) -> list[str]:
     four = DeeppartCallback(Run(top / "SIGTERM-2", 0, 1, None, 0).config)
     alone = trainer(top, 1, [four], model=Model())
     assert four.resume(alone, per_rank="drop") is not None, "the Trainer's progress is not dropped"
-    found = []
-    for call in (
+    return refused(
         lambda: one.resume(trainer(top, 1, [one], model_init=Model)),
         lambda: two.resume(trainer(top, 1, [], model=Model())),
         lambda: trainer(top, 1, [three], model=Model()).train(),
         lambda: four.resume(alone, per_rank={"rng/*": "strict"}),
-    ):
-        try:
-            call()
-        except DeeppartError as error:
-            found.append(str(error))
-    return found
+    )
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import namedtuple
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,6 @@ from deeppart.state.tensors.leaves import TORCH_DTYPES, leaf_type
 from tests.unit.cli_support import flip, forge, make_state, part_path, save, save_states
 from tests.unit.sharded_states import rows
 from tests.unit.sharded_states import save as save_ranks
-
-Pair = namedtuple("Pair", "x y")
 
 
 def found(a: Path, b: Path | None = None, **how: Any) -> Diff:

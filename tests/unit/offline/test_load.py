@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import namedtuple
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -85,9 +84,6 @@ def test_damage_elsewhere_does_no_harm(checkpoint: Path) -> None:
         data[at] ^= 1
         part.write_bytes(data)
     deeppart.load(checkpoint)
-
-
-Point = namedtuple("Point", "x y")
 
 
 def opened(files: ExitStack, directory: Path) -> OpenCheckpoint:

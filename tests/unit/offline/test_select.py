@@ -46,9 +46,6 @@ STATE = {
 ARRAYS = ["a~1b", "model/a.w", "model/b", "model/deep/c", "opt/0", "opt/1/m"]
 
 
-# --- leaves and containers --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("patterns", "arrays", "values"),
     [

@@ -25,9 +25,6 @@ from tests.unit.telemetry.samples import SESSION, WRITTEN, in_flight, status
 NOW_S = seconds_of(WRITTEN) + 2.0
 
 
-ENDED_AT = WRITTEN
-
-
 def view(*ranks: RankStatus, running: bool | None = True, now_s: float = NOW_S) -> JobView:
     return put_together("ckpt", Owner(running, "job 4711", WRITTEN, SESSION), Statuses(ranks), now_s)
 
@@ -36,11 +33,11 @@ def view(*ranks: RankStatus, running: bool | None = True, now_s: float = NOW_S) 
     ("running", "changes", "state", "good"),
     [
         (True, {}, RUNNING_JOB, True),
-        (False, {"ended": ENDED_AT}, ENDED, True),
-        (False, {"ended": ENDED_AT, "failed": True}, FAILED_JOB, False),
+        (False, {"ended": WRITTEN}, ENDED, True),
+        (False, {"ended": WRITTEN, "failed": True}, FAILED_JOB, False),
         (False, {}, DIED, False),
         (None, {}, UNKNOWN, False),
-        (None, {"ended": ENDED_AT}, ENDED, True),
+        (None, {"ended": WRITTEN}, ENDED, True),
         (True, None, SILENT, False),
         (False, None, DIED, False),
         (None, None, UNKNOWN, False),

@@ -5,10 +5,9 @@ from __future__ import annotations
 import functools
 import multiprocessing
 import os
-import signal
 import tempfile
 from collections.abc import Callable
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from typing import Any
 
 from tests.ports import free_port
@@ -41,43 +40,27 @@ def elastic_multiprocessing(function: Callable[..., Any]) -> Callable[..., None]
 
 
 def _run(function: Callable[[], Any], replicas: int, variables: dict[str, str]) -> int | None:
-    """Run it on so many replicas; returns what all of them have returned."""
+    """Run it on so many replicas; returns what all of them have returned. Where one fails, the others are killed."""
     context = multiprocessing.get_context("fork")
+    told = context.SimpleQueue()
 
-    def replica(rank: int, told: Connection) -> None:
+    def replica(rank: int) -> None:
         os.environ.update(variables, ADAPTDL_REPLICA_RANK=str(rank))
-        told.send(function())
+        told.put(function())
 
-    processes: dict[Connection, Any] = {}
-    results: list[int | None] = []
+    processes = [context.Process(target=replica, args=(rank,), name=f"replica {rank}") for rank in range(replicas)]
+    for process in processes:
+        process.start()
     try:
-        for rank in range(replicas):
-            heard, told = context.Pipe(duplex=False)
-            processes[heard] = context.Process(target=replica, args=(rank, told), name=f"replica {rank}")
-            processes[heard].start()
-            told.close()  # so that the end of the replica is heard
-        waiting = list(processes)
-        while waiting:
-            for ready in wait(waiting):
-                assert isinstance(ready, Connection)
-                waiting.remove(ready)
-                results.append(_result(ready, processes[ready]))
+        while any(process.is_alive() for process in processes):
+            wait([process.sentinel for process in processes if process.is_alive()])
+            ended = {process.name: process.exitcode for process in processes if process.exitcode}
+            assert not ended, f"replicas ended with exit codes {ended}"
     finally:
-        for process in processes.values():
-            if process.is_alive() and process.pid is not None:
-                os.kill(process.pid, signal.SIGKILL)
+        for process in processes:
+            process.kill()
             process.join()
+    results = [told.get() for _ in processes]
     assert len(set(results)) == 1, f"replicas returned different numbers: {results}"
-    return results[0]
-
-
-def _result(heard: Connection, process: Any) -> int | None:
-    """What a replica has returned."""
-    try:
-        result = heard.recv()
-    except EOFError:
-        result = None
-    process.join()
-    assert process.exitcode == 0, f"{process.name} ended with exit code {process.exitcode}"
-    assert result is None or isinstance(result, int), f"{process.name} returned {result!r}"
+    result: int | None = results[0]
     return result

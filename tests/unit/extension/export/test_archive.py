@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
 
 import deeppart
 from deeppart.extension.export import export
@@ -19,10 +17,8 @@ from deeppart.extension.export import exporting as exporting_module
 from deeppart.interop.hdf5 import load
 from deeppart.offline.reading import OpenCheckpoint
 from deeppart.testing.states import difference
-from deeppart.testing.strategies import states
-from tests.sampling import examples
 from tests.unit.cli_support import call, call_json, flip, make_state, part_path, save, step_dir, steps_in
-from tests.unit.extension.export.reading import written
+from tests.unit.interop.making import saved
 from tests.unit.save.test_incremental import config as incremental_config
 from tests.unit.save.test_incremental import part
 from tests.unit.save.test_incremental import save as save_incremental
@@ -50,7 +46,7 @@ def test_an_archive_holds_the_state(tmp_path: Path) -> None:
 
 def test_tied_leaves_are_one_data_set(tmp_path: Path) -> None:
     base = torch.arange(20.0)
-    written(tmp_path / "ckpt", {"a": base, "b": base, "part": base[5:8], "turned": base.view(4, 5).T, "c": base + 1})
+    saved(tmp_path / "ckpt", {"a": base, "b": base, "part": base[5:8], "turned": base.view(4, 5).T, "c": base + 1})
     out = export(tmp_path / "ckpt", tmp_path / "out.h5")
     assert (out.leaves, out.values, out.nbytes) == (5, 0, 4 * (20 + 20 + 3 + 20 + 20))
     with h5py.File(tmp_path / "out.h5") as file:
@@ -65,23 +61,6 @@ def test_tied_leaves_are_one_data_set(tmp_path: Path) -> None:
         found["a"].data_ptr()
     }
     assert torch.equal(load(tmp_path / "out.h5", "part")["part"], base[5:8])
-
-
-@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
-@given(state=states())
-def test_any_state_can_be_exported(checkpointer: deeppart.Checkpointer, state: Any) -> None:
-    root = Path(checkpointer.config.persistent_dir)
-    step = max(steps_in(root), default=0) + 1
-    checkpointer.checkpoint(state, step).wait(timeout=200)
-    export(root, root / "out.h5", step=step, overwrite=True)
-    assert difference(deeppart.load(root, step), load(root / "out.h5")) is None
-
-
-@pytest.fixture(scope="module")
-def checkpointer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[deeppart.Checkpointer]:
-    directory = tmp_path_factory.mktemp("export")
-    with deeppart.Checkpointer(deeppart.Config(persistent_dir=str(directory), timeout=30.0)) as ck:
-        yield ck
 
 
 def test_unchanged_chunks_come_from_earlier_steps(tmp_path: Path) -> None:

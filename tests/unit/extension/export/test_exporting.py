@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
 
+import deeppart
 from deeppart import access
 from deeppart.errors import RestoreError, StateError, StorageError, StructureMismatchError
 from deeppart.extension.export import export
 from deeppart.extension.export.content import Content
 from deeppart.extension.export.output import OutputFile, OutputFolder
 from deeppart.interop.dcp.writing import DcpWriter
+from deeppart.interop.hdf5 import load as load_hdf5
+from deeppart.interop.torch_file import TorchWriter
 from deeppart.offline.find import with_checkpoint
 from deeppart.offline.reading import OpenCheckpoint
-from tests.unit.cli_support import save
+from deeppart.testing.states import difference
+from deeppart.testing.strategies import states
+from tests.sampling import examples
+from tests.unit.cli_support import save, steps_in
 from tests.unit.interop.making import saved
 
 # --- An export as a whole ---------------------------------------------------------------------------------------------
@@ -27,15 +35,11 @@ from tests.unit.interop.making import saved
 
 def test_what_is_refused_leaves_nothing(tmp_path: Path) -> None:
     save(tmp_path / "ckpt", 1)
-    (tmp_path / "taken").write_text("precious")
-    with pytest.raises(StorageError, match="there is a file of that name"):
-        export(tmp_path / "ckpt", tmp_path / "taken")
     with pytest.raises(RestoreError):
         export(tmp_path / "ckpt", tmp_path / "x", rank=1)
     with pytest.raises(StructureMismatchError, match="no such container"):
         export(tmp_path / "ckpt", tmp_path / "x", inner="model/none")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["ckpt", "taken"]
-    assert (tmp_path / "taken").read_text() == "precious"
+    assert [path.name for path in tmp_path.iterdir()] == ["ckpt"]
     done = export(tmp_path / "ckpt", tmp_path / "x", inner="model")
     assert (done.form, done.files, done.leaves) == ("hdf5", 1, 3)
 
@@ -54,7 +58,10 @@ def test_what_stands_there_is_called_what_it_is(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="there is a directory of that name") as caught:
         export(tmp_path / "ckpt", tmp_path / "folder", DcpWriter())
     assert "--overwrite" in str(caught.value)
+    with pytest.raises(StorageError, match="there is a file of that name"):
+        export(tmp_path / "ckpt", tmp_path / "file")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ckpt", "file", "folder"]
+    assert (tmp_path / "file").read_text() == "precious"
     export(tmp_path / "ckpt", tmp_path / "folder", DcpWriter(), overwrite=True)
     assert (tmp_path / "folder" / ".metadata").exists()
 
@@ -69,6 +76,45 @@ def test_a_step_is_not_written_over_by_its_own_archive(tmp_path: Path) -> None:
             export(tmp_path / "ckpt", out, overwrite=True)
     assert {path.name: path.read_bytes() for path in step.iterdir()} == before
     assert export(tmp_path / "ckpt", tmp_path / "ckpt" / "archive.h5").step == 1
+
+
+@pytest.fixture(scope="module")
+def checkpointer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[deeppart.Checkpointer]:
+    directory = tmp_path_factory.mktemp("export")
+    with deeppart.Checkpointer(deeppart.Config(persistent_dir=str(directory), timeout=30.0)) as ck:
+        yield ck
+
+
+def plain(item: Any) -> Any:
+    """As torch has it: tensors for arrays, tuples for namedtuples, Python's numbers for numpy's."""
+    if isinstance(item, np.ndarray):
+        return torch.from_numpy(item.astype(item.dtype.newbyteorder("<"), order="C"))
+    if isinstance(item, np.generic):
+        return item.item()
+    if isinstance(item, dict):
+        for key in list(item):
+            item[key] = plain(item[key])
+        return item
+    if isinstance(item, (list, tuple)) and type(item) is not torch.Size:
+        return [*map(plain, item)] if type(item) is list else tuple(map(plain, item))
+    return item
+
+
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@given(state=states())
+def test_any_state_is_exact_or_refused_by_name_in_each_format(checkpointer: deeppart.Checkpointer, state: Any) -> None:
+    root = Path(checkpointer.config.persistent_dir)
+    step = max(steps_in(root), default=0) + 1
+    checkpointer.checkpoint(state, step).wait(timeout=200)
+    loaded = deeppart.load(root, step)
+    export(root, root / "out.h5", step=step, overwrite=True)
+    assert difference(loaded, load_hdf5(root / "out.h5")) is None
+    try:
+        export(root, root / "out.pt", TorchWriter(), step=step, overwrite=True)
+    except StateError as error:
+        assert error.where
+        return
+    assert difference(plain(loaded), torch.load(root / "out.pt", weights_only=True)) is None
 
 
 # --- What of a checkpoint is exported, and how its leaves are read ----------------------------------------------------

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import h5py
 import numpy as np
-import pytest
 import torch
 
 import deeppart
@@ -16,25 +15,32 @@ from deeppart.extension.export.hdf5 import Filter, Hdf5Writer
 from deeppart.interop.hdf5 import load
 from deeppart.state.tensors.leaves import TORCH_DTYPES
 from deeppart.testing.states import difference
-from tests.unit.extension.export.reading import raw, written
+from tests.unit.interop.making import saved
 
 
-@pytest.mark.parametrize("name", TORCH_DTYPES)
-def test_every_bit_of_every_dtype(tmp_path: Path, name: str) -> None:
-    dtype = TORCH_DTYPES[name]
+def raw(item: h5py.Dataset) -> bytes:
+    """The bytes as they are in the file."""
+    octets = np.zeros(int(np.prod(item.shape)) * item.id.get_type().get_size(), dtype=np.uint8)
+    if octets.size:
+        item.id.read(h5py.h5s.ALL, h5py.h5s.ALL, octets, mtype=item.id.get_type())
+    return octets.tobytes()
+
+
+def test_every_bit_of_every_dtype(tmp_path: Path) -> None:
     octets = torch.arange(1 << 16, dtype=torch.int32).to(torch.uint16).view(torch.uint8).repeat(4)
-    data = (octets & 1 if dtype is torch.bool else octets).view(dtype)
-    state = {"x": data, "scalar": data[3], "empty": data[:0].view(0, 3)}
-    written(tmp_path / "ckpt", state)
-    export(tmp_path / "ckpt", tmp_path / "out.h5")
+    state = {}
+    for name, dtype in TORCH_DTYPES.items():
+        data = (octets & 1 if dtype is torch.bool else octets).view(dtype)
+        state[name] = {"x": data, "scalar": data[3], "empty": data[:0].view(0, 3)}
+    export(saved(tmp_path / "ckpt", state), tmp_path / "out.h5")
     assert difference(state, load(tmp_path / "out.h5")) is None
     with h5py.File(tmp_path / "out.h5") as file:
-        assert raw(file["state/x"]) == bytes(data.view(torch.uint8).numpy())
-        assert file["state/x"].attrs["type"] == f"torch.{name}"
-        if name == "bfloat16":  # to every reader of HDF5, a number
-            numbers = file["state/x"][:].astype(np.float32)
-            np.testing.assert_array_equal(numbers, data.float().numpy())
-            assert file["state/scalar"][()] == float(data[3])
+        for name, leaves in state.items():
+            assert raw(file[f"state/{name}/x"]) == bytes(leaves["x"].view(torch.uint8).numpy()), name
+            assert file[f"state/{name}/x"].attrs["type"] == f"torch.{name}"
+        numbers = state["bfloat16"]["x"].float().numpy()  # to every reader of HDF5, numbers
+        np.testing.assert_array_equal(file["state/bfloat16/x"][:].astype(np.float32), numbers)
+        assert file["state/bfloat16/scalar"][()] == numbers[3]
 
 
 def test_keys_that_look_alike(tmp_path: Path) -> None:
@@ -43,7 +49,7 @@ def test_keys_that_look_alike(tmp_path: Path) -> None:
         "o": OrderedDict([(2, torch.ones(2)), ("2", torch.zeros(3))]),
         "c": Counter("abba"),
     }
-    written(tmp_path / "ckpt", state)
+    saved(tmp_path / "ckpt", state)
     export(tmp_path / "ckpt", tmp_path / "out.h5")
     assert difference(deeppart.load(tmp_path / "ckpt"), load(tmp_path / "out.h5")) is None
     with h5py.File(tmp_path / "out.h5") as file:
@@ -60,7 +66,7 @@ def test_what_is_compressed_reads_as_before(tmp_path: Path) -> None:
         "empty": torch.zeros(0, 5000),
         "texts": np.array(["a", "bc"] * 2000),
     }
-    written(tmp_path / "ckpt", state)
+    saved(tmp_path / "ckpt", state)
     plain_size = export(tmp_path / "ckpt", tmp_path / "plain.h5").file_bytes
     done = export(tmp_path / "ckpt", tmp_path / "out.h5", Hdf5Writer(Filter(1)))
     assert done.file_bytes < plain_size / 2

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import deeppart
+from deeppart.offline import Leaf, read_contents
 from deeppart.testing.states import difference
-from tests.unit.cli_support import call, call_json, make_state, part_path, save
+from tests.unit.cli_support import call, call_json, forge, make_state, part_path, save, save_states
 
 Point = namedtuple("Point", "x y")
 
@@ -67,6 +68,11 @@ NESTED: dict[str, Any] = {
 }
 
 
+@pytest.fixture(scope="module")
+def nested(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_states(tmp_path_factory.mktemp("nested"), NESTED)
+
+
 @pytest.mark.parametrize(
     ("keys", "covered"),
     [
@@ -81,16 +87,50 @@ NESTED: dict[str, Any] = {
         (["*/model"], ["word/model"]),
     ],
 )
-def test_a_glob_covers_what_is_below_a_container(keys: list[str], covered: list[str], tmp_path: Path) -> None:
-    with deeppart.Checkpointer(persistent_dir=str(tmp_path / "ckpt")) as checkpointer:
-        checkpointer.checkpoint(NESTED, step=1).wait("persistent", timeout=200)
-    assert list(leaves(tmp_path / "ckpt", *keys)) == covered
-    loaded = deeppart.load(tmp_path / "ckpt", keys=keys)
+def test_a_glob_covers_what_is_below_a_container(
+    nested: Path, keys: list[str], covered: list[str], tmp_path: Path
+) -> None:
+    assert list(leaves(nested, *keys)) == covered
+    loaded = deeppart.load(nested, keys=keys)
     assert list(loaded) == list(dict.fromkeys(path.split("/")[0] for path in covered))
     if "model/inner/b" in covered and "model/a" in covered:
         assert difference(NESTED["model"], loaded["model"]) is None, "all of it, to what is empty"
     assert loaded.get("rows", [[7, "7"]]) == [[7, "7"]]
     out = tmp_path / "out.h5"
-    call("export", tmp_path / "ckpt", out, *(each for key in keys for each in ("--keys", key)))
+    call("export", nested, out, *(each for key in keys for each in ("--keys", key)))
     with h5py.File(out) as file:
         assert sorted(file["state"]) == sorted(loaded)
+
+
+# --- statistics of leaves: which leaf and which rank they are of ---
+
+
+def test_each_leaf_has_its_own(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    told: list[tuple[int, int]] = []
+    contents = read_contents(tmp_path, None, (), None, lambda done, total: told.append((done, total)))
+    state = make_state()
+    live = {"model/bias": state["model"]["bias"], "moments/0": state["moments"][0], "ids": state["ids"]}
+    live |= {"model/weight": state["model"]["weight"], "model/head": state["model"]["head"]}
+    for leaf in contents.leaves:
+        if isinstance(leaf, Leaf) and leaf.path in live:
+            found = leaf.stats
+            assert found is not None and found.elements == live[leaf.path].numel()
+            assert (found.min, found.max) == (live[leaf.path].min().item(), live[leaf.path].max().item())
+    assert told[-1][0] == told[-1][1] and contents.problems == ()
+
+
+def test_of_each_rank_and_of_all(tmp_path: Path) -> None:
+    forge(tmp_path, 5)
+    contents = read_contents(tmp_path, None, (), None, lambda done, total: None)
+    leaves = {leaf.path: leaf for leaf in contents.leaves if isinstance(leaf, Leaf)}
+    assert leaves["rng"].stats_per_rank is not None
+    found = [*leaves["rng"].stats_per_rank.values(), leaves["rng"].stats]
+    assert [(each.min, each.max, each.elements) for each in found if each] == [
+        (0, 0, 16),
+        (1, 1, 16),
+        (2, 2, 16),
+        (0, 2, 48),
+    ]
+    whole = leaves["a"].stats
+    assert whole is not None and (whole.elements, whole.max) == (900, 899.0)
