@@ -216,6 +216,7 @@ class Checkpointer:
             reporting.called(step, self._saves.safe_s)
             pending = self._save(state, step, force=force)
             if self._saves.stop != GO_ON and not self._saves.is_at_all_levels(pending):
+                self._pipeline.wait_until_idle(self.config.timeout)  # or on_busy="skip" might skip it
                 pending = self._save(state, step, force=True)
         if self._saves.stop != GO_ON:
             self._end_job(pending)

@@ -31,8 +31,8 @@ def _lines(found: Halting) -> Iterator[Any]:
         yield line(f"{who} goes on")
         return
     when = f", before {moment(found.halt.before)} UTC" if found.halt.before else ""
-    more = f" after {count(found.halt.after, 'more checkpoint')}" if found.halt.after else ""
-    yield line(f"{who} will make a last checkpoint{more}{when}, and end with exit code 0")
+    more = f", after {count(found.halt.after, 'more call')} of checkpoint()" if found.halt.after else ""
+    yield line(f"{who} will make a last checkpoint{when}{more}, and end with exit code 0")
 
 
 def _read_time(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
@@ -41,7 +41,7 @@ def _read_time(context: click.Context, parameter: click.Parameter, value: str | 
 
 @command("Ask a running job to end after a checkpoint.", _lines)
 @directory_argument
-@click.option("--after", metavar="N", type=click.IntRange(min=0), default=0, help="First make N more checkpoints.")
+@click.option("--after", metavar="N", type=click.IntRange(min=0), default=0, help="After N more calls.")
 @click.option(
     "--before",
     metavar="TIME",

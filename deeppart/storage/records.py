@@ -137,7 +137,7 @@ class Halt:
 
     Attributes:
         run: the name of the run that is to end.
-        after: how many more checkpoints it makes before the last one.
+        after: how many more calls of ``checkpoint()`` come before the last one.
         before: when it is to have ended, UTC, ISO 8601; None for as soon as possible.
     """
 
