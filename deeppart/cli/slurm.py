@@ -23,6 +23,7 @@ _HEAD = """\
 again= run=
 trap 'again=1; [ -z "$run" ] || {ask}' USR1
 export DEEPPART_PERSISTENT_DIR={directory}
+export DEEPPART_LOCAL_DIR="${{SLURM_TMPDIR:-${{TMPDIR:-/tmp}}}}/deeppart-$(id -un)/{{node}}" # each node's own disk
 """
 _SECRET = """\
 # By this secret the ranks know each other. No other user may write to the way to it.

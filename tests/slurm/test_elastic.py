@@ -43,6 +43,7 @@ def submit(rig: Rig, directory: Path, *arguments: str) -> int:
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
         "SECRET_DIR": str(directory),
+        "TMPDIR": str(directory),
     }
     return rig.sbatch(script, f"--chdir={directory}", f"--output={directory / 'log'}", env=env)
 

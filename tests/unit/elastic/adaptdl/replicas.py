@@ -52,8 +52,8 @@ def _run(function: Callable[[], Any], replicas: int, variables: dict[str, str]) 
     for process in processes:
         process.start()
     try:
-        while any(process.is_alive() for process in processes):
-            wait([process.sentinel for process in processes if process.is_alive()])
+        while running := [process.sentinel for process in processes if process.is_alive()]:
+            wait(running)
             ended = {process.name: process.exitcode for process in processes if process.exitcode}
             assert not ended, f"replicas ended with exit codes {ended}"
     finally:
