@@ -20,6 +20,8 @@ from typing import NamedTuple
 
 #: The variable with the agent's directory.
 DIRECTORY_VARIABLE = "DEEPPART_AGENT"
+#: Exit code of ranks that were asked to stop, and of the job then: schedulers and torchrun know it.
+STOPPED = 143
 CELL_BYTES = 64
 #: The fields of :class:`Progress`.
 _CELL = struct.Struct("<qdQQd")
@@ -36,7 +38,7 @@ class Progress(NamedTuple):
         at_s: when it has last reported, in seconds on the clock of ``time.monotonic()``.
         trained: how many steps its optimizers have made, or checkpoint() was called, whichever is more.
         pauses: how many pauses it is in; it is not expected to report meanwhile.
-        safe_s: how long its last checkpoint took until it was complete at all levels; 0.0 before that.
+        safe_s: how long its last checkpoint took at the slowest of its levels; 0.0 before that.
     """
 
     step: int = -1
@@ -121,7 +123,7 @@ class _Reporting:
                 new.rename(path)
 
     def called(self, step: int, safe_s: float = 0.0) -> None:
-        """checkpoint() is called for a step; the last one took so long until it was complete."""
+        """checkpoint() is called for a step; the last one took so long at the slowest of its levels."""
         self._safe_s = safe_s
         self._report(step, called=1)
 

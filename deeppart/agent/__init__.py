@@ -26,8 +26,8 @@ from deeppart.agent.allocation import addresses_of, end_of_job, hosts_of, run_on
 from deeppart.agent.command import Command
 from deeppart.agent.job import GIVEN_UP, TOO_FEW_NODES, JobOptions
 from deeppart.agent.links import Credentials
-from deeppart.agent.messages import STOPPED
 from deeppart.agent.wanted import WantedRanks, read_schedule
+from deeppart.progress import STOPPED
 
 __all__ = [
     "GIVEN_UP",

@@ -16,7 +16,6 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from deeppart.agent.messages import (
-    STOPPED,
     Asked,
     Beat,
     Ended,
@@ -30,7 +29,7 @@ from deeppart.agent.messages import (
     View,
 )
 from deeppart.agent.watch import HangWatch
-from deeppart.progress import Progress, time_to_end_s
+from deeppart.progress import STOPPED, Progress, time_to_end_s
 
 #: Exit code of a job that was given up: it fails again and again.
 GIVEN_UP = 1
@@ -200,9 +199,8 @@ class Job:
 
         ``left_s``: until the time of the job is up.
         """
-        if self.code is not None:
-            return
-        self._look_for_end(left_s)
+        if self.code is None:
+            self._look_for_end(left_s)
         if self.code is not None:
             return
         if self._busy:

@@ -12,8 +12,6 @@ from deeppart.progress import Progress
 
 #: The most bytes of a message: of an agent that is known, and before.
 _MOST_BYTES, _FIRST_BYTES = 1 << 24, 1 << 16
-#: Exit code of ranks that were asked to stop, and of the job then: schedulers and torchrun know it.
-STOPPED = 143
 OBSERVER = -1
 
 

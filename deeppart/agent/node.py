@@ -17,10 +17,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from deeppart.agent.command import NOT_FORKED, STACKS_SIGNAL, Command
-from deeppart.agent.messages import STOPPED, Ended, Finish, Idle, Message, Pass, Start
+from deeppart.agent.messages import Ended, Finish, Idle, Message, Pass, Start
 from deeppart.agent.starting import KILLED_WITHIN_S, Zygote
 from deeppart.errors import LaunchError
-from deeppart.progress import DIRECTORY_VARIABLE, Progress, make_cell, read_cell, read_modules, stacks_file
+from deeppart.progress import DIRECTORY_VARIABLE, STOPPED, Progress, make_cell, read_cell, read_modules, stacks_file
 
 #: Ranks have so long to print their stacks.
 _STACKS_WITHIN_S = 1.0

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import functools
 import gc
 import importlib
 import importlib.util
@@ -174,15 +175,13 @@ def run_python(arguments: list[str]) -> None:
     exec(compile(Path(path).read_bytes(), file, "exec", dont_inherit=True), main.__dict__)
 
 
-def _shown_without_our_frames(shown: Callable[..., object]) -> Callable[..., None]:
-    """A hook that shows an uncaught error as if the script had been started by itself."""
-
-    def show(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
-        while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>", "<string>"):
-            trace = trace.tb_next
-        shown(kind, error.with_traceback(trace), trace)
-
-    return show
+def _show_without_our_frames(
+    show: Callable[..., object], kind: type[BaseException], error: BaseException, trace: types.TracebackType | None
+) -> None:
+    """Show an uncaught error as if the script had been started by itself."""
+    while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>", "<string>"):
+        trace = trace.tb_next
+    show(kind, error.with_traceback(trace), trace)
 
 
 def main(fd: int) -> None:
@@ -206,5 +205,5 @@ def main(fd: int) -> None:
     if order is None:
         os._exit(0)
     become(order, mask)
-    sys.excepthook = _shown_without_our_frames(sys.excepthook)  # that of the library, if it is imported by now
+    sys.excepthook = functools.partial(_show_without_our_frames, sys.excepthook)  # the library's, set by its import
     run_python(order.arguments)

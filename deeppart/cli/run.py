@@ -105,7 +105,7 @@ def run(
     failures: int,
     preload: str,
     grace: float,
-    until: float,
+    until: float | None,
     hang: float | None,
     log: Path | None,
     command: tuple[str, ...],
@@ -122,11 +122,19 @@ def run(
     SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 are passed on to the ranks. If the script has no handler for SIGTERM,
     SIGUSR1 or SIGUSR2, the next deeppart.checkpoint() saves the state at all levels, and ends the job.
 
-    Exit code 0: the ranks are done. 143: they were asked to stop, and have. 75: too few nodes
-    are left; start the job again. 1: they failed again and again without a new step; starting the job again will not
-    help. 2: wrong usage.
+    Exit code 0: the ranks are done. 143: they were asked to stop, and have. 75: too few nodes are left; start the job
+    again. 1: they failed again and again without a new step; starting the job again will not help. 2: wrong usage.
     """
-    from deeppart.agent import Agent, Command, Credentials, JobOptions, WantedRanks, read_schedule, run_on_all_nodes
+    from deeppart.agent import (
+        Agent,
+        Command,
+        Credentials,
+        JobOptions,
+        WantedRanks,
+        end_of_job,
+        read_schedule,
+        run_on_all_nodes,
+    )
 
     modules = {"auto": None, "none": ()}.get(preload, tuple(preload.split(",")))
     began_s = time.monotonic()
@@ -155,12 +163,13 @@ def run(
     changes = schedule is not None or size_file is not None
     least = least or (1 if changes else most)
     wanted = WantedRanks(least, most, read_schedule(schedule) if schedule else (), size_file) if changes else None
-    options = JobOptions(ranks, hosts, spares, least, failures, modules, grace, hang, end_s=until)
+    end_s = end_of_job() if until is None else until
+    options = JobOptions(ranks, hosts, spares, least, failures, modules, grace, hang, end_s=end_s)
     job = f"{os.environ.get('SLURM_JOB_ID', '')} on {','.join(hosts)}"
     credentials = Credentials(job, secret_of_ranks())
     if own is None:
         at = sys.argv.index("run") + 1
-        end = "off" if math.isinf(until) else datetime.fromtimestamp(until).astimezone().isoformat()
+        end = "off" if math.isinf(end_s) else datetime.fromtimestamp(end_s).astimezone().isoformat()
         words = [sys.executable, "-m", "deeppart", *sys.argv[1:at], "--nodes", ",".join(hosts), "--until", end]
         words += sys.argv[at:]
         return run_on_all_nodes(words, options, credentials)
@@ -216,11 +225,9 @@ def _nodes(listed: str | None, node: int | None) -> tuple[tuple[str, ...], int |
     return tuple(hosts), node
 
 
-def _read_end(text: str) -> float:
-    """A time, in seconds since 1970; infinite for "off", and for "auto" if it is not known."""
-    from deeppart.agent import end_of_job
-
-    return math.inf if text == "off" else end_of_job() if text == "auto" else read_moment(text)
+def _read_end(text: str) -> float | None:
+    """A time, in seconds since 1970; infinite for "off", None for "auto"."""
+    return {"auto": None, "off": math.inf}[text] if text in ("auto", "off") else read_moment(text)
 
 
 def _described(name: str, value: Any) -> str:

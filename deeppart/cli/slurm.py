@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 
@@ -27,7 +28,7 @@ export DEEPPART_LOCAL_DIR="${{SLURM_TMPDIR:-${{TMPDIR:-/tmp}}}}/deeppart-$(id -u
 """
 _SECRET = """\
 # By this secret the ranks know each other. No other user may write to the way to it.
-export DEEPPART_SECRET_FILE=${SECRET_DIR:-$HOME}/.deeppart-secret
+export DEEPPART_SECRET_FILE=${{SECRET_DIR:-$HOME}}/.deeppart-secret
 [ -s "$DEEPPART_SECRET_FILE" ] || (umask 077 && head -c 32 /dev/urandom >"$DEEPPART_SECRET_FILE") || exit 1
 """
 _TAIL = """\
@@ -38,41 +39,58 @@ while wait $run; code=$?; kill -0 $run 2>/dev/null; do :; done # a signal ends a
 trap "" TERM # which Slurm sends to this shell as it queues the job again: it would count as a failure
 scontrol requeue "$SLURM_JOB_ID"
 """
-_BY_RUN = (
-    _HEAD
-    + _SECRET
-    + """\
+_IF_HALTED = '[ -n "$again" ] && [ $code -eq 0 ] || exit $code'
+_HALT = 'deeppart halt "$DEEPPART_PERSISTENT_DIR"'
+
+
+class _Way(NamedTuple):
+    """How ranks are started.
+
+    Attributes:
+        options: of the job.
+        start: the lines that start them, in the background.
+        ask: what asks the job for a last checkpoint.
+        again: the lines that leave the script, unless the job is to be queued again.
+    """
+
+    options: str
+    start: str
+    ask: str = _HALT
+    again: str = _IF_HALTED
+
+
+_WAYS = {
+    "run": _Way(
+        "--exclusive --no-kill",
+        _SECRET
+        + """\
 # A failed rank or node is replaced within seconds; before the time is up all ranks make a checkpoint.
 deeppart run --ranks {ranks}{spares} -- {command} &
-"""
-    + _TAIL
-)
-_BY_TORCHRUN = (
-    _HEAD
-    + _SECRET
-    + """\
+""",
+        "kill -USR1 $run",
+        """\
+# It has stopped, or too few nodes were left (75), or it was asked before it could know.
+[ $code -eq 143 ] || [ $code -eq 75 ] || { [ -n "$again" ] && [ $code -ne 0 ]; } || exit $code""",
+    ),
+    "torchrun": _Way(
+        "--ntasks-per-node=1 --signal=B:USR1@300",
+        _SECRET
+        + """\
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 # or ranks that start again do not meet
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 srun --kill-on-bad-exit=1 torchrun --nnodes="$SLURM_NNODES" --nproc-per-node={ranks} --max-restarts=3 \\
     --rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID" --rdzv-endpoint="$head:$((20000 + SLURM_JOB_ID % 10000))" \\
     {command} &
-"""
-    + _TAIL
-)
-_BY_MPI = (
-    _HEAD
-    + """\
+""",
+    ),
+    "mpi": _Way(
+        "--ntasks-per-node={ranks} --signal=B:USR1@300",
+        """\
 export MPIR_CVAR_CH4_NETMOD=ofi # of MPICH: over UCX its start sends more than Slurm 22.05 reads
 srun --mpi=pmi2 --kill-on-bad-exit=1 {command} & # for another MPI: srun --mpi=list
-"""
-    + _TAIL
-)
-#: How a job is asked for a last checkpoint, and when it is queued again.
-_SIGNAL, _HALT = "kill -USR1 $run", 'deeppart halt "$DEEPPART_PERSISTENT_DIR"'
-_IF_STOPPED = """\
-# It has stopped, or too few nodes were left (75), or it was asked before it could know.
-[ $code -eq 143 ] || [ $code -eq 75 ] || { [ -n "$again" ] && [ $code -ne 0 ]; } || exit $code"""
-_IF_ASKED = '[ -n "$again" ] && [ $code -eq 0 ] || exit $code'
+""",
+    ),
+}
 
 
 @click.group("slurm", short_help="Write a batch script for Slurm.")
@@ -92,7 +110,13 @@ def slurm() -> None:
 @click.option("--gpus", metavar="N", type=click.IntRange(1), help="GPUs of each node.")
 @click.option("--time", metavar="TIME", default="24:00:00", show_default=True, help="The time limit of one start.")
 @click.option("--name", default="train", show_default=True, help="Of the job, and its log.")
-@click.option("--torchrun", "by", flag_value="torchrun", help="Start the ranks by torchrun instead of deeppart run.")
+@click.option(
+    "--torchrun",
+    "by",
+    flag_value="torchrun",
+    default="run",
+    help="Start the ranks by torchrun instead of deeppart run.",
+)
 @click.option("--mpi", "by", flag_value="mpi", help="Start the ranks by srun, over MPI.")
 @click.argument("command", metavar="-- COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
 def init(
@@ -103,7 +127,7 @@ def init(
     gpus: int | None,
     time: str,
     name: str,
-    by: str | None,
+    by: str,
     command: tuple[str, ...],
 ) -> None:
     """Print a batch script for a training, such as ``python train.py``, that goes on over time limits and failures.
@@ -112,17 +136,26 @@ def init(
     calls deeppart.restore(state) before it trains, and deeppart.checkpoint(state, step) as it goes.
     """
     refuse_url("--dir", Path(directory))
-    if spares and by is not None:
+    if spares and by != "run":
         raise ConfigError("spare nodes are those of deeppart run", where=f"--spares {spares} --{by}")
-    words = shlex.join(command)
-    if by == "torchrun":
-        words = shlex.join(command[1:] if Path(command[0]).name.startswith("python") else command)
-    tasks = {"mpi": f"--ntasks-per-node={ranks}", "torchrun": "--ntasks-per-node=1"}
-    more = [tasks.get(by or "", "--exclusive --no-kill"), *([f"--gpus-per-node={gpus}"] if gpus else [])]
-    more += [] if by is None else ["--signal=B:USR1@300"]
-    template = {"mpi": _BY_MPI, "torchrun": _BY_TORCHRUN}.get(by or "", _BY_RUN)
-    ask, again = (_SIGNAL, _IF_STOPPED) if by is None else (_HALT, _IF_ASKED)
-    values = {"nodes": nodes, "ranks": ranks, "time": time, "name": name, "command": words, "more": " ".join(more)}
-    values |= {"spares": f" --spares {spares}" if spares else "", "directory": shlex.quote(directory)}
-    values |= {"ask": ask, "again": again, "written": shlex.join(["deeppart", *sys.argv[1:]])}
-    click.echo(template.replace("${SECRET_DIR:-$HOME}", "${{SECRET_DIR:-$HOME}}").format(**values), nl=False)
+    if by == "torchrun" and Path(command[0]).name.startswith("python"):
+        command = command[1:]
+    way = _WAYS[by]
+    more = f"{way.options} --gpus-per-node={gpus}" if gpus else way.options
+    text = (
+        (_HEAD + way.start + _TAIL)
+        .replace("{more}", more)
+        .format(
+            ask=way.ask,
+            again=way.again,
+            command=shlex.join(command),
+            directory=shlex.quote(directory),
+            name=name,
+            nodes=nodes,
+            ranks=ranks,
+            spares=f" --spares {spares}" if spares else "",
+            time=time,
+            written=shlex.join(["deeppart", *sys.argv[1:]]),
+        )
+    )
+    click.echo(text, nl=False)

@@ -36,7 +36,7 @@ class Saves:
     Attributes:
         sequence: number of the next checkpoint in this session.
         failures: how many levels of earlier checkpoints have failed, as far as reported.
-        safe_s: how long the last checkpoint took that is known to be complete at all its levels; 0.0 before that.
+        safe_s: how long the last finished checkpoint took at the slowest of its levels; 0.0 before that.
         stop: what the ranks are asked to do after the last call (:mod:`deeppart.session.stops`).
     """
 

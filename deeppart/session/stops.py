@@ -11,15 +11,15 @@ import weakref
 from deeppart._threads import start_thread
 from deeppart._times import seconds_of
 from deeppart.config import epoch_of_run
-from deeppart.progress import is_watched, time_to_end_s
+from deeppart.progress import STOPPED, is_watched, time_to_end_s
 from deeppart.session.record import Session
 from deeppart.stopping import Signals
 from deeppart.storage import Halt, Store, read_halt
 
 #: What is asked, as ranks agree on it: the most counts.
 GO_ON, STOP, HALT = 0, 1, 2
-#: Exit codes: of a job that may be started again, as launchers and batch systems know it; and of one that is done.
-EXIT_CODES = {STOP: 143, HALT: 0}
+#: Exit codes: of a job that may be started again, and of one that is done.
+EXIT_CODES = {STOP: STOPPED, HALT: 0}
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 _LOOK_EVERY_S = 2.0
 #: The thread may hang in a system call on storage.
@@ -71,7 +71,7 @@ class Stops:
             weakref.finalize(self, self._file.is_over.set)
 
     def asked(self, number: int, safe_s: float) -> int:
-        """What is asked at a checkpoint; ``safe_s``: how long one took until it was complete."""
+        """What is asked at a checkpoint; ``safe_s``: of :class:`~deeppart.session.saves.Saves`."""
         halt = None if self._file is None else self._file.found
         if halt is None:
             self._last = None

@@ -52,15 +52,18 @@ def _run(function: Callable[[], Any], replicas: int, variables: dict[str, str]) 
     for process in processes:
         process.start()
     try:
-        while running := [process.sentinel for process in processes if process.is_alive()]:
-            wait(running)
-            ended = {process.name: process.exitcode for process in processes if process.exitcode}
-            assert not ended, f"replicas ended with exit codes {ended}"
+        # Looked at once in each turn: one that has ended since is ready, and waiting for nothing would never end.
+        while (running := [each for each in processes if each.is_alive()]) and not any(p.exitcode for p in processes):
+            wait([each.sentinel for each in running])
+        failed = {each.name: each.exitcode for each in processes if each.exitcode}
     finally:
-        for process in processes:
-            process.kill()
-            process.join()
-    results = [told.get() for _ in processes]
+        for each in processes:
+            each.kill()
+            each.join()
+    assert not failed, f"replicas ended with exit codes {failed}"
+    results: list[int | None] = []
+    while not told.empty():
+        results.append(told.get())
+    assert len(results) == replicas, f"{replicas - len(results)} replicas ended without a result"
     assert len(set(results)) == 1, f"replicas returned different numbers: {results}"
-    result: int | None = results[0]
-    return result
+    return results[0]
