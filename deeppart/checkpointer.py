@@ -114,7 +114,8 @@ class Checkpointer:
         with raised_later(self._call_notes.note):
             self._session = open_session(self.config, comm)
         self._comm = self._session.comm
-        self._staging, self._arena = Staging(), Arena()
+        lasting = self._session.memory
+        self._staging, self._arena = Staging() if lasting is None else Staging(lasting.reserve), Arena()
         self._preparation = Preparation(self._session, self._staging)
         self._retention = retention_for(self._session)
         try:
@@ -351,6 +352,8 @@ class Checkpointer:
                     warn_unsaved(self._session, self._auto.unsaved_step)
         finally:
             self._background.release()
+        if finished and not self.failures and self._session.memory is not None:
+            self._session.memory.drop()  # all levels have what it has
         try:
             self._saves.report_failures()  # may raise, if warnings are errors: everything else is done
         finally:
@@ -385,13 +388,17 @@ class Checkpointer:
         with self._alone("restore"):
             raise_together(self._comm, self._unfinished(), "restore", self.config.timeout)
             self._saver.staging_was_used()
-            return preview_restore(self._session, step, self._staging, self._arena)
+            return preview_restore(self._session, step, *self._memory_to_read())
 
     def _raise_together(self, error: DeeppartError | None) -> None:
         """Raise this rank's error, if there is one, and one that quotes it on the others (collective)."""
         raise_together(self._comm, error, "restore", self.config.timeout)
 
     # --- the steps of restore() ---
+
+    def _memory_to_read(self) -> tuple[Staging, Arena]:
+        """Memory for a restore: not staging memory with a share that is to be restored."""
+        return self._staging if self._session.memory is None else Staging(), self._arena
 
     def _bring_back(
         self,
@@ -410,7 +417,7 @@ class Checkpointer:
         raise_together(self._comm, refusal or unfinished, "restore", timeout)
         self._suspicions.wait(timeout)
         self._saver.staging_was_used()
-        memory = self._staging, self._arena
+        memory = self._memory_to_read()
         done, self.explanation = restore_step(
             session, state, step, policies, request.without(self.config.exclude), memory, required=required
         )

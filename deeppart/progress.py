@@ -97,6 +97,15 @@ def is_watched() -> bool:
     return bool(os.environ.get(DIRECTORY_VARIABLE))
 
 
+def place_at_agent() -> tuple[Path, int, int] | None:
+    """The agent's directory, this rank's number on its node, and how many it has; None without an agent."""
+    names = (DIRECTORY_VARIABLE, "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    directory, rank, ranks = (os.environ.get(name, "") for name in names)
+    if not (directory and rank.isdecimal() and ranks.isdecimal() and int(rank) < int(ranks)):
+        return None
+    return Path(directory), int(rank), int(ranks)
+
+
 class _Reporting:
     """The reports of this process. One training thread calls it."""
 

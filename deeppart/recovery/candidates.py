@@ -15,7 +15,7 @@ from pathlib import Path
 
 from deeppart.comm import Comm
 from deeppart.errors import CheckpointError, RestoreError, as_error, lacks_descriptors, on_ranks, one_line
-from deeppart.model import LEVELS, Attempt
+from deeppart.model import LEVELS, MEMORY, Attempt
 from deeppart.nodes import Arena, Bytes, NoExchangeMemoryError, Rebuilt, Wanted, padded_bytes, rebuild_parts
 from deeppart.part import FileSource, MemorySource, Signing, StoredBytes
 from deeppart.plan.restart import (
@@ -55,8 +55,9 @@ class Recovered:
 
     @property
     def slowest_level_read(self) -> str:
-        """The slowest level read: the highest level that a part had to come from."""
-        return max((read.source.level for read in self.reads), key=LEVELS.index, default=LEVELS[0])
+        """The slowest level read: the highest level that a part had to come from; memory counts as local."""
+        levels = (read.source.level for read in self.reads if read.source.level != MEMORY)
+        return max(levels, key=LEVELS.index, default=LEVELS[0])
 
     @property
     def attempt(self) -> Attempt:

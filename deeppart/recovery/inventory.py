@@ -13,7 +13,7 @@ from deeppart.errors import RestoreError, as_error, lacks_descriptors, on_ranks,
 from deeppart.model import Attempt, PartRecord
 from deeppart.part import Signing
 from deeppart.plan.restart import Committed, Inventory, StoredParity, StoredPart, on_node
-from deeppart.storage import NodeContents, PersistentLevel, read_steps, take_stock
+from deeppart.storage import MemoryLevel, NodeContents, PersistentLevel, read_steps, take_stock
 
 #: Lines of an error about exhausted file descriptors, at most.
 _MOST_LINES = 8
@@ -28,11 +28,12 @@ def take_inventory(
     persistent: PersistentLevel,
     lineage: str,
     run: Run,
+    memory: MemoryLevel | None = None,
 ) -> Inventory:
     """List the checkpoints of every node and of the persistent level (collective); the same result on every rank."""
     what = "taking inventory"
     refused: list[str] = []
-    stock = _list_node_files(local, lineage, persistent.signing, refused)
+    stock = _list_node_files(local, memory, lineage, persistent.signing, refused)
     committed_text = json.dumps(_list_committed(persistent, refused)).encode() if comm.rank == 0 else None
     files = [part.to_json() for part in stock.parts], [parity.to_json() for parity in stock.parity]
     lines = [line for line in stock.problems if line not in stock.refused]
@@ -61,14 +62,17 @@ def take_inventory(
     )
 
 
-def _list_node_files(local: Path | None, lineage: str, signing: Signing | None, refused: list[str]) -> NodeContents:
-    """The files on this node; none if another rank lists them, or if that fails, which is reported in ``refused``."""
-    if local is None:
-        return NodeContents()
+def _list_node_files(
+    local: Path | None, memory: MemoryLevel | None, lineage: str, signing: Signing | None, refused: list[str]
+) -> NodeContents:
+    """The files that this rank lists on its node; none if that fails, which is reported in ``refused``."""
     try:
-        return take_stock(local, lineage, signing)
+        found = NodeContents() if local is None else take_stock(local, lineage, signing)
+        if memory is not None:
+            memory.take_stock(signing, found)
+        return found
     except Exception as error:
-        line = one_line(as_error(error, f"listing {local} failed"))
+        line = one_line(as_error(error, f"listing {local or 'staging memory'} failed"))
         refused += [line] if lacks_descriptors(error) else []
         return NodeContents(problems=[line], unlisted=[line])
 

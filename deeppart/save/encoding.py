@@ -223,6 +223,10 @@ class Compressing:
             chooser, reasons = self._auto.chooser(level, (chunk.dtype for chunk in layout.chunks))
         return Encoding(chooser, self._encoders, Tallies(), self._signing, reasons)
 
+    def raw(self) -> Encoding:
+        """The encoding of a part whose bytes stay as they are."""
+        return Encoding(Chooser("none"), self._encoders, None, self._signing)
+
     def completed(
         self, level: str, encoding: Encoding, nbytes: int, raw_bytes: int, busy_s: float, seconds: float
     ) -> None:

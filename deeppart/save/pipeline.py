@@ -218,6 +218,7 @@ class Pipeline:
         if failure is None:
             try:
                 digests = self._writer.prepare(job)
+                self._complete_in_memory(job)
             except Exception as error:  # reported in the commit rounds: the other ranks wait for them
                 failure = as_error(error, "the captured share could not be read")
         if Level.LOCAL not in job.due:
@@ -239,6 +240,13 @@ class Pipeline:
             self._stages.put("protect", job)
         elif redundant:
             self._fail(job, redundant, CheckpointError("the local level, whose parts it protects, is not complete"))
+
+    def _complete_in_memory(self, job: Job) -> None:
+        try:
+            self._writer.complete_in_memory(job)
+        except Exception as error:  # the other levels are to get the share
+            text = f"step {job.attempt.step} is not kept in memory: {as_error(error, 'its part could not be made')}"
+            self.call_notes.note(text, BackgroundFailureWarning)
 
     def _open_local(self, job: Job, digests: list[bytes] | None) -> LocalPart:
         if self._storage.local is None:

@@ -30,7 +30,7 @@ from deeppart.save.retention import Removals
 from deeppart.save.workers import Workers, WriteBehind
 from deeppart.state.capture import ShareLayout
 from deeppart.state.document import PartDocument
-from deeppart.storage import DirectoryOwner, NodeLevel, PersistentLevel, Writer, step_name
+from deeppart.storage import DirectoryOwner, MemoryLevel, NodeLevel, PersistentLevel, Writer, step_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +42,14 @@ class RankStorage:
         local: the local level, or None without one.
         persistent: the persistent level.
         owner: the directory's lock, on rank 0.
+        memory: where shares are staged, if that outlives the rank.
     """
 
     rank: int
     local: NodeLevel | None
     persistent: PersistentLevel
     owner: DirectoryOwner | None = None
+    memory: MemoryLevel | None = None
 
     def discard_part(self, level: str, attempt: Attempt) -> None:
         """Remove the rank's part of a checkpoint at a level, as far as possible."""
@@ -95,6 +97,15 @@ class ShareWriter:
             return None
         self._compressing.try_new_dtypes(staged.layout, staged.data.data)
         return self._incremental.digests(staged, job.due)
+
+    def complete_in_memory(self, job: Job) -> None:
+        """Make a part of the share in staging memory, if that outlives the rank."""
+        memory, staged = self._storage.memory, job.lease.memory
+        if memory is None or staged is None or not memory.holds(staged.layout.nbytes):
+            return
+        write_part(staged, memory.sink(), self._compressing.raw(), job.attempt, self._storage.rank)
+        job.check_capture()
+        memory.name(job.attempt, self._storage.rank)
 
     def open_local(self, job: Job, level: NodeLevel, digests: Sequence[bytes] | None) -> LocalPart:
         """Begin the local part file."""

@@ -45,7 +45,7 @@ def pipeline_for(session: Session, retention: Retention, call_notes: CallNotes) 
     config, rank = session.config, session.comm.rank
     return Pipeline(
         session.channels,
-        RankStorage(rank, session.node_levels.get(Level.LOCAL), session.persistent, session.owner),
+        RankStorage(rank, session.node_levels.get(Level.LOCAL), session.persistent, session.owner, session.memory),
         Compressing(config.compression, session.processors, lower_priority, session.persistent.signing),
         Incremental(on=config.incremental),
         retention,

@@ -40,6 +40,7 @@ from deeppart.mistaken_paths import recognize
 from deeppart.model import LEVELS, Level, StepKey
 from deeppart.nodes import Protection, check_available, protect
 from deeppart.part import Signing, read_key_files
+from deeppart.progress import place_at_agent
 from deeppart.session.record import Session
 from deeppart.session.telemetry import telemetry_files
 from deeppart.session.topology import Topology, compare_settings
@@ -47,6 +48,7 @@ from deeppart.storage import (
     LINEAGE_NAME,
     NODE_FOLDERS,
     DirectoryOwner,
+    MemoryLevel,
     NodeLevel,
     PersistentLevel,
     PosixStore,
@@ -114,6 +116,7 @@ def _open(main: Comm, config: Config, taken: ExitStack) -> Session:
     owner, lineage, identity, found, committed = take_persistent(main, config, directory, store, within)
     if owner is not None:
         taken.callback(owner.close)
+    memory = memory_at_agent(lineage)
     shared = shared_directories(main, config, topology, identity, _WHAT, local)
     protection = protect(config, topology.nodes, topology.node_names, shared)
     who = lineage, identity
@@ -154,6 +157,7 @@ def _open(main: Comm, config: Config, taken: ExitStack) -> Session:
         directory,
         roots,
         telemetry,
+        memory,
     )
     if session.leads_directory:
         for level in levels.values():
@@ -168,6 +172,15 @@ def _read_keys(config: Config, rank: int) -> Signing | None:
     """The keys given to this rank."""
     files = config.sign_key_file or ()
     return read_key_files([expand_directory(each, node=node_name(), rank=rank, job=job_name()) for each in files])
+
+
+def memory_at_agent(lineage: str) -> MemoryLevel | None:
+    """Staging memory of this rank that its agent keeps; None without an agent."""
+    place = place_at_agent()
+    if place is None:
+        return None
+    directory, slot, slots = place
+    return MemoryLevel(directory, lineage, slot, slots, say if slot == 0 else lambda text: None)
 
 
 def open_store(directory: Path, limit: RateLimit | None) -> Store:

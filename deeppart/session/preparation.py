@@ -38,7 +38,7 @@ class Preparation:
         self._file_bytes = 0
 
     def begin(self, share: ShareSize) -> None:
-        """Reserve memory for a share, and start the rest; returns at once, unless the memory is pinned.
+        """Reserve memory for a share, and start the rest; returns at once, unless the memory is pinned or an agent's.
 
         Does nothing while earlier preparation hangs, or if no thread can be started.
         """
@@ -46,8 +46,11 @@ class Preparation:
         if self._thread is not None:
             return
         self._drop_files()
-        self._staging.reserve(share.nbytes, pinned=share.pinned)
-        self._wants_memory = self._wants_files = True
+        memory = self._session.memory
+        self._wants_memory = memory is None or memory.is_empty  # else what it has may be restored yet
+        if self._wants_memory:
+            self._staging.reserve(share.nbytes, pinned=share.pinned)
+        self._wants_files = True
         self._names, self._file_bytes = self._files_for(share)
         with contextlib.suppress(RuntimeError):  # no more threads allowed, or the process ends
             self._thread = start_thread(self._run, "deeppart-prepare", _warn_failure)

@@ -16,7 +16,7 @@ from deeppart.nodes import Protection
 from deeppart.part import FileSource, StoredBytes
 from deeppart.save import Processors
 from deeppart.session.topology import Topology
-from deeppart.storage import DirectoryOwner, NodeLevel, PersistentLevel, RateLimit
+from deeppart.storage import DirectoryOwner, MemoryLevel, NodeLevel, PersistentLevel, RateLimit
 
 
 @dataclass(slots=True)
@@ -40,6 +40,7 @@ class Session:
         directory: ``persistent_dir``.
         roots: the open directories.
         telemetry_files: ``metrics_file`` and ``events_file`` -> this rank's file, if set.
+        memory: where shares are staged under ``deeppart run``.
     """
 
     config: Config
@@ -59,6 +60,7 @@ class Session:
     directory: Path
     roots: access.Roots
     telemetry_files: Mapping[str, Path]
+    memory: MemoryLevel | None
 
     @property
     def leads_directory(self) -> bool:
@@ -88,6 +90,8 @@ class Session:
         if self.owner is not None:
             self.owner.close()
         self.roots.close()
+        if self.memory is not None:
+            self.memory.close()
         if self.comm.broken is not None:  # a late rank may still be in an exchange that the others have abandoned
             for channel in self.channels.values():
                 channel.abandon(CommError("the session has ended by an error", found=self.comm.broken.summary))

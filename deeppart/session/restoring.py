@@ -196,6 +196,7 @@ def take_stock(session: Session, timeout: float) -> Inventory:
         session.persistent,
         session.lineage,
         lambda operation, what: finish(session.comm, operation, f"restore, {what}", timeout),
+        session.memory,
     )
     if session.owner is not None:
         session.owner.clock.saw(max((entry.created for entry in inventory.committed), default=""))

@@ -20,6 +20,7 @@ from deeppart.storage.manifests import (
     read_step,
     read_steps,
 )
+from deeppart.storage.memory import MemoryLevel, PartInMemory
 from deeppart.storage.node import NODE_FOLDERS, NodeContents, NodeLevel, file_problem, take_stock
 from deeppart.storage.owner import DirectoryOwner, Owner, hold_directory, read_owner
 from deeppart.storage.persistent import PersistentLevel
@@ -62,10 +63,12 @@ __all__ = [
     "DirectoryOwner",
     "DurableFile",
     "Halt",
+    "MemoryLevel",
     "NeededParts",
     "NodeContents",
     "NodeLevel",
     "Owner",
+    "PartInMemory",
     "PersistentLevel",
     "PosixStore",
     "RateLimit",

@@ -170,11 +170,12 @@ def take_stock(directory: Path, lineage: str, signing: Signing | None) -> NodeCo
     """Open every file of a lineage on a node, of all levels. What is wrong becomes a line."""
     found, directory = NodeContents(), access.below_root(directory)
     for level in NODE_FOLDERS:
-        _take_stock(node_root(directory, lineage, level), level, lineage, signing, found)
+        list_level(node_root(directory, lineage, level), level, lineage, signing, found)
     return found
 
 
-def _take_stock(root: Path, level: str, lineage: str, signing: Signing | None, found: NodeContents) -> None:
+def list_level(root: Path, level: str, lineage: str, signing: Signing | None, found: NodeContents) -> None:
+    """Open every file in a directory of steps."""
     store = PosixStore(root)
     try:
         steps = list_steps(store)

@@ -34,7 +34,7 @@ class StoredPart:
     """A part found on a level, whose header, footer and index were checked, and whose chunks were not read.
 
     Attributes:
-        level: "local", "partner" or "persistent".
+        level: "memory", "local", "partner" or "persistent".
         attempt, rank: the attempt and rank that saved it.
         path: the file, as seen by the process that found it.
         nbytes: length of the file.

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heapreplace
 
-from deeppart.model import LEVELS, Level
+from deeppart.model import MEMORY, SOURCES, Level
 from deeppart.plan.redundancy import Nodes
 from deeppart.plan.restart.planner import Candidate
 from deeppart.plan.restart.sources import Source
@@ -261,7 +261,7 @@ def _around(position: int, count: int) -> tuple[int | None, range]:
     return above, range(min(first, count), min(first + FANOUT, count))
 
 
-_LEVEL_WORDS: dict[str, str] = {Level.PARITY: "rebuilt from parity"}
+_LEVEL_WORDS: dict[str, str] = {MEMORY: "in memory", Level.PARITY: "rebuilt from parity"}
 #: Ranks named among those that read one part together, at most.
 _MOST_NAMED = 8
 
@@ -274,10 +274,11 @@ def explain(candidate: Candidate, reads: Sequence[Read]) -> str:
 
 def explain_sources(reads: Sequence[Read]) -> str:
     """How many parts come from each kind of source: ``6 of 8 parts local, 2 of 8 parts rebuilt from parity``."""
-    counts = Counter(read.source.level for read in reads)
-    return ", ".join(
-        f"{counts[level]} of {len(reads)} parts {_LEVEL_WORDS.get(level, level)}" for level in LEVELS if level in counts
-    )
+    counts, found = Counter(read.source.level for read in reads), []
+    for level in SOURCES:
+        if level in counts:
+            found.append(f"{counts[level]} of {len(reads)} parts {_LEVEL_WORDS.get(level, level)}")
+    return ", ".join(found)
 
 
 def explain_parts(candidate: Candidate, reads: Sequence[Read]) -> list[str]:

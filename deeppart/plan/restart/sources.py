@@ -1,12 +1,14 @@
 """The sources of each part of an attempt: files on nodes, a rebuild from parity, the persistent level. Pure.
 
-Their order is fixed: a file at local, one at partner, a rebuild from parity, persistent. The first is read
-(``reading.py: assign``); one that fails is removed on all ranks (``recovery/candidates.py: read_candidate``).
+Their order is fixed: staging memory that has outlived its rank, a file at local, one at partner, a rebuild from parity,
+persistent. The first is read (``reading.py: assign``); one that fails is removed on all ranks
+(``recovery/candidates.py: read_candidate``).
 
 This module also decides which files have the right bytes. Files of one attempt and part with different index digests
 contradict each other, unless they are two encodings of the same bytes: then the manifest names both, and their content
 has one digest. The manifest decides if there is one, else the parity, which records the digests of the encoded parts;
-without either, none of the contradicting files is used.
+without either, none of the contradicting files is used. Staging memory has its bytes unencoded: of a step with a
+manifest it is used where that is how the part was stored, too.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from deeppart.model import Attempt, Level, ParityIdentity, PartRecord
+from deeppart.model import MEMORY, SOURCES, Attempt, Level, ParityIdentity, PartRecord
 from deeppart.plan.redundancy import Stripes
 from deeppart.plan.restart.inventory import Committed, Inventory, Location, StoredParity, StoredPart
 
@@ -58,7 +60,7 @@ class Source:
     """A source of a part.
 
     Attributes:
-        level: "local", "partner", "parity" or "persistent".
+        level: "memory", "local", "partner", "parity" or "persistent".
         path: the file; for parity, a name of the set.
         readers: ranks that can read it, ascending; one tuple object for all parts with the same readers.
         nbytes: length of the file.
@@ -155,9 +157,8 @@ class FilesByAttempt:
             for part in sorted(files, key=_by_level):
                 if (node, part.path) not in seen:
                     seen.add((node, part.path))
-                    self._parts.setdefault(part.attempt, {}).setdefault(part.rank, []).append(
-                        _Placed(part, mates[node])
-                    )
+                    readers = (rank,) if part.level == MEMORY else mates[node]
+                    self._parts.setdefault(part.attempt, {}).setdefault(part.rank, []).append(_Placed(part, readers))
             for parity in inventory.parity[rank] if rank < len(inventory.parity) else ():
                 self._add_parity(parity, mates[node])
 
@@ -270,7 +271,7 @@ def _settle(
     return best, [
         f"{each.location}: claims to be part {part}, but its index is not what {who}; ignored"
         for each in files
-        if each.file.index_digest not in best
+        if each.file.index_digest not in best and each.file.level != MEMORY
     ]
 
 
@@ -312,4 +313,4 @@ def _mates(node_of: Sequence[int]) -> dict[int, tuple[int, ...]]:
 
 
 def _by_level(part: StoredPart) -> int:
-    return 0 if part.level == Level.LOCAL else 1
+    return SOURCES.index(part.level)

@@ -1,7 +1,8 @@
 """Staging memory, which holds a share while it is written.
 
 It is allocated once and grows only when a share does: a copy into warm memory is several times faster than into fresh
-pages. Its pages can be touched in the background before the first share is captured.
+pages. Its pages can be touched in the background before the first share is captured. Under an agent it lies in a file,
+and outlives this process (``deeppart.storage.memory``); pinned memory does not.
 """
 
 from __future__ import annotations
@@ -25,9 +26,14 @@ _madvise.argtypes, _madvise.restype = (ctypes.c_void_p, ctypes.c_size_t, ctypes.
 
 
 class Staging:
-    """One reusable buffer of bytes outside the Python heap."""
+    """One reusable buffer of bytes outside the Python heap.
 
-    def __init__(self) -> None:
+    Args:
+        reserve: gives memory of exactly so many bytes that outlives the process, or None if there is none.
+    """
+
+    def __init__(self, reserve: Callable[[int], memoryview | None] = lambda nbytes: None) -> None:
+        self._reserve = reserve
         self._tensor = torch.empty(0, dtype=torch.uint8, device="cpu")
         self._pinned = False
 
@@ -38,7 +44,10 @@ class Staging:
 
     def reserve(self, nbytes: int, *, pinned: bool = False) -> torch.Tensor:
         """A uint8 tensor of exactly ``nbytes``, reused if it is large enough. Earlier contents are lost."""
-        if nbytes > self.nbytes or (pinned and not self._pinned):
+        lasting = None if pinned else self._reserve(nbytes)
+        if lasting is not None:
+            self._tensor, self._pinned = torch.frombuffer(lasting, dtype=torch.uint8), False
+        elif nbytes > self.nbytes or (pinned and not self._pinned):
             self.release()  # first, so that both are never held at once
             self._tensor = _allocate(nbytes, pinned)
             self._pinned = pinned

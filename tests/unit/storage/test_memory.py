@@ -1,0 +1,82 @@
+"""Staging memory that outlives its rank."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from deeppart.codec import EncodedChunk, RawCodec
+from deeppart.model import Attempt
+from deeppart.part import PartWriter
+from deeppart.part.format import SPAN_DTYPE
+from deeppart.storage import MemoryLevel, NodeContents
+
+LINEAGE = "0" * 32
+
+
+def attempt(step: int) -> Attempt:
+    return Attempt(LINEAGE, "1" * 32, step, step, 4)
+
+
+def level(directory: Path, slot: int, slots: int = 4, said: list[str] | None = None) -> MemoryLevel:
+    return MemoryLevel(directory, LINEAGE, slot, slots, (said if said is not None else []).append)
+
+
+def save(memory: MemoryLevel, step: int, rank: int, content: bytes) -> None:
+    room = memory.reserve(len(content))
+    assert room is not None
+    room[:] = content
+    writer = PartWriter(memory.sink(), attempt(step), rank)
+    writer.add_chunk(room, EncodedChunk(RawCodec.codec_id, room))
+    spans = np.zeros(1, SPAN_DTYPE)
+    spans["length"] = len(content)
+    writer.finish(spans, b"{}")
+    memory.name(attempt(step), rank)
+
+
+def found(memory: MemoryLevel) -> list[tuple[int, int]]:
+    stock = NodeContents()
+    memory.take_stock(None, stock)
+    assert not stock.problems
+    return sorted((part.attempt.step, part.rank) for part in stock.parts)
+
+
+def test_a_share_is_found_until_the_next_one_is_captured(memory: Path) -> None:
+    mine = level(memory, 1)
+    for step, content in ((1, b"a" * 5000), (2, b"b" * 5000), (3, b"c" * 9000), (4, b"d" * 10)):
+        save(mine, step, 1, content)
+        for after_the_rank in (mine, level(memory, 1)):
+            assert found(after_the_rank) == [(step, 1)] and not after_the_rank.is_empty
+        (part,) = memory.glob("memory/*/1/*/part*")
+        assert part.read_bytes()[4096 : 4096 + len(content)] == content
+    assert mine.reserve(10) is not None
+    assert found(mine) == [] and mine.is_empty
+    mine.drop()
+    assert [each for each in memory.rglob("*") if each.is_file()] == []
+
+
+def test_each_part_is_found_by_one_rank_on_any_number_of_them(memory: Path) -> None:
+    for rank in range(4):
+        save(level(memory, rank), 1, rank, b"x" * (rank + 1))
+    for slots in (1, 2, 3, 4, 6):
+        shares = [found(level(memory, slot, slots)) for slot in range(slots)]
+        assert sorted(sum(shares, [])) == [(1, rank) for rank in range(4)]
+        assert slots < 4 or shares[3] == [(1, 3)]
+    assert level(memory, 0, 2).reserve(7) is not None  # makes room: of slots 0 and 2
+    assert found(level(memory, 0, 2)) == [] and found(level(memory, 1, 2)) == [(1, 1), (1, 3)]
+
+
+def test_without_room_it_is_said_once(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(fd: int, offset: int, length: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    said: list[str] = []
+    mine = level(memory, 0, said=said)
+    save(mine, 1, 0, b"x")
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    assert mine.reserve(100) is None and mine.reserve(100) is None and not mine.holds(100)
+    assert len(said) == 1 and "no memory for 100 bytes" in said[0] and mine.is_empty
