@@ -77,8 +77,9 @@ class MemoryLevel:
         except (OSError, StorageError) as error:
             self.drop()
             self._is_refused = True
+            why = error.strerror if isinstance(error, OSError) else error.found
             self._say(
-                f"no memory for {nbytes} bytes in {self.root.path} ({error.strerror}): a step can be restored after a "
+                f"no memory for {nbytes} bytes in {self.root.path} ({why}): a step can be restored after a "
                 "rank has died only once it is at the local or persistent level"
             )
         return None if self._memory is None else memoryview(self._memory)[HEADER_BYTES:]

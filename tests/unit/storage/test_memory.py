@@ -64,7 +64,7 @@ def test_each_part_is_found_by_one_rank_on_any_number_of_them(memory: Path) -> N
         save(level(memory, rank), 1, rank, b"x" * (rank + 1))
     for slots in (1, 2, 3, 4, 6):
         shares = [found(level(memory, slot, slots)) for slot in range(slots)]
-        assert sorted(sum(shares, [])) == [(1, rank) for rank in range(4)]
+        assert sorted(each for share in shares for each in share) == [(1, rank) for rank in range(4)]
         assert slots < 4 or shares[3] == [(1, 3)]
     assert level(memory, 0, 2).reserve(7) is not None  # makes room: of slots 0 and 2
     assert found(level(memory, 0, 2)) == [] and found(level(memory, 1, 2)) == [(1, 1), (1, 3)]
