@@ -18,7 +18,7 @@ from typing import Any
 
 from deeppart.comm import Comm, Operation, commit_round
 from deeppart.errors import CheckpointError, DeeppartError, StorageError
-from deeppart.model import Attempt, Level, ParityMember
+from deeppart.model import MEMORY, Attempt, Level, ParityMember
 from deeppart.nodes import Arena, Incoming, Outgoing, PartFile, Protection, encode_sets, exchange_copies
 from deeppart.plan.redundancy import ParitySet
 from deeppart.plan.restart import Encode, Healing, Inventory, Location, Transfer, Wish, Write, plan_healing
@@ -182,7 +182,10 @@ class Healer:
 def healing_for(
     protection: Protection, recovered: Recovered, inventory: Inventory, damaged: Collection[Location] = ()
 ) -> Healing:
-    """The copies and parity that a step that has been read lacks; nothing if no redundant level is on."""
+    """The copies and parity that a step that has been read lacks; nothing if no redundant level is on.
+
+    Of a step that came from the memory of dead ranks also local parts: the next checkpoint overwrites that memory.
+    """
     parity = [
         (inventory.node_of[rank], each)
         for rank, files in enumerate(inventory.parity)
@@ -191,7 +194,8 @@ def healing_for(
     ]
     group_size = protection.group_size if protection.sets else 0
     wish = Wish(protection.nodes, bool(protection.copies), group_size, protection.tolerate)
-    if not wish.partner and not wish.group_size:
+    from_memory = any(read.source.level == MEMORY for read in recovered.reads)
+    if not wish.partner and not wish.group_size and not (from_memory and protection.every[Level.LOCAL]):
         return Healing((), (), (), ())
     readers = {read.part: read.reader for read in recovered.reads}
     return plan_healing(recovered.candidate, readers, parity, wish)

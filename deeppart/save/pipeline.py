@@ -103,7 +103,8 @@ class Pipeline:
             stages.insert(
                 0, Stage("capture", partial(self._capture, self._capturer), self._give_up_capturing, next=("store",))
             )
-        if any(level in channels for level in REDUNDANT_LEVELS):
+        self._repair_stage = "protect" if any(level in channels for level in REDUNDANT_LEVELS) else "store"
+        if self._repair_stage == "protect":
             stages.append(Stage("protect", self._protect, self._give_up_protecting))
         for workers in (self._behind, compressing.workers):
             workers.failed = self._break
@@ -150,7 +151,7 @@ class Pipeline:
         self.call_notes.hold(repair.attempt)
         with self._changed:
             self._repairs.append(repair)
-        self._stages.put("protect", repair)
+        self._stages.put(self._repair_stage, repair)
         self._fail_all_if_broken()
 
     @property
@@ -213,7 +214,10 @@ class Pipeline:
     def _give_up_capturing(self, job: Job, failure: DeeppartError) -> None:
         self._stages.put("store", Captured(job, failure))  # reported in the commit rounds
 
-    def _store(self, captured: Captured) -> None:
+    def _store(self, captured: Captured | Repair) -> None:
+        if isinstance(captured, Repair):
+            self._repair(captured)
+            return
         job, failure, digests = captured.job, captured.failure, None
         if failure is None:
             try:
@@ -256,7 +260,9 @@ class Pipeline:
     def _write_local(self, job: Job, part: LocalPart) -> PartSummary | DeeppartError:
         return self._timed(job, Level.LOCAL, lambda: self._writer.write_local(job, part))
 
-    def _give_up_storing(self, captured: Captured, failure: DeeppartError) -> None:
+    def _give_up_storing(self, captured: Captured | Repair, failure: DeeppartError) -> None:
+        if isinstance(captured, Repair):
+            return
         job = captured.job
         if not job.opened.done():  # the flush still takes part in its own round
             _resolve(job, Opened(failure))
@@ -320,7 +326,7 @@ class Pipeline:
 
     def _repair(self, repair: Repair) -> None:
         """Heal redundancy; errors are reported at the next call."""
-        channel = next(self._channels[level] for level in REDUNDANT_LEVELS if level in self._channels)
+        channel = next(self._channels[level] for level in (*REDUNDANT_LEVELS, Level.LOCAL) if level in self._channels)
         release = partial(repair.lease.done, Reader.HEAL)
         try:
             repair.run(channel, partial(self._drive, channel, what=repair.what), release)

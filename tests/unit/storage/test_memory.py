@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -80,3 +82,45 @@ def test_without_room_it_is_said_once(memory: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(os, "posix_fallocate", refuse)
     assert mine.reserve(100) is None and mine.reserve(100) is None and not mine.holds(100)
     assert len(said) == 1 and "no memory for 100 bytes" in said[0] and mine.is_empty
+
+
+JOB = """
+import os, sys, time
+from pathlib import Path
+import torch
+import deeppart
+
+directory, phase = Path(sys.argv[1]), sys.argv[2]
+settings = {"persistent_dir": str(directory / "ckpt")}
+if phase == "save":
+    settings["flush_bandwidth"] = 1000
+else:
+    settings["local_dir"] = str(directory / "local")
+checkpointer = deeppart.Checkpointer(**settings)
+state = {"x": torch.full((100_000,), 7.0 if phase == "save" else 0.0)}
+if phase == "save":
+    checkpointer.checkpoint(state, 5)
+    while not list((directory / "agent").glob("memory/*/0/step-*/part-*")):
+        time.sleep(0.01)
+else:
+    print(checkpointer.restore(state), state["x"].eq(7).all().item(), *checkpointer.explanation)
+    while checkpointer.repairing:
+        time.sleep(0.01)
+os._exit(0)
+"""
+
+
+def test_a_step_from_memory_becomes_one_of_the_local_level(
+    tmp_path: Path, run_python: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    """The next checkpoint overwrites that memory."""
+    (tmp_path / "agent").mkdir(mode=0o700)
+    agent = {"DEEPPART_AGENT": str(tmp_path / "agent"), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    said = []
+    for phase, more in (("save", agent), ("memory", agent), ("local", {})):
+        done = run_python(JOB, str(tmp_path), phase, env=os.environ | more)
+        assert done.returncode == 0, done.stderr
+        said.append(done.stdout)
+    assert said[1].startswith("5 True") and "1 of 1 parts in memory" in said[1], said
+    assert "rebuilding redundancy in the background: 1 part to storage" in said[1], said
+    assert said[2].startswith("5 True") and "1 of 1 parts local" in said[2], said
