@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import os
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -54,10 +53,13 @@ class StorageFaults:
         # Garbage is collected anywhere, and lets go of descriptors: the thread that has the lock closes one.
         self._lock = threading.RLock()
         self._real: dict[str, Callable[..., Any]] = {}
+        self._goes_on = threading.Event()
         self.clear()
 
     def clear(self) -> None:
-        """Refuse nothing any more, and count from 0."""
+        """Refuse nothing any more, and count from 0; what hangs goes on."""
+        self._goes_on.set()
+        self._goes_on = threading.Event()
         self.log: list[tuple[str, str]] = []
         self.refused = 0
         self._first, self._last, self._errno = -1, -1, 0
@@ -79,7 +81,7 @@ class StorageFaults:
             self._only = frozenset(only)
 
     def hang(self, first: int, seconds: float, *, count: int | None = 1, only: tuple[str, ...] = ()) -> None:
-        """The same, but these operations are carried out, ``seconds`` late."""
+        """The same, but these operations are carried out, ``seconds`` late, or once :meth:`clear` is called."""
         self.refuse(first, 0, count=count, only=only)
         self._hang_s = seconds
 
@@ -99,10 +101,11 @@ class StorageFaults:
         def watched(*arguments: Any, **options: Any) -> Any:
             directory = options.get("dir_fd", options.get("src_dir_fd"))
             path = self._below_root(name, arguments[0] if arguments else ".", directory)
+            hang_s, goes_on = self._hang_s, self._goes_on
             if path is None or not self._refuses(name, path):
                 return function(*arguments, **options)
-            if self._hang_s:
-                time.sleep(self._hang_s)
+            if hang_s:
+                goes_on.wait(hang_s)
                 return function(*arguments, **options)
             if name == "close":  # as on Linux: the descriptor is gone, whatever close returns
                 function(*arguments)

@@ -40,12 +40,13 @@ def test_the_report_says_where_storage_hangs(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(hanging, "LONG_S", 0.05)
     with checkpointer(tmp_path) as ck, StorageFaults(tmp_path / "persistent") as storage:
         only = ("rename", "rename_noreplace", "link") if operation == "rename" else (operation,)
-        storage.hang(0, 1.5, only=only)
+        storage.hang(0, 60.0, only=only)
         pending = ck.checkpoint(STATE, 1)
         (line,) = report_of_hanging(pending, f"{operation} of {tmp_path / 'persistent'}")
         assert "has not returned for" in line
         with pytest.raises(PeerTimeoutError, match=f"{operation} of {tmp_path}.* has not returned"):
             pending.wait(timeout=0.1)
+        storage.clear()
         pending.wait()
         assert not pending.report.hanging
 

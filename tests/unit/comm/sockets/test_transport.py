@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -225,7 +226,9 @@ def test_a_wait_ends_and_names_who_did_not_come() -> None:
             return caught.value.summary
 
         found = on_all(4, run)
-        assert all("save(step=4): waited 1.2 s for rank 2" in str(found[rank]) for rank in (0, 1, 3)), found
+        # The first one that gives up notifies the others.
+        texts = [found[rank] for rank in (0, 1, 3)]
+        assert all(re.search(r"save\(step=4\): waited [\d.]+ s for rank 2", str(text)) for text in texts), found
 
 
 class Holding(CommError):
