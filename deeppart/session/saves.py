@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +20,7 @@ from deeppart.errors import (
     warn_caller,
     warn_of_all,
 )
-from deeppart.model import Attempt
+from deeppart.model import Attempt, Level, show_bytes
 from deeppart.pending import DONE, Pending
 from deeppart.save import Agreed, Call, Job, Pipeline, Saver
 from deeppart.session.preparation import Preparation
@@ -161,7 +162,29 @@ class Saves:
             nbytes = captured.layout.nbytes
             self._preparation.begin_checkpoint(nbytes)
             pending.note(raw_bytes=nbytes, per_rank_bytes=captured.per_rank_bytes)
+            if attempt.sequence == 0:
+                self._warn_of_room(nbytes)
         self._pipeline.submit(Job.of(attempt, due, pending, captured))
+
+    def _warn_of_room(self, nbytes: int) -> None:
+        """At the first checkpoint of a run, warn if what is kept on this node will not fit, were it not compressed."""
+        session = self._session
+        level, steps = session.node_levels.get(Level.LOCAL), 0
+        for name in (Level.LOCAL, Level.PARTNER):
+            steps += session.config.keep[name] + 1 if session.protection.every[name] else 0
+        if level is None or not steps or not session.leads_directory or session.earlier[Level.LOCAL]:
+            return
+        shares = len(session.topology.sharing_directory(session.comm.rank))
+        with contextlib.suppress(OSError):  # the level itself will report it
+            needed, free = nbytes * shares * steps, level.free_bytes()
+            if needed > free:
+                self._pipeline.call_notes.note(
+                    f"local_dir {session.topology.directories[session.comm.rank]} has room for {show_bytes(free)}, but {show_bytes(needed)} are "
+                    f"needed: {steps} uncompressed steps of {shares} share{'s' * (shares > 1)} of {show_bytes(nbytes)}, "
+                    "those kept and those being written. Checkpoints will fail at the level local: lower `keep`, or "
+                    "use another local_dir",
+                    DeeppartWarning,
+                )
 
 
 def _pipeline_full(step: int, waited_s: float, *, removing: bool) -> CheckpointError:

@@ -108,6 +108,12 @@ class NodeLevel:
             make_directory(self._local, *self._below)
             return self.store.writer(key, over=over)
 
+    def free_bytes(self) -> int:
+        """Bytes that this process may still write here."""
+        with access.open_folder(self._local.path) as folder:
+            found = os.fstatvfs(folder.fd)
+        return found.f_bavail * found.f_frsize
+
     def steps(self) -> set[StepKey]:
         """Steps that have anything here."""
         return set(list_steps(self.store))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import deeppart
 from deeppart.errors import (
@@ -22,7 +23,7 @@ from deeppart.errors import (
 )
 from deeppart.model import SuspectLeaf, Suspicion
 from deeppart.state.capture import lazy
-from deeppart.storage import PosixStore, write_suspicion
+from deeppart.storage import NodeLevel, PosixStore, write_suspicion
 from deeppart.testing.states import difference
 from tests.unit.cli_support import block
 from tests.unit.one_rank import config, local_steps, persistent_steps, state, states_of
@@ -41,6 +42,20 @@ def test_every_counts_checkpoints_per_level(memory: Path) -> None:
         live = state(99)
         assert ck.restore(live) == 60 and live["step"] == 6, "local and persistent"
     assert local_steps(memory) == [0, 20, 40, 60] and persistent_steps(memory) == [0, 30, 60]
+
+
+def test_too_little_room_on_a_node_is_said_at_the_first_checkpoint(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(NodeLevel, "free_bytes", lambda level: 1000)
+    with deeppart.Checkpointer(config(memory, keep={"local": 2})) as ck:
+        for step, said in ((1, 0), (2, 1), (3, 0)):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                ck.checkpoint({"x": torch.zeros(1000)}, step).wait("persistent", timeout=200)
+            found = [str(each.message) for each in caught if "has room for 1 kB, but" in str(each.message)]
+            assert len(found) == said, (step, found)
+        assert not found or "12 kB are needed: 3 uncompressed steps of 1 share of 4 kB" in found[0]
 
 
 @pytest.mark.parametrize("every", [{"persistent": 1}, {"local": 1, "persistent": 2}, "auto"])
