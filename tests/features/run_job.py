@@ -16,8 +16,8 @@ from deeppart.elastic import leave, should_stop
 
 
 def main(steps: int, result: str, way: str) -> None:
-    """Train, unless ``way`` says otherwise: kill rank 1 in the first epoch; "kill unsaved": once step 6 is in memory;
-    slow: for signals; plain: for signals that the script does not handle.
+    """Train, unless ``way`` says otherwise: kill rank 1 in the first epoch, once step 6 is in memory; slow: for
+    signals; plain: for signals that the script does not handle.
 
     "until enough": to the next multiple of ten once there is a file named "enough"; rank 0 notes its steps.
     """
@@ -55,9 +55,9 @@ def main(steps: int, result: str, way: str) -> None:
                     print("begun", flush=True)
                 if way == "slow" and should_stop():
                     leave(state, step, checkpointer)
-            elif way.startswith("kill") and epoch == 1 and rank == 1 and step == 8:
+            elif way == "kill" and epoch == 1 and rank == 1 and step == 8:
                 parts = f"memory/*/*/step-{6:012}-*/part-*"
-                while way == "kill unsaved" and len(list(Path(os.environ["DEEPPART_AGENT"]).glob(parts))) < 2:
+                while len(list(Path(os.environ["DEEPPART_AGENT"]).glob(parts))) < 2:
                     time.sleep(0.01)
                 os.kill(os.getpid(), signal.SIGKILL)
     if rank == 0:

@@ -71,6 +71,7 @@ def test_under_deeppart_run(script: Path, tmp_path: Path) -> None:
     check_printed(run.stderr, 0, "the checkpoint has leaves that the live module lacks: model/backbone.weight")
 
 
+@pytest.mark.now_and_then(4)
 def test_under_torchrun(script: Path, tmp_path: Path) -> None:
     text = torchrun_prints(3, [script, tmp_path / "ckpt", "3"], expect_rc=1, anew=True)
     check_printed(text, 0, "the checkpoint has leaves that the live module lacks: model/backbone.weight")

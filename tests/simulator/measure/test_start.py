@@ -44,6 +44,7 @@ def test_real_checkpoints_are_measured(tmp_path: Path, ranks: int) -> None:
     assert list(tmp_path.iterdir()) == []  # nothing is left behind
 
 
+@pytest.mark.now_and_then(2)
 def test_sigterm_leaves_neither_ranks_nor_files(tmp_path: Path) -> None:
     """As a batch system ends a job."""
     ask = f"""
