@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,15 +12,11 @@ from deeppart.access import Root, Rules
 
 
 @pytest.fixture
-def shared(tmp_path: Path) -> Path:
-    """A directory that everyone can write to, as /tmp, and reach."""
-    for parent in (tmp_path, *tmp_path.parents):
-        if parent.stat().st_uid == os.geteuid() and parent.stat().st_mode & 0o077 == 0:
-            parent.chmod(0o711)
-    directory = tmp_path / "shared"
-    directory.mkdir()
-    directory.chmod(0o1777)
-    return directory
+def shared() -> Iterator[Path]:
+    """A directory that everyone can write to, as /tmp, and reach: not below pytest's, which each new pytest closes."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o1777)
+        yield Path(name)
 
 
 @pytest.fixture

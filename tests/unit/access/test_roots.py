@@ -362,12 +362,10 @@ FOUND = {
 
 @pytest.mark.parametrize("what", FOUND)
 @needs_root
-def test_a_file_that_only_lies_there_is_obeyed_where_others_could_not_write_it(tmp_path: Path, what: str) -> None:
+def test_a_file_that_only_lies_there_is_obeyed_where_others_could_not_write_it(shared: Path, what: str) -> None:
     """``deeppart.toml`` of the working directory, whatever groups a user is in."""
     directory, file, refused = FOUND[what]
-    for parent in (tmp_path, *tmp_path.parents[:2]):
-        parent.chmod(0o755)
-    found = tmp_path / "found" / "deeppart.toml"
+    found = shared / "found" / "deeppart.toml"
     found.parent.mkdir()
     found.touch()
     for path, (uid, gid, mode) in ((found.parent, directory), (found, file)):
