@@ -16,6 +16,7 @@ from deeppart.model import Attempt
 from deeppart.part import PartWriter
 from deeppart.part.format import SPAN_DTYPE
 from deeppart.storage import MemoryLevel, NodeContents
+from tests.unit.cli_support import flip
 
 LINEAGE = "0" * 32
 
@@ -110,17 +111,38 @@ os._exit(0)
 """
 
 
+def run_job(
+    run_python: Callable[..., subprocess.CompletedProcess[str]],
+    directory: Path,
+    phase: str,
+    *,
+    agent: bool = True,
+    code: int = 0,
+) -> str:
+    (directory / "agent").mkdir(mode=0o700, exist_ok=True)
+    more = {"DEEPPART_AGENT": str(directory / "agent"), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"} if agent else {}
+    done = run_python(JOB, str(directory), phase, env=os.environ | more)
+    assert done.returncode == code, done.stderr
+    return done.stderr if code else done.stdout
+
+
 def test_a_step_from_memory_becomes_one_of_the_local_level(
     tmp_path: Path, run_python: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
     """The next checkpoint overwrites that memory."""
-    (tmp_path / "agent").mkdir(mode=0o700)
-    agent = {"DEEPPART_AGENT": str(tmp_path / "agent"), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-    said = []
-    for phase, more in (("save", agent), ("memory", agent), ("local", {})):
-        done = run_python(JOB, str(tmp_path), phase, env=os.environ | more)
-        assert done.returncode == 0, done.stderr
-        said.append(done.stdout)
-    assert said[1].startswith("5 True") and "1 of 1 parts in memory" in said[1], said
-    assert "rebuilding redundancy in the background: 1 part to storage" in said[1], said
-    assert said[2].startswith("5 True") and "1 of 1 parts local" in said[2], said
+    run_job(run_python, tmp_path, "save")
+    said = run_job(run_python, tmp_path, "memory")
+    assert said.startswith("5 True") and "1 of 1 parts in memory" in said
+    assert "rebuilding redundancy in the background: 1 part to storage" in said
+    said = run_job(run_python, tmp_path, "local", agent=False)
+    assert said.startswith("5 True") and "1 of 1 parts local" in said
+
+
+def test_memory_is_not_believed_without_its_digests(
+    tmp_path: Path, run_python: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    run_job(run_python, tmp_path, "save")
+    (part,) = tmp_path.glob("agent/memory/*/0/step-*/part-*")
+    flip(part, 5000)
+    said = run_job(run_python, tmp_path, "memory", code=1)
+    assert "RestoreError" in said and "digest" in said and "no other source for part 0" in said, said
