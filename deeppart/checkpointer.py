@@ -217,7 +217,8 @@ class Checkpointer:
             reporting.called(step, self._saves.safe_s)
             pending = self._save(state, step, force=force)
             if self._saves.stop != GO_ON and not self._saves.is_at_all_levels(pending):
-                self._pipeline.wait_until_idle(self.config.timeout)  # or on_busy="skip" might skip it
+                if not self._pipeline.wait_until_idle(self.config.timeout):  # on_busy="skip" would skip it
+                    raise not_finished(self.config.timeout)
                 pending = self._save(state, step, force=True)
         if self._saves.stop != GO_ON:
             self._end_job(pending)
@@ -459,6 +460,8 @@ class Checkpointer:
             )
         try:
             if self._closed:
+                if self._saves.stop != GO_ON:  # a call in `finally`: it does not hide that the job ends
+                    sys.exit(EXIT_CODES[self._saves.stop])
                 todo = f"{what} inside the `with` block; atexit handlers that were registered before it run too late"
                 raise CheckpointError("this checkpointer is closed", todo=todo)
             yield

@@ -38,7 +38,7 @@ class Progress(NamedTuple):
         at_s: when it has last reported, in seconds on the clock of ``time.monotonic()``.
         trained: how many steps its optimizers have made, or checkpoint() was called, whichever is more.
         pauses: how many pauses it is in; it is not expected to report meanwhile.
-        safe_s: how long its last checkpoint took at the slowest of its levels; 0.0 before that.
+        safe_s: how long a checkpoint took last at the slowest level; 0.0 before that.
     """
 
     step: int = -1
@@ -132,7 +132,7 @@ class _Reporting:
                 new.rename(path)
 
     def called(self, step: int, safe_s: float = 0.0) -> None:
-        """checkpoint() is called for a step; the last one took so long at the slowest of its levels."""
+        """checkpoint() is called for a step; one took so long last at the slowest level."""
         self._safe_s = safe_s
         self._report(step, called=1)
 

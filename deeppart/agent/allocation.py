@@ -51,7 +51,8 @@ def end_of_job() -> float:
         if text:
             return float(text)
         if job:
-            end = _ask("squeue", "--noheader", f"--jobs={job}", "--format=%e")
+            # The user's profile, or the site's, may ask for another format.
+            end = _ask("env", "SLURM_TIME_FORMAT=standard", "squeue", "--noheader", f"--jobs={job}", "--format=%e")
             return datetime.fromisoformat(end.strip()).timestamp()
     return math.inf
 

@@ -55,6 +55,8 @@ def halt(directory: Path, after: int, before: str | None, cancel: bool) -> Halti
     All ranks exit with code 0, so that nothing starts them again; a later job in DIR is not concerned. The job looks
     every two seconds, and with every="auto" its ranks agree every five.
     """
+    if after and before:  # which of the two would count is a guess
+        raise click.UsageError("--after and --before exclude each other")
     owner = read_owner(directory)
     if owner is None or owner.running is False or not owner.run:
         raise CheckpointError(

@@ -119,8 +119,8 @@ def run(
     By --schedule or --size-file the number of ranks changes: they get SIGTERM, make a checkpoint, exit with 143, and
     the new number is started.
 
-    SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 are passed on to the ranks. If the script has no handler for SIGTERM,
-    SIGUSR1 or SIGUSR2, the next deeppart.checkpoint() saves the state at all levels, and ends the job.
+    SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 are passed on to the ranks. After a SIGTERM, SIGUSR1 or SIGUSR2 for
+    which the script has no handler, the next deeppart.checkpoint() saves the state at all levels, and ends the job.
 
     Exit code 0: the ranks are done. 143: they were asked to stop, and have. 75: too few nodes are left; start the job
     again. 1: they failed again and again without a new step; starting the job again will not help. 2: wrong usage.

@@ -16,8 +16,8 @@ from deeppart.errors import ConfigError
 _HEAD = """\
 #!/bin/bash
 # Written by: {written}
-#SBATCH --job-name={name} --output={name}-%j.log --open-mode=append
-#SBATCH --nodes={nodes} {more} --requeue
+#SBATCH --job-name={name} --output={log} --open-mode=append
+#SBATCH --nodes={nodes} --exclusive {more} --requeue
 #SBATCH --time={time}
 
 # scancel --batch --signal=USR1 JOB: a checkpoint, and the job is queued again
@@ -34,13 +34,15 @@ export DEEPPART_SECRET_FILE=${{SECRET_DIR:-$HOME}}/.deeppart-secret
 _TAIL = """\
 run=$!
 [ -z "$again" ] || {ask}
-while wait $run; code=$?; kill -0 $run 2>/dev/null; do :; done # a signal ends a wait
+while kill -0 $run 2>/dev/null; do wait $run; done # a signal ends a wait
+wait $run; code=$?
 {again}
 trap "" TERM # which Slurm sends to this shell as it queues the job again: it would count as a failure
 scontrol requeue "$SLURM_JOB_ID"
 """
 _IF_HALTED = '[ -n "$again" ] && [ $code -eq 0 ] || exit $code'
-_HALT = 'deeppart halt "$DEEPPART_PERSISTENT_DIR"'
+#: Again, as long as the job has not begun to use the directory.
+_HALT = 'until deeppart halt "$DEEPPART_PERSISTENT_DIR" || ! kill -0 $run; do sleep 2; done'
 
 
 class _Way(NamedTuple):
@@ -61,7 +63,7 @@ class _Way(NamedTuple):
 
 _WAYS = {
     "run": _Way(
-        "--exclusive --no-kill",
+        "--no-kill",
         _SECRET
         + """\
 # A failed rank or node is replaced within seconds; before the time is up all ranks make a checkpoint.
@@ -78,7 +80,7 @@ deeppart run --ranks {ranks}{spares} -- {command} &
         + """\
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 # or ranks that start again do not meet
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-srun --kill-on-bad-exit=1 torchrun --nnodes="$SLURM_NNODES" --nproc-per-node={ranks} --max-restarts=3 \\
+srun --cpu-bind=none --kill-on-bad-exit=1 torchrun --nnodes="$SLURM_NNODES" --nproc-per-node={ranks} --max-restarts=3 \\
     --rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID" --rdzv-endpoint="$head:$((20000 + SLURM_JOB_ID % 10000))" \\
     {command} &
 """,
@@ -87,10 +89,17 @@ srun --kill-on-bad-exit=1 torchrun --nnodes="$SLURM_NNODES" --nproc-per-node={ra
         "--ntasks-per-node={ranks} --signal=B:USR1@300",
         """\
 export MPIR_CVAR_CH4_NETMOD=ofi # of MPICH: over UCX its start sends more than Slurm 22.05 reads
-srun --mpi=pmi2 --kill-on-bad-exit=1 {command} & # for another MPI: srun --mpi=list
+srun --mpi=pmi2 --cpu-bind=none --kill-on-bad-exit=1 {command} & # for another MPI: srun --mpi=list
 """,
     ),
 }
+
+
+def _for_torchrun(command: tuple[str, ...]) -> tuple[str, ...]:
+    """What torchrun is to start: it has a Python of its own, which takes a script or -m, but no options."""
+    if Path(command[0]).name.startswith("python") and not "".join(command[1:2]).removeprefix("-m").startswith("-"):
+        return command[1:]
+    return command if command[0].endswith(".py") else ("--no-python", *command)
 
 
 @click.group("slurm", short_help="Write a batch script for Slurm.")
@@ -138,8 +147,8 @@ def init(
     refuse_url("--dir", Path(directory))
     if spares and by != "run":
         raise ConfigError("spare nodes are those of deeppart run", where=f"--spares {spares} --{by}")
-    if by == "torchrun" and Path(command[0]).name.startswith("python"):
-        command = command[1:]
+    if by == "torchrun":
+        command = _for_torchrun(command)
     way = _WAYS[by]
     more = f"{way.options} --gpus-per-node={gpus}" if gpus else way.options
     text = (
@@ -150,7 +159,8 @@ def init(
             again=way.again,
             command=shlex.join(command),
             directory=shlex.quote(directory),
-            name=name,
+            log=shlex.quote(f"{name}-%j.log"),
+            name=shlex.quote(name),
             nodes=nodes,
             ranks=ranks,
             spares=f" --spares {spares}" if spares else "",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
@@ -13,6 +14,7 @@ from deeppart import Checkpointer, Config, Pending, pause_watch
 from deeppart.config import check_count
 from deeppart.errors import ConfigError, DeeppartError, as_error
 from deeppart.extension import StopRequest
+from deeppart.progress import STOPPED, is_watched
 from deeppart.types import PerRank
 
 #: Policies for rank-local leaves on another world size, as of trainers whose own checkpoints hold rank 0's state.
@@ -154,10 +156,14 @@ class Saving:
             self.save(make, step)
 
     def finish(self, make: Callable[[], Any], step: int) -> None:
-        """Save the last step to all levels, and close (collective)."""
+        """Save the last step to all levels, and close (collective); under ``deeppart run``, end if stopped."""
         if self._saved_step != step:
             self.save(make, step, force=True)
+        checkpointer = self.checkpointer
         self.close()
+        if self.stopped and is_watched():  # with another exit code the training would be over
+            checkpointer.close()
+            sys.exit(STOPPED)
 
     def close(self, error: BaseException | None = None) -> None:
         """Finish background work, if this object opened the Checkpointer (collective).

@@ -68,7 +68,6 @@ class Agreed:
         rank0: how many arrays and values rank 0 saves for all; the numbers of rank-local ones follow.
         owned: leaf number -> tensor of leaves that only an optimizer changes, and that are copied after the call.
         diverged: leaves whose replicas have diverged.
-        stop: what the ranks are asked to do after it, the most of all ranks; 0 for nothing.
     """
 
     call: Call
@@ -77,7 +76,6 @@ class Agreed:
     rank0: tuple[int, int]
     owned: Mapping[int, torch.Tensor]
     diverged: tuple[Divergence, ...]
-    stop: int
 
 
 #: The call that a rank is in, as it is sent to other ranks.
@@ -88,7 +86,11 @@ _FLAGS = ("error", "holds", "fresh", "busy", "stop", *_RANK0_FLAGS)
 
 
 class Saver:
-    """The foreground of a save. Used by the training thread alone."""
+    """The foreground of a save. Used by the training thread alone.
+
+    Attributes:
+        stop: what the ranks are asked to do after the last call, the most of all ranks; 0 for nothing.
+    """
 
     def __init__(
         self,
@@ -117,6 +119,7 @@ class Saver:
         self._numbers: FileNumbers | None = None
         self._pinned = False
         self._fresh = False
+        self.stop = 0
 
     def flatten(self, state: object) -> FlatState | DeeppartError:
         """Flatten the state (local); or return the error, which all ranks receive in :meth:`agree`.
@@ -163,6 +166,7 @@ class Saver:
                 found=", ".join(self._excluded.used if self._excluded is not None else ()),
                 todo="exclude less: what is excluded is in no checkpoint",
             )
+        self.stop = agreed.flags["stop"]
         if agreed.flags["busy"]:
             return None
         rank0 = _rank0_of(agreed.flags)
@@ -176,7 +180,7 @@ class Saver:
         else:
             self._replicas.calls.note(call.turn, call.step, saved=bool(call.due))
             self._replicas.alike(call.turn)
-        return Agreed(call, flat, self._replicas.layout, rank0, owned, diverged, agreed.flags["stop"])
+        return Agreed(call, flat, self._replicas.layout, rank0, owned, diverged)
 
     @property
     def share_bytes(self) -> int:

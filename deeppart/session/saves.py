@@ -37,7 +37,7 @@ class Saves:
     Attributes:
         sequence: number of the next checkpoint in this session.
         failures: how many levels of earlier checkpoints have failed, as far as reported.
-        safe_s: how long the last finished checkpoint took at the slowest of its levels; 0.0 before that.
+        safe_s: how long a checkpoint took last at the slowest level; 0.0 before that.
         stop: what the ranks are asked to do after the last call (:mod:`deeppart.session.stops`).
     """
 
@@ -56,6 +56,7 @@ class Saves:
         self._auto, self._steps, self._recent, self._stops = auto, steps, recent, stops
         self.sequence = self.failures = 0
         self.safe_s, self.stop = 0.0, GO_ON
+        self._took = dict[str, float]()  # by each level, the last time
 
     def save(self, state: Any, step: int, *, force: bool) -> Pending | None:
         """Save a state (collective); None if no level was due, and the state was not compared."""
@@ -73,11 +74,12 @@ class Saves:
         try:
             with collection_paused():
                 agreed = self._agree(call, state, refusal, pending, asked)
+            self.stop = self._saver.stop
             copying = time.monotonic()
             if agreed is None:
                 self._drop_busy(pending, step)
             else:
-                diverged, self.stop = tuple(map(str, agreed.diverged)), agreed.stop
+                diverged = tuple(map(str, agreed.diverged))
                 self._capture_and_submit(pending, agreed)
                 if self._auto is not None:
                     self._auto.made(pending)
@@ -107,7 +109,8 @@ class Saves:
         """Warn once of failures in the background, and forget finished checkpoints."""
         finished = [pending for pending in self._recent if pending.finished]
         for pending in finished:
-            self.safe_s = max((level.seconds or 0.0 for level in pending.report.levels.values()), default=self.safe_s)
+            self._took |= {name: level.seconds for name, level in pending.report.levels.items() if level.seconds}
+        self.safe_s = max(self._took.values(), default=0.0)  # the last checkpoint of a job goes to all of them
         for pending in self._recent:
             for failure in pending.failures():
                 self.failures += 1
@@ -174,15 +177,15 @@ class Saves:
             steps += session.config.keep[name] + 1 if session.protection.every[name] else 0
         if level is None or not steps or not session.leads_directory or session.earlier[Level.LOCAL]:
             return
+        directory = session.topology.directories[session.comm.rank]
         shares = len(session.topology.sharing_directory(session.comm.rank))
         with contextlib.suppress(OSError):  # the level itself will report it
             needed, free = nbytes * shares * steps, level.free_bytes()
             if needed > free:
                 self._pipeline.call_notes.note(
-                    f"local_dir {session.topology.directories[session.comm.rank]} has room for {show_bytes(free)}, but {show_bytes(needed)} are "
-                    f"needed: {steps} uncompressed steps of {shares} share{'s' * (shares > 1)} of {show_bytes(nbytes)}, "
-                    "those kept and those being written. Checkpoints will fail at the level local: lower `keep`, or "
-                    "use another local_dir",
+                    f"local_dir {directory} has room for {show_bytes(free)}, but {show_bytes(needed)} are needed: "
+                    f"{steps} uncompressed steps of {show_bytes(nbytes * shares)}, those kept and those being written. "
+                    "Checkpoints will fail at the level local: lower `keep`, or use another local_dir",
                     DeeppartWarning,
                 )
 

@@ -28,11 +28,12 @@ _END_S = 1.0
 
 @functools.cache
 def _signals() -> Signals | None:
-    """Signals of the agent that has started this process; None without one, or if the script has handlers."""
+    """Signals of the agent that has started this process, but those that the script handles; None without any."""
     is_main = threading.current_thread() is threading.main_thread()
-    if not is_watched() or not is_main or any(signal.getsignal(each) is not signal.SIG_DFL for each in _SIGNALS):
+    free = [each for each in _SIGNALS if signal.getsignal(each) is signal.SIG_DFL]
+    if not is_watched() or not is_main or not free:
         return None
-    found = Signals(_SIGNALS)
+    found = Signals(free)
     found.listen()
     return found
 
@@ -65,7 +66,8 @@ class Stops:
         epoch = epoch_of_run()
         self._signals = _signals()
         self._file: _HaltFile | None = None
-        self._last: int | None = None  # the checkpoint at which the job halts
+        self._halt: Halt | None = None  # the request that is followed
+        self._last = 0  # the checkpoint at which the job halts
         if session.comm.rank == 0:
             self._file = _HaltFile(session.persistent.store, session.session if epoch is None else epoch[0])
             weakref.finalize(self, self._file.is_over.set)
@@ -73,10 +75,9 @@ class Stops:
     def asked(self, number: int, safe_s: float) -> int:
         """What is asked at a checkpoint; ``safe_s``: of :class:`~deeppart.session.saves.Saves`."""
         halt = None if self._file is None else self._file.found
-        if halt is None:
-            self._last = None
-        else:
-            self._last = number + halt.after if self._last is None else self._last
+        if halt != self._halt:
+            self._halt, self._last = halt, number + (halt.after if halt is not None else 0)
+        if halt is not None:
             due_s = 0.0 if halt.before is None else seconds_of(halt.before) - time_to_end_s(safe_s)
             if number >= self._last and time.time() >= due_s:
                 return HALT

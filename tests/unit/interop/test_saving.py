@@ -70,6 +70,18 @@ def test_a_signal_makes_one_step_due_which_goes_to_every_level(tmp_path: Path) -
     assert deeppart.load(tmp_path) == {"a": 3}
 
 
+def test_a_training_that_was_stopped_does_not_end_as_one_that_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or `deeppart run` would return 0, and nothing would start the job again."""
+    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path))
+    saving = Saving(deeppart.Config(persistent_dir=str(tmp_path / "ckpt")))
+    saving.stopped = True
+    with pytest.raises(SystemExit) as ended:
+        saving.finish(lambda: {"a": 3}, 3)
+    assert ended.value.code == 143 and deeppart.load(tmp_path / "ckpt") == {"a": 3}
+
+
 def test_where_one_rank_cannot_make_its_state_all_hear_why(tmp_path: Path) -> None:
     def on_rank(comm: Comm) -> str:
         with checkpointer(tmp_path, comm) as ck:

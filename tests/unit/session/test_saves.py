@@ -55,7 +55,7 @@ def test_too_little_room_on_a_node_is_said_at_the_first_checkpoint(
                 ck.checkpoint({"x": torch.zeros(1000)}, step).wait("persistent", timeout=200)
             found = [str(each.message) for each in caught if "has room for 1 kB, but" in str(each.message)]
             assert len(found) == said, (step, found)
-        assert not found or "12 kB are needed: 3 uncompressed steps of 1 share of 4 kB" in found[0]
+        assert not found or "12 kB are needed: 3 uncompressed steps of 4 kB" in found[0]
 
 
 @pytest.mark.parametrize("every", [{"persistent": 1}, {"local": 1, "persistent": 2}, "auto"])
