@@ -146,10 +146,10 @@ def referred_to(store: PosixStore, step: int) -> set[StepKey]:
 
 
 @pytest.mark.timeout(600)
-def test_a_refused_operation_costs_no_step_that_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_operation_costs_no_step_that_is_kept(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each alone, or with the three that follow it."""
-    log = two_sessions(tmp_path / "all", monkeypatch, -1, 0, 0)
+    log = two_sessions(memory / "all", monkeypatch, -1, 0, 0)
     assert len(log) > 100
     manifests = [number for number, name in enumerate(log) if name == "get manifest"]  # that is where it hurts
     for number in sorted({*sampled(manifests, 4), *sampled(range(len(log)), 8, kind=log.__getitem__)}):
-        two_sessions(tmp_path / str(number), monkeypatch, number, 1 + 3 * (number % 2), ERRORS[number % len(ERRORS)])
+        two_sessions(memory / str(number), monkeypatch, number, 1 + 3 * (number % 2), ERRORS[number % len(ERRORS)])
