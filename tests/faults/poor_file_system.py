@@ -10,12 +10,17 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import mfusepy  # type: ignore[import-untyped]
+
+#: Seconds to wait for the mount.
+_PATIENCE_S = 30.0
 
 
 class PoorFileSystem(mfusepy.Operations):  # type: ignore[misc]
@@ -121,6 +126,24 @@ class PoorFileSystem(mfusepy.Operations):  # type: ignore[misc]
         status = os.statvfs(self._real(path))
         names = ("bavail", "bfree", "blocks", "bsize", "favail", "ffree", "files", "frsize", "namemax")
         return {f"f_{name}": getattr(status, f"f_{name}") for name in names}
+
+
+@contextlib.contextmanager
+def mounted(module: str, *arguments: str, directory: Path) -> Iterator[None]:
+    """A process that runs a module, which mounts a file system on a directory; raises OSError where it cannot."""
+    command = [sys.executable, "-m", module, *arguments]
+    process = subprocess.Popen(command, cwd=Path(__file__).parents[2], stdout=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + _PATIENCE_S
+        while not os.path.ismount(directory):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise OSError("FUSE cannot mount here")
+            time.sleep(0.02)
+        yield
+    finally:
+        subprocess.run(("umount", "-l", str(directory)), capture_output=True, timeout=300, check=False)
+        process.kill()
+        process.wait()
 
 
 if __name__ == "__main__":

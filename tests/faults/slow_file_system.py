@@ -23,11 +23,8 @@ from pathlib import Path
 import mfusepy  # type: ignore[import-untyped]
 
 from deeppart.model import read_rate
-from tests.faults.poor_file_system import PoorFileSystem
+from tests.faults.poor_file_system import PoorFileSystem, mounted
 
-ROOT = Path(__file__).parents[2]
-#: Seconds to wait for the mount.
-_PATIENCE_S = 30.0
 #: So long it may have been idle, and catch up.
 _BURST_S = 0.005
 
@@ -64,19 +61,9 @@ def slow_directory(rate: str) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="deeppart-slow-") as folder:
         source, mount = Path(folder) / "source", Path(folder) / "mount"
         source.mkdir(), mount.mkdir()
-        command = [sys.executable, "-m", "tests.faults.slow_file_system", "--serve", rate, str(source), str(mount)]
-        process = subprocess.Popen(command, cwd=ROOT)
-        try:
-            deadline = time.monotonic() + _PATIENCE_S
-            while not os.path.ismount(mount):
-                if process.poll() is not None or time.monotonic() > deadline:
-                    raise OSError("FUSE cannot mount here")
-                time.sleep(0.02)
+        arguments = ("--serve", rate, str(source), str(mount))
+        with mounted("tests.faults.slow_file_system", *arguments, directory=mount):
             yield mount
-        finally:
-            subprocess.run(("umount", "-l", str(mount)), capture_output=True, timeout=300, check=False)
-            process.kill()
-            process.wait()
 
 
 def main(arguments: list[str]) -> int:
@@ -87,8 +74,8 @@ def main(arguments: list[str]) -> int:
         return 0
     rate, *command = arguments
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what is mounted is unmounted
-    with slow_directory(rate) as mounted:
-        return subprocess.run([each.replace("{}", str(mounted)) for each in command], check=False).returncode
+    with slow_directory(rate) as place:
+        return subprocess.run([each.replace("{}", str(place)) for each in command], check=False).returncode
 
 
 if __name__ == "__main__":

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import subprocess
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -17,7 +17,6 @@ import torch
 
 import deeppart
 from deeppart.errors import BackgroundFailureWarning, CheckpointError
-from tests.mpi.launchers import ROOT
 from tests.waiting import wait_until
 
 Mount = Callable[..., Path]
@@ -30,25 +29,20 @@ def poor(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         pytest.skip("/dev/fuse is missing or closed")
     try:
-        importlib.import_module("mfusepy")
+        module = importlib.import_module("tests.faults.poor_file_system")
     except (ImportError, OSError) as error:  # OSError: there is no libfuse
         pytest.skip(f"mfusepy cannot be used: {error}")
     source, directory, control = tmp_path / "source", tmp_path / "poor", tmp_path / "control"
     source.mkdir(), directory.mkdir()
-    command = [sys.executable, "-m", "tests.faults.poor_file_system", str(source), str(directory), str(control)]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        deadline = time.monotonic() + 30
-        while not os.path.ismount(directory):
-            if process.poll() is not None or time.monotonic() > deadline:
-                pytest.skip("FUSE cannot mount here")
-            time.sleep(0.02)
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(
+                module.mounted(module.__name__, *map(str, (source, directory, control)), directory=directory)
+            )
+        except OSError as error:
+            pytest.skip(str(error))
+        stack.callback(control.unlink, missing_ok=True)
         yield directory, control
-    finally:
-        control.unlink(missing_ok=True)
-        subprocess.run(("umount", "-l", str(directory)), capture_output=True, timeout=300, check=False)
-        process.kill()
-        process.wait()
 
 
 def state(step: int) -> dict[str, Any]:

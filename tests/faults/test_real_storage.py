@@ -1,13 +1,9 @@
-"""Real file systems that are full, read-only or gone, and a job that is killed while it writes."""
+"""Real file systems that are full, read-only or gone."""
 
 from __future__ import annotations
 
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import textwrap
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +13,7 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.errors import BackgroundFailureWarning, CheckpointError, DirectoryInUseError, StorageError
+from deeppart.errors import BackgroundFailureWarning, CheckpointError, StorageError
 from deeppart.model import Attempt
 from deeppart.part import part_file_name
 from deeppart.storage import NodeLevel, spare_name
@@ -135,24 +131,6 @@ def test_files_made_in_advance_leave_the_room_to_what_is_written(mount_tmpfs: Ca
 # --- read-only --------------------------------------------------------------------------------------------------------
 
 
-def test_a_local_file_system_that_turns_read_only(mount_tmpfs: Callable[..., Path], tmp_path: Path) -> None:
-    """(Not with an open lock file: test_every_operation.py has EROFS at the persistent level.)"""
-    local = mount_tmpfs("local", 16)
-    with deeppart.Checkpointer(config(tmp_path / "p", local)) as ck:
-        assert outcome(checkpoint(ck, 1)) == ("done", "done")
-        ck._pipeline.wait_until_idle(30)
-        run("mount", "-o", "remount,ro", str(local))
-        try:
-            pending = checkpoint(ck, 2)
-            assert outcome(pending) == ("failed", "done")
-            assert "read-only" in str(pending.report.levels["local"].error).lower()
-            live = state(0)
-            assert ck.restore(live) == 2 and difference(state(2), live) is None
-        finally:
-            run("mount", "-o", "remount,rw", str(local))
-        assert outcome(checkpoint(ck, 3, warned=1)) == ("done", "done")
-
-
 @pytest.mark.parametrize("level", ["local", "persistent"])
 def test_a_read_only_directory_at_the_start(mount_tmpfs: Callable[..., Path], tmp_path: Path, level: str) -> None:
     bad = mount_tmpfs(level, 4)
@@ -189,63 +167,3 @@ def test_a_file_system_that_is_unmounted(mount_tmpfs: Callable[..., Path], level
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             ck.close()
-
-
-# --- killed -----------------------------------------------------------------------------------------------------------
-
-JOB = """
-    import sys, time, torch, deeppart
-    directory, speed, step = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
-    ck = deeppart.Checkpointer(deeppart.Config(
-        persistent_dir=directory + "/p", local_dir=(directory + "/l") if "local" in sys.argv else None,
-        timeout=60, compression="none", flush_bandwidth=speed))
-    live = {"x": torch.zeros(16 << 20, dtype=torch.uint8), "step": 0}
-    print("restored", ck.restore(live), flush=True)
-    ck.checkpoint({"x": torch.full((16 << 20,), step, dtype=torch.uint8), "step": step}, step)
-    print("submitted", flush=True)
-    time.sleep(60)
-"""
-
-
-def start(directory: Path, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(JOB), str(directory), *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
-
-
-@pytest.mark.now_and_then(2)
-def test_a_job_that_is_killed_while_it_writes(tmp_path: Path) -> None:
-    with deeppart.Checkpointer(config(tmp_path / "p", None)) as ck:
-        assert outcome(checkpoint(ck, 1, mebibytes=16)) == ("off", "done")
-    job = start(tmp_path, str(2 << 20), "2")  # eight seconds for 16 MiB
-    assert job.stdout is not None
-    assert [job.stdout.readline().strip() for _ in range(2)] == ["restored 1", "submitted"]
-    with pytest.raises(DirectoryInUseError, match=f"process {job.pid}"):
-        deeppart.Checkpointer(config(tmp_path / "p", None))
-    step = next((tmp_path / "p").glob("step-000000000002-*"))
-    wait_until(lambda: [path for path in step.glob(".part-*.tmp-*") if path.stat().st_size], 30)
-    job.send_signal(signal.SIGKILL)
-    job.communicate(timeout=300)
-    assert list(step.glob(".part-*.tmp-*")), "it was in the middle of it"
-    assert deeppart.load(tmp_path / "p")["step"] == 1
-    with deeppart.Checkpointer(config(tmp_path / "p", None)) as ck:  # the lock went with the process
-        assert ck.restore(state(0, 16)) == 1
-        assert outcome(checkpoint(ck, 3, mebibytes=16)) == ("off", "done")
-    assert sorted(path.name[:17] for path in (tmp_path / "p").glob("step-*")) == [f"step-{s:012d}" for s in (1, 3)]
-
-
-@pytest.mark.now_and_then(2)
-def test_a_job_that_is_killed_between_its_levels(tmp_path: Path) -> None:
-    """The local copy is whole, the persistent one is not: the local one is the newest checkpoint."""
-    job = start(tmp_path, str(1 << 20), "1", "local")
-    assert job.stdout is not None
-    assert [job.stdout.readline().strip() for _ in range(2)] == ["restored None", "submitted"]
-    wait_until(lambda: list((tmp_path / "l").glob("*/step-*/part-*.dpp")), 30)
-    job.send_signal(signal.SIGKILL)
-    job.communicate(timeout=300)
-    with pytest.raises(deeppart.RestoreError):
-        deeppart.load(tmp_path / "p")
-    with deeppart.Checkpointer(config(tmp_path / "p", tmp_path / "l")) as ck:
-        assert ck.restore(state(0, 16)) == 1
-        assert outcome(checkpoint(ck, 2, mebibytes=16)) == ("done", "done")
-    assert [path.name[:17] for path in (tmp_path / "p").glob("step-*")] == ["step-000000000002"]
-    assert [path.name[:17] for path in (tmp_path / "l").glob("*/step-*")] == ["step-000000000002"]

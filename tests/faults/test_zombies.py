@@ -16,8 +16,8 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,28 +28,22 @@ import deeppart
 from deeppart.offline.inspect.listing import list_directory
 from deeppart.offline.inspect.verifying import choose_steps, verify
 from deeppart.storage import LOCK_NAME, parse_step_name
-from tests.faults.campaign.stages import locate
+from tests.faults.campaign import stages as campaign
+from tests.faults.campaign.stages import Stage
 
 #: How long the first job may take for anything.
 PATIENCE_S = 120.0
 
-#: Where the first job stops: (function, whether after it, what the path it is about must contain).
-STAGES = {
-    "local part: being written": ("deeppart.storage.files.DurableFile.write", False, "/l/"),
-    "local part: before its name": ("deeppart.storage.files.DurableFile.commit", False, "/l/"),
-    "local part: being named": ("deeppart.storage.files.rename_new", False, "/l/"),
-    "local part: after its name": ("deeppart.storage.files.DurableFile.commit", True, "/l/"),
-    "a spare taken": ("deeppart.storage.spares.Recycled.take", True, "/l/"),
-    "a node: retiring": ("deeppart.storage.node.NodeLevel.retire", False, ""),
-    "persistent part: being written": ("deeppart.storage.files.DurableFile.write", False, "/p/"),
-    "persistent part: before its name": ("deeppart.storage.files.DurableFile.commit", False, "/p/"),
-    "persistent part: after its name": ("deeppart.storage.files.DurableFile.commit", True, "/p/"),
-    "commit: before the first check": ("deeppart.storage.owner.DirectoryOwner.check", False, ""),
-    "commit: after the first check": ("deeppart.storage.owner.DirectoryOwner.check", True, ""),
-    "manifest: before its name": ("deeppart.storage.files.DurableFile.commit", False, "/manifest"),
-    "manifest: after its name": ("deeppart.storage.files.DurableFile.commit", True, "/manifest"),
-    "retiring: before": ("deeppart.storage.persistent.PersistentLevel.remove", False, ""),
-    "retiring: a step removed": ("deeppart.storage.persistent.remove_step", True, ""),
+#: Where the first job stops: as it may be killed in a campaign, and where only a directory with two owners matters.
+STAGES: dict[str, Stage] = {
+    name: stage
+    for name, stage in campaign.STAGES.items()
+    if name.startswith(("local part", "persistent part", "manifest", "retiring"))
+} | {
+    "a part: being named": Stage("deeppart.storage.files.rename_new"),
+    "a spare taken": Stage("deeppart.storage.spares.Recycled.take", after=True),
+    "commit: before the first check": Stage("deeppart.storage.owner.DirectoryOwner.check"),
+    "commit: after the first check": Stage("deeppart.storage.owner.DirectoryOwner.check", after=True),
 }
 
 
@@ -77,7 +71,7 @@ class Zombie:
         while status.read_text().rpartition(")")[2].split()[0] != "T":
             if not self._process.is_alive() or time.monotonic() > deadline:
                 stacks = self._stacks.read_text()
-                self.end()
+                self.close()
                 pytest.fail(f"it never came to {stage!r}: {stacks}")
             time.sleep(0.01)
 
@@ -89,20 +83,10 @@ class Zombie:
         assert self._process.exitcode == 0, self._stacks.read_text()
         return self._said.read_text().splitlines()
 
-    def end(self) -> None:
+    def close(self) -> None:
         self._process.kill()
         self._process.join()
         self._process.close()
-
-
-@contextmanager
-def zombie(root: Path, stage: str, locks: bool) -> Iterator[Zombie]:
-    """The first job, stopped at a stage."""
-    job = Zombie(root, stage, locks)
-    try:
-        yield job
-    finally:
-        job.end()
 
 
 def _be_overtaken(root: Path, stage: str, locks: bool, said: Path, stacks: Path) -> None:
@@ -111,15 +95,15 @@ def _be_overtaken(root: Path, stage: str, locks: bool, said: Path, stacks: Path)
     if not locks:
         fcntl.flock = no_locks
     settings = deeppart.Config(
-        persistent_dir=str(root / "p"),
-        local_dir=str(root / "l"),
+        persistent_dir=str(root / "persistent"),
+        local_dir=str(root / "local"),
         keep={"persistent": 1},
         timeout=30.0,
         compression="none",
     )
     armed = threading.Event()
     checkpointer = deeppart.Checkpointer(settings)
-    _stop_at(stage, armed)
+    campaign.hook(STAGES[stage], partial(_stop, armed))
     lines = []
     for step in range(1, 6):
         if step == 3:
@@ -132,24 +116,6 @@ def _be_overtaken(root: Path, stage: str, locks: bool, said: Path, stacks: Path)
         lines.append(f"{step} {levels['local'].state} {levels['persistent'].state} {levels['persistent'].error}")
     checkpointer.close()
     said.write_text("\n".join(line.replace("\n", " ") for line in lines))
-
-
-def _stop_at(stage: str, armed: threading.Event) -> None:
-    """Stop this process once, at a stage, when armed."""
-    target, after, fragment = STAGES[stage]
-    owner, name = locate(target)
-    real = getattr(owner, name)
-
-    def watched(*arguments: Any, **options: Any) -> Any:
-        here = fragment in " ".join(str(getattr(each, "path", each)) for each in arguments)
-        if here and not after:
-            _stop(armed)
-        result = real(*arguments, **options)
-        if here and after:
-            _stop(armed)
-        return result
-
-    setattr(owner, name, watched)
 
 
 def _stop(armed: threading.Event) -> None:
@@ -184,15 +150,15 @@ def locks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_zombie_touches_nothing_of_its_successor(stage: str, locks: str, memory: Path) -> None:
     settings = deeppart.Config(
-        persistent_dir=str(memory / "p"),
-        local_dir=str(memory / "l"),
+        persistent_dir=str(memory / "persistent"),
+        local_dir=str(memory / "local"),
         keep={"persistent": 3, "local": 2},
         timeout=30.0,
         compression="none",
     )
-    with zombie(memory, stage, locks != "none") as job:
+    with closing(Zombie(memory, stage, locks != "none")) as job:
         if locks == "removed":
-            (memory / "p" / LOCK_NAME).unlink()
+            (memory / "persistent" / LOCK_NAME).unlink()
         with deeppart.Checkpointer(settings) as checkpointer:
             live = state(0)
             first = checkpointer.restore(live)
@@ -209,14 +175,13 @@ def test_a_zombie_touches_nothing_of_its_successor(stage: str, locks: str, memor
             assert after.keys() == before.keys(), "nothing of it is gone, and nothing came to it"
             assert after == before
             checkpointer.checkpoint(state(6), 6).wait(timeout=200)
-    listing = list_directory(memory / "p")
+    listing = list_directory(memory / "persistent")
     mine = [each for each in listing.steps if each.key.session == session]
     assert mine and {each.state for each in mine} == {"complete"}
     for number in range(first + 2 if first == 3 else 4, 7):
-        assert {verify(each).state for each in choose_steps(memory / "p", number) if each.key.session == session} == {
-            "sound"
-        }
-    newest = deeppart.load(memory / "p")
+        of_it = [each for each in choose_steps(memory / "persistent", number) if each.key.session == session]
+        assert {verify(each).state for each in of_it} == {"sound"}
+    newest = deeppart.load(memory / "persistent")
     assert newest["step"] == 6 and torch.equal(newest["x"], state(6)["x"])
     with deeppart.Checkpointer(settings) as checkpointer:
         live = state(0)

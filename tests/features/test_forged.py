@@ -6,7 +6,6 @@ import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,27 +19,13 @@ from deeppart.model import Attempt
 from deeppart.part import MemorySource, PartReader
 from deeppart.plan.restart import Inventory, StoredPart, survey
 from deeppart.storage import DirectoryOwner, read_owner
-from tests.fuzz.images import ManifestImage, PartImage
+from tests.fuzz.images import PartImage, reforge
+from tests.fuzz.seeds import tie
 from tests.golden import forge
 from tests.unit import cli_support
 from tests.unit.cli_support import live_for_forged
 
 Edit = Callable[[PartImage], object]
-
-
-def reforge(root: Path, edit: Edit, structure: Callable[[dict[str, Any]], object] = lambda structure: None) -> None:
-    """Change every part and the structure document of a checkpoint, and make all digests right."""
-    for path in sorted(root.glob("step-*/part-*")):
-        part = PartImage.parse(path.read_bytes())
-        edit(part)
-        if "structure" in part.meta:
-            structure(part.meta["structure"])
-        path.write_bytes(part.encode())
-    for path in root.glob("step-*/manifest"):
-        manifest = ManifestImage.parse(path.read_bytes())
-        structure(manifest.document["structure"])
-        manifest.name({part.name: part.read_bytes() for part in path.parent.glob("part-*")})
-        path.write_bytes(manifest.encode())
 
 
 def refused_by_all(root: Path, error: type[Exception] = FormatError) -> None:
@@ -116,21 +101,6 @@ def a_chunk_that_ends_within_an_element(part: PartImage) -> None:
 def test_spans_of_the_wrong_kind(checkpoint: Path, edit: Edit) -> None:
     reforge(checkpoint, edit)
     refused_by_all(checkpoint)
-
-
-def tie(leaf: list[Any], here: list[Any]) -> tuple[Edit, Callable[[dict[str, Any]], None]]:
-    """Leaf 3 shares the memory of leaf 2, of which every rank has its own, as numpy arrays."""
-
-    def document(part: PartImage) -> None:
-        part.meta["leaves"] = {"2": ["numpy", "|u1", [16]], "3": here}
-
-    def structure(document: dict[str, Any]) -> None:
-        document["leaves"][2] = ["numpy", "|u1", [16], 1]
-        document["leaves"].append(leaf)
-        document["tree"][1].append("tied")
-        document["tree"][2].append(["a", 3])
-
-    return document, structure
 
 
 @pytest.mark.parametrize(

@@ -11,5 +11,5 @@ which nobody does. Each goes through the real readers in a process of its own, w
 * nothing takes more memory or time than a case of this size may.
 
 A case that ends in errors that no case before it has had, by type and place, becomes a seed. What breaks one of the
-rules is a find: it is made smaller, and kept.
+rules is a find, and kept.
 """

@@ -18,8 +18,6 @@ from tests.fuzz.running import Answer, Case, Worker
 from tests.fuzz.seeds import SIGNED, Files, Seed, make_seeds
 
 MOST_KEPT = 3000
-#: Runs that making one find smaller may take.
-MOST_TRIES = 60
 
 
 _known_seeds = functools.cache(make_seeds)
@@ -27,7 +25,7 @@ _known_seeds = functools.cache(make_seeds)
 
 @dataclass
 class Find:
-    """A rule that is broken, and the smallest case known that does."""
+    """A rule that is broken, and the case that does."""
 
     problem: str
     case: Case
@@ -41,11 +39,10 @@ class Campaign:
         seed: that number.
         worker: runs them.
         only: names of the seeds to begin with; None for all.
-        smaller: whether to make finds smaller.
     """
 
-    def __init__(self, seed: int, worker: Worker, *, only: list[str] | None = None, smaller: bool = True) -> None:
-        self._seed, self._worker, self._smaller = seed, worker, smaller
+    def __init__(self, seed: int, worker: Worker, *, only: list[str] | None = None) -> None:
+        self._seed, self._worker = seed, worker
         self.seeds: Mapping[str, Seed] = {
             name: found for name, found in _known_seeds().items() if only is None or name in only
         }
@@ -131,28 +128,7 @@ class Campaign:
             key = problem.partition(": ")[0] + problem.partition(": ")[2][:90]
             if key not in self.finds:
                 tell(f"find in case {number} of seed {self._seed} ({case.seed}): {problem}")
-                small = self._made_smaller(case, problem) if self._smaller and number >= 0 else case
-                self.finds[key] = Find(problem, small, number)
-
-    def _made_smaller(self, case: Case, problem: str) -> Case:
-        """As few files changed as do it, and of these as few bytes."""
-        tries = [MOST_TRIES]
-
-        def still(files: Files) -> bool:
-            if tries[0] <= 0:
-                return False
-            tries[0] -= 1
-            found = self.problems_of(Case(case.seed, files, case.exact, case.choice))
-            return any(each[:60] == problem[:60] for each in found)
-
-        files, sound = dict(case.files), self.seeds[case.seed].files
-        for name in sorted(files):
-            if name in sound and files[name] != sound[name] and still({**files, name: sound[name]}):
-                files[name] = sound[name]
-        for name in sorted(files):
-            if still({other: data for other, data in files.items() if other != name}):
-                del files[name]
-        return Case(case.seed, files, case.exact, case.choice)
+                self.finds[key] = Find(problem, case, number)
 
     def keep(self, folder: Path) -> None:
         """Write every find into a folder of its own."""

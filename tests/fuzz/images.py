@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import json
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import xxhash
@@ -207,3 +209,22 @@ class ManifestImage:
         body = to_json(self.document)
         head = f"deeppart-manifest {self.version} xxh3-128={xxhash.xxh3_128_hexdigest(body)} bytes={len(body)}\n"
         return head.encode() + body
+
+
+def reforge(
+    root: Path,
+    edit: Callable[[PartImage], object],
+    structure: Callable[[dict[str, Any]], object] = lambda structure: None,
+) -> None:
+    """Change every part and the structure document of a checkpoint, and make all digests right."""
+    for path in sorted(root.glob("step-*/part-*")):
+        part = PartImage.parse(path.read_bytes())
+        edit(part)
+        if "structure" in part.meta:
+            structure(part.meta["structure"])
+        path.write_bytes(part.encode())
+    for path in root.glob("step-*/manifest"):
+        manifest = ManifestImage.parse(path.read_bytes())
+        structure(manifest.document["structure"])
+        manifest.name({part.name: part.read_bytes() for part in path.parent.glob("part-*")})
+        path.write_bytes(manifest.encode())

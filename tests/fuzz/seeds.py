@@ -23,7 +23,7 @@ from deeppart.elastic.profile import Profile, TimedSteps
 from deeppart.model import Box
 from deeppart.plan.goodput import Bounds, GradientNoise
 from deeppart.storage import lineage, owner
-from tests.fuzz.images import ManifestImage, PartImage
+from tests.fuzz.images import PartImage, reforge
 from tests.golden import make
 from tests.tensor_kinds import KINDS
 from tests.unit import cli_support
@@ -141,26 +141,24 @@ def _save(root: Path, *states: Any, **options: Any) -> None:
             checkpointer.checkpoint(state, step=step).wait("persistent", timeout=600)
 
 
-def _with_ties(root: Path) -> None:
-    """Makes ``rng``, of which every rank has its own, an array of numpy that another leaf shares its memory with."""
-    for path in sorted(root.glob("step-*/part-*")):
-        part = PartImage.parse(path.read_bytes())
-        part.meta["leaves"] = {"2": ["numpy", "|u1", [16]], "3": ["numpy", "|u1", [4]]}
-        if "structure" in part.meta:
-            _tie(part.meta["structure"])
-        path.write_bytes(part.encode())
-    for path in root.glob("step-*/manifest"):
-        manifest = ManifestImage.parse(path.read_bytes())
-        _tie(manifest.document["structure"])
-        manifest.name({part.name: part.read_bytes() for part in path.parent.glob("part-*")})
-        path.write_bytes(manifest.encode())
+def tie(leaf: list[Any], here: list[Any]) -> tuple[Callable[[PartImage], None], Callable[[dict[str, Any]], None]]:
+    """Leaf 3 shares the memory of leaf 2, of which every rank has its own, as numpy arrays."""
+
+    def document(part: PartImage) -> None:
+        part.meta["leaves"] = {"2": ["numpy", "|u1", [16]], "3": here}
+
+    def structure(document: dict[str, Any]) -> None:
+        document["leaves"][2] = ["numpy", "|u1", [16], 1]
+        document["leaves"].append(leaf)
+        document["tree"][1].append("tied")
+        document["tree"][2].append(["a", 3])
+
+    return document, structure
 
 
-def _tie(structure: dict[str, Any]) -> None:
-    structure["leaves"][2] = ["numpy", "|u1", [16], 1]
-    structure["leaves"].append(["numpy", "|u1", [4], 1, [2, 8, [2]]])
-    structure["tree"][1].append("tied")
-    structure["tree"][2].append(["a", 3])
+def _with_ties(root: Path, ranks: int) -> None:
+    cli_support.forge(root, 4, ranks)
+    reforge(root, *tie(["numpy", "|u1", [4], 1, [2, 8, [2]]], ["numpy", "|u1", [4]]))
 
 
 def _of_ranks() -> dict[str, Any]:
@@ -243,8 +241,8 @@ def make_seeds() -> Mapping[str, Seed]:
             made.add("planes", lambda root: _save(root, _large(2.0), compression="tensor"), lambda: _large(0.0))
             made.add("frames", lambda root: _save(root, _large(2.0), compression="zstd"), lambda: _large(0.0))
             made.add("bases", lambda root: _save(root, *_twice(), compression="none"), lambda: _large(0.0))
-            made.add("ranks", lambda root: (cli_support.forge(root, 4, 2), _with_ties(root)), _of_ranks)
-            made.add("own", lambda root: (cli_support.forge(root, 4, 1), _with_ties(root)), _of_ranks)
+            made.add("ranks", lambda root: _with_ties(root, 2), _of_ranks)
+            made.add("own", lambda root: _with_ties(root, 1), _of_ranks)
             key = scratch / "key"
             key.write_bytes(KEY)
             key.chmod(0o600)

@@ -28,7 +28,7 @@ def worker() -> Iterator[Worker]:
 
 @pytest.mark.timeout(900)
 def test_a_short_campaign_finds_nothing(worker: Worker) -> None:
-    played = Campaign(11, worker, smaller=False)
+    played = Campaign(11, worker)
     played.play(cases=40, tell=print)
     assert not played.finds, [find.problem for find in played.finds.values()]
     assert played.runs == 40 and played.ways > 20
@@ -61,7 +61,7 @@ def edited(files: Files, breakage: str) -> Files:
 @pytest.mark.parametrize("breakage", ["digests", "types", "aliases", "signatures"])
 def test_a_library_without_its_checks_is_noticed(worker: Worker, breakage: str) -> None:
     """What it lets through without the check is refused with it."""
-    played = Campaign(5, worker, smaller=False)
+    played = Campaign(5, worker)
     seed = SIGNED if breakage == "signatures" else "odd"
     case = Case(seed, edited(played.seeds[seed].files, breakage), breakage == "digests", 0)
     assert played.problems_of(case) == []

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
+import errno
 import os
-import time
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -16,7 +15,9 @@ import torch
 
 import deeppart
 from deeppart.offline.inspect.listing import list_directory
-from tests.mpi.outcomes import LONG_S, PATIENCE_S, TIMEOUT_S, config, outcome, world
+from deeppart.testing import StorageFaults
+from tests.mpi.outcomes import LONG_S, config, outcome, world
+from tests.waiting import wait_until
 
 
 def state() -> dict[str, Any]:
@@ -101,95 +102,22 @@ def test_disagreements_are_errors_on_every_rank(run_on: Any, shared_path: Path) 
     assert all(seconds < LONG_S for rank in met for _, _, seconds in rank.values())
 
 
-def alone(directory: Path) -> dict[str, tuple[str, str, float]]:
-    rank = world().rank
-    good = state()
-    ck = deeppart.Checkpointer(config(directory))
-    ck.checkpoint(good, step=1).wait(timeout=LONG_S)
-    ck.config = dataclasses.replace(ck.config, timeout=TIMEOUT_S)
-    ck._saver._timeout = TIMEOUT_S
-    met: dict[str, tuple[str, str, float]] = {}
-    world().Barrier()  # the two come at one time, however busy the machine is
-    if rank != 1:
-        met["alone"] = outcome(lambda: ck.checkpoint(good, step=2))
-        met["after"] = outcome(lambda: ck.checkpoint(good, step=3))
-        (directory / f"given-up-{rank}").touch()
-    else:
-        while not all((directory / f"given-up-{other}").exists() for other in (0, 2)):
-            time.sleep(0.01)
-        met["late"] = outcome(lambda: ck.checkpoint(good, step=3))
-    return met
-
-
-def test_a_call_on_some_ranks_only_times_out_naming_the_others(run_ranks: Any, tmp_path: Path) -> None:
-    met = run_ranks(3, alone, tmp_path).values
-    for rank in (0, 2):
-        kind, text, seconds = met[rank]["alone"]
-        assert kind == "PeerTimeoutError" and "rank 1" in text and "step=2" in text
-        assert seconds < TIMEOUT_S + PATIENCE_S
-        kind, text, seconds = met[rank]["after"]
-        assert kind == "CommError" and "can no longer communicate" in text, "a broken channel says so at once"
-    assert met[1]["late"][0] in ("RanksDisagreeError", "PeerTimeoutError")
-    assert met[1]["late"][2] < TIMEOUT_S + PATIENCE_S
-    loaded = deeppart.load(tmp_path / "ckpt")
-    assert torch.equal(loaded["w"], state()["w"]), "what was committed stays"
-
-
-def hold(directory: Path) -> None:
-    with deeppart.Checkpointer(config(directory, timeout=60)) as ck:
-        ck.checkpoint(state(), step=1).wait(timeout=LONG_S)
-        if ck.rank == 0:
-            (directory / "holding").touch()
-        while not (directory / "release").exists():
-            time.sleep(0.01)
-
-
-def intrude(directory: Path) -> tuple[str, str, float]:
-    return outcome(lambda: deeppart.Checkpointer(config(directory)).close())
-
-
-def test_two_jobs_on_one_directory(run_ranks: Any, start_ranks: Any, tmp_path: Path) -> None:
-    with start_ranks(2, hold, tmp_path) as job:
-        job.wait_for(tmp_path / "holding")
-        met = run_ranks(2, intrude, tmp_path).values
-        assert met[0][0] == "DirectoryInUseError" and met[1][0] == "RemoteRankError"
-        assert f"process {job.pid(0)}" in met[0][1], "the error says who has it"
-        (tmp_path / "release").touch()
-        job.wait()
-    assert [kind for kind, _, _ in run_ranks(2, intrude, tmp_path).values] == ["", ""]
-
-
-def local_fills_up(comm: Any, directory: Path, local: str) -> dict[str, Any]:
+def local_fills_up(comm: Any, directory: Path) -> dict[str, Any]:
     """Local storage of rank 1 fills up in the middle of a write; the persistent level still gets the step."""
-    from deeppart.errors import StorageError
-
-    rank = comm.rank
     good = {"w": torch.arange(3_000_000, dtype=torch.float32)}
-    settings = config(directory, local_dir=local, timeout=LONG_S, keep={"persistent": 3})
-    with deeppart.Checkpointer(settings, comm) as ck:
+    settings = config(directory, local_dir=str(directory / "local"), timeout=LONG_S, keep={"persistent": 3})
+    with deeppart.Checkpointer(settings, comm) as ck, StorageFaults(directory / "local") as faults:
         ck.checkpoint(good, step=1).wait(timeout=LONG_S)
-        write = os.write
-        left = [3 << 20]
-
-        def full(descriptor: int, data: Any) -> int:
-            if rank == 1 and os.readlink(f"/proc/self/fd/{descriptor}").startswith(local):
-                left[0] -= len(data)
-                if left[0] < 0:
-                    raise OSError(28, "No space left on device")
-            return write(descriptor, data)
-
-        os.write = full
+        faults.refuse(1 if comm.rank == 1 else 1 << 60, errno.ENOSPC, count=None, only=("write", "pwrite"))
         good["w"] += 1
         pending = ck.checkpoint(good, step=2)
         local_error = outcome(lambda: pending.wait("local", timeout=LONG_S))
         persistent = outcome(lambda: pending.wait("persistent", timeout=LONG_S))
-        left[0] = 3 << 20
         good["w"] += 1
         unseen = ck.checkpoint(good, step=3)
         unseen.wait("persistent", timeout=LONG_S)
-        while not unseen.finished:
-            time.sleep(0.01)
-        os.write = write
+        wait_until(lambda: unseen.finished, LONG_S)
+        faults.clear()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             after = outcome(lambda: ck.checkpoint(good, step=4).wait("local", timeout=LONG_S))
@@ -198,7 +126,6 @@ def local_fills_up(comm: Any, directory: Path, local: str) -> dict[str, Any]:
             fresh = {"w": torch.zeros(3_000_000)}
             restored = ck.restore(fresh, step=3)
         failures = ck.failures
-    assert issubclass(StorageError, deeppart.DeeppartError)
     return {
         "local": local_error,
         "persistent": persistent,
@@ -212,7 +139,7 @@ def local_fills_up(comm: Any, directory: Path, local: str) -> dict[str, Any]:
 @pytest.mark.mpi(min_size=2)
 def test_local_storage_full_in_the_middle_of_a_write(run_on: Any, shared_path: Path) -> None:
     """The first time ``wait`` tells of it, the second time a warning, on rank 0, and both are counted."""
-    for rank, met in enumerate(run_on(2, local_fills_up, shared_path, str(shared_path / "local"))):
+    for rank, met in enumerate(run_on(2, local_fills_up, shared_path)):
         assert met["local"][0] == "CheckpointError"
         assert "rank 1" in met["local"][1] and "No space left" in met["local"][1]
         assert met["persistent"][0] == "" and met["after"][0] == ""

@@ -14,7 +14,6 @@ import torch
 
 import deeppart
 from deeppart.offline.inspect.listing import list_directory
-from deeppart.state.compare import SLICES
 from tests.mpi.suspect_training import Training
 from tests.unit.cli_support import call_json
 
@@ -80,56 +79,6 @@ def test_a_buffer_of_each_rank_is_found_at_the_next_checkpoint(run_on: Any, shar
         assert records == 0, "no earlier step is suspect"
 
 
-def unseen(comm: Any, directory: Path) -> tuple[int, tuple[str, ...], list[str], int, list[Any]]:
-    """One element of a trained weight is changed on rank 1, where the slices of the next steps do not lie."""
-    training, loaded = Training(comm.rank), list[Any]()
-    state = {"weight": training.weight}
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        with deeppart.Checkpointer(config(directory), comm) as ck:
-            found, step, lines = 0, 0, tuple[str, ...]()
-            while not found and step < SLICES + 20:
-                step += 1
-                training.step()
-                if step == 10:
-                    training.harm(12_345)
-                pending = ck.checkpoint(state, step)
-                pending.wait(timeout=200)
-                lines = pending.report.diverged
-                found = step if lines else 0
-            ck.restore(state, step=found - 1)
-            explanation = [line for line in ck.explanation if "suspect" in line]
-            ck.restore(state, step=5)
-            clean = len([line for line in ck.explanation if "suspect" in line])
-    for each in caught:
-        if issubclass(each.category, deeppart.errors.SuspectStepWarning):
-            loaded.append(str(each.message))
-    return found, lines, explanation, clean, loaded
-
-
-@pytest.mark.timeout(240)
-def test_an_element_of_a_trained_leaf_is_found_in_turn_and_makes_steps_suspect(run_on: Any, shared_path: Path) -> None:
-    results = run_on(2, unseen, shared_path)
-    found = results[0][0]
-    assert 10 < found < 10 + SLICES
-    for rank, (when, lines, explanation, clean, warned) in enumerate(results):
-        assert when == found
-        assert lines[0].startswith("weight: rank 0 holds other bytes than rank 1")
-        assert "suspect: last compared in full at step 1" in lines[0]
-        assert len(explanation) == 1 and f"step {found - 1} is suspect: weight" in explanation[0]
-        assert clean == 1, "step 5 was not compared in full either before it was found"
-        assert len(warned) == 2 * (rank == 0)
-    if run_on(2, lambda comm: comm.rank, *())[0] == 0:
-        listing = {step.step: [leaf.path for leaf in step.suspect] for step in list_directory(shared_path).steps}
-        assert listing == {step: ["weight"] * (1 < step < found) for step in range(1, found + 1)}
-        with pytest.warns(deeppart.errors.SuspectStepWarning, match="weight"):
-            deeppart.load(shared_path, step=found - 1)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            deeppart.load(shared_path, step=1)
-            deeppart.load(shared_path, step=found)
-
-
 def found_at_once(comm: Any, directory: Path, mode: Any, trains_on: bool) -> list[int]:
     """One element differs from step 4 on."""
     training, found = Training(comm.rank), []
@@ -150,12 +99,12 @@ def test_all_is_compared_where_it_is_to_be_verified_and_without_a_step_since_the
     assert run_on(2, found_at_once, shared_path, mode, trains_on) == [[0, 0, 0, 1, 0]] * 2
 
 
-def on_nodes(comm: Any, directory: Path) -> tuple[int, list[str], list[str]]:
-    """The steps that turn out to be suspect are on nodes alone; another life of the job restores one."""
+def made_suspect(comm: Any, directory: Path) -> tuple[int, tuple[str, ...], list[str], list[str]]:
+    """Steps turn out to be suspect that are persistent, or on nodes alone; another life of the job restores them."""
     levels = {"local": 0, "partner": 0, "persistent": 0}
     local = str(directory / "nodes" / "{node}")
-    own = replace(config(directory / "ckpt"), local_dir=local, node_size=1, every={"persistent": 0}, keep=levels)
-    training, found = Training(comm.rank), 0
+    own = replace(config(directory / "ckpt"), local_dir=local, node_size=1, every={"persistent": 2}, keep=levels)
+    training, found, lines = Training(comm.rank), 0, tuple[str, ...]()
     with deeppart.Checkpointer(own, comm) as ck:
         for step in range(1, 6):
             training.step()
@@ -163,26 +112,41 @@ def on_nodes(comm: Any, directory: Path) -> tuple[int, list[str], list[str]]:
                 training.harm()
             pending = ck.checkpoint({"weight": training.weight}, step)
             pending.wait("local", timeout=200)
-            found = found or step * bool(pending.report.diverged)
+            found, lines = (step, pending.report.diverged) if pending.report.diverged else (found, lines)
+    explanation = list[str]()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with deeppart.Checkpointer(own, comm) as ck:
-            ck.restore({"weight": training.weight}, step=3)
-            explanation = [line for line in ck.explanation if "suspect" in line]
+            for step in (1, 2, 3):
+                ck.restore({"weight": training.weight}, step=step)
+                explanation += [line for line in ck.explanation if "suspect" in line]
     said = [str(each.message) for each in caught if issubclass(each.category, deeppart.errors.SuspectStepWarning)]
-    return found, explanation, said
+    return found, lines, explanation, said
 
 
-def test_steps_on_nodes_alone_are_suspect_too(run_on: Any, shared_path: Path) -> None:
-    for rank, (found, explanation, said) in enumerate(run_on(2, on_nodes, shared_path)):
-        assert found == 4
-        assert len(explanation) == 1 and "step 3 is suspect: weight" in explanation[0]
-        assert len(said) == (rank == 0)
+def test_steps_since_the_last_comparison_in_full_are_suspect(run_on: Any, shared_path: Path) -> None:
+    for rank, (found, lines, explanation, said) in enumerate(run_on(2, made_suspect, shared_path)):
+        assert found == 4 and lines[0].startswith("weight: rank 0 holds other bytes than rank 1")
+        assert "suspect: last compared in full at step 1" in lines[0]
+        assert len(explanation) == 2 and all(
+            f"step {step} is suspect: weight" in line for step, line in zip((2, 3), explanation, strict=True)
+        )
+        assert len(said) == 2 * (rank == 0)
     if run_on(2, lambda comm: comm.rank)[0] == 0:
+        root = shared_path / "ckpt"
+        with pytest.warns(deeppart.errors.SuspectStepWarning, match="weight"):
+            deeppart.load(root, step=3)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            deeppart.load(root, step=1)
+            deeppart.load(root, step=5)
+        assert {step.step: [leaf.path for leaf in step.suspect] for step in list_directory(root).steps} == {
+            1: [], 3: ["weight"], 5: []
+        }  # fmt: skip
         local = [word for node in (shared_path / "nodes").iterdir() for word in ("--local", node)]
-        listed = {step["step"]: step["suspect"] for step in call_json("ls", shared_path / "ckpt", *local)["steps"]}
-        assert [bool(listed[step]) for step in (1, 2, 3, 4)] == [False, True, True, False], listed
-        verified = call_json("verify", shared_path / "ckpt", *local)["nodes"]["suspect"]
+        listed = {step["step"]: bool(step["suspect"]) for step in call_json("ls", root, *local)["steps"]}
+        assert listed == {1: False, 2: True, 3: True, 4: False, 5: False}
+        verified = call_json("verify", root, *local)["nodes"]["suspect"]
         assert [(attempt["step"], [leaf["path"] for leaf in leaves]) for attempt, leaves in verified] == [
             (2, ["weight"]),
             (3, ["weight"]),

@@ -1,7 +1,4 @@
-"""A job comes back on fewer nodes than its protection needs: it goes on with less, and says so wherever one looks.
-
-Run inside one mpirun of 4 ranks (``make test-mpi``); ``run_on(n, ...)`` makes a job of the first n.
-"""
+"""A job comes back on fewer nodes than its protection needs: it goes on with less, and says so wherever one looks."""
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +10,8 @@ import pytest
 
 from tests.mpi.launch import JobResult, start_ranks
 from tests.mpi.outcomes import world
+from tests.processes import is_running
+from tests.waiting import wait_until
 
 Run = Callable[..., JobResult]
 
@@ -63,20 +63,4 @@ def test_killed_rank_is_reported(run_ranks: Run, tmp_path: Path) -> None:
     assert result.returncode != 0
     assert "--- rank 1, killed by the test with SIGKILL" in result.output
     assert result.finished == [False] * 3
-    assert_gone(pids)
-
-
-def assert_gone(pids: list[int]) -> None:
-    """The processes have ended, or do within a moment."""
-    deadline = time.monotonic() + 3.0
-    while alive := [pid for pid in pids if _is_alive(pid)]:
-        assert time.monotonic() < deadline, f"still alive: {alive}"
-        time.sleep(0.01)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, signal.SIG_DFL)  # 0: only asks
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except (ProcessLookupError, FileNotFoundError):  # it may end between any two of these
-        return False
+    wait_until(lambda: not any(map(is_running, pids)), 3.0)

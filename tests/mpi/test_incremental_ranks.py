@@ -1,7 +1,4 @@
-"""Parts that refer to those of earlier steps, on several nodes: retired, and restored on these and on other ranks.
-
-Run inside one mpirun of 4 ranks (``make test-mpi``); ``run_on(n, ...)`` makes a job of the first n.
-"""
+"""Parts that refer to those of earlier steps, on several nodes: retired, and restored on these and on other ranks."""
 
 from __future__ import annotations
 

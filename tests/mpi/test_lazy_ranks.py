@@ -85,7 +85,8 @@ def interrupted(comm: Any, directory: Path, by: str) -> tuple[int, int]:
     optimizer = torch.optim.SGD(table.parameters(), lr=1e-3)
     state = {"table": table, "optimizer": optimizer}
     busy: dict[str, Any] = {"on_busy": "skip", "flush_bandwidth": 60e6} if by == "skipping" else {}
-    settings = config(directory, local_dir=None, capture="lazy", keep={"persistent": 3}, timeout=60.0, **busy)
+    busy["capture"] = "lazy" if by == "skipping" else "eager"
+    settings = config(directory, local_dir=None, keep={"persistent": 3}, timeout=60.0, **busy)
 
     def differ() -> None:
         if comm.rank == comm.size - 1:

@@ -1,7 +1,4 @@
-"""Nodes are lost; what partner and parity levels hold brings every byte back, on any number of ranks.
-
-Run inside one mpirun of 4 ranks (``make test-mpi``); ``run_on(n, ...)`` makes a job of the first n.
-"""
+"""Nodes are lost; what partner and parity levels hold brings every byte back, on any number of ranks."""
 
 from __future__ import annotations
 

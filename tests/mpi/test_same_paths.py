@@ -8,59 +8,37 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-import deeppart
-from tests.mpi.on_nodes import wait_for_all
+from tests.mpi.lost_nodes import restore, save
 from tests.mpi.repair.test_scrub import flip, is_sound
 
 pytestmark = pytest.mark.mpi(min_size=4)
 
-LOCAL = "/proc/self/cwd/local"
-
-
-def state(step: int, rank: int) -> dict[str, Any]:
-    generator = torch.Generator().manual_seed(step)
-    return {"w": torch.rand(300_000, generator=generator), "own": torch.full((50,), float(100 * step + rank))}
+SETTINGS = {"local_dir": "/proc/self/cwd/local", "every": {"persistent": 0}}
 
 
 @contextlib.contextmanager
-def job(comm: Any, directory: Path, disks: str, **settings: Any) -> Iterator[deeppart.Checkpointer]:
-    """A job whose ranks are one node each, with these disks."""
+def at(comm: Any, directory: Path, disks: str) -> Iterator[None]:
+    """Ranks are one node each, with these disks."""
     here, disk = Path.cwd(), directory / f"disk-{disks[comm.rank]}"
     disk.mkdir(exist_ok=True)
     comm.Barrier()
     os.chdir(disk)
     try:
-        every = {"persistent": 0, **settings.pop("every", {})}
-        where: dict[str, Any] = {"persistent_dir": str(directory / "ckpt"), "local_dir": LOCAL, "node_size": 1}
-        with deeppart.Checkpointer(deeppart.Config(every=every, timeout=100.0, **where, **settings), comm) as ck:
-            yield ck
+        yield
     finally:
         os.chdir(here)
 
 
-def save(comm: Any, directory: Path, disks: str, **settings: Any) -> None:
-    with warnings.catch_warnings(), job(comm, directory, disks, **settings) as ck:
-        warnings.simplefilter("ignore", deeppart.errors.PerRankNotice)
-        for step in (1, 2):
-            wait_for_all(ck.checkpoint(state(step, comm.rank), step))
-
-
-def restore(comm: Any, directory: Path, disks: str, **settings: Any) -> tuple[int | None, bool, tuple[str, ...]]:
+def restored(comm: Any, directory: Path, disks: str) -> tuple[int | None, bool, tuple[str, ...]]:
     """(step, whether every byte is right, explanation); redundancy has been rebuilt when this returns."""
-    live = state(0, comm.rank)
-    with job(comm, directory, disks, **settings) as ck:
-        step = ck.restore(live, per_rank="strict")
-        explanation = ck.explanation
-    right = state(step or 0, comm.rank)
-    return step, all(torch.equal(live[name], right[name]) for name in right), explanation
+    with at(comm, directory, disks):
+        return restore(comm, directory, SETTINGS)
 
 
 def on_rank_0(comm: Any, work: Callable[..., object], *args: Any) -> None:
@@ -77,9 +55,10 @@ def part(directory: Path, disk: str, number: int) -> Path:
 
 def moved(comm: Any, directory: Path) -> None:
     """Node b is lost, and the others come back in another order: parts go to their new nodes, under the same names."""
-    save(comm, directory, "abcd")
+    with at(comm, directory, "abcd"):
+        save(comm, directory, SETTINGS)
     on_rank_0(comm, shutil.rmtree, directory / "disk-b")
-    assert restore(comm, directory, "cdea")[:2] == (2, True)
+    assert restored(comm, directory, "cdea")[:2] == (2, True)
 
 
 def damaged_on_one(comm: Any, directory: Path) -> list[Any]:
@@ -87,7 +66,7 @@ def damaged_on_one(comm: Any, directory: Path) -> list[Any]:
     results: list[Any] = []
     for disk in "ca":
         on_rank_0(comm, flip, part(directory, disk, 0))
-        results.append(restore(comm, directory, "cdea"))
+        results.append(restored(comm, directory, "cdea"))
         results.append((disk, is_sound(part(directory, disk, 0))))
     return results
 

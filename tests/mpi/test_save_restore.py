@@ -1,7 +1,4 @@
-"""Save on some ranks, restore on others: replicated and per-rank state, other world sizes, other nodes.
-
-Run inside one mpirun of 4 ranks (``make test-mpi``); ``run_on(n, ...)`` makes a job of the first n.
-"""
+"""Save on some ranks, restore on others: replicated and per-rank state, other world sizes, other nodes."""
 
 from __future__ import annotations
 

@@ -176,24 +176,6 @@ def train(directory: Path, *, group: bool, kills: bool) -> None:
         dist.destroy_process_group()
 
 
-def die(directory: Path) -> None:
-    """Rank 1 is killed between two checkpoints; the others say so at their next call, or in the background."""
-    with deeppart.Checkpointer(**settings(directory)) as ck:
-        for step in (1, 2):
-            ck.checkpoint(state(step), step).wait("persistent")
-        if ck.rank == 1:
-            (directory / "dies").write_text(str(time.time()))
-            os.kill(os.getpid(), signal.SIGKILL)
-        while not (directory / "dies").exists():
-            time.sleep(1e-3)
-        try:
-            ck.checkpoint(state(3), 3).wait("persistent")
-        except deeppart.DeeppartError as error:
-            after_s = time.time() - float((directory / "dies").read_text())
-            tell(directory, error=type(error).__name__, text=str(error), after_s=after_s)
-            os._exit(0)
-
-
 if __name__ == "__main__":
     what, where = sys.argv[1], Path(sys.argv[2])
     calls: dict[str, Callable[[Path], object]] = {
@@ -202,7 +184,6 @@ if __name__ == "__main__":
         "group-before": lambda d: with_group(d, True),
         "group-after": lambda d: with_group(d, False),
         "two-groups": in_two_groups,
-        "die": die,
         "late": late,
         "intruded": intruded,
         "whole-alone": lambda d: train(d, group=False, kills=False),

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 #: Scripts of the user's, which examples start.
 OF_THE_USER = frozenset({"train.py"})
-#: ``save/pipeline.py: Pipeline._store, _flush`` and ``test_kill.py::test_name``.
+#: ``save/pipeline.py: Pipeline._store, _flush`` and ``test_zombies.py::test_name``.
 NAMED = re.compile(r"(?P<file>[\w/]+\.py)(?:::?\s*(?P<names>[\w., ]+))?")
 
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.mpi.launchers import is_mpich
-from tests.processes import is_running
-from tests.slurm.rig import NODES, Rig
+from tests.slurm.rig import Rig
 
 pytestmark = [
     pytest.mark.skipif(not is_mpich(), reason="Open MPI asks Slurm for PMIx, which is not there"),
@@ -53,27 +51,3 @@ def test_ranks_know_their_virtual_node(slurm: Rig, tmp_path: Path, options: list
     for rank in ranks:
         assert rank["beside"] == next(node for node in nodes if rank["rank"] in node)
     assert len({rank["node"] for rank in ranks}) == len(nodes)
-
-
-def test_nothing_outlives_the_rig() -> None:
-    with Rig() as rig:
-        running = daemons(rig)
-        assert sorted(running.values()) == sorted(["munged", "slurmctld", *["slurmd"] * NODES])
-    assert not rig.directory.exists()
-    deadline = time.monotonic() + 3.0
-    while alive := [pid for pid in running if is_running(pid)]:
-        assert time.monotonic() < deadline, f"still running: {alive}"
-        time.sleep(0.01)
-
-
-def daemons(rig: Rig) -> dict[int, str]:
-    """pid -> program of the processes that name the rig's directory on their command line."""
-    found = {}
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (process / "cmdline").read_bytes().decode().split("\0")
-        except OSError:
-            continue
-        if any(str(rig.directory) in word for word in words):
-            found[int(process.name)] = Path(words[0]).name
-    return found

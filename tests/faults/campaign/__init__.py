@@ -8,18 +8,17 @@ every life begins with a restore, which is judged by what is known of every file
 | module | its concern |
 |--------|-------------|
 | ``plan`` | from a seed a list of scenarios; pure; ``records`` what they are made of |
-| ``special`` | scenarios about one thing each: stopped ranks, late storage, clocks, signals, forks, states that drift |
+| ``special`` | scenarios about one thing each: stopped ranks, late storage, clocks, signals |
 | ``cutting`` | those about power loss, by ``tests.faults.power`` |
 | ``sweep`` | the same for every storage operation of a small job: ``--every`` |
 | ``stages`` | names inside the library at which processes are killed; the only place that knows them |
 | ``contents`` | the one true state of every step |
-| ``life`` | what a rank does in one life, under mpirun; ``training``: its checkpoints; ``rebinding``: its tensors |
-| ``incidents`` | what happens to a rank's process: kills, stops, signals, forks |
+| ``life`` | what a rank does in one life, under mpirun; ``training``: its checkpoints |
+| ``incidents`` | what happens to a rank's process: kills, stops, signals |
 | ``repeating`` | makes names and encodings depend on the seed |
 | ``order`` | what the runner tells the ranks |
 | ``files`` | what lies on storage, read without the library; ``faults`` what is done to it |
 | ``oracle`` | what has to come back, and what may not be lost |
-| ``trace`` | what was harmed, written down so that it can be done again |
 | ``jobs`` | starts jobs, and waits for them with a limit |
 | ``runner`` | hands scenarios to them; ``judge`` what came of it |
 | ``report`` | counts, and the table |

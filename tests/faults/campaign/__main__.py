@@ -20,7 +20,6 @@ from tests.faults.campaign.cutting import Cutting
 from tests.faults.campaign.jobs import Jobs
 from tests.faults.campaign.judge import Problem
 from tests.faults.campaign.runner import Play
-from tests.faults.campaign.trace import Trace, read_traces
 from tests.mpi import launchers
 
 
@@ -73,8 +72,6 @@ class Campaign:
         self._lock = threading.Lock()
         self._over = self.interrupted = False
         self._jobs: list[Jobs] = []
-        traces = read_traces(options.replay) if options.replay else []
-        self._again = {trace.scenario: trace for trace in traces}
         self.tally = report.Tally()
         self.failed: list[dict[str, object]] = []
         self.playing: list[str] = []
@@ -124,7 +121,6 @@ class Campaign:
                 if self.interrupted:
                     break
                 self.playing.remove(scenario.name)
-                self._write_trace(play.trace)
                 if play.problems:
                     self._failure(play, scenario, base)
                 else:
@@ -143,19 +139,12 @@ class Campaign:
     def _play(self, scenario: records.Scenario, base: Path, jobs: Jobs) -> Play | Cutting:
         if scenario.kind == special.POWER_KIND:
             return Cutting(scenario, self.tally)
-        broken = self._options.break_library or ""
-        return Play(scenario, base, jobs, self.tally, broken, self._again.get(scenario.name))
+        return Play(scenario, base, jobs, self.tally, self._options.break_library or "")
 
     def _new_jobs(self, directory: Path, seed: int) -> Jobs:
         jobs = Jobs(self._ranks, self._options.limit, Path(tempfile.mkdtemp(dir=directory)), seed)
         self._jobs.append(jobs)
         return jobs
-
-    def _write_trace(self, trace: Trace) -> None:
-        if self._options.trace:
-            trace.options = _needed(self._options)
-            with self._lock, self._options.trace.open("a") as file:
-                file.write(json.dumps(trace.to_json()) + "\n")
 
     def _next(self) -> records.Scenario | None:
         with self._lock:
@@ -167,8 +156,7 @@ class Campaign:
         texts = [f"{problem.kind}: {problem.text}" for problem in play.problems]
         again = f"python -m tests.faults.campaign --repeat={scenario.name} --verbose{_needed(self._options)}"
         with self._lock:
-            found = {"scenario": scenario.name, "problems": texts, "repeat": again}
-            self.failed.append(found | {"trace": play.trace.to_json()})
+            self.failed.append({"scenario": scenario.name, "problems": texts, "repeat": again})
             self._over = self._over or not self._options.keep_going
         lines = [records.describe(scenario), "what happened:", *play.log, "PROBLEMS:", *_unique(play.problems)]
         self._say("\n".join([*lines, f"again: {again}", *([f"data: {base}"] if self._options.data else []), ""]))
@@ -192,8 +180,6 @@ def _needed(options: argparse.Namespace) -> str:
 
 
 def _chosen(options: argparse.Namespace) -> list[records.Scenario]:
-    if options.replay:
-        return [_named(trace.scenario, options) for trace in read_traces(options.replay)]
     if options.repeat:
         return [_named(each, options) for each in options.repeat]
     numbers = range(options.first, options.first + options.runs)
@@ -220,8 +206,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--every", action="store_true", help="instead: every storage operation of a small job, one after another")
     add("--only", nargs="+", choices=special.KINDS, help="of the scenarios drawn, those about this")
     add("--without", nargs="+", choices=special.KINDS, help="of the scenarios drawn, not those about this")
-    add("--trace", type=Path, metavar="FILE", help="write down what was harmed, a line of JSON per scenario")
-    add("--replay", type=Path, metavar="FILE", help="the scenarios of such a file, with exactly the same harm")
     add("--list", action="store_true", help="print the scenarios and do nothing")
     add("--keep-going", action="store_true", help="go on after a failure")
     add("--json", action="store_true", help="print the result as JSON")

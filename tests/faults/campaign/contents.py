@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,49 +17,20 @@ import torch
 from tests.faults.campaign.records import DTYPES, Leaf
 
 Bytes = npt.NDArray[np.uint8]
+#: Which checkpoint: of which life, of which step.
+When = tuple[int, int]
 #: What fills a live state before a restore, and after a checkpoint has returned.
 JUNK, SCRIBBLE = 0xA5, 0x5A
-#: Of a leaf that drifts.
-ROW_BYTES = 256
-#: Leaves that rank 0 alone has, beside one that drifts: many more than all ranks share.
-MOST_OWN = 300
-
-
-@dataclass(frozen=True, slots=True)
-class When:
-    """Which checkpoint: of which life, of which step; and the first step of that life."""
-
-    life: int
-    step: int
-    first: int
-
-
-def is_own(leaf: Leaf, when: When) -> bool:
-    """Whether each rank holds its own bytes of a leaf."""
-    return not leaf.shared or (leaf.drifts and when.step != when.first)
 
 
 def leaf_bytes(seed: str, when: When, rank: int, leaf: Leaf) -> Bytes:
     """The bytes of a leaf; a rank's own ones begin with its number, so that no two ranks hold the same."""
-    if leaf.drifts:
-        return _drifting(seed, when, rank, leaf)
     nbytes = leaf.count * DTYPES[leaf.dtype]
-    time = [] if leaf.frozen else [when.life, when.step]
+    time = [] if leaf.frozen else list(when)
     key = [seed, *time, leaf.name] + ([] if leaf.shared else [rank])
     data = _noise(key, nbytes) if leaf.noise else np.resize(np.repeat(_digest(key), 37), nbytes).copy()
     if not leaf.shared and nbytes:
         data[0] = rank + 1
-    return data
-
-
-def _drifting(seed: str, when: When, rank: int, leaf: Leaf) -> Bytes:
-    """Equal on all ranks at first; then one row of each rank's own for every step since."""
-    nbytes = leaf.count * DTYPES[leaf.dtype]
-    data = _noise([seed, when.life, leaf.name], nbytes)
-    rows = nbytes // ROW_BYTES
-    for step in range(when.first + 1, when.step + 1):
-        row = (int(_digest([seed, step])[0]) * 7 + 3 * step + rank) % rows
-        data[row * ROW_BYTES : (row + 1) * ROW_BYTES] = rank + 1
     return data
 
 
@@ -73,11 +43,9 @@ def _noise(key: Sequence[object], nbytes: int) -> Bytes:
     return np.asarray(words, dtype=np.uint64).view(np.uint8)[:nbytes].copy()
 
 
-def blank(leaves: Sequence[Leaf], rank: int) -> dict[str, Any]:
-    """A live state, full of junk. Beside a leaf that drifts, rank 0 has leaves that the others do not have."""
-    state: dict[str, Any] = {"step": -1, "life": -1, "world": -1, "first": -1}
-    if any(leaf.drifts for leaf in leaves):
-        state["own"] = [torch.zeros(3) for _ in range(MOST_OWN if rank == 0 else 1)]
+def blank(leaves: Sequence[Leaf]) -> dict[str, Any]:
+    """A live state, full of junk."""
+    state: dict[str, Any] = {"step": -1, "life": -1, "world": -1}
     for leaf in leaves:
         array = np.empty(leaf.count, dtype=leaf.dtype) if leaf.numpy else None
         state[leaf.name] = torch.empty(leaf.count, dtype=getattr(torch, leaf.dtype)) if array is None else array
@@ -93,7 +61,8 @@ def overwrite(state: dict[str, Any], leaves: Sequence[Leaf], value: int) -> None
 
 def fill(state: dict[str, Any], seed: str, when: When, rank: int, world: int, leaves: Sequence[Leaf]) -> None:
     """Make the live state that of a step, as training does: in ways that torch counts, where it is a tensor."""
-    state |= {"step": when.step, "life": when.life, "world": world, "first": when.first}
+    life, step = when
+    state |= {"step": step, "life": life, "world": world}
     for leaf in leaves:
         live, data = state[leaf.name], leaf_bytes(seed, when, rank, leaf)
         if isinstance(live, torch.Tensor) and data.size:

@@ -12,7 +12,6 @@ from pathlib import Path
 from tests.faults.campaign.judge import ERROR, HANG, Problem
 from tests.faults.campaign.records import Scenario
 from tests.faults.campaign.report import Tally
-from tests.faults.campaign.trace import Trace
 from tests.mpi.launchers import ROOT
 
 _ROW = "power lost"
@@ -30,7 +29,6 @@ class Cutting:
 
     def __init__(self, scenario: Scenario, tally: Tally) -> None:
         self._scenario, self._tally = scenario, tally
-        self.trace = Trace(scenario.name)
         self.problems: list[Problem] = []
         self.log: list[str] = []
 
@@ -56,6 +54,5 @@ class Cutting:
     def _end(self, problems: list[Problem], states: int, detail: str) -> None:
         self.problems = problems
         self.log.append(f"{_ROW}: {states} states restored; {detail}")
-        self.trace.met.append({"kind": _ROW, "how": detail})
         faults = [self._tally.fault(_ROW, "after every event") for _ in range(states)]
         self._tally.settle(faults if problems else [], problems)

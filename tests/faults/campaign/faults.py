@@ -11,7 +11,6 @@ from pathlib import Path
 from tests.faults.campaign.files import FOOTER_BYTES, Stamp, Stored, index_offset, stamp_of, steady_name, take_stock
 from tests.faults.campaign.records import FileFault
 from tests.faults.campaign.repeating import place_of
-from tests.faults.campaign.trace import Harm
 
 _HEADER_BYTES = 4096
 _TAIL_BYTES = 300
@@ -28,6 +27,41 @@ _NAMES = {
 
 
 @dataclass(frozen=True, slots=True)
+class Harm:
+    """What is done to one file, or one node's directory, before a life.
+
+    Attributes:
+        path: of the file, below the scenario's directory, as :func:`tests.faults.campaign.files.steady_name` gives it.
+        how: "flip", "truncate", "remove", "garbage", "swap", "plant", "node" or "exchange".
+        kind: row of the report.
+        size: of the file before, in bytes.
+        flips: (offset, what the byte is combined with by exclusive or), of "flip".
+        length: of "truncate", in bytes.
+        source: the file whose bytes it got, of "swap".
+        content: its new bytes are drawn from this key, of "garbage" and "plant".
+    """
+
+    path: str
+    how: str
+    kind: str
+    size: int = 0
+    flips: tuple[tuple[int, int], ...] = ()
+    length: int = 0
+    source: str = ""
+    content: str = ""
+
+    @property
+    def text(self) -> str:
+        """Readable."""
+        what = {
+            "flip": f"flipped {[place for place, _ in self.flips]} of {self.size}",
+            "truncate": f"truncated to {self.length} of {self.size}",
+            "swap": f"replaced by {self.source}",
+        }
+        return f"{self.path}: {what.get(self.how, self.how)}"
+
+
+@dataclass(frozen=True, slots=True)
 class Applied:
     """A fault that has found something to harm.
 
@@ -40,33 +74,33 @@ class Applied:
     hidden: Path | None = None
 
 
-def choose(fault: FileFault, life: int, base: Path) -> list[Harm]:
+def choose(fault: FileFault, base: Path) -> list[Harm]:
     """What a fault comes to, with what is on storage now."""
     nodes = [path.name for path in (base / "nodes").glob("node*")]
     if fault.file == "node":
         names = _drawn(nodes, fault.number, fault.count)
-        return [Harm(life, f"nodes/{name}", "node", "node directory removed") for name in names]
+        return [Harm(f"nodes/{name}", "node", "node directory removed") for name in names]
     if fault.file == "nodes":
         names = _drawn(nodes, fault.number, 2)
         if len(names) < 2:
             return []
-        return [Harm(life, f"nodes/{names[0]}", "exchange", "nodes exchanged", source=f"nodes/{names[1]}")]
+        return [Harm(f"nodes/{names[0]}", "exchange", "nodes exchanged", source=f"nodes/{names[1]}")]
     stock = {steady_name(each.path, base): each for each in take_stock(base)}
     if fault.file == "temporary" and not any(each.kind == "temporary" for each in stock.values()):
-        return _planted(stock, fault, life)
+        return _planted(stock, fault)
     files = {name: each for name, each in stock.items() if each.kind == fault.file}
     steps = sorted({each.step for each in files.values()}, reverse=True)
     if fault.age >= 0 and steps:
         step = steps[min(fault.age, len(steps) - 1)]
         files = {name: each for name, each in files.items() if each.step == step}
     return [
-        _harm(name, stock, fault.action, random.Random(f"{fault.number}:{name}"), life)
+        _harm(name, stock, fault.action, random.Random(f"{fault.number}:{name}"))
         for name in _drawn(files, fault.number, fault.count)
     ]
 
 
 def perform(harm: list[Harm], base: Path, damaged: dict[Path, Stamp]) -> list[Applied]:
-    """Do what was chosen, now or in an earlier run. What is not there is left out, and ``damaged`` gets the rest."""
+    """Do what was chosen; ``damaged`` gets what came of it."""
     applied = []
     known = {stored.path for stored in take_stock(base) if stored.session}
     for each in harm:
@@ -88,24 +122,24 @@ def _drawn(names: Iterable[str], number: int, count: int) -> list[str]:
     return sorted(names, key=lambda name: place_of(number, name))[:count]
 
 
-def _harm(name: str, stock: dict[str, Stored], action: str, rng: random.Random, life: int) -> Harm:
+def _harm(name: str, stock: dict[str, Stored], action: str, rng: random.Random) -> Harm:
     """What is done to one file."""
     kind, size = stock[name].kind, stock[name].stamp[2]
     row = f"file: {_NAMES.get(kind, kind)}"
     if action == "flip" and size:
         places = [_place(size, rng) for _ in range(rng.choice((1, 1, 1, 2, 5)))]
         flips = tuple((place, rng.randint(1, 255)) for place in dict.fromkeys(places))
-        return Harm(life, name, "flip", row, size, flips=flips)
+        return Harm(name, "flip", row, size, flips=flips)
     if action == "truncate":
         length = rng.choice((0, 1, size - 1, size // 2, rng.randrange(size + 1), max(0, size - 64)))
-        return Harm(life, name, "truncate", row, size, length=max(0, length))
+        return Harm(name, "truncate", row, size, length=max(0, length))
     if action == "remove":
-        return Harm(life, name, "remove", row, size)
+        return Harm(name, "remove", row, size)
     others = [other for other, each in stock.items() if each.kind == kind and other != name]
     if action == "swap" and others:
-        return Harm(life, name, "swap", row, size, source=_drawn(others, rng.randrange(1 << 30), 1)[0])
+        return Harm(name, "swap", row, size, source=_drawn(others, rng.randrange(1 << 30), 1)[0])
     content = rng.choice(("", f"zeros {size}", f"noise {rng.random()} {size}", f"noise 0 {rng.randrange(1, 10_000)}"))
-    return Harm(life, name, "garbage", row, size, content=content)
+    return Harm(name, "garbage", row, size, content=content)
 
 
 def _do(path: Path, source: Path | None, harm: Harm, base: Path) -> None:
@@ -171,7 +205,7 @@ def _place(size: int, rng: random.Random) -> int:
     return rng.randrange(size)
 
 
-def _planted(stock: dict[str, Stored], fault: FileFault, life: int) -> list[Harm]:
+def _planted(stock: dict[str, Stored], fault: FileFault) -> list[Harm]:
     """A temporary file that a killed process might have left."""
     directories = {name.rpartition("/")[0] for name, each in stock.items() if each.step >= 0}
     rng = random.Random(fault.number)
@@ -179,4 +213,4 @@ def _planted(stock: dict[str, Stored], fault: FileFault, life: int) -> list[Harm
     names = [
         f"{directory}/.part-00000-of-00002.dpp.tmp-{process}" for directory in _drawn(directories, fault.number, 1)
     ]
-    return [Harm(life, name, "plant", "file: temporary file", size, content=f"{fault.number}") for name in names]
+    return [Harm(name, "plant", "file: temporary file", size, content=f"{fault.number}") for name in names]

@@ -1,4 +1,4 @@
-"""What happens to the process of a rank when its moment has come: it is killed, stopped, signalled, or forks."""
+"""What happens to the process of a rank when its moment has come: it is killed, stopped or signalled."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def incident(rank: int, order: Order, record: Record) -> Trigger | None:
         return None
     if what.kind == "change":
         return Trigger(what, _change(rank, order, record))
-    return Trigger(what, {"stop": _stop, "zombie": _stop, "fork": _fork}.get(what.kind, _signal)(what, record))
+    return Trigger(what, {"stop": _stop, "zombie": _stop}.get(what.kind, _signal)(what, record))
 
 
 def _stop(what: Incident, record: Record) -> Callable[[], None]:
@@ -96,20 +96,6 @@ def _stop(what: Incident, record: Record) -> Callable[[], None]:
         record("stopping", pid=os.getpid())
         os.kill(os.getpid(), signal.SIGSTOP)
         record("going on")
-
-    return strike
-
-
-def _fork(what: Incident, record: Record) -> Callable[[], None]:
-    def strike() -> None:
-        record("forking")
-        pid = os.fork()
-        if pid == 0:
-            try:
-                bytearray(1 << 20)
-            finally:
-                os._exit(0)
-        os.waitpid(pid, 0)
 
     return strike
 
@@ -133,10 +119,7 @@ def _change(rank: int, order: Order, record: Record) -> Callable[[], None]:
 
 
 def _signal(what: Incident, record: Record) -> Callable[[], None]:
-    """A signal; "return", "exit" and "forget" are done by the training loop, and there is nothing to strike."""
     name, _, raised = what.kind.partition(" ")
-    if not name.startswith("SIG"):
-        return lambda: None
     number = signal.Signals[name]
     signal.signal(number, _raise if raised else signal.SIG_DFL)
 
@@ -149,18 +132,3 @@ def _signal(what: Incident, record: Record) -> Callable[[], None]:
 
 def _raise(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt(signal.Signals(number).name)
-
-
-def fork_workers(count: int) -> list[int]:
-    """Fork processes that do nothing for as long as they are let, as data loaders do; their process ids."""
-    pids = []
-    for _ in range(count):
-        pid = os.fork()
-        if pid == 0:
-            try:
-                os.setsid()
-                time.sleep(60.0)
-            finally:
-                os._exit(0)
-        pids.append(pid)
-    return pids

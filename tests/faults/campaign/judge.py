@@ -67,9 +67,7 @@ class Outcome:
     @cached_property
     def disturbed(self) -> bool:
         """Whether something has happened to a process, or storage has kept one waiting."""
-        if self.killed or any(
-            True for name in ("stopping", "signalled", "leaving", "changing") for _ in self.events(name)
-        ):
+        if self.killed or any(True for name in ("stopping", "signalled", "changing") for _ in self.events(name)):
             return True
         return any(fault.error == LATE for fault in self.met_faults())
 

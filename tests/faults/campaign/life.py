@@ -63,7 +63,7 @@ class Rank:
         self.comm, self.order, self.record = comm, order, record
         self.life, self.leaves = order.life, order.scenario.leaves
         self.rank = comm.Get_rank()
-        self.live = contents.blank(self.leaves, self.rank)
+        self.live = contents.blank(self.leaves)
         triggers = (incidents.killer(comm, order, record), incidents.incident(self.rank, order, record))
         self._triggers = [each for each in triggers if each]
 
@@ -78,16 +78,13 @@ class Rank:
             ck = self._open()
             if ck is None:
                 return
-            if self.life.workers:
-                self.record("forked", pids=incidents.fork_workers(self.life.workers))
             self._go_on(ck)
 
     def _go_on(self, ck: Any) -> None:
         """From the first restore to the end, whichever it is."""
-        ending = "" if self.life.incident is None or self.life.incident.victim != self.rank else self.life.incident.kind
-        with ck if ending != "forget" else contextlib.nullcontext():
+        with ck:
             restored = self._restore_first(ck)
-            Training(self, ck, ending).run(restored)
+            Training(self, ck).run(restored)
             if self.life.again:
                 self._restore(ck, AGAIN)
             if self.life.compares:
@@ -168,7 +165,7 @@ class Rank:
 
     def _restore(self, ck: Any, which: str, wanted: int | None = None) -> int | None:
         contents.overwrite(self.live, self.leaves, contents.JUNK)
-        self.live |= {"step": -1, "life": -1, "world": -1, "first": -1}
+        self.live |= {"step": -1, "life": -1, "world": -1}
         mapped: list[tuple[str, list[Any]]] = []
 
         def map_leaf(path: str, values: Any, rank: int, world: int) -> Any:
@@ -200,15 +197,14 @@ class Rank:
     def _compare(self, step: int, mapped: list[tuple[str, list[Any]]]) -> dict[str, int]:
         """Leaf -> bytes that are not those of the step that the state itself says it is."""
         world, seed = self.live["world"], self.order.scenario.name
-        when = contents.When(self.live["life"], step, self.live["first"])
+        when = self.live["life"], step
         wrong = {"step": int(self.live["step"] != step)}
         same_world = world == self.comm.Get_size()
         for leaf in self.leaves:
-            own = contents.is_own(leaf, when)
             expected = contents.leaf_bytes(seed, when, self.rank, leaf)
-            if own and world == 1:  # saved by one rank, nothing is its own: all get it
+            if not leaf.shared and world == 1:  # saved by one rank, nothing is its own: all get it
                 expected = contents.leaf_bytes(seed, when, 0, leaf)
-            elif own and not same_world:
+            elif not leaf.shared and not same_world:
                 if self.life.per_rank == "map":
                     expected = contents.leaf_bytes(seed, when, self.rank % max(world, 1), leaf)
                 elif self.life.per_rank == "rank0":

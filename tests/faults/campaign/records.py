@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 LEVELS = ("local", "partner", "parity", "persistent")
 FILES = (*LEVELS, "base", "manifest", "lineage", "lock", "temporary", "spare", "node")
 ACTIONS = ("flip", "truncate", "garbage", "remove", "swap")
-#: About how many operations there are: (phase, root) -> n is drawn below this. The report shows what was met. A root is
+#: About how many operations there are: (phase, root) -> n is drawn below this. A root is
 #: what storage faults are injected below: all of a node's storage, one of its levels, or the persistent directory.
 OPERATIONS = {
     ("open", "node"): 200,
@@ -37,11 +37,7 @@ DTYPES = {"float32": 4, "uint8": 1, "int64": 8, "bfloat16": 2, "float64": 8}
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """``count`` elements; the same on all ranks (``shared``) or its own; the same in all steps (``frozen``).
-
-    One that ``drifts`` is the same on all ranks at the first checkpoint of a life. From then on each rank fills a few
-    rows of its own in it.
-    """
+    """``count`` elements; the same on all ranks (``shared``) or its own; the same in all steps (``frozen``)."""
 
     name: str
     dtype: str
@@ -50,7 +46,6 @@ class Leaf:
     noise: bool
     numpy: bool
     frozen: bool = False
-    drifts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +114,9 @@ class Incident:
     Attributes:
         kind: "stop" (SIGSTOP, and SIGCONT after ``seconds``), "zombie" (SIGSTOP; left behind when the rest of the job
             is killed, until a later life wakes it), "SIGTERM", "SIGINT" (end it), "SIGTERM raised", "SIGINT raised" (a
-            handler in Python raises), "exit" (the process ends without a word), "return" (it leaves the
-            ``with`` block without waiting), "forget" (it returns without closing), "fork" (it forks a process that ends
-            at once), "change" (a byte of the newest part on its node changes).
+            handler in Python raises), "change" (a byte of the newest part on its node changes).
         victim: rank.
-        phase, at, stage, count, delay_s: when, as of a :class:`Kill`; phase "end" is after the last checkpoint.
+        phase, at, stage, count, delay_s: when, as of a :class:`Kill`.
         linger_s: how long other ranks go on when the victim is gone; 0 for as soon as the launcher notices.
     """
 
@@ -175,8 +168,6 @@ class Life:
         before, storage, running, kill, incident: what goes wrong.
         capture: of the configuration.
         timeout_s: of the configuration.
-        rebinds: how tensors get other memory after a checkpoint has returned: "data", "half", "vector" or "" for not.
-        workers: processes that each rank forks when it has opened, and which live on when it dies.
         compares: every committed step is restored and compared.
         prepares: ``prepare()`` comes before the first checkpoint.
     """
@@ -202,15 +193,13 @@ class Life:
     capture: str = "eager"
     incident: Incident | None = None
     timeout_s: float = TIMEOUT_S
-    rebinds: str = ""
-    workers: int = 0
     compares: bool = False
     prepares: bool = False
 
     @property
     def alone(self) -> bool:
         """Whether it needs a job of its own."""
-        return self.kill is not None or self.incident is not None or self.workers > 0
+        return self.kill is not None or self.incident is not None
 
     @property
     def nodes(self) -> int:
@@ -258,8 +247,7 @@ def describe(each: Scenario) -> str:
             f"scrub {life.scrub}, per_rank {life.per_rank}, {life.checkpoints} checkpoints"
             f"{', waiting' if life.wait else ''}{', steps reused' if life.reuse else ''}"
             f"{', restoring again' if life.again else ''}{', preparing' if life.prepares else ''}"
-            f"{f', tensors get other memory ({life.rebinds})' if life.rebinds else ''}"
-            f"{f', {life.workers} forked' if life.workers else ''}{', comparing all steps' if life.compares else ''}"
+            f"{', comparing all steps' if life.compares else ''}"
         )
         during = (*life.storage, *life.running, life.kill, life.incident)
         lines += [f"    during: {fault}" for fault in during if fault is not None]

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.faults.campaign.judge import HANG, LOST, WRONG, Problem
-from tests.faults.campaign.records import LEVELS, OPERATIONS, StorageFault
+from tests.faults.campaign.records import LEVELS
 
 
 @dataclass(slots=True, eq=False)
@@ -37,28 +37,12 @@ class Row:
     hangs: int = 0
 
 
-@dataclass(slots=True)
-class Coverage:
-    """Storage operations of one phase below one directory.
-
-    Attributes:
-        range: n is drawn below this.
-        met: each n that was refused.
-        names: operation -> how often it was refused first.
-    """
-
-    range: int
-    met: set[int] = field(default_factory=set)
-    names: Counter[str] = field(default_factory=Counter)
-
-
 class Tally:
     """Everything that is counted; may be used by several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.rows: dict[str, Row] = {}
-        self.coverage: dict[str, Coverage] = {}
         self.scenarios = self.lives = self.missed = 0
         self.wrong_bytes = 0
         self.problems: Counter[str] = Counter()
@@ -76,17 +60,6 @@ class Tally:
             row.count += 1
             row.how[how] += 1
             return row
-
-    def met(self, fault: StorageFault, operation: str | None) -> None:
-        """A storage fault was planned; the operation that it met, or None."""
-        with self._lock:
-            number = OPERATIONS[fault.phase, fault.root]
-            entry = self.coverage.setdefault(f"{fault.phase}, {fault.root}", Coverage(number))
-            if operation is None:
-                self.missed += 1
-            else:
-                entry.met.add(fault.number)
-                entry.names[operation] += 1
 
     def resolve(self, faults: list[Row], levels: set[str], restored: bool, back: int) -> None:
         """The restore after these faults."""
@@ -120,15 +93,11 @@ class Tally:
             "kinds": {
                 kind: {name: getattr(row, name) for name in Row.__slots__} for kind, row in sorted(self.rows.items())
             },
-            "coverage": {
-                name: {"range": each.range, "met": sorted(each.met), "operations": dict(each.names)}
-                for name, each in sorted(self.coverage.items())
-            },
         }
 
 
 def show(tally: Tally, seconds: float, console: Console) -> None:
-    """Print the tables."""
+    """Print the table."""
     table = Table(title="Faults, and what the restore after them found")
     found = ("nothing left", "back 0", "1", "2+", "wrong bytes", "too much lost", "hangs")
     for name in ("fault", "how", "count", *LEVELS, *found):
@@ -139,13 +108,6 @@ def show(tally: Tally, seconds: float, console: Console) -> None:
         numbers = [row.count, *(row.levels[level] for level in LEVELS), row.nothing, row.back[0], row.back[1], more]
         table.add_row(kind, how, *map(str, [*numbers, row.wrong, row.lost, row.hangs]))
     console.print(table)
-    covered = Table(title="Storage operations refused: each n once at least, and which operations these were")
-    for name in ("phase, directory", "n met", "of", "operations"):
-        covered.add_column(name, justify="right" if name in ("n met", "of") else "left")
-    for name, each in sorted(tally.coverage.items()):
-        names = ", ".join(f"{operation} {count}" for operation, count in each.names.most_common())
-        covered.add_row(name, str(len(each.met)), str(each.range), names)
-    console.print(covered)
     rate = tally.faults / seconds * 60 if seconds else 0.0
     console.print(
         f"{tally.scenarios} scenarios, {tally.faults} faults in {seconds:.0f} s ({rate:.0f} per minute); "

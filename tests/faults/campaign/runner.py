@@ -14,7 +14,6 @@ from tests.faults.campaign.judge import HANG, Outcome, Problem
 from tests.faults.campaign.order import Order
 from tests.faults.campaign.records import LEVELS, Incident, Kill, Life, Scenario
 from tests.faults.campaign.report import Row, Tally
-from tests.faults.campaign.trace import Harm, Trace
 
 #: A rank that was left behind has so long to end, when it has been woken.
 _ZOMBIE_S = 15.0
@@ -32,10 +31,6 @@ _INCIDENTS = {
     "SIGINT": "SIGINT",
     "SIGTERM raised": "SIGTERM, a handler raises",
     "SIGINT raised": "SIGINT, a handler raises",
-    "exit": "a rank ends while others write",
-    "return": "a rank leaves its block while others write",
-    "forget": "a rank returns without closing",
-    "fork": "fork in the middle of the background",
     "change": "a part changes after it was checked",
 }
 
@@ -71,12 +66,14 @@ class Play:
         jobs: play lives.
         tally: counts.
         broken: how the library is to be broken, or "".
-        again: what was harmed in an earlier run, to be harmed again; None to choose.
+
+    Attributes:
+        problems: what must not have happened.
+        harm: what was done to files.
+        log: what happened, readable.
     """
 
-    def __init__(
-        self, scenario: Scenario, base: Path, jobs: Jobs, tally: Tally, broken: str = "", again: Trace | None = None
-    ) -> None:
+    def __init__(self, scenario: Scenario, base: Path, jobs: Jobs, tally: Tally, broken: str = "") -> None:
         self._scenario, self._base, self._jobs, self._tally, self._broken = scenario, base, jobs, tally, broken
         self._damaged: dict[Path, Stamp] = {}
         self._hidden: set[Stamp] = set()
@@ -85,11 +82,9 @@ class Play:
         self._next_step = 1
         self._open: list[Row] = []
         self._had: set[oracle.Attempt] = set()
-        self._again = again
         self._stopped: tuple[int, ...] = ()
-        self._forked: list[int] = []
-        self.trace = Trace(scenario.name)
         self.problems: list[Problem] = []
+        self.harm: list[faults.Harm] = []
         self.log: list[str] = []
 
     def run(self) -> None:
@@ -98,27 +93,21 @@ class Play:
         (self._base / "persistent").mkdir()
         try:
             for number, each in enumerate(self._scenario.lives):
-                self._harm(number, each)
+                for fault in each.before:
+                    self._harm(faults.choose(fault, self._base))
                 self._live(number, each)
                 if self.problems:
                     break
         finally:
-            for pid in (*self._stopped, *self._forked):
+            for pid in self._stopped:
                 end_process(pid, 0.0)
         self._tally.settle(self._open, self.problems)
 
-    def _harm(self, number: int, each: Life) -> None:
-        if self._again is not None:
-            self._enter(self._again.before(number))
-            return
-        for fault in each.before:
-            self._enter(faults.choose(fault, number, self._base))
-
-    def _enter(self, harm: list[Harm]) -> None:
+    def _harm(self, harm: list[faults.Harm]) -> None:
         applied = faults.perform(harm, self._base, self._damaged)
         for each in applied:
             self._note(each.harm.kind, each.harm.how, each.harm.text)
-            self.trace.harm.append(each.harm)
+            self.harm.append(each.harm)
             if each.hidden is not None:
                 self._hidden.add(self._damaged[each.hidden])
         swaps = [self._base / each.harm.path for each in applied if each.harm.how == "swap"]
@@ -127,10 +116,8 @@ class Play:
         harmed = {stamp[1:] for stamp in self._damaged.values() if stamp not in swapped}
         self._swapped = {stamp for stamp in swapped if stamp[1:] not in harmed}
 
-    def _note(self, kind: str, how: str, detail: str, **met: object) -> None:
+    def _note(self, kind: str, how: str, detail: str) -> None:
         self.log.append(f"{kind}, {how}: {detail}")
-        if met:
-            self.trace.met.append({"kind": kind, "how": how} | met)
         self._open.append(self._tally.fault(kind, how))
 
     def _live(self, number: int, each: Life) -> None:
@@ -157,7 +144,6 @@ class Play:
 
     def _see_off(self, outcome: Outcome) -> None:
         """Processes of earlier lives that were woken in this one come to their end."""
-        self._forked += [pid for _, event in outcome.events("forked") for pid in event["pids"]]
         woken = {outcome.life.running[event["fault"]].kind for _, event in outcome.events("running")}
         if "wake" in woken:
             for pid in self._stopped:
@@ -201,25 +187,23 @@ class Play:
             self._tally.resolve(rows, judge.levels_of(result["lines"]), step is not None, back)
 
     def _count_faults(self, outcome: Outcome) -> None:
-        each, number = outcome.life, outcome.order.number
+        each = outcome.life
         for rank, event in outcome.events("storage"):
             fault = each.storage[event["fault"]]
-            self._tally.met(fault, event["met"][0] if event["refused"] else None)
+            self._tally.missed += not event["refused"]
             if event["refused"]:
                 how = "from then on" if fault.lasting else "once"
                 detail = f"operation {fault.number} ({event['met']}) of rank {rank}"
-                met = {"life": number, "rank": rank, "number": fault.number, "met": event["met"]}
-                self._note(f"{fault.error}: {fault.phase}, {fault.root}", how, detail, **met)
+                self._note(f"{fault.error}: {fault.phase}, {fault.root}", how, detail)
                 if fault.phase != "checkpoint":  # there was a restore after it in the same life
                     self._resolve(outcome, life.FAULTY if fault.phase == "restore" else life.FIRST, [self._open.pop()])
         for rank, event in outcome.events("running"):
             running = each.running[event["fault"]]
-            self._note(_RUNNING[running.kind], "while running", "", life=number, rank=rank, at=running.at)
+            self._note(_RUNNING[running.kind], "while running", f"rank {rank}, before checkpoint {running.at}")
         if each.kill is not None:
             self._count_kill(outcome, each.kill)
         if each.incident is not None:
             self._count_incident(outcome, each.incident)
-        self._count_state(outcome)
 
     def _count_kill(self, outcome: Outcome, kill: Kill) -> None:
         if not outcome.killed:
@@ -227,28 +211,15 @@ class Play:
             return
         where = kill.stage or f"random moment, {kill.phase}"
         how = {"rank": "1 rank", "node": "a node"}.get(kill.scope, "all")
-        if outcome.life.workers:
-            where = f"{where}, with forked processes left"
-        self._note(f"kill: {where}", how, "", life=outcome.order.number, rank=kill.victim, stage=kill.stage)
+        self._note(f"kill: {where}", how, f"rank {kill.victim}")
 
     def _count_incident(self, outcome: Outcome, incident: Incident) -> None:
-        names = ("stopping", "signalled", "killing", "leaving", "forking", "changing")
+        names = ("stopping", "signalled", "killing", "changing")
         if not any(True for name in names for _ in outcome.events(name)):
             self._tally.missed += 1
             return
         how = incident.stage or f"random moment, {incident.phase}"
-        met = {"life": outcome.order.number, "rank": incident.victim, "stage": incident.stage}
-        self._note(_INCIDENTS[incident.kind], how, "", **met)
-
-    def _count_state(self, outcome: Outcome) -> None:
-        """What a state may do by itself: leaves that come to differ, tensors that get other memory."""
-        returned = {event["step"] for _, event in outcome.events("returned")}
-        if any(leaf.drifts for leaf in self._scenario.leaves) and outcome.life.world > 1:
-            for step in sorted(returned)[1:]:
-                self._note("ranks fill rows of their own", "between checkpoints", f"step {step}")
-        if outcome.life.rebinds:
-            for step in sorted(returned):
-                self._note("tensors get other memory", outcome.life.rebinds, f"step {step}")
+        self._note(_INCIDENTS[incident.kind], how, f"rank {incident.victim}")
 
     def _judge_end(self, outcome: Outcome, start: Start) -> None:
         each = outcome.life

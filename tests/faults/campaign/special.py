@@ -1,4 +1,4 @@
-"""Scenarios about one thing each: processes that stop, storage that hangs, clocks, signals, forks, states that drift.
+"""Scenarios about one thing each: processes that stop, storage that hangs, clocks, signals.
 
 Pure, like ``plan``, which decides which scenario is of which kind.
 """
@@ -9,13 +9,11 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from tests.faults.campaign.rebinding import WAYS
 from tests.faults.campaign.records import (
     HANG,
     LEVELS,
     FileFault,
     Incident,
-    Kill,
     Leaf,
     Life,
     RunningFault,
@@ -152,45 +150,6 @@ def signals(rng: random.Random) -> tuple[Leaves, Lives]:
     return leaves_of(rng), (replace(life, checkpoints=2), _with(life, what), comparing(life))
 
 
-def forks(rng: random.Random) -> tuple[Leaves, Lives]:
-    """Processes forked by ranks outlive them; or a rank forks while the background works."""
-    life = quiet_life(rng.choice((1, 2)), 2)
-    if rng.random() < 0.4:
-        victim, phase, at, name = _moment(rng, life, 2)
-        what = Incident("fork", victim, phase, at, name)
-        return leaves_of(rng), (_with(life, what), comparing(life))
-    kill = Kill("all", 0, "checkpoint", 1, "", 1, 0.02 * rng.random(), 0.0)
-    return leaves_of(rng), (replace(life, kill=kill, workers=rng.choice((1, 2))), life, comparing(life))
-
-
-def leave(rng: random.Random) -> tuple[Leaves, Lives]:
-    """One rank comes to its end while others still write."""
-    life = replace(quiet_life(rng.choice((2, 3)), 2), wait=False)
-    kind = rng.choice(("exit", "return", "forget"))
-    what = Incident(kind, rng.randrange(life.world), "end", linger_s=rng.choice((0.0, 6.0)) if kind == "exit" else 0.0)
-    return leaves_of(rng), (replace(life, checkpoints=1), _with(life, what), comparing(life))
-
-
-def drift(rng: random.Random) -> tuple[Leaves, Lives]:
-    """A large buffer is equal on all ranks at first, and each rank fills its own rows of it from then on."""
-    buffer = Leaf("drift", rng.choice(("float32", "uint8", "int64")), rng.choice((40_000, 200_000)), True, True, False)
-    buffer = replace(buffer, drifts=True, numpy=rng.random() < 0.3)
-    per_rank = rng.choice(("drop", "map", "rank0"))
-    life = replace(quiet_life(rng.choice((2, 3, 4)), rng.choice((2, 3, 4))), per_rank=per_rank)
-    life = replace(life, capture=rng.choice(("eager", "lazy")), wait=rng.random() < 0.5)
-    return (buffer, *leaves_of(rng)), (life, replace(life, checkpoints=3), comparing(life))
-
-
-def rebinding(rng: random.Random) -> tuple[Leaves, Lives]:
-    """With lazy capture, tensors get other memory as soon as ``checkpoint`` has returned."""
-    life = replace(quiet_life(rng.choice((1, 2)), 4), capture="lazy", rebinds=rng.choice(WAYS))
-    many = tuple(
-        Leaf(f"all{number}", "float32", rng.choice((3_000, 22_500, 250_000)), True, True, False)
-        for number in range(rng.choice((4, 12)))
-    )
-    return many, (life, comparing(life))
-
-
 def change(rng: random.Random) -> tuple[Leaves, Lives]:
     """A part changes after it was checked, while copies or parity are made of it; then nodes are lost.
 
@@ -226,10 +185,6 @@ DRAWN: dict[str, tuple[Callable[[random.Random], tuple[Leaves, Lives]], float]] 
     "hang": (hang, 3),
     "clock": (clock, 2),
     "signal": (signals, 4),
-    "fork": (forks, 2),
-    "leave": (leave, 2),
-    "drift": (drift, 3),
-    "rebind": (rebinding, 2),
     "change": (change, 0),
 }
 #: Files and storage of all kinds, and kills: what ``plan`` draws. Power loss has no lives: see ``cutting``.

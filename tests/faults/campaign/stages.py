@@ -39,7 +39,7 @@ class Stage:
 
 
 _FILE = "deeppart.storage.files.DurableFile"
-_COMPLETE = "deeppart.save.pipeline.Pipeline._finish_level"
+_COMPLETE = "deeppart.save.complete.Completer.complete"
 
 STAGES: dict[str, Stage] = {
     "opening: directory taken": Stage("deeppart.session.open.DirectoryOwner.__init__", "open", after=True, who=ROOT),
@@ -72,7 +72,9 @@ STAGES: dict[str, Stage] = {
     "persistent level: after the round": Stage(_COMPLETE, level="persistent", after=True, needs="persistent"),
     "retiring: persistent level": Stage("deeppart.storage.persistent.PersistentLevel.remove", needs="retire", who=ROOT),
     "retiring: a node": Stage("deeppart.storage.node.NodeLevel.retire", needs="local", who=LEADER),
-    "retiring: one step removed": Stage("deeppart.storage.steps.remove_step", after=True, needs="retire", who=ROOT),
+    "retiring: one step removed": Stage(
+        "deeppart.storage.persistent.remove_step", after=True, needs="retire", who=ROOT
+    ),
     "restore: listing a node": Stage("deeppart.recovery.inventory.take_stock", "restore", needs="local", who=LEADER),
     "restore: reading a part": Stage("deeppart.recovery.parts.OpenedPart.load", "restore", after=True),
     "restore: checking blocks": Stage("deeppart.nodes.exchange.set_files._good_blocks", "restore", needs="rebuild"),

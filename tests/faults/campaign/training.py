@@ -17,7 +17,6 @@ import torch
 from deeppart.errors import CheckpointError, LevelNotRunError, StepExistsError
 from deeppart.testing.faults import StorageFaults
 from tests.faults.campaign import contents, stages
-from tests.faults.campaign.rebinding import rebind
 from tests.faults.campaign.records import HANG, RunningFault, StorageFault
 
 if TYPE_CHECKING:
@@ -38,19 +37,15 @@ class Training:
     Args:
         rank: who trains.
         ck: the checkpointer.
-        ending: how this rank leaves: "exit", "return", "forget", or as it should.
     """
 
-    def __init__(self, rank: Rank, ck: Any, ending: str) -> None:
-        self._rank, self._ck, self._ending = rank, ck, ending
-        self._begun: int | None = None
+    def __init__(self, rank: Rank, ck: Any) -> None:
+        self._rank, self._ck = rank, ck
         self._told: list[str] = []
         self._pending: list[tuple[int, Any, set[str]]] = []
         self._first = rank.rank % rank.life.node_size == 0
-        drifting = {leaf.name for leaf in rank.leaves if leaf.drifts}  # a buffer, not a parameter
         live = rank.live
-        tensors = [live[name] for name in live if isinstance(live[name], torch.Tensor) and name not in drifting]
-        self._tensors = tensors
+        tensors = [live[leaf.name] for leaf in rank.leaves if isinstance(live[leaf.name], torch.Tensor)]
         self._optimizer = torch.optim.SGD(tensors) if tensors and rank.life.capture == "lazy" else None
         self._step()
 
@@ -71,13 +66,6 @@ class Training:
                 self._look()
                 if life.wait:
                     self._settle()
-            self._rank.armed("end")
-            if self._ending == "exit":
-                record("killing")
-                os._exit(0)
-            if self._ending in ("return", "forget"):
-                record("leaving")
-                return
             self._settle()
             self._go_wrong(life.checkpoints)
             if life.alone:
@@ -89,9 +77,8 @@ class Training:
         rank, size = self._rank, self._rank.comm.Get_size()
         order, live, leaves = rank.order, rank.live, rank.leaves
         while True:
-            when = contents.When(order.number, step, step if self._begun is None else self._begun)
-            contents.fill(live, order.scenario.name, when, rank.rank, size, leaves)
-            rank.record("started", step=step, first=when.first)
+            contents.fill(live, order.scenario.name, (order.number, step), rank.rank, size, leaves)
+            rank.record("started", step=step)
             began = time.monotonic()
             try:
                 pending = self._ck.checkpoint(live, step)
@@ -106,9 +93,6 @@ class Training:
                 return step
         due = {level for level, report in pending.report.levels.items() if report.state != "off"}
         rank.record("returned", step=step, due=sorted(due), seconds=round(time.monotonic() - began, 4))
-        self._begun = when.first
-        if rank.life.rebinds and rank.life.capture == "lazy":
-            rebind(rank.life.rebinds, self._tensors)
         self._step()
         contents.overwrite(live, leaves, contents.SCRIBBLE)  # the state may change from here on
         live |= {"step": -2}

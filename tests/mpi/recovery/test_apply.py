@@ -1,7 +1,4 @@
-"""From a recovered step to the live state: an error on one rank ends it on all, and leaves every state as it was.
-
-Run inside one mpirun of 4 ranks (``make test-mpi``); ``run_on(n, ...)`` makes a job of the first n.
-"""
+"""From a recovered step to the live state: an error on one rank ends it on all, and leaves every state as it was."""
 
 from __future__ import annotations
 

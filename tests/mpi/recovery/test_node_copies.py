@@ -1,7 +1,4 @@
-"""Ranks of one node copy from where one of them has read and checked; what they cannot show to be that is sent.
-
-Run inside one mpirun of 4 ranks (``make test-mpi``); ``run_on(n, ...)`` makes a job of the first n.
-"""
+"""Ranks of one node copy from where one of them has read and checked; what they cannot show to be that is sent."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Parts that several ranks read a stretch of each: the bytes of the checkpoint, and no chunk is read twice.
-
-Run inside one mpirun of 4 ranks (``make test-mpi``); ``run_on(n, ...)`` makes a job of the first n.
-"""
+"""Parts that several ranks read a stretch of each: the bytes of the checkpoint, and no chunk is read twice."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A restored step gets back what it has lost; what goes wrong on one rank keeps no other one waiting.
-
-Run inside one mpirun of 4 ranks (``make test-mpi``); ``run_on(n, ...)`` makes a job of the first n.
-"""
+"""A restored step gets back what it has lost; what goes wrong on one rank keeps no other one waiting."""
 
 from __future__ import annotations
 
@@ -14,7 +11,6 @@ from typing import Any
 import pytest
 
 import deeppart
-import deeppart.repair.mending
 from tests.mpi.lost_nodes import PARITY, PARTNER, lose, restore, save, short, state
 from tests.mpi.on_nodes import config
 
@@ -23,49 +19,37 @@ pytestmark = pytest.mark.mpi(min_size=4)
 BOTH_LEVELS = {"every": {"persistent": 1, "partner": 1}}
 
 
-def without_memory(comm: Any, directory: Path) -> list[Any]:
-    """All nodes are lost, and one rank has not the memory to write its part back."""
-    settings = BOTH_LEVELS
+def without_memory(comm: Any, directory: Path, settings: dict[str, Any], lost: int, what: str) -> list[Any]:
+    """Nodes are lost, and one rank has not the memory for something; then it has again."""
     save(comm, directory, settings, (1,))
-    lose(comm, directory, 0, 1, 2, 3)
-
+    lose(comm, directory, *range(lost))
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         if comm.rank == 1:
-            patch.setattr("deeppart.repair.heal.put_part", short)
+            patch.setattr(what, short)
         began = time.monotonic()
         results = [restore(comm, directory, settings)[:2], time.monotonic() - began < 100.0]
     told = [str(each.message) for each in caught if each.category is deeppart.errors.BackgroundFailureWarning]
-    return [*results, told, restore(comm, directory, settings)[:2]]
+    return [*results, restore(comm, directory, settings)[:2], told]
 
 
 @pytest.mark.timeout(110)
-def test_what_goes_wrong_on_one_rank_keeps_no_other_one_waiting(run_on: Any, shared_path: Path) -> None:
-    results = run_on(4, without_memory, shared_path)
-    assert {(first, fast, last) for first, fast, _, last in results} == {((1, True), True, (1, True))}
-    assert any("rank 1 failed: MemoryError" in text for text in results[0][2]), results[0][2]
-
-
-def without_memory_to_read(comm: Any, directory: Path, settings: dict[str, Any]) -> list[Any]:
-    """A node is lost, and one rank has not the memory to read what copies, or parity, are to be made of."""
-    save(comm, directory, settings, (1,))
-    lose(comm, directory, 0)
-
-    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
-        warnings.simplefilter("ignore", deeppart.errors.BackgroundFailureWarning)
-        if comm.rank == 1:
-            patch.setattr(deeppart.repair.mending, "PartReader", short)
-        began = time.monotonic()
-        results = [restore(comm, directory, settings)[:2], time.monotonic() - began < 100.0]
-    return [*results, restore(comm, directory, settings)[:2]]
-
-
-@pytest.mark.timeout(110)
-@pytest.mark.parametrize("settings", [PARTNER, PARITY], ids=["copies", "parity"])
-def test_what_cannot_be_read_on_one_rank_keeps_no_other_one_waiting(
-    run_on: Any, shared_path: Path, settings: dict[str, Any]
+@pytest.mark.parametrize(
+    ("settings", "lost", "what"),
+    [
+        (BOTH_LEVELS, 4, "deeppart.repair.heal.put_part"),  # to write its part back
+        (PARTNER, 1, "deeppart.repair.mending.PartReader"),  # to read what copies are to be made of
+        (PARITY, 1, "deeppart.repair.mending.PartReader"),
+    ],
+    ids=["writing", "copies", "parity"],
+)
+def test_what_goes_wrong_on_one_rank_keeps_no_other_one_waiting(
+    run_on: Any, shared_path: Path, settings: dict[str, Any], lost: int, what: str
 ) -> None:
-    assert run_on(4, without_memory_to_read, shared_path, settings) == [[(1, True), True, (1, True)]] * 4
+    results = run_on(4, without_memory, shared_path, settings, lost, what)
+    assert [result[:3] for result in results] == [[(1, True), True, (1, True)]] * 4
+    told = results[0][3]
+    assert lost == 1 or any("rank 1 failed: MemoryError" in text for text in told), told
 
 
 def with_nodes_exchanged(comm: Any, directory: Path) -> list[Any]:

@@ -1,7 +1,4 @@
-"""What ranks find out of earlier checkpoints is on record before anybody is told.
-
-Run inside one mpirun of 4 ranks (``make test-mpi``); ``run_on(n, ...)`` makes a job of the first n.
-"""
+"""What ranks find out of earlier checkpoints is on record before anybody is told."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Nodes find out whether their local directories are one and the same.
-
-Run inside one mpirun of 4 ranks (``make test-mpi``); ``run_on(n, ...)`` makes a job of the first n.
-"""
+"""Nodes find out whether their local directories are one and the same."""
 
 from __future__ import annotations
 

@@ -6,10 +6,8 @@ A rank that MPI has lost takes MPI with it; ranks over sockets go on without it.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
-import subprocess
 import sys
 import time
 import warnings
@@ -21,9 +19,10 @@ import torch
 
 import deeppart
 from deeppart.errors import CheckpointError, CommError, DeeppartError
-from tests.mpi.launchers import ROOT
 from tests.mpi.on_nodes import config
-from tests.ports import free_port
+from tests.mpi.torchrun import with_variables
+from tests.mpi.torchrun_job import tell
+from tests.ports import free_ports
 
 #: Over sockets MPI has no part in it.
 LEVELS = ["multiple", *(pytest.param(each, marks=pytest.mark.of_mpi) for each in ("serialized", "funneled"))]
@@ -83,7 +82,7 @@ def late(directory: Path) -> tuple[str, tuple[int | None, float]]:
 def test_a_rank_that_was_late_and_those_that_gave_up_go_on(run_ranks: Any, tmp_path: Path, level: str) -> None:
     found = run_ranks(3, late, tmp_path, env={"MPI4PY_RC_THREAD_LEVEL": level}, timeout=200).values
     assert [went_on for _, went_on in found] == [(1, 1.0)] * 3
-    assert all("for rank 2" in said for said, _ in found[:2]), found
+    assert all("checkpoint(step=3)" in said and "for rank 2" in said for said, _ in found[:2]), found
     assert deeppart.load(tmp_path / "ckpt")["step"] == 2
 
 
@@ -136,8 +135,7 @@ def without_the_dead(directory: Path, how: str, ports: list[int]) -> None:
         live = state(0)
         step = again.restore(live)
         again.checkpoint(state(2), 2).wait("partner", timeout=TIMEOUT_S)
-    said = {"said": caught.value.summary, "took_s": took_s, "step": step, "x": float(live["x"][-1])}
-    (directory / f"rank-{rank}").write_text(json.dumps(said))
+    tell(directory, said=caught.value.summary, took_s=took_s, step=step, x=float(live["x"][-1]))
 
 
 def _group(rank: int, size: int, port: int) -> Any:
@@ -153,22 +151,13 @@ def _group(rank: int, size: int, port: int) -> Any:
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("how", ["environment", "group"])
 def test_the_ranks_that_are_left_go_on_without_a_dead_one(tmp_path: Path, how: str) -> None:
-    ports = [free_port(), free_port()]
-    name = without_the_dead.__name__
-    program = (
-        f"from pathlib import Path; from {__name__} import {name}; {name}(Path({str(tmp_path)!r}), {how!r}, {ports!r})"
-    )
-    common = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    common |= {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ports[0])}
-    ranks = [subprocess.Popen([sys.executable, "-c", program], env=common | {"RANK": str(rank)}) for rank in range(3)]
-    try:
-        codes = [rank.wait(240.0) for rank in ranks]
-    finally:
-        for each in ranks:
-            each.kill()
-    assert codes == [0, 0, -signal.SIGKILL]
-    for rank in (0, 1):
-        found = json.loads((tmp_path / f"rank-{rank}").read_text())
+    """Not started by torchrun, which would end them."""
+    arguments: list[str | Path] = ["-m", __name__, tmp_path, how, *map(str, free_ports(2))]
+    for found in with_variables(3, arguments, tmp_path, expect_rc=None)[:2]:
         assert "rank 2" in found["said"] and found["took_s"] < TIMEOUT_S / 2, found
         assert (found["step"], found["x"]) == (1, 1.0)
     assert deeppart.load(tmp_path / "ckpt")["step"] == 2
+
+
+if __name__ == "__main__":
+    without_the_dead(Path(sys.argv[1]), sys.argv[2], list(map(int, sys.argv[3:])))

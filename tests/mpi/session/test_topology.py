@@ -1,7 +1,4 @@
-"""Ranks find out who is on which node, and whether all were given the same.
-
-Run inside one mpirun of 4 ranks (``make test-mpi``); ``run_on(n, ...)`` makes a job of the first n.
-"""
+"""Ranks find out who is on which node, and whether all were given the same."""
 
 from __future__ import annotations
 

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from deeppart_simulator.measure.start import Directories, measure
 
 from deeppart.cli.calibrate.tasks import RESTORE, SaveTask
 from deeppart.errors import DeeppartError
+from tests.waiting import wait_until
 
 
 @pytest.mark.sweep(2)
@@ -55,11 +55,11 @@ measure(2, [SaveTask(1 << 20, 8, rounds=100_000)], Directories(Path({str(tmp_pat
 """
     process = subprocess.Popen([sys.executable, "-c", ask], start_new_session=True)
     try:
-        _until(lambda: any(tmp_path.glob("*/0/*")))  # the first checkpoint is under way
+        wait_until(lambda: any(tmp_path.glob("*/0/*")))  # the first checkpoint is under way
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 128 + signal.SIGTERM
         assert list(tmp_path.iterdir()) == []
-        _until(lambda: not _users(tmp_path))
+        wait_until(lambda: not _users(tmp_path))
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -80,10 +80,3 @@ def _users(directory: Path) -> list[int]:
             if str(directory).encode() in (each / "cmdline").read_bytes():
                 found.append(int(each.name))
     return found
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.05)

@@ -1,7 +1,4 @@
-"""Parity is of what was written and checked, or there is none: of other bytes it would take the place of good parity.
-
-Run inside one mpirun of 4 ranks, each a node.
-"""
+"""Parity is of what was written and checked, or there is none: of other bytes it would replace good parity."""
 
 from __future__ import annotations
 

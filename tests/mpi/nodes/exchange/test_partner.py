@@ -1,7 +1,4 @@
-"""Copies of part files on other nodes: every byte, two at a time, and nobody waits for who cannot read or write.
-
-Run inside one mpirun of 4 ranks (``make test-mpi``); ``run_on(n, ...)`` makes a job of the first n.
-"""
+"""Copies of part files on other nodes: every byte, two at a time, and nobody waits for who cannot read or write."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Lost parts from parity, with damage among the pieces they are computed from.
-
-Run inside one mpirun of 4 ranks (``make test-mpi``); ``run_on(n, ...)`` makes a job of the first n.
-"""
+"""Lost parts from parity, with damage among the pieces they are computed from."""
 
 from __future__ import annotations
 

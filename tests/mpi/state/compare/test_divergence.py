@@ -20,7 +20,7 @@ ELEMENTS = 60_000
 def state(step: int) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(step)
     layers = {f"layer{number}": torch.rand(ELEMENTS, generator=generator) for number in range(4)}
-    return {"model": layers, "bias": torch.rand(10, generator=generator), "step": step}
+    return {"model": layers, "bias": torch.rand(10, generator=generator), "step": step, "value": 7}
 
 
 def damage(rank: int, mine: dict[str, Any]) -> None:
@@ -31,12 +31,13 @@ def damage(rank: int, mine: dict[str, Any]) -> None:
         mine["model"]["layer3"][777] = torch.nextafter(mine["model"]["layer3"][777], torch.tensor(2.0))
     mine["model"]["layer0"] += rank
     mine["bias"] += rank
+    mine["value"] = rank
     mine["model"]["layer2"] *= 1 + rank % 2
 
 
-def training(comm: Any, directory: Path) -> tuple[list[str], list[tuple[str, ...]], bool]:
-    """Four steps on replicas, which are damaged after the second."""
-    reported, mine = [], {}
+def training(comm: Any, directory: Path) -> tuple[list[str], list[tuple[str, ...]], list[int], bool]:
+    """Four steps on replicas, which are damaged after the second; with how many bytes were each rank's own."""
+    reported, own, mine = [], [], {}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with deeppart.Checkpointer(config(directory), comm) as ck:
@@ -47,13 +48,15 @@ def training(comm: Any, directory: Path) -> tuple[list[str], list[tuple[str, ...
                 pending = ck.checkpoint(mine, step)
                 pending.wait(timeout=200)
                 reported.append(pending.report.diverged)
+                own.append(pending.report.per_rank_bytes)
             back = state(0)
             assert ck.restore(back) == 4
     same = all(torch.equal(back["model"][name], mine["model"][name]) for name in mine["model"])
     texts = [
         str(each.message) for each in caught if issubclass(each.category, deeppart.errors.ReplicaDivergenceWarning)
     ]
-    return texts, reported, same and torch.equal(back["bias"], mine["bias"])
+    same = same and torch.equal(back["bias"], mine["bias"]) and back["value"] == mine["value"] == comm.rank
+    return texts, reported, own, same
 
 
 def test_the_alarm_names_leaf_ranks_and_step(run_on: Any, shared_path: Path) -> None:
@@ -63,8 +66,9 @@ def test_the_alarm_names_leaf_ranks_and_step(run_on: Any, shared_path: Path) -> 
         "model/layer2: ranks 0 and 2 hold other bytes than ranks 1 and 3",
     }
     results = run_on(4, training, shared_path)
-    for rank, (texts, reported, same) in enumerate(results):
+    for rank, (texts, reported, own, same) in enumerate(results):
         assert same, "every rank gets its own back"
         assert [set(each) for each in reported] == [set(), set(), lines, set()], "once, and on every rank"
+        assert own == [0, 0, *[4 * (4 * ELEMENTS + 10)] * 2]
         assert len(texts) == (rank == 0)
     assert "checkpoint(step=3)" in results[0][0][0] and all(line in results[0][0][0] for line in lines)

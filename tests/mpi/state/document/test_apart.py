@@ -1,7 +1,4 @@
-"""States whose structure differs between ranks, where that is allowed: each rank gets its own back.
-
-Run inside one mpirun of 4 ranks (``make test-mpi``); ``run_on(n, ...)`` makes a job of the first n.
-"""
+"""States whose structure differs between ranks, where that is allowed: each rank gets its own back."""
 
 from __future__ import annotations
 
