@@ -78,15 +78,6 @@ def test_waiting_for_a_level_that_is_not_due() -> None:
         handle.wait("tape")
 
 
-def test_a_skipped_checkpoint_is_finished_and_says_so() -> None:
-    handle = pending()
-    handle.note_skipped()
-    assert handle.skipped and handle.finished and states(handle)["local"] == "skipped"
-    assert states(handle)["parity"] == "off"
-    with pytest.raises(LevelNotRunError, match="skipped"):
-        handle.wait("persistent", timeout=200)
-
-
 def test_failures_are_counted_once_and_told_by_whichever_comes_first() -> None:
     handle = pending()
     handle.note_level("local", FAILED, error=CheckpointError("local"))

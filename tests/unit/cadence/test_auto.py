@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import random
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,6 @@ from deeppart.cadence import HISTORY_NAME, Run, failure_rates
 from deeppart.cadence.auto import Decider
 from deeppart.pending import DONE, FAILED, RUNNING, Pending
 from deeppart.plan.interval import LevelCost, best, waste
-from tests.histories import often_failing
 
 ALL = ("local", "partner", "persistent")
 
@@ -123,24 +120,6 @@ def test_most_calls_go_to_no_level_and_the_last_is_forced(tmp_path: Path) -> Non
         last.wait(timeout=200)
         assert checkpointer.cadence is not None and checkpointer.cadence.failures == 0
     assert deeppart.load(tmp_path / "p")["step"] == 200
-
-
-def test_a_job_that_often_failed_checkpoints_often(tmp_path: Path) -> None:
-    often_failing(tmp_path / "p")
-    state: dict[str, Any] = {"w": torch.zeros(1000)}
-    with deeppart.Checkpointer(persistent_dir=tmp_path / "p", every="auto") as checkpointer:
-        made: list[Any] = []
-        step, ends = 0, time.monotonic() + 200
-        while len(made) < 3 and time.monotonic() < ends:
-            time.sleep(0.002)
-            step += 1
-            if checkpointer.checkpoint(state, step).levels:
-                made.append(step)
-        assert len(made) == 3, "and the last of them is the last call"
-        report = checkpointer.cadence
-        assert report is not None and report.failures == 480 and "480 seen" in str(report)
-    runs = json.loads((tmp_path / "p" / HISTORY_NAME).read_text())["runs"]
-    assert len(runs) == 481 and runs[-1]["ended"]
 
 
 def test_force_goes_to_all_levels_with_counted_ones_too(tmp_path: Path) -> None:

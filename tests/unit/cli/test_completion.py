@@ -76,21 +76,3 @@ def test_commands_options_directories_and_steps_in_a_process_of_their_own(root: 
     assert not end
     for (line, those), found in zip(expected.items(), offered, strict=True):
         assert found == those if those is not None else "plain,--npy" in found, line
-
-
-def test_in_a_real_bash(root: Path, tmp_path: Path) -> None:
-    program = tmp_path / "deeppart"
-    program.write_text(f"#!{sys.executable}\nfrom deeppart.cli import main\nmain(prog_name='deeppart')\n")
-    program.chmod(0o755)
-    script = f"""
-        eval "$(_DEEPPART_COMPLETE=bash_source deeppart)"
-        COMP_WORDS=(deeppart show {root} --step 1) COMP_CWORD=4
-        _deeppart_completion deeppart
-        echo "${{COMPREPLY[@]}}"
-    """
-    path = f"{tmp_path}:{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        ["bash", "-c", script], env=environment, capture_output=True, text=True, check=False, timeout=60
-    )
-    assert done.stdout == "100 120\n", done.stderr

@@ -29,16 +29,6 @@ def test_it_goes_on_from_a_place_with_the_order_of_the_epoch(length: int) -> Non
     assert not list(sampler) and not sampler.handed_out
 
 
-def test_what_is_decided_while_it_runs_holds_from_its_step_on() -> None:
-    position = DataPosition(epoch=0, passes=0, seen=0, batch=Batch(4))
-    sampler = ElasticSampler(20, seed=0, rank=0, ranks=1, shuffle=False)
-    sampler.begin(position)
-    going = iter(sampler)
-    assert [len(next(going)), len(next(going))] == [4, 4]
-    sampler.reschedule(DataPosition(0, 0, 4, Batch(4), ((12, Batch(6)),)))
-    assert [len(each) for each in going] == [4, 6, 2]
-
-
 def test_of_shards_it_says_which_sample_of_which_is_meant() -> None:
     data = ShardedDataset(["a", "b"], lambda shard: [shard], [3, 5], lanes=2)
     sampler = ShardSampler(data, seed=0, rank=1, ranks=2, shuffle=False)

@@ -21,7 +21,7 @@ from deeppart.errors import (
 from deeppart.model import SuspectLeaf, Suspicion
 from deeppart.offline.find import Chosen, find_step, with_checkpoint
 from deeppart.part import FileSource, Signing
-from deeppart.storage import MOST_LOOKS, PosixStore, list_steps, write_suspicion
+from deeppart.storage import MOST_LOOKS, PosixStore, write_suspicion
 from tests.golden import forge
 from tests.unit.cli_support import flip
 from tests.unit.commits import FIRST, SECOND, begun, commit, manifest_file, manifest_of, retire
@@ -91,51 +91,9 @@ def test_nothing_is_committed(tmp_path: Path) -> None:
     assert caught.value.found == "committed steps: none"
 
 
-def test_steps_that_come_and_go_while_one_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that were there are retired when their manifests are read; there is a newer one then."""
-    old = commit(tmp_path, 1)
-    looks: list[PosixStore] = []
-
-    def listed(store: PosixStore) -> object:
-        looks.append(store)
-        found = list_steps(store)
-        if len(looks) == 1:
-            retire(manifest_file(tmp_path, old).parent)
-            commit(tmp_path, 2)
-        return found
-
-    manifest_file(tmp_path, old).unlink()  # it is on its way out
-    monkeypatch.setattr("deeppart.storage.manifests.list_steps", listed)
-    assert find_step(tmp_path, None, None).step.key.step == 2 and len(looks) == 2
-
-
 def read_a_part(chosen: Chosen) -> int:
     with FileSource(Path(chosen.step.where) / "part"):
         return chosen.manifest.attempt.step
-
-
-def test_a_step_that_is_retired_while_it_is_read(tmp_path: Path) -> None:
-    first, second = commit(tmp_path, 1), commit(tmp_path, 2)
-    (manifest_file(tmp_path, first).parent / "part").write_bytes(b"part")
-    asked: list[int] = []
-
-    def use(chosen: Chosen) -> int:
-        asked.append(chosen.manifest.attempt.step)
-        if len(asked) == 1:
-            retire(Path(chosen.step.where))
-        return read_a_part(chosen)
-
-    assert with_checkpoint(tmp_path, None, use, None) == 1 and asked == [2, 1]
-    assert not manifest_file(tmp_path, second).exists()
-
-
-def test_a_part_that_is_missing_is_damage_and_no_older_one_is_read(tmp_path: Path) -> None:
-    first = commit(tmp_path, 1)
-    (manifest_file(tmp_path, first).parent / "part").write_bytes(b"part")
-    commit(tmp_path, 2)
-    with pytest.raises(StorageError) as caught:
-        with_checkpoint(tmp_path, None, read_a_part, None)
-    assert caught.value.errno == errno.ENOENT and "step-000000000002" in str(caught.value.where)
 
 
 def test_the_one_asked_for_is_not_exchanged_for_another(tmp_path: Path) -> None:
@@ -204,13 +162,3 @@ def test_whoever_reads_an_older_or_a_suspect_one_is_told(tmp_path: Path) -> None
 def test_what_is_no_step_is_refused_before_anything_is_read(tmp_path: Path, step: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match=r"load\(path, step\): step must be a whole number"):
         with_checkpoint(tmp_path / "nowhere", step, read_a_part, None)
-
-
-def test_no_link_leads_out_of_the_directory(tmp_path: Path) -> None:
-    """Whose it is does not matter to who only reads."""
-    key = commit(tmp_path / "elsewhere", 1)
-    (tmp_path / "root").mkdir()
-    there = manifest_file(tmp_path / "elsewhere", key).parent
-    (tmp_path / "root" / there.name).symlink_to(there)
-    with pytest.raises(RestoreError):
-        with_checkpoint(tmp_path / "root", None, read_a_part, None)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from deeppart.errors import CorruptFileError, RestoreError, StructureMismatchError
+from deeppart.errors import StructureMismatchError
 from deeppart.offline.single import Found, read_single
-from tests.unit.cli_support import flip, forge, make_state, part_path, save, save_states
+from tests.unit.cli_support import save_states
 
 
 @pytest.fixture(scope="module")
@@ -70,31 +69,3 @@ def test_nothing_or_too_much(root: Path, key: str, summary: str, text: str) -> N
     with pytest.raises(StructureMismatchError, match=summary) as caught:
         read_single(root, key)
     assert text in str(caught.value)
-
-
-def test_ranks(tmp_path: Path) -> None:
-    forge(tmp_path, 5)
-    for rank in range(3):
-        found = read_single(tmp_path, "rng", rank=rank).leaves[0]
-        assert found.own and content_of(found).tolist() == [rank] * 16
-        assert content_of(read_single(tmp_path, "position", rank=rank).leaves[0]) == 1000 + rank
-    assert not read_single(tmp_path, "a").leaves[0].own
-    with pytest.raises(RestoreError, match="no rank 3"):
-        read_single(tmp_path, "rng", rank=3)
-
-
-def test_damage_elsewhere_does_no_harm_and_here_nothing_is_returned(tmp_path: Path) -> None:
-    save(tmp_path, 1)
-    flip(part_path(tmp_path, 1), 4096 + 1000)
-    refused = 0
-    for key in ("model/weight", "moments/0", "noise"):
-        try:
-            ((_, array),) = contents(read_single(tmp_path, key))
-        except CorruptFileError:
-            refused += 1
-            continue
-        live: Any = make_state()
-        for part in key.split("/"):
-            live = live[int(part) if part.isdigit() else part]
-        np.testing.assert_array_equal(np.asarray(array), np.asarray(live))
-    assert refused == 1

@@ -17,7 +17,6 @@ from hypothesis import given
 
 from deeppart.errors import CorruptFileError, FormatError, NewerFormatError
 from deeppart.model import Attempt, ParityIdentity, ParityMember
-from deeppart.nodes import ReedSolomon
 from deeppart.part import (
     FileSource,
     MemorySource,
@@ -117,29 +116,6 @@ def test_library_writes_what_the_document_says() -> None:
     data, index_digest = make.write_parity()
     assert data == GOLDEN == forged()
     assert index_digest == GOLDEN[-32:-16].hex()
-
-
-def test_golden_parity_and_the_other_part_give_the_lost_part_back() -> None:
-    """The file is of use by itself: which block of which stripe is where, is all in the layout."""
-    reader, stripes, lost = opened(GOLDEN), stripes_of(IDENTITY), 0
-    code = ReedSolomon(stripes.data_blocks, stripes.tolerate)
-    rebuilt = b""
-    for row in range(stripes.rows):
-        length = stripes.length(row)
-        for block in range(stripes.data_blocks):
-            stripe = stripes.stripe_of(lost, block)
-            (index,) = [j for j in range(stripes.tolerate) if stripes.kept_stripe(IDENTITY.place, j) == stripe]
-            parity = np.empty(length, dtype=np.uint8)
-            assert reader.read_block(row, index, parity)
-            (other,) = [i for i in range(stripes.data_blocks) if i != block]
-            start = stripes.start(row, other)
-            data = make.PROTECTED[stripes.source(stripe, other)][start : start + length].ljust(length, b"\0")
-            out = np.empty(length, dtype=np.uint8)
-            rows = [other, stripes.data_blocks + index]
-            code.rebuild([np.frombuffer(data, dtype=np.uint8), parity], rows, [block], [out])
-            rebuilt += out.tobytes()
-    part = make.PROTECTED[lost]
-    assert rebuilt == part.ljust(len(rebuilt), b"\0") and part == make.make_part(0)[0]
 
 
 # --- writing and reading back ---------------------------------------------------------------------------------------

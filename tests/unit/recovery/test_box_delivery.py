@@ -65,15 +65,6 @@ def test_from_any_boxes_into_any_others(tmp_path: Path, seed: int) -> None:
             assert torch.equal(x.as_subclass(torch.Tensor), global_state[name][Box(offset, sizes).slices()])
 
 
-def test_what_was_whole_comes_to_shards_and_shards_to_what_is_whole(tmp_path: Path) -> None:
-    save(tmp_path, [{"a": WHOLE, "b": rows(WHOLE, rank, 3)} for rank in range(3)])
-    live = [{"a": rows(WHOLE * 0, rank, 2), "b": torch.zeros_like(WHOLE)} for rank in range(2)]
-    restore(tmp_path, live)
-    for rank, state in enumerate(live):
-        assert torch.equal(state["b"], WHOLE)
-        assert torch.equal(state["a"].as_subclass(torch.Tensor), WHOLE[:5] if rank == 0 else WHOLE[5:])
-
-
 def brought(root: Path, comm: Comm, *, lose: int = -1, free: int = -1) -> Any:
     """Each rank asks for a column of the tensor; what it got, and what went wrong on it."""
     opened = open_step(root, comm, on_nodes=True)

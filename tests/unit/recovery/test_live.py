@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-import deeppart
-from deeppart.errors import StateError, UnsupportedLeafError
+from deeppart.errors import StateError
 from deeppart.recovery.narrowing import flatten_live
-from tests.unit.round_trip import config
 
 
 def test_what_lies_conjugated_stays_the_live_tensor() -> None:
@@ -35,11 +32,3 @@ def test_whatever_the_callers_objects_raise_is_an_error_of_the_state() -> None:
         flatten_live({"a": Failing()})
     assert caught.value.found == "ZeroDivisionError: the user's own"
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
-
-
-def test_it_is_raised_at_the_first_restore_into_a_directory_without_checkpoints(tmp_path: Path) -> None:
-    with deeppart.Checkpointer(config(tmp_path)) as ck:
-        for bad in (object(), {1, object()}, torch.ones(3, device="meta")):
-            with pytest.raises(UnsupportedLeafError, match="path bad"):
-                ck.restore({"bad": bad})
-        assert ck.restore({"good": 1}) is None

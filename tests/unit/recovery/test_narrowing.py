@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import torch
 
 from deeppart.comm import Comm
 from deeppart.errors import DeeppartError, PerRankError, RanksDisagreeError
-from tests.sampling import sampled
 from tests.unit.sharded_states import checkpointer, on_ranks, restore, rows, save
 
 pytestmark = pytest.mark.usefixtures("working_directory")
@@ -89,58 +87,6 @@ def test_ranks_that_ask_for_different_things_are_told(tmp_path: Path, other: dic
         assert not live["a"].any() and not live["b"].any()
 
     on_ranks(2, restored)
-
-
-def subset(tree: Any, rng: random.Random) -> Any:
-    """Some items of each dict of it, or others beside them."""
-    if not isinstance(tree, dict):
-        return tree
-    kept = {key: subset(item, rng) for key, item in tree.items() if rng.random() < 0.7}
-    return kept | ({f"new{rng.randrange(9)}": torch.zeros(2)} if rng.random() < 0.3 else {}) or {"none": 0}
-
-
-def check(live: Any, saved: Any, names: tuple[str, ...]) -> int:
-    """Every leaf that was saved has what was saved, every other what it had; how many were."""
-    if not isinstance(live, dict):
-        assert torch.equal(live, saved), names
-        return 1
-    known = isinstance(saved, dict)
-    return sum(
-        check(item, saved[key], (*names, key))
-        for key, item in live.items()
-        if known and key in saved and not (isinstance(item, dict) and set(item) == {"none"})
-    )
-
-
-def test_random_parts_of_random_states(tmp_path: Path) -> None:
-    """Each rank has places for other things; what any of them has, it gets, and nothing else is touched."""
-    total = 0
-    for seed in sampled(range(60), 2):
-        rng = random.Random(seed)
-        saving, ranks = rng.choice([1, 2, 3]), rng.choice([1, 2, 3])
-        sharded = {name: rng.random() < 0.5 for name in "abcdefgh"}
-
-        def tensor(name: str, rank: int, count: int, scale: float, sharded: dict[str, bool] = sharded) -> torch.Tensor:
-            found: torch.Tensor = rows(whole(name, scale), rank, count) if sharded[name] else whole(name, scale)
-            return found
-
-        def full(rank: int, count: int, scale: float, make: Any = tensor) -> dict[str, Any]:
-            leaf = {name: make(name, rank, count, scale) for name in "abcdefgh"}
-            inner = {"c": leaf["c"], "d": leaf["d"], "deep": {"e": leaf["e"], "f": leaf["f"]}}
-            return {"a": leaf["a"], "b": leaf["b"], "inner": inner, "more": {"g": leaf["g"], "h": leaf["h"]}}
-
-        root = tmp_path / str(seed)
-        save(root, [full(rank, saving, 1.0) for rank in range(saving)])
-        live = [{"a": tensor("a", rank, ranks, 0.0)} | subset(full(rank, ranks, 0.0), rng) for rank in range(ranks)]
-        try:
-            restore(root, live, strict=False)
-        except DeeppartError as error:
-            assert "replicated" in str(error) or "split" in str(error), (seed, error)
-            continue
-        total += sum(check(each, full(rank, ranks, 1.0), ()) for rank, each in enumerate(live))
-        added = [item for each in live for key, item in each.items() if key.startswith("new")]
-        assert not any(each.any() for each in added), seed
-    assert total > 130
 
 
 def wrapped(rank: int) -> dict[str, Any]:

@@ -59,13 +59,3 @@ def test_a_leaf_that_no_document_describes(opened: Opened) -> None:
     spans["leaf"][of_leaf(opened.indexes[0], 1)] = 3
     with pytest.raises(CorruptFileError, match="structure document lacks"):
         check(opened, 0, spans=spans)
-
-
-def test_parts_that_were_written_so_are_refused(tmp_path: Path) -> None:
-    def lose(spans: list[list[tuple[int, int, int]]]) -> None:
-        spans[1].clear()
-
-    forge(tmp_path / "other", 4, spans=lose)
-    opened = open_step(tmp_path / "other")
-    with pytest.raises(CorruptFileError, match="of leaf 0"):
-        opened.matched({}, "drop")

@@ -146,17 +146,6 @@ def test_a_step_that_is_removed_by_hand_takes_along_those_that_refer_to_it(tmp_p
         deeppart.load(tmp_path / "ckpt", 2)
 
 
-def test_what_nobody_needs_any_more_is_given_back(tmp_path: Path) -> None:
-    settings = config(tmp_path, keep={"persistent": 1, "local": 1}, compression="none")
-    with deeppart.Checkpointer(settings) as checkpointer:
-        save(checkpointer, 1, 2, 3)
-        save(checkpointer, 4, 5, frozen=FROZEN // 2)  # another structure: all is new
-        save(checkpointer, 6, frozen=FROZEN // 2)
-    whole = 4 * (FROZEN // 2 + CHANGING)
-    assert list(files(tmp_path / "ckpt")) == [4, 6] and bases(tmp_path / "ckpt") == {6: [4]}
-    assert sum(path.stat().st_size for path in (tmp_path / "ckpt").rglob("*.dpp")) < 1.2 * whole
-
-
 def test_off(tmp_path: Path) -> None:
     with deeppart.Checkpointer(config(tmp_path, incremental=False)) as checkpointer:
         report = save(checkpointer, 1, 2)

@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from deeppart.comm import Comm, SingleComm
-from deeppart.errors import StructureMismatchError
 from deeppart.model import Box
 from deeppart.save import share_planning
-from deeppart.save.share_planning import Holders, find_holders, plan_share
+from deeppart.save.share_planning import find_holders, plan_share
 from deeppart.state.capture.layout import SHARED, ShareLayout
 from deeppart.state.compare import derive
 from deeppart.state.paths.globs import Replication
@@ -22,7 +21,7 @@ from deeppart.state.tree.flat import FlatState
 from deeppart.state.tree.flattening import flatten
 from tests.unit.comm.worlds import on_all, world
 from tests.unit.plan.shard_partitions import halves
-from tests.unit.sharded_states import piece, rows
+from tests.unit.sharded_states import piece
 
 WITHIN = ("checkpoint(step=1)", 60.0)
 Share = tuple[FlatState, ShareLayout]
@@ -88,43 +87,6 @@ def test_every_byte_of_every_box_is_saved_once_by_one_that_has_it(seed: int) -> 
         if int(row["leaf"]) < flat.before_shards
     )
     assert sum(length for _, length in shared) == 20_000
-
-
-WHOLE = torch.arange(8.0 * 3).view(8, 3)
-
-
-def found(states: list[Any]) -> list[Any]:
-    """The holders as each rank is told, or its error."""
-
-    def find(comm: Comm) -> Holders:
-        flat = flatten(states[comm.rank])
-        return find_holders(comm, flat, derive(flat, Replication("auto")), WITHIN)
-
-    with world(len(states)) as comms:
-        return on_all(len(states), lambda rank: find(comms[rank]))
-
-
-def box(*numbers: int) -> Any:
-    begin, stop = numbers
-    return piece(WHOLE, Box((begin, 0), (stop - begin, 3)))
-
-
-WRONG: dict[str, tuple[list[Any], str]] = {
-    "a gap": ([box(0, 3), box(4, 8)], "of 24 elements, 21 are in a shard"),
-    "another dtype": ([box(0, 4), rows(WHOLE.double(), 1, 2)], "float32.* on rank 0, float64.* on rank 1"),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_shards_that_are_not_the_tensor_are_an_error_on_every_rank(name: str) -> None:
-    pieces, text = WRONG[name]
-    told = found([{"layer": {"w": each}, "sound": rows(WHOLE, rank, 2)} for rank, each in enumerate(pieces)])
-    assert sorted(type(error).__name__ for error in told) == ["RemoteRankError", "StructureMismatchError"]
-    (error,) = [each for each in told if isinstance(each, StructureMismatchError)]
-    with pytest.raises(StructureMismatchError, match=text) as caught:
-        raise error
-    assert "layer/w" in str(caught.value) and "nothing was saved" in str(caught.value)
-    assert "sound" not in str(caught.value)
 
 
 def test_a_plan_that_fails_is_told_instead_of_raised(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,7 +95,6 @@ def test_the_end_of_the_process_finishes_the_last_checkpoint(local: str, compres
 
 ENDS = {
     "exit in the block": "with deeppart.Checkpointer() as ck:\n    ck.checkpoint(state, 7)\n    sys.exit()",
-    "exit with 0": "with deeppart.Checkpointer() as ck:\n    ck.checkpoint(state, 7)\n    sys.exit(0)",
     "exit with 1": "with deeppart.Checkpointer() as ck:\n    ck.checkpoint(state, 7)\n    sys.exit(1)",
     "not closed": "ck = deeppart.Checkpointer()\nck.checkpoint(state, 7)",
     "dropped": "deeppart.Checkpointer().checkpoint(state, 7)",

@@ -195,23 +195,6 @@ def test_a_copy_of_hard_links_has_the_lock_file_too(tmp_path: Path) -> None:
     assert life(tmp_path, "a") == (2, 2.0) and life(tmp_path, "b") == (2, 20.0)
 
 
-@pytest.mark.parametrize("with_lock", [False, True], ids=["cp -r a/* b", "cp -r a/. b"])
-def test_a_branch_that_is_refreshed(with_lock: bool, tmp_path: Path) -> None:
-    """A job has used the copy, and left what tells it in the lock file; then the original is copied over it again."""
-    life(tmp_path, "a", 1.0)
-    copied(tmp_path, "cp -r")
-    with pytest.warns(DeeppartWarning, match="is a copy of"):
-        life(tmp_path, "b", 20.0)
-    names = [lineage.read_lineage(tmp_path / each) for each in "ab"]
-    life(tmp_path, "a", 2.0)
-    subprocess.run(f"cp -r a/{'.' if with_lock else '*'} b", shell=True, cwd=tmp_path, check=True)
-    assert lineage.is_copy(tmp_path / "b") == with_lock and not lineage.is_copy(tmp_path / "a")
-    with pytest.warns(DeeppartWarning, match=f"below {names[0]} are the original's"):
-        life(tmp_path, "b", 30.0)
-    assert (lineage.read_lineage(tmp_path / "b") == names[1]) == (not with_lock), "the lock file was its own"
-    assert life(tmp_path, "a") == (2, 2.0)
-
-
 def test_a_directory_that_takes_the_place_of_the_original(tmp_path: Path) -> None:
     """As the warning says: a backup is brought back, and the nodes have newer steps."""
     life(tmp_path, "a", 1.0)

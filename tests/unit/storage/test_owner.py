@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,29 +15,9 @@ from deeppart.storage import DirectoryOwner
 
 pytestmark = pytest.mark.usefixtures("impatient")
 
-HOLDER = """
-import sys, time, deeppart
-ck = deeppart.Checkpointer(deeppart.Config(persistent_dir=sys.argv[1], timeout=20))
-print("holding", flush=True)
-time.sleep(300)
-"""
-
 
 def config(directory: Path, **settings: Any) -> deeppart.Config:
     return deeppart.Config(persistent_dir=str(directory), **{"timeout": 20.0, **settings})
-
-
-def test_another_process_is_named_and_its_death_frees_the_directory(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
-    job = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3])
-    assert job.stdout is not None and job.stdout.readline() == "holding\n"
-    with pytest.raises(DirectoryInUseError) as caught:
-        deeppart.Checkpointer(config(tmp_path))
-    assert f"process {job.pid} on {os.uname().nodename}" in str(caught.value) and str(tmp_path) in str(caught.value)
-    job.send_signal(signal.SIGKILL)
-    job.communicate(timeout=300)
-    with deeppart.Checkpointer(config(tmp_path)) as ck:
-        ck.checkpoint({"a": 1}, 1).wait(timeout=200)
 
 
 def test_a_later_start_of_the_same_job_does_not_wait_for_an_earlier_one(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 
 import deeppart
 from deeppart.storage import StoredStep, take_stock
-from tests.unit.cli_support import call_json, flip, forge, manifest_path, part_path, step_dir
+from tests.unit.cli_support import call_json, forge, part_path, step_dir
 from tests.unit.commits import retire
 
 
@@ -75,14 +75,6 @@ def test_verify_where_a_part_is_gone_before_it_is_read(root: Path, monkeypatch: 
     before(monkeypatch, "deeppart.storage.manifests.StoredStep.open_part", step_dir(root, 1))
     document = call_json("verify", root, "--all")
     assert [step["state"] for step in document["steps"]] == ["removed", "sound"] and document["good"] is True
-
-
-def test_what_is_damaged_stays_damaged(root: Path) -> None:
-    part_path(root, 1, 1, 3).unlink()
-    flip(manifest_path(root, 2), 40)
-    assert [step["state"] for step in call_json("ls", root, code=1)["steps"]] == ["damaged", "damaged"]
-    assert [step["state"] for step in call_json("verify", root, "--all", code=1)["steps"]] == ["damaged", "damaged"]
-    assert call_json("show", root, "--step", 1, code=1)["problems"]
 
 
 def on_a_node(base: Path) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 from dataclasses import replace
@@ -16,7 +15,6 @@ from deeppart.errors import CorruptFileError, NewerFormatError, StorageError
 from deeppart.storage import DirectoryOwner
 from deeppart.telemetry import StatusFile, read_statuses, sessions_with_status
 from deeppart.telemetry.status import decode_status, encode_status, remove_earlier, status_folder
-from deeppart.testing.faults import StorageFaults
 from tests.unit.telemetry.samples import SESSION, status
 from tests.users import STRANGER, needs_root
 
@@ -124,12 +122,6 @@ def test_each_rank_has_a_file_of_its_own_that_it_writes_again_and_again(root: Pa
     assert sessions_with_status(root) == (SESSION,) and read_statuses(root, OTHER).found == ()
 
 
-def test_where_nothing_is_mounted_nothing_is_made(tmp_path: Path) -> None:
-    with pytest.raises(StorageError):
-        StatusFile(tmp_path, SESSION, 0).write(status())
-    assert os.listdir(tmp_path) == []
-
-
 def test_a_file_system_that_goes_away_is_told_and_nothing_is_made_in_its_place(root: Path) -> None:
     file = StatusFile(root / "ckpt", SESSION, 0)
     DirectoryOwner(root / "ckpt", "a job").close()
@@ -139,21 +131,6 @@ def test_a_file_system_that_goes_away_is_told_and_nothing_is_made_in_its_place(r
     with pytest.raises(StorageError):
         file.write(status())
     assert os.listdir(root / "ckpt") == []
-
-
-@pytest.mark.parametrize("operation", ["open", "write", "rename"])
-def test_a_refusal_leaves_the_status_before_and_nothing_beside_it(root: Path, operation: str) -> None:
-    file = StatusFile(root, SESSION, 0)
-    file.write(status())
-    with StorageFaults(root) as faults:
-        faults.refuse(0, errno.ENOSPC, only=(operation,), count=None)
-        with pytest.raises(StorageError):
-            file.write(status(restored=8))
-        faults.clear()
-    assert read_statuses(root, SESSION).found == (status(),)
-    assert os.listdir(status_folder(root, SESSION)) == ["rank-000000.json"]
-    file.write(status(restored=8))
-    assert read_statuses(root, SESSION).found[0].restored == 8
 
 
 def test_the_owner_removes_those_of_earlier_sessions_and_what_is_not_theirs_stays(root: Path) -> None:

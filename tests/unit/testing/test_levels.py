@@ -99,8 +99,3 @@ def test_a_broken_level_is_noticed(tmp_path: Path, name: str) -> None:
 
 def test_every_check_is_tested() -> None:
     assert {check.__name__ for check in LEVEL_CHECKS} == {check for _, check in BROKEN.values()}
-
-
-@pytest.mark.parametrize("check", LEVEL_CHECKS, ids=lambda check: check.__name__)
-def test_the_level_without_a_fault_passes(tmp_path: Path, check: Callable[[Broken], None]) -> None:
-    check(Broken(tmp_path))

@@ -6,39 +6,15 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable
 
 from deeppart.comm.sockets.transport import Transport
 from tests.unit.comm.worlds import transports
-
-
-def until(condition: Callable[[], bool], *made: Transport, seconds: float = 10.0) -> bool:
-    """Whether it comes true, while the ranks look at what has come."""
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        for each in made:
-            each.progress()
-        time.sleep(1e-3)
-    return condition()
 
 
 def kill(transport: Transport) -> None:
     """As the kernel closes the sockets of a process."""
     transport._closed = True
     transport._finalizer()
-
-
-def test_who_has_ended_is_not_gone() -> None:
-    made = transports(3)
-    made[0].send(1, (1, 0, 1), b"x")
-    made[1].send(2, (1, 0, 1), b"x")
-    assert until(lambda: bool(made[2]._early) and bool(made[1]._early), *made)
-    made[1].close()
-    assert until(lambda: made[0]._peers.ended == {1} and made[2]._peers.ended == {1}, made[0], made[2])
-    time.sleep(0.1)
-    assert not until(lambda: bool(made[0]._peers.gone), made[0], seconds=0.3)
-    made[0].close()
-    made[2].close()
 
 
 def test_something_else_answers_at_the_port_of_a_rank_that_is_gone() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -13,10 +15,10 @@ import deeppart
 from deeppart.elastic import adaptdl
 from deeppart.elastic.adaptdl import checkpoint, collective, env
 from deeppart.elastic.adaptdl.checkpoint import State, load_state, save_all_states
-from deeppart.elastic.adaptdl.env import num_replicas, num_restarts, replica_rank
+from deeppart.elastic.adaptdl.env import num_replicas, replica_rank
 from deeppart.errors import ConfigError
+from tests.ports import free_port
 from tests.unit.elastic.adaptdl.conftest import forget_all
-from tests.unit.elastic.adaptdl.replicas import elastic_multiprocessing
 
 # --- AdaptDL's variables are asked first, the launcher's then ---------------------------------------------------------
 
@@ -144,12 +146,26 @@ def test_used_before_it_is_connected_and_connected_twice() -> None:
     assert not collective.initialized()
 
 
-@elastic_multiprocessing
-def test_between_replicas() -> int:
-    collective.initialize()
-    assert collective.allreduce(replica_rank() + 1, max) == num_replicas()
-    assert collective.allreduce({replica_rank()}, lambda a, b: a | b) == set(range(num_replicas()))
-    assert collective.allreduce([replica_rank()]) == list(range(num_replicas()))
-    assert collective.broadcast(replica_rank()) == 0
-    collective.teardown()
-    return [3, 2, 0][num_restarts()]
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_between_replicas(replicas: int) -> None:
+    """In processes that are forked from this one, with AdaptDL's variables."""
+    context = multiprocessing.get_context("fork")
+    variables = {"MASTER_PORT": str(free_port()), "NUM_REPLICAS": str(replicas), "NUM_NODES": "1"}
+
+    def replica(rank: int) -> None:
+        os.environ.update(
+            {f"ADAPTDL_{name}": value for name, value in (variables | {"REPLICA_RANK": str(rank)}).items()}
+        )
+        collective.initialize()
+        assert collective.allreduce(rank + 1, max) == num_replicas() == replicas
+        assert collective.allreduce({replica_rank()}, lambda a, b: a | b) == set(range(replicas))
+        assert collective.allreduce([rank]) == list(range(replicas))
+        assert collective.broadcast(rank) == 0
+        collective.teardown()
+
+    processes = [context.Process(target=replica, args=(rank,), daemon=True) for rank in range(replicas)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(200)
+    assert [process.exitcode for process in processes] == [0] * replicas

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
-import pytest
 import torch
 
 import deeppart
 from deeppart.extension.export import export
-from deeppart.extension.export import exporting as exporting_module
 from deeppart.interop.hdf5 import load
-from deeppart.offline.reading import OpenCheckpoint
 from deeppart.testing.states import difference
-from tests.unit.cli_support import call, call_json, flip, make_state, part_path, save, step_dir, steps_in
+from tests.unit.cli_support import call, call_json, flip, make_state, part_path, save
 from tests.unit.interop.making import saved
 from tests.unit.save.test_incremental import config as incremental_config
 from tests.unit.save.test_incremental import part
@@ -74,19 +70,3 @@ def test_unchanged_chunks_come_from_earlier_steps(tmp_path: Path) -> None:
     answer = call_json("export", tmp_path / "ckpt", tmp_path / "damaged.h5", code=1)
     assert answer["error"]["kind"] == "CorruptFileError"
     assert not list(tmp_path.glob("*damaged.h5*")) and not list(tmp_path.glob(".*damaged*"))
-
-
-def test_the_next_step_is_exported_if_the_newest_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save(tmp_path / "ckpt", 1)
-
-    def late(*arguments: Any, **settings: Any) -> Any:
-        if 2 not in steps_in(tmp_path / "ckpt"):
-            save(tmp_path / "ckpt", 2)
-            directory = step_dir(tmp_path / "ckpt", 1)
-            for path in directory.iterdir():
-                path.unlink()
-            directory.rmdir()
-        return OpenCheckpoint(*arguments, **settings)
-
-    monkeypatch.setattr(exporting_module, "OpenCheckpoint", late)
-    assert export(tmp_path / "ckpt", tmp_path / "out.h5").step == 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import inspect
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,6 @@ pytestmark = [
 ]
 #: It takes numbers for steps, too, which its annotations do not have.
 async_save: Any = dcp.async_save
-IS_NEW = "async_checkpointer_type" in inspect.signature(dcp.async_save).parameters
 
 
 def state(seed: int) -> dict[str, Any]:
@@ -163,22 +161,6 @@ def test_steps(writer: StorageWriter) -> None:
     assert writer.checkpointer.next_step() == 13
 
 
-@pytest.mark.skipif(not IS_NEW, reason="this torch has no process for saves, and no saves without collectives")
-def test_what_is_refused(writer: StorageWriter) -> None:
-    with pytest.raises(ConfigError, match="another process"):
-        async_save(
-            state(1),
-            checkpoint_id=1,
-            storage_writer=writer,
-            async_checkpointer_type=dcp.state_dict_saver.AsyncCheckpointerType.PROCESS,
-        )
-    with pytest.raises(ConfigError, match="use_collectives=False"):
-        async_save(state(1), checkpoint_id=1, storage_writer=writer, use_collectives=False)
-    with pytest.raises(ConfigError, match="use_collectives=False"):
-        dcp.save(state(1), checkpoint_id=1, storage_writer=writer, use_collectives=False)
-    dcp.save(state(1), checkpoint_id=1, storage_writer=writer)
-
-
 @pytest.mark.parametrize("save", [dcp.save, dcp.async_save])
 def test_states_that_cannot_be_saved_and_the_next_that_can(writer: StorageWriter, save: Any, tmp_path: Path) -> None:
     bad: list[tuple[Any, type[DeeppartError], str]] = [
@@ -217,41 +199,6 @@ def test_a_failure_in_the_background_is_noticed_even_if_nobody_looks_at_the_futu
         dcp.load(found, checkpoint_id=1, storage_reader=StorageReader(writer))
         check(found, 1)
     check(deeppart.load(tmp_path / "ckpt"), 3)
-
-
-class LeavesOut(DefaultSavePlanner):
-    """Leaves the optimizer out."""
-
-    def set_up_planner(self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False) -> None:
-        kept = {key: each for key, each in state_dict.items() if key != "optimizer"}
-        super().set_up_planner(kept, storage_meta, is_coordinator)
-
-
-class Fails(DefaultSavePlanner):
-    """Fails once."""
-
-    failed = False
-
-    def create_local_plan(self) -> Any:
-        if not self.failed:
-            self.failed = True
-            raise ValueError("not now")
-        return super().create_local_plan()
-
-
-@pytest.mark.parametrize("save", [dcp.save, dcp.async_save])
-def test_planners_of_the_caller(writer: StorageWriter, tmp_path: Path, save: Any) -> None:
-    saved = save(state(1), checkpoint_id=1, storage_writer=writer, planner=LeavesOut())
-    saved = saved.result(60) if save is dcp.async_save else saved
-    assert "optimizer" not in deeppart.load(tmp_path / "ckpt")
-    assert {name.partition(".")[0] for name in saved.state_dict_metadata} == state(1).keys() - {"optimizer"}
-    found = {key: each for key, each in cleared().items() if key != "optimizer"}
-    dcp.load(found, storage_reader=StorageReader(writer))
-    check(found | {"optimizer": state(1)["optimizer"]}, 1)
-    with pytest.raises((CheckpointException, CheckpointError)) as caught:
-        save(state(2), checkpoint_id=2, storage_writer=writer, planner=Fails())
-    assert "not now" in str(caught.value)
-    save(state(3), checkpoint_id=2, storage_writer=writer)
 
 
 def test_until_a_level(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 
 import pytest
@@ -37,17 +36,6 @@ def test_ranks_of_a_node_read_its_files_and_each_file_counts_once() -> None:
     assert [[source.readers for source in places] for places in only_first_lists.sources] == [[(0, 1)]] * 2
 
 
-def test_a_bad_source_gives_way_to_the_next_and_then_to_none() -> None:
-    of = attempt(10, ranks=2)
-    (candidate,) = survey(inventory([stored(of, 0)], [stored(of, 1)], commits=[committed(of)])).candidates
-    rest = candidate.without([(1, Location(1, "/local/1/10/1"))])
-    assert isinstance(rest, Candidate)
-    assert [[source.level for source in places] for places in rest.sources] == [["local", "persistent"], ["persistent"]]
-    assert rest.without([(0, Location(1, "/local/1/10/1"))]) == rest, "another part's path"
-    assert rest.without([(1, Location(0, "/ckpt/10/part-1"))]) == 1
-    assert candidate.without([]) == candidate
-
-
 def test_a_bad_file_says_nothing_of_one_with_the_same_path_on_another_node() -> None:
     of = attempt(10, ranks=2)
     both = [replace(stored(of, part), path=f"/local/10/{part}") for part in range(2)]
@@ -57,24 +45,6 @@ def test_a_bad_file_says_nothing_of_one_with_the_same_path_on_another_node() -> 
     assert rest.lacking == ()
     assert rest.without_files([Location(1, "/local/10/0")]).lacking == (0,)
     assert rest.without_parts([1]).lacking == (1,)
-
-
-@pytest.mark.parametrize("tolerate", [1, 2, 3])
-def test_as_many_nodes_as_tolerated_come_back_from_parity(tolerate: int) -> None:
-    of = attempt(10)
-    for lost in itertools.combinations(range(4), tolerate):
-        outlook = survey(protected(parts_left(of, lost), shares(of, lost, tolerate=tolerate)))
-        (candidate,) = outlook.candidates
-        assert levels(candidate) == [["parity"] if part in lost else ["local"] for part in range(4)], "no node to spare"
-        assert outlook.rejected == outlook.notes == outlook.lost == ()
-        for part in lost:
-            (source,) = candidate.sources[part]
-            assert (source.path, source.readers, source.nbytes) == (PARITY_NAME, (0, 1, 2, 3), 1000)
-            assert source.index_digest == digest(part, of) and source.rebuild is not None
-            assert source.rebuild.identity == share(of, part, tolerate=tolerate).identity
-            left = [place for place in range(4) if place not in lost]
-            assert source.rebuild.data == tuple(BlockFile(place, f"/local/1/10/{place}", (place,)) for place in left)
-            assert source.rebuild.parity == tuple(BlockFile(place, f"/parity/1/10/{place}", (place,)) for place in left)
 
 
 def test_a_node_that_lacks_only_its_part_or_only_its_parity() -> None:

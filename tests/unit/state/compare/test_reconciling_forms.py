@@ -15,7 +15,7 @@ import torch
 import deeppart
 from deeppart.errors import StructureMismatchError
 from tests.features.script_files import bits
-from tests.features.script_values import Phase, Plan, Settings, state
+from tests.features.script_values import Phase, Plan, Settings
 from tests.unit.sharded_states import restore, save
 
 DIFFERING: dict[str, Callable[[int], Any]] = {
@@ -72,13 +72,6 @@ def test_other_kinds_are_refused_by_name_or_saved_per_rank_where_that_is_asked_f
     save(tmp_path / "ckpt", saved, replicated={"v*": "none"})
     restore(tmp_path / "ckpt", live, replicated={"v*": "none"})
     assert [bits(each["v"]) for each in live] == [bits(make(rank)) for rank in range(2)]
-
-
-def test_a_state_of_all_of_them_is_the_same_on_all_ranks(tmp_path: Path) -> None:
-    save(tmp_path / "ckpt", [state(2), state(2), state(2)])
-    live = [state(0), state(0)]
-    restore(tmp_path / "ckpt", live)
-    assert bits(live[0]) == bits(live[1]) == bits(state(2))
 
 
 @pytest.mark.filterwarnings("ignore::deeppart.errors.PerRankNotice")

@@ -88,21 +88,6 @@ def test_those_declared_each_ranks_own_are_saved_by_each_without_a_word(tmp_path
     assert torch.equal(deeppart.load(tmp_path, rank=1)["w"], WHOLE)
 
 
-def later(step: int, rank: int, mine: dict[str, Any]) -> None:
-    """Rank 2 comes to differ."""
-    if (step, rank) == (3, 2):
-        mine["norm"][1, 1] = -5
-        mine["w"][0, 0] = -5
-
-
-def test_what_comes_to_differ_is_told_with_the_ranks_and_the_steps(tmp_path: Path) -> None:
-    (text,) = told_by(tmp_path, later, steps=4)
-    assert "norm: rank 2 differs from ranks 0-1" in text and "w: rank 0 holds other bytes than rank 2" in text
-    assert torch.equal(deeppart.load(tmp_path, rank=0)["w"], WHOLE)
-    assert deeppart.load(tmp_path, rank=2)["w"][0, 0] == -5 == deeppart.load(tmp_path, rank=2)["norm"][1, 1]
-    assert torch.equal(deeppart.load(tmp_path, step=2, rank=2)["w"], WHOLE)
-
-
 def test_ranks_whose_counters_differ_over_equal_bytes_compare_all_of_it_once(tmp_path: Path) -> None:
     """As where one rank computes a tensor, and the others receive it."""
     made = [{"w": WHOLE.clone(), "n": 1} for _ in range(4)]

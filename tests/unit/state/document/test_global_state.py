@@ -61,23 +61,6 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_stages_come_back_as_stages_and_as_a_whole_on_any_number_of_ranks(saved: Path) -> None:
-    live = stages(0.0)
-    assert restore(saved, live) == 1
-    assert all(map(same, live, stages()))
-    for ranks in (1, 2, 5):
-        live = [whole_rank(rank, ranks, 0.0) for rank in range(ranks)]
-        assert restore(saved, live) == 1
-        assert all(same(each, whole_rank(rank, ranks)) for rank, each in enumerate(live))
-
-
-def test_a_whole_comes_back_as_stages(tmp_path: Path) -> None:
-    save(tmp_path, [whole_rank(rank, 3) for rank in range(3)])
-    live = stages(0.0)
-    assert restore(tmp_path, live) == 1
-    assert all(map(same, live, stages()))
-
-
 def test_plain_checkpoints_come_back_as_stages_and_stages_as_plain(saved: Path, tmp_path: Path) -> None:
     optim: dict[str, Any] = {"state.first.m": FIRST.clone(), "state.second.m": SECOND.clone()}
     optim |= {key: item for key, item in whole_rank(0, 1)["optim"].items() if "param" in key}

@@ -94,13 +94,6 @@ def test_containers_and_keys(tmp_path: Path) -> None:
     both_ways(tmp_path, CONTAINERS)
 
 
-def test_a_leaf_can_be_the_root(tmp_path: Path) -> None:
-    save(tmp_path, torch.arange(5))
-    assert difference(torch.arange(5), deeppart.load(tmp_path / "ckpt")) is None
-    live = restore(tmp_path, torch.zeros(5, dtype=torch.int64))
-    assert live.tolist() == [0, 1, 2, 3, 4]
-
-
 def test_a_namedtuple_is_loaded_with_its_name_and_fields_and_keeps_its_live_class(tmp_path: Path) -> None:
     class Careful(namedtuple("Careful", "x y")):
         def __new__(cls, both: int) -> Careful:

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.errors import DeeppartWarning, StructureMismatchError
 from tests.unit.sharded_states import restore, rows, save
 
 
@@ -75,39 +74,3 @@ def test_what_is_tied_to_a_leaf_of_another_rank_is_filled(tmp_path: Path, ranks:
     assert restore(tmp_path, live, replicated="parts") == 1
     assert [list(each) for each in live] == [["emb"], ["head"], ["emb"]]
     assert all(torch.equal(array, whole) for each in live for array in each.values())
-
-
-def test_all_ranks_get_what_is_rank_0s(tmp_path: Path) -> None:
-    def state(rank: int, scale: float = 1.0) -> dict[str, Any]:
-        best = {"loss": 0.5 * scale, "w": torch.ones(3) * scale, "curve": [1.5 * scale] * 4}
-        return {"x": rows(torch.ones(4, 2) * scale, rank, 2), "best": best if rank == 0 else {}}
-
-    rules = {"best/*": "rank0"}
-    save(tmp_path, [state(0), state(1)], replicated=rules)
-    live = [state(0, 0.0), state(1, 0.0)]
-    assert restore(tmp_path, live, replicated=rules) == 1
-    for each in live:
-        assert each["best"]["loss"] == 0.5 and each["best"]["curve"] == [1.5] * 4
-        assert torch.equal(each["best"]["w"], torch.ones(3))
-
-
-def test_a_model_alone_is_restored_from_more_and_it_is_told(tmp_path: Path) -> None:
-    whole = torch.arange(12.0).view(4, 3)
-
-    def state(scale: float) -> dict[str, Any]:
-        model = {"w": rows(whole * scale, 0, 1)}
-        moments = {"w": {"step": torch.tensor(3.0), "m": rows(whole * scale, 0, 1)}}
-        return {"model": model, "o": {"state": moments, "groups": [{"lr": 0.1}]}, "step": 7}
-
-    save(tmp_path, [state(1.0)])
-    told = {"left in the checkpoint, .* no such key: o[.]": {}, "nor says how they are split: o$": {"o": None}}
-    for match, optimizer in told.items():
-        live = {"model": state(0.0)["model"], "step": 0, **optimizer}
-        with pytest.warns(DeeppartWarning, match=match):
-            assert restore(tmp_path, [live]) == 1
-        assert torch.equal(live["model"]["w"], whole) and live["step"] == 7
-        assert live.keys() == {"model", "step", *optimizer} and live.get("o") is None
-    lacking: dict[str, Any] = state(0.0)
-    lacking["model"] = {"v": lacking["model"]["w"]}
-    with pytest.raises(StructureMismatchError):
-        restore(tmp_path, [lacking])

@@ -249,16 +249,3 @@ def test_a_tensor_on_the_meta_device_is_refused_elsewhere(ck: deeppart.Checkpoin
         ({"x": {"a": 1}}, {"x": {"a": 1, "b": bare}}, "checkpoint lacks"),
     ):
         assert said in refused(ck, saved, live, has_bytes=False)
-
-
-def test_a_meta_tensor_is_never_saved(ck: deeppart.Checkpointer) -> None:
-    for call in (
-        lambda: ck.checkpoint({"x": torch.ones(2, device=META)}, step=1),
-        lambda: ck.restore({"x": [torch.ones(2, device=META)]}),
-    ):
-        with pytest.raises(UnsupportedLeafError, match="on the meta device, which has no data") as caught:
-            call()
-        assert "path x" in str(caught.value)
-    ck.checkpoint({"x": torch.ones(2)}, step=1).wait(timeout=200)
-    with pytest.raises(UnsupportedLeafError, match="on the meta device"):
-        ck.checkpoint({"x": torch.ones(2, device=META)}, step=2)

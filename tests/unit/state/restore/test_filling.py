@@ -115,15 +115,6 @@ def test_entries_that_a_dict_loses_are_told(ck: deeppart.Checkpointer) -> None:
     assert live["config"] == {"lr": 1.0}
 
 
-def test_a_part_of_a_list_leaves_the_rest_as_it_is(ck: deeppart.Checkpointer) -> None:
-    live = {"a": [0, 0, 7, 8], "b": [{"c": 0}, {"d": 0}, {"e": 9}]}
-    ck.checkpoint({"a": [1, 2], "b": [{"c": 3}, {"d": 4}]}, step=1).wait(timeout=200)
-    ck.restore(live, keys=["a/0", "b/1"])
-    assert live == {"a": [1, 0, 7, 8], "b": [{"c": 0}, {"d": 4}, {"e": 9}]}
-    with pytest.raises(deeppart.errors.StructureMismatchError, match="only some items of a list"):
-        ck.restore(live, exclude="a/3")
-
-
 def test_momentum_that_is_none_yet(ck: deeppart.Checkpointer) -> None:
     """Where the live state has None in a run, and tensors were saved, they are created."""
     ck.checkpoint({"s": {place: {"m": torch.ones(1)} for place in range(300)}}, step=1).wait()

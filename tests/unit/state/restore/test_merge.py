@@ -38,14 +38,6 @@ def test_tied_weights_are_saved_once_and_tied_again(tmp_path: Path) -> None:
     assert untied.head.weight.data_ptr() != untied.embedding.weight.data_ptr()
 
 
-def test_one_list_at_two_places_of_an_object_is_not_filled_twice(tmp_path: Path) -> None:
-    """As SequentialLR does: two places of a fresh object hold one list until the first step."""
-    shared = [0.0]
-    saved, live = Box({"a": [1.0], "b": [2.0]}), Box({"a": shared, "b": shared})
-    save_and_restore(tmp_path, saved, live)
-    assert live.content == {"a": [1.0], "b": [2.0]} and shared == [0.0]
-
-
 class Refusing(Box):
     def load_state_dict(self, state: Any) -> None:
         raise KeyError("not today")

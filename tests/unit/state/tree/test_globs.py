@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import deeppart
-from deeppart.errors import ConfigError, DeeppartWarning, PerRankError
+from deeppart.errors import ConfigError, PerRankError
 from deeppart.state.paths.globs import (
     PerRankPolicies,
     Replication,
@@ -190,13 +190,6 @@ def test_it_does_not_come_back_from_a_checkpoint_that_has_it(tmp_path: Path) -> 
     assert live["a"].all() and not live["b"]["c"].any() and live["b"]["d"] == 5
     with checkpointer(tmp_path, "b") as ck:
         assert ck.restore(live := {"a": torch.zeros(2)}) == 1 and live.keys() == {"a"}
-
-
-def test_a_glob_that_matches_nothing_is_told_once(tmp_path: Path) -> None:
-    with checkpointer(tmp_path, ["x", "misspelt"]) as ck:
-        with pytest.warns(DeeppartWarning, match="exclude: 'misspelt' matches nothing"):
-            ck.checkpoint({"x": 1, "y": 2}, 1)
-        ck.checkpoint({"x": 1, "y": 2}, 2)
 
 
 @pytest.mark.parametrize("exclude", [5, ["a", 5], [""], {"a": "b"}])

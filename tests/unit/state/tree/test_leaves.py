@@ -10,7 +10,7 @@ import torch
 
 import deeppart
 from deeppart.state.tensors.leaves import TORCH_DTYPES
-from deeppart.testing.states import array_bytes, difference
+from deeppart.testing.states import difference
 from tests.unit.round_trip import both_ways, restore, save
 
 
@@ -122,13 +122,3 @@ def test_autograd_is_neither_needed_nor_touched(tmp_path: Path) -> None:
     assert all(live[name] is before[name] for name in live)
     assert live["p"].requires_grad and live["leaf"].is_leaf and not live["frozen"].requires_grad
     assert difference(state, live) is None
-
-
-def test_leaves_around_the_size_of_a_chunk(tmp_path: Path) -> None:
-    data = torch.arange(13_000_001, dtype=torch.int64).mul_(2654435761).bitwise_right_shift_(13).to(torch.uint8)
-    lengths = [*((4 << 20) + more for more in (-1, 0, 1)), (1 << 20) - 1, 1 << 20, len(data), 77]
-    state = {"small": torch.ones(3), "mixed": data[:13_000_000].clone().view(torch.float64)}
-    state |= {str(length): data[:length].clone() for length in lengths}
-    save(tmp_path, state)
-    loaded = deeppart.load(tmp_path / "ckpt")
-    assert all(array_bytes(loaded[name]) == array_bytes(state[name]) for name in state)

@@ -10,7 +10,7 @@ import torch
 from torch.distributed._shard import sharded_tensor
 from torch.distributed._shard.sharding_spec import ChunkShardingSpec
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
@@ -97,15 +97,6 @@ def test_a_tensor_without_elements_has_no_shards(shape: tuple[int, ...]) -> None
     with pretended(0, 2):
         found = read_shards(split(torch.zeros(shape), (2,), [Shard(0)]), "x")
     assert (found.boxes, found.tensors, found.shape) == ((), (), shape)
-
-
-def test_partial_sums_are_refused_by_name() -> None:
-    with pretended(0, 4):
-        mesh = DeviceMesh("cpu", torch.arange(4).view(2, 2))
-        x = DTensor.from_local(torch.zeros(2, 2), mesh, [Shard(0), Partial()], run_check=False)
-        with pytest.raises(UnsupportedLeafError, match="partial sums") as caught:
-            read_shards(x, "model/w")
-    assert "path model/w" in str(caught.value) and "redistribute" in str(caught.value)
 
 
 @pytest.mark.parametrize("rows", [3, 5, 0])

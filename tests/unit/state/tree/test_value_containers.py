@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 import random
 import struct
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from hypothesis import strategies as st
 
 import deeppart
 from deeppart.errors import CorruptFileError, UnsupportedLeafError
-from deeppart.state.tree.flattening import flatten
 from deeppart.state.tree.value_containers import (
     LEAST_ENTRIES,
     LEAST_ITEMS,
@@ -34,31 +32,6 @@ from tests.golden.states import make_runs
 from tests.sampling import examples
 
 NAN = struct.unpack("<d", bytes.fromhex("0100000000f4ff7f"))[0]
-RUNS: dict[str, Any] = {
-    "int16": [-300] * 9,
-    "int64": [2**63 - 1, -(2**63)] * 5,
-    "ints beyond": [2**63] + [1] * 9,
-    "huge ints": [1 << 50_000] * 8,
-    "floats": [0.0, -0.0, math.inf, -math.inf, 5e-324, NAN, 0.1, 1e308, 2.0],
-    "bools and ints": [True, 1, 1.0, 0, False, 0.0, -0.0, None],
-    "numpy bool": [np.bool_(True)] * 8,
-    "long doubles": [np.longdouble(1) / 3] * 8,
-    "numpy texts": [np.str_("a"), np.str_("abc")] * 4,
-    "dtypes": [torch.float32, torch.device("cpu"), torch.Size([2]), 1j, np.int8(3), "x", None, 1],
-    "ints to floats": {place: place / 3 for place in reversed(range(LEAST_ENTRIES))},
-    "counter": Counter({place: place for place in range(LEAST_ENTRIES)}),
-    "keys of many types": dict.fromkeys(range(LEAST_ENTRIES), 1) | {"1": 2, None: 3, 0.5: 4, b"x": 5, -1: True},
-}
-
-
-@pytest.mark.parametrize("name", RUNS)
-def test_to_the_last_bit(name: str) -> None:
-    value = RUNS[name]
-    assert is_run(value) and len(flatten({"x": value}).values) == 1
-    encoded = json.loads(json.dumps(encode_value(value, "")))
-    back = decode_value(encoded, "")
-    assert difference(value, back) is None
-    assert json.dumps(encode_value(back, "")) == json.dumps(encoded)
 
 
 @pytest.mark.parametrize(
