@@ -5,7 +5,6 @@ Ranks that agree on SIGTERM: tests/elastic/test_stop_request.py.
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -59,7 +58,7 @@ def test_a_signal_makes_one_step_due_which_goes_to_every_level(tmp_path: Path) -
     try:
         assert saving.save(lambda: {"a": 1}, 1).levels
         assert not saving.save(lambda: {"a": 1}, 2).levels  # of nine, one goes there
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
         saving.stepped(3)
         saving.save_if_due(lambda: {"a": 3}, 3)
         assert saving.stopped

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -95,7 +94,7 @@ def test_signals_that_the_script_does_not_handle_are_noted_although_it_handles_a
     signal.signal(signal.SIGTERM, lambda *_: None)
     found = stops._signals()
     assert found is not None
-    os.kill(os.getpid(), signal.SIGTERM)
+    signal.raise_signal(signal.SIGTERM)  # in this thread, now
     assert not found.decides
-    os.kill(os.getpid(), signal.SIGUSR1)
+    signal.raise_signal(signal.SIGUSR1)
     assert found.decides
