@@ -344,9 +344,9 @@ def warn_lineage(directory: Path, owner: DirectoryOwner | None) -> None:
         )
     if owner is not None and owner.copy_of:
         warn_caller(
-            f"{directory} is a copy of a checkpoint directory, or was restored from a backup. There is nothing to do: "
-            f"its steps can be restored, and its lineage is {owner.lineage}. Parts on nodes below {owner.copy_of} are "
-            "the original's and are not used. If this directory replaces the original and you want to use these parts, "
+            f"nothing to do: {directory} is a copy of a checkpoint directory, or was restored from a backup. Its steps "
+            f"can be restored, and its lineage is {owner.lineage}. Parts on nodes below {owner.copy_of} are the "
+            "original's and are not used. If this directory replaces the original and you want to use these parts, "
             f'end the job, write {{"lineage": "{owner.copy_of}"}} to deeppart.json and remove .deeppart.lock',
             DeeppartWarning,
         )

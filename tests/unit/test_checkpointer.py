@@ -77,7 +77,14 @@ def test_the_report_accounts_for_everything(memory: Path) -> None:
 
 
 @pytest.mark.parametrize("empty", [{}, [], (), {"a": 1}, {"a": torch.zeros(0)}, None, 5])
-def test_states_without_bytes(memory: Path, empty: Any) -> None:
+@pytest.mark.parametrize("agent", [False, True])
+def test_states_without_bytes(memory: Path, monkeypatch: pytest.MonkeyPatch, empty: Any, agent: bool) -> None:
+    """Also in staging memory that an agent keeps."""
+    if agent:
+        (memory / "agent").mkdir(mode=0o700)
+        variables = {"DEEPPART_AGENT": str(memory / "agent"), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
     with deeppart.Checkpointer(config(memory)) as ck:
         ck.checkpoint(empty, step=0).wait(timeout=200)
         assert ck.restore(empty) == 0

@@ -46,7 +46,8 @@ class Staging:
         """A uint8 tensor of exactly ``nbytes``, reused if it is large enough. Earlier contents are lost."""
         lasting = None if pinned else self._reserve(nbytes)
         if lasting is not None:
-            self._tensor, self._pinned = torch.frombuffer(lasting, dtype=torch.uint8), False
+            empty = torch.empty(0, dtype=torch.uint8, device="cpu")  # of no bytes torch makes no tensor
+            self._tensor, self._pinned = torch.frombuffer(lasting, dtype=torch.uint8) if nbytes else empty, False
         elif nbytes > self.nbytes or (pinned and not self._pinned):
             self.release()  # first, so that both are never held at once
             self._tensor = _allocate(nbytes, pinned)

@@ -39,6 +39,8 @@ def test_a_script_is_sound_and_short(options: tuple[str, ...], start: str) -> No
     assert start in script and len(script.splitlines()) <= 27
     assert "export DEEPPART_PERSISTENT_DIR='my ckpt'\n" in script and "--gpus-per-node=4" in script
     assert "--job-name='my run' --output='my run-%j.log'" in script
+    if "--torchrun" in options:
+        assert "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in script and "20000 + SLURM_JOB_ID % 10000" in script
     assert "--nodes=2-5 --exclusive" in script  # otherwise Slurm gives a processor to each task
 
 

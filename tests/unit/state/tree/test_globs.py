@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import deeppart
-from deeppart.errors import ConfigError, PerRankError
+from deeppart.errors import ConfigError, PerRankError, RestoreError, StateError
 from deeppart.state.paths.globs import (
     PerRankPolicies,
     Replication,
@@ -127,6 +127,17 @@ class Adapted(nn.Module):
         torch.manual_seed(seed)
         self.base = nn.Linear(64, 64)
         self.adapter = nn.Linear(64, 2)
+
+
+@pytest.mark.parametrize("exclude", ["**", "*", ["model", "step", "?"]])
+def test_a_checkpoint_of_nothing_is_refused(tmp_path: Path, exclude: Any) -> None:
+    with deeppart.Checkpointer(persistent_dir=str(tmp_path / "ckpt"), exclude=exclude) as ck:
+        for call in (lambda state: ck.checkpoint(state, 1), ck.prepare):
+            with pytest.raises(StateError, match="exclude leaves nothing") as caught:
+                call({"model": Adapted(0), "step": 3, "x": []})
+            assert caught.value.found and caught.value.todo
+    with pytest.raises(RestoreError):
+        deeppart.load(tmp_path / "ckpt")
 
 
 class Counting:
