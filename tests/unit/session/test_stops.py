@@ -80,12 +80,13 @@ def test_a_deadline_and_a_number_of_calls_exclude_each_other(tmp_path: Path) -> 
 def agent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path))
     stops._signals.cache_clear()
-    before = signal.getsignal(signal.SIGTERM)
+    before = {each: signal.signal(each, signal.SIG_DFL) for each in stops._SIGNALS}  # whatever earlier tests have left
     yield
     if (found := stops._signals()) is not None:
         found.put_back()
     stops._signals.cache_clear()
-    signal.signal(signal.SIGTERM, before)
+    for each, handler in before.items():
+        signal.signal(each, handler)
 
 
 @pytest.mark.usefixtures("agent")
