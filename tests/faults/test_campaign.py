@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from tests.sampling import sampled
 #: One worker runs all of these, so that the ranks for their seed are made ready once.
 pytestmark = pytest.mark.xdist_group("campaign")
 
+REPOSITORY = Path(__file__).resolve().parents[2]
 #: Everywhere the same: each other one would need ranks of its own, which see sets of names in another order.
 SEED = 6
 #: Jobs take longest to start: small ones, and one worker's. Number of scenarios: with kills and without.
@@ -235,3 +237,23 @@ def test_the_sweep_reaches_the_last_operation(tmp_path: Path, monkeypatch: pytes
     assert seen.keys() == records.OPERATIONS.keys()
     assert {place: count for place, count in seen.items() if count > records.OPERATIONS[place]} == {}
     assert all(seen.values()), seen
+
+
+@pytest.mark.now_and_then(4)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_campaign_that_is_interrupted_says_what_it_has_done(number: signal.Signals) -> None:
+    if reason := launchers.unavailable():
+        pytest.skip(reason)
+    command = [sys.executable, "-m", "tests.faults.campaign", *SMALL, "--runs", "500", "--json", "--verbose"]
+    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
+        try:
+            assert job.stderr is not None
+            assert any(line.startswith("scenario ") for line in job.stderr)  # one is over
+            job.send_signal(number)
+            output, errors = job.communicate(timeout=100)
+        finally:
+            job.kill()
+    result = json.loads(output)
+    assert job.returncode == 130 and result["interrupted"] and not result["failed"], errors
+    assert result["scenarios"] >= 1
+    assert f"interrupted while it played {SEED}:" in errors

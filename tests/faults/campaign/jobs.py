@@ -101,6 +101,8 @@ class Jobs:
         self._env = {"PYTHONHASHSEED": str(hash_seed % (1 << 32))}
         environments = {True: self._env, False: self._env | _SINGLE}
         self._servers = {threads: Server(ranks, limit_s, env, directory) for threads, env in environments.items()}
+        self._alone: Job | None = None
+        self._is_over = False
 
     def play(self, order: Order) -> tuple[int, ...]:
         """Play one life to its end, natural or not.
@@ -109,8 +111,10 @@ class Jobs:
             Process ids of ranks that were left behind, stopped.
 
         Raises:
-            HangError: it went on for too long.
+            HangError: it went on for too long, or these jobs were closed meanwhile.
         """
+        if self._is_over:
+            raise HangError("the campaign was interrupted")
         if not order.life.alone:
             server = self._servers[order.scenario.threads]
             server.play(order)
@@ -128,11 +132,14 @@ class Jobs:
         limit_s = _START_S + self._limit_s
         try:
             with start_ranks(order.life.world, life.play_alone, path, timeout=limit_s, env=env, mpiexec=patient) as job:
+                self._alone = job
                 if patient is not None:
                     return self._watch(order, job, limit_s)
                 job.wait(expect_rc=None)
         except AssertionError as error:
             raise HangError(_trimmed(str(error))) from error
+        finally:
+            self._alone = None
         return ()
 
     def _watch(self, order: Order, job: Job, limit_s: float) -> tuple[int, ...]:
@@ -173,7 +180,10 @@ class Jobs:
         return script
 
     def close(self) -> None:
-        """End all jobs."""
+        """End all jobs; there are no more."""
+        self._is_over = True
+        if (alone := self._alone) is not None:
+            alone.__exit__()
         for server in self._servers.values():
             server.close()
 
