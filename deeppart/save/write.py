@@ -101,7 +101,7 @@ class ShareWriter:
     def complete_in_memory(self, job: Job) -> None:
         """Make a part of the share in staging memory, if that outlives the rank."""
         memory, staged = self._storage.memory, job.lease.memory
-        if memory is None or staged is None or not memory.holds(staged.layout.nbytes):
+        if memory is None or staged is None or not memory.holds(staged.data):
             return
         write_part(staged, memory.sink(), self._compressing.raw(), job.attempt, self._storage.rank)
         job.check_capture()

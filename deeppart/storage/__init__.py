@@ -20,7 +20,7 @@ from deeppart.storage.manifests import (
     read_step,
     read_steps,
 )
-from deeppart.storage.memory import MemoryLevel, PartInMemory
+from deeppart.storage.memory import MemoryLevel
 from deeppart.storage.node import NODE_FOLDERS, NodeContents, NodeLevel, file_problem, take_stock
 from deeppart.storage.owner import DirectoryOwner, Owner, hold_directory, read_owner
 from deeppart.storage.persistent import PersistentLevel
@@ -68,7 +68,6 @@ __all__ = [
     "NodeContents",
     "NodeLevel",
     "Owner",
-    "PartInMemory",
     "PersistentLevel",
     "PosixStore",
     "RateLimit",

@@ -17,6 +17,9 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 from deeppart import access
 from deeppart.access import storage_error
 from deeppart.errors import StorageError
@@ -90,9 +93,12 @@ class MemoryLevel:
         os.posix_fallocate(self._fd, 0, HEADER_BYTES + nbytes)  # a page that is not there when it is used is a SIGBUS
         self._memory = mmap.mmap(self._fd, HEADER_BYTES + nbytes)
 
-    def holds(self, nbytes: int) -> bool:
-        """Whether the share of so many bytes that was captured last lies in this memory."""
-        return self._memory is not None and self._nbytes == nbytes
+    def holds(self, share: npt.NDArray[np.uint8]) -> bool:
+        """Whether a share was captured into this memory, not into pinned memory since."""
+        if self._memory is None or len(share) != self._nbytes:
+            return False
+        mine = np.frombuffer(self._memory, np.uint8)[HEADER_BYTES:]
+        return not len(share) or share.ctypes.data == mine.ctypes.data
 
     def sink(self) -> PartInMemory:
         """Takes the bytes of the part: those of the payload are there already."""

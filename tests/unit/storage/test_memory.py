@@ -62,6 +62,15 @@ def test_a_share_is_found_until_the_next_one_is_captured(memory: Path) -> None:
     assert [each for each in memory.rglob("*") if each.is_file()] == []
 
 
+def test_a_share_that_lies_elsewhere_is_none_of_this_memory(memory: Path) -> None:
+    """As in pinned memory, once the state has moved to a device: the bytes here are those of an earlier step."""
+    mine = level(memory, 0)
+    room = mine.reserve(100)
+    assert room is not None and mine.holds(np.frombuffer(room, np.uint8))
+    assert not mine.holds(np.zeros(100, np.uint8)) and not mine.holds(np.frombuffer(room, np.uint8)[:50])
+    assert mine.reserve(0) is not None and mine.holds(np.zeros(0, np.uint8))
+
+
 def test_each_part_is_found_by_one_rank_on_any_number_of_them(memory: Path) -> None:
     for rank in range(4):
         save(level(memory, rank), 1, rank, b"x" * (rank + 1))
@@ -81,7 +90,7 @@ def test_without_room_it_is_said_once(memory: Path, monkeypatch: pytest.MonkeyPa
     mine = level(memory, 0, said=said)
     save(mine, 1, 0, b"x")
     monkeypatch.setattr(os, "posix_fallocate", refuse)
-    assert mine.reserve(100) is None and mine.reserve(100) is None and not mine.holds(100)
+    assert mine.reserve(100) is None and mine.reserve(100) is None and not mine.holds(np.zeros(100, np.uint8))
     assert len(said) == 1 and "no memory for 100 bytes" in said[0] and mine.is_empty
 
 
