@@ -1,15 +1,18 @@
 """From the death of a rank or a node to the next finished step, by what starts the ranks again.
 
-    python benchmarks/relaunch.py [--ranks 4] [--megabytes 25] [--kills 5] [--only "run,nodes,silent,torchrun"]
+    python benchmarks/relaunch.py [--ranks 4] [--megabytes 25,296] [--kills 5] [--only "run,nodes,silent,torchrun"]
 
 A DDP training on gloo with AdamW and a checkpoint every fifth step; after a random number of steps something is killed
 (SIGKILL), so many times. Shown are seconds from the kill to the end of the first step after it: median (fastest,
-slowest), and the processor time that all processes of the job have used in between.
+slowest), the processor time that all processes of the job have used in between, and the phases as `deeppart run --log`
+has them; and what an agent and its zygote cost while the ranks train: processor time, and memory (PSS).
 
 - run: deeppart run; a random rank is killed
 - nodes: deeppart run, an agent for each rank and a spare one; a random agent is killed, and a new one started later
 - silent: the same, but the agent and its ranks are stopped (SIGSTOP), as if the node had lost its power
 - torchrun: with the variable that docs/elastic-torchrun.md names; a random rank is killed
+
+--json FILE keeps all figures, --png FILE draws the phases.
 
 Exit code: 0; 1 if a job has not come back within two minutes.
 """
@@ -17,6 +20,8 @@ Exit code: 0; 1 if a job has not come back within two minutes.
 from __future__ import annotations
 
 import argparse
+import itertools
+import json
 import os
 import random
 import shutil
@@ -26,16 +31,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 LAUNCHERS = ("run", "nodes", "silent", "torchrun")
 _PATIENCE_S = 120.0
 #: Until a new agent has joined, and its zygote has imported what the script imports.
 _SPARE_S = 12.0
+#: For which the costs of an agent are measured.
+_WATCHED_S = 10.0
 _TICKS = os.sysconf("SC_CLK_TCK")
+#: Of `training` events, in this order; what is left of the time until the next step is the first.
+PHASES = ("detect", "kill", "start", "restore", "step")
 
 SCRIPT = """
 import os, sys, time
@@ -91,7 +101,8 @@ class Job:
         else:
             several = ["--nodes", self._nodes, "--node", str(node), "--spares", "1", "--ranks", "1"]
             options = ["--ranks", str(self._ranks)] if self._launcher == "run" else several
-            words = ["-m", "deeppart", "run", *options, "--failures", "1000", "--", sys.executable, *self._words]
+            words = ["-m", "deeppart", "run", *options, "--failures", "1000", "--log", f"events-{node}"]
+            words += ["--", sys.executable, *self._words]
         environment = os.environ | {
             "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
             "DEEPPART_PERSISTENT_DIR": str(self._directory / "ckpt"),
@@ -106,6 +117,21 @@ class Job:
     def used_s(self) -> float:
         """Processor time of all processes so far."""
         return sum(used_s(each.pid) for each in self.processes)
+
+    def trainings(self) -> list[dict[str, Any]]:
+        """The events of all agents after the first step of an epoch, in their order."""
+        files = self._directory.glob("events-*")
+        found = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+        return sorted((each for each in found if each["event"] == "training"), key=lambda each: int(each["epoch"]))
+
+    def costs(self) -> dict[str, float]:
+        """Of an agent and its zygote, with one rank or all of them: share of a processor, and bytes."""
+        zygote = _parent(int((self._directory / "pid-0").read_text()))
+        agent = _parent(zygote)
+        before_s = _own_s(agent) + _own_s(zygote)
+        time.sleep(_WATCHED_S)
+        share = (_own_s(agent) + _own_s(zygote) - before_s) / _WATCHED_S
+        return {"processor": share, "agent_bytes": _pss_bytes(agent), "zygote_bytes": _pss_bytes(zygote)}
 
     def kill(self, rank: int) -> int | None:
         """Kill a rank, or the node on which it runs, which is returned."""
@@ -140,6 +166,17 @@ class Job:
                 each.kill()
                 each.wait()
         self._log.close()
+
+
+def _own_s(pid: int) -> float:
+    """Processor time of one process."""
+    return sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13])) / _TICKS
+
+
+def _pss_bytes(pid: int) -> float:
+    """Memory of a process, shared pages divided among those that share them."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
 
 
 def _free_ports(count: int) -> list[int]:
@@ -183,14 +220,16 @@ def used_s(session_of: int) -> float:
     return found
 
 
-def kills(launcher: str, ranks: int, megabytes: float, count: int, seed: int) -> list[tuple[float, float]]:
-    """Seconds, and processor time, from each kill to the next step."""
-    draw, found = random.Random(seed), []
+def kills(launcher: str, ranks: int, megabytes: float, count: int, seed: int) -> dict[str, Any]:
+    """Seconds, processor time and phases from each kill to the next step, and the costs of an agent."""
+    draw = random.Random(seed)
+    found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as text:
         directory = Path(text)
         job = Job(launcher, ranks, megabytes, directory)
         try:
             _wait_for_steps(directory, 12)
+            costs = {} if launcher == "torchrun" else job.costs()
             for _ in range(count):
                 _wait_for_steps(directory, last_step(directory)[0] + draw.randint(10, 40))
                 before = job.used_s()
@@ -199,7 +238,13 @@ def kills(launcher: str, ranks: int, megabytes: float, count: int, seed: int) ->
                 lines = last_step(directory)[0]
                 _wait_for_steps(directory, lines + 1)
                 after_s = float((directory / "steps").read_text().splitlines()[lines].split()[1])
-                found.append((after_s - killed_s, job.used_s() - before))
+                kill: dict[str, Any] = {"seconds": after_s - killed_s, "processor_s": job.used_s() - before}
+                if launcher != "torchrun":
+                    _wait_until(lambda: len(job.trainings()) > len(found) + 1)
+                    event = job.trainings()[len(found) + 1]
+                    phases = {name: float(event.get(f"{name}_s", 0.0)) for name in PHASES[1:]}
+                    kill["phases"] = {"detect": max(kill["seconds"] - sum(phases.values()), 0.0)} | phases
+                found.append(kill)
                 if node is not None:
                     job.replace(node)
                     time.sleep(_SPARE_S)
@@ -208,12 +253,16 @@ def kills(launcher: str, ranks: int, megabytes: float, count: int, seed: int) ->
             raise
         finally:
             job.close()
-    return found
+    return {"launcher": launcher, "ranks": ranks, "megabytes": megabytes, "kills": found, "costs": costs}
 
 
 def _wait_for_steps(directory: Path, count: int) -> None:
+    _wait_until(lambda: last_step(directory)[0] >= count)
+
+
+def _wait_until(is_so: Callable[[], bool]) -> None:
     until_s = time.monotonic() + _PATIENCE_S
-    while last_step(directory)[0] < count:
+    while not is_so():
         if time.monotonic() > until_s:
             raise TimeoutError(f"no step within {_PATIENCE_S:g} s")
         time.sleep(0.005)
@@ -224,24 +273,70 @@ def shown(values: Sequence[float]) -> str:
     return f"{median(values):.2f} ({min(values):.2f}-{max(values):.2f})"
 
 
+def phases_of(result: dict[str, Any]) -> dict[str, float]:
+    """The median of each phase; empty without an agent."""
+    found = [kill["phases"] for kill in result["kills"] if "phases" in kill]
+    return {name: median(each[name] for each in found) for name in PHASES} if found else {}
+
+
+def draw(results: Sequence[dict[str, Any]], path: Path) -> None:
+    """Draw the phases of each result as a bar."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    shown_results = [each for each in results if phases_of(each)]
+    names = {"run": "a rank is killed", "nodes": "an agent is killed", "silent": "a node falls silent"}
+    labels = [f"{names[each['launcher']]}, {each['megabytes']:g} MB" for each in shown_results]
+    figure, axis = pyplot.subplots(figsize=(9, 0.55 * len(labels) + 1.2), layout="constrained")
+    left = [0.0] * len(labels)
+    for phase, colour in zip(PHASES, ("#c8553d", "#e0a458", "#b9c4cf", "#1b6ca8", "#7fb069"), strict=True):
+        widths = [phases_of(each)[phase] for each in shown_results]
+        axis.barh(labels, widths, left=left, color=colour, label=phase)
+        left = [at + width for at, width in zip(left, widths, strict=True)]
+    axis.invert_yaxis()
+    axis.set_xlabel("seconds from the failure to the end of the next step (medians of each phase)")
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(ncols=len(PHASES), loc="lower right", fontsize=8)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
 def main() -> int:
     """Measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=4, help="(default 4)")
-    parser.add_argument("--megabytes", type=float, default=25.0, help="parameters with AdamW's state (default 25)")
+    parser.add_argument("--megabytes", default="25", help="parameters with AdamW's state; several sizes (default 25)")
     parser.add_argument("--kills", type=int, default=5, help="of each launcher (default 5)")
     parser.add_argument("--only", default=",".join(LAUNCHERS), help="launchers (default all)")
     parser.add_argument("--seed", type=int, default=1, help="of ranks and steps (default 1)")
+    parser.add_argument("--json", type=Path, help="where all figures are written to; those of other cases are kept")
+    parser.add_argument("--png", type=Path, help="where the phases are drawn to")
     options = parser.parse_args()
-    print(f"{options.ranks} ranks, {options.megabytes:g} MB, {options.kills} kills; load {os.getloadavg()[0]:.1f}")
-    for launcher in options.only.split(","):
+    kept = json.loads(options.json.read_text()) if options.json is not None and options.json.exists() else []
+    print(f"{options.ranks} ranks, {options.kills} kills; load {os.getloadavg()[0]:.1f}")
+    for launcher, size in itertools.product(options.only.split(","), map(float, options.megabytes.split(","))):
         try:
-            found = kills(launcher, options.ranks, options.megabytes, options.kills, options.seed)
+            result = kills(launcher, options.ranks, size, options.kills, options.seed)
         except TimeoutError as error:
-            print(f"{launcher}: {error}")
+            print(f"{launcher}, {size:g} MB: {error}")
             return 1
-        walls, processor = zip(*found, strict=True)
-        print(f"{launcher}: {shown(walls)} s, {shown(processor)} s of processor time", flush=True)
+        walls, processor = zip(*((each["seconds"], each["processor_s"]) for each in result["kills"]), strict=True)
+        print(f"{launcher}, {size:g} MB: {shown(walls)} s, {shown(processor)} s of processor time", flush=True)
+        if phases := phases_of(result):
+            costs = result["costs"]
+            print("   ", ", ".join(f"{name} {seconds:.2f} s" for name, seconds in phases.items()))
+            print(
+                f"    agent: {costs['processor']:.2%} of a processor, {costs['agent_bytes'] / 1e6:.0f} MB, "
+                f"zygote {costs['zygote_bytes'] / 1e6:.0f} MB"
+            )
+        same = (launcher, size, options.ranks)
+        kept = [each for each in kept if (each["launcher"], each["megabytes"], each["ranks"]) != same] + [result]
+        if options.json is not None:
+            options.json.write_text(json.dumps(kept, indent=1) + "\n")
+    if options.png is not None:
+        draw(kept, options.png)
     return 0
 
 

@@ -28,7 +28,7 @@ from deeppart.errors import ConfigError, DeeppartError, DeeppartWarning, Restore
 from deeppart.model import VERSION as __version__  # noqa: N811
 from deeppart.model import Report, RestoreReport
 from deeppart.pending import Pending
-from deeppart.progress import pause_watch
+from deeppart.progress import epoch, pause_watch
 
 if TYPE_CHECKING:
     from deeppart.checkpointer import Checkpointer
@@ -49,6 +49,7 @@ __all__ = [
     "__version__",
     "checkpoint",
     "close",
+    "epoch",
     "load",
     "pause_watch",
     "prepare",

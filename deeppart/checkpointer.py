@@ -298,6 +298,7 @@ class Checkpointer:
             step = None if step is None else check_step(step, "restore(state, step)")
             request, impossible = request_or_refusal(keys, exclude, strict, cast, rename)
             policies, refusal = policies_or_refusal(per_rank)
+            reporting.ready()
             restored = self._bring_back(state, step, policies, request, refusal or impossible, required=required)
             reporting.restored(restored)
             return restored

@@ -20,11 +20,13 @@ from typing import NamedTuple
 
 #: The variable with the agent's directory.
 DIRECTORY_VARIABLE = "DEEPPART_AGENT"
+#: What has ended the ranks before, in words.
+WHY_VARIABLE = "DEEPPART_WHY"
 #: Exit code of ranks that were asked to stop, and of the job then: schedulers and torchrun know it.
 STOPPED = 143
 CELL_BYTES = 64
 #: The fields of :class:`Progress`.
-_CELL = struct.Struct("<qdQQd")
+_CELL = struct.Struct("<qdQQdddd")
 _MODULES_FILE = "modules.json"
 #: Where Python's own modules are.
 _STANDARD = os.path.join(sysconfig.get_path("stdlib"), "")
@@ -39,6 +41,9 @@ class Progress(NamedTuple):
         trained: how many steps its optimizers have made, or checkpoint() was called, whichever is more.
         pauses: how many pauses it is in; it is not expected to report meanwhile.
         safe_s: how long a checkpoint took last at the slowest level; 0.0 before that.
+        ready_s: seconds from the start of the ranks until it had met the others, and called restore(); 0.0 before that.
+        restored_s: the same until restore() returned.
+        stepped_s: the same until its first step was made.
     """
 
     step: int = -1
@@ -46,6 +51,9 @@ class Progress(NamedTuple):
     trained: int = 0
     pauses: int = 0
     safe_s: float = 0.0
+    ready_s: float = 0.0
+    restored_s: float = 0.0
+    stepped_s: float = 0.0
 
 
 def time_to_end_s(safe_s: float) -> float:
@@ -59,8 +67,8 @@ def cell_file(directory: Path, rank: int) -> Path:
 
 
 def make_cell(directory: Path, rank: int) -> None:
-    """Make a rank's file, before it is started (agent)."""
-    cell_file(directory, rank).write_bytes(_CELL.pack(*Progress()).ljust(CELL_BYTES, b"\0"))
+    """Make a rank's file, as it is started (agent)."""
+    cell_file(directory, rank).write_bytes(_CELL.pack(*Progress(at_s=time.monotonic())))
 
 
 def stacks_file(directory: Path, rank: int) -> Path:
@@ -117,10 +125,15 @@ class _Reporting:
     def _begin(self) -> None:
         self._step, self._called, self._optimized, self._pauses = -1, 0, 0, 0
         self._safe_s = 0.0
+        self._started_s, self._passed_s = 0.0, [0.0, 0.0, 0.0]  # until ready, restored, stepped
+
+    def ready(self) -> None:
+        """A state is to be restored."""
+        self._report(phase=0)
 
     def restored(self, step: int | None) -> None:
         """A state was restored, or there was none; on rank 0 of a node, once, name the modules imported by now."""
-        directory = self._report(step=-1 if step is None else step)
+        directory = self._report(step=-1 if step is None else step, phase=1)
         if directory is None or os.environ.get("LOCAL_RANK") != "0":
             return
         path = Path(directory, _MODULES_FILE)
@@ -149,7 +162,9 @@ class _Reporting:
         finally:
             self._report(pauses=-1)
 
-    def _report(self, step: int = -1, called: int = 0, optimized: int = 0, pauses: int = 0) -> str | None:
+    def _report(
+        self, step: int = -1, called: int = 0, optimized: int = 0, pauses: int = 0, phase: int | None = None
+    ) -> str | None:
         """Write the cell; returns the agent's directory, None without an agent."""
         directory = os.environ.get(DIRECTORY_VARIABLE)
         if not directory:
@@ -160,12 +175,19 @@ class _Reporting:
             with contextlib.suppress(OSError, ValueError):
                 with open(cell_file(Path(directory), int(os.environ.get("LOCAL_RANK", ""))), "r+b") as file:
                     self._cell = mmap.mmap(file.fileno(), CELL_BYTES)
+                self._started_s = Progress(*_CELL.unpack_from(self._cell)).at_s
+        now_s = time.monotonic()
         self._step = max(self._step, step)
         self._called, self._optimized = self._called + called, self._optimized + optimized
         self._pauses += pauses
+        trained = max(self._called, self._optimized)
+        phase = 2 if trained else phase
+        if phase is not None:
+            self._passed_s[phase] = self._passed_s[phase] or now_s - self._started_s
         if self._cell is not None:
-            trained = max(self._called, self._optimized)
-            _CELL.pack_into(self._cell, 0, self._step, time.monotonic(), trained, self._pauses, self._safe_s)
+            _CELL.pack_into(
+                self._cell, 0, self._step, now_s, trained, self._pauses, self._safe_s, *self._passed_s
+            )  # fmt: skip
         return directory
 
 
@@ -184,3 +206,27 @@ def pause_watch() -> contextlib.AbstractContextManager[None]:
         ...     pass  # evaluate
     """
     return reporting.paused()
+
+
+class Epoch(NamedTuple):
+    """One start of all ranks of a job.
+
+    Attributes:
+        number: counts them, from 1.
+        why: what has ended the one before; empty in the first one, and where it is not known.
+    """
+
+    number: int
+    why: str
+
+
+def epoch() -> Epoch:
+    """Which start of the ranks this is, under ``deeppart run`` and torchrun; otherwise the first one.
+
+    Example:
+        >>> import deeppart
+        >>> deeppart.epoch().number
+        1
+    """
+    starts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
+    return Epoch(int(starts) + 1 if starts.isdecimal() else 1, os.environ.get(WHY_VARIABLE, ""))

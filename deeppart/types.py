@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from deeppart.model import LevelReport
     from deeppart.part import KeyFiles
     from deeppart.plan.interval import Cadence, LevelCost, Waste
+    from deeppart.progress import Epoch
     from deeppart.repair import ScrubReport
     from deeppart.state.objects import SavedRecord
     from deeppart.state.paths import PerRank, PerRankFunction
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Cadence",
     "CadenceReport",
+    "Epoch",
     "KeyFiles",
     "LevelCost",
     "LevelReport",
@@ -37,6 +39,7 @@ __getattr__, __dir__ = lazy_names(
     {
         "Cadence": "deeppart.plan.interval",
         "CadenceReport": "deeppart.cadence",
+        "Epoch": "deeppart.progress",
         "KeyFiles": "deeppart.part",
         "LevelCost": "deeppart.plan.interval",
         "LevelReport": "deeppart.model",

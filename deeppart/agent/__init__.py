@@ -22,9 +22,9 @@ kills the others and has all of them forked again: the script is not changed, an
 """
 
 from deeppart.agent.agent import Agent
-from deeppart.agent.allocation import addresses_of, end_of_job, hosts_of, run_on_all_nodes
+from deeppart.agent.allocation import addresses_of, end_of_job, run_on_all_nodes
 from deeppart.agent.command import Command
-from deeppart.agent.job import GIVEN_UP, TOO_FEW_NODES, JobOptions
+from deeppart.agent.job import GIVEN_UP, TOO_FEW_NODES, JobOptions, exit_text
 from deeppart.agent.links import Credentials
 from deeppart.agent.wanted import WantedRanks, read_schedule
 from deeppart.progress import STOPPED
@@ -40,7 +40,7 @@ __all__ = [
     "WantedRanks",
     "addresses_of",
     "end_of_job",
-    "hosts_of",
+    "exit_text",
     "read_schedule",
     "run_on_all_nodes",
 ]

@@ -32,16 +32,12 @@ _ANSWER_S = 60.0
 _END_S = 30.0
 
 
-def hosts_of(nodes: str) -> list[str]:
-    """``node[1-2]`` -> node1, node2."""
-    return _ask("scontrol", "show", "hostnames", nodes).split()
-
-
 def addresses_of(nodes: str) -> list[str]:
-    """The addresses at which Slurm reaches nodes, in their order: their names may mean nothing."""
+    """The addresses at which Slurm reaches nodes, such as ``node[1-2]``, in their order: names may mean nothing."""
     lines = _ask("sinfo", "--noheader", "--Node", f"--nodes={nodes}", "--format=%N %o").splitlines()
     known = dict(line.split() for line in lines)
-    return [known.get(name, name) for name in hosts_of(nodes)]
+    names = _ask("scontrol", "show", "hostnames", nodes).split()
+    return [known.get(name, name) for name in names]
 
 
 def end_of_job() -> float:

@@ -93,11 +93,25 @@ class _Member:
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """What ended an epoch; ``code`` None: the node is lost."""
+    """What ended an epoch; ``code`` None: the node is lost; ``rank`` None: the process that forks has ended."""
 
     node: int
     rank: int | None
     code: int | None
+
+    def text(self, node: str) -> str:
+        """In words, for the ranks of the next epoch; ``node``: the name of it."""
+        if self.code is None:
+            return f"node {node} was lost"
+        who = "all ranks" if self.rank is None else f"rank {self.rank}"
+        return f"{who} on {node}: {exit_text(self.code)}"
+
+
+def exit_text(code: int) -> str:
+    """``exit code 1``, ``killed by SIGKILL``."""
+    if code >= 0:
+        return f"exit code {code}"
+    return f"killed by {signal.Signals(-code).name if -code in set(signal.Signals) else f'signal {-code}'}"
 
 
 class Job:
@@ -132,6 +146,9 @@ class Job:
         self._has_started, self._busy = False, set[int]()  # an epoch that has not ended; nodes whose ranks run
         self._aside: set[int] = set()
         self._failure: _Failure | None = None
+        self._why = ""  # the last epoch has ended
+        self._failed_at_s, self._kill_s = math.nan, 0.0  # when, and how long its ranks took to end
+        self._is_told = True  # that the ranks of this epoch train
         self._in_a_row: list[int] = []  # nodes of the failures since the last new step
         self._asked, self._passed = Counter[tuple[int, int]](), Counter[int]()
         self._stopping = 0  # the signal that asked for it
@@ -203,11 +220,15 @@ class Job:
             self._look_for_end(left_s)
         if self.code is not None:
             return
+        if self._failure is not None and math.isnan(self._failed_at_s):
+            self._failed_at_s = now_s
         if self._busy:
+            self._look_for_steps()
             self._look_for_hang(now_s)
             return
         if self._has_started:
             self._has_started = False
+            self._kill_s, self._failed_at_s = now_s - self._failed_at_s, math.nan
             self._expected, self._until_s, self._give_up_s = 1, now_s, now_s + self._options.gather_s
             self._end_epoch()
         if self.code is None and self._stopping:
@@ -244,12 +265,14 @@ class Job:
                 self._members[node].count += 1
         self._active = [node for node in usable if self._members[node].count]
         self._epoch += 1
-        self._has_started, self._failure, self._newest_now = True, None, -1
+        self._has_started, self._failure, self._newest_now, self._is_told = True, None, -1, False
         self._watch.begin()
         members, first = [self._members[node] for node in self._active], 0
         address, port = self._options.address(self._active[0])[0], members[0].port
         for group, (node, member) in enumerate(zip(self._active, members, strict=True)):
-            start = Start(self._run, self._epoch, first, member.count, ranks, group, len(members), address, port)
+            start = Start(
+                self._run, self._epoch, first, member.count, ranks, group, len(members), address, port, self._why
+            )
             member.first, first = first, first + member.count
             self._busy.add(node)
             self._send(node, start)
@@ -271,6 +294,7 @@ class Job:
         """All ranks have ended."""
         failure, is_changing = self._failure, self._is_changing
         self._failure, self._is_changing = None, False
+        self._why = "another number of ranks is wanted" if is_changing else ""
         if failure is None:
             self._finish(0)
         elif self._stopping or (failure.code == STOPPED and not is_changing):
@@ -285,6 +309,7 @@ class Job:
         if self._newest_now > self._newest:
             self._newest, self._in_a_row = self._newest_now, []
         self._in_a_row.append(failure.node)
+        self._why = failure.text(self._options.nodes[failure.node].rpartition(":")[0])
         self._tell_failure(failure)
         if len(self._in_a_row) <= self._options.failures:
             return
@@ -313,7 +338,7 @@ class Job:
         for node in self._members:
             self._send(node, Over(code))
 
-    # --- signals and hangs ---
+    # --- signals, steps and hangs ---
 
     def _ask(self, node: int, number: int) -> None:
         """Pass a signal on once, also if the agents of all nodes got it; again if one of them got it again."""
@@ -342,6 +367,22 @@ class Job:
         self._stopping = signal.SIGUSR1
         self._tell("end", text=f"the time is up in {max(left_s, 0.0):.0f} s: the last checkpoint")
         self._stop_ranks(signal.SIGUSR1, left_s)
+
+    def _look_for_steps(self) -> None:
+        """Tell once in an epoch that all ranks have made a step, and how long it took until then."""
+        if self._is_told or self._failure is not None or len(self._busy) < len(self._active):
+            return
+        found = [self._members[node].progress for node in self._active]
+        ranks = [rank for each in found for rank in each]
+        if not all(found) or not all(each.stepped_s for each in ranks):
+            return
+        self._is_told = True
+        ready_s, restored_s, stepped_s = (max(column) for column in zip(*(each[-3:] for each in ranks), strict=True))
+        known = {"kill_s": self._kill_s} if self._epoch > 1 and not math.isnan(self._kill_s) else {}
+        if ready_s:
+            known |= {"start_s": ready_s, "restore_s": restored_s - ready_s, "step_s": stepped_s - restored_s}
+        rounded = {name: round(value, 3) for name, value in known.items()}
+        self._tell("training", epoch=self._epoch, step=max(each.step for each in ranks), **rounded)
 
     def _look_for_hang(self, now_s: float) -> None:
         if self._failure is not None or self._stopping or self._is_changing or len(self._busy) < len(self._active):

@@ -137,6 +137,7 @@ class Start(NamedTuple):
         group: the number of the node among those that run ranks.
         groups: how many these are.
         address: of the node with rank 0, and ``port`` of it, at which its ranks meet.
+        why: what has ended the epoch before; empty in the first one.
     """
 
     run: str
@@ -148,6 +149,7 @@ class Start(NamedTuple):
     groups: int
     address: str
     port: int
+    why: str = ""
 
 
 class Finish(NamedTuple):

@@ -20,7 +20,16 @@ from deeppart.agent.command import NOT_FORKED, STACKS_SIGNAL, Command
 from deeppart.agent.messages import Ended, Finish, Idle, Message, Pass, Start
 from deeppart.agent.starting import KILLED_WITHIN_S, Zygote
 from deeppart.errors import LaunchError
-from deeppart.progress import DIRECTORY_VARIABLE, STOPPED, Progress, make_cell, read_cell, read_modules, stacks_file
+from deeppart.progress import (
+    DIRECTORY_VARIABLE,
+    STOPPED,
+    WHY_VARIABLE,
+    Progress,
+    make_cell,
+    read_cell,
+    read_modules,
+    stacks_file,
+)
 
 #: Ranks have so long to print their stacks.
 _STACKS_WITHIN_S = 1.0
@@ -186,7 +195,7 @@ class Node:
             "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": str(start.epoch - 1),
             "TORCHELASTIC_MAX_RESTARTS": str(start.epoch), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
             DIRECTORY_VARIABLE: str(self._directory), "DEEPPART_RUN": start.run,
-            "DEEPPART_EPOCH": str(start.epoch),
+            "DEEPPART_EPOCH": str(start.epoch), WHY_VARIABLE: start.why,
         }  # fmt: skip
 
     def _threads(self) -> dict[str, str]:

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import re
-import signal
 import socket
 import sys
 import time
@@ -21,7 +20,7 @@ from deeppart._times import timestamp
 from deeppart.cli.options import local_path, read_moment
 from deeppart.config import allocation, node_name, secret_of_ranks
 from deeppart.errors import ConfigError
-from deeppart.model import read_seconds
+from deeppart.model import read_seconds, show_seconds
 
 
 @click.command(
@@ -182,7 +181,7 @@ _PORT, _PORTS = 20_000, 10_000
 
 def _nodes(listed: str | None, node: int | None) -> tuple[tuple[str, ...], int | None]:
     """The nodes of the job, each with a port, and which of them this is; None in a batch script, which starts them."""
-    from deeppart.agent import addresses_of, hosts_of
+    from deeppart.agent import addresses_of
 
     given, step = allocation(), os.environ.get("SLURM_STEP_NODELIST", "")
     in_step = bool(step) and os.environ.get("SLURM_STEP_NUM_NODES") != "1"
@@ -196,10 +195,8 @@ def _nodes(listed: str | None, node: int | None) -> tuple[tuple[str, ...], int |
         node = int(os.environ["SLURM_NODEID"]) if node is None else node
     if listed is not None:
         hosts = [each.strip() for each in listed.split(",")]
-    elif in_step:
-        hosts = hosts_of(step)
-    elif given is not None:
-        hosts = addresses_of(given.nodes)
+    elif in_step or given is not None:
+        hosts = addresses_of(step if given is None else given.nodes)
     else:
         return ("127.0.0.1:0",), 0
     port = _PORT + int(os.environ.get("SLURM_JOB_ID") or 0) % _PORTS
@@ -231,9 +228,13 @@ def _read_end(text: str) -> float | None:
 
 
 def _described(name: str, value: Any) -> str:
-    """``rank 3``, ``killed by SIGKILL``, ``exit code 1``."""
-    if name == "exit_code" and value < 0:
-        return f"killed by {signal.Signals(-value).name if -value in set(signal.Signals) else f'signal {-value}'}"
+    """``rank 3``, ``killed by SIGKILL``, ``exit code 1``, ``restore 1.2 s``."""
+    from deeppart.agent import exit_text
+
+    if name == "exit_code":
+        return exit_text(value)
+    if name.endswith("_s"):
+        return f"{name.removesuffix('_s')} {show_seconds(value)}"
     if name == "text":
         return str(value)
     return f"{name.replace('_', ' ')} {' '.join(value) if isinstance(value, list) else value}"

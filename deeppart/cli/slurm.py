@@ -24,7 +24,7 @@ _HEAD = """\
 again= run=
 trap 'again=1; [ -z "$run" ] || {ask}' USR1
 export DEEPPART_PERSISTENT_DIR={directory}
-export DEEPPART_LOCAL_DIR="${{SLURM_TMPDIR:-${{TMPDIR:-/tmp}}}}/deeppart-$(id -un)/{{node}}" # each node's own disk
+export DEEPPART_LOCAL_DIR="${{SLURM_TMPDIR:-${{TMPDIR:-/tmp}}}}/deeppart-$(id -un)/"{name}/{{node}} # own disk
 """
 _SECRET = """\
 # By this secret the ranks know each other. No other user may write to the way to it.
@@ -36,6 +36,8 @@ run=$!
 [ -z "$again" ] || {ask}
 while kill -0 $run 2>/dev/null; do wait $run; done # a signal ends a wait
 wait $run; code=$?
+# The training is done: its files on the nodes' disks are not needed any more.
+[ $code -ne 0 ] || [ -n "$again" ] || {clean}
 {again}
 trap "" TERM # which Slurm sends to this shell as it queues the job again: it would count as a failure
 scontrol requeue "$SLURM_JOB_ID"
@@ -43,6 +45,9 @@ scontrol requeue "$SLURM_JOB_ID"
 _IF_HALTED = '[ -n "$again" ] && [ $code -eq 0 ] || exit $code'
 #: Again, as long as the job has not begun to use the directory.
 _HALT = 'until deeppart halt "$DEEPPART_PERSISTENT_DIR" || ! kill -0 $run; do sleep 2; done'
+
+#: Not for ever: a node may be down.
+_CLEAN = 'timeout 60 srun --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" rm -rf "${DEEPPART_LOCAL_DIR%/*}"'
 
 
 class _Way(NamedTuple):
@@ -157,6 +162,7 @@ def init(
         .format(
             ask=way.ask,
             again=way.again,
+            clean=_CLEAN,
             command=shlex.join(command),
             directory=shlex.quote(directory),
             log=shlex.quote(f"{name}-%j.log"),

@@ -36,6 +36,7 @@ from deeppart.errors import (
     say,
     warn_caller,
 )
+from deeppart.mapped import lies_in_memory
 from deeppart.mistaken_paths import recognize
 from deeppart.model import LEVELS, Level, StepKey
 from deeppart.nodes import Protection, check_available, protect
@@ -175,9 +176,9 @@ def _read_keys(config: Config, rank: int) -> Signing | None:
 
 
 def memory_at_agent(lineage: str) -> MemoryLevel | None:
-    """Staging memory of this rank that its agent keeps; None without an agent."""
+    """Staging memory of this rank that its agent keeps; None without an agent, or if its directory is on a disk."""
     place = place_at_agent()
-    if place is None:
+    if place is None or not lies_in_memory(place[0]):
         return None
     directory, slot, slots = place
     return MemoryLevel(directory, lineage, slot, slots, say if slot == 0 else lambda text: None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
 import json
 import os
 import signal
@@ -91,6 +92,7 @@ def test_a_job_goes_on_after_a_rank_has_died_and_on_other_nodes(slurm: Rig, tmp_
     job = submit(slurm, tmp_path, "--samples", str(SAMPLES), "--epochs", "2", "--pace", "0.05")
     try:
         slurm.wait_for(lambda: len(steps_in(tmp_path / "out")) > 15, "steps", LIMIT_S)
+        assert (local := tmp_path / f"deeppart-{getpass.getuser()}" / "train").is_dir()
         last = max(steps_in(tmp_path / "out"))
         rank = json.loads((tmp_path / "out" / "notes-1.jsonl").read_text().splitlines()[-1])["pid"]
         os.kill(rank, signal.SIGKILL)
@@ -100,6 +102,7 @@ def test_a_job_goes_on_after_a_rank_has_died_and_on_other_nodes(slurm: Rig, tmp_
         slurm.wait_for_state(job, "COMPLETED", timeout=LIMIT_S)
     except AssertionError as error:
         raise AssertionError(f"{error}\n{(tmp_path / 'log').read_text()}\n{slurm.logs(60)}") from error
+    assert not local.exists(), "the training is done"
     steps = steps_in(tmp_path / "out")
     assert sorted(steps) == list(range(1, 2 * SAMPLES // 32 + 1))
     sizes = [steps[step][-1]["ranks"] for step in sorted(steps)]

@@ -20,6 +20,7 @@ class Decided:
     def __init__(self, nodes: int, **options: Any) -> None:
         self.sent: list[tuple[int, Message]] = []
         self.events: list[str] = []
+        self.told: list[dict[str, Any]] = []
         listed = tuple(f"n{node}:1" for node in range(nodes))
         chosen = JobOptions(**{"ranks": 2, "nodes": listed, **options})
         self.job = Job(
@@ -36,6 +37,7 @@ class Decided:
 
     def _tell(self, event: str, **values: Any) -> None:
         self.events.append(event)
+        self.told.append(values)
 
     def join(self, node: int) -> None:
         self.job.join(Joined(node, f"n{node}", 2, 1000 + node))
@@ -163,3 +165,23 @@ def test_a_job_without_time_for_a_checkpoint_is_not_started() -> None:
     job.job.join(Joined(0, "n0", 2, 1000))
     job.look(left_s=170.0)
     assert job.job.code == GIVEN_UP and not job.of(Start)
+
+
+def test_it_tells_once_in_an_epoch_how_long_the_slowest_ranks_took_until_they_train() -> None:
+    job = Decided(2)
+    job.job.receive(0, Beat([Progress(1, 0.0, 1, 0, 0.0, 2.0, 3.0, 4.0)] * 2))
+    job.look()
+    assert "training" not in job.events  # one node has not reported
+    job.job.receive(1, Beat([Progress(1, 0.0, 1, 0, 0.0, 2.5, 2.75, 4.25)] * 2))
+    job.look()
+    job.look()
+    assert job.told[-1] == {"epoch": 1, "step": 1, "start_s": 2.5, "restore_s": 0.5, "step_s": 1.25}
+    job.job.receive(1, Ended(1, 0, -9))
+    job.look(1.0)
+    job.now_s += 0.5
+    job.idle(0, 1)
+    assert {start.why for _, start in job.of(Start)[2:]} == {"rank 2 on n1: killed by SIGKILL"}
+    for node in range(2):
+        job.job.receive(node, Beat([Progress(7, 0.0, 1, 0, 0.0, 0.0, 0.0, 1.0)] * 2))  # without a call of restore()
+    job.look()
+    assert job.told[-1] == {"epoch": 2, "step": 7, "kill_s": 0.5} and job.events.count("training") == 2

@@ -96,6 +96,26 @@ def test_ranks_do_not_draw_the_same_random_numbers(run: Run) -> None:
     assert one[0] != other[0] and one[1] != other[1]
 
 
+def test_ranks_know_why_they_start_again_and_the_agent_how_soon_they_train(run: Run) -> None:
+    body = """
+from deeppart import progress
+note(epoch=progress.epoch())
+reporting.ready()
+time.sleep(0.2)
+reporting.restored(epoch)
+time.sleep(0.1)
+reporting.optimized()
+time.sleep(2.5 if epoch == 2 or rank == 0 else 0.5)
+sys.exit(epoch - 2)
+"""
+    assert run(body) == 0
+    assert run.noted(0, 1)["epoch"] == [1, ""]
+    assert run.noted(0, 2)["epoch"] == [2, "rank 1 on 127.0.0.1: exit code 255"]
+    told = run.of("training")[-1]
+    assert told["epoch"] == 2 and told["step"] == 2
+    assert told["restore_s"] >= 0.2 and told["step_s"] >= 0.1 and min(told["start_s"], told["kill_s"]) >= 0.0
+
+
 @pytest.mark.parametrize("how", ["os.kill(os.getpid(), signal.SIGKILL)", "raise ValueError('bad')"])
 def test_a_failure_kills_the_others_and_starts_all_again(run: Run, how: str, capfd: pytest.CaptureFixture[str]) -> None:
     """Also a rank that hangs with all signals blocked."""

@@ -36,7 +36,7 @@ def test_a_script_is_sound_and_short(options: tuple[str, ...], start: str) -> No
         "--dir", "my ckpt", "--name", "my run", "--nodes", "2-5", "--ranks", "4", "--gpus", "4", *options, *TRAINING
     )
     subprocess.run(["bash", "-n"], input=script, text=True, check=True, timeout=60)
-    assert start in script and len(script.splitlines()) <= 27
+    assert start in script and len(script.splitlines()) <= 28
     assert "export DEEPPART_PERSISTENT_DIR='my ckpt'\n" in script and "--gpus-per-node=4" in script
     assert "--job-name='my run' --output='my run-%j.log'" in script
     if "--torchrun" in options:
