@@ -28,7 +28,7 @@ from deeppart.errors import (
 from deeppart.model import LEVELS, RestoreReport
 from deeppart.nodes import Arena
 from deeppart.pending import Pending
-from deeppart.progress import is_watched, reporting
+from deeppart.progress import is_watched, pause_watch, reporting
 from deeppart.repair import ScrubReport
 from deeppart.save import CallNotes, Saver, size_share
 from deeppart.session import (
@@ -332,7 +332,7 @@ class Checkpointer:
         """Finish the background work, report failures, release the directory. A second call does nothing."""
         if self._closed or self._process != os.getpid():  # a forked process has no background
             return
-        with self._alone("close"):
+        with self._alone("close"), pause_watch():
             self._finish()
 
     def _finish(self) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from deeppart.access.hanging import hanging
 from deeppart.errors import CheckpointError, LevelNotRunError, PeerTimeoutError
 from deeppart.model import LEVELS, Level, LevelReport, Report
+from deeppart.progress import pause_watch
 
 OFF, SKIPPED, WAITING, RUNNING, DONE, FAILED = "off", "skipped", "waiting", "running", "done", "failed"
 _FINAL = frozenset({OFF, SKIPPED, DONE, FAILED})
@@ -109,7 +110,7 @@ class Pending:
             PeerTimeoutError: not complete within ``timeout``; the checkpoint continues.
         """
         progress = self._level(level)
-        with self._changed:
+        with pause_watch(), self._changed:
             if not self._changed.wait_for(lambda: progress.state in _FINAL, timeout):
                 raise PeerTimeoutError(
                     f"step {self.step}: not complete at level {level!r} within {timeout:g} s",

@@ -170,6 +170,7 @@ class Job:
         self._newest = max(self._newest, joined.step)
         self._stopping = self._stopping or joined.asked
         self._send_view()
+        self._adapt(math.inf)  # nobody waits for it: without haste
 
     def lose(self, nodes: Collection[int]) -> None:
         """Nodes are gone."""
@@ -200,16 +201,22 @@ class Job:
             self._busy.discard(node)
 
     def want(self, ranks: int) -> None:
-        """So many ranks are wanted from now on: stop those that run, and start as many as there is room for."""
-        if ranks == self._wanted:
-            return
-        self._wanted = ranks
-        target = min(ranks, sum(self._members[node].ranks for node in self._usable()))
+        """So many ranks are wanted from now on."""
+        if ranks != self._wanted:
+            self._wanted = ranks
+            self._adapt()
+
+    def _adapt(self, within_s: float = 0.0) -> None:
+        """Stop the ranks if there should be others: as many as are wanted, or as there is room for."""
+        room = sum(self._members[node].ranks for node in self._usable())
+        target = min(room, self._wanted or room)
         running = sum(self._members[node].count for node in self._busy)
-        if self._busy and target != running and not (self._failure or self._stopping or self._is_changing):
+        if not self._busy or len(self._busy) < len(self._active) or target == running:
+            return
+        if not (self._failure or self._stopping or self._is_changing):
             self._is_changing = True
             self._tell("change", ranks=target)
-            self._stop_ranks(signal.SIGTERM)
+            self._stop_ranks(signal.SIGTERM, within_s)
 
     def look(self, now_s: float, left_s: float = math.inf) -> None:
         """Do what is due; to be called after each of the others, and each second.
@@ -385,7 +392,7 @@ class Job:
         self._tell("training", epoch=self._epoch, step=max(each.step for each in ranks), **rounded)
 
     def _look_for_hang(self, now_s: float) -> None:
-        if self._failure is not None or self._stopping or self._is_changing or len(self._busy) < len(self._active):
+        if self._failure is not None or self._stopping or len(self._busy) < len(self._active):
             return
         found = [self._members[node].progress for node in self._active]
         hang = self._watch.look([rank for ranks in found for rank in ranks], now_s) if all(found) else None
