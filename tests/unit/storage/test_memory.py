@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 
 from deeppart.codec import EncodedChunk, RawCodec
+from deeppart.mapped import lies_in_memory
 from deeppart.model import Attempt
 from deeppart.part import PartWriter
 from deeppart.part.format import SPAN_DTYPE
+from deeppart.session.open import memory_at_agent
 from deeppart.storage import MemoryLevel, NodeContents
 from tests.unit.cli_support import flip
 
@@ -94,6 +96,14 @@ def test_without_room_it_is_said_once(memory: Path, monkeypatch: pytest.MonkeyPa
     assert len(said) == 1 and "no memory for 100 bytes" in said[0] and mine.is_empty
 
 
+def test_a_directory_on_a_disk_is_no_memory(tmp_path: Path, memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    for directory in (tmp_path, memory):
+        monkeypatch.setenv("DEEPPART_AGENT", str(directory))
+        assert (memory_at_agent("0" * 32) is not None) == lies_in_memory(directory)
+
+
 JOB = """
 import os, sys, time
 from pathlib import Path
@@ -136,22 +146,22 @@ def run_job(
 
 
 def test_a_step_from_memory_becomes_one_of_the_local_level(
-    tmp_path: Path, run_python: Callable[..., subprocess.CompletedProcess[str]]
+    memory: Path, run_python: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
     """The next checkpoint overwrites that memory."""
-    run_job(run_python, tmp_path, "save")
-    said = run_job(run_python, tmp_path, "memory")
+    run_job(run_python, memory, "save")
+    said = run_job(run_python, memory, "memory")
     assert said.startswith("5 True") and "1 of 1 parts in memory" in said
     assert "rebuilding redundancy in the background: 1 part to storage" in said
-    said = run_job(run_python, tmp_path, "local", agent=False)
+    said = run_job(run_python, memory, "local", agent=False)
     assert said.startswith("5 True") and "1 of 1 parts local" in said
 
 
 def test_memory_is_not_believed_without_its_digests(
-    tmp_path: Path, run_python: Callable[..., subprocess.CompletedProcess[str]]
+    memory: Path, run_python: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
-    run_job(run_python, tmp_path, "save")
-    (part,) = tmp_path.glob("agent/memory/*/0/step-*/part-*")
+    run_job(run_python, memory, "save")
+    (part,) = memory.glob("agent/memory/*/0/step-*/part-*")
     flip(part, 5000)
-    said = run_job(run_python, tmp_path, "memory", code=1)
+    said = run_job(run_python, memory, "memory", code=1)
     assert "RestoreError" in said and "digest" in said and "no other source for part 0" in said, said
