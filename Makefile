@@ -19,7 +19,7 @@ OLDEST_TORCH := 2.4.1
 
 # With ARGS="-k name" one of the two parts of `make test` may have no such test: pytest ends with 5 then. Not both.
 NONE := $(VENV)/.none-in
-none_is_fine = $(if $(ARGS),$(if $(OF_ALL),|| { test $$? = 5 && touch $(NONE)-$(1); }))
+none_is_fine = $(if $(ARGS),$(if $(filter test,$(MAKECMDGOALS)),|| { test $$? = 5 && touch $(NONE)-$(1); }))
 
 # Ranks share the processors of one machine in tests.
 collect test-single test-mpi test-sockets: export OMP_NUM_THREADS ?= 1
@@ -69,16 +69,7 @@ quick: $(STAMP) ## lint, and the tests of the packages that you have changed, in
 	$(BIN)/lint-imports --no-logo > $(VENV)/.imports || { cat $(VENV)/.imports; exit 1; }
 	$(BIN)/python -m pytest -n 2 -q $(ARGS) $$($(BIN)/python -m tests.quick $(SINCE))
 
-test: $(if $(TORCH),test-torch,test-all) ## all tests, of sweeps a part; ARGS="-k name" for some, WORKERS=0 for one at a time; COMM=torch for ranks without MPI
-
-# Those that run inside one mpirun leave half of two processors to the others. They are shown when these are done.
-RANKS_LOG := $(VENV)/.tests-on-ranks
-.PHONY: test-all
-test-all: $(STAMP)
-	@$(MAKE) --no-print-directory test-mpi test-sockets OF_ALL=yes > $(RANKS_LOG) 2>&1 & ranks=$$!; \
-	    $(MAKE) --no-print-directory test-single OF_ALL=yes; single=$$?; wait $$ranks; ranks=$$?; \
-	    if [ $$ranks = 0 ]; then grep -E '^=+ .* in [0-9.]+s' $(RANKS_LOG) || true; else cat $(RANKS_LOG); fi; \
-	    exit $$((single | ranks))
+test: $(if $(TORCH),test-torch,test-mpi test-sockets test-single) ## all tests, of sweeps a part; ARGS="-k name" for some, WORKERS=0 for one at a time; COMM=torch for ranks without MPI
 	@! test -e $(NONE)-mpi -a -e $(NONE)-single || { echo 'no test is chosen by ARGS="$(ARGS)"' >&2; exit 1; }
 
 # What an ordinary run takes a part of, another one every day (tests/sampling.py).

@@ -231,7 +231,7 @@ def kills(launcher: str, ranks: int, megabytes: float, count: int, seed: int) ->
             _wait_for_steps(directory, 12)
             costs = {} if launcher == "torchrun" else job.costs()
             for _ in range(count):
-                _wait_for_steps(directory, last_step(directory)[0] + draw.randint(10, 40))
+                _wait_for_steps(directory, last_step(directory)[0] + draw.randint(6, 24))
                 before = job.used_s()
                 killed_s, node = time.time(), job.kill(draw.randrange(ranks))
                 time.sleep(0.1)  # the last step of the others is not one after it

@@ -214,6 +214,11 @@ class Epoch(NamedTuple):
     Attributes:
         number: counts them, from 1.
         why: what has ended the one before; empty in the first one, and where it is not known.
+
+    Example:
+        >>> import deeppart
+        >>> deeppart.epoch()
+        Epoch(number=1, why='')
     """
 
     number: int

@@ -62,7 +62,7 @@ def test_a_failure_changes_nothing_of_the_result(
     tmp_path: Path, undisturbed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not even of a step that no level has yet: it is restored from memory."""
-    monkeypatch.setenv("DEEPPART_FLUSH_BANDWIDTH", "1kB/s")
+    monkeypatch.setenv("DEEPPART_FLUSH_BANDWIDTH", "4kB/s")
     code, text = run(tmp_path, 12, "kill")
     assert code == 0, text
     assert difference(result(tmp_path), undisturbed) is None

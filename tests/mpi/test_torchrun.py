@@ -120,6 +120,7 @@ def test_five_restarts_in_a_row_come_to_the_same_end(tmp_path: Path, what: str, 
     assert found[0] == found[1] and len(found[0][0]["losses"]) == 12
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(("form", "restarts"), [("at-one-store", 3), ("as-documented", 3), ("at-one-store", 0)])
 def test_restarts_that_would_fail_are_warned_of_once(tmp_path: Path, form: str, restarts: int) -> None:
     printed = torchrun_prints(2, [SCRIPT, "save", tmp_path], **restarted(form, restarts))

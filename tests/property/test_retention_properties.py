@@ -91,5 +91,5 @@ def test_a_refused_operation_costs_no_step_that_is_kept(memory: Path) -> None:
     log = two_sessions(memory / "all")
     manifests = [number for number, name in enumerate(log) if name == "open manifest"]  # that is where it hurts
     assert len(log) > 100 and manifests
-    for number in sorted({*sampled(manifests, 4), *sampled(range(len(log)), 8, kind=log.__getitem__)}):
+    for number in sorted({*sampled(manifests, 8), *sampled(range(len(log)), 8, kind=log.__getitem__)}):
         two_sessions(memory / str(number), number, 1 + 3 * (number % 2), ERRORS[number % len(ERRORS)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,7 @@ WAYS: dict[str, dict[str, Any]] = {
         "--out": ("a.toml", "b.toml"),
         "--name": ("a", "b"),
         "--ranks-per-node": ("1", "2"),
+        "--run-log": ((), ("--run-log", "run.log")),
         "--quick": FLAG,
     },
     "validate": MEASURING
@@ -187,6 +189,9 @@ def _outcome(capsys: pytest.CaptureFixture[str], folder: Path, command: str, way
     folder.joinpath("model.py").write_text("import torch\n\n\ndef build():\n    return {'a': torch.empty(1 << 20)}\n")
     trace = "# seconds = 99999\n# nodes = 8\nat_s,kind,nodes\n2000,node,1\n9000,node,0\n"
     folder.joinpath("trace.csv").write_text(trace)
+    seconds = {"kill_s": 1, "start_s": 2, "step_s": 3}
+    starts = [json.dumps({"event": "training", "epoch": epoch, **seconds}) for epoch in (1, 2)]
+    folder.joinpath("run.log").write_text("\n".join(starts))
     replaced = {name for name in way if name.startswith("--")} | ({"--state"} if "--from" in way else set())
     kept: list[str] = []
     base = list(BASE[command])

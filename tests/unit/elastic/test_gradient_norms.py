@@ -14,7 +14,7 @@ from tests.mpi.torchrun import torchrun
 
 @pytest.mark.timeout(220)
 @pytest.mark.xdist_group("torchrun")
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_the_noise_is_that_of_the_gradients_and_batches_follow_it_together(tmp_path: Path, ranks: int) -> None:
     """SGD and Adam, one group and two, micro-batches; a loss scale that grows; 7 samples, at last 1: two fill in."""
@@ -38,6 +38,7 @@ def check_autoscaled(found: list[dict[str, Any]], ranks: int) -> None:
 
 @pytest.mark.timeout(220)
 @pytest.mark.xdist_group("torchrun")
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_noise_is_measured_of_gradients_of_all_kinds(tmp_path: Path, ranks: int) -> None:
     """All of each gradient, and parts as of large models."""
