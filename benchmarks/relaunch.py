@@ -238,7 +238,9 @@ def kills(launcher: str, ranks: int, megabytes: float, count: int, seed: int) ->
                 lines = last_step(directory)[0]
                 _wait_for_steps(directory, lines + 1)
                 after_s = float((directory / "steps").read_text().splitlines()[lines].split()[1])
-                kill: dict[str, Any] = {"seconds": after_s - killed_s, "processor_s": job.used_s() - before}
+                kill: dict[str, Any] = {"seconds": after_s - killed_s}
+                if launcher != "nodes":  # where the processor time of the killed agent is gone
+                    kill["processor_s"] = job.used_s() - before
                 if launcher != "torchrun":
                     _wait_until(lambda: len(job.trainings()) > len(found) + 1)
                     event = job.trainings()[len(found) + 1]
@@ -298,7 +300,7 @@ def draw(results: Sequence[dict[str, Any]], path: Path) -> None:
     axis.invert_yaxis()
     axis.set_xlabel("seconds from the failure to the end of the next step (medians of each phase)")
     axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(ncols=len(PHASES), loc="lower right", fontsize=8)
+    axis.legend(ncols=len(PHASES), loc="upper right", fontsize=8)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
 
@@ -322,8 +324,10 @@ def main() -> int:
         except TimeoutError as error:
             print(f"{launcher}, {size:g} MB: {error}")
             return 1
-        walls, processor = zip(*((each["seconds"], each["processor_s"]) for each in result["kills"]), strict=True)
-        print(f"{launcher}, {size:g} MB: {shown(walls)} s, {shown(processor)} s of processor time", flush=True)
+        found = result["kills"]
+        used = [each["processor_s"] for each in found if "processor_s" in each]
+        processor = f", {shown(used)} s of processor time" if used else ""
+        print(f"{launcher}, {size:g} MB: {shown([each['seconds'] for each in found])} s{processor}", flush=True)
         if phases := phases_of(result):
             costs = result["costs"]
             print("   ", ", ".join(f"{name} {seconds:.2f} s" for name, seconds in phases.items()))
