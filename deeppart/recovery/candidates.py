@@ -114,7 +114,10 @@ def recover(
     narrow: NarrowReading | None = None,
     use: Callable[[Recovered], None] | None = None,
 ) -> tuple[Recovered | None, tuple[str, ...]]:
-    """Read the newest recoverable step into memory, and use it (collective)."""
+    """Read the newest recoverable step into memory, and use it (collective).
+
+    None if there is no checkpoint, or, with an inventory of the newest one alone, if that cannot be recovered.
+    """
     outlook = survey(inventory, step)
     reasons: list[str] = []
     for candidate in outlook.candidates:
@@ -125,6 +128,8 @@ def recover(
             passed_over = [f"step {number}: {reason}" for number, reason in newer]
             return recovered, (*inventory.damaged, *inventory.problems, *outlook.notes, *passed_over, *reasons)
     reasons = [*(f"step {number}: {reason}" for number, reason in outlook.rejected), *reasons]
+    if inventory.since is not None:
+        return None, tuple(reasons)
     nothing_is_lost = not outlook.candidates and not inventory.damaged and not outlook.lost
     if step is None and nothing_is_lost and not inventory.unread:
         return None, (*reasons, *inventory.problems)

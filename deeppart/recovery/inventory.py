@@ -29,12 +29,17 @@ def take_inventory(
     lineage: str,
     run: Run,
     memory: MemoryLevel | None = None,
+    *,
+    newest: bool = False,
 ) -> Inventory:
-    """List the checkpoints of every node and of the persistent level (collective); the same result on every rank."""
+    """List the checkpoints of every node and of the persistent level (collective); the same result on every rank.
+
+    ``newest``: of the persistent level down to the newest with a sound manifest.
+    """
     what = "taking inventory"
     refused: list[str] = []
     stock = _list_node_files(local, memory, lineage, persistent.signing, refused)
-    committed_text = json.dumps(_list_committed(persistent, refused)).encode() if comm.rank == 0 else None
+    committed_text = json.dumps(_list_committed(persistent, refused, newest)).encode() if comm.rank == 0 else None
     files = [part.to_json() for part in stock.parts], [parity.to_json() for parity in stock.parity]
     lines = [line for line in stock.problems if line not in stock.refused]
     message = json.dumps([refused, *files, lines, stock.refused, stock.unlisted + stock.unread]).encode()
@@ -46,7 +51,7 @@ def take_inventory(
         for rank, (_, _, *texts) in enumerate(gathered):
             for each in texts:
                 each[:] = [on_node(line, rank) for line in each]
-    committed, unfinished, damaged, newer = json.loads(run(comm.broadcast(committed_text), what))
+    committed, unfinished, damaged, unusable, since = json.loads(run(comm.broadcast(committed_text), what))
     return Inventory(
         found=tuple(tuple(StoredPart.from_json(part) for part in parts) for parts, *_ in gathered),
         node_of=node_of,
@@ -57,8 +62,9 @@ def take_inventory(
         problems=tuple(line for _, _, lines, *_ in gathered for line in lines) + tuple(unfinished),
         damaged=tuple(damaged) + tuple(line for *_, refused, _ in gathered for line in refused),
         parity=tuple(tuple(StoredParity.from_json(each) for each in parity) for _, parity, *_ in gathered),
-        unusable=tuple((step, reason) for step, reason in newer),
+        unusable=tuple((step, reason) for step, reason in unusable),
         unread=tuple(line for *_, unread in gathered for line in unread),
+        since=since,
     )
 
 
@@ -78,24 +84,27 @@ def _list_node_files(
 
 
 def _list_committed(
-    persistent: PersistentLevel, refused: list[str]
-) -> tuple[list[Any], list[str], list[str], list[tuple[int, str]]]:
-    """(committed checkpoints, lines about incomplete steps, lines about damaged ones, damaged steps and reasons)"""
+    persistent: PersistentLevel, refused: list[str], newest: bool
+) -> tuple[list[Any], list[str], list[str], list[tuple[int, str]], int | None]:
+    """(committed checkpoints, lines about incomplete steps, lines about damaged ones, damaged steps and reasons,
+    the lowest step that was looked for)
+    """
     try:
-        steps = read_steps(persistent.store, persistent.signing)
+        steps = read_steps(persistent.store, persistent.signing, newest=newest)
         if not steps.committed:
             persistent.check_mounted()
     except Exception as error:  # of any type: the other ranks wait for this list
         line = one_line(as_error(error, f"listing the checkpoints in {persistent.store.where()} failed"))
         refused += [line] if lacks_descriptors(error) else []
-        return [], [], [line], []
+        return [], [], [line], [], None
     committed = []
     for each in steps.committed:
         attempt, records = astuple(each.manifest.attempt), list(map(astuple, each.manifest.parts))
         committed.append([attempt, each.where, records, each.manifest.created])
     unfinished = [f"step {each.key.step} (persistent): {each.reason}" for each in steps.unfinished]
     unusable = [(each.key.step, each.reason) for each in steps.unusable]
-    return committed, unfinished, [f"step {step} (persistent): {reason}" for step, reason in unusable], unusable
+    damaged = [f"step {step} (persistent): {reason}" for step, reason in unusable]
+    return committed, unfinished, damaged, unusable, steps.since
 
 
 def no_more_files(summary: str, lines: list[str], rank: int) -> RestoreError:

@@ -7,9 +7,10 @@ documents.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -79,8 +80,9 @@ def restore_step(
     comm, timeout = session.comm, session.config.timeout
     known = which.saved if isinstance(which, RestorePreview) else None
     step = which.saved.attempt.step if isinstance(which, RestorePreview) else which
-    inventory = which.inventory if isinstance(which, RestorePreview) else take_stock(session, timeout)
-    is_filled = known is not None or bool(survey(inventory, step).candidates)
+    inventories = _inventories(session, step, timeout, which.inventory if isinstance(which, RestorePreview) else None)
+    newest = next(inventories)
+    is_filled = known is not None or bool(survey(newest, step).candidates)
     live = look_at_live(state, request, comm, timeout, is_filled=is_filled)
     narrow = NarrowReading(live.flat.root, request, live.outermost)
     ranks = Ranks(comm, session.topology.node_of, timeout, session.processors.waiting, session.roots.at)
@@ -92,19 +94,32 @@ def restore_step(
         nonlocal done
         done = restore_state(ranks, recovered, live, policies, session.config.replicated, known)
 
-    for narrower in (narrow if narrow.may_choose else None, None):
-        recovered, lines = recover(reading, inventory, step, narrower, use)
-        explanation += lines
-        if recovered is None:
-            refusal = nothing_to_restore(session, explanation) if required else None
-            raise_together(comm, refusal or refusal_of_state(live.flat, _left_out(request)), "restore", timeout)
-            say_nothing_restored(session, explanation)
-            return None, explanation
-        if done is not None:
-            return Restored(recovered, inventory, *done), explanation
-        recovered.mine.clear()  # before its memory is reused
-        explanation += (f"step {recovered.attempt.step}: ranks have different names; it is read whole",)
-    raise AssertionError("a step that was read whole lacks no bytes")
+    for inventory in chain([newest], inventories):
+        explanation = ()
+        for narrower in (narrow if narrow.may_choose else None, None):
+            recovered, lines = recover(reading, inventory, step, narrower, use)
+            explanation += lines
+            if recovered is None:
+                break
+            if done is not None:
+                return Restored(recovered, inventory, *done), explanation
+            recovered.mine.clear()  # before its memory is reused
+            explanation += (f"step {recovered.attempt.step}: ranks have different names; it is read whole",)
+    refusal = nothing_to_restore(session, explanation) if required else None
+    raise_together(comm, refusal or refusal_of_state(live.flat, _left_out(request)), "restore", timeout)
+    say_nothing_restored(session, explanation)
+    return None, explanation
+
+
+def _inventories(
+    session: Session, step: int | None, timeout: float, known: Inventory | None = None
+) -> Iterator[Inventory]:
+    """What there is to restore: the newest checkpoint; if that cannot be recovered, everything (collective)."""
+    inventory = known or take_stock(session, timeout, newest=step is None)
+    if inventory.since is None or survey(inventory, step).candidates:
+        yield inventory
+    if inventory.since is not None:
+        yield take_stock(session, timeout)
 
 
 def _reading(session: Session, staging: Staging, arena: Arena) -> Reading:
@@ -144,16 +159,16 @@ def preview_restore(session: Session, step: int | None, staging: Staging, arena:
     """
     comm, timeout = session.comm, session.config.timeout
     ranks = Ranks(comm, session.topology.node_of, timeout, session.processors.waiting, session.roots.at)
-    inventory = take_stock(session, timeout)
-    candidates = survey(inventory, step).candidates
-    found = _documents_only(session, candidates[0]) if candidates else None
-    if found is None:
-        found, _ = recover(_reading(session, staging, arena), inventory, step)
-    if found is None:
-        return None
-    saved = load_step(ranks, found)
-    found.mine.clear()
-    return RestorePreview(inventory, saved)
+    for inventory in _inventories(session, step, timeout):
+        candidates = survey(inventory, step).candidates
+        found = _documents_only(session, candidates[0]) if candidates else None
+        if found is None:
+            found, _ = recover(_reading(session, staging, arena), inventory, step)
+        if found is not None:
+            saved = load_step(ranks, found)
+            found.mine.clear()
+            return RestorePreview(inventory, saved)
+    return None
 
 
 def _documents_only(session: Session, candidate: Candidate) -> Recovered | None:
@@ -186,10 +201,10 @@ def _documents_only(session: Session, candidate: Candidate) -> Recovered | None:
     return Recovered(candidate, reads, mine)
 
 
-def take_stock(session: Session, timeout: float) -> Inventory:
-    """List the checkpoints on nodes and on the persistent level (collective)."""
+def take_stock(session: Session, timeout: float, *, newest: bool = False) -> Inventory:
+    """List the checkpoints on nodes and on the persistent level, all or down to the newest (collective)."""
     rank, directories = session.comm.rank, session.topology.directories
-    inventory = take_inventory(
+    return take_inventory(
         session.comm,
         session.topology.node_of,
         session.roots.at(directories[rank]) if session.leads_directory else None,
@@ -197,10 +212,8 @@ def take_stock(session: Session, timeout: float) -> Inventory:
         session.lineage,
         lambda operation, what: finish(session.comm, operation, f"restore, {what}", timeout),
         session.memory,
+        newest=newest,
     )
-    if session.owner is not None:
-        session.owner.clock.saw(max((entry.created for entry in inventory.committed), default=""))
-    return inventory
 
 
 def heal_redundancy(

@@ -164,10 +164,12 @@ class StoredSteps:
     Attributes:
         committed: those with a sound manifest, oldest first.
         others: those without one, in the order of their keys.
+        since: steps with lower numbers were not looked at; None: there are none.
     """
 
     committed: tuple[StoredStep, ...]
     others: tuple[StoredStep, ...]
+    since: int | None = None
 
     @property
     def unfinished(self) -> tuple[StoredStep, ...]:
@@ -214,21 +216,29 @@ def read_step(store: Store, key: StepKey, signing: Signing | None) -> StoredStep
         return StoredStep(store, key, signing, error)
 
 
-def read_steps(store: Store, signing: Signing | None, step: int | None = None) -> StoredSteps:
-    """All steps, or all attempts at one; not those that a running job removes meanwhile."""
+def read_steps(store: Store, signing: Signing | None, step: int | None = None, *, newest: bool = False) -> StoredSteps:
+    """All steps, or all attempts at one; not those that a running job removes meanwhile.
+
+    ``newest``: down to the newest step with a sound manifest. What is read does not grow with the steps kept.
+    """
     found: dict[StepKey, StoredStep] = {}
+    since: int | None = None
     for _ in range(MOST_LOOKS):
         known = {key: each for key, each in found.items() if each.error is None}
-        keys = [key for key in list_steps(store) if step in (None, key.step)]
-        found = {key: known.get(key) or read_step(store, key, signing) for key in keys}
+        found, since = {}, None
+        for key in reversed([key for key in list_steps(store) if step in (None, key.step)]):
+            if newest and any(each.error is None and each.key.step > key.step for each in found.values()):
+                since = key.step + 1
+                break
+            found[key] = known.get(key) or read_step(store, key, signing)
         retired = {key for key, each in found.items() if each.error is not None and each.is_retired()}
         if not retired:  # otherwise the job has committed newer ones, and there may be no others
             break
     committed = sorted((each for each in found.values() if each.error is None), key=lambda each: each.order)
     needed = {key for each in committed for key, _ in each.manifest.needed_parts}
-    others = [each for key, each in found.items() if each.error is not None and key not in retired]
+    others = [each for key, each in sorted(found.items()) if each.error is not None and key not in retired]
     return StoredSteps(
-        tuple(committed), tuple(each for each in others if each.state != UNFINISHED or each.key not in needed)
+        tuple(committed), tuple(each for each in others if each.state != UNFINISHED or each.key not in needed), since
     )
 
 

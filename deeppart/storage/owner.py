@@ -27,11 +27,11 @@ from deeppart import access
 from deeppart._times import just_after, now
 from deeppart.access import PERMISSIONS, storage_error
 from deeppart.access.hanging import storage_operation
-from deeppart.errors import CorruptFileError, DirectoryInUseError, MissingError, StorageError
+from deeppart.errors import CorruptFileError, DirectoryInUseError, FormatError, MissingError, StorageError
 from deeppart.model import StepKey
 from deeppart.part import parse_json
 from deeppart.storage.lineage import LOCK_NAME, LOST_TODO, NOTE, SMALL_FILE_BYTES, take_lineage
-from deeppart.storage.manifests import may_be_committed
+from deeppart.storage.manifests import may_be_committed, read_manifest
 from deeppart.storage.posix import PosixStore, make_directory
 from deeppart.storage.steps import list_steps
 from deeppart.storage.store import Store
@@ -108,7 +108,12 @@ class DirectoryOwner:
             owner = {"session": self.session, "who": who, "since": now(), NOTE: lineage.record.document()}
             if epoch is not None:
                 owner["epoch"] = f"{epoch[0]} {epoch[1]}"
-            owner["found"] = _newest_commits(PosixStore(directory))
+            store = PosixStore(directory)
+            found = _newest_commits(store)
+            owner["found"] = {session: key.sequence for session, key in found.items()}
+            for key in found.values():  # whose times are the last of their sessions
+                with contextlib.suppress(FormatError, StorageError):
+                    self.clock.saw(read_manifest(store, key, None).created)
             # All of one length: of two jobs that write at once, where there are no locks, the last one has written it.
             with storage_operation("write", self._path):
                 os.ftruncate(self._fd, os.pwrite(self._fd, json.dumps(owner).encode().ljust(_RECORD_BYTES), 0))
@@ -400,13 +405,14 @@ def _found_commits(data: bytes) -> dict[str, int]:
         return {}
 
 
-def _newest_commits(store: Store) -> dict[str, int]:
+def _newest_commits(store: Store) -> dict[str, StepKey]:
     """Session -> the last of its checkpoints that is committed, by sequence. A session commits in that order.
 
     An overtaken session finds here which of its commits its successor knows of, and goes on from.
     """
-    newest: dict[str, int] = {}
+    newest: dict[str, StepKey] = {}
     for key in filter(partial(may_be_committed, store), reversed(list_steps(store))):
-        if key.session in newest or len(newest) < _MOST_FOUND:
-            newest[key.session] = max(key.sequence, newest.get(key.session, 0))
+        known = newest.get(key.session)
+        if (known is None and len(newest) < _MOST_FOUND) or (known is not None and key.sequence > known.sequence):
+            newest[key.session] = key
     return newest

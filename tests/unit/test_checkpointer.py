@@ -16,7 +16,7 @@ from deeppart.errors import CheckpointError, DeeppartWarning, LevelNotRunError, 
 from deeppart.part import FileSource
 from deeppart.storage import manifests, posix
 from deeppart.testing.states import difference
-from tests.unit.cli_support import block, step_dir
+from tests.unit.cli_support import block, flip, part_path, step_dir
 from tests.unit.one_rank import config, leave_behind, local_steps, persistent_steps, state, states_of
 
 
@@ -102,6 +102,32 @@ def test_keep_counts_per_level(memory: Path, keep: int) -> None:
             assert found == list(range(1, 7))[-levels[level] :] if levels[level] else [1, 2, 3, 4, 5, 6]
         for step in persistent_steps(directory):
             assert difference(state(step), deeppart.load(directory / "p", step)) is None
+
+
+def test_a_restore_reads_the_manifest_of_the_newest_step_and_others_if_that_is_lost(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with deeppart.Checkpointer(persistent_dir=memory / "p", keep={"persistent": 0}) as ck:
+        for step in range(1, 7):
+            ck.checkpoint(state(step), step).wait(timeout=200)
+    read: list[str] = []
+    decode = manifests.decode_manifest
+
+    def decoded(data: bytes, *, where: str, **arguments: Any) -> Any:
+        read.append(where)
+        return decode(data, where=where, **arguments)
+
+    monkeypatch.setattr(manifests, "decode_manifest", decoded)
+    with deeppart.Checkpointer(persistent_dir=memory / "p") as ck:
+        opening = len(read)
+        assert ck.restore(state(0)) == 6 and len(read) == opening + 1
+    flip(part_path(memory / "p", 6), 5000)
+    with deeppart.Checkpointer(persistent_dir=memory / "p") as ck:
+        target = state(0)
+        with pytest.warns(DeeppartWarning, match="but step 6 is in the directory too"):
+            assert ck.restore(target) == 5
+        assert difference(target, state(5)) is None
+        assert any("step 6" in line for line in ck.explanation)
 
 
 def test_nothing_is_removed_before_its_successor_is_committed(memory: Path) -> None:

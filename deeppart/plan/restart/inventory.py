@@ -131,6 +131,7 @@ class Inventory:
         parity: for each rank, parity on its node's storage, listed like ``found``; () if there is none anywhere.
         unusable: step -> reason, for committed checkpoints with unusable manifests.
         unread: the ``problems`` about nodes' storage that could not be listed or read, so that its files are unknown.
+        since: steps with lower numbers were not looked for on the persistent level; None: all were.
     """
 
     found: tuple[tuple[StoredPart, ...], ...]
@@ -141,6 +142,7 @@ class Inventory:
     parity: tuple[tuple[StoredParity, ...], ...] = ()
     unusable: tuple[tuple[int, str], ...] = ()
     unread: tuple[str, ...] = ()
+    since: int | None = None
     _first_of_node: dict[int, int] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

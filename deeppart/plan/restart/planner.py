@@ -73,14 +73,14 @@ class Outlook:
 
 
 def survey(inventory: Inventory, step: int | None = None) -> Outlook:
-    """Find every recoverable attempt."""
+    """Find every recoverable attempt, but for steps that were not looked for."""
     files = FilesByAttempt(inventory)
     candidates: list[Candidate] = []
     rejected: list[tuple[int, str]] = []
     notes: list[str] = []
     lost: list[int] = []
     for attempt in files.attempts():
-        if step is not None and attempt.step != step:
+        if (step is not None and attempt.step != step) or attempt.step < (inventory.since or 0):
             continue
         if files.is_hopeless(attempt):
             known = len(files.known_parts(attempt))

@@ -61,6 +61,19 @@ def test_each_step_is_a_checkpoint_or_says_why_not(tmp_path: Path) -> None:
     assert found.committed == () and [each.key for each in found.others] == [good, without, damaged, foreign]
 
 
+def test_steps_are_read_down_to_the_newest_one_with_a_sound_manifest(tmp_path: Path) -> None:
+    commit(tmp_path, 1)
+    commit(tmp_path, 2)
+    assert read_steps(PosixStore(tmp_path / "none"), None, newest=True).since is None
+    newest = [commit(tmp_path, 3, SECOND), commit(tmp_path, 3)]
+    damaged, without = commit(tmp_path, 4), begun(tmp_path, 5)
+    flip(manifest_file(tmp_path, damaged), 60)
+    found = read_steps(PosixStore(tmp_path), None, newest=True)
+    assert {each.key for each in found.committed} == set(newest) and found.since == 3
+    assert [each.key for each in found.unusable] == [damaged] and [each.key for each in found.unfinished] == [without]
+    assert read_steps(PosixStore(tmp_path), None).since is None
+
+
 def test_a_manifest_that_cannot_be_looked_for_is_an_error(tmp_path: Path) -> None:
     """It must not pass for a step that was never committed: that one may be removed."""
     commit(tmp_path, 1)
