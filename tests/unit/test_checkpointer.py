@@ -13,7 +13,7 @@ import torch
 
 import deeppart
 from deeppart.errors import CheckpointError, DeeppartWarning, LevelNotRunError, RestoreError
-from deeppart.part import FileSource
+from deeppart.part import FileSource, decode_manifest
 from deeppart.storage import manifests, posix
 from deeppart.testing.states import difference
 from tests.unit.cli_support import block, flip, part_path, step_dir
@@ -111,11 +111,10 @@ def test_a_restore_reads_the_manifest_of_the_newest_step_and_others_if_that_is_l
         for step in range(1, 7):
             ck.checkpoint(state(step), step).wait(timeout=200)
     read: list[str] = []
-    decode = manifests.decode_manifest
 
     def decoded(data: bytes, *, where: str, **arguments: Any) -> Any:
         read.append(where)
-        return decode(data, where=where, **arguments)
+        return decode_manifest(data, where=where, **arguments)
 
     monkeypatch.setattr(manifests, "decode_manifest", decoded)
     with deeppart.Checkpointer(persistent_dir=memory / "p") as ck:
