@@ -36,7 +36,7 @@ class Progress(NamedTuple):
     """What a rank has reported last.
 
     Attributes:
-        step: the newest step that it has restored, or has called checkpoint() for; -1 for none.
+        step: that restored last before checkpoint() was called, or the newest for which it was; -1 for none.
         at_s: when it has last reported, in seconds on the clock of ``time.monotonic()``.
         trained: how many steps its optimizers have made, or checkpoint() was called, whichever is more.
         pauses: how many pauses it is in; it is not expected to report meanwhile.
@@ -67,8 +67,9 @@ def cell_file(directory: Path, rank: int) -> Path:
 
 
 def make_cell(directory: Path, rank: int) -> None:
-    """Make a rank's file, as it is started (agent)."""
-    cell_file(directory, rank).write_bytes(_CELL.pack(*Progress(at_s=time.monotonic())))
+    """Make a rank's file, as it is started, in the memory of an old one if there is one (agent)."""
+    with open(os.open(cell_file(directory, rank), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b") as file:
+        file.write(_CELL.pack(*Progress(at_s=time.monotonic())))
 
 
 def stacks_file(directory: Path, rank: int) -> Path:
@@ -177,7 +178,8 @@ class _Reporting:
                     self._cell = mmap.mmap(file.fileno(), CELL_BYTES)
                 self._started_s = Progress(*_CELL.unpack_from(self._cell)).at_s
         now_s = time.monotonic()
-        self._step = max(self._step, step)
+        # A state from another directory may be restored before: its number says nothing.
+        self._step = step if phase == 1 and not self._called else max(self._step, step)
         self._called, self._optimized = self._called + called, self._optimized + optimized
         self._pauses += pauses
         trained = max(self._called, self._optimized)

@@ -170,7 +170,6 @@ class Job:
         self._newest = max(self._newest, joined.step)
         self._stopping = self._stopping or joined.asked
         self._send_view()
-        self._adapt(math.inf)  # nobody waits for it: without haste
 
     def lose(self, nodes: Collection[int]) -> None:
         """Nodes are gone."""
@@ -201,22 +200,16 @@ class Job:
             self._busy.discard(node)
 
     def want(self, ranks: int) -> None:
-        """So many ranks are wanted from now on."""
-        if ranks != self._wanted:
-            self._wanted = ranks
-            self._adapt()
-
-    def _adapt(self, within_s: float = 0.0) -> None:
-        """Stop the ranks if there should be others: as many as are wanted, or as there is room for."""
-        room = sum(self._members[node].ranks for node in self._usable())
-        target = min(room, self._wanted or room)
-        running = sum(self._members[node].count for node in self._busy)
-        if not self._busy or len(self._busy) < len(self._active) or target == running:
+        """So many ranks are wanted from now on: stop those that run, and start as many as there is room for."""
+        if ranks == self._wanted:
             return
-        if not (self._failure or self._stopping or self._is_changing):
+        self._wanted = ranks
+        target = min(ranks, sum(self._members[node].ranks for node in self._usable()))
+        running = sum(self._members[node].count for node in self._busy)
+        if self._busy and target != running and not (self._failure or self._stopping or self._is_changing):
             self._is_changing = True
             self._tell("change", ranks=target)
-            self._stop_ranks(signal.SIGTERM, within_s)
+            self._stop_ranks(signal.SIGTERM)
 
     def look(self, now_s: float, left_s: float = math.inf) -> None:
         """Do what is due; to be called after each of the others, and each second.
@@ -293,7 +286,8 @@ class Job:
         if self._failure is not None:
             return
         self._failure = failure
-        asked = failure.code == STOPPED or self._stopping or self._is_changing
+        leaves = self._is_changing and failure.code == -signal.SIGTERM
+        asked = failure.code == STOPPED or self._stopping or leaves
         for node in self._busy:
             self._send(node, Finish(self._options.grace_s if asked else 0.0))
 
@@ -386,7 +380,7 @@ class Job:
         self._is_told = True
         ready_s, restored_s, stepped_s = (max(column) for column in zip(*(each[-3:] for each in ranks), strict=True))
         known = {"kill_s": self._kill_s} if self._epoch > 1 and not math.isnan(self._kill_s) else {}
-        if ready_s:
+        if 0.0 < ready_s <= restored_s:
             known |= {"start_s": ready_s, "restore_s": restored_s - ready_s, "step_s": stepped_s - restored_s}
         rounded = {name: round(value, 3) for name, value in known.items()}
         self._tell("training", epoch=self._epoch, step=max(each.step for each in ranks), **rounded)

@@ -87,8 +87,14 @@ class Node:
         if isinstance(message, Start):
             self.last, self._is_due = message, True
             self._fails, self._shows_stacks, self._kill_at_s = False, False, math.inf
-            for rank in range(message.local):
-                make_cell(self._directory, rank)
+            try:
+                for rank in range(message.local):
+                    make_cell(self._directory, rank)
+            except OSError as error:
+                where, todo = str(self._directory), "make room there"
+                raise LaunchError(
+                    "the agent's files cannot be written", found=str(error.strerror), where=where, todo=todo
+                ) from error
             self._start_when_ready()
         elif isinstance(message, Pass) and not self.is_idle:
             self._zygote.signal(signal.Signals(message.number))

@@ -24,7 +24,8 @@ _HEAD = """\
 again= run=
 trap 'again=1; [ -z "$run" ] || {ask}' USR1
 export DEEPPART_PERSISTENT_DIR={directory}
-export DEEPPART_LOCAL_DIR="${{SLURM_TMPDIR:-${{TMPDIR:-/tmp}}}}/deeppart-$(id -un)/"{name}/{{node}} # own disk
+local="${{SLURM_TMPDIR:-${{TMPDIR:-/tmp}}}}/deeppart-$(id -un)-$SLURM_JOB_ID" # on each node's own disk
+export DEEPPART_LOCAL_DIR="$local/{{node}}"
 """
 _SECRET = """\
 # By this secret the ranks know each other. No other user may write to the way to it.
@@ -47,7 +48,7 @@ _IF_HALTED = '[ -n "$again" ] && [ $code -eq 0 ] || exit $code'
 _HALT = 'until deeppart halt "$DEEPPART_PERSISTENT_DIR" || ! kill -0 $run; do sleep 2; done'
 
 #: Not for ever: a node may be down.
-_CLEAN = 'timeout 60 srun --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" rm -rf "${DEEPPART_LOCAL_DIR%/*}"'
+_CLEAN = 'timeout 60 srun --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" rm -rf "$local"'
 
 
 class _Way(NamedTuple):
@@ -150,6 +151,8 @@ def init(
     calls deeppart.restore(state) before it trains, and deeppart.checkpoint(state, step) as it goes.
     """
     refuse_url("--dir", Path(directory))
+    if any(not each.isprintable() for each in (directory, name, time, *command)):
+        raise ConfigError("a line break, or what is like it, in the script", found=repr((directory, name, *command)))
     if spares and by != "run":
         raise ConfigError("spare nodes are those of deeppart run", where=f"--spares {spares} --{by}")
     if by == "torchrun":

@@ -47,7 +47,7 @@ class Preparation:
             return
         self._drop_files()
         memory = self._session.memory
-        self._wants_memory = memory is None or memory.is_empty  # else what it has may be restored yet
+        self._wants_memory = memory is None or memory.is_unused  # else what it has may be restored yet
         if self._wants_memory:
             self._staging.reserve(share.nbytes, pinned=share.pinned)
         self._wants_files = True

@@ -55,9 +55,11 @@ class MemoryLevel:
         self._key, self._is_refused = "", False
 
     @property
-    def is_empty(self) -> bool:
-        """Whether this rank would find no part."""
-        return all(name == _FILE for home in self._slots_here() for name in access.names_in(home))
+    def is_unused(self) -> bool:
+        """Whether this rank has captured nothing into it, and would find no part."""
+        return self._memory is None and all(
+            name == _FILE for home in self._slots_here() for name in access.names_in(home)
+        )
 
     def take_stock(self, signing: Signing | None, found: NodeContents) -> None:
         """Add the parts that this rank finds."""

@@ -92,7 +92,7 @@ def test_a_job_goes_on_after_a_rank_has_died_and_on_other_nodes(slurm: Rig, tmp_
     job = submit(slurm, tmp_path, "--samples", str(SAMPLES), "--epochs", "2", "--pace", "0.05")
     try:
         slurm.wait_for(lambda: len(steps_in(tmp_path / "out")) > 15, "steps", LIMIT_S)
-        assert (local := tmp_path / f"deeppart-{getpass.getuser()}" / "train").is_dir()
+        assert (local := tmp_path / f"deeppart-{getpass.getuser()}-{job}").is_dir()
         last = max(steps_in(tmp_path / "out"))
         rank = json.loads((tmp_path / "out" / "notes-1.jsonl").read_text().splitlines()[-1])["pid"]
         os.kill(rank, signal.SIGKILL)

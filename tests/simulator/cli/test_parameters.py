@@ -191,7 +191,7 @@ def _outcome(capsys: pytest.CaptureFixture[str], folder: Path, command: str, way
     folder.joinpath("trace.csv").write_text(trace)
     seconds = {"kill_s": 1, "start_s": 2, "step_s": 3}
     starts = [json.dumps({"event": "training", "epoch": epoch, **seconds}) for epoch in (1, 2)]
-    folder.joinpath("run.log").write_text("\n".join(starts))
+    folder.joinpath("run.log").write_text("\n".join([*starts, ""]))
     replaced = {name for name in way if name.startswith("--")} | ({"--state"} if "--from" in way else set())
     kept: list[str] = []
     base = list(BASE[command])

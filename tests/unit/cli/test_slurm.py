@@ -36,7 +36,7 @@ def test_a_script_is_sound_and_short(options: tuple[str, ...], start: str) -> No
         "--dir", "my ckpt", "--name", "my run", "--nodes", "2-5", "--ranks", "4", "--gpus", "4", *options, *TRAINING
     )
     subprocess.run(["bash", "-n"], input=script, text=True, check=True, timeout=60)
-    assert start in script and len(script.splitlines()) <= 28
+    assert start in script and len(script.splitlines()) <= 29
     assert "export DEEPPART_PERSISTENT_DIR='my ckpt'\n" in script and "--gpus-per-node=4" in script
     assert "--job-name='my run' --output='my run-%j.log'" in script
     if "--torchrun" in options:
@@ -65,7 +65,8 @@ def test_torchrun_starts_any_command(command: tuple[str, ...], started: str) -> 
 
 
 def test_impossible_requests_are_refused() -> None:
-    for options in (("--dir", "s3://bucket"), ("--dir", "d", "--spares", "1", "--mpi"), ()):
+    broken = ("--dir", "d", "--name", "a\necho b")
+    for options in (("--dir", "s3://bucket"), ("--dir", "d", "--spares", "1", "--mpi"), broken, ()):
         call("slurm", "init", *options, *TRAINING, code=2)
 
 
