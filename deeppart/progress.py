@@ -68,7 +68,8 @@ def cell_file(directory: Path, rank: int) -> Path:
 
 def make_cell(directory: Path, rank: int) -> None:
     """Make a rank's file, as it is started, in the memory of an old one if there is one (agent)."""
-    with open(os.open(cell_file(directory, rank), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b") as file:
+    path = cell_file(directory, rank)
+    with open(path, "r+b" if path.exists() else "wb") as file:
         file.write(_CELL.pack(*Progress(at_s=time.monotonic())))
 
 
