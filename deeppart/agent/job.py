@@ -369,13 +369,17 @@ class Job:
         self._tell("end", text=f"the time is up in {max(left_s, 0.0):.0f} s: the last checkpoint")
         self._stop_ranks(signal.SIGUSR1, left_s)
 
+    def _reported(self) -> list[Progress]:
+        """What all ranks have reported, in their order; nothing while a node has not, or if some have ended."""
+        if self._failure is not None or len(self._busy) < len(self._active):
+            return []
+        found = [self._members[node].progress for node in self._active]
+        return [rank for ranks in found for rank in ranks] if all(found) else []
+
     def _look_for_steps(self) -> None:
         """Tell once in an epoch that all ranks have made a step, and how long it took until then."""
-        if self._is_told or self._failure is not None or len(self._busy) < len(self._active):
-            return
-        found = [self._members[node].progress for node in self._active]
-        ranks = [rank for each in found for rank in each]
-        if not all(found) or not all(each.stepped_s for each in ranks):
+        ranks = [] if self._is_told else self._reported()
+        if not ranks or not all(each.stepped_s for each in ranks):
             return
         self._is_told = True
         ready_s, restored_s, stepped_s = (max(column) for column in zip(*(each[-3:] for each in ranks), strict=True))
@@ -386,10 +390,8 @@ class Job:
         self._tell("training", epoch=self._epoch, step=max(each.step for each in ranks), **rounded)
 
     def _look_for_hang(self, now_s: float) -> None:
-        if self._failure is not None or self._stopping or len(self._busy) < len(self._active):
-            return
-        found = [self._members[node].progress for node in self._active]
-        hang = self._watch.look([rank for ranks in found for rank in ranks], now_s) if all(found) else None
+        ranks = [] if self._stopping else self._reported()
+        hang = self._watch.look(ranks, now_s) if ranks else None
         if hang is None:
             return
         behind = " and ".join(f"rank {rank}" for rank in hang.ranks)
