@@ -164,7 +164,7 @@ def read_candidate(
     """Read parts, falling back from bad sources; None if a part has no good one (collective)."""
     comm, run, label = reading.comm, reading.run, f"step {candidate.attempt.step}"
     lines: list[str] = []
-    has_begun = False
+    sources, has_begun, is_last_try = candidate, False, False
 
     def chosen_of(opened: Mapping[int, OpenedPart]) -> dict[int, Chosen]:
         if narrow is None or reads[0].source.rebuild is not None:
@@ -198,9 +198,11 @@ def read_candidate(
         rest = candidate.without([(part, location) for part, location, *_ in failed])
         if isinstance(rest, int):
             lines.append(f"{label}: no other source for part {rest}")
-            if has_begun:
+            if not has_begun:
+                return None, lines
+            if is_last_try:
                 raise _half_filled(comm.rank, label, lines)
-            return None, lines
+            rest, is_last_try = sources, True  # what could be read before the filling began may have failed just once
         candidate = rest
 
 
@@ -209,7 +211,7 @@ def _half_filled(rank: int, label: str, lines: list[str]) -> RestoreError:
         f"{label}: a source failed while the live state was being filled, and there is no other",
         found="\n    ".join(lines[-_MOST_REASONS:]),
         where=f"rank {rank}",
-        tried="every source of this step; an older one would leave bytes of both",
+        tried="every source of this step, twice; an older one would leave bytes of both",
         todo="the live state holds some bytes of the step: build it again, and restore again",
     )
 

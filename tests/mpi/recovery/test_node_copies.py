@@ -212,6 +212,27 @@ def test_what_fails_when_it_is_used_gives_way_to_the_next_source(
         assert any(why in line for line in lines) and ("partner" in taken or "persistent" in taken), lines
 
 
+def every_file_fails_once(rank: int, patch: pytest.MonkeyPatch) -> None:
+    byte_range, failed = tables.NodeCopy.byte_range, set[str]()
+
+    def refused(self: Any, *rest: Any) -> Any:
+        if "part-00000" in self.file.path and self.file.path not in failed:
+            failed.add(self.file.path)
+            raise StorageError("cannot read a part file", errno=5)
+        return byte_range(self, *rest)
+
+    if rank == 1:
+        patch.setattr(tables.NodeCopy, "byte_range", refused)
+
+
+def test_when_no_source_is_left_all_are_read_once_more(run_on: Any, in_memory: Path) -> None:
+    """A step that has begun to fill the live state is the only one that may be restored."""
+    saved = run_on(3, save_on, in_memory, 4)
+    for rank, (found, _, lines) in enumerate(run_on(3, restored, in_memory, every_file_fails_once, 4)):
+        assert same(saved[rank], found) == []
+        assert any("no other source for part" in line for line in lines), lines
+
+
 def write_fails(rank: int, patch: pytest.MonkeyPatch) -> None:
     def fail(self: Any, part: int, pieces: Any, data: Any) -> None:
         raise OSError(5, "a page cannot be read")
