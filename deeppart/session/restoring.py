@@ -285,6 +285,13 @@ def warn_restored(
                 "`deeppart verify --repair` may put it right. While it is there, no step of its number can be saved"
             )
         warn_caller(f"{text}; `deeppart prune --after` (with --local) removes such steps", DeeppartWarning)
+    complete = max((each.attempt.step for each in survey(inventory).candidates), default=attempt.step)
+    if complete > max([attempt.step, *newer]) and not named:
+        warn_caller(
+            f"restored step {attempt.step}, but the nodes have all parts of step {complete}, and some of these could "
+            "not be read; `Checkpointer.explanation` says which and why",
+            DeeppartWarning,
+        )
     unusable = [f"{number} ({why})" for number, why in inventory.unusable if number > attempt.step]
     if unusable and not named:
         warn_caller(

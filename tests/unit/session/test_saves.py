@@ -79,6 +79,22 @@ def test_the_last_step_may_be_saved_again_by_force(memory: Path, every: Any) -> 
                     ck.checkpoint(live, step, force=force)
 
 
+def test_a_newer_step_on_a_node_that_cannot_be_read_is_warned_of(memory: Path) -> None:
+    settings = {"every": {"local": 1, "persistent": 2}}
+    with deeppart.Checkpointer(config(memory, **settings)) as ck:
+        for step in (1, 2):
+            ck.checkpoint(state(step), step).wait("local", timeout=200)
+    [part] = memory.glob("l/*/step-000000000002-*/*.dpp")
+    sound = bytearray(part.read_bytes())
+    sound[4096 + 10] ^= 1
+    part.write_bytes(sound)
+    live = state(0)
+    with deeppart.Checkpointer(config(memory, **settings)) as ck:
+        with pytest.warns(DeeppartWarning, match="restored step 1, but the nodes have all parts of step 2"):
+            assert ck.restore(live) == 1 and difference(state(1), live) is None
+        assert any("digest" in line for line in ck.explanation)
+
+
 def test_close_reports_what_failed_last(memory: Path) -> None:
     with pytest.warns(BackgroundFailureWarning, match="step 5 is not complete at level 'persistent'") as caught:
         with deeppart.Checkpointer(config(memory)) as ck:
