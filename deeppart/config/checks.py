@@ -26,7 +26,7 @@ _MOST_COUNT = 2**31 - 1
 LEAST_SECRET_BYTES = 32
 MOST_SECRET_BYTES = 64 << 10
 #: Modes for leaves of which ranks may have replicas.
-REPLICATED = ("auto", "all", "none", "verify", "parts")
+REPLICATED = ("auto", "all", "none", "verify", "rotate", "parts")
 _PLACEHOLDERS = ("node", "rank", "job")
 
 

@@ -109,10 +109,11 @@ class Config(_Origin):
             copied in the background meanwhile, and ``optimizer.step()`` is held back until that is done.
         incremental: true if chunks that have not changed since the last checkpoint of a level are referred to there,
             instead of being written again.
-        replicated: "auto" compares leaves across ranks, "verify" all of them in full every time, "all" trusts that all
-            are equal, "none" saves all per rank, "parts" is as "auto", but dicts may have other keys on other ranks, as
-            pipeline stages have. Or a mapping from globs over paths, as ``load(keys=...)`` takes them, to one of these
-            or to "rank0", which saves what rank 0 has for all; the first that matches decides.
+        replicated: "auto" compares leaves across ranks, "verify" all of them in full every time, "rotate" large ones
+            slice by slice, "all" trusts that all are equal, "none" saves all per rank, "parts" is as "auto", but dicts
+            may have other keys on other ranks, as pipeline stages have. Or a mapping from globs over paths, as
+            ``load(keys=...)`` takes them, to one of these or to "rank0", which saves what rank 0 has for all; the first
+            that matches decides.
         exclude: globs over paths: items of dicts that are in no checkpoint, and that stay as they are when one is
             restored: the frozen weights below an adapter.
         on_busy: what ``checkpoint()`` does while the pipeline is full: "wait" for it or "skip" this checkpoint.

@@ -180,6 +180,10 @@ class Saver:
         else:
             self._replicas.calls.note(call.turn, call.step, saved=bool(call.due))
             self._replicas.alike(call.turn)
+            if self._comm.rank == 0:
+                hashed = [flat.arrays[leaf] for leaf in self._replicas.hashed(flat)]
+                nbytes = sum(self._replicas.layout.types[leaf.index].nbytes for leaf in hashed)
+                self._warnings.hashed([leaf.path for leaf in hashed], nbytes, self._replicas.compared_s)
         return Agreed(call, flat, self._replicas.layout, rank0, owned, diverged)
 
     @property

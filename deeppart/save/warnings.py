@@ -21,7 +21,7 @@ from deeppart.errors import (
     ReplicaDivergenceWarning,
     warn_caller,
 )
-from deeppart.model import Attempt, SuspectLeaf, Suspicion
+from deeppart.model import Attempt, SuspectLeaf, Suspicion, show_bytes, show_seconds
 from deeppart.save.retention import CallNotes
 from deeppart.state.compare import Differences, Divergence
 from deeppart.state.objects import is_generator
@@ -31,6 +31,8 @@ from deeppart.storage import Store, write_suspicion
 
 #: The names of an optimizer's parameters, which differ between pipeline stages.
 _PARAMETER_NAMES = re.compile(r"(^|/)param_groups/[0-9]+/params(/|$)")
+#: Bytes compared in full at a checkpoint that are no reason for a warning.
+HASHED_BYTES = 100_000_000
 #: Paths in a setting that is shown, at most.
 _MOST_RULES = 4
 _SUSPECT = ". Earlier steps are suspect: they have one rank's bytes, or a mixture, for all"
@@ -66,6 +68,7 @@ class Warnings:
         self._quiet = quiet
         self._naming = Naming()
         self._reported_patterns: set[str] = set()
+        self._is_hashing_known = quiet
 
     def patterns(
         self, comm: Comm, setting: str, patterns: Sequence[str], matched: Collection[str], what: str, timeout: float
@@ -84,6 +87,20 @@ class Warnings:
     def mark_known(self, names: Sequence[str]) -> None:
         """The user was warned of these per-rank leaves in an earlier run."""
         self._naming.news(names)
+
+    def hashed(self, paths: Sequence[Path], nbytes: int, seconds: float) -> None:
+        """Warn once of large leaves that each rank has to read in full at every checkpoint."""
+        if nbytes <= HASHED_BYTES or self._is_hashing_known:
+            return
+        self._is_hashing_known = True
+        names = some_names(list(map(readable, paths)), most=_MOST_RULES)
+        warn_caller(
+            f"at each checkpoint every rank reads {show_bytes(nbytes)} in full to compare them with the others, "
+            f"because no torch optimizer is known to train them: {names} ({show_seconds(seconds)} this time). Where "
+            "ranks compute them alike, as averages of weights, replicated={glob: 'rotate'} compares a part of them "
+            "each time; what is not written to is compared so anyway",
+            DeeppartWarning,
+        )
 
     def differences(self, found: Differences, noticed: Sequence[str], root: Node, what: str) -> None:
         """Warn of leaves that differ between ranks, except random generators, which are expected to."""

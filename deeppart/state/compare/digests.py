@@ -4,6 +4,7 @@
   (:mod:`deeppart.state.compare.slices`).
 * Tensors that have not been written to since the ranks last compared them, by torch's version counters: one slice at a
   time, too, in case of a write that torch does not count.
+* Leaves for which the user asks for it (``"rotate"``): one slice at a time.
 * All others: in full at every checkpoint. So are small leaves, leaves on a device, which are cheap to read there, numpy
   arrays, and leaves with gaps in memory.
 
@@ -30,8 +31,8 @@ from deeppart.state.tree import FlatState
 Digests = npt.NDArray[np.int64]
 
 
-#: Flag in the memory order of a leaf: its slices are compared because nothing has written to it.
-_UNCHANGED = 1 << 62
+#: Flag in the memory order of a leaf: its slices are compared although no optimizer trains it, so always in the call.
+_NOT_TRAINED = 1 << 62
 
 
 class _Mark(NamedTuple):
@@ -55,10 +56,12 @@ class LeafDigests:
         flat: FlatState,
         types: Sequence[LeafType],
         in_full: Collection[int] = (),
+        in_slices: Collection[int] = (),
         *,
         counters: bool = True,
     ) -> None:
-        self._types, self._counters = types, counters
+        self._types, self._counters, self._in_slices = types, counters, frozenset(in_slices)
+        self._asked_in_full = frozenset(in_full)
         self._leaves = np.array(leaves, dtype=np.int64)
         self._is_large = np.array([types[leaf].nbytes > SMALL_LEAF_BYTES for leaf in leaves], dtype=np.bool_)
         self._small = SmallLeaves(self._leaves[~self._is_large].tolist(), flat.data, types)
@@ -87,13 +90,16 @@ class LeafDigests:
             if seen is not None and seen.is_all_of(holder, nbytes):
                 orders[at] = order
                 continue
+            if leaf in self._in_slices:
+                orders[at] = order | _NOT_TRAINED
+                continue
             data = flat.data[leaf]
             if not self._counters or not isinstance(data, torch.Tensor) or not _are_writes_counted(data, holder):
                 continue
             mark = compared.get(at)
             now = data._version, pointer, holder._cdata  # type: ignore[union-attr]
             if mark is not None and (mark.version, mark.pointer, mark.storage.cdata) == now:
-                orders[at] = order | _UNCHANGED
+                orders[at] = order | _NOT_TRAINED
             else:
                 mark = _Mark(StorageWeakRef(holder), pointer, data._version)
             self._found[at] = mark
@@ -124,10 +130,16 @@ class LeafDigests:
     def digest(self, flat: FlatState, turn: int, *, without_trained: bool = False) -> int:
         """One digest of all bytes that are compared at a turn."""
         whole = np.array(_full_digests(flat, self._in_full), dtype=np.int64)
-        slices = [self._of_unchanged.digests(flat.pointers, turn)]
+        slices = [self._others.digests(flat.pointers, turn)]
         slices += [] if without_trained else [self._slices.digests(flat.pointers, turn)]
         small = np.array([self._small.digest(flat.data, flat.pointers)], dtype=np.int64)
         return hash63(np.concatenate([self.orders, small, whole, *slices]).tobytes())
+
+    def hashed(self, flat: FlatState) -> list[int]:
+        """The large leaves in host memory that are read in full, though the setting does not ask for it."""
+        return [
+            leaf for leaf in self._in_full if leaf not in self._asked_in_full and not _is_on_device(flat.data[leaf])
+        ]
 
     @property
     def in_full(self) -> Digests:
@@ -144,14 +156,14 @@ class LeafDigests:
     @property
     def memory_orders(self) -> Digests:
         """The memory order of each rotating leaf."""
-        return self.orders[self.orders > 0] & ~_UNCHANGED
+        return self.orders[self.orders > 0] & ~_NOT_TRAINED
 
     def _rotate(self, orders: Digests) -> None:
         self.orders = orders
-        is_unchanged = (orders & _UNCHANGED) > 0
-        self._trained: list[int] = self._leaves[(orders > 0) & ~is_unchanged].tolist()
+        is_not_trained = (orders & _NOT_TRAINED) > 0
+        self._trained: list[int] = self._leaves[(orders > 0) & ~is_not_trained].tolist()
         self._slices = RotatingSlices(self._trained, self._types)
-        self._of_unchanged = RotatingSlices(self._leaves[is_unchanged].tolist(), self._types)
+        self._others = RotatingSlices(self._leaves[is_not_trained].tolist(), self._types)
         self._in_full: list[int] = self._leaves[self._is_large & (orders == 0)].tolist()
 
 

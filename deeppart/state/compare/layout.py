@@ -13,7 +13,7 @@ import numpy.typing as npt
 from deeppart.state.compare.history import ComparedRecord
 from deeppart.state.document import Numbers, encode_path, encode_tree
 from deeppart.state.fingerprint import hash63, hash_json
-from deeppart.state.paths import ALL, AUTO, NONE, RANK0, VERIFY, Replication
+from deeppart.state.paths import ALL, AUTO, NONE, RANK0, ROTATE, VERIFY, Replication
 from deeppart.state.tensors import LeafType, leaf_type
 from deeppart.state.tree import (
     ARRAY,
@@ -34,7 +34,7 @@ from deeppart.state.values import Encoded, encode_key
 
 Flags = npt.NDArray[np.bool_]
 #: Modes of leaves in the shared structure (rank 0's are not in it), in ascending strictness.
-_STRICTNESS = (ALL, AUTO, VERIFY, NONE)
+_STRICTNESS = (ALL, ROTATE, AUTO, VERIFY, NONE)
 
 
 @dataclass(slots=True)

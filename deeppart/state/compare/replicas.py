@@ -13,6 +13,7 @@ between can be called suspect.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +31,7 @@ from deeppart.state.compare.layout import Flags, StateLayout, derive
 from deeppart.state.compare.optimizers import Trained, TrainingWatch
 from deeppart.state.compare.slices import DeferredSlices
 from deeppart.state.fingerprint import SMALL_LEAF_BYTES, full_digest, hash63, hash_json
-from deeppart.state.paths import ALL, NONE, VERIFY, Replication, readable
+from deeppart.state.paths import ALL, NONE, ROTATE, VERIFY, Replication, readable
 from deeppart.state.tensors import leaf_type
 from deeppart.state.tree import FlatState, alias_digests, in_order
 from deeppart.state.values import Encoded, encode_value
@@ -82,6 +83,7 @@ class Replicas:
         calls: the turns of this session.
         layout: the layout of the state last given to :meth:`prepare`.
         values: its small values, encoded.
+        compared_s: how long the leaves of all ranks were read at the last checkpoint.
     """
 
     def __init__(self, comm: Comm, setting: str | Mapping[str, str], timeout: float) -> None:
@@ -111,6 +113,7 @@ class Replicas:
         self._defers = self._may_defer = False
         self._deferred: DeferredSlices | None = None
         self.values: list[Encoded] = []
+        self.compared_s = 0.0
 
     @property
     def layout(self) -> StateLayout:
@@ -173,7 +176,9 @@ class Replicas:
         if not fresh:
             compared = np.flatnonzero(~(layout.per_rank_values | layout.trusted_values)).tolist()
             values = hash_json([self._comparable(flat, index) for index in compared])
+            started = time.monotonic()
             shared = self._digest(self._sets[0], flat, turn, owned)
+            self.compared_s = time.monotonic() - started
             content = hash63(f"{values} {shared} {self._defers} {self._earlier_slices()}".encode())
         return {"structure": layout.structure_digest, "content": content}
 
@@ -224,6 +229,10 @@ class Replicas:
             slices_of.append(self._deferred.turn)
             self._deferred = None
         self.layout.record.due(in_full, rotating, orders, turn, slices_of)
+
+    def hashed(self, flat: FlatState) -> list[int]:
+        """The large leaves in host memory that were read in full at this checkpoint, though no setting asks for it."""
+        return [leaf for each in self._sets if each.digests is not None for leaf in each.digests.hashed(flat)]
 
     def compared_earlier(self, turn: int) -> tuple[ComparedEarlier, ...]:
         """The replicated leaves that were last compared in full before this turn."""
@@ -311,12 +320,12 @@ class Replicas:
     def _look_anew(self, flat: FlatState, owned: Mapping[int, torch.Tensor], what: str) -> None:
         """Prepare the digests of the leaves that are compared from now on, and agree on which rotate (collective)."""
         layout, compared = self.layout, set(self._compared())
-        verified = np.flatnonzero(layout.modes == VERIFY).tolist()
+        verified, rotated = (np.flatnonzero(layout.modes == mode).tolist() for mode in (VERIFY, ROTATE))
         orders = np.zeros(len(layout.types), dtype=np.int64)
         leaves_of = [[leaf for leaf in each.leaves if leaf in compared] for each in self._sets]
         for each, leaves in zip(self._sets, leaves_of, strict=True):
             counters = each.number == 0 and not self._unsteady  # writes through a sharded tensor count only there
-            each.digests = LeafDigests(leaves, flat, layout.types, verified, counters=counters)
+            each.digests = LeafDigests(leaves, flat, layout.types, verified, rotated, counters=counters)
             each.digests.look(flat, self._trained)
             orders[leaves] = each.digests.orders
         unlike = self._of_leaves(self._unequal(orders, what))

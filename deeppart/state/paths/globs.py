@@ -27,7 +27,7 @@ _MOST_TOLD = 3
 #: Respelt globs that are tried, at most.
 _MOST_TRIED = 12
 _SEPARATOR = re.compile(r"([/.])")
-AUTO, ALL, NONE, VERIFY, RANK0 = "auto", "all", "none", "verify", "rank0"
+AUTO, ALL, NONE, VERIFY, ROTATE, RANK0 = "auto", "all", "none", "verify", "rotate", "rank0"
 #: Like "auto", but dicts may have different keys on different ranks: each has a part of the state.
 PARTS = "parts"
 #: ``fn(path, values of the old ranks in rank order, new rank, new world size) -> value for the new rank``

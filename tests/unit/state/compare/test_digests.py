@@ -64,6 +64,27 @@ def test_what_is_trained_rotates_unless_it_has_gaps_is_small_or_verified(watch: 
     assert compared.orders[0] != compared.orders[4], "they lie in memory in other orders"
 
 
+def test_what_is_to_rotate_does_and_every_byte_is_read_within_all_slices() -> None:
+    """Tensors and numpy arrays alike, though something writes to them between any two turns."""
+    data = [torch.zeros(LARGE), np.zeros(LARGE, dtype=np.float32), torch.zeros(LARGE), torch.zeros(300)]
+    flat = flatten(data)
+    types = [leaf_type(each) for each in flat.data]
+    compared = LeafDigests(range(4), flat, types, in_slices=(0, 1))
+    for at in (0, 1):
+        before = []
+        for turn in range(SLICES):
+            data[at] += 1
+            compared.look(flat, {})
+            before.append(compared.digest(flat, turn))
+        assert compared.rotating.tolist() == [0, 1] and compared.hashed(flat) == [2]
+        data[at][12_345] += 1
+        after = [compared.digest(flat, turn) for turn in range(SLICES)]
+        data[at][12_345] -= 1
+        again = [compared.digest(flat, turn) for turn in range(SLICES)]
+        assert sum(one != other for one, other in zip(after, again, strict=True)) >= 1, "in one turn of all"
+        assert compared.digest(flat, SLICES - 1) == before[-1]
+
+
 def test_what_other_ranks_do_not_see_trained_is_read_in_full_until_the_view_changes(watch: TrainingWatch) -> None:
     parameters = [torch.nn.Parameter(torch.zeros(LARGE)) for _ in range(2)]
     flat = flatten(parameters)

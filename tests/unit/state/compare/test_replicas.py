@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ import deeppart
 from deeppart.comm import Comm
 from deeppart.errors import DeeppartWarning
 from deeppart.model import Box
+from deeppart.save import warnings as save_warnings
 from tests.unit.comm.worlds import LIMIT_S
 from tests.unit.sharded_states import checkpointer, on_ranks, piece
 
@@ -65,6 +67,35 @@ def test_equal_ones_are_saved_once_and_nothing_is_told(tmp_path: Path, level: st
     sizes = [path.stat().st_size for path in sorted(tmp_path.glob("step-000000000002-*/part-*"))]
     assert len(sizes) == 4 and max(sizes) < 1.2 * min(sizes) < 1.2 * WHOLE.nbytes / 3
     assert torch.equal(deeppart.load(tmp_path)["w"], WHOLE)
+
+
+def averages(step: int, rank: int, mine: dict[str, Any]) -> None:
+    """What ranks compute alike, without an optimizer; rank 2 goes astray in a fiftieth of it, from step 3 on."""
+    mine["ema"] = {"w": torch.full((50_000,), float(step))}
+    if rank == 2 and step >= 3:
+        mine["ema"]["w"][16_500:17_500] += 1
+
+
+def test_what_rotates_is_compared_a_slice_at_a_time_and_found_to_differ_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(save_warnings, "HASHED_BYTES", 150_000)
+    [astray] = told_by(tmp_path, averages, steps=12, replicated={"ema/*": "rotate"})
+    assert astray.startswith("ReplicaDivergenceWarning") and "ema/w: rank 2 differs" in astray
+    steps = re.search(r"steps (\d+) to (\d+) are suspect", astray)
+    assert steps is not None and int(steps[1]) == 2 and 3 <= int(steps[2]) < 12
+
+
+def test_large_leaves_that_are_read_in_full_every_time_are_warned_of_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def alike(step: int, rank: int, mine: dict[str, Any]) -> None:
+        mine["ema"] = {"w": torch.full((50_000,), float(step))}
+
+    monkeypatch.setattr(save_warnings, "HASHED_BYTES", 150_000)
+    [notice] = told_by(tmp_path, alike, steps=4)
+    assert "reads 320 kB in full" in notice and "ema/w" in notice and "'rotate'" in notice
+    assert told_by(tmp_path / "verified", alike, steps=3, replicated="verify") == []
 
 
 def test_what_differs_from_the_beginning_is_each_ranks_own(tmp_path: Path) -> None:
