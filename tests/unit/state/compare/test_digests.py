@@ -66,7 +66,7 @@ def test_what_is_trained_rotates_unless_it_has_gaps_is_small_or_verified(watch: 
 
 def test_what_is_to_rotate_does_and_every_byte_is_read_within_all_slices() -> None:
     """Tensors and numpy arrays alike, though something writes to them between any two turns."""
-    data = [torch.zeros(LARGE), np.zeros(LARGE, dtype=np.float32), torch.zeros(LARGE), torch.zeros(300)]
+    data: list[Any] = [torch.zeros(LARGE), np.zeros(LARGE, dtype=np.float32), torch.zeros(LARGE), torch.zeros(300)]
     flat = flatten(data)
     types = [leaf_type(each) for each in flat.data]
     compared = LeafDigests(range(4), flat, types, in_slices=(0, 1))
