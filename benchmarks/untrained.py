@@ -118,8 +118,12 @@ def main() -> None:
             f"{name:26} {median(each):.3f} s ({min(each):.3f}-{max(each):.3f}), {median(each) / bare:.2f} times a copy"
         )
     if options.json is not None:
-        document = {"machine": describe_machine({"disk": str(options.disk)}), "ranks": comm.size, "state_bytes": options.megabytes * 1_000_000,
-                    "seconds": found}  # fmt: skip
+        document = {
+            "machine": describe_machine({"disk": str(options.disk)}),
+            "ranks": comm.size,
+            "state_bytes": options.megabytes * 1_000_000,
+            "seconds": found,
+        }
         options.json.write_text(json.dumps(document, indent=1) + "\n")
 
 
