@@ -33,6 +33,8 @@ from deeppart.progress import (
 
 #: Ranks have so long to print their stacks.
 _STACKS_WITHIN_S = 1.0
+#: How often ranks are killed that have not ended yet.
+_KILL_AGAIN_S = 0.1
 _DIRECTORY = "deeppart-run-"
 
 
@@ -153,7 +155,10 @@ class Node:
 
     def due_in_s(self) -> float:
         """Until :meth:`look` has something to do."""
-        return max(self._kill_at_s - time.monotonic(), 0.0) if self._left else math.inf
+        if not self._left:
+            return math.inf
+        left_s = self._kill_at_s - time.monotonic()
+        return left_s if left_s > 0 else _KILL_AGAIN_S
 
     def close(self) -> None:
         """End everything."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from deeppart.agent import GIVEN_UP, STOPPED, Agent, Command, JobOptions, WantedRanks
+from deeppart.agent import GIVEN_UP, STOPPED, Agent, Command, JobOptions, WantedRanks, node
 from tests.processes import is_running
 from tests.waiting import wait_until
 
@@ -341,8 +341,9 @@ for step in range(45):
     assert re.search(r"rank 0:\n.*in waits_for_ever\n.*rank 1:\n.*in waits_for_ever\n", text, re.DOTALL), text
 
 
-def test_a_process_that_forks_and_is_stopped_is_replaced(run: Run) -> None:
+def test_a_process_that_forks_and_is_stopped_is_replaced(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """It does not say that the ranks have ended."""
+    monkeypatch.setattr(node, "KILLED_WITHIN_S", 5.0)
     body = """
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 note()
