@@ -109,6 +109,7 @@ def test_a_script_that_handles_no_signal_ends_at_its_next_checkpoint(tmp_path: P
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.now_and_then(3)
 def test_what_kills_agents_and_ranks_on_several_nodes_changes_nothing_either(tmp_path: Path) -> None:
     """``python -m tests.faults.relaunch`` does more of it."""
     done = disturbed(tmp_path, kills=6, seed=1)
