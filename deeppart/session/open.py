@@ -114,7 +114,7 @@ def _open(main: Comm, config: Config, taken: ExitStack) -> Session:
     taken.callback(roots.close)
     limit = None if config.flush_bandwidth is None else RateLimit(config.flush_bandwidth / len(topology.mates(rank)))
     store = open_store(directory, limit)
-    owner, lineage, identity, found, committed = take_persistent(main, config, directory, store, within)
+    owner, lineage, identity, found, committed = take_persistent(main, config, directory, store, signing, within)
     if owner is not None:
         taken.callback(owner.close)
     memory = memory_at_agent(lineage)
@@ -190,7 +190,7 @@ def open_store(directory: Path, limit: RateLimit | None) -> Store:
 
 
 def take_persistent(
-    comm: Comm, config: Config, directory: Path, store: Store, within: tuple[str, float]
+    comm: Comm, config: Config, directory: Path, store: Store, signing: Signing | None, within: tuple[str, float]
 ) -> tuple[DirectoryOwner | None, str, str, set[StepKey], set[StepKey]]:
     """Rank 0 takes the directory and sends its identity to the others (collective).
 
@@ -208,7 +208,7 @@ def take_persistent(
         job = scheduled_job()
         who = (f"job {job}, " if job else "") + f"process {os.getpid()} on {os.uname().nodename}"
         _check_directory(directory)
-        owner = DirectoryOwner(directory, who, config.permissions, epoch_of_run())
+        owner = DirectoryOwner(directory, who, config.permissions, epoch_of_run(), signing)
         steps = list_steps(store)
         # An unreadable step is no reason not to start: it stays, and is not restored.
         committed = [key for key in steps if may_be_committed(store, key)]

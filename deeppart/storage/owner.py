@@ -18,7 +18,7 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from deeppart.access import PERMISSIONS, storage_error
 from deeppart.access.hanging import storage_operation
 from deeppart.errors import CorruptFileError, DirectoryInUseError, FormatError, MissingError, StorageError
 from deeppart.model import StepKey
-from deeppart.part import parse_json
+from deeppart.part import Signing, parse_json
 from deeppart.storage.lineage import LOCK_NAME, LOST_TODO, NOTE, SMALL_FILE_BYTES, take_lineage
 from deeppart.storage.manifests import may_be_committed, read_manifest
 from deeppart.storage.posix import PosixStore, make_directory
@@ -82,7 +82,12 @@ class DirectoryOwner:
     """
 
     def __init__(
-        self, directory: Path, who: str, permissions: str = PERMISSIONS[0], epoch: tuple[str, int] | None = None
+        self,
+        directory: Path,
+        who: str,
+        permissions: str = PERMISSIONS[0],
+        epoch: tuple[str, int] | None = None,
+        signing: Signing | None = None,
     ) -> None:
         """``epoch``: the run of `deeppart run` and which of its starts this is; those before have ended, or hang."""
         self._epoch, self._is_locked = epoch, False
@@ -110,10 +115,9 @@ class DirectoryOwner:
                 owner["epoch"] = f"{epoch[0]} {epoch[1]}"
             store = PosixStore(directory)
             found = _newest_commits(store)
-            owner["found"] = {session: key.sequence for session, key in found.items()}
-            for key in found.values():  # whose times are the last of their sessions
-                with contextlib.suppress(FormatError, StorageError):
-                    self.clock.saw(read_manifest(store, key, None).created)
+            owner["found"] = {session: keys[0].sequence for session, keys in found.items()}
+            for keys in found.values():
+                self.clock.saw(_time_of_newest(store, keys, signing))
             # All of one length: of two jobs that write at once, where there are no locks, the last one has written it.
             with storage_operation("write", self._path):
                 os.ftruncate(self._fd, os.pwrite(self._fd, json.dumps(owner).encode().ljust(_RECORD_BYTES), 0))
@@ -405,14 +409,26 @@ def _found_commits(data: bytes) -> dict[str, int]:
         return {}
 
 
-def _newest_commits(store: Store) -> dict[str, StepKey]:
-    """Session -> the last of its checkpoints that is committed, by sequence. A session commits in that order.
+def _newest_commits(store: Store) -> dict[str, list[StepKey]]:
+    """Session -> its checkpoints that are committed, the last one first. A session commits in order of sequence.
 
     An overtaken session finds here which of its commits its successor knows of, and goes on from.
     """
-    newest: dict[str, StepKey] = {}
+    found: dict[str, list[StepKey]] = {}
     for key in filter(partial(may_be_committed, store), reversed(list_steps(store))):
-        known = newest.get(key.session)
-        if (known is None and len(newest) < _MOST_FOUND) or (known is not None and key.sequence > known.sequence):
-            newest[key.session] = key
-    return newest
+        if key.session in found or len(found) < _MOST_FOUND:
+            found.setdefault(key.session, []).append(key)
+    return {session: sorted(keys, key=lambda key: -key.sequence) for session, keys in found.items()}
+
+
+def _time_of_newest(store: Store, keys: Sequence[StepKey], signing: Signing | None) -> str:
+    """When the first of these commits was made that can be read; "" if none can."""
+    for key in keys:
+        for _ in range(2):  # an error of the storage may come just once
+            try:
+                return read_manifest(store, key, signing).created
+            except FormatError:
+                break
+            except StorageError:
+                continue
+    return ""

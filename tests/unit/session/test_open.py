@@ -33,7 +33,7 @@ def config(directory: Path, **settings: Any) -> deeppart.Config:
 def take(directory: Path) -> tuple[DirectoryOwner, set[StepKey], set[StepKey]]:
     """The owner, all steps, and those that are committed."""
     owner, lineage, session, steps, committed = take_persistent(
-        SingleComm(), config(directory), directory, PosixStore(directory), ("starting", 20.0)
+        SingleComm(), config(directory), directory, PosixStore(directory), None, ("starting", 20.0)
     )
     assert owner is not None and (lineage, session) == (owner.lineage, owner.session)
     return owner, steps, committed
