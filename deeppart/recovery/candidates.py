@@ -14,7 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deeppart.comm import Comm
-from deeppart.errors import CheckpointError, RestoreError, as_error, lacks_descriptors, on_ranks, one_line
+from deeppart.errors import (
+    CheckpointError,
+    DeeppartError,
+    RestoreError,
+    as_error,
+    lacks_descriptors,
+    on_ranks,
+    one_line,
+)
 from deeppart.model import LEVELS, MEMORY, Attempt
 from deeppart.nodes import Arena, Bytes, NoExchangeMemoryError, Rebuilt, Wanted, padded_bytes, rebuild_parts
 from deeppart.part import FileSource, MemorySource, Signing, StoredBytes
@@ -35,6 +43,7 @@ from deeppart.state.capture import Staging, staging_bytes
 
 #: Lines of an error about a step that cannot be recovered, at most.
 _MOST_REASONS = 40
+_BUILD_AGAIN = "the live state holds some bytes of the step: build it again, and restore again"
 #: (part, the failed source, why, and whether that is not the source's fault: see :func:`lacks_descriptors`)
 SourceFailure = tuple[int, Location, str, bool]
 
@@ -172,38 +181,44 @@ def read_candidate(
         readers = {part: each.reader for part, each in opened.items()}
         return narrow.choose(comm, reads[0].reader, candidate.attempt, readers, run)
 
-    while True:
-        reads = assign(candidate, comm.size, whole=wanted is not None)
-        reads = reads if wanted is None else tuple(read for read in reads if wanted(read))
-        mine, space, failures = _read_mine(reading, candidate.attempt, reads, chosen_of)
-        failed = gather_failures(comm, failures, f"{label}, reading", run)
-        if not failed and any(read.source.rebuild for read in reads):
-            for careful in (False, True):  # nearly always, the files are undamaged
-                what = f"{label}, rebuilding{' once more, block by block' if careful else ''}"
-                rebuilt, failures, shortage = _rebuild_mine(reading, candidate.attempt, reads, space, careful, what)
-                failed = gather_failures(comm, failures, what, run, shortage if careful else "")
-                mine |= rebuilt
-                if not failed:
-                    break
-        if not failed:
-            recovered = Recovered(candidate, reads, mine)
-            try:
-                if use is not None:
-                    use(recovered)
-                return recovered, [*lines, explain(candidate, reads)]
-            except SourcesFailedError as error:
-                failed, has_begun = error.failed, has_begun or error.has_begun
-                mine.clear()  # before its memory is reused
-        lines += [f"{label}: {reason}" for _, _, reason, _ in failed]
-        rest = candidate.without([(part, location) for part, location, *_ in failed])
-        if isinstance(rest, int):
-            lines.append(f"{label}: no other source for part {rest}")
-            if not has_begun:
-                return None, lines
-            if is_last_try:
-                raise _half_filled(comm.rank, label, lines)
-            rest, is_last_try = sources, True  # what could be read before the filling began may have failed just once
-        candidate = rest
+    try:
+        while True:
+            reads = assign(candidate, comm.size, whole=wanted is not None)
+            reads = reads if wanted is None else tuple(read for read in reads if wanted(read))
+            mine, space, failures = _read_mine(reading, candidate.attempt, reads, chosen_of)
+            failed = gather_failures(comm, failures, f"{label}, reading", run)
+            if not failed and any(read.source.rebuild for read in reads):
+                for careful in (False, True):  # nearly always, the files are undamaged
+                    what = f"{label}, rebuilding{' once more, block by block' if careful else ''}"
+                    rebuilt, failures, shortage = _rebuild_mine(reading, candidate.attempt, reads, space, careful, what)
+                    failed = gather_failures(comm, failures, what, run, shortage if careful else "")
+                    mine |= rebuilt
+                    if not failed:
+                        break
+            if not failed:
+                recovered = Recovered(candidate, reads, mine)
+                try:
+                    if use is not None:
+                        use(recovered)
+                    return recovered, [*lines, explain(candidate, reads)]
+                except SourcesFailedError as error:
+                    failed, has_begun = error.failed, has_begun or error.has_begun
+                    mine.clear()  # before its memory is reused
+            lines += [f"{label}: {reason}" for _, _, reason, _ in failed]
+            rest = candidate.without([(part, location) for part, location, *_ in failed])
+            if isinstance(rest, int):
+                lines.append(f"{label}: no other source for part {rest}")
+                if not has_begun:
+                    return None, lines
+                if is_last_try:
+                    raise _half_filled(comm.rank, label, lines)
+                # What could be read before the filling began may have failed just once.
+                rest, is_last_try = sources, True
+            candidate = rest
+    except DeeppartError as error:
+        if has_begun and error.todo != _BUILD_AGAIN:
+            error.todo = f"{error.todo}; {_BUILD_AGAIN}" if error.todo else _BUILD_AGAIN
+        raise
 
 
 def _half_filled(rank: int, label: str, lines: list[str]) -> RestoreError:
@@ -212,7 +227,7 @@ def _half_filled(rank: int, label: str, lines: list[str]) -> RestoreError:
         found="\n    ".join(lines[-_MOST_REASONS:]),
         where=f"rank {rank}",
         tried="every source of this step, twice; an older one would leave bytes of both",
-        todo="the live state holds some bytes of the step: build it again, and restore again",
+        todo=_BUILD_AGAIN,
     )
 
 

@@ -31,8 +31,8 @@ from deeppart.state.tree import FlatState
 Digests = npt.NDArray[np.int64]
 
 
-#: Flag in the memory order of a leaf: its slices are compared although no optimizer trains it, so always in the call.
-_NOT_TRAINED = 1 << 62
+#: Flag in the memory order of a leaf: its slices are compared in the call, whether an optimizer trains it or not.
+_IN_CALL = 1 << 62
 
 
 class _Mark(NamedTuple):
@@ -61,7 +61,7 @@ class LeafDigests:
         counters: bool = True,
     ) -> None:
         self._types, self._counters, self._in_slices = types, counters, frozenset(in_slices)
-        self._asked_in_full = frozenset(in_full)
+        self._asked = frozenset(in_full) | self._in_slices
         self._leaves = np.array(leaves, dtype=np.int64)
         self._is_large = np.array([types[leaf].nbytes > SMALL_LEAF_BYTES for leaf in leaves], dtype=np.bool_)
         self._small = SmallLeaves(self._leaves[~self._is_large].tolist(), flat.data, types)
@@ -85,13 +85,13 @@ class LeafDigests:
         pointers, holders, compared = flat.pointers, flat.memory.holders, self._compared
         self._found = {}
         for at, leaf, nbytes, order in self._may_rotate:
+            if leaf in self._in_slices:
+                orders[at] = order | _IN_CALL
+                continue
             pointer, holder = pointers[leaf], holders[leaf]
             seen = trained.get(pointer)
             if seen is not None and seen.is_all_of(holder, nbytes):
                 orders[at] = order
-                continue
-            if leaf in self._in_slices:
-                orders[at] = order | _NOT_TRAINED
                 continue
             data = flat.data[leaf]
             if not self._counters or not isinstance(data, torch.Tensor) or not _are_writes_counted(data, holder):
@@ -99,7 +99,7 @@ class LeafDigests:
             mark = compared.get(at)
             now = data._version, pointer, holder._cdata  # type: ignore[union-attr]
             if mark is not None and (mark.version, mark.pointer, mark.storage.cdata) == now:
-                orders[at] = order | _NOT_TRAINED
+                orders[at] = order | _IN_CALL
             else:
                 mark = _Mark(StorageWeakRef(holder), pointer, data._version)
             self._found[at] = mark
@@ -136,10 +136,8 @@ class LeafDigests:
         return hash63(np.concatenate([self.orders, small, whole, *slices]).tobytes())
 
     def hashed(self, flat: FlatState) -> list[int]:
-        """The large leaves in host memory that are read in full, though the setting does not ask for it."""
-        return [
-            leaf for leaf in self._in_full if leaf not in self._asked_in_full and not _is_on_device(flat.data[leaf])
-        ]
+        """The large leaves in host memory that are read in full, though the setting asks for nothing."""
+        return [leaf for leaf in self._in_full if leaf not in self._asked and not _is_on_device(flat.data[leaf])]
 
     @property
     def in_full(self) -> Digests:
@@ -156,14 +154,14 @@ class LeafDigests:
     @property
     def memory_orders(self) -> Digests:
         """The memory order of each rotating leaf."""
-        return self.orders[self.orders > 0] & ~_NOT_TRAINED
+        return self.orders[self.orders > 0] & ~_IN_CALL
 
     def _rotate(self, orders: Digests) -> None:
         self.orders = orders
-        is_not_trained = (orders & _NOT_TRAINED) > 0
-        self._trained: list[int] = self._leaves[(orders > 0) & ~is_not_trained].tolist()
+        is_in_call = (orders & _IN_CALL) > 0
+        self._trained: list[int] = self._leaves[(orders > 0) & ~is_in_call].tolist()
         self._slices = RotatingSlices(self._trained, self._types)
-        self._others = RotatingSlices(self._leaves[is_not_trained].tolist(), self._types)
+        self._others = RotatingSlices(self._leaves[is_in_call].tolist(), self._types)
         self._in_full: list[int] = self._leaves[self._is_large & (orders == 0)].tolist()
 
 

@@ -114,6 +114,7 @@ class Replicas:
         self._deferred: DeferredSlices | None = None
         self.values: list[Encoded] = []
         self.compared_s = 0.0
+        self._hashed: set[int] = set()
 
     @property
     def layout(self) -> StateLayout:
@@ -231,8 +232,12 @@ class Replicas:
         self.layout.record.due(in_full, rotating, orders, turn, slices_of)
 
     def hashed(self, flat: FlatState) -> list[int]:
-        """The large leaves in host memory that were read in full at this checkpoint, though no setting asks for it."""
-        return [leaf for each in self._sets if each.digests is not None for leaf in each.digests.hashed(flat)]
+        """The large leaves in host memory that were read in full at this and the last checkpoint, though no setting
+        asks for it.
+        """
+        before, digests = self._hashed, [each.digests for each in self._sets if each.digests is not None]
+        self._hashed = {leaf for each in digests for leaf in each.hashed(flat)}
+        return sorted(self._hashed & before)
 
     def compared_earlier(self, turn: int) -> tuple[ComparedEarlier, ...]:
         """The replicated leaves that were last compared in full before this turn."""
@@ -251,7 +256,7 @@ class Replicas:
         """
         layout = self.layout
         shared = layout.shared[0]
-        self._is_new, self._unsteady, self._deferred = True, False, None
+        self._is_new, self._unsteady, self._deferred, self._hashed = True, False, None, set()
         self._last = self._last_alike()  # before ties that other ranks lack are dropped
         layout.begin()
         changed = self.replication.uniform is None
