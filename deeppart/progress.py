@@ -73,6 +73,17 @@ def make_cell(directory: Path, rank: int) -> None:
         file.write(_CELL.pack(*Progress(at_s=time.monotonic())))
 
 
+def leave_file(directory: Path) -> Path:
+    """The file by whose existence ranks are asked to make a checkpoint and end, so that more or fewer can start."""
+    return directory / "leave"
+
+
+def is_asked_to_leave() -> bool:
+    """Whether the agent has asked its ranks to make a checkpoint and end."""
+    directory = os.environ.get(DIRECTORY_VARIABLE)
+    return directory is not None and os.path.exists(leave_file(Path(directory)))
+
+
 def stacks_file(directory: Path, rank: int) -> Path:
     """The file that a rank prints the stacks of its threads to, when it gets the agent's signal."""
     return directory / f"stacks-{rank}"

@@ -258,7 +258,7 @@ class Agent:
             yield self._reports.popleft()
         if time.monotonic() >= self._beat_at_s:
             self._beat_at_s = time.monotonic() + BEAT_S
-            yield Beat(self._node.progress())
+            yield Beat(self._node.progress(), self._node.is_ready)
 
     def _wait(self, files: Sequence[Any] = (), within_s: float = BEAT_S) -> list[Any]:
         """Wait a moment, for this node, for signals and for files; returns the files that are readable."""

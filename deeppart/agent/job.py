@@ -88,6 +88,7 @@ class _Member:
     port: int
     first: int = 0
     count: int = 0
+    is_ready: bool = False
     progress: list[Progress] = field(default_factory=list)
 
 
@@ -190,7 +191,7 @@ class Job:
         if member is None:
             return
         if isinstance(message, Beat):
-            member.progress = message.progress
+            member.progress, member.is_ready = message.progress, message.is_ready
         elif isinstance(message, Ended) and message.epoch == self._epoch and node in self._busy:
             rank = None if message.rank is None else member.first + message.rank
             self._fail(_Failure(node, rank, message.code))
@@ -200,16 +201,8 @@ class Job:
             self._busy.discard(node)
 
     def want(self, ranks: int) -> None:
-        """So many ranks are wanted from now on: stop those that run, and start as many as there is room for."""
-        if ranks == self._wanted:
-            return
+        """So many ranks are wanted from now on, if there is room for them."""
         self._wanted = ranks
-        target = min(ranks, sum(self._members[node].ranks for node in self._usable()))
-        running = sum(self._members[node].count for node in self._busy)
-        if self._busy and target != running and not (self._failure or self._stopping or self._is_changing):
-            self._is_changing = True
-            self._tell("change", ranks=target)
-            self._stop_ranks(signal.SIGTERM)
 
     def look(self, now_s: float, left_s: float = math.inf) -> None:
         """Do what is due; to be called after each of the others, and each second.
@@ -225,6 +218,7 @@ class Job:
         if self._busy:
             self._look_for_steps()
             self._look_for_hang(now_s)
+            self._look_for_room()
             return
         if self._has_started:
             self._has_started = False
@@ -245,6 +239,19 @@ class Job:
         kept = [node if node in there else others.pop(0) if others else None for node in self._active]
         wanted = len(self._options.nodes) - self._options.spares
         return [*(node for node in kept if node is not None), *others][:wanted]
+
+    def _look_for_room(self) -> None:
+        """Ask the ranks to leave at their next checkpoint if others are to run: more, once their nodes are ready."""
+        usable = [self._members[node] for node in self._usable()]
+        room, running = sum(each.ranks for each in usable), sum(self._members[node].count for node in self._busy)
+        target = min(room, self._wanted or room)
+        is_ending = self._failure or self._stopping or self._is_changing or len(self._busy) < len(self._active)
+        if target == running or is_ending or (target > running and not all(each.is_ready for each in usable)):
+            return
+        self._is_changing = True
+        self._tell("change", ranks=target)
+        for node in self._busy:
+            self._send(node, Finish(math.inf, leave=True))
 
     def _start_if_enough(self, now_s: float) -> None:
         usable = self._usable()
@@ -286,8 +293,7 @@ class Job:
         if self._failure is not None:
             return
         self._failure = failure
-        leaves = self._is_changing and failure.code == -signal.SIGTERM
-        asked = failure.code == STOPPED or self._stopping or leaves
+        asked = failure.code == STOPPED or self._stopping
         for node in self._busy:
             self._send(node, Finish(self._options.grace_s if asked else 0.0))
 
@@ -302,7 +308,7 @@ class Job:
             if failure.code not in (STOPPED, -self._stopping):
                 self._tell_failure(failure)
             self._finish(stop_code(self._stopping))
-        elif not is_changing or failure.code not in (STOPPED, -signal.SIGTERM):
+        elif failure.code != STOPPED:
             self._count(failure)
 
     def _count(self, failure: _Failure) -> None:

@@ -101,9 +101,12 @@ class Idle(NamedTuple):
 
 
 class Beat(NamedTuple):
-    """The node is alive, and its ranks have reported this. Also sent by the one that leads, with nothing."""
+    """The node is alive, and its ranks have reported this; is_ready: it can fork ranks at once. Also sent by the one
+    that leads, with nothing.
+    """
 
     progress: list[Progress] = []  # noqa: RUF012 - never changed
+    is_ready: bool = False
 
 
 class Asked(NamedTuple):
@@ -153,10 +156,13 @@ class Start(NamedTuple):
 
 
 class Finish(NamedTuple):
-    """End the ranks of this node: kill them after so many seconds; before, print their stacks."""
+    """End the ranks of this node: kill them after so many seconds. Before, print their stacks; or ask them to make a
+    checkpoint and end.
+    """
 
     within_s: float
     stacks: bool = False
+    leave: bool = False
 
 
 class Pass(NamedTuple):
@@ -187,4 +193,6 @@ def encode(message: Message) -> dict[str, Any]:
 def decode(values: dict[str, Any]) -> Message:
     """A message from JSON; raises KeyError or TypeError for anything else."""
     message = _KINDS[values.pop("kind")](**values)
-    return Beat([Progress(*each) for each in message.progress]) if isinstance(message, Beat) else message
+    if isinstance(message, Beat):
+        return message._replace(progress=[Progress(*each) for each in message.progress])
+    return message

@@ -25,6 +25,7 @@ from deeppart.progress import (
     STOPPED,
     WHY_VARIABLE,
     Progress,
+    leave_file,
     make_cell,
     read_cell,
     read_modules,
@@ -78,6 +79,11 @@ class Node:
         """Whether no rank runs, or is to be started."""
         return not self._is_due and not self._left
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether ranks can be forked at once."""
+        return self._zygote.is_ready
+
     def progress(self) -> list[Progress]:
         """What the ranks have reported."""
         found = [read_cell(self._directory, rank) for rank in range(self.last.local)]
@@ -90,6 +96,7 @@ class Node:
             self.last, self._is_due = message, True
             self._fails, self._shows_stacks, self._kill_at_s = False, False, math.inf
             try:
+                leave_file(self._directory).unlink(missing_ok=True)
                 for rank in range(message.local):
                     make_cell(self._directory, rank)
             except OSError as error:
@@ -103,6 +110,9 @@ class Node:
         elif isinstance(message, Finish) and not self.is_idle:
             self._fails = True
             self._kill_at_s = min(self._kill_at_s, time.monotonic() + message.within_s)
+            if message.leave:
+                with suppress(OSError):  # without room for it they stay
+                    leave_file(self._directory).touch()
             if message.stacks:
                 self._shows_stacks, self._kill_at_s = True, time.monotonic() + _STACKS_WITHIN_S
                 self._zygote.signal(STACKS_SIGNAL)

@@ -115,8 +115,8 @@ def run(
 
     In a batch script of Slurm the ranks are on all nodes of the job. Elsewhere, run this once on each of --nodes.
 
-    By --schedule or --size-file the number of ranks changes: they get SIGTERM, make a checkpoint, exit with 143, and
-    the new number is started.
+    By --schedule or --size-file the number of ranks changes: they exit with 143 at their next checkpoint, and the new
+    number is started.
 
     SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 are passed on to the ranks. After a SIGTERM, SIGUSR1 or SIGUSR2 for
     which the script has no handler, the next deeppart.checkpoint() saves the state at all levels, and ends the job.

@@ -7,11 +7,13 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
+from deeppart.progress import is_asked_to_leave
 from deeppart.stopping import Agreement, Signals, WatchedFile, agreement_of_job
 
 
 class StopRequest:
-    """Detects a signal or a change of a file; the ranks agree whether any of them has received a request.
+    """Detects a signal, a change of a file, or a request of the agent of ``deeppart run``; the ranks agree whether any
+    of them has received a request.
 
     Detection begins with :meth:`listen`, or the first query. Forked children do not inherit the handlers.
 
@@ -46,9 +48,11 @@ class StopRequest:
 
     @property
     def reason(self) -> str | None:
-        """The name of the signal, or "file"; None if this rank has received no request."""
+        """The name of the signal, "file", or "agent"; None if this rank has received no request."""
         if self._signals.received is not None:
             return self._signals.received.name
+        if is_asked_to_leave():
+            return "agent"
         return "file" if self._watch is not None and self._watch.changed() else None
 
     def listen(self) -> None:

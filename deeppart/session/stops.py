@@ -1,4 +1,4 @@
-"""Requests to end the job at its next checkpoint: a signal under ``deeppart run``, or ``deeppart halt``."""
+"""Requests to end the job at its next checkpoint: of the agent of ``deeppart run``, or of ``deeppart halt``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import weakref
 from deeppart._threads import start_thread
 from deeppart._times import seconds_of
 from deeppart.config import epoch_of_run
-from deeppart.progress import STOPPED, is_watched, time_to_end_s
+from deeppart.progress import STOPPED, is_asked_to_leave, is_watched, time_to_end_s
 from deeppart.session.record import Session
 from deeppart.stopping import Signals
 from deeppart.storage import Halt, Store, read_halt
@@ -81,7 +81,8 @@ class Stops:
             due_s = 0.0 if halt.before is None else seconds_of(halt.before) - time_to_end_s(safe_s)
             if number >= self._last and time.time() >= due_s:
                 return HALT
-        return STOP if self._signals is not None and self._signals.decides else GO_ON
+        has_signal = self._signals is not None and self._signals.decides
+        return STOP if has_signal or is_asked_to_leave() else GO_ON
 
     def close(self) -> None:
         """Look no more."""

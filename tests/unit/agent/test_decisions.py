@@ -43,6 +43,15 @@ class Decided:
         self.job.join(Joined(node, f"n{node}", 2, 1000 + node))
         self.look()
 
+    def beat(self, *nodes: int) -> None:
+        for node in nodes:
+            self.job.receive(node, Beat([], True))
+        self.look()
+
+    def want(self, ranks: int) -> None:
+        self.job.want(ranks)
+        self.beat(*self.job.nodes)
+
     def look(self, after_s: float = 0.0, left_s: float = math.inf) -> None:
         self.now_s += after_s
         self.job.look(self.now_s, left_s)
@@ -69,19 +78,47 @@ class Decided:
 def test_ranks_are_divided_evenly_and_within_what_a_node_runs() -> None:
     job = Decided(3, least=1)
     assert job.starts() == [(0, 0, 2), (1, 2, 2), (2, 4, 2)]
-    job.job.want(4)
+    job.want(4)
     job.idle(0, 1, 2)  # they were done anyway
     assert job.job.code == 0
     job = Decided(3, least=1)
-    job.job.want(4)
+    job.want(4)
+    assert [(each.within_s, each.leave) for _, each in job.of(Finish)] == [(math.inf, True)] * 3
     job.fail(0, 1, 2, code=STOPPED)
     assert job.of(Finish)[-1][1].within_s > 0 and job.starts() == [(0, 0, 2), (1, 2, 1), (2, 3, 1)]
-    job.job.want(2)
-    job.fail(2, 0, 1, code=-15)
+    job.want(2)
+    job.fail(2, 0, 1, code=STOPPED)
     assert job.starts() == [(0, 0, 1), (1, 1, 1)] and "failed" not in job.events
-    job.job.want(4)
+    job.want(4)
     job.fail(0, 1, code=1)  # nobody waits for those that are left
     assert job.of(Finish)[-1][1].within_s == 0.0 and "failed" in job.events
+
+
+def test_a_node_that_comes_back_gets_ranks_once_it_is_ready() -> None:
+    """At the next checkpoint of the others, which are not killed before."""
+    job = Decided(3, least=1)
+    job.job.lose([2])
+    job.idle(0, 1)
+    assert job.starts() == [(0, 0, 2), (1, 2, 2)]
+    job.beat(0, 1)
+    sent = len(job.of(Finish))
+    job.join(2)
+    assert len(job.of(Finish)) == sent and job.events[-1] == "started"
+    job.beat(2)
+    assert [each for _, each in job.of(Finish)[sent:]] == [Finish(math.inf, leave=True)] * 2
+    job.beat(2)
+    assert job.events[-1] == "change" and job.told[-1] == {"ranks": 6} and len(job.of(Finish)) == sent + 2, "once"
+    job.fail(1, 0, code=STOPPED)
+    assert job.starts() == [(0, 0, 2), (1, 2, 2), (2, 4, 2)] and job.events.count("failed") == 0
+
+
+def test_a_spare_that_comes_back_gets_none() -> None:
+    job = Decided(3, least=1, spares=1)
+    job.job.lose([0])
+    job.idle(1)
+    job.join(0)
+    job.beat(0, 1, 2)
+    assert job.events[-1] == "started" and len(job.starts()) == 2
 
 
 def test_a_node_that_is_done_may_be_lost() -> None:

@@ -83,17 +83,17 @@ def test_what_cannot_be_is_refused(options: list[str], said: str) -> None:
 
 #: Ranks stop with 143 when they are asked to; the last number of ranks is done.
 BODY = """
-def stop(*_):
-    sys.exit({code})
-signal.signal(signal.SIGTERM, stop)
+from deeppart.progress import is_asked_to_leave
 ranks = int(os.environ["WORLD_SIZE"])
 note(ranks=ranks)
 if rank == 0 and epoch == 1:
     while not os.path.exists(f"rank-{{ranks - 1}}-epoch-1"):
         time.sleep(0.01)
     open("SIZE", "w").write("{size}")
-if epoch < {last}:
-    time.sleep(600)
+while epoch < {last}:
+    time.sleep(0.01)
+    if is_asked_to_leave():
+        sys.exit({code})
 """
 
 
