@@ -5,7 +5,7 @@ A :class:`Root` is opened for each directory that a user has named, by whoever u
 used.
 """
 
-from deeppart.access.descriptors import ReadFile
+from deeppart.access.descriptors import ReadFile, with_room
 from deeppart.access.refusals import NotRegularError, answers, storage_error
 from deeppart.access.roots import (
     Folder,
@@ -13,7 +13,6 @@ from deeppart.access.roots import (
     Roots,
     below_root,
     create,
-    directories_in,
     exists,
     link,
     lstat,
@@ -43,7 +42,6 @@ __all__ = [
     "answers",
     "below_root",
     "create",
-    "directories_in",
     "exists",
     "link",
     "lstat",
@@ -58,4 +56,5 @@ __all__ = [
     "root_of",
     "storage_error",
     "sync_directory",
+    "with_room",
 ]

@@ -22,7 +22,7 @@ from pathlib import Path, PosixPath
 from types import TracebackType
 from typing import TypeVar
 
-from deeppart.access.descriptors import close_descriptor, with_room
+from deeppart.access.descriptors import Descriptor, close_descriptor, with_room
 from deeppart.access.hanging import storage_operation
 from deeppart.access.refusals import NotRegularError
 from deeppart.access.rules import READING, ForeignAccessError, Rules, Status
@@ -56,7 +56,7 @@ class Root:
         self.rules = rules
         self._parts, self._absolute = directory.parts, str(directory.absolute())
         self.path = _bound(RootedPath(directory), self)
-        self._opened: dict[tuple[str, ...], _Descriptor] = {}  # replaced as a whole: threads may share it
+        self._opened: dict[tuple[str, ...], _Directory] = {}  # replaced as a whole: threads may share it
 
     def at(self, path: str | Path) -> Path:
         """A path below this directory, given as a text; ValueError for any other."""
@@ -91,7 +91,7 @@ class Root:
         path = self.path.joinpath(*names) if names else self.path
         return Folder(_bound(path, self), self.rules, self._open(names), shared=True)
 
-    def _open(self, names: tuple[str, ...]) -> _Descriptor:
+    def _open(self, names: tuple[str, ...]) -> _Directory:
         path = os.path.join(self._absolute, *names)
         known = self._opened.get(names)
         if known is not None:
@@ -175,11 +175,11 @@ class Roots:
             root.close()
 
 
-class _Descriptor:
-    """A descriptor of a directory that was checked, closed when it is used no longer."""
+class _Directory(Descriptor):
+    """A directory that was checked."""
 
     def __init__(self, fd: int) -> None:
-        self.fd = fd
+        super().__init__(fd)
         self._identity = (0, 0)
 
     def check(self, path: str, rules: Rules, *, above: bool = False) -> None:
@@ -196,25 +196,10 @@ class _Descriptor:
         rules.check(path, Status.of(self.fd, found), above=above)
         return True
 
-    def close(self) -> None:
-        """At once, where no other thread can have it."""
-        descriptor, self.fd = self.fd, -1
-        if descriptor >= 0:
-            close_descriptor(descriptor)
 
-    def __enter__(self) -> _Descriptor:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        self.close()
-
-
-def _walk(path: str, rules: Rules, *, make: bool = False) -> _Descriptor:
+def _walk(path: str, rules: Rules, *, make: bool = False) -> _Directory:
     """A directory by its absolute path, from ``/`` through directories and links that others cannot exchange."""
-    here, at, links = _Descriptor(os.open("/", _STEP)), "/", 0
+    here, at, links = _Directory(os.open("/", _STEP)), "/", 0
     ahead = _components(path)
     try:
         while ahead:
@@ -232,7 +217,7 @@ def _walk(path: str, rules: Rules, *, make: bool = False) -> _Descriptor:
                         continue
                     found, at = os.open("/", _STEP), "/"
             here.close()
-            here = _Descriptor(found)
+            here = _Directory(found)
         here.check(at, rules, above=rules.node)
     except BaseException:
         here.close()
@@ -251,10 +236,10 @@ def _read_link(directory: int, name: str, path: str, rules: Rules, number: int) 
     return os.readlink(name, dir_fd=directory)
 
 
-def _enter(directory: int, path: str, rules: Rules) -> _Descriptor:
+def _enter(directory: int, path: str, rules: Rules) -> _Directory:
     """A directory in another one, by its path."""
     with _named(path):
-        found = _Descriptor(os.open(os.path.basename(path), _STEP, dir_fd=directory))
+        found = _Directory(os.open(os.path.basename(path), _STEP, dir_fd=directory))
         try:
             found.check(path, rules)
         except BaseException:
@@ -296,7 +281,7 @@ def _set_mode(directory: int, name: str, rules: Rules) -> None:
     """Give what was just made what the umask may have taken from its group, as far as the file system has modes."""
     if rules.permissions != "group":
         return
-    with _Descriptor(os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)) as made:
+    with Descriptor(os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)) as made:
         mode = os.fstat(made.fd).st_mode
         wanted = stat.S_IMODE(mode) | (_GROUP_DIRECTORY if stat.S_ISDIR(mode) else _GROUP_FILE)
         with contextlib.suppress(OSError):
@@ -304,7 +289,7 @@ def _set_mode(directory: int, name: str, rules: Rules) -> None:
 
 
 def _sync(directory: int) -> None:
-    with _Descriptor(os.open(".", _ENTRIES, dir_fd=directory)) as readable:
+    with Descriptor(os.open(".", _ENTRIES, dir_fd=directory)) as readable:
         try:
             os.fsync(readable.fd)
         except OSError as error:
@@ -318,9 +303,9 @@ class Folder:
     A context manager. Names are those of its entries. Made by :func:`open_folder`.
     """
 
-    def __init__(self, path: Path, rules: Rules, opened: _Descriptor, *, shared: bool = False) -> None:
+    def __init__(self, path: Path, rules: Rules, opened: _Directory, *, shared: bool = False) -> None:
         self.path, self.rules, self._is_shared = path, rules, shared
-        self._opened: _Descriptor | None = opened
+        self._opened: _Directory | None = opened
 
     @property
     def fd(self) -> int:
@@ -382,14 +367,8 @@ class Folder:
     def names(self) -> list[str]:
         """The names of the entries."""
         with storage_operation("listdir", self.path):
-            with _Descriptor(os.open(".", _ENTRIES, dir_fd=self.fd)) as readable:
+            with Descriptor(os.open(".", _ENTRIES, dir_fd=self.fd)) as readable:
                 return os.listdir(readable.fd)
-
-    def directories(self) -> list[str]:
-        """The directories in it; no links to any."""
-        with storage_operation("scandir", self.path):
-            with _Descriptor(os.open(".", _ENTRIES, dir_fd=self.fd)) as readable, os.scandir(readable.fd) as entries:
-                return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
 
     def make(self, name: str) -> None:
         """``mkdir``. Raises FileExistsError if there is one; it is asked whose it is when it is opened."""
@@ -485,7 +464,7 @@ def create(path: Path, flags: int = os.O_RDWR) -> int:
 def open_beside_user(path: Path) -> int:
     """A file that is read because it lies in the working directory, not because somebody has named it."""
     rules = Rules(node=True)
-    with Folder(path.parent, rules, _Descriptor(os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))) as it:
+    with Folder(path.parent, rules, _Directory(os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))) as it:
         rules.check(path.absolute().parent, Status.of(it.fd))
         return it.open(path.name)
 
@@ -497,7 +476,7 @@ def open_foreign(path: Path) -> int:
     no file.
     """
     with storage_operation("open", path):
-        with _Descriptor(with_room(lambda: os.open(path, os.O_PATH | os.O_CLOEXEC))) as found:
+        with Descriptor(with_room(lambda: os.open(path, os.O_PATH | os.O_CLOEXEC))) as found:
             if not stat.S_ISREG(os.fstat(found.fd).st_mode):
                 raise NotRegularError(path)
             flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
@@ -522,12 +501,6 @@ def names_in(path: Path) -> list[str]:
     """The names of the entries of a directory."""
     with open_folder(path) as folder:
         return folder.names()
-
-
-def directories_in(path: Path) -> list[str]:
-    """The directories in a directory; no links to any. Errors as of :func:`names_in`."""
-    with open_folder(path) as folder:
-        return folder.directories()
 
 
 def make_folder(path: Path) -> None:

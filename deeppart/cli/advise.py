@@ -117,10 +117,6 @@ def advise(directory: Path, ranks: str | None, batch: int | None, worth: float) 
         )
     limits = profile.limits
     sizes = None if ranks is None else _read_ranks(ranks)
-    for size in sizes or ():
-        limits.check_ranks(size)
-    if batch is not None:
-        limits.check_batch(batch)
     goodput, bounds = goodput_of(profile)
     found = advise_sizes(goodput, bounds, limits, profile.ranks, batch=batch, ranks=sizes, worth=worth)
     return Advised(directory, limits, found, profile.noise is not None)

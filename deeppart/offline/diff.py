@@ -23,7 +23,6 @@ from deeppart.errors import DeeppartError, StructureMismatchError, one_line
 from deeppart.model import Manifest
 from deeppart.offline.elements import Numbers, bits, count_of, numbers, octets_of, pieces
 from deeppart.offline.find import Chosen, with_checkpoint
-from deeppart.offline.inspect.listing import require_directory
 from deeppart.offline.reading import OpenCheckpoint, Row
 from deeppart.part import Signing
 from deeppart.state.paths import KIND_NAMES, ExactPath, exact, readable
@@ -155,8 +154,6 @@ def compare(
     All bytes of both are read and checked: chunks with equal digests too, because a digest in an index says what was
     saved, and not what is there now. At most 256 MiB of leaves, or the largest of each, are in memory at a time.
     """
-    for root in (a, b):
-        require_directory(root)
 
     def with_a(chosen_a: Chosen) -> Diff:
         def with_both(chosen_b: Chosen) -> Diff:

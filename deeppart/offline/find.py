@@ -12,8 +12,8 @@ from typing import TypeVar
 from deeppart import access
 from deeppart.config import check_step, refuse_url
 from deeppart.errors import DeeppartWarning, RestoreError, StorageError, warn_caller
-from deeppart.mistaken_paths import no_such_directory, recognize
 from deeppart.model import Manifest, PartRecord
+from deeppart.offline.inspect.listing import require_directory
 from deeppart.part import PartReader, Signing, StoredBytes
 from deeppart.recovery import suspect_lines, warn_suspect
 from deeppart.state.document import RankDocument, Structure, decode_meta, decode_structure
@@ -74,9 +74,7 @@ def with_checkpoint(root: Path, step: int | None, use: Callable[[Chosen], T], si
 
 def find_step(root: Path, step: int | None, signing: Signing | None) -> Chosen:
     """A committed step, or the newest that has a sound manifest. Of several commits of one step, the last."""
-    if not root.is_dir():
-        _check_place(root)
-        raise no_such_directory(root)
+    require_directory(root)
     store = PosixStore(root)
     found = read_steps(store, signing, step)
     if found.committed:
@@ -87,7 +85,6 @@ def find_step(root: Path, step: int | None, signing: Signing | None) -> Chosen:
     if step is not None and found.unusable:
         assert found.unusable[-1].error is not None
         raise found.unusable[-1].error
-    _check_place(root)
     if step is not None:
         committed = sorted({key.step for key in committed_steps(store)})
         raise RestoreError(
@@ -105,13 +102,6 @@ def find_step(root: Path, step: int | None, signing: Signing | None) -> Chosen:
         if reasons
         else "wait for the job's first checkpoint, or give the directory of another job",
     )
-
-
-def _check_place(root: Path) -> None:
-    """Raise an error that says what the path is, if it is no checkpoint directory."""
-    mistaken = recognize(root)
-    if mistaken is not None:
-        raise RestoreError(mistaken.what, where=str(root.absolute()), todo=mistaken.todo)
 
 
 @dataclass(frozen=True, slots=True)

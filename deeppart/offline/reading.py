@@ -15,15 +15,23 @@ import numpy as np
 
 from deeppart._gc import collection_paused
 from deeppart.codec import RawCodec
-from deeppart.errors import DeeppartError, FormatError, RestoreError, StateError, StorageError, StructureMismatchError
+from deeppart.errors import (
+    DeeppartError,
+    FormatError,
+    RestoreError,
+    StateError,
+    StorageError,
+    StructureMismatchError,
+    one_line,
+)
 from deeppart.mapped import LockedFile, lies_in_memory, pin, populate_pages
 from deeppart.model import Box
-from deeppart.offline.find import Chosen, open_part, structure_of, with_checkpoint
+from deeppart.offline.find import Chosen, OpenPart, open_part, structure_of, with_checkpoint
 from deeppart.part import FileSource, KeyFiles, PartReader, StoredBytes, read_key_files
 from deeppart.state.document import RankDocument, Structure, gather_global_state, with_global_state
 from deeppart.state.objects import REGISTERED
 from deeppart.state.paths import ROOT, Path, covers, may_match_below, nearest_globs, readable
-from deeppart.state.pieces import ANY_PART, Fault, Held, LeafPiece, PartPieces, Source, own_faults, piece_keys, refuse
+from deeppart.state.pieces import ANY_PART, Fault, Held, LeafPiece, PartPieces, Source, own_faults, refuse
 from deeppart.state.restore import (
     LiveBox,
     Scatter,
@@ -162,38 +170,62 @@ class OpenCheckpoint:
 
     Attributes:
         step, rank: as given.
-        structure: the state's nesting.
+        shared: the structure that the manifest has.
+        parts: those that are open, by rank.
+        held, global_state: what they have together.
+        structure: the nesting of that rank's state.
         target: types and values as that rank has saved them.
         has_own: true if some of it is one rank's, of which other ranks may have saved something else.
     """
 
-    def __init__(self, files: ExitStack, step: StoredStep, rank: int = 0) -> None:
+    def __init__(
+        self, files: ExitStack | None, step: StoredStep, rank: int = 0, problems: list[str] | None = None
+    ) -> None:
+        """Open all parts.
+
+        Args:
+            files: closes them; None: they are closed at once, and no leaf can be read.
+            step, rank: which step, as which of its ranks saved it.
+            problems: gets a line about each part that cannot be used, which is passed over; None: it is an error.
+        """
         self.step, self._where = step, step.where
-        shared = structure_of(step)
+        self.shared = shared = structure_of(step)
         self._check_rank(rank)
-        parts = [files.enter_context(open_part(step, number)) for number in range(self.world_size)]
-        self._readers, self._sources = [part.reader for part in parts], [part.source for part in parts]
-        self._own = [part.own for part in parts]
-        self._may_share = step.signing is None
-        self._of_ranks, self._own_faults = list[Structure](), list[list[Fault]]()
-        for number, part in enumerate(parts):
+        self.parts = dict[int, OpenPart]()
+        self._of_ranks, self._own_faults = dict[int, Structure](), dict[int, list[Fault]]()
+        for number in range(self.world_size):
             where = f"{self._where}, part {number}"
-            structure = part.own.check(shared, where)
-            part.check_places(structure, where)
-            self._of_ranks.append(structure)
-            self._own_faults.append(own_faults(structure, part.own.types, part.reader.spans))
-        self._held = Held(shared, dict(enumerate(reader.spans for reader in self._readers)))
-        self._global_state = gather_global_state(shared, [(each.trees, each.values) for each in self._own], self._where)
-        self._global_state.check(shared, self._where)
+            try:
+                with ExitStack() as at_once:
+                    part = (files or at_once).enter_context(open_part(step, number))
+                structure = part.own.check(shared, where)
+                part.check_places(structure, where)
+            except (FormatError, StorageError) as error:
+                if problems is None:
+                    raise
+                problems.append(one_line(error))
+                continue
+            self.parts[number], self._of_ranks[number] = part, structure
+            self._own_faults[number] = own_faults(structure, part.own.types, part.reader.spans)
+        self._may_share = step.signing is None
+        self.held = Held(shared, {number: part.reader.spans for number, part in self.parts.items()})
+        nothing = RankDocument({}, {})
+        own = [self.parts[number].own if number in self.parts else nothing for number in range(self.world_size)]
+        self.global_state = gather_global_state(shared, [(each.trees, each.values) for each in own], self._where)
+        if not problems:
+            self.global_state.check(shared, self._where)
         self.has_own = bool(
             shared.per_rank.any()
             or shared.per_rank_values.any()
-            or any(not self._global_state.has_part(tree) for own in self._own for tree in own.trees)
-            or self._held.own
-            or any(value.differs for value in self._global_state.values.values())
+            or any(not self.global_state.has_part(tree) for each in own for tree in each.trees)
+            or self.held.own
+            or any(value.differs for value in self.global_state.values.values())
         )
-        self._pieces = [PartPieces(reader.spans, reader.raw_starts) for reader in self._readers]
-        self._look_as(rank)
+        self._pieces = {
+            number: PartPieces(part.reader.spans, part.reader.raw_starts) for number, part in self.parts.items()
+        }
+        if rank in self.parts:
+            self._look_as(rank)
 
     @property
     def world_size(self) -> int:
@@ -207,8 +239,8 @@ class OpenCheckpoint:
 
     def _look_as(self, rank: int) -> None:
         self.rank, self._paths = rank, list[Path]()
-        self.structure = with_global_state(self._of_ranks[rank], self._global_state)
-        self.target = target_of(self.structure, self._own[rank], self._global_state.contents(rank), self._where)
+        self.structure = with_global_state(self._of_ranks[rank], self.global_state)
+        self.target = target_of(self.structure, self.parts[rank].own, self.global_state.contents(rank), self._where)
 
     def as_rank(self, rank: int) -> OpenCheckpoint:
         """The same open files, as another rank saved them."""
@@ -226,12 +258,12 @@ class OpenCheckpoint:
     def is_own_leaf(self, leaf: int) -> bool:
         """True if the rank saved these bytes for itself, and other ranks may have had others."""
         if leaf in self.structure.divisions:
-            return any(self.rank in ranks for ranks in self._held.own_of(leaf).values())
+            return any(self.rank in ranks for ranks in self.held.own_of(leaf).values())
         return bool(self.structure.per_rank[leaf])
 
     def is_own_value(self, value: int) -> bool:
         """True if the rank saved this small value for itself, and other ranks may have had others."""
-        in_parts = list(self._global_state.values.values())
+        in_parts = list(self.global_state.values.values())
         first = len(self.structure.values) - len(in_parts)
         if value >= first:
             return in_parts[value - first].differs and self.rank in in_parts[value - first].contents
@@ -270,11 +302,11 @@ class OpenCheckpoint:
     def check(self, leaves: set[int]) -> None:
         """See that the parts hold every byte of these leaves exactly once, before any is read."""
         leaves = self._with_owners(leaves) - set(self.structure.aliases)
-        self._held.check(leaves, self._where)
+        self.held.check(leaves, self._where)
         tensors = leaves & self.structure.divisions.keys()
-        for part, faults in enumerate(self._own_faults):
+        for part, faults in self._own_faults.items():
             wanted = leaves if part == self.rank else tensors
-            refuse(faults, wanted, self._of_ranks[part], self._own[part].types, f"{self._where}, part {part}")
+            refuse(faults, wanted, self._of_ranks[part], self.parts[part].own.types, f"{self._where}, part {part}")
 
     def read(self, leaves: set[int]) -> dict[int, Array]:
         """New arrays on the CPU, with every chunk's digest checked; reads no chunk that holds none of these leaves."""
@@ -283,7 +315,7 @@ class OpenCheckpoint:
         scatter = Scatter(
             each for leaf, array in arrays.items() for each in self._wanted(leaf, LiveBox.whole(array), f"leaf {leaf}")
         )
-        self._fill(scatter, lambda part, chunk: self._readers[part].read_chunk(chunk))
+        self._fill(scatter, lambda part, chunk: self.parts[part].reader.read_chunk(chunk))
         tie(self.target, arrays)
         return arrays
 
@@ -304,36 +336,14 @@ class OpenCheckpoint:
         checked: dict[int, ChunkAccess] = {}
         for part, chunk, _ in self._holding(scatter):
             if part not in checked:
-                reader, source = self._readers[part], self._sources[part]
-                checked[part] = ChunkAccess(reader, source, may_share=self._may_share)
+                opened = self.parts[part]
+                checked[part] = ChunkAccess(opened.reader, opened.source, may_share=self._may_share)
             checked[part].check(chunk)
         arrays = self.read(views) if views else {}
         for leaf in views:
             for live in wanted[leaf]:
                 assign(live.array, arrays[leaf][live.box.slices()])
         self._fill(scatter, lambda part, chunk: checked[part].data(chunk))
-
-    def is_in_one_row(self, leaf: int) -> bool:
-        """True of a leaf that is neither a view of another one nor sharded: :meth:`stream` can give its bytes."""
-        return leaf not in self.structure.aliases and leaf not in self.structure.divisions
-
-    def stream(self, leaf: int) -> Iterator[memoryview]:
-        """The bytes of a leaf in C order, with every chunk's digest checked; each piece is good until the next one."""
-        places = [
-            (piece.start, part, chunk, piece)
-            for part in self._parts_of(leaf)
-            for chunk in self._pieces[part].chunks_of(piece_keys([(leaf, 0)]))
-            for piece in self._pieces[part].of(chunk)
-            if piece.leaf == leaf
-        ]
-        return self._in_turn(sorted(places))
-
-    def _in_turn(self, places: list[tuple[int, int, int, LeafPiece]]) -> Iterator[memoryview]:
-        lengths = [self._readers[part].chunks["encoded_length"][chunk] for _, part, chunk, _ in places]
-        scratch = np.empty(int(max(lengths, default=0)), dtype=np.uint8).data
-        for _, part, chunk, piece in places:
-            data = memoryview(self._readers[part].read_chunk(chunk, scratch)).cast("B")
-            yield data[piece.at : piece.at + piece.length]
 
     def _fill(self, scatter: Scatter, data_of: Callable[[int, int], Buffer]) -> None:
         """Put what chunks hold into the arrays that want it."""
@@ -342,12 +352,9 @@ class OpenCheckpoint:
 
     def _holding(self, scatter: Scatter) -> Iterator[tuple[int, int, list[LeafPiece]]]:
         """Part, chunk, and the pieces in it that are wanted, of all chunks that hold any."""
-        for part, pieces in enumerate(self._pieces):
+        for part, pieces in self._pieces.items():
             for chunk, held, wants in scatter.chunks(part, pieces):
                 yield part, chunk, [held[place] for place in sorted({place for place, _ in wants})]
-
-    def _parts_of(self, leaf: int) -> Sequence[int]:
-        return [self.rank] if self.structure.per_rank[leaf] else range(len(self._readers))
 
     def owner_of(self, leaf: int) -> int:
         """The leaf that has the bytes of this one: itself, or the one whose memory it shares."""
@@ -414,7 +421,7 @@ class OpenCheckpoint:
         part = self.rank if self.structure.per_rank[leaf] else ANY_PART
         sources: Iterable[Source] = (Source(part, leaf, 0, Box.whole(kind.shape)),)
         if leaf in self.structure.divisions:
-            sources = self._held.sources(leaf, live.box, self.rank)
+            sources = self.held.sources(leaf, live.box, self.rank)
         return (Wanted(source, live, kind.itemsize, name) for source in sources)
 
     def _with_owners(self, leaves: set[int]) -> set[int]:

@@ -12,7 +12,6 @@ from deeppart.errors import StateError, StructureMismatchError
 from deeppart.model import Manifest, show_bytes
 from deeppart.offline.elements import Numbers, as_numpy, octets_of
 from deeppart.offline.find import Chosen, with_checkpoint
-from deeppart.offline.inspect.listing import require_directory
 from deeppart.offline.reading import BATCH_BYTES, OpenCheckpoint, Row
 from deeppart.part import Signing
 from deeppart.state.paths import covers, nearest_globs, some_names
@@ -96,7 +95,6 @@ class Found:
 
 def read_single(root: Path, key: str, step: int | None = None, rank: int = 0, signing: Signing | None = None) -> Found:
     """Read what is at one path."""
-    require_directory(root)
 
     def use(chosen: Chosen) -> Found:
         with ExitStack() as files:

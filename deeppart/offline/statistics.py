@@ -1,15 +1,14 @@
-"""Statistics of a leaf's elements, gathered piece by piece.
+"""Statistics of the elements of one leaf.
 
-Smallest and largest values and counts are exact. Moments are those of a type that holds all values of the elements:
-float64, for elements of 8 bytes long double, in which no square of them overflows either. Within a piece they are about
-its mean, corrected for what that was rounded by, and pieces are joined as Chan, Golub and LeVeque do (Updating formulae
-and a pairwise algorithm for computing sample variances, 1979). So no large mean hides a small deviation.
+Smallest and largest values and counts are exact. Mean and deviation are those of a type that holds all values of the
+elements: float64, for elements of 8 bytes long double, in which no square of them overflows either. The deviation is
+computed about the mean, so no large mean hides a small one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -46,120 +45,48 @@ class Stats:
     rms: float | None
 
 
-@dataclass(slots=True)
-class _Moments:
-    """Of real numbers: how many, their mean, and the sum of the squares of deviations from it, as long doubles."""
-
-    count: int = 0
-    mean: Any = 0.0
-    squares: Any = 0.0
-
-    @classmethod
-    def of(cls, values: Numbers) -> _Moments:
-        """Those of an array of floats."""
-        near = values.mean()  # rounded: what that leaves of the deviations is taken off
-        deviations = values - near
-        rest = deviations.mean()
-        squares = np.longdouble(np.square(deviations).sum()) - values.size * np.square(np.longdouble(rest))
-        return cls(values.size, np.longdouble(near) + rest, max(squares, np.longdouble(0)))
-
-    def add(self, other: _Moments) -> None:
-        """Take in those of other numbers."""
-        if not other.count:
-            return
-        count, apart = self.count + other.count, other.mean - self.mean
-        self.squares += other.squares + apart**2 * (np.longdouble(self.count) * other.count / count)
-        self.mean += apart * other.count / count
-        self.count = count
-
-    @property
-    def variance(self) -> Any:
-        """Mean square of the deviations."""
-        return self.squares / self.count
-
-    @property
-    def mean_square(self) -> Any:
-        """Mean square of the numbers."""
-        return self.variance + self.mean**2
-
-
-@dataclass(slots=True)
-class Gathering:
-    """Statistics under way, of one leaf or of the leaves of several ranks.
-
-    Attributes:
-        elements, nans, infinities, zeros, min, max: as of :class:`Stats`.
-    """
-
-    elements: int = 0
-    nans: int = 0
-    infinities: int = 0
-    zeros: int = 0
-    min: int | float | None = None
-    max: int | float | None = None
-    #: One for real numbers, two for complex ones.
-    _parts: list[_Moments] = field(default_factory=list)
-
-    def take(self, array: Array, kind: LeafType) -> None:
-        """Take in a leaf; one that does not consist of numbers is passed over."""
-        octets = octets_of(array)
-        for piece in pieces(kind):
-            found = numbers(octets[piece], kind)
-            if found is None:
-                return
-            with np.errstate(all="ignore"):  # what overflows is told as what it becomes
-                self._take(found, np.longdouble if kind.itemsize >= np.dtype(np.float64).itemsize else np.float64)
-
-    def add(self, other: Gathering) -> None:
-        """Take in what was gathered elsewhere, of numbers of the same type."""
-        self.elements += other.elements
-        self.nans += other.nans
-        self.infinities += other.infinities
-        self.zeros += other.zeros
-        self._extend(other.min, other.max)
-        self._add_parts(other._parts)
-
-    def result(self) -> Stats:
-        """The statistics of all that was taken in."""
-        counts = (self.elements, self.nans, self.infinities, self.zeros)
-        if not any(part.count for part in self._parts):
-            return Stats(*counts, None, None, None, None, None)
-        with np.errstate(all="ignore"):
-            means = [float(part.mean) for part in self._parts]
-            std = float(np.sqrt(sum(part.variance for part in self._parts)))
-            rms = float(np.sqrt(sum(part.mean_square for part in self._parts)))
-        mean = means[0] if len(means) == 1 else complex(*means)
-        return Stats(*counts, self.min, self.max, mean, std, rms)
-
-    def _take(self, found: Numbers, wide: type[np.floating[Any]]) -> None:
-        self.elements += found.size
-        self.zeros += found.size - int(np.count_nonzero(found))
-        if found.dtype.kind in "fc":
-            is_nan, is_finite = np.isnan(found), np.isfinite(found)
-            self.nans += int(np.count_nonzero(is_nan))
-            self.infinities += int(np.count_nonzero(~is_finite & ~is_nan))
-            found = found[is_finite]
-        if not found.size:
-            return
-        if found.dtype.kind != "c":
-            of_type = float if found.dtype.kind == "f" else int
-            self._extend(of_type(found.min()), of_type(found.max()))
-        parts = (found.real, found.imag) if found.dtype.kind == "c" else (found,)
-        self._add_parts([_Moments.of(part.astype(wide, copy=False)) for part in parts])
-
-    def _extend(self, least: int | float | None, most: int | float | None) -> None:
-        if least is not None:
-            self.min = least if self.min is None else min(self.min, least)
-        if most is not None:
-            self.max = most if self.max is None else max(self.max, most)
-
-    def _add_parts(self, parts: Iterable[_Moments]) -> None:
-        for place, part in enumerate(parts):
-            if place == len(self._parts):
-                self._parts.append(_Moments())
-            self._parts[place].add(part)
+def statistics(array: Array, kind: LeafType) -> Stats | None:
+    """Those of a leaf; None if it does not consist of numbers."""
+    if kind.kind != "torch" and np.dtype(kind.dtype).kind not in "biufc":
+        return None
+    wide: Any = np.longdouble if kind.itemsize >= np.dtype(np.float64).itemsize else np.float64
+    nans = infinities = zeros = count = elements = 0
+    least: Any = None
+    most: Any = None
+    total, rest, squares = np.zeros((3, 2), np.longdouble)  # of real and imaginary parts
+    with np.errstate(all="ignore"):  # what overflows is told as what it becomes
+        for found in _numbers(array, kind):
+            elements += found.size
+            zeros += found.size - int(np.count_nonzero(found))
+            nans += int(np.count_nonzero(np.isnan(found)))
+            infinities += int(np.count_nonzero(np.isinf(found) & ~np.isnan(found)))
+            finite = found[np.isfinite(found)]
+            count += finite.size
+            total += [part.astype(wide, copy=False).sum() for part in (finite.real, finite.imag)]
+            if finite.size and finite.dtype.kind != "c":
+                least = finite.min() if least is None else min(least, finite.min())
+                most = finite.max() if most is None else max(most, finite.max())
+        if not count:
+            return Stats(elements, nans, infinities, zeros, None, None, None, None, None)
+        mean = total / count
+        for found in _numbers(array, kind):
+            finite = found[np.isfinite(found)]
+            for place, part in enumerate((finite.real, finite.imag)):
+                deviations = part.astype(wide, copy=False) - mean[place].astype(wide)
+                squares[place] += np.square(deviations).sum()
+                rest[place] += deviations.sum()  # what rounding the mean leaves of them
+        variance = np.maximum(squares / count - np.square(rest / count), 0).sum()
+        spread = float(np.sqrt(variance)), float(np.sqrt(variance + np.square(mean).sum()))
+    if least is None:
+        return Stats(elements, nans, infinities, zeros, None, None, complex(*mean), *spread)
+    of_type = float if np.asarray(least).dtype.kind == "f" else int
+    return Stats(elements, nans, infinities, zeros, of_type(least), of_type(most), float(mean[0]), *spread)
 
 
-def has_statistics(kind: LeafType) -> bool:
-    """True if the elements of a leaf are numbers."""
-    return kind.kind == "torch" or np.dtype(kind.dtype).kind in "biufc"
+def _numbers(array: Array, kind: LeafType) -> Iterator[Numbers]:
+    """The elements, piece by piece."""
+    octets = octets_of(array)
+    for piece in pieces(kind):
+        found = numbers(octets[piece], kind)
+        assert found is not None, kind
+        yield found

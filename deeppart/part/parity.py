@@ -82,22 +82,7 @@ class ParityWriter:
         self._header_digest = header[-8:]
         sink.write(header)
 
-    def row_memory(self) -> list[npt.NDArray[np.uint8]] | None:
-        """The memory for the blocks of the next row, which saves a copy; None if the sink has none.
-
-        For sinks with ``memory`` and ``skip`` (:class:`deeppart.storage.DurableFile`).
-        """
-        row, length = len(self._digests), self._stripes.length(len(self._digests))
-        start = fmt.HEADER_BYTES + self._stripes.parity_start(row, 0)
-        memory = getattr(self._sink, "memory", None)
-        whole = None if memory is None else memory(start, self._stripes.tolerate * length)
-        if whole is None:
-            return None
-        return [whole[index * length : (index + 1) * length] for index in range(self._stripes.tolerate)]
-
-    def add_row(
-        self, blocks: Sequence[npt.NDArray[np.uint8]], digests: npt.NDArray[np.uint8], *, in_place: bool = False
-    ) -> None:
+    def add_row(self, blocks: Sequence[npt.NDArray[np.uint8]], digests: npt.NDArray[np.uint8]) -> None:
         """Append the next row."""
         stripes, row = self._stripes, len(self._digests)
         expected = (stripes.tolerate, stripes.members, DIGEST_BYTES)
@@ -109,11 +94,8 @@ class ParityWriter:
                 expected=f"{stripes.rows} rows, blocks of {stripes.length(row)} bytes, digests {expected}",
                 found=f"row {row}, blocks of {lengths} bytes, digests {digests.shape}",
             )
-        if in_place:
-            self._sink.skip(sum(lengths))  # type: ignore[attr-defined]
-        else:
-            for block in blocks:
-                self._sink.write(block.data)
+        for block in blocks:
+            self._sink.write(block.data)
         self._digests.append(digests)
 
     def finish(self) -> str:
@@ -183,16 +165,12 @@ class ParityReader:
     def read_block(self, row: int, index: int, memory: npt.NDArray[np.uint8]) -> bool:
         """Read a block into memory of its length; returns whether its digest matches."""
         self._source.read_into(self.offset(row, index), memory.data)
-        return self.block_is_good(row, index, memory)
+        expected = self.digests[row, index, self.stripes.data_blocks + index].tobytes()
+        return bool(xxhash.xxh3_128_digest(memory.data) == expected)
 
     def offset(self, row: int, index: int) -> int:
         """The first byte of a block in the file."""
         return fmt.HEADER_BYTES + self.stripes.parity_start(row, index)
-
-    def block_is_good(self, row: int, index: int, memory: npt.NDArray[np.uint8]) -> bool:
-        """True if the digest of a block that the caller has read matches."""
-        expected = self.digests[row, index, self.stripes.data_blocks + index].tobytes()
-        return bool(xxhash.xxh3_128_digest(memory.data) == expected)
 
     def verify(self, *, pace: Callable[[int], None] = lambda nbytes: None) -> None:
         """Read every block and check its digest."""

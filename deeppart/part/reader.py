@@ -30,20 +30,6 @@ from deeppart.part.signing import PART, TAG_BYTES, Signing, check_strong_digest
 from deeppart.part.source import ByteSource
 
 
-def check_encoded(row: np.void, encoded: memoryview, where: str) -> None:
-    """Check the encoded bytes of a chunk against its row of the table."""
-    if encoded.nbytes != int(row["encoded_length"]):
-        raise corrupt(
-            "a chunk was read with another length than in its table",
-            expected=f"{int(row['encoded_length'])} bytes",
-            found=f"{encoded.nbytes} bytes",
-            where=where,
-        )
-    found, expected = xxhash.xxh3_128_digest(encoded), row["encoded_digest"].tobytes()
-    if found != expected:
-        raise corrupt("the digest of a chunk does not hold", expected=expected.hex(), found=found.hex(), where=where)
-
-
 class PartReader:
     """An open part.
 
@@ -132,20 +118,6 @@ class PartReader:
         marked: npt.NDArray[np.bool_] = (self.chunks["flags"] & fmt.FLAG_PER_RANK) != 0
         return marked
 
-    def chunks_for(self, raw_start: int, raw_stop: int) -> range:
-        """Return the chunks with bytes ``raw_start`` to ``raw_stop`` (exclusive) of the raw stream."""
-        if not 0 <= raw_start <= raw_stop <= self.raw_bytes:
-            raise FormatError(
-                "bytes outside a part were requested",
-                expected=f"a range within {self.raw_bytes} bytes",
-                found=f"{raw_start} to {raw_stop}",
-                where=self._where,
-            )
-        if raw_start == raw_stop:
-            return range(0)
-        first = int(np.searchsorted(self.raw_starts, np.uint64(raw_start), side="right")) - 1
-        return range(first, int(np.searchsorted(self.raw_starts, np.uint64(raw_stop), side="left")))
-
     def read_chunk(self, i: int, scratch: memoryview | None = None) -> memoryview:
         """Read, check and decode chunk ``i``; return its raw bytes."""
         length = int(self.chunks["encoded_length"][i])
@@ -206,9 +178,21 @@ class PartReader:
 
     def check_chunk(self, i: int, encoded: memoryview) -> None:
         """Check encoded bytes of chunk ``i`` that the caller has read; nothing is decoded."""
-        check_encoded(self.chunks[i], encoded, self._where_chunk(i))
+        row, where = self.chunks[i], self._where_chunk(i)
+        if encoded.nbytes != int(row["encoded_length"]):
+            raise corrupt(
+                "a chunk was read with another length than in its table",
+                expected=f"{int(row['encoded_length'])} bytes",
+                found=f"{encoded.nbytes} bytes",
+                where=where,
+            )
+        found, expected = xxhash.xxh3_128_digest(encoded), row["encoded_digest"].tobytes()
+        if found != expected:
+            raise corrupt(
+                "the digest of a chunk does not hold", expected=expected.hex(), found=found.hex(), where=where
+            )
         if self._signing is not None:
-            check_strong_digest(encoded, self._strong[i].tobytes(), where=self._where_chunk(i))
+            check_strong_digest(encoded, self._strong[i].tobytes(), where=where)
 
     def decode_chunk(self, i: int, encoded: memoryview, into: memoryview | None = None) -> memoryview:
         """Check and decode bytes of chunk ``i`` that the caller has read.

@@ -11,7 +11,6 @@ Invariants
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import mmap
 import os
@@ -21,7 +20,6 @@ from types import TracebackType
 from typing import Protocol, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from deeppart import access
 from deeppart.errors import CorruptFileError, MissingError, StorageError
@@ -141,13 +139,18 @@ class FileSource:
         return self._map(mmap.MAP_SHARED, mmap.PROT_READ, 0, self.size)
 
     def _map(self, flags: int, protection: int, start: int, stop: int) -> memoryview:
-        before = start % mmap.PAGESIZE
+        self._check_range(start, stop - start)
+        if start == stop:
+            raise self._storage_error("cannot map a part file", OSError(errno.EINVAL, "nothing to map"))
+        before = start % mmap.ALLOCATIONGRANULARITY
         try:
             with self._file.descriptor() as descriptor:
-                first = start - before
-                return map_file(descriptor, first, before + stop - start, flags, protection)[before:]
-        except OSError as error:
-            raise self._storage_error("cannot map a part file", error) from error
+                nbytes, offset = before + stop - start, start - before
+                found = access.with_room(lambda: mmap.mmap(descriptor, nbytes, flags, protection, offset=offset))
+        except (OSError, ValueError) as error:  # ValueError: the file has become shorter
+            refusal = error if isinstance(error, OSError) else OSError(errno.EINVAL, str(error))
+            raise self._storage_error("cannot map a part file", refusal) from error
+        return memoryview(found).toreadonly()[before:]
 
     def at_step(self, place: str) -> FileSource:
         """The file of the same name in the sibling directory ``place``, opened once."""
@@ -223,51 +226,3 @@ class MemorySource:
     def at_step(self, place: str) -> ByteSource:
         """Not available: raises."""
         raise corrupt("a part in memory refers to another step", found=place, where=self.name)
-
-
-_LIBC = ctypes.CDLL(None, use_errno=True)
-_LIBC.mmap.restype = ctypes.c_void_p
-_LIBC.mmap.argtypes = (
-    ctypes.c_void_p,
-    ctypes.c_size_t,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_long,  # off_t
-)
-_LIBC.munmap.argtypes = ctypes.c_void_p, ctypes.c_size_t
-_FAILED = ctypes.c_void_p(-1).value
-
-
-class _Mapping:
-    """A mapped range of a file, valid until its last array is dropped.
-
-    Unlike the mmap module it keeps no descriptor per mapping.
-    """
-
-    def __init__(self, descriptor: int, offset: int, nbytes: int, flags: int, protection: int) -> None:
-        self._address: int | None = None
-        address = _LIBC.mmap(None, nbytes, protection, flags, descriptor, offset)
-        if address == _FAILED:
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code))
-        self._address, self._nbytes = address, nbytes
-        is_read_only = not protection & mmap.PROT_WRITE
-        self.__array_interface__ = {
-            "version": 3,
-            "shape": (nbytes,),
-            "typestr": "|u1",
-            "data": (address, is_read_only),
-        }
-
-    def __del__(self) -> None:
-        if self._address is not None:
-            _LIBC.munmap(self._address, self._nbytes)
-
-
-def map_file(descriptor: int, offset: int, nbytes: int, flags: int, protection: int) -> memoryview:
-    """A range of a file as memory, read-only for its users; stays valid when the file is closed."""
-    if not 0 < nbytes <= os.fstat(descriptor).st_size - offset:
-        raise OSError(errno.EINVAL, "the file is shorter than the range to be mapped")
-    memory: npt.NDArray[np.uint8] = np.asarray(_Mapping(descriptor, offset, nbytes, flags, protection))
-    return memory.data.toreadonly()

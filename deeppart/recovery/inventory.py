@@ -13,7 +13,7 @@ from deeppart.errors import RestoreError, as_error, lacks_descriptors, on_ranks,
 from deeppart.model import Attempt, PartRecord
 from deeppart.part import Signing
 from deeppart.plan.restart import Committed, Inventory, StoredParity, StoredPart, on_node
-from deeppart.storage import MemoryLevel, NodeContents, PersistentLevel, read_steps, take_stock
+from deeppart.storage import MemoryLevel, NodeContents, Note, PersistentLevel, read_steps, take_stock
 
 #: Lines of an error about exhausted file descriptors, at most.
 _MOST_LINES = 8
@@ -41,8 +41,8 @@ def take_inventory(
     stock = _list_node_files(local, memory, lineage, persistent.signing, refused)
     committed_text = json.dumps(_list_committed(persistent, refused, newest)).encode() if comm.rank == 0 else None
     files = [part.to_json() for part in stock.parts], [parity.to_json() for parity in stock.parity]
-    lines = [line for line in stock.problems if line not in stock.refused]
-    message = json.dumps([refused, *files, lines, stock.refused, stock.unlisted + stock.unread]).encode()
+    notes = stock.lines("remark", "unlisted", "damaged"), stock.lines("refused")
+    message = json.dumps([refused, *files, *notes, stock.lines("unlisted", "damaged", "refused")]).encode()
     received = [json.loads(text) for text in run(comm.allgather(message), what)]
     if lines := [f"rank {rank}: {line}" for rank, (theirs, *_) in enumerate(received) for line in theirs]:
         raise no_more_files("what there is to restore cannot be listed", lines, comm.rank)
@@ -80,7 +80,7 @@ def _list_node_files(
     except Exception as error:
         line = one_line(as_error(error, f"listing {local or 'staging memory'} failed"))
         refused += [line] if lacks_descriptors(error) else []
-        return NodeContents(problems=[line], unlisted=[line])
+        return NodeContents(notes=[Note("unlisted", line)])
 
 
 def _list_committed(

@@ -3,7 +3,6 @@
 from deeppart.repair.files import repair_files
 from deeppart.repair.heal import Healer, heal_recovered, healing_for
 from deeppart.repair.mending import Repaired
-from deeppart.repair.moved_files import advice, misnamed
 from deeppart.repair.scrub import Ground, Scrubber, ScrubReport
 
 __all__ = [
@@ -12,9 +11,7 @@ __all__ = [
     "Repaired",
     "ScrubReport",
     "Scrubber",
-    "advice",
     "heal_recovered",
     "healing_for",
-    "misnamed",
     "repair_files",
 ]

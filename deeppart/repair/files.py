@@ -3,44 +3,35 @@
 A running job repairs the files of its nodes itself if ``scrub_bandwidth`` is set (:mod:`deeppart.repair.scrub`). What a
 file has to contain is known from its path, the manifest, copies and parity, not from the file: files may have been
 exchanged. What is written was checked, takes the damaged file's name at once or not at all, and is read once more
-before it is called repaired. A file that may be the only one of another part is not overwritten. Memory: one part; two
-where parity is computed from parts that have to be rebuilt.
+before it is called repaired. A part that lies in the place of another one may be the only file of its own, and is not
+overwritten. Parity is left to jobs. Memory: one part.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import xxhash
 
 from deeppart import access
 from deeppart.comm import SingleComm, finish
 from deeppart.errors import CorruptFileError, DeeppartError, FormatError, StorageError, one_line
-from deeppart.model import Attempt, ParityIdentity, ParityMember, PartRecord
-from deeppart.nodes import Arena, ReedSolomon, Wanted, padded_bytes, rebuild_parts
+from deeppart.model import Attempt, PartRecord
+from deeppart.nodes import Arena, Wanted, padded_bytes, rebuild_parts
 from deeppart.part import (
+    HEADER_BYTES,
     FileSource,
     MemorySource,
-    ParityReader,
-    ParityWriter,
     PartHeader,
-    PartReader,
     Signing,
-    is_parity_file_name,
-    parity_file_name,
     parse_part_file_name,
-    set_id,
-    stripes_of,
 )
-from deeppart.plan.restart import Committed, FilesByAttempt, Inventory, Read, Source
+from deeppart.plan.restart import FilesByAttempt, Inventory, Read, Source
 from deeppart.recovery import LoadedPart, load_part
 from deeppart.repair.mending import Repaired, Required, check_file, put_part
-from deeppart.repair.moved_files import advice, header_of, misnamed
 from deeppart.storage import (
     DurableFile,
     NodeContents,
@@ -66,9 +57,7 @@ def repair_files(
     """
     repairing = _Repairing(root, stocks, damaged, signing)
     repairing.remove_leftovers()
-    # Parts before the parity that is computed of them. Several steps may refer to one that is damaged.
-    ordered = sorted(dict.fromkeys(damaged), key=lambda path: is_parity_file_name(path.name))
-    return [repairing.repair(path) for path in ordered]
+    return [repairing.repair(path) for path in dict.fromkeys(damaged)]  # several steps may refer to one
 
 
 class _Repairing:
@@ -94,15 +83,7 @@ class _Repairing:
             Inventory(
                 found=(tuple(self._parts),),
                 node_of=(0,),
-                committed=tuple(
-                    Committed(
-                        step.manifest.attempt,
-                        step.where,
-                        step.manifest.parts,
-                        step.manifest.created,
-                    )
-                    for step in steps
-                ),
+                committed=tuple(step.as_committed() for step in steps),
                 parity=(tuple(self._parity),),
             )
         )
@@ -124,7 +105,7 @@ class _Repairing:
         except DeeppartError as error:
             return Repaired(path, None, one_line(error))
         try:
-            self._check(path)
+            check_file(path, self._required(path), self._signing)
         except DeeppartError as error:
             problem = f"{source} was put in its place, which is still not sound: {one_line(error)}"
             return Repaired(path, None, problem)
@@ -133,43 +114,11 @@ class _Repairing:
 
     def _mend(self, path: Path) -> str:
         """Put a sound file in place; returns its source."""
-        if is_parity_file_name(path.name):
-            return self._mend_parity(path)
         required = self._required(path)
-        self._refuse_the_only_file(path, required.attempt)
+        _refuse_other_part(path, required)
         part, source = self._load(required, path)
         put_part(part, DurableFile(path, over="damaged"), required.digest)
         return source.path if source.rebuild is not None else f"{source.level} {source.path}"
-
-    def _mend_parity(self, path: Path) -> str:
-        """Compute a share of parity again, from all parts that it protects."""
-        identity = self._parity_identity(path)
-        self._refuse_the_only_file(path, None)
-        file = DurableFile(path, over="damaged")
-        readers: list[PartReader] = []
-        with ExitStack() as stack:
-            try:
-                parts = {
-                    place: self._open_member(identity.attempt, member, path, stack, readers)
-                    for place, member in enumerate(identity.members)
-                    if member.part is not None
-                }
-                encode_share(identity, parts, ParityWriter(file, identity))
-                for reader in readers:  # none has changed since it was checked, while it was read
-                    reader.verify()
-                file.commit()
-            except BaseException:
-                file.abort()
-                raise
-        return f"the {len(parts)} parts that it protects"
-
-    def _check(self, path: Path) -> None:
-        """Read a file whole; raises if it is not what its location requires."""
-        if is_parity_file_name(path.name):
-            with FileSource(path) as file:
-                ParityReader(file, where=str(path)).verify()
-            return
-        check_file(path, self._required(path), self._signing)
 
     # --- what a location requires, and what there is for it ---
 
@@ -189,7 +138,11 @@ class _Repairing:
         """
         parsed = parse_part_file_name(path.name)
         if parsed is None:
-            raise FormatError("not a file that can be repaired", where=str(path))
+            raise FormatError(
+                "parity is computed by jobs alone, when they restore its step and when they scrub; until then, its "
+                "sound blocks are used",
+                where=str(path),
+            )
         attempt, rank = self._attempt_of(path, parsed[1]), parsed[0]
         record = self._record(attempt, rank)
         if self._is_persistent(path):
@@ -228,7 +181,7 @@ class _Repairing:
                 if other.session == key.session and other.world_size == world_size:
                     return replace(other, step=key.step, sequence=key.sequence)
         known = [each for each in self._files.attempts() if each.key == key and each.world_size == world_size]
-        if not known and (header := header_of(*_placed(path))) is not None:
+        if not known and (header := _header_of(path)) is not None:
             # Perhaps the only file of its step within reach.
             is_of_place = header.attempt.key == key and header.attempt.lineage in path.parts
             known = [header.attempt] if is_of_place else []
@@ -278,94 +231,23 @@ class _Repairing:
             raise CorruptFileError(rebuilt.refused[read.part], where=read.source.path)
         return load_part(MemorySource(memory[: read.source.nbytes].data), read, attempt, self._signing)
 
-    def _open_member(
-        self, attempt: Attempt, member: ParityMember, path: Path, stack: ExitStack, readers: list[PartReader]
-    ) -> FileSource | MemorySource:
-        """A sound copy of a part as it was encoded for parity, to read blocks from: a file if there is one, which is
-        added to ``readers``, else in memory.
-        """
-        assert member.part is not None
-        for source in self._files.findings(attempt)[member.part].sources:
-            is_as_encoded = source.rebuild is None and source.index_digest == member.index_digest
-            if is_as_encoded and source.path not in self._damaged:
-                try:
-                    opened = stack.enter_context(FileSource(self._at(source.path)))
-                    reader = PartReader(
-                        opened,
-                        where=source.path,
-                        expected_index_digest=member.index_digest,
-                        signing=self._signing,
-                    )
-                    reader.verify()
-                    readers.append(reader)
-                    return opened
-                except (FormatError, StorageError):
-                    continue
-        loaded, _ = self._load(Required(attempt, member.part, frozenset({member.index_digest})), path)
-        return MemorySource(b"".join(loaded.pieces()))
 
-    def _parity_identity(self, path: Path) -> ParityIdentity:
-        """Whose share a parity file is, from itself or from the other members of its set."""
-        _, name, place, _, _ = path.stem.split("-")  # parity-<set>-<place>-of-<members>
-        for each in self._parity:
-            if set_id(each.identity) == name:
-                identity = replace(each.identity, place=int(place))
-                if parity_file_name(identity) == path.name:
-                    return identity
+def _header_of(path: Path) -> PartHeader | None:
+    """The sound header with which a part file begins; None if there is none, or it cannot be read."""
+    try:
+        with FileSource(path) as source:
+            return PartHeader.decode(source.read_at(0, HEADER_BYTES), where=str(path))
+    except (FormatError, StorageError):
+        return None
+
+
+def _refuse_other_part(path: Path, required: Required) -> None:
+    """Raise if another part lies in the place of a part."""
+    header = _header_of(path)
+    if header is not None and (header.attempt, header.rank) != (required.attempt, required.rank):
         raise CorruptFileError(
-            "no other file of this parity set is within reach, so nothing tells what it protected",
+            "another part lies in its place, and is not written over: it may be the only file of it",
+            found=f"part {header.rank} of step {header.attempt.step}",
             where=str(path),
-            todo="name the local_dir of more nodes with --local",
+            todo="move it to where it belongs, or away; then repair again",
         )
-
-    def _refuse_the_only_file(self, path: Path, attempt: Attempt | None) -> None:
-        """Raise if what lies in a place belongs elsewhere, and there is no other sound file of it."""
-        other = misnamed(*_placed(path), attempt)
-        if other is not None and not self._is_elsewhere(other, path):
-            raise CorruptFileError(
-                "another file lies in its place, and is not written over: it may be the only one",
-                found=advice(*_placed(path), other, is_only=True),
-                where=str(path),
-            )
-
-    def _is_elsewhere(self, header: PartHeader, path: Path) -> bool:
-        attempt, rank = header.attempt, header.rank
-        if attempt not in self._files.attempts() or rank >= attempt.world_size:
-            return False
-        for each in self._files.findings(attempt)[rank].sources:
-            if each.rebuild is None and each.path not in self._damaged and each.path != str(path):
-                with contextlib.suppress(FormatError, StorageError):
-                    check_file(self._at(each.path), Required(attempt, rank), self._signing)
-                    return True
-        return False
-
-
-def _placed(path: Path) -> tuple[PosixStore, str]:
-    """The store in which a file of a step lies, and its key there."""
-    return PosixStore(path.parent.parent), f"{path.parent.name}/{path.name}"
-
-
-def encode_share(
-    identity: ParityIdentity, parts: Mapping[int, FileSource | MemorySource], writer: ParityWriter
-) -> None:
-    """Write one member's share of parity, row by row, from the parts of its set by their places."""
-    stripes = stripes_of(identity)
-    code = ReedSolomon(stripes.data_blocks, stripes.tolerate)
-    for row in range(stripes.rows):
-        length = stripes.length(row)
-        blocks, digests = [], []
-        for index in range(stripes.tolerate):
-            stripe = stripes.kept_stripe(identity.place, index)
-            data = [np.zeros(length, dtype=np.uint8) for _ in range(stripes.data_blocks)]
-            for i, block in enumerate(data):
-                place = stripes.source(stripe, i)
-                filled = stripes.filled(row, i, identity.members[place].nbytes)
-                if filled:
-                    parts[place].read_into(stripes.start(row, i), block[:filled].data)
-            parity = [np.zeros(length, dtype=np.uint8) for _ in range(stripes.tolerate)]
-            code.encode(data, parity)
-            blocks.append(parity[index])
-            whole = b"".join(xxhash.xxh3_128_digest(each.data) for each in (*data, *parity))
-            digests.append(np.frombuffer(whole, dtype=np.uint8).reshape(-1, 16))
-        writer.add_row(blocks, np.stack(digests))
-    writer.finish()

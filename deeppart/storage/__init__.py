@@ -21,7 +21,7 @@ from deeppart.storage.manifests import (
     read_steps,
 )
 from deeppart.storage.memory import MemoryLevel
-from deeppart.storage.node import NODE_FOLDERS, NodeContents, NodeLevel, file_problem, take_stock
+from deeppart.storage.node import NODE_FOLDERS, NodeContents, NodeLevel, Note, file_problem, take_stock
 from deeppart.storage.owner import DirectoryOwner, Owner, hold_directory, read_owner
 from deeppart.storage.persistent import PersistentLevel
 from deeppart.storage.posix import PosixStore
@@ -67,6 +67,7 @@ __all__ = [
     "NeededParts",
     "NodeContents",
     "NodeLevel",
+    "Note",
     "Owner",
     "PersistentLevel",
     "PosixStore",

@@ -173,6 +173,7 @@ class DurableFile(Appending):
             cleared again. Where there is no space left, they are given back.
         over: the kind of file that this one may replace.
         make_parent: true to make the directory, if it is not there.
+        durable: false if nothing waits for a disk.
 
     Attributes:
         nbytes: bytes written so far.
@@ -199,9 +200,10 @@ class DurableFile(Appending):
         recycled: Recycled | None = None,
         over: Over = "nothing",
         make_parent: bool = True,
+        durable: bool = True,
     ) -> None:
         super().__init__(path, temporary_path(path), direct=direct, limit=limit)
-        self._over, self._recycled = over, recycled
+        self._over, self._recycled, self._durable = over, recycled, durable
         self._mappable = 0
         try:
             while self._fd < 0:
@@ -259,14 +261,16 @@ class DurableFile(Appending):
                     found=f"{found} bytes",
                     where=str(self.temporary),
                 )
-            call("fsync", self.temporary, self._fd)
+            if self._durable:
+                call("fsync", self.temporary, self._fd)
             descriptor, self._fd = self._fd, -1  # even a close that fails has given the number back
             call("close", self.temporary, descriptor)
             with storage_operation("rename", self.path):
                 was_free = self._take_name()
             if was_free:
                 self.temporary = self.path  # if its name cannot be made durable, it must not stay under it
-            access.sync_directory(self.path.parent)
+            if self._durable:
+                access.sync_directory(self.path.parent)
         except OSError as error:
             self.abort()
             raise storage_error("cannot make a checkpoint file durable", error, self.path) from error
@@ -324,24 +328,6 @@ class DurableFile(Appending):
             self.abort()
             raise
 
-    def memory(self, start: int, length: int) -> npt.NDArray[np.uint8] | None:
-        """Memory to fill instead of writing: the bytes of the file from ``start``; None where it has no such.
-
-        Only memory of a recycled file is given out. What was filled, in the order of the file, is to be told to
-        :meth:`skip`.
-        """
-        if start + length > self._mappable or not length:
-            return None
-        return file_memory(self._fd, start, length)
-
-    def skip(self, length: int) -> None:
-        """The next ``length`` bytes have been filled in by way of :meth:`memory`."""
-        try:
-            os.lseek(self._fd, self.nbytes + length, os.SEEK_SET)
-        except OSError as error:
-            raise storage_error("cannot write a checkpoint file", error, self.temporary) from error
-        self.nbytes += length
-
     def _put(self, data: memoryview) -> memoryview:
         """Copy as much as lies over pages that a recycled file has in memory; returns the rest.
 
@@ -349,14 +335,18 @@ class DurableFile(Appending):
         """
         while data and self.nbytes < self._mappable:
             piece = data[: min(BLOCK_BYTES, self._mappable - self.nbytes)]
-            pages = self.memory(self.nbytes, len(piece))
+            pages = file_memory(self._fd, self.nbytes, len(piece))
             if pages is None:
                 self._mappable = 0
                 break
             if self._limit is not None:
                 self._limit.take(len(piece))
             pages[:] = np.frombuffer(piece, dtype=np.uint8)  # a copy through numpy lets other threads run
-            self.skip(len(piece))
+            try:
+                os.lseek(self._fd, self.nbytes + len(piece), os.SEEK_SET)
+            except OSError as error:
+                raise storage_error("cannot write a checkpoint file", error, self.temporary) from error
+            self.nbytes += len(piece)
             data = data[len(piece) :]
         return data
 

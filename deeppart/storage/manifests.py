@@ -30,6 +30,7 @@ from deeppart.part import (
     part_file_name,
     step_name,
 )
+from deeppart.plan.restart import Committed
 from deeppart.storage.steps import MANIFEST_NAME, MOST_LOOKS, list_steps, manifest_key
 from deeppart.storage.store import Store
 
@@ -95,6 +96,10 @@ class StoredStep:
     def order(self) -> tuple[int, str, int]:
         """By which the newest is the last: step, then time of the commit, then sequence. Sessions are random."""
         return (self.key.step, self.manifest.created, self.key.sequence)
+
+    def as_committed(self) -> Committed:
+        """For the planner of a restore."""
+        return Committed(self.manifest.attempt, self.where, self.manifest.parts, self.manifest.created)
 
     def is_retired(self) -> bool:
         """True if a running job, or somebody, has removed it meanwhile; False if that cannot be found out."""

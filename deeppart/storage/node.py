@@ -14,6 +14,7 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from deeppart import access
 from deeppart.access import PERMISSIONS
@@ -136,6 +137,24 @@ def _device(path: Path) -> int:
     return -1
 
 
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A line about what is on a node and is not used.
+
+    Attributes:
+        kind: "remark": about a sound file, moved by hand or of others. "unlisted": about a directory that could not be
+            listed: what is in it is not known. "damaged": about a file of which nothing is known, damaged or not to be
+            read: it may be of a checkpoint. "refused": about a part that is not signed with the key: it may be forged,
+            or the only one there is.
+        text: the line.
+        path: the file, of the last two kinds.
+    """
+
+    kind: Literal["remark", "unlisted", "damaged", "refused"]
+    text: str
+    path: Path | None = None
+
+
 @dataclass(slots=True)
 class NodeContents:
     """The files on a node's storage.
@@ -143,33 +162,16 @@ class NodeContents:
     Attributes:
         parts: whose header, footer and index are sound; of `local` and `partner`.
         parity: likewise.
-        problems: a line about each file that is not sound.
-        damaged: the files that those lines are about.
-        remarks: those of the lines that are about sound files that are not used: moved by hand, or of others.
-        unlisted: those about directories that could not be listed: what is in them is not known.
-        unread: those about files of which nothing is known, damaged or not to be read: they may be of a checkpoint.
-        refused: those of the lines that say that a part is not signed with the key: it may be forged, or the only
-            one there is.
+        notes: about what else is there.
     """
 
     parts: list[StoredPart] = field(default_factory=list)
     parity: list[StoredParity] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    damaged: list[Path] = field(default_factory=list)
-    remarks: list[str] = field(default_factory=list)
-    unlisted: list[str] = field(default_factory=list)
-    unread: list[str] = field(default_factory=list)
-    refused: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
 
-    def remark(self, line: str) -> None:
-        """Note a line about a sound file that is not used."""
-        self.problems.append(line)
-        self.remarks.append(line)
-
-    def not_listed(self, line: str) -> None:
-        """Note a line about a directory whose files are not known."""
-        self.problems.append(line)
-        self.unlisted.append(line)
+    def lines(self, *kinds: str) -> list[str]:
+        """The lines of some kinds; all by default."""
+        return [note.text for note in self.notes if not kinds or note.kind in kinds]
 
 
 def take_stock(directory: Path, lineage: str, signing: Signing | None) -> NodeContents:
@@ -205,17 +207,14 @@ def list_level(root: Path, level: str, lineage: str, signing: Signing | None, fo
                     raise
                 if is_gone(root / place / name):
                     continue
-                found.problems.append(one_line(error))
-                found.damaged.append(root / place / name)
-                found.unread.append(one_line(error))
-                if isinstance(error, SignatureError):
-                    found.refused.append(one_line(error))
+                kind: Literal["refused", "damaged"] = "refused" if isinstance(error, SignatureError) else "damaged"
+                found.notes.append(Note(kind, one_line(error), root / place / name))
 
 
 def _not_listed(error: StorageError, directory: Path, found: NodeContents) -> None:
     if lacks_descriptors(error):
         raise error
-    found.not_listed(f"{error.summary}: {error.found}: {directory}")
+    found.notes.append(Note("unlisted", f"{error.summary}: {error.found}: {directory}"))
 
 
 def _look_at(
@@ -238,9 +237,10 @@ def _is_in_place(store: PosixStore, key: str, attempt: Attempt, name: str, linea
     path, home = store.where(key), f"{step_name(attempt.key)}/{name}"
     whose = f"{path}: not used: by its contents it is {name} of step {attempt.step}"
     if attempt.lineage != lineage:
-        found.remark(f"{whose} of another lineage")
+        found.notes.append(Note("remark", f"{whose} of another lineage"))
     elif key != home:
-        found.remark(f"{whose}; to have it used: mv -n {shlex.quote(path)} {shlex.quote(store.where(home))}")
+        move = f"mv -n {shlex.quote(path)} {shlex.quote(store.where(home))}"
+        found.notes.append(Note("remark", f"{whose}; to have it used: {move}"))
     return attempt.lineage == lineage and key == home
 
 
@@ -269,7 +269,7 @@ def stored_parity(store: PosixStore, key: str) -> StoredParity:
         return StoredParity(ParityReader(source, where=path).identity, path, source.size)
 
 
-def file_problem(path: Path, signing: Signing | None, pace: Callable[[int], None]) -> str | None:
+def file_problem(path: Path, signing: Signing | None, pace: Callable[[int], None] = lambda nbytes: None) -> str | None:
     """Read all of a part or parity file; what is wrong with it, or None."""
     try:
         with FileSource(path) as source:

@@ -147,7 +147,7 @@ class DirectoryOwner:
 
     def _in_use(self) -> DirectoryInUseError:
         expected = "one job at a time on a persistent_dir"
-        found = "; ".join([f"owned by {_recorded(self._fd).get('who', 'an unknown process')}", *_holders(self._path)])
+        found = f"owned by {_recorded(self._fd).get('who', 'an unknown process')}"
         if any(other is not self and other._holds(self._fd) for other in list(_owners)):
             what = "this process checkpoints into this directory already"
             todo = "use its Checkpointer (deeppart.checkpoint() has one too), or close that, as `with` does"
@@ -220,9 +220,9 @@ class DirectoryOwner:
         """
         try:
             for _ in range(_LOOKS):
-                data = PosixStore(self.directory).get(LOCK_NAME, SMALL_FILE_BYTES)
-                if record := _texts(data):
-                    return record, _found_commits(data)
+                record, found = _parse(PosixStore(self.directory).get(LOCK_NAME, SMALL_FILE_BYTES))
+                if record:
+                    return record, found
                 time.sleep(_LOCK_PAUSE_S)
         except MissingError as error:
             error.summary, error.todo = "persistent_dir has lost its lock file", LOST_TODO
@@ -267,7 +267,7 @@ def _lock(descriptor: int) -> None:
 def _recorded(descriptor: int) -> dict[str, str]:
     """What an open lock file says of who has the directory; {} if it cannot be read."""
     try:
-        return _texts(os.pread(descriptor, SMALL_FILE_BYTES, 0))
+        return _parse(os.pread(descriptor, SMALL_FILE_BYTES, 0))[0]
     except OSError:
         return {}
 
@@ -375,38 +375,21 @@ def _let_go() -> None:
 os.register_at_fork(after_in_child=_let_go)
 
 
-def _holders(path: Path) -> list[str]:
-    """A line that names the processes of this host that have a file open, as far as this user may see them."""
-    found = []
-    with contextlib.suppress(OSError):
-        wanted = os.stat(path)
-        for process in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                same = any(os.path.samestat(os.stat(each), wanted) for each in (process / "fd").iterdir())
-                if same and int(process.name) != os.getpid():
-                    found.append(f"{process.name} ({(process / 'comm').read_text().strip()})")
-    return [f"on this host the lock file is open in process {', '.join(found)}"] if found else []
-
-
-def _texts(data: bytes) -> dict[str, str]:
-    """The content of a lock file, as texts that a terminal can show; {} if it cannot be read."""
+def _parse(data: bytes) -> tuple[dict[str, str], dict[str, int]]:
+    """The content of a lock file, as texts that a terminal can show, and the result of :func:`_newest_commits` when it
+    was written; both empty if it cannot be read.
+    """
     try:
         document = parse_json(data)
     except (ValueError, RecursionError):
-        return {}
+        return {}, {}
     if not isinstance(document, dict):
-        return {}
+        return {}, {}
     texts = {name: text for name, text in document.items() if isinstance(text, str)}
-    return {name: (text if text.isprintable() else ascii(text)[1:-1])[:200] for name, text in texts.items()}
-
-
-def _found_commits(data: bytes) -> dict[str, int]:
-    """The result of :func:`_newest_commits` when the lock file was written; {} if it cannot be read."""
-    try:
-        found = parse_json(data)["found"]
-        return {session: sequence for session, sequence in found.items() if type(sequence) is int}
-    except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
-        return {}
+    texts = {name: (text if text.isprintable() else ascii(text)[1:-1])[:200] for name, text in texts.items()}
+    found = document.get("found")
+    commits = found.items() if isinstance(found, dict) else ()
+    return texts, {session: sequence for session, sequence in commits if type(sequence) is int}
 
 
 def _newest_commits(store: Store) -> dict[str, list[StepKey]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import stat
@@ -11,10 +10,10 @@ from pathlib import Path
 
 from deeppart import access
 from deeppart.access import storage_error
-from deeppart.access.hanging import call, storage_operation
+from deeppart.access.hanging import storage_operation
 from deeppart.errors import CorruptFileError
 from deeppart.part import FileSource
-from deeppart.storage.files import DurableFile, Over, temporary_path
+from deeppart.storage.files import DurableFile, Over
 from deeppart.storage.rate import RateLimit
 from deeppart.storage.spares import Recycled
 from deeppart.storage.store import Stat
@@ -55,23 +54,7 @@ class PosixStore:
 
     def replace(self, key: str, data: bytes, *, durable: bool = True) -> None:
         """Likewise, in place of what has the name."""
-        path = self.path(key)
-        if durable:
-            DurableFile(path, make_parent=False, over="anything").fill([data])
-            return
-        temporary = temporary_path(path)
-        try:
-            descriptor = access.create(temporary, os.O_WRONLY)
-            try:
-                if call("write", path, descriptor, data) != len(data):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-            finally:
-                os.close(descriptor)
-            access.rename(temporary, path)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                access.remove(temporary)
-            raise storage_error("cannot write a file", error, path) from error
+        DurableFile(self.path(key), make_parent=False, over="anything", durable=durable).fill([data])
 
     def get(self, key: str, limit_bytes: int) -> bytes:
         """Of a regular file."""

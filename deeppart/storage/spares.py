@@ -136,7 +136,7 @@ class Recycled:
     def drop_foreign(self) -> None:
         """Remove what other sessions have kept to be written over, as far as the system lets us."""
         with contextlib.suppress(OSError):
-            for name in access.directories_in(self._root):
+            for name in access.names_in(self._root):
                 if name.startswith(f"{_FOLDER}-") and name != self.folder.name:
                     _drop(self._root / name)
 

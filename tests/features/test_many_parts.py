@@ -1,4 +1,4 @@
-"""A checkpoint of more parts than a process may open files: every reader of it."""
+"""A checkpoint of more parts than the soft limit of open files: every reader of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import deeppart
 from deeppart.cli import main
 from tests.unit.cli_support import invoke, live_for_forged
 warnings.simplefilter("ignore")
-resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 1024))
 root = sys.argv[1]
 assert deeppart.load(root)["a"].tolist() == list(range(900))
 assert deeppart.load(root, keys="rng", rank=150)["rng"].tolist() == [150] * 16

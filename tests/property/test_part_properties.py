@@ -59,7 +59,6 @@ class Case(NamedTuple):
     attempt: Attempt
     rank: int
     raw: bytes
-    cuts: list[tuple[int, int]]
     dtypes: list[str]
     flags: list[int]
     spans: np.ndarray
@@ -91,11 +90,11 @@ def cases(draw: st.DrawFn) -> Case:
         chunk = memoryview(raw)[start:stop]
         writer.add_chunk(chunk, chooser.encode_chunk(chunk, dtype), dtype=dtype, flags=flag)
     summary = writer.finish(spans, meta)
-    return Case(attempt, rank, raw, cuts, dtypes, flags, spans, meta, sink.getvalue(), summary)
+    return Case(attempt, rank, raw, dtypes, flags, spans, meta, sink.getvalue(), summary)
 
 
-@given(cases(), st.data())
-def test_round_trip(case: Case, data: st.DataObject) -> None:
+@given(cases())
+def test_round_trip(case: Case) -> None:
     reader = PartReader(
         MemorySource(case.data),
         where="case",
@@ -109,10 +108,6 @@ def test_round_trip(case: Case, data: st.DataObject) -> None:
     assert reader.chunks["dtype"].tolist() == [dtype.encode() for dtype in case.dtypes]
     assert reader.chunks["flags"].tolist() == case.flags
     assert reader.verify(expected_digest=case.summary.digest) == case.summary.digest
-    start = data.draw(st.integers(0, len(case.raw)))
-    stop = data.draw(st.integers(start, len(case.raw)))
-    needed = [i for i, (first, last) in enumerate(case.cuts) if first < stop and start < last and start < stop]
-    assert list(reader.chunks_for(start, stop)) == needed
     record = case.summary.record(case.attempt, case.rank)
     assert (record.file, record.nbytes) == (part_file_name(case.rank, case.attempt.world_size), len(case.data))
 

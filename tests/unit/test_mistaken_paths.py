@@ -44,7 +44,7 @@ PLACES: dict[str, tuple[Callable[[Path], Path], list[str]]] = {
         ["no such checkpoint directory", "found: of this path, only {root} exists", "persistent_dir"],
     ),
     "a misspelt name": (lambda root: root.parent / "cpkt", ["no such checkpoint", "did you mean {root}?"]),
-    "empty": (lambda root: made(root.parent / "empty"), ["empty", "persistent_dir"]),
+    "empty": (lambda root: made(root.parent / "empty"), ["committed", "where:"]),
     "a file": (lambda root: file(root.parent / "notes.txt", b"text"), ["a file, not a checkpoint directory"]),
     "torch.save": (lambda root: torch_saved(root.parent / "model"), ["torch.save", "torch.load", "interop.load"]),
     "old torch.save": (lambda root: file(root.parent / "model.pt", b"\x80\x02"), ["torch.save", "torch.load"]),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -18,9 +17,6 @@ from deeppart.state.paths import Path, readable
 from deeppart.state.restore import build
 from deeppart.state.tensors import COMPOSITES, Array, LeafType, flat_bytes
 from deeppart.state.tree import Branch, LeafNumbers, Node, contiguous_strides, inside_objects
-
-#: Leaves of at least this size have separate chunks.
-_LARGE_BYTES = 1 << 20
 
 Progress = Callable[[int, int], None]
 
@@ -154,20 +150,8 @@ class Content:
             yield from ((leaf, arrays[leaf]) for leaf in batch)
 
     def stream(self, order: Sequence[int]) -> Iterator[tuple[int, Iterable[memoryview]]]:
-        """The verified bytes of leaves in the given order, little endian and in C order.
-
-        A piece is valid until the next one. Large leaves are read chunk by chunk, unless they are sharded or views.
-        """
-        for by_chunks, leaves in groupby(order, self._has_own_chunks):
-            if by_chunks:
-                yield from ((leaf, self.checkpoint.stream(leaf)) for leaf in leaves)
-            else:
-                yield from ((leaf, (_little_endian(array, self.types[leaf]),)) for leaf, array in self.read(leaves))
-
-    def _has_own_chunks(self, leaf: int) -> bool:
-        kind = self.types[leaf]
-        is_little_endian = kind.kind == "torch" or not kind.dtype.startswith(">")
-        return kind.nbytes >= _LARGE_BYTES and is_little_endian and self.checkpoint.is_in_one_row(leaf)
+        """The verified bytes of leaves in the given order, little endian and in C order."""
+        return ((leaf, (_little_endian(array, self.types[leaf]),)) for leaf, array in self.read(order))
 
 
 def _little_endian(array: Array, kind: LeafType) -> memoryview:

@@ -153,15 +153,9 @@ class _Row:
     def __init__(self, stripes: Stripes, memory: list[Bytes]) -> None:
         k, m = stripes.data_blocks, stripes.tolerate
         self.own, self.data = memory[:k], memory[k : 2 * k]
-        self.parity, self._kept = memory[2 * k : 2 * k + m], memory[2 * k + m :]
-        self.kept, self.in_place = self._kept, False
+        self.parity, self.kept = memory[2 * k : 2 * k + m], memory[2 * k + m :]
         self.coming: list[Operation[None]] = []
         self.going: list[Operation[None]] = []
-
-    def keep_in(self, memory: list[Bytes] | None, length: int) -> None:
-        """The place for the parity that this member keeps: memory of its file, or a buffer."""
-        self.in_place = memory is not None
-        self.kept = [block[:length] for block in self._kept] if memory is None else memory
 
 
 class _Encoding:
@@ -214,7 +208,6 @@ class _Encoding:
             yield True
             if number + ahead < self._stripes.rows:
                 yield from self._begin(number + ahead)
-            row.keep_in(self._row_memory(), self._stripes.length(number))
             self._encode(number, row)
             yield from self._share(number, row)
             yield from interleaved(row.going)
@@ -271,7 +264,7 @@ class _Encoding:
         """Compute the parity of this member's stripe, and the digests of its blocks."""
         length = self._stripes.length(number)
         data = [block[:length] for block in row.data]
-        parity = [row.kept[0], *(block[:length] for block in row.parity[1:])]
+        parity = [block[:length] for block in (row.kept[0], *row.parity[1:])]
         hashers = [xxhash.xxh3_128() for _ in range(self._stripes.members)]
         for at in range(0, length, _SLICE_BYTES):
             ins = [block[at : at + _SLICE_BYTES] for block in data]
@@ -286,7 +279,7 @@ class _Encoding:
         stripes, place, length = self._stripes, self._place, self._stripes.length(number)
         for j in range(1, stripes.tolerate):
             source = self._which.members[stripes.kept_stripe(place, j)].rank
-            row.going.append(self._comm.receive_into(row.kept[j], source, _PARITY_TAG))
+            row.going.append(self._comm.receive_into(row.kept[j][:length], source, _PARITY_TAG))
         for j in range(1, stripes.tolerate):
             yield from paced(self._limit, length)
             to = self._which.members[stripes.keeper(place, j)].rank
@@ -319,17 +312,10 @@ class _Encoding:
         if self._writer is None:
             return
         try:
-            self._writer.add_row(row.kept, self._digests.kept(number), in_place=row.in_place)
+            length = self._stripes.length(number)
+            self._writer.add_row([block[:length] for block in row.kept], self._digests.kept(number))
         except Exception as error:
             self._lose_file(as_error(error, _UNWRITABLE))
-
-    def _row_memory(self) -> list[Bytes] | None:
-        """The memory in which this member's parity of a row can be computed, if the file has memory for it."""
-        try:
-            return None if self._writer is None else self._writer.row_memory()
-        except Exception as error:
-            self._lose_file(as_error(error, _UNWRITABLE))
-            return None
 
     def _read(self, offset: int, block: Bytes) -> Bytes:
         if self._source is not None:

@@ -156,23 +156,22 @@ def _receive_all(
         sink = _Sink(incoming, open_copy, problems)
         if sink.file is not None:
             files.append(sink.file)
-        flying: list[tuple[Operation[None], Bytes, bool]] = []
+        flying: list[tuple[Operation[None], Bytes]] = []
         for number, offset in enumerate(range(0, told["nbytes"], BLOCK_BYTES)):
             if len(flying) == _IN_FLIGHT:
                 yield from _land(flying.pop(0), sink)
             length = min(BLOCK_BYTES, told["nbytes"] - offset)
-            there = sink.memory(offset, length)
-            block = memory[number % _IN_FLIGHT][:length] if there is None else there
-            flying.append((comm.receive_into(block, incoming.source, _DATA_TAG), block, there is not None))
+            block = memory[number % _IN_FLIGHT][:length]
+            flying.append((comm.receive_into(block, incoming.source, _DATA_TAG), block))
         for flight in flying:
             yield from _land(flight, sink)
         sink.end(told["digest"])
 
 
-def _land(flight: tuple[Operation[None], Bytes, bool], sink: _Sink) -> Operation[None]:
-    operation, block, in_place = flight
+def _land(flight: tuple[Operation[None], Bytes], sink: _Sink) -> Operation[None]:
+    operation, block = flight
     yield from operation
-    sink.write(block, in_place=in_place)
+    sink.write(block)
     yield True
 
 
@@ -188,26 +187,13 @@ class _Sink:
         except Exception as error:  # of whatever kind: the sender is waiting
             self._fail(as_error(error, _UNWRITABLE))
 
-    def memory(self, offset: int, length: int) -> Bytes | None:
-        """The memory in which a block can be received, if the file has memory for it."""
-        if self._failed or self.file is None:
-            return None
-        try:
-            return self.file.memory(offset, length)
-        except Exception as error:
-            self._fail(as_error(error, _UNWRITABLE))
-            return None
-
-    def write(self, block: Bytes, *, in_place: bool) -> None:
-        """Append a block, which may be there already."""
+    def write(self, block: Bytes) -> None:
+        """Append a block."""
         if self._failed or self.file is None:
             return
         self._digest.update(block.data)
         try:
-            if in_place:
-                self.file.skip(block.size)
-            else:
-                self.file.write(block.data)
+            self.file.write(block.data)
         except Exception as error:
             self._fail(as_error(error, _UNWRITABLE))
 

@@ -72,7 +72,7 @@ def rebuild_parts(
         name = each.name  # a digest over the members
         entry = sets.setdefault(name, ParitySetFiles(each.rebuild.identity))
         entry.add(each.rebuild)
-        entry.doubtful.add(("data", each.place))
+        entry.doubtful.add(each.place)
         wanted_of.setdefault(name, []).append(each)
     files = SetFiles(comm.rank, at)
     try:
@@ -173,7 +173,7 @@ class _Moving:
         return _Flight(step, slot, blocks, results, moves)
 
     def _read(self, row: int, each: Input, memory: Bytes) -> Bytes:
-        piece = self._entry.piece(each.kind, each.place, each.which)
+        piece = self._entry.files[each.kind, each.place][each.which]
         try:
             return self._files.get(self._entry, each.kind, piece, row, each.index, memory)
         except READ_ERRORS:
@@ -371,5 +371,5 @@ def _input(entry: ParitySetFiles, kind: str, place: int, row: int, index: int, c
     if which is None:
         return None
     is_empty = entry.is_empty(kind, place, row, index)
-    holder = None if is_empty else holder_of(entry.piece(kind, place, which))
+    holder = None if is_empty else holder_of(entry.files[kind, place][which])
     return Input(kind, place, which, index, code_row, holder)

@@ -33,7 +33,7 @@ class ParitySetFiles:
 
     Attributes:
         identity: of the set; its place does not matter.
-        data, parity: place -> files; there may be several copies of a part.
+        files: ("data" or "parity", place) -> files; there may be several copies of a part.
         digests: stripe -> digests of its blocks, (rows, k + m, 16).
         good: ("data" or "parity", place, which file) -> which blocks are good, (rows, k or m); None before anyone has
             looked.
@@ -41,11 +41,10 @@ class ParitySetFiles:
     """
 
     identity: ParityIdentity
-    data: dict[int, list[BlockFile]] = field(default_factory=dict)
-    parity: dict[int, list[BlockFile]] = field(default_factory=dict)
+    files: dict[tuple[str, int], list[BlockFile]] = field(default_factory=dict)
     digests: dict[int, npt.NDArray[np.uint8]] = field(default_factory=dict)
     good: dict[tuple[str, int, int], Bits] | None = None
-    doubtful: set[tuple[str, int]] = field(default_factory=set)
+    doubtful: set[int] = field(default_factory=set)
 
     @property
     def stripes(self) -> Stripes:
@@ -54,27 +53,23 @@ class ParitySetFiles:
 
     def add(self, rebuild: Rebuild) -> None:
         """Take in the files that a rebuild may use."""
-        for pieces, files in ((self.data, rebuild.data), (self.parity, rebuild.parity)):
+        for kind, files in (("data", rebuild.data), ("parity", rebuild.parity)):
             for piece in files:
-                if piece not in pieces.setdefault(piece.place, []):
-                    pieces[piece.place].append(piece)
+                known = self.files.setdefault((kind, piece.place), [])
+                if piece not in known:
+                    known.append(piece)
 
     def pieces(self) -> Iterator[tuple[str, int, BlockFile]]:
         """Every file: (kind, which of its place, file)."""
-        for kind, pieces in (("parity", self.parity), ("data", self.data)):
-            for place in sorted(pieces):
-                for which, piece in enumerate(pieces[place]):
-                    yield kind, which, piece
-
-    def piece(self, kind: str, place: int, which: int) -> BlockFile:
-        """One of them."""
-        return (self.data if kind == "data" else self.parity)[place][which]
+        for kind, place in sorted(self.files):
+            for which, piece in enumerate(self.files[kind, place]):
+                yield kind, which, piece
 
     def which_is_good(self, kind: str, place: int, row: int, index: int) -> int | None:
         """A file of a place that has a good copy of a block, or None."""
-        files = (self.data if kind == "data" else self.parity).get(place, ())
+        files = self.files.get((kind, place), ())
         if self.good is None:
-            return 0 if files and (kind, place) not in self.doubtful else None
+            return 0 if files and not (kind == "data" and place in self.doubtful) else None
         for which in range(len(files)):
             bits = self.good.get((kind, place, which))
             if bits is not None and bits[row, index]:
@@ -153,8 +148,7 @@ class SetFiles:
 
 def _tell_digests(files: SetFiles, sets: dict[str, ParitySetFiles]) -> bytes:
     """The digest tables of the parity files that this rank reads."""
-    heads: list[Any] = []
-    tables: list[bytes] = []
+    tables: list[Any] = []
     for name, entry in sets.items():
         for kind, _, piece in entry.pieces():
             if kind == "parity" and files.mine(piece):
@@ -163,17 +157,15 @@ def _tell_digests(files: SetFiles, sets: dict[str, ParitySetFiles]) -> bytes:
                 except READ_ERRORS:
                     continue  # its blocks will not be good either
                 if set_id(reader.identity) == name and reader.identity.place == piece.place:
-                    heads.append([name, piece.place])
-                    tables.append(reader.digests.tobytes())
-    return _pack(heads, tables)
+                    tables.append([name, piece.place, reader.digests.tobytes().hex()])
+    return json.dumps(tables).encode()
 
 
 def _learn_digests(text: bytes, sets: dict[str, ParitySetFiles]) -> None:
-    heads, tables = _unpack(text)
-    for (name, place), table in zip(heads, tables, strict=True):
+    for name, place, table in json.loads(text):
         entry = sets[name]
         stripes = entry.stripes
-        digests = np.frombuffer(table, dtype=np.uint8)
+        digests = np.frombuffer(bytes.fromhex(table), dtype=np.uint8)
         digests = digests.reshape(stripes.rows, stripes.tolerate, stripes.members, _DIGEST_BYTES)
         for j in range(stripes.tolerate):
             entry.digests.setdefault(stripes.kept_stripe(place, j), digests[:, j])
@@ -181,14 +173,13 @@ def _learn_digests(text: bytes, sets: dict[str, ParitySetFiles]) -> None:
 
 def _check_pieces(files: SetFiles, sets: dict[str, ParitySetFiles]) -> bytes:
     """The good blocks of the files that this rank reads."""
-    heads: list[Any] = []
-    tables: list[bytes] = []
-    for name, entry in sets.items():
-        for kind, which, piece in entry.pieces():
-            if files.mine(piece):
-                heads.append([name, kind, piece.place, which])
-                tables.append(np.packbits(_good_blocks(files, entry, kind, piece)).tobytes())
-    return _pack(heads, tables)
+    tables = [
+        [name, kind, piece.place, which, np.packbits(_good_blocks(files, entry, kind, piece)).tobytes().hex()]
+        for name, entry in sets.items()
+        for kind, which, piece in entry.pieces()
+        if files.mine(piece)
+    ]
+    return json.dumps(tables).encode()
 
 
 def _good_blocks(files: SetFiles, entry: ParitySetFiles, kind: str, piece: BlockFile) -> Bits:
@@ -213,29 +204,14 @@ def _good_blocks(files: SetFiles, entry: ParitySetFiles, kind: str, piece: Block
 
 
 def _learn_bits(text: bytes, sets: dict[str, ParitySetFiles]) -> None:
-    heads, tables = _unpack(text)
-    for (name, kind, place, which), table in zip(heads, tables, strict=True):
+    for name, kind, place, which, table in json.loads(text):
         stripes = sets[name].stripes
         count = stripes.data_blocks if kind == "data" else stripes.tolerate
-        bits = np.unpackbits(np.frombuffer(table, dtype=np.uint8), count=stripes.rows * count)
+        packed = np.frombuffer(bytes.fromhex(table), dtype=np.uint8)
+        bits = np.unpackbits(packed, count=stripes.rows * count)
         good = sets[name].good
         assert good is not None
         good[kind, place, which] = bits.astype(np.bool_).reshape(stripes.rows, count)
-
-
-def _pack(heads: list[Any], tables: list[bytes]) -> bytes:
-    head = json.dumps([heads, [len(table) for table in tables]]).encode()
-    return len(head).to_bytes(8, "little") + head + b"".join(tables)
-
-
-def _unpack(text: bytes) -> tuple[list[Any], list[bytes]]:
-    start = 8 + int.from_bytes(text[:8], "little")
-    heads, lengths = json.loads(text[8:start])
-    tables = []
-    for length in lengths:
-        tables.append(text[start : start + length])
-        start += length
-    return heads, tables
 
 
 def find_good_blocks(comm: Comm, files: SetFiles, sets: dict[str, ParitySetFiles]) -> Operation[None]:

@@ -16,21 +16,19 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from deeppart.errors import FormatError, StorageError, one_line
+from deeppart.errors import StorageError, one_line
 from deeppart.model import Box, Manifest, SuspectLeaf
-from deeppart.offline.find import Chosen, open_part, structure_of, with_checkpoint
-from deeppart.offline.inspect.listing import require_directory
+from deeppart.offline.find import Chosen, with_checkpoint
 from deeppart.offline.reading import OpenCheckpoint, no_match
-from deeppart.offline.statistics import Gathering, Stats, has_statistics
+from deeppart.offline.statistics import Stats, statistics
 from deeppart.part import RANK_TABLE, Signing
-from deeppart.state.document import GlobalState, RankDocument, RankLocalTree, gather_global_state, joined
+from deeppart.state.document import RankLocalTree, joined
 from deeppart.state.paths import ROOT, ExactPath, covers, exact, may_match_below, readable
 from deeppart.state.paths import Path as KeyPath
-from deeppart.state.pieces import Held
 from deeppart.state.tensors import LeafType
 from deeppart.state.tree import DICTS, ArrayLeaf, Branch, Node, RankLocal, ValueLeaf, container_kind, paths_inside
 from deeppart.state.values import decode_value
-from deeppart.storage import PosixStore, StoredStep, read_suspicions
+from deeppart.storage import PosixStore, read_suspicions
 
 Progress = Callable[[int, int], None]
 
@@ -186,20 +184,20 @@ def read_contents(
     step: int | None = None,
     keys: Sequence[str] = (),
     signing: Signing | None = None,
-    statistics: Progress | None = None,
+    progress: Progress | None = None,
 ) -> Contents:
-    """Describe a committed checkpoint; with ``statistics``, which is told how far that is, read its leaves, too."""
-    require_directory(root)
+    """Describe a committed checkpoint; with ``progress``, read its leaves, too, for statistics of their elements."""
 
     def use(chosen: Chosen) -> Contents:
-        describing = _Describing(chosen.step, tuple(keys))
-        if describing.problems and chosen.step.is_retired():
-            raise StorageError("the step is gone", errno=errno.ENOENT, where=chosen.step.where)
-        tree = describing.tree()
-        problems = list(describing.problems)
-        if statistics is not None:
-            tree, more = with_statistics(tree, chosen.step, statistics)
-            problems += more
+        problems: list[str] = []
+        with ExitStack() as files:
+            checkpoint = OpenCheckpoint(files if progress is not None else None, chosen.step, problems=problems)
+            if problems and chosen.step.is_retired():
+                raise StorageError("the step is gone", errno=errno.ENOENT, where=chosen.step.where)
+            tree = _Describing(checkpoint, tuple(keys)).tree()
+            if progress is not None:
+                tree, more = with_statistics(tree, checkpoint, progress)
+                problems += more
         suspicions = read_suspicions(PosixStore(root))
         return Contents(
             directory=root,
@@ -216,31 +214,19 @@ def read_contents(
 
 
 class _Describing:
-    """One description under way: first all indexes, then the tree."""
+    """The description of a checkpoint, as far as its parts can be used."""
 
-    def __init__(self, step: StoredStep, patterns: tuple[str, ...]) -> None:
-        self._structure, self._patterns = structure_of(step), patterns
-        self._where, self._manifest = step.where, step.manifest
-        self._compared = _steps_compared(step.manifest)
+    def __init__(self, checkpoint: OpenCheckpoint, patterns: tuple[str, ...]) -> None:
+        self._structure, self._patterns = checkpoint.shared, patterns
+        self._where, self._manifest = checkpoint.step.where, checkpoint.step.manifest
+        self._held, self._global_state = checkpoint.held, checkpoint.global_state
+        self._own = {rank: part.own for rank, part in checkpoint.parts.items()}
+        self._compared = _steps_compared(self._manifest)
         self._paths = [readable(path) for path in self._structure.array_paths()]
-        self.problems: list[str] = []
-        self._own: dict[int, RankDocument] = {}
         #: Whose tree is being described, where it is rank-local.
         self._rank: int | None = None
         self._own_holdings: dict[tuple[int, int], list[Holding]] = {}
-        tables: list[npt.NDArray[np.void]] = []
-        ranks: list[npt.NDArray[np.int64]] = []
-        for rank in range(step.manifest.attempt.world_size):
-            try:
-                with open_part(step, rank) as part:
-                    self._own[rank] = part.own
-                    tables.append(part.reader.spans)
-                    ranks.append(np.full(len(part.reader.spans), rank))
-            except (FormatError, StorageError) as error:
-                self.problems.append(one_line(error))
-        self._holdings = self._sort_holdings(tables, ranks)
-        self._held = Held(self._structure, dict(zip(self._own, tables, strict=True)))
-        self._global_state = self._gather_global_state()
+        self._holdings = self._sort_holdings({rank: part.reader.spans for rank, part in checkpoint.parts.items()})
 
     def tree(self) -> Shown:
         """All of it that the globs cover; StructureMismatchError if that is nothing."""
@@ -249,21 +235,14 @@ class _Describing:
             raise no_match(self._structure, self._patterns, self._where)
         return found
 
-    def _gather_global_state(self) -> GlobalState:
-        """What ranks have together, as far as parts could be read."""
-        read = {rank: (own.trees, own.values) for rank, own in self._own.items()}
-        own = [read.get(rank, ((), {})) for rank in range(1 + max(read, default=-1))]
-        return gather_global_state(self._structure, own, self._where)
-
-    def _sort_holdings(
-        self, tables: list[npt.NDArray[np.void]], ranks: list[npt.NDArray[np.int64]]
-    ) -> dict[int, list[Holding]]:
+    def _sort_holdings(self, tables: dict[int, npt.NDArray[np.void]]) -> dict[int, list[Holding]]:
         """leaf number -> who holds it; spans of a table that the structure contradicts are left out."""
         holdings: dict[int, list[Holding]] = {}
         if not tables:
             return holdings
         per_rank, divisions = self._structure.per_rank.tolist(), self._structure.divisions
-        spans, ranks_of = np.concatenate(tables), np.concatenate(ranks)
+        spans = np.concatenate(list(tables.values()))
+        ranks_of = np.repeat(list(tables), [len(table) for table in tables.values()])
         order = np.lexsort((ranks_of, spans["start"], spans["box"]))
         columns = [spans[name][order].tolist() for name in ("leaf", "table", "start", "length")]
         for leaf, table, start, length, rank in zip(*columns, ranks_of[order].tolist(), strict=True):
@@ -417,11 +396,7 @@ def _name(key: object) -> str:
 _Owner = tuple[ExactPath, int | None]
 
 
-#: A leaf of one owner -> its type, and what was gathered of it.
-_Gathered = dict[_Owner, tuple[LeafType, Gathering]]
-
-
-def with_statistics(tree: Shown, step: StoredStep, progress: Progress) -> tuple[Shown, list[str]]:
+def with_statistics(tree: Shown, checkpoint: OpenCheckpoint, progress: Progress) -> tuple[Shown, list[str]]:
     """A tree with statistics of its leaves, and lines about those that cannot be read.
 
     Every chunk of them is read, and its digest checked; at most 256 MiB of leaves, or one leaf, are in memory.
@@ -432,38 +407,20 @@ def with_statistics(tree: Shown, step: StoredStep, progress: Progress) -> tuple[
         for rank in [None] if leaf.per_rank is None else leaf.per_rank:
             wanted.setdefault(rank, set()).add(leaf.key)
     reading = _Reading(sum(leaf.nbytes if leaf.per_rank is None else leaf.stored_bytes for leaf in leaves), progress)
-    with ExitStack() as files:
-        try:
-            checkpoint = OpenCheckpoint(files, step)
-        except (FormatError, StorageError) as error:
-            if step.is_retired():
-                raise
-            return tree, [f"no statistics: {one_line(error)}"]
-        for rank in sorted(wanted, key=lambda rank: -1 if rank is None else rank):
-            reading.read(checkpoint.as_rank(rank or 0), rank, wanted[rank])
+    anyone = next(iter(checkpoint.parts), 0)
+    for rank in sorted(wanted, key=lambda rank: -1 if rank is None else rank) if checkpoint.parts else ():
+        reading.read(checkpoint.as_rank(anyone if rank is None else rank), rank, wanted[rank])
     return _with_statistics(tree, reading.found), reading.problems
 
 
-def _with_statistics(node: Shown, found: _Gathered) -> Shown:
+def _with_statistics(node: Shown, found: dict[_Owner, Stats]) -> Shown:
     if isinstance(node, Container):
         return replace(node, children=tuple((key, _with_statistics(child, found)) for key, child in node.children))
     if not isinstance(node, Leaf):
         return node
     if node.per_rank is None:
-        return replace(node, stats=_of(node, [None], found))
-    each = {rank: _of(node, [rank], found) for rank in node.per_rank}
-    return replace(node, stats=_of(node, list(node.per_rank), found), stats_per_rank=each)
-
-
-def _of(leaf: Leaf, ranks: Sequence[int | None], found: _Gathered) -> Stats | None:
-    """Statistics of what some ranks have of a leaf, together; None unless all of it was read, as one type of number."""
-    known = [found[leaf.key, rank] for rank in ranks if (leaf.key, rank) in found]
-    if len(known) < len(ranks) or len({(kind.kind, kind.dtype) for kind, _ in known}) != 1:
-        return None
-    together = Gathering()
-    for _, gathering in known:
-        together.add(gathering)
-    return together.result()
+        return replace(node, stats=found.get((node.key, None)))
+    return replace(node, stats_per_rank={rank: found.get((node.key, rank)) for rank in node.per_rank})
 
 
 class _Reading:
@@ -471,7 +428,7 @@ class _Reading:
 
     def __init__(self, total: int, progress: Progress) -> None:
         self._done, self._total, self._progress = 0, total, progress
-        self.found: _Gathered = {}
+        self.found: dict[_Owner, Stats] = {}
         self.problems: list[str] = []
 
     def read(self, checkpoint: OpenCheckpoint, rank: int | None, wanted: set[ExactPath]) -> None:
@@ -482,17 +439,12 @@ class _Reading:
             for path, node in checkpoint.structure.walk()
             if isinstance(node, ArrayLeaf) and (key := exact(path)) in wanted
         }
-        numbers = {leaf for leaf in places if has_statistics(types[leaf])}
-        for batch in checkpoint.batches(numbers):
-            self._gather(checkpoint, batch, {leaf: (places[leaf], rank) for leaf in batch})
+        for batch in checkpoint.batches(places):
+            arrays, damaged = checkpoint.read_sound(batch)
+            self.problems += dict.fromkeys(map(one_line, damaged.values()))
+            for leaf, array in arrays.items():
+                if (found := statistics(array, types[leaf])) is not None:
+                    self.found[places[leaf], rank] = found
+            del arrays  # before the next ones are read
             self._done += sum(types[leaf].nbytes for leaf in batch)
             self._progress(self._done, self._total)
-
-    def _gather(self, checkpoint: OpenCheckpoint, batch: set[int], owners: dict[int, _Owner]) -> None:
-        """Read a batch, whose arrays are gone before the next one is read."""
-        arrays, damaged = checkpoint.read_sound(batch)
-        self.problems += dict.fromkeys(map(one_line, damaged.values()))
-        for leaf, array in arrays.items():
-            kind, gathering = checkpoint.target.types[leaf], Gathering()
-            gathering.take(array, kind)
-            self.found[owners[leaf]] = kind, gathering

@@ -8,9 +8,8 @@ bytes are sound is for :mod:`deeppart.offline.inspect.verifying` to find.
 from __future__ import annotations
 
 import contextlib
-import stat
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
@@ -21,14 +20,14 @@ from deeppart.mistaken_paths import no_such_directory, recognize
 from deeppart.model import LEVELS, Attempt, Level, Manifest, StepKey, SuspectLeaf
 from deeppart.offline.inspect.node_files import stock_of
 from deeppart.part import Signing, parse_part_file_name
-from deeppart.plan.restart import FilesByAttempt, Inventory, Source
+from deeppart.plan.restart import FilesByAttempt, Inventory
 from deeppart.storage import (
     DAMAGED,
-    MANIFEST_NAME,
     MOST_LOOKS,
     NODE_FOLDERS,
     UNFINISHED,
     NodeContents,
+    Note,
     Owner,
     PosixStore,
     Store,
@@ -166,13 +165,14 @@ def list_directory(root: Path, local_dirs: Sequence[Path] = (), signing: Signing
     stocks = []
     for directory in local_dirs:
         found = _take_stock(directory, lineage, signing)
-        problems += found.problems
+        problems += found.lines()
         stocks.append((directory, found))
-    local = _OnNodes(stocks)
     persistent: dict[int, list[PersistentStep]] = {}
     store = PosixStore(root)
-    for entry in examine(store, signing):
+    entries = examine(store, signing)
+    for entry in entries:
         persistent.setdefault(entry.step, []).append(entry)
+    local = _OnNodes(stocks, (entry.stored for entry in entries if entry.manifest is not None))
     steps: list[StepSummary] = []
     for step in sorted(persistent.keys() | {attempt.step for attempt in local.attempts}):
         steps += _summaries(root, step, persistent.get(step, ()), local)
@@ -192,24 +192,16 @@ def list_directory(root: Path, local_dirs: Sequence[Path] = (), signing: Signing
 
 
 def require_directory(root: Path) -> None:
-    """Refuse what is no directory, and point to the right one where a step's own directory was given."""
+    """Refuse what is no checkpoint directory, and say what it is instead. It may be empty."""
     try:
-        is_directory = stat.S_ISDIR(root.stat().st_mode)
+        root.stat()
     except FileNotFoundError as error:
         raise no_such_directory(root) from error
     except OSError as error:
         raise storage_error("cannot read a checkpoint directory", error, root) from error
-    if not is_directory:
-        raise StorageError("a checkpoint directory was expected", found="a file", where=str(root))
-    if (root / MANIFEST_NAME).is_file():
-        raise RestoreError(
-            "this is the directory of one step",
-            where=str(root),
-            todo=f"give the directory above it, {root.absolute().parent}, and the step with --step",
-        )
     mistaken = recognize(root)
-    if mistaken is not None and any(root.iterdir()):
-        raise RestoreError(mistaken.what, where=str(root), todo=mistaken.todo)
+    if mistaken is not None and not (root.is_dir() and not any(root.iterdir())):
+        raise RestoreError(mistaken.what, where=str(root.absolute()), todo=mistaken.todo)
 
 
 def _lineage(root: Path, *, needed: bool) -> tuple[str | None, list[str]]:
@@ -226,58 +218,56 @@ def _lineage(root: Path, *, needed: bool) -> tuple[str | None, list[str]]:
 def _take_stock(directory: Path, lineage: str | None, signing: Signing | None) -> NodeContents:
     """The files of a lineage under a node-local directory."""
     if lineage is None:
-        return NodeContents(
-            problems=[f"{directory}: not searched, because DIR has no lineage of its own to match it with"]
-        )
+        why = f"{directory}: not searched, because DIR has no lineage of its own to match it with"
+        return NodeContents(notes=[Note("unlisted", why)])
     return stock_of(directory, lineage, signing)
 
 
 class _OnNodes:
     """The files of all node-local directories together; each directory counts as a node."""
 
-    def __init__(self, stocks: Sequence[tuple[Path, NodeContents]]) -> None:
+    def __init__(self, stocks: Sequence[tuple[Path, NodeContents]], committed: Iterable[StoredStep]) -> None:
         self._stocks = stocks
         self._files = FilesByAttempt(
             Inventory(
                 found=tuple(tuple(found.parts) for _, found in stocks),
                 node_of=tuple(range(len(stocks))),
-                committed=(),
+                committed=tuple(each.as_committed() for each in committed) if stocks else (),
                 parity=tuple(tuple(found.parity) for _, found in stocks),
             )
         )
-        self.attempts = self._files.attempts()
+        self.attempts = [attempt for attempt in self._files.attempts() if self._files.known_parts(attempt)]
 
     def lacks_nearly_all(self, attempt: Attempt) -> bool:
         """True if so many parts are on no node that it is useless to look for each."""
         return self._files.is_hopeless(attempt)
 
-    def sources(self, attempt: Attempt, digests: Mapping[int, frozenset[str]]) -> dict[int, Source]:
-        """part -> where it can be had; only what has the digest that the manifest names, if there is one."""
-        found: dict[int, Source] = {}
-        for part, finding in enumerate(self._files.findings(attempt) if attempt in self.attempts else ()):
-            for source in finding.sources:
-                if source.index_digest in digests.get(part, (source.index_digest,)):
-                    found.setdefault(part, source)
-        return found
-
-    def places(self, attempt: Attempt, digests: Mapping[int, frozenset[str]]) -> list[StepLocation]:
-        """The parts at each level and in each directory, and the owners of shares of parity."""
-        places = []
-        for level in NODE_FOLDERS:
-            for directory, found in self._stocks:
-                ranks = {
-                    part.rank
-                    for part in found.parts
-                    if (part.level, part.attempt) == (level, attempt)
-                    and part.index_digest in digests.get(part.rank, (part.index_digest,))
-                }
-                if level == Level.PARITY:
-                    here = [each.identity for each in found.parity if each.identity.attempt == attempt]
-                    own = (identity.members[identity.place].part for identity in here)
-                    ranks |= {part for part in own if part is not None}
-                if ranks:
-                    places.append(StepLocation(level, str(directory), tuple(sorted(ranks))))
-        return places
+    def look(self, attempt: Attempt) -> tuple[set[int], list[StepLocation]]:
+        """The parts that can be had here; and those that are there at each level and in each directory, as far as
+        nothing contradicts them, of parity the owners of shares.
+        """
+        few = self.lacks_nearly_all(attempt)
+        findings = [] if few or attempt not in self.attempts else self._files.findings(attempt)
+        good = {(source.readers[0], source.path) for finding in findings for source in finding.sources}
+        usable = {
+            part
+            for part, finding in enumerate(findings)
+            if any(source.level != Level.PERSISTENT for source in finding.sources)
+        }
+        places: dict[tuple[str, int], set[int]] = {}
+        for node, (_, found) in enumerate(self._stocks):
+            for part in found.parts:
+                if part.attempt == attempt and (few or (node, part.path) in good):
+                    places.setdefault((part.level, node), set()).add(part.rank)
+            for identity in (each.identity for each in found.parity if each.identity.attempt == attempt):
+                own = identity.members[identity.place].part
+                if own is not None:
+                    places.setdefault((Level.PARITY, node), set()).add(own)
+        order = list(NODE_FOLDERS)
+        return usable, [
+            StepLocation(level, str(self._stocks[node][0]), tuple(sorted(parts)))
+            for (level, node), parts in sorted(places.items(), key=lambda item: (order.index(item[0][0]), item[0][1]))
+        ]
 
     def nbytes(self, attempt: Attempt) -> int:
         """Length of all parts, each counted once."""
@@ -307,14 +297,12 @@ def _summary(
     places = [StepLocation(Level.PERSISTENT, str(root), persistent.parts)] if persistent and persistent.parts else []
     state = persistent.state if persistent else UNFINISHED
     reasons = persistent.reasons if persistent else ("not on the persistent level",)
-    digests = {part.rank: part.index_digests for part in manifest.parts} if manifest else {}
     if attempt is not None:
-        on_nodes = local.places(attempt, digests)
+        here, on_nodes = local.look(attempt)
         places += on_nodes
         if state in (UNFINISHED, DAMAGED):
             few = local.lacks_nearly_all(attempt) and manifest is None
-            usable = set() if few else set(local.sources(attempt, digests))
-            usable |= set(persistent.parts if persistent and manifest else ())
+            usable = here | set(persistent.parts if persistent and manifest else ())
             lacking = [] if few else sorted(set(range(attempt.world_size)) - usable)
             state = state if lacking or few else RECOVERABLE
             if on_nodes and (lacking or few):

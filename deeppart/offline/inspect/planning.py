@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from deeppart import access
 from deeppart.comm import Comm, SingleComm, finish
 from deeppart.errors import FormatError
-from deeppart.model import Attempt, Level, StepKey
+from deeppart.model import Attempt, Level
 from deeppart.offline.inspect.listing import require_directory
 from deeppart.offline.inspect.node_files import lineage_on_nodes
 from deeppart.part import Signing
@@ -30,7 +31,6 @@ from deeppart.recovery import suspect_lines, take_inventory
 from deeppart.storage import (
     PersistentLevel,
     PosixStore,
-    StoredStep,
     parse_step_name,
     read_lineage,
     read_step,
@@ -77,14 +77,14 @@ class RestorePlan:
     """The plan of a restore. Fields: docs/commands.md, explain."""
 
     directory: Path
-    step: int | None
-    attempt: Attempt | None
-    parts: tuple[PlannedPart, ...]
-    explanation: tuple[str, ...]
-    rejected: tuple[Rejected, ...]
-    others: tuple[int, ...]
-    suspect: tuple[str, ...]
-    problems: tuple[str, ...]
+    step: int | None = None
+    attempt: Attempt | None = None
+    parts: tuple[PlannedPart, ...] = ()
+    explanation: tuple[str, ...] = ()
+    rejected: tuple[Rejected, ...] = ()
+    others: tuple[int, ...] = ()
+    suspect: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
 
     @property
     def good(self) -> bool:
@@ -99,7 +99,7 @@ def plan_here(
     lineage = _lineage(root, needs_nodes=bool(local_dirs))
     stocks = [take_stock(directory, lineage, signing) for directory in local_dirs]
     inventory = _take(SingleComm(), (0,), None, root, lineage, 60.0, signing)
-    problems = (*inventory.damaged, *inventory.problems, *(line for stock in stocks for line in stock.problems))
+    problems = (*inventory.damaged, *inventory.problems, *(line for stock in stocks for line in stock.lines()))
     nodes = max(1, len(stocks))
     size = ranks or max((entry.attempt.world_size for entry in inventory.committed), default=0)
     if ranks is None:
@@ -112,7 +112,7 @@ def plan_here(
         found[node_of.index(node)] = tuple(stock.parts)
         parity[node_of.index(node)] = tuple(stock.parity)
     spread = Inventory(tuple(found), node_of, inventory.committed, problems, inventory.damaged, tuple(parity))
-    return _plan(root, spread, size, step, _Looks(root, signing).problem)
+    return _plan(root, spread, size, step, signing)
 
 
 def plan_together(
@@ -127,16 +127,15 @@ def plan_together(
     leads: bool = True,
 ) -> RestorePlan:
     """Plan on the nodes themselves, one process per rank or per node, of which one ``leads`` and reads ``local_dir``
-    (collective).
+    (collective). Rank 0 has the plan, the others only its step.
     """
     lineage = _lineage(root, needs_nodes=local_dir is not None)
     inventory = _take(comm, node_of, local_dir if leads else None, root, lineage, timeout, signing)
-    looks, plan, texts = _Looks(root, signing), None, b""
+    plan, text = RestorePlan(root), b""
     if comm.rank == 0:
-        plan = _plan(root, inventory, comm.size, step, looks.problem)
-        texts = json.dumps(looks.found).encode()
-    found = json.loads(finish(comm, comm.broadcast(texts), "explain", timeout))
-    return plan or _plan(root, inventory, comm.size, step, lambda part, path: found.get(path))
+        plan = _plan(root, inventory, comm.size, step, signing)
+        text = json.dumps(plan.step).encode()
+    return replace(plan, step=json.loads(finish(comm, comm.broadcast(text), "explain", timeout)))
 
 
 def _lineage(root: Path, *, needs_nodes: bool) -> str:
@@ -151,31 +150,17 @@ def _lineage(root: Path, *, needs_nodes: bool) -> str:
     return lineage_on_nodes(root) if needs_nodes else lineage
 
 
-class _Looks:
-    """Looks at files of the persistent level, once each.
+def _looks(root: Path, signing: Signing | None) -> Look:
+    """Looks at files of the persistent level, once each."""
+    store = PosixStore(access.below_root(root))
+    step_of = functools.cache(lambda key: read_step(store, key, signing))
 
-    Attributes:
-        found: path -> what is wrong with it.
-    """
+    @functools.cache
+    def problem(part: int, path: str) -> str | None:
+        step = step_of(parse_step_name(Path(path).parent.name))
+        return step.part_problem(part) if step.error is None else f"cannot be looked at: {step.error}"
 
-    def __init__(self, root: Path, signing: Signing | None) -> None:
-        self._store, self._signing = PosixStore(access.below_root(root)), signing
-        self._steps: dict[StepKey, StoredStep] = {}
-        self.found: dict[str, str | None] = {}
-
-    def problem(self, part: int, path: str) -> str | None:
-        """Of one part."""
-        if path not in self.found:
-            self.found[path] = self._problem_of(part, Path(path).parent.name)
-        return self.found[path]
-
-    def _problem_of(self, part: int, step: str) -> str | None:
-        key = parse_step_name(step)
-        assert key is not None, step
-        if key not in self._steps:
-            self._steps[key] = read_step(self._store, key, self._signing)
-        found = self._steps[key]
-        return found.part_problem(part) if found.error is None else f"cannot be looked at: {found.error}"
+    return problem
 
 
 def _take(
@@ -197,8 +182,8 @@ def _take(
     )
 
 
-def _plan(root: Path, inventory: Inventory, size: int, step: int | None, look: Look) -> RestorePlan:
-    outlook = survey(inventory, step)
+def _plan(root: Path, inventory: Inventory, size: int, step: int | None, signing: Signing | None) -> RestorePlan:
+    outlook, look = survey(inventory, step), _looks(root, signing)
     candidates: list[Candidate] = []
     rejected, problems = list(outlook.rejected), [*outlook.notes, *inventory.problems]
     for each in outlook.candidates:
@@ -208,18 +193,23 @@ def _plan(root: Path, inventory: Inventory, size: int, step: int | None, look: L
             problems += [f"step {each.attempt.step}: {problem}" for problem in found]
         else:
             rejected.append((each.attempt.step, "; ".join([*found, f"no other source for part {sound}"])))
-    chosen = candidates[0] if candidates else None
-    reads = () if chosen is None else assign(chosen, size)
-    return RestorePlan(
-        directory=root,
-        step=None if chosen is None else chosen.attempt.step,
-        attempt=None if chosen is None else chosen.attempt,
-        parts=() if chosen is None else tuple(_planned(read, chosen.sources[read.part]) for read in reads),
-        explanation=() if chosen is None else (explain(chosen, reads), *explain_parts(chosen, reads)),
+    plan = RestorePlan(
+        root,
         rejected=tuple(Rejected(*each) for each in sorted(rejected, reverse=True)),
         others=tuple(sorted({each.attempt.step for each in candidates[1:]}, reverse=True)),
-        suspect=() if chosen is None else tuple(suspect_lines(PosixStore(root), chosen.attempt)),
         problems=tuple(problems),
+    )
+    if not candidates:
+        return plan
+    chosen = candidates[0]
+    reads = assign(chosen, size)
+    return replace(
+        plan,
+        step=chosen.attempt.step,
+        attempt=chosen.attempt,
+        parts=tuple(_planned(read, chosen.sources[read.part]) for read in reads),
+        explanation=(explain(chosen, reads), *explain_parts(chosen, reads)),
+        suspect=tuple(suspect_lines(PosixStore(root), chosen.attempt)),
     )
 
 

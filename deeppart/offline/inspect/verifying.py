@@ -25,7 +25,7 @@ from deeppart.offline.find import OpenPart, open_part, structure_of
 from deeppart.offline.inspect.listing import name_ranks, require_directory, step_names
 from deeppart.offline.inspect.node_files import NodeFiles, lineage_on_nodes, verify_nodes
 from deeppart.part import HEADER_BYTES, PartReader, Signing, parse_json
-from deeppart.repair import Repaired, advice, misnamed, repair_files
+from deeppart.repair import Repaired, repair_files
 from deeppart.state.document import Structure
 from deeppart.state.paths import readable
 from deeppart.state.pieces import EXTRA, GAP, Fault, Held, own_faults
@@ -328,7 +328,7 @@ class _Checking:
         except (FormatError, StorageError) as error:
             self._unreadable[record.rank] = len(self._damage)
             leaves = self._names.all_own(record.rank)
-            message = self._problem(error, f"{step_name(self._step.key)}/{record.file}", "the part file is missing")
+            message = _problem(error, "the part file is missing")
             self._damage.append(Damage("part", message, record.file, record.rank, leaves=leaves))
         whole = record.nbytes + record.referenced_bytes
         self._advance(whole - (self.nbytes - before))  # what was not read will not be
@@ -362,7 +362,7 @@ class _Checking:
             except (FormatError, StorageError) as error:
                 gone.add(base)
                 file = self._base_file(part, base)
-                message = self._problem(error, file, "an earlier part that holds chunks of this one is missing")
+                message = _problem(error, "an earlier part that holds chunks of this one is missing")
                 chunks = np.flatnonzero(reader.chunks["base"] == base).tolist()
                 leaves = tuple(leaf for chunk in chunks for leaf in names.in_chunk(reader, chunk))
                 self._damage.append(Damage("part", message, file, rank, leaves=leaves))
@@ -371,14 +371,6 @@ class _Checking:
     def _base_file(self, part: OpenPart, base: int) -> str:
         """The key of a base."""
         return f"{part.reader.base_place(base)}/{part.record.file}"
-
-    def _problem(self, error: FormatError | StorageError, key: str, missing: str) -> str:
-        """What is wrong with a file that cannot be opened as a part; what it is instead, if it is another one."""
-        if isinstance(error, StorageError):
-            return missing if error.errno == errno.ENOENT else _text(error)
-        is_own = key.startswith(step_name(self._step.key))
-        other = misnamed(self._step.store, key, self._step.manifest.attempt if is_own else None)
-        return _text(error) if other is None else f"{_text(error)}; {advice(self._step.store, key, other)}"
 
     def _document(self, part: OpenPart) -> Structure:
         """Check that the part describes leaves and values as the manifest does; the structure of its rank's state."""
@@ -539,6 +531,11 @@ class LeafNames:
             if division is not None or (begin < stop and end > start):
                 leaves.append(DamagedLeaf(path, rank, None, None))
         return leaves
+
+
+def _problem(error: FormatError | StorageError, missing: str) -> str:
+    """Why a file cannot be opened as a part."""
+    return missing if isinstance(error, StorageError) and error.errno == errno.ENOENT else _text(error)
 
 
 def _text(error: DeeppartError) -> str:

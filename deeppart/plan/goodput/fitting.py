@@ -19,7 +19,7 @@ _STARTS = ((0.5, 0.5, 0.1, 1.001), (0.5, 0.5, 0.5, 2.0), (0.05, 0.95, 0.5, 5.0))
 #: nearly do: with few ranks, growth mostly reflects their placement on nodes. AdaptDL has 0.01 for the second. With 5
 #: the greatest error beyond 8 GPUs, on its published traces, is 10 % instead of 16, and at twice the ranks 12 %
 #: instead of 29 if a job keeps one mean per size (docs/elastic.md).
-_OVERLAP_WEIGHT, GROWTH_WEIGHT = 1e-3, 5.0
+_OVERLAP_WEIGHT, _GROWTH_WEIGHT = 1e-3, 5.0
 #: Added to the mean square: its root has no derivative at 0.
 _SMOOTH = 1e-10
 _MOST_S = 1e5
@@ -48,9 +48,7 @@ class Measured:
     accumulated_s: float | None = None
 
 
-def fit(
-    measured: Sequence[Measured], near: Throughput | None = None, *, growth_weight: float = GROWTH_WEIGHT
-) -> Throughput:
+def fit(measured: Sequence[Measured], near: Throughput | None = None) -> Throughput:
     """The parameters with the least mean square error of the logarithms of durations.
 
     Parameters that no measurement determines stay near 0, with one exception: an unmeasured network between nodes is
@@ -59,7 +57,6 @@ def fit(
     Args:
         measured: at least one duration.
         near: parameters of an earlier fit: the only starting point then, which is faster.
-        growth_weight: weight of the penalty for growth with the ranks; AdaptDL has 0.01.
 
     Raises:
         ConfigError: nothing was measured, or scipy is missing.
@@ -73,7 +70,7 @@ def fit(
         >>> round(float(found.step_s(8, 32, 32) / true.step_s(8, 32, 32)), 2)  # twice as many ranks as were measured
         1.0
     """
-    data = _data(measured, growth_weight)
+    data = _data(measured)
     lower, upper = _bounds(data)
     starts = _starts(data, lower, upper)
     if near is not None:
@@ -96,10 +93,9 @@ class _Data(NamedTuple):
     step_weight: Floats
     log_accumulated: Floats
     accumulated_weight: Floats
-    growth_weight: float
 
 
-def _data(measured: Sequence[Measured], growth_weight: float) -> _Data:
+def _data(measured: Sequence[Measured]) -> _Data:
     steps = np.array([0.0 if each.step_s is None else each.step_s for each in measured])
     accumulated = np.array([_alone_s(each) or 0.0 for each in measured])
     if not (np.any(steps > 0) or np.any(accumulated > 0)):
@@ -113,7 +109,6 @@ def _data(measured: Sequence[Measured], growth_weight: float) -> _Data:
         np.array([each.local_batch for each in measured], dtype=float),
         *_logarithms(steps),
         *_logarithms(accumulated),
-        growth_weight,
     )
 
 
@@ -209,7 +204,7 @@ def _error(parameters: Floats, data: _Data) -> tuple[float, Floats]:
     by_network = step_slope * (1 - share) / network
     by_overlap = step_slope @ (share * log_computing + (1 - share) * log_network - both / overlap) / overlap
     growth = np.array([between_rank / between, within_rank / within])
-    pulls = 2 * data.growth_weight * growth**2
+    pulls = 2 * _GROWTH_WEIGHT * growth**2
     slopes = np.array([
         constant * by_computing.sum(),
         growing * (by_computing @ data.local),
@@ -219,7 +214,7 @@ def _error(parameters: Floats, data: _Data) -> tuple[float, Floats]:
         within_rank * (by_network[is_within] @ beyond[is_within]) + pulls[1],
         by_overlap + 2 * _OVERLAP_WEIGHT * (overlap - 1),
     ])  # fmt: skip
-    held = _OVERLAP_WEIGHT * (overlap - 1) ** 2 + data.growth_weight * float(growth @ growth)
+    held = _OVERLAP_WEIGHT * (overlap - 1) ** 2 + _GROWTH_WEIGHT * float(growth @ growth)
     return step_error + computing_error + held, slopes
 
 

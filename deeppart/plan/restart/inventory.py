@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 from deeppart.model import Attempt, ParityIdentity, ParityMember, PartRecord
@@ -56,9 +56,7 @@ class StoredPart:
 
     def to_json(self) -> list[Any]:
         """For sending to other ranks."""
-        what = [self.rank, self.path, self.nbytes, self.index_digest]
-        rest = [self.written, self.content_digest, self.raw_bytes]
-        return [self.level, _attempt_to_json(self.attempt), *what, *rest]
+        return list(astuple(self))
 
     @classmethod
     def from_json(cls, document: list[Any]) -> StoredPart:
@@ -83,21 +81,14 @@ class StoredParity:
 
     def to_json(self) -> list[Any]:
         """For sending to other ranks."""
-        identity = self.identity
-        members = [[member.part, member.nbytes, member.index_digest] for member in identity.members]
-        numbers = [identity.tolerate, identity.block_bytes, identity.place]
-        return [_attempt_to_json(identity.attempt), members, numbers, self.path, self.nbytes]
+        return list(astuple(self))
 
     @classmethod
     def from_json(cls, document: list[Any]) -> StoredParity:
         """Inverse of :meth:`to_json`."""
-        attempt, members, (tolerate, block_bytes, place), path, nbytes = document
+        (attempt, members, *numbers), path, nbytes = document
         records = tuple(ParityMember(*member) for member in members)
-        return cls(ParityIdentity(Attempt(*attempt), records, tolerate, block_bytes, place), path, nbytes)
-
-
-def _attempt_to_json(attempt: Attempt) -> list[Any]:
-    return [attempt.lineage, attempt.session, attempt.sequence, attempt.step, attempt.world_size]
+        return cls(ParityIdentity(Attempt(*attempt), records, *numbers), path, nbytes)
 
 
 @dataclass(frozen=True, slots=True)

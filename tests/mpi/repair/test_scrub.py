@@ -95,7 +95,7 @@ def test_damage_is_found_and_repaired(run_on: Any, shared_path: Path, monkeypatc
         assert (len(told) >= len(DAMAGE)) if rank == 0 else told == [], told
     assert all("repaired from the other copies" in text for text in results[0][1])
     lineage = next((shared_path / "local" / "node0").iterdir()).name
-    assert not any(take_stock(shared_path / "local" / f"node{node}", lineage, None).problems for node in range(4))
+    assert not any(take_stock(shared_path / "local" / f"node{node}", lineage, None).notes for node in range(4))
 
 
 def one_thread_dies(comm: Any, directory: Path) -> tuple[int | None, list[str]]:

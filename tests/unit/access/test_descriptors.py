@@ -1,4 +1,4 @@
-"""Files to be read, of which only so many have a descriptor at a time, and room for one more."""
+"""Descriptors: when they are closed, and what happens where there are no more."""
 
 from __future__ import annotations
 
@@ -13,55 +13,23 @@ from pathlib import Path
 import pytest
 
 from deeppart import access
-from deeppart.access import ReadFile, answers, descriptors
+from deeppart.access import ReadFile, answers
 from deeppart.errors import StorageError, lacks_descriptors
 from deeppart.part import FileSource
 from tests.descriptors import open_at
 
 
-@pytest.fixture
-def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three at a time; none of those that other tests have left."""
-    monkeypatch.setattr(descriptors, "most_open", lambda: 3)
-    descriptors._recent.close_idle()
-
-
-def files(directory: Path, count: int) -> list[ReadFile]:
-    paths = [directory / str(number) for number in range(count)]
-    for number, path in enumerate(paths):
-        path.write_bytes(bytes([number]) * 10)
-    return [ReadFile(path, access.open_file) for path in paths]
-
-
-def read(file: ReadFile) -> bytes:
-    with file.descriptor() as descriptor:
-        return os.pread(descriptor, 1, 0)
-
-
-@pytest.mark.usefixtures("few")
-def test_any_number_may_be_open(tmp_path: Path) -> None:
+def test_a_file_that_is_being_read_is_closed_afterwards(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"there")
     before = open_at(tmp_path)
-    opened = files(tmp_path, 20)
-    for _ in range(2):
-        assert [read(file) for file in opened] == [bytes([number]) for number in range(20)]
-        assert len(open_at(tmp_path)) == len(before) + 3
-    for file in opened:
+    file = ReadFile(tmp_path / "file", access.open_file)
+    with file.descriptor() as descriptor:
         file.close()
         file.close()
+        assert os.pread(descriptor, 9, 0) == b"there"
     assert open_at(tmp_path) == before
-
-
-@pytest.mark.usefixtures("few")
-def test_another_file_of_that_name_is_not_read(tmp_path: Path) -> None:
-    first, second, *_ = files(tmp_path, 8)
-    (tmp_path / "new").write_bytes(b"other")
-    os.replace(tmp_path / "new", tmp_path / "0")
-    with pytest.raises(OSError, match=r"[Ss]tale") as caught:
-        read(first)
-    assert caught.value.errno == errno.ESTALE
-    os.unlink(tmp_path / "1")
-    with pytest.raises(FileNotFoundError):
-        read(second)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        file.read_into(0, memoryview(bytearray(1)))
 
 
 # --- none left --------------------------------------------------------------------------------------------------------
@@ -72,7 +40,6 @@ def exhausted(*, soft_only: bool) -> Iterator[None]:
     """No more descriptors for this process: its soft limit, or that of every process, is reached."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken: list[int] = []
-    descriptors._recent.close_idle()  # what other tests have left
     gc.collect()  # or it would give some back in the middle
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, hard))

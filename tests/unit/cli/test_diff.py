@@ -33,7 +33,7 @@ def test_exit_codes_are_those_of_diff(tmp_path: Path) -> None:
     for there in (f"{a}@9", tmp_path / "nowhere", f"{tmp_path / 'nowhere'}@1"):
         error = call_json("diff", a, there, code=2)["error"]
         assert (error["kind"], error["exit_code"]) == ("RestoreError", 2)
-    assert call_json("diff", a, manifest_path(a, 1), code=2)["error"]["kind"] == "StorageError"
+    assert call_json("diff", a, manifest_path(a, 1), code=2)["error"]["kind"] == "RestoreError"
     assert call_json("diff", a, b, "nothing*", code=2)["error"]["kind"] == "StructureMismatchError"
     assert call_json("diff", a, b, "--rank", 1, code=2)["error"]["kind"] == "RestoreError"
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deeppart.offline import elements
-from deeppart.offline.statistics import Gathering, Stats
+from deeppart.offline.statistics import Stats, statistics
 from deeppart.state.tensors.leaves import leaf_type
 from tests.sampling import examples
 
@@ -20,9 +20,9 @@ NAN, INF = float("nan"), float("inf")
 
 
 def stats(data: Any) -> Stats:
-    gathering = Gathering()
-    gathering.take(data, leaf_type(data))
-    return gathering.result()
+    found = statistics(data, leaf_type(data))
+    assert found is not None
+    return found
 
 
 def exact(numbers: list[Any]) -> tuple[float, float, float]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import mmap
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,6 @@ import pytest
 
 from deeppart.errors import CorruptFileError, StorageError
 from deeppart.part import ByteSource, FileSource, MemorySource
-from deeppart.part.source import map_file
 
 DATA = bytes(range(256)) * 10
 
@@ -76,10 +74,17 @@ def mappings_of(path: Path) -> int:
     return Path("/proc/self/maps").read_text(encoding="utf-8").count(str(path))
 
 
-@pytest.mark.parametrize(("offset", "nbytes"), [(0, len(MAPPED) + 1), (4096, len(MAPPED)), (0, 0), (100, 10)])
-def test_nothing_beyond_the_end_is_mapped(tmp_path: Path, offset: int, nbytes: int) -> None:
+def test_a_mapping_outlives_its_source_and_ends_with_the_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(MAPPED)
-    with path.open("rb") as file, pytest.raises(OSError, match=r"shorter|Invalid") as caught:
-        map_file(file.fileno(), offset, nbytes, mmap.MAP_SHARED, mmap.PROT_READ)
-    assert caught.value.errno == errno.EINVAL and mappings_of(path) == 0
+    with FileSource(path) as source:
+        mapped = source.mapped(5000, 9000)
+        for start, stop in ((0, len(MAPPED) + 1), (4096, 4096)):
+            with pytest.raises((CorruptFileError, StorageError)):
+                source.mapped(start, stop)
+        os.truncate(path, 9000)
+        with pytest.raises(StorageError, match="cannot map"):
+            source.mapped(0, len(MAPPED))
+    assert bytes(mapped) == MAPPED[5000:9000] and mapped.readonly and mappings_of(path) == 1
+    del mapped
+    assert mappings_of(path) == 0

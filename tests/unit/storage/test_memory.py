@@ -46,7 +46,7 @@ def save(memory: MemoryLevel, step: int, rank: int, content: bytes) -> None:
 def found(memory: MemoryLevel) -> list[tuple[int, int]]:
     stock = NodeContents()
     memory.take_stock(None, stock)
-    assert not stock.problems
+    assert not stock.notes
     return sorted((part.attempt.step, part.rank) for part in stock.parts)
 
 

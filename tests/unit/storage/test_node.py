@@ -23,10 +23,9 @@ def test_a_part_that_refers_to_other_steps_is_none_on_a_node(tmp_path: Path) -> 
     shutil.copytree(make.LATER_FILES.parent, tmp_path / lineage)
     found = take_stock(tmp_path, lineage, None)
     assert sorted((part.attempt.step, part.rank) for part in found.parts) == [(1200, 0), (1300, 1)]
-    (problem,) = found.problems
-    assert "a part on a node refers to other steps" in problem and found.damaged == [
-        tmp_path / lineage / make.LATER_FILES.name / "part-00000-of-00002.dpp"
-    ]
+    (note,) = found.notes
+    assert "a part on a node refers to other steps" in note.text and note.kind == "damaged"
+    assert note.path == tmp_path / lineage / make.LATER_FILES.name / "part-00000-of-00002.dpp"
 
 
 def test_nothing_is_made_in_the_place_of_a_file_system_that_is_gone(tmp_path: Path, memory: Path) -> None:

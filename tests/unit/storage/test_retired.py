@@ -60,7 +60,7 @@ def test_ls_looks_for_newer_steps_where_it_found_some_retired(root: Path, monkey
 
 
 def test_show_looks_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before(monkeypatch, "deeppart.offline.inspect.contents.structure_of", step_dir(root, 2))
+    before(monkeypatch, "deeppart.offline.reading.structure_of", step_dir(root, 2))
     document = call_json("show", root)
     assert (document["step"], document["problems"]) == (1, [])
 
@@ -112,4 +112,4 @@ def test_what_is_damaged_on_a_node_stays_damaged(tmp_path: Path) -> None:
     lineage = on_a_node(tmp_path)
     part_path(lineage, 1).write_bytes(b"x" * 9000)
     assert len(nodes(tmp_path, code=1)) == 1
-    assert len(take_stock(tmp_path / "node", lineage.name, None).damaged) == 1
+    assert len(take_stock(tmp_path / "node", lineage.name, None).notes) == 1

@@ -41,7 +41,7 @@ def a_set(
     entry = ParitySetFiles(ParityIdentity(attempt, members, tolerate, BLOCK, 0))
     for each in wanted:
         entry.add(each.rebuild)
-        entry.doubtful.add(("data", each.place))
+        entry.doubtful.add(each.place)
     return entry, wanted
 
 
@@ -107,7 +107,7 @@ def test_the_steps_give_every_byte_back(drawn: tuple[list[int], int, list[int], 
 def test_a_part_that_cannot_be_computed_does_not_keep_the_others() -> None:
     """Two are lost of a set that can do without one; of one of them there is a good copy all the same."""
     entry, wanted = a_set([6 * BLOCK] * 4, 1, [1, 2])
-    entry.data[2] = [BlockFile(2, "copy", (3,))]
+    entry.files["data", 2] = [BlockFile(2, "copy", (3,))]
     k, rows = entry.stripes.data_blocks, entry.stripes.rows
     entry.good = {("data", place, 0): np.ones((rows, k), np.bool_) for place in (0, 2, 3)}
     steps, failures = plan_steps(entry, wanted)

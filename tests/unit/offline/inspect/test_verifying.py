@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import deeppart
-from deeppart.errors import RestoreError, StorageError
+from deeppart.errors import RestoreError
 from deeppart.offline.inspect.verifying import choose_steps, verify
 from deeppart.part import FileSource, PartReader
 from deeppart.state.document.part_document import PartDocument
@@ -154,5 +154,5 @@ def test_what_is_not_there_is_told_with_what_is(tmp_path: Path) -> None:
         choose_steps(tmp_path / "empty")
     with pytest.raises(RestoreError, match="no such checkpoint directory"):
         choose_steps(tmp_path / "nowhere")
-    with pytest.raises(StorageError, match="a file"):
+    with pytest.raises(RestoreError, match="a file of one step"):
         choose_steps(manifest_path(tmp_path, 1))
