@@ -2,114 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
-import torch
+import numpy as np
 
-from deeppart.state.objects import is_optimizer
-from deeppart.state.paths import ExactPath, Path, exact, id_keys
-from deeppart.state.tree import DICTS, Branch, LeafNumbers, Node, ShardedLeaf, ValueLeaf
+from deeppart.recovery.saved import SavedStep
+from deeppart.recovery.tables import Ranks
+from deeppart.state.paths import Path, exact
+from deeppart.state.restore import Absent, Choice
+from deeppart.state.tree import FlatState, LeafNumbers, ShardedLeaf, walk_tree
 
 
-@dataclass(frozen=True, slots=True)
-class Absent:
-    """An item of a saved dict whose key the live dict lacks, or for which it has None.
+def share_out_absent(
+    saved: SavedStep,
+    flat: FlatState,
+    choice: Choice,
+    ranks: Ranks,
+    what: str,
+    declared: Callable[[Path], bool] = lambda path: False,
+) -> None:
+    """Find out which items this live state lacks because other ranks have them, and which cannot be split (collective).
 
-    Attributes:
-        path: its path.
-        leaves: its leaves.
-        around: the live dict.
-        is_none: the live dict has None under the key.
-        in_module: the dict is a module's.
+    Args:
+        declared: true for a path at which ``replicated`` says "parts".
     """
-
-    path: Path
-    leaves: LeafNumbers
-    around: Branch
-    is_none: bool
-    in_module: bool
-
-    def is_left_out(self, sharded: frozenset[int]) -> bool:
-        """True if it has sharded tensors that cannot be split.
-
-        The state of an optimizer is not among absent items: it is split like its parameters. An item that a module
-        lacks, or a dict of other sharded tensors, is an error, as without shards.
-        """
-        is_of_shards = any(isinstance(child, ShardedLeaf) for child in self.around.children)
-        return not (self.in_module or is_of_shards or self.leaves.arrays.isdisjoint(sharded))
-
-
-def absent_items(saved: Node, live: Node, path: Path = (), *, in_module: bool = False) -> Iterator[Absent]:
-    """All absent items, except in optimizers, which create them."""
-    if not isinstance(saved, Branch):
-        return
-    if isinstance(live, Branch) and live.kind == "object":
-        if is_optimizer(live.container):
-            return
-        in_module = in_module or isinstance(live.container, torch.nn.Module)
-        live = live.children[0]
-    if saved.kind == "object":
-        yield from absent_items(saved.children[0], live, path, in_module=in_module)
-        return
-    if not isinstance(live, Branch):
-        return
-    mine = live.by_key()
-    for key, name, child in zip(saved.keys, id_keys(saved.keys), saved.children, strict=True):
-        inner, here = mine.get(name), (*path, key)
-        is_none = isinstance(inner, ValueLeaf) and inner.value is None
-        if (inner is None or is_none) and saved.kind in DICTS:
-            yield Absent(here, LeafNumbers.of(child), live, is_none, in_module)
-        elif isinstance(child, Branch) and inner is not None:
-            yield from absent_items(child, inner, here, in_module=in_module)
+    shared = saved.documents.structure
+    # The numbers that are the same on all ranks: of shared leaves, and of the last ones.
+    arrays = np.arange(len(shared.types))
+    in_parts = saved.first_value + np.arange(len(saved.global_state.values))
+    values = np.concatenate([np.arange(len(shared.values)), in_parts])
+    belongs = _of_other_ranks(saved, declared)
+    given = [item for item in choice.absent if belongs(item)]
+    # If the live state has no sharded tensor at all, plain tensors can be created.
+    unsplit = [item for item in choice.absent if flat.sharded and _cannot_be_split(item, saved)]
+    here = LeafNumbers(set(saved.left_out - saved.all_own_leaves()))
+    for item in given:
+        here.add(item.leaves)
+    # With sharded tensors, leaves of a container that is not restored here may be restored on another rank.
+    for item in unsplit:
+        here.arrays.update(item.leaves.arrays - saved.all_own_leaves())
+    lacking = np.concatenate([np.isin(arrays, list(here.arrays)), np.isin(values, list(here.values))])
+    placed = (~lacking).astype(np.int64)
+    found = lacking & ranks.finish(ranks.comm.maximum(placed), what).astype(np.bool_)
+    numbers = arrays[found[: len(arrays)]].tolist(), values[found[len(arrays) :]].tolist()
+    others = LeafNumbers(*map(set, numbers))
+    choice.left_to_others = [item for item in given if others.covers(item.leaves)]
+    choice.left_out = [item for item in unsplit if item not in choice.left_to_others]
 
 
-@dataclass(frozen=True, slots=True)
-class PartRules:
-    """Where a live dict may lack items because other ranks have them, rather than because they are to be created.
+def _cannot_be_split(item: Absent, saved: SavedStep) -> bool:
+    """True if an item has sharded tensors that cannot be split.
+
+    The state of an optimizer is not among absent items: it is split like its parameters. An item that a module lacks,
+    or a dict of other sharded tensors, is an error, as without shards.
+    """
+    is_of_shards = any(isinstance(child, ShardedLeaf) for child in item.around.children)
+    return not (item.in_module or is_of_shards or item.leaves.arrays.isdisjoint(saved.tensors))
+
+
+def _of_other_ranks(saved: SavedStep, declared: Callable[[Path], bool]) -> Callable[[Absent], bool]:
+    """A function that says whether a live dict may lack an item because other ranks have it.
 
     As when states are saved, this holds for parts of one state, for dicts with sharded tensors, and where the user has
     declared it. Rank 0's items are restored on all ranks, and rank-local items only on their rank.
-
-    Attributes:
-        parts: leaves saved as parts of one state.
-        part_paths: the paths of these parts.
-        own: per-rank leaves.
-        rank0: paths of rank 0's items.
-        around_own: paths of rank-local items, and of the containers around them.
-        declared: true for a path at which ``replicated`` says "parts".
     """
+    global_state, rank0 = saved.global_state, saved.documents.structure.rank0
+    paths = {exact(path) for _, tree in global_state.parts for path, _ in walk_tree(tree.node, tree.path)}
+    arrays = {number for number, tensor in global_state.tensors.items() if exact(tensor.path) in paths}
+    parts = LeafNumbers(arrays, set(saved.part_values()))
+    own = LeafNumbers(set(saved.own_leaves), set(saved.own_values))
+    around_own = {exact(tree.path)[:end] for tree in saved.rank_local for end in range(1, len(tree.path) + 1)}
 
-    parts: LeafNumbers = field(default_factory=LeafNumbers)
-    part_paths: frozenset[ExactPath] = frozenset()
-    own: LeafNumbers = field(default_factory=LeafNumbers)
-    rank0: frozenset[ExactPath] = frozenset()
-    around_own: frozenset[ExactPath] = frozenset()
-    declared: Callable[[Path], bool] = lambda path: False
-
-    def gives_to_others(self, item: Absent, others: LeafNumbers | None = None) -> bool:
-        """True if an absent item is restored on other ranks.
-
-        Args:
-            item: the item whose key the live dict lacks.
-            others: the leaves that other ranks restore; None for every leaf.
-        """
+    def belongs(item: Absent) -> bool:
         place, leaves = exact(item.path), item.leaves
         if item.is_none:
             return False
         if not leaves.any():
-            return place in self.part_paths
-        if others is not None and not others.covers(leaves):
+            return place in global_state.part_paths
+        if any(place[:end] in rank0 for end in range(1, len(place) + 1)):
             return False
-        if any(place[:end] in self.rank0 for end in range(1, len(place) + 1)):
+        if place in around_own or own.meets(leaves):
             return False
-        if place in self.around_own or self.own.meets(leaves):
-            return False
-        return self.parts.covers(leaves) or has_shards(item.around) or self.declared(item.path)
+        has_shards = any(isinstance(leaf, ShardedLeaf) for _, leaf in walk_tree(item.around, ()))
+        return parts.covers(leaves) or has_shards or declared(item.path)
 
-
-def has_shards(live: Node) -> bool:
-    """True if a tree has a sharded tensor."""
-    if isinstance(live, Branch):
-        return any(map(has_shards, live.children))
-    return isinstance(live, ShardedLeaf)
+    return belongs

@@ -9,7 +9,7 @@ mapped values, arrays to fill.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from deeppart._gc import collection_paused
-from deeppart.comm import raise_together, together
+from deeppart.comm import together
 from deeppart.errors import (
     CommError,
     DeeppartError,
@@ -27,11 +27,12 @@ from deeppart.errors import (
     StructureMismatchError,
 )
 from deeppart.model import Box, RestoreReport
+from deeppart.recovery.absent import share_out_absent
 from deeppart.recovery.candidates import Recovered, SourcesFailedError, failure_of, gather_failures
 from deeppart.recovery.distribute import Delivery, Failure
-from deeppart.recovery.matching import Matched, check_step, find_places, match, notices, refused_ties
+from deeppart.recovery.matching import Matched, check_step, match, notices
 from deeppart.recovery.narrowing import LiveState, narrowed, with_own_of_all
-from deeppart.recovery.old_ranks import Mapped, OldLeaves, bring_old_leaves, map_old_leaves, memory_for_old_leaves
+from deeppart.recovery.old_ranks import OldLeaves, map_old_leaves, memory_for_old_leaves, wanted_of_old
 from deeppart.recovery.saved import SavedStep, load_step
 from deeppart.recovery.tables import Ranks, Tables, fetch_spans, share_tables
 from deeppart.state.paths import PerRankPolicies, Replication, readable
@@ -93,9 +94,10 @@ def _restore_state(
         matched, old = restoring.match(whole, live, replication)
         if restoring.needs_more():
             return None
-        mapped = restoring.map_old_ranks(matched, old)
-        to_fill = restoring.find_overlaps(matched, mapped)
-        restoring.write(matched, mapped, to_fill)
+        if old:
+            restoring.map_old_ranks(matched, old)
+        to_fill = restoring.find_overlaps(matched)
+        restoring.write(matched, to_fill)
     report = report_of(matched, tables.loaded_bytes, tables.saved_bytes)
     return report, notices(matched, ranks.comm.size), list(matched.own.names)
 
@@ -115,14 +117,13 @@ class _Restoring:
         saved = with_own_of_all(saved, whole, comm, self._what, self._timeout)
         tables, recovered = self._tables, self._recovered
         held = self._together(lambda: check_step(saved, tables, recovered, self._policies, comm), _MATCHING)
-        places = find_places(saved, flat, self._ranks, self._what, replication.in_parts)
+        share_out_absent(saved, flat, choice, self._ranks, self._what, replication.in_parts)
 
         def matched() -> tuple[Matched, OldLeaves, WantedPieces]:
-            found = match(saved, held, flat, places, self._policies, comm.rank, choice, cast=request.cast)
+            found = match(saved, held, flat, choice, self._policies, comm.rank, cast=request.cast)
             return found, memory_for_old_leaves(found), wanted_pieces(found)
 
         found, old, self._wanted = self._together(matched, _MATCHING)
-        raise_together(comm, refused_ties(found, comm, self._what, self._timeout), self._what, self._timeout)
         return found, old
 
     def needs_more(self) -> bool:
@@ -134,47 +135,52 @@ class _Restoring:
         lacking = np.array([lacks_bytes(self._wanted, self._tables)], dtype=np.int64)
         return bool(self._ranks.finish(self._comm.maximum(lacking), self._what).any())
 
-    def map_old_ranks(self, matched: Matched, old: OldLeaves) -> Mapped:
+    def map_old_ranks(self, matched: Matched, old: OldLeaves) -> None:
         """Take rank 0's per-rank values, or call the caller's function for this rank's."""
         comm = self._comm
-        failure = None
-        if old:
-            failure = bring_old_leaves(self._delivery, old)
-            self._check_sources(failure)
+        self._bring(wanted_of_old(old), lambda: map_old_leaves(matched, old, comm.rank, comm.size), _MATCHING)
 
-        def mapped() -> Mapped:
-            _raise_any(failure)
-            return map_old_leaves(matched, old, comm.rank, comm.size)
-
-        return self._together(mapped, _MATCHING)
-
-    def find_overlaps(self, matched: Matched, mapped: Mapped) -> ToFill:
+    def find_overlaps(self, matched: Matched) -> ToFill:
         """Collect the arrays to fill; live leaves that share memory are received separately first, and compared."""
         to_fill = self._together(lambda: arrays_to_fill(matched), _SHARING)
-        overlapping = self._comm.maximum(np.array([bool(to_fill.alone or to_fill.shards)], dtype=np.int64))
+        overlapping = self._comm.maximum(np.array([bool(to_fill.components or to_fill.shared)], dtype=np.int64))
         if self._ranks.finish(overlapping, self._what).any():
-            failure = self._delivery.bring(Scatter(wanted(matched, mapped.own_leaves, to_fill.all_alone())))
-            self._check_sources(failure)
-
-            def compare() -> None:
-                _raise_any(failure)
-                check_conflicts(matched, to_fill, mapped)
-
-            self._together(compare, _COMPARING)
+            self._bring(wanted(matched, to_fill.all_alone()), lambda: check_conflicts(matched, to_fill), _COMPARING)
         return to_fill
 
-    def write(self, matched: Matched, mapped: Mapped, to_fill: ToFill) -> None:
+    def write(self, matched: Matched, to_fill: ToFill) -> None:
         """Fill the arrays, restore ties and put everything into its containers. Changes the live state."""
-        failure = self._delivery.bring(Scatter(wanted(matched, mapped.own_leaves, to_fill.all())))
-        self._check_sources(failure, has_begun=True)
+        target = matched.target
 
         def hand_over() -> None:
-            _raise_any(failure)
-            for index, value in mapped.arrays.items():
+            for index, value in target.mapped.items():
                 assign(to_fill.arrays[index], value)
-            self._hand_over(matched, to_fill)
+            arrays = to_fill.arrays | target.created
+            tie(target, arrays)
+            cast_into(to_cast(matched, arrays, to_fill.boxes))
+            put(target, arrays, matched.flat)
 
-        self._together(hand_over, _HANDING, _TODO)
+        self._bring(wanted(matched, to_fill.all()), hand_over, _HANDING, _TODO, has_begun=True)
+
+    def _bring(
+        self,
+        needed: Iterable[Wanted],
+        then: Callable[[], None],
+        failed: str,
+        todo: str | None = None,
+        *,
+        has_begun: bool = False,
+    ) -> None:
+        """Fill arrays with the bytes that they need, and do something with them."""
+        failure = self._delivery.bring(Scatter(needed))
+        self._check_sources(failure, has_begun=has_begun)
+
+        def do() -> None:
+            if failure is not None:
+                raise failure.error
+            then()
+
+        self._together(do, failed, todo)
 
     def _check_sources(self, failure: Failure | None, *, has_begun: bool = False) -> None:
         """Raise SourcesFailedError if a source failed on any rank, or may have changed since its bytes were checked."""
@@ -195,17 +201,6 @@ class _Restoring:
 
         return together(self._comm, without_collections, failed, (self._what, self._timeout), todo)
 
-    def _hand_over(self, matched: Matched, to_fill: ToFill) -> None:
-        arrays = to_fill.arrays | matched.target.created
-        tie(matched.target, arrays)
-        cast_into(to_cast(matched, arrays))
-        put(matched.target, arrays, matched.flat)
-
-
-def _raise_any(failure: Failure | None) -> None:
-    if failure is not None:
-        raise failure.error
-
 
 @dataclass(frozen=True, slots=True)
 class ToFill:
@@ -213,18 +208,16 @@ class ToFill:
 
     Attributes:
         arrays: arrays with a whole leaf, by leaf number.
-        alone: memory for leaves that share memory, and for components of composite tensors, which are received
-            separately first, by leaf number.
         boxes: shards of live tensors, by leaf number.
-        components: the leaves in ``alone`` that are components.
-        shards: leaf numbers, shards or leaves that share memory with a shard, and memory to receive each separately.
+        components: memory for components of composite tensors, which are received separately first, by leaf number.
+        shared: leaf numbers, arrays that share memory otherwise than when they were saved, and memory to receive each
+            separately first.
     """
 
     arrays: dict[int, Array]
-    alone: dict[int, Array]
     boxes: dict[int, list[LiveBox]]
-    components: frozenset[int] = frozenset()
-    shards: Sequence[tuple[int, LiveBox, LiveBox]] = ()
+    components: dict[int, Array]
+    shared: Sequence[tuple[int, LiveBox, LiveBox]] = ()
 
     def all(self) -> Iterator[tuple[int, LiveBox]]:
         """All arrays to be filled."""
@@ -233,8 +226,8 @@ class ToFill:
 
     def all_alone(self) -> Iterator[tuple[int, LiveBox]]:
         """The memory for leaves that are received separately first."""
-        yield from _whole(self.alone)
-        yield from ((index, memory) for index, _, memory in self.shards)
+        yield from _whole(self.components)
+        yield from ((index, memory) for index, _, memory in self.shared)
 
 
 def _whole(arrays: Mapping[int, Array]) -> Iterator[tuple[int, LiveBox]]:
@@ -244,30 +237,48 @@ def _whole(arrays: Mapping[int, Array]) -> Iterator[tuple[int, LiveBox]]:
 def arrays_to_fill(matched: Matched) -> ToFill:
     """Collect the arrays to fill, and find live leaves that share memory in other ways than saved."""
     target = matched.target
-    arrays = target.arrays()
-    live = {index: arrays[index] for index in target.live if index in arrays}
-    aliases = target.structure.aliases.keys() - target.tied
-    untied = {index: data for index, data in (target.live | target.casts).items() if index in aliases}
-    untied |= {index: data for index, data in target.casts.items() if index not in target.tied}
-    found = overlapping(live | untied)
-    alone = {index: new_array(target.types[index]) for index in found if index not in untied}
-    components = {index for index in leaves_to_check(target) if index in arrays and index not in alone}
-    alone |= {index: new_array(target.types[index]) if index in live else arrays[index] for index in components}
-    if wrong := [index for index in found if index in untied]:
-        raise _overlap_error(matched, wrong, found)
-    boxes = live_boxes(matched)
-    shards = [
+    arrays, boxes = target.arrays(), live_boxes(matched)
+    components = {
+        index: new_array(target.types[index]) if index in target.live else arrays[index]
+        for index in leaves_to_check(target)
+        if index in arrays
+    }
+    shared = [
         (index, live, LiveBox(new_array(replace(target.types[index], shape=live.box.sizes)), live.box))
-        for index, live in _boxes_to_compare(matched, boxes, arrays)
+        for index, live in _shared_otherwise(matched, boxes)
     ]
-    return ToFill(arrays, alone, boxes, frozenset(components), shards)
+    return ToFill(arrays, boxes, components, shared)
+
+
+def _shared_otherwise(matched: Matched, boxes: Mapping[int, Sequence[LiveBox]]) -> list[tuple[int, LiveBox]]:
+    """Live arrays and shards that share memory otherwise than when they were saved: their saved bytes may differ.
+
+    What only becomes what was saved after all is received, as aliases and arrays of another dtype do, is not compared.
+    """
+    target = matched.target
+    left = target.tied | target.dropped
+    places = [each for each in _whole(target.live) if each[0] not in left]
+    places += [(index, live) for index, shards in boxes.items() if index not in target.casts for live in shards]
+    for index, arrays in target.casts.items():
+        live = map(LiveBox, arrays, target.sharded[index].boxes) if index in boxes else map(LiveBox.whole, arrays)
+        places += [(index, each) for each in live if index not in left]
+    found = [places[place] for place in overlapping({place: box.array for place, (_, box) in enumerate(places)})]
+    if not found or (all(index in boxes for index, _ in found) and _are_twins(matched, found)):
+        return []
+    numbers = [index for index, _ in found]
+    later = target.casts.keys() | target.structure.aliases.keys()
+    if wrong := [index for index in numbers if index in later]:
+        raise _overlap_error(matched, wrong, numbers)
+    return found
 
 
 def live_boxes(matched: Matched) -> dict[int, list[LiveBox]]:
-    """This rank's shards of live tensors, and of created ones, by leaf number."""
+    """This rank's shards of live tensors, or memory for those of another dtype, and of created ones, by leaf number."""
     target, found = matched.target, dict[int, list[LiveBox]]()
     for index, leaf in target.sharded.items():
-        arrays = target.cast_shards.get(index) or [matched.flat.data[number] for number in leaf.numbers]
+        arrays = [matched.flat.data[number] for number in leaf.numbers]
+        if index in target.casts:
+            arrays = [new_array(replace(target.types[index], shape=tuple(each.shape))) for each in arrays]
         found[index] = [LiveBox(*each) for each in zip(arrays, leaf.boxes, strict=True)]
     for index, tensor in target.created.items():
         shards = read_shards(tensor, "a created leaf")
@@ -275,65 +286,35 @@ def live_boxes(matched: Matched) -> dict[int, list[LiveBox]]:
     return found
 
 
-def sources_of(matched: Matched, own: Set[int]) -> Callable[[int, Box], Iterable[Source]]:
-    """A function that returns the pieces with bytes of a box of a leaf; ``own``: numbers of the per-rank leaves."""
+def sources_of(matched: Matched) -> Callable[[int, Box], Iterable[Source]]:
+    """A function that returns the pieces with bytes of a box of a leaf."""
     saved, target = matched.saved, matched.target
     aliases, rank = saved.structure.aliases, matched.rank if saved.same_world else None
 
     def of(index: int, box: Box) -> Iterable[Source]:
         if index in saved.tensors:
             return matched.held.sources(index, box, rank)
-        if index in own and not saved.same_world:
+        if index in target.own and not saved.same_world:
             return ()  # mapped from leaves of the old ranks
         # A leaf that is no longer an alias here is filled with the bytes of its saved owner.
         leaf = aliases[index].owner if index in aliases and index not in target.structure.aliases else index
-        part = matched.rank if index in own else ANY_PART
+        part = matched.rank if index in target.own else ANY_PART
         return (Source(part, leaf, 0, Box.whole(target.types[index].shape)),)
 
     return of
 
 
-def wanted(matched: Matched, own: Set[int], wanting: Iterable[tuple[int, LiveBox]]) -> Iterator[Wanted]:
-    """The bytes of the parts that go into arrays of this rank; ``own``: see :func:`sources_of`."""
-    sources, types = sources_of(matched, own), matched.target.types
+def wanted(matched: Matched, wanting: Iterable[tuple[int, LiveBox]]) -> Iterator[Wanted]:
+    """The bytes of the parts that go into arrays of this rank."""
+    sources, types = sources_of(matched), matched.target.types
     for index, live in wanting:
         for source in sources(index, live.box):
             yield Wanted(source, live, types[index].itemsize, f"leaf {index}")
 
 
-def _boxes_to_compare(
-    matched: Matched, boxes: Mapping[int, Sequence[LiveBox]], arrays: Mapping[int, Array]
-) -> list[tuple[int, LiveBox]]:
-    """Live shards, and leaves that share memory with a shard, whose saved bytes may differ.
-
-    Identical arrays that get the same pieces, like tied parameters, cannot differ.
-    """
-    places = [(index, live) for index, shards in boxes.items() for live in (_boxes_to_cast(matched, index) or shards)]
-    live = {~number: array for number, array in arrays.items() if number in matched.target.live}
-    live |= {~number: array for number, array in matched.target.casts.items()}
-    found = overlapping(live | {place: box.array for place, (_, box) in enumerate(places)}) if boxes else []
-    of_boxes = [places[place] for place in found if place >= 0]
-    if not of_boxes or (len(of_boxes) == len(found) and _are_twins(matched, of_boxes)):
-        return []
-    found_boxes = [places[place] if place >= 0 else (~place, LiveBox.whole(live[place])) for place in found]
-    casts = matched.target.casts.keys() | matched.target.cast_shards.keys()
-    if any(index in casts for index, _ in found_boxes):
-        raise _overlap_error(matched, [index for index, _ in found_boxes], [])
-    return found_boxes
-
-
-def _boxes_to_cast(matched: Matched, index: int) -> list[LiveBox]:
-    """The live shards of a tensor with another dtype, which are written last; [] for other tensors."""
-    if index not in matched.target.cast_shards:
-        return []
-    leaf = matched.target.sharded[index]
-    arrays = [matched.flat.data[number] for number in leaf.numbers]
-    return [LiveBox(*each) for each in zip(arrays, leaf.boxes, strict=True)]
-
-
 def _are_twins(matched: Matched, found: list[tuple[int, LiveBox]]) -> bool:
     """True if arrays that share memory are identical and get the same bytes: tied parameters."""
-    sources = sources_of(matched, matched.saved.own_leaves)
+    sources = sources_of(matched)
 
     def gets(index: int, live: LiveBox) -> tuple[Box, frozenset[Source]]:
         return live.box, frozenset(sources(index, live.box))
@@ -352,20 +333,17 @@ def _identity(box: LiveBox) -> tuple[object, ...]:
     return address(array), tuple(array.shape), tuple(strides), str(array.dtype)
 
 
-def check_conflicts(matched: Matched, to_fill: ToFill, mapped: Mapped) -> None:
+def check_conflicts(matched: Matched, to_fill: ToFill) -> None:
     """Check that leaves that share memory can all have their saved bytes, and that composite tensors can be made.
     The live leaves are unchanged afterwards.
     """
-    wanted = to_fill.alone | {index: value for index, value in mapped.arrays.items() if index in to_fill.alone}
-    check_composites(matched.target, wanted)
-    wanted = {index: array for index, array in wanted.items() if index not in to_fill.components}
-    conflicts = conflicting({index: to_fill.arrays[index] for index in wanted}, wanted)
-    if conflicts:
-        raise _overlap_error(matched, conflicts, list(wanted))
-    live = {place: live.array for place, (_, live, _) in enumerate(to_fill.shards)}
-    conflicts = conflicting(live, {place: memory.array for place, (_, _, memory) in enumerate(to_fill.shards)})
-    if conflicts:
-        leaves = [index for index, _, _ in to_fill.shards]
+    mapped = matched.target.mapped
+    components = {index: mapped.get(index, memory) for index, memory in to_fill.components.items()}
+    check_composites(matched.target, components)
+    live = {place: each.array for place, (_, each, _) in enumerate(to_fill.shared)}
+    wanted = {place: mapped.get(index, memory.array) for place, (index, _, memory) in enumerate(to_fill.shared)}
+    if conflicts := conflicting(live, wanted):
+        leaves = [index for index, _, _ in to_fill.shared]
         raise _overlap_error(matched, [leaves[place] for place in conflicts], leaves)
 
 
@@ -374,10 +352,10 @@ def _overlap_error(matched: Matched, conflicts: list[int], among: list[int]) -> 
     names = [readable(paths[index]) for index in conflicts]
     others = [readable(paths[index]) for index in among if index not in conflicts]
     return StructureMismatchError(
-        "live leaves that share some of their memory did not share it in this way when they were saved",
+        "live leaves that share memory were saved as separate leaves, or shared it in another way",
         found=f"{', '.join(names[:8])} would be overwritten by {', '.join(others[:8]) or 'one another'}",
         where=f"path {names[0]}",
-        todo="build the live state so that they have their own memory, as when it was saved",
+        todo="untie them in the live state, or remove one of them from the state given to restore",
     )
 
 
@@ -386,8 +364,11 @@ def report_of(matched: Matched, loaded_bytes: int, saved_bytes: int) -> RestoreR
     target, choice = matched.target, matched.choice
     placed = list(walk_tree(target.structure.tree, ()))
     names = {node.index: readable(path) for path, node in placed if isinstance(node, ArrayLeaf)}
-    live = {index: leaf_type(data).dtype for index, data in target.casts.items()}
-    live |= {index: target.sharded[index].kind.dtype for index in target.cast_shards}
+    live = {
+        index: (target.sharded[index].kind if index in target.sharded else leaf_type(arrays[0])).dtype
+        for index, arrays in target.casts.items()
+        if index not in target.dropped
+    }
     found = choice.missing, choice.unexpected, choice.beside, choice.unwrapped
     missing, unexpected, beside, unwrapped = ([readable(path) for path in paths] for paths in found)
     return RestoreReport(
@@ -405,21 +386,19 @@ def report_of(matched: Matched, loaded_bytes: int, saved_bytes: int) -> RestoreR
     )
 
 
-def to_cast(matched: Matched, arrays: Mapping[int, Array]) -> Iterator[tuple[Array, Array]]:
+def to_cast(
+    matched: Matched, arrays: Mapping[int, Array], boxes: Mapping[int, Sequence[LiveBox]]
+) -> Iterator[tuple[Array, Array]]:
     """Live arrays with another dtype than the saved leaf, and their new content."""
-    target = matched.target
-    for index, data in target.casts.items():
-        if index not in target.dropped:
-            yield data, arrays[index]
-    for index, shards in target.cast_shards.items():
-        if index in target.sharded:
-            live = (matched.flat.data[number] for number in target.sharded[index].numbers)
-            yield from zip(live, shards, strict=True)
+    for index, live in matched.target.casts.items():
+        if index not in matched.target.dropped:
+            received = [each.array for each in boxes[index]] if index in boxes else [arrays[index]]
+            yield from zip(live, received, strict=True)
 
 
 def wanted_pieces(matched: Matched) -> WantedPieces:
     """The pieces with bytes that this rank needs."""
-    sources, types, boxes = sources_of(matched, matched.saved.own_leaves), matched.target.types, live_boxes(matched)
+    sources, types, boxes = sources_of(matched), matched.target.types, live_boxes(matched)
     wanting = [(index, live.box) for index, shards in boxes.items() for live in shards]
     wanting += [(index, Box.whole(types[index].shape)) for index in matched.target.numbers() if index not in boxes]
     needed: dict[int, set[tuple[int, int]]] = {}

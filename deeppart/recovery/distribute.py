@@ -87,13 +87,13 @@ class _Chunk:
 
     def digest(self) -> int:
         """A number that is the same for ranks that need the same bytes of the chunk, and never 0."""
-        wants = [(piece, 0 if want.source is None else hash((want.source, want.target))) for piece, want in self.wants]
+        wants = [(piece, 0 if want.is_same else hash((want.source, want.target))) for piece, want in self.wants]
         return (hash(tuple(wants)) & _DIGEST_BITS) + 1
 
     def order(self) -> list[Any]:
         """The request to the reader of the chunk: where pieces begin in it, and their elements, all by default."""
         wants = [
-            [self.pieces[number].at, *(() if want.source is None else (want.source, want.target, want.itemsize))]
+            [self.pieces[number].at, *(() if want.is_same else (want.source, want.target, want.itemsize))]
             for number, want in self.wants
         ]
         return [self.index.part, self.number, wants]
@@ -309,9 +309,9 @@ def _in_turns(readers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 def _want(encoded: list[Any]) -> Want:
     """The decoded request of another rank, for one of its arrays."""
     if not encoded:
-        return Want(0, None, None, 1)
+        return Want(0, Box((), ()), Box((), ()), 1, True)  # all bytes, whatever their boxes
     source, target, itemsize = encoded
-    return Want(0, _box(*source), _box(*target), itemsize)
+    return Want(0, _box(*source), _box(*target), itemsize, False)
 
 
 def _box(offset: list[int], sizes: list[int]) -> Box:
@@ -320,7 +320,7 @@ def _box(offset: list[int], sizes: list[int]) -> Box:
 
 def _elements(want: Want, piece: LeafPiece, held: Bytes) -> Iterator[Any]:
     """The requested elements of a piece, array by array."""
-    if want.source is None:
+    if want.is_same:
         yield held
     else:
         for patch in want.of(piece):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from deeppart.errors import DeeppartError, LeafMismatchError, StateError, StructureMismatchError
-from deeppart.recovery.distribute import Delivery, Failure
 from deeppart.recovery.matching import Matched
 from deeppart.recovery.saved import RankLocalPolicies, content_at
 from deeppart.state.document import (
@@ -23,25 +23,12 @@ from deeppart.state.document import (
 )
 from deeppart.state.objects import DATACLASS, ObjectForm, data_of, form_of, make
 from deeppart.state.paths import RANK0, Path, PerRankPolicy, exact, readable
-from deeppart.state.restore import Scatter, detached, find_targets, whole_leaves
+from deeppart.state.restore import Wanted, detached, find_targets, whole_leaves
 from deeppart.state.tensors import Array, leaf_type, new_array
 from deeppart.state.tree import ArrayLeaf, Branch, LeafNumbers, Node, ValueLeaf, flatten
 
 #: For each old rank its per-rank leaves by number.
 OldLeaves = list[dict[int, Array]]
-
-
-@dataclass(frozen=True, slots=True)
-class Mapped:
-    """The per-rank leaves on another number of ranks.
-
-    Attributes:
-        arrays: leaf number -> its content; {} if nothing was mapped.
-        own_leaves: numbers of the per-rank leaves, including those returned by the function.
-    """
-
-    arrays: dict[int, Any]
-    own_leaves: frozenset[int]
 
 
 def memory_for_old_leaves(matched: Matched) -> OldLeaves:
@@ -71,17 +58,15 @@ def _asked_of(rank: int, document: RankDocument, own: RankLocalPolicies) -> set[
     return found | {document.aliases[index].owner for index in found & document.aliases.keys()}
 
 
-def bring_old_leaves(delivery: Delivery, old: OldLeaves) -> Failure | None:
-    """Fill the arrays of :func:`memory_for_old_leaves` on every rank (collective); returns its error or None."""
-    return delivery.bring(Scatter(each for part, arrays in enumerate(old) for each in whole_leaves(arrays, part)))
+def wanted_of_old(old: OldLeaves) -> Iterator[Wanted]:
+    """The bytes that go into the arrays of :func:`memory_for_old_leaves`, on every rank."""
+    return (each for part, arrays in enumerate(old) for each in whole_leaves(arrays, part))
 
 
-def map_old_leaves(matched: Matched, old: OldLeaves, rank: int, size: int) -> Mapped:
+def map_old_leaves(matched: Matched, old: OldLeaves, rank: int, size: int) -> None:
     """Get this rank's values and put them into the target; does not change the live state."""
-    if not old:
-        return Mapped({}, matched.saved.own_leaves)
     try:
-        return _Mapping(matched, old, (rank, size)).run()
+        _Mapping(matched, old, (rank, size)).run()
     except DeeppartError:
         raise
     except Exception as error:
@@ -100,10 +85,9 @@ class _Mapping:
         self._saved, self._flat, self._target = matched.saved, matched.flat, matched.target
         self._own, self._old = matched.own, old
         self._place = place
-        self._arrays: dict[int, Any] = {}
-        self._own_leaves = set(matched.saved.own_leaves)
+        self._arrays = matched.target.mapped
 
-    def run(self) -> Mapped:
+    def run(self) -> None:
         structure, documents = self._saved.structure, self._saved.documents.own[: len(self._old)]
         # Aliases follow their owners.
         asked = self._own.leaves.keys() - structure.aliases.keys()
@@ -124,7 +108,6 @@ class _Mapping:
                 self._target.values[node.index] = found
         self._map_rank_local()
         self._take()
-        return Mapped(self._arrays, frozenset(self._own_leaves))
 
     def _value_for_rank(self, policy: PerRankPolicy, path: Path, old: list[Any]) -> Any:
         """This rank's leaf, from those of the old ranks; or rank 0's, for the policy "rank0"."""
@@ -175,7 +158,7 @@ class _Mapping:
             self._target.values += [leaf.value for leaf in made.values]
             added = range(first[0], first[0] + len(made.data))
             self._arrays |= dict(zip(added, made.data, strict=True))
-            self._own_leaves |= set(added)
+            self._target.own |= set(added)
         if trees:
             count = len(self._target.types)
             # Not the saved structure: leaves that only other ranks restore are no longer in this one.
@@ -184,7 +167,7 @@ class _Mapping:
                 structure,
                 tree=insert(structure.tree, trees, whole=False),
                 types=tuple(self._target.types),
-                per_rank=np.array([index in self._own_leaves for index in range(count)], dtype=np.bool_),
+                per_rank=np.array([index in self._target.own for index in range(count)], dtype=np.bool_),
             )
 
     def _asked_rank_local(self) -> list[RankLocalTree]:
@@ -223,7 +206,7 @@ class _Mapping:
         # Leaves that only other ranks restore stay dropped: as global tensors they would be sent to all of them.
         aliases = self._target.structure.aliases
         left = self._own.left.arrays
-        own = self._own_leaves - left - {index for index, alias in aliases.items() if alias.owner in left}
+        own = self._target.own - left - {index for index, alias in aliases.items() if alias.owner in left}
         self._target.dropped -= {index for index, alias in aliases.items() if alias.owner in own} | own
         find_targets(self._target, self._flat)
 

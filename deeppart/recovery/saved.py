@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,7 +12,6 @@ from deeppart._gc import collection_paused
 from deeppart.comm import together
 from deeppart.errors import CorruptFileError
 from deeppart.model import Attempt
-from deeppart.recovery.absent import PartRules
 from deeppart.recovery.candidates import Recovered
 from deeppart.recovery.tables import Ranks, Tables
 from deeppart.state.document import (
@@ -32,7 +31,7 @@ from deeppart.state.paths import DROP, RANK0, STRICT, ExactPath, Path, PerRankPo
 from deeppart.state.pieces import Held, check_own, check_places, refuse
 from deeppart.state.restore import Target, build, tie
 from deeppart.state.tensors import Array
-from deeppart.state.tree import LeafNumbers, Node, ValueLeaf, units_of, walk_tree
+from deeppart.state.tree import LeafNumbers, Node, ValueLeaf, units_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,21 +101,6 @@ class SavedStep:
     def part_values(self) -> dict[int, PartValue]:
         """The values in parts of the state by number."""
         return dict(enumerate(self.global_state.values.values(), start=self.first_value))
-
-    def part_rules(self, declared: Callable[[Path], bool]) -> PartRules:
-        """The rules for what a live dict may lack."""
-        global_state, shared = self.global_state, self.documents.structure
-        paths = {exact(path) for _, tree in global_state.parts for path, _ in walk_tree(tree.node, tree.path)}
-        arrays = {number for number, tensor in global_state.tensors.items() if exact(tensor.path) in paths}
-        own_paths = {exact(tree.path)[:end] for tree in self.rank_local for end in range(1, len(tree.path) + 1)}
-        return PartRules(
-            LeafNumbers(arrays, set(self.part_values())),
-            global_state.part_paths,
-            LeafNumbers(set(self.own_leaves), set(self.own_values)),
-            shared.rank0,
-            frozenset(own_paths),
-            declared,
-        )
 
     @property
     def of_ranks(self) -> tuple[Structure, ...]:

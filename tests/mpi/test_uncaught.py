@@ -52,7 +52,7 @@ def check_printed(text: str, rank: int, others: str) -> None:
     summary = "the checkpoint has leaves that the live module lacks: model/backbone.weight"
     told = [line for line in text.splitlines() if "StructureMismatchError" in line]
     assert told == [f"deeppart.errors.StructureMismatchError: {summary}"], text
-    assert text.count('rename={"model/backbone.*": "model/encoder.*"}') == 1, text
+    assert text.count("rename= if only names have changed") == 1, text
     assert str(ROOT / "deeppart") not in text, text
     pointers = sorted(line for line in text.splitlines() if line.startswith("deeppart: rank"))
     assert pointers == [f"deeppart: rank {each}: {others} (see rank {rank})" for each in {0, 1, 2} - {rank}], text

@@ -190,7 +190,7 @@ RESTORED = {
     "another dtype": "float64[6, 5]",
     "partial sums": "partial sums",
     "a value": "int",
-    "memory of another shard": "share some of their memory",
+    "memory of another shard": "share memory",
 }
 
 

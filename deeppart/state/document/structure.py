@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deeppart.model import Division
-from deeppart.state.paths import ExactPath, Path, exact
+from deeppart.state.paths import ExactPath, Path
 from deeppart.state.tensors import LeafType
 from deeppart.state.tree import Alias, ArrayLeaf, Leaf, Node, walk_tree
 from deeppart.state.values import Encoded
@@ -57,16 +57,6 @@ class Structure:
     def walk(self) -> Iterator[tuple[Path, Leaf]]:
         """Every leaf and value with its path, in the order of the tree."""
         yield from walk_tree(self.tree, ())
-
-    def rank0_leaves(self) -> dict[int, ExactPath]:
-        """Leaves that rank 0 saved for all -> the path in ``rank0`` above them."""
-        found: dict[int, ExactPath] = {}
-        for path, node in self.walk() if self.rank0 else ():
-            keys = exact(path)
-            for length in range(len(keys) + 1):
-                if isinstance(node, ArrayLeaf) and keys[:length] in self.rank0:
-                    found[node.index] = keys[:length]
-        return found
 
     def array_paths(self) -> list[Path]:
         """Path of each leaf, by leaf number."""

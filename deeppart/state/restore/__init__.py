@@ -5,7 +5,7 @@ changing anything, :class:`Scatter` writes bytes into the targets, and :func:`pu
 :func:`build` makes a new state, for ``load``.
 """
 
-from deeppart.state.restore.choosing import Choice, choose, unmet_globs
+from deeppart.state.restore.choosing import Absent, Choice, choose, unmet_globs
 from deeppart.state.restore.classes import resolve_registered
 from deeppart.state.restore.composites import is_composite, leaves_to_check
 from deeppart.state.restore.filling import detached
@@ -16,7 +16,7 @@ from deeppart.state.restore.request import (
     Request,
     RestoreArguments,
     Strict,
-    aligned,
+    bare_name,
     counterpart,
     request_or_refusal,
 )
@@ -32,6 +32,7 @@ from deeppart.state.restore.target import DROPPED, Target, decode_values
 
 __all__ = [
     "DROPPED",
+    "Absent",
     "Choice",
     "Globs",
     "LiveBox",
@@ -42,7 +43,7 @@ __all__ = [
     "Target",
     "Want",
     "Wanted",
-    "aligned",
+    "bare_name",
     "build",
     "cast_into",
     "check_composites",

@@ -17,15 +17,16 @@ from typing import Any
 import torch
 
 from deeppart.errors import StructureMismatchError
-from deeppart.state.objects import DEQUE
+from deeppart.state.objects import DEQUE, is_optimizer
 from deeppart.state.paths import IdKey, Key, Path, covers, id_key, id_keys, nearest_globs, readable, some_names
 from deeppart.state.restore.composites import is_composite
-from deeppart.state.restore.request import MISSING, UNEXPECTED, Request, aligned, bare_name, matched
+from deeppart.state.restore.request import MISSING, UNEXPECTED, Request, aligned
 from deeppart.state.restore.target import is_cut, meet
 from deeppart.state.tree import (
     DICTS,
     ArrayLeaf,
     Branch,
+    LeafNumbers,
     Node,
     RankLocal,
     ValueLeaf,
@@ -35,10 +36,25 @@ from deeppart.state.tree import (
 )
 
 _STAYS = RankLocal()
-_BOTH_KINDS = (
-    "`deeppart show DIR` lists the names; a pattern without `/` is compared with single keys, one with `/` with whole "
-    "paths, in which `*` does not go beyond a `/`"
-)
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """A saved item whose key the live dict lacks, or for which it has None; not in optimizers, which create them.
+
+    Attributes:
+        path: its path.
+        leaves: its leaves.
+        around: the live dict.
+        is_none: the live dict has None under the key.
+        in_module: the dict is a module's.
+    """
+
+    path: Path
+    leaves: LeafNumbers
+    around: Branch
+    is_none: bool
+    in_module: bool
 
 
 @dataclass(slots=True)
@@ -53,6 +69,9 @@ class Choice:
         renamed: pairs of the saved and the live path of items, for rules of ``rename``.
         unwrapped: paths of dicts whose names differed by wrappers.
         unmet: globs of the caller that cover nothing in the checkpoint or the live state.
+        absent: items of the tree for which the live state has no place yet.
+        left_to_others: those that other ranks have.
+        left_out: those that have sharded tensors, and cannot be split.
     """
 
     tree: Node
@@ -62,6 +81,9 @@ class Choice:
     renamed: list[tuple[Path, Path]] = field(default_factory=list)
     unwrapped: list[Path] = field(default_factory=list)
     unmet: list[str] = field(default_factory=list)
+    absent: list[Absent] = field(default_factory=list)
+    left_to_others: list[Absent] = field(default_factory=list)
+    left_out: list[Absent] = field(default_factory=list)
 
 
 def choose(
@@ -69,7 +91,7 @@ def choose(
 ) -> Choice:
     """Select the items to restore; changes nothing."""
     walk = _Choosing(values, request, outermost)
-    walk.found.tree = walk.node(saved, live, (), _At((), request.keys is None))
+    walk.found.tree = walk.node(saved, live, (), _At((), request.keys is None)) or _STAYS
     walk.check(saved, live)
     return walk.found
 
@@ -83,11 +105,14 @@ class _At:
         asked: true if ``keys`` cover the path, or a container above it.
         whole: true within an item that is restored whole or not at all: an optimizer, whose states are numbered, and
             any object with a ``state_dict()`` except modules.
+        in_module, in_optimizer: true within a live module, and within a live optimizer.
     """
 
     saved_path: Path
     asked: bool
     whole: bool = False
+    in_module: bool = False
+    in_optimizer: bool = False
 
 
 class _Choosing:
@@ -103,32 +128,38 @@ class _Choosing:
         self._any_asked = request.keys is None
         self.found = Choice(_STAYS)
 
-    def node(self, saved: Node, live: Node, path: Path, at: _At) -> Node:
-        """The saved item to restore into a live one."""
-        if isinstance(saved, RankLocal):
-            return saved
+    def node(self, saved: Node, live: Node | None, path: Path, at: _At) -> Node | None:
+        """What of a saved item is restored into a live one, or created without one; None if nothing of it is."""
         request = self._request
-        if request.exclude and request.excludes(path):
-            return _STAYS
+        if request.excludes(path):
+            return None
         at = self._with_keys_checked(path, at)
         if not at.asked and not request.may_choose_below(path):
-            return _STAYS
+            return None
+        if isinstance(saved, RankLocal):
+            return saved
         if isinstance(live, Branch) and live.kind == "object":
-            at = replace(at, whole=at.whole or not _has_items(live))
+            item = live.container
+            at = replace(
+                at,
+                whole=at.whole or not _has_items(live),
+                in_module=at.in_module or isinstance(item, torch.nn.Module),
+                in_optimizer=at.in_optimizer or is_optimizer(item),
+            )
             live = live.children[0]
         if isinstance(saved, Branch) and saved.kind == "object":
             child = self.node(saved.children[0], live, path, at)
-            if isinstance(child, RankLocal):
+            if child is None or isinstance(child, RankLocal):
                 return child
             return saved if child is saved.children[0] else replace(saved, children=(child,))
-        _, met = meet(saved, live, self._values)
+        met = None if live is None else meet(saved, live, self._values)[1]
         if isinstance(saved, Branch) and isinstance(met, Branch) and _are_alike(saved, met):
             return self._items(saved, met, path, at)
         pruned = self._pruned(saved, path, at)
         if pruned is not None and isinstance(saved, ValueLeaf) and isinstance(met, ValueLeaf):
             self._check_live_container(met.value, path)
             self._check_same_keys(self._values[saved.index], met.value, path, at)
-        return _STAYS if pruned is None else pruned
+        return pruned
 
     def _check_live_container(self, value: Any, path: Path) -> None:
         """Refuse a value container in which some items are to stay: it is replaced as a whole."""
@@ -153,8 +184,6 @@ class _Choosing:
 
     def _items(self, saved: Branch, live: Branch, path: Path, at: _At) -> Node:
         takes_all = at.asked and not self._request.exclude
-        if takes_all and not self._request.rules and _are_the_same_arrays(saved, live):
-            return saved
         kept: list[tuple[Key, Node]] = []
         names = self._names(saved, live, path, at)
         mine = live.by_key()
@@ -164,11 +193,17 @@ class _Choosing:
                 kept.append((key, child))  # the usual case
                 continue
             inner = (*path, key)
-            below = _At((*at.saved_path, old), at.asked, at.whole or saved.kind == "counter")
-            if name in mine:
-                kept.append((key, self.node(child, mine[name], inner, below)))
-            elif (found := self._unplaced(child, inner, below, live)) is not None:
-                kept.append((key, found))
+            whole = at.whole or saved.kind == "counter"
+            below = replace(at, saved_path=(*at.saved_path, old), whole=whole)
+            here = mine.get(name)
+            found = self.node(child, here, inner, below)
+            if here is None and (found is None or not self._is_created(found, inner, below, live)):
+                continue
+            found = found or _STAYS
+            kept.append((key, found))
+            is_none = isinstance(here, ValueLeaf) and here.value is None
+            if (here is None or (is_none and found is not _STAYS)) and saved.kind in DICTS and not at.in_optimizer:
+                self.found.absent.append(Absent(inner, LeafNumbers.of(found), live, is_none, at.in_module))
         theirs = {id_key(key) for key in names}
         lacking = [key for key, name in zip(live.keys, mine, strict=True) if name not in theirs]
         is_whole = saved.kind == "list" and is_cut(saved, live, is_record=False)
@@ -207,42 +242,29 @@ class _Choosing:
             _check_names(names, saved.keys, path)
         return names if names != list(saved.keys) else saved.keys
 
-    def _unplaced(self, saved: Node, path: Path, at: _At, live: Branch) -> Node | None:
-        """The item created for a saved item that the live state lacks; None if none is."""
-        request = self._request
-        if request.excludes(path):
-            return None
-        at = self._with_keys_checked(path, at)
-        pruned = self._pruned(saved, path, at)
-        if pruned is None:
-            return None
+    def _is_created(self, saved: Node, path: Path, at: _At, live: Branch) -> bool:
+        """True if a requested item is created that a live container lacks."""
         if at.whole or live.kind not in DICTS:  # a list may have become longer
-            return pruned
-        if live.keys and request.accepts(path, UNEXPECTED):  # an empty container takes everything
+            return True
+        if live.keys and self._request.accepts(path, UNEXPECTED):  # an empty container takes everything
             self.found.unexpected.append(path)
-            return None
+            return False
         is_beside = len(path) == 1 and self._outermost is not None and id_key(path[0]) not in self._outermost
-        if is_beside and not _is_small(pruned):
+        if is_beside and not _is_small(saved):
             self.found.beside.append(path)
-            return None
-        return pruned
+            return False
+        return True
 
     def _pruned(self, saved: Node, path: Path, at: _At) -> Node | None:
-        """A saved item without a live one, without the parts that are not requested; None if nothing is left."""
-        request = self._request
-        if request.excludes(path):
-            return None
-        at = self._with_keys_checked(path, at)
-        if at.asked and not request.may_exclude_below(path):
+        """An item that is not matched item by item, without what is not requested; None if nothing is left."""
+        if at.asked and not self._request.may_exclude_below(path):
             return saved
-        if not at.asked and not request.may_choose_below(path):
-            return None
         if not isinstance(saved, Branch) or is_composite(saved):
             meets = self._request.excludes if at.asked else self._request.covers
             if isinstance(saved, ValueLeaf) and _any_item(self._values[saved.index], path, meets):
                 raise _divided_error(path)
             return saved if at.asked else None
-        children = [self._pruned(child, inner, at) for inner, child in saved.items(path)]
+        children = [self.node(child, None, inner, at) for inner, child in saved.items(path)]
         kept = [(key, child) for key, child in zip(saved.keys, children, strict=True) if child is not None]
         if not kept:
             return None
@@ -273,9 +295,20 @@ class _Choosing:
         """Check the request as a whole, at the end of the walk."""
         request, found = self._request, self.found
         if not self._any_asked:
-            raise no_such_keys(request, saved, live)
+            keys = unmet_globs(replace(request, exclude=()), saved, live, ()) or request.keys or ()
+            raise StructureMismatchError(
+                "nothing in the checkpoint or the live state matches the keys asked for, or it is excluded",
+                found=f"keys {', '.join(keys)}",
+                todo="`deeppart show DIR` lists the paths",
+            )
         if unmet := [pattern for number, (pattern, _) in enumerate(request.rules) if number not in self._rules_met]:
-            raise no_such_names(unmet, saved)
+            raise StructureMismatchError(
+                "a rule of rename matches nothing in the checkpoint",
+                found=", ".join(unmet),
+                todo="`deeppart show DIR` lists the names, with the words of wrappers such as `module.`; a pattern "
+                "without `/` is compared with single keys, one with `/` with whole paths, in which `*` does not go "
+                "beyond a `/`",
+            )
         if request.keys is None and found.unexpected and not any(True for _ in walk_tree(found.tree, ())):
             raise StructureMismatchError(
                 "the live state has no place for anything in the checkpoint",
@@ -283,17 +316,6 @@ class _Choosing:
                 found=some_names(list(map(readable, found.missing))) or "nothing else",
                 todo="give restore() the state under the names with which it was saved, or rename=",
             )
-
-
-def _are_the_same_arrays(saved: Branch, live: Branch) -> bool:
-    """True for two dicts of arrays with the same text keys: the usual case of modules and optimizers."""
-    return (
-        len(saved.keys) == len(live.keys)
-        and all(type(child) is ArrayLeaf for child in saved.children)
-        and all(type(child) is ArrayLeaf for child in live.children)
-        and all(type(key) is str for key in saved.keys)
-        and set(saved.keys) == set(live.keys)
-    )
 
 
 def _has_items(live: Branch) -> bool:
@@ -368,63 +390,6 @@ def unmet_globs(request: Request, saved: Node, live: Node, others: Iterable[Path
             del left[glob]
     known = dict.fromkeys(map(readable, chain(others, _paths(saved, ()), _paths(live, ())))) if left else {}
     return [f"{glob} (perhaps {' or '.join(near)})" if (near := nearest_globs(glob, known)) else glob for glob in left]
-
-
-def no_such_keys(request: Request, saved: Node, live: Node) -> StructureMismatchError:
-    """The error for ``keys`` that cover nothing, or only excluded items."""
-    known = dict.fromkeys(map(readable, (*_paths(saved, ()), *_paths(live, ()))))
-    keys = request.keys or ()
-    near = [other for glob in keys for other in nearest_globs(glob, known) if not _covers_any(glob, known)]
-    return StructureMismatchError(
-        "nothing in the checkpoint or the live state matches the keys asked for, or it is excluded",
-        expected=f"globs over paths{', such as ' + ', '.join(dict.fromkeys(near)) if near else ''}",
-        found=f"keys {', '.join(keys)}",
-        todo="`deeppart show DIR` lists the paths",
-    )
-
-
-def _covers_any(glob: str, paths: Iterable[str]) -> bool:
-    """True if a glob covers any of these paths."""
-    return any(covers(path, [glob]) for path in paths)
-
-
-def no_such_names(patterns: Sequence[str], saved: Node) -> StructureMismatchError:
-    """The error for rules of ``rename`` that match no name in the checkpoint."""
-    error = StructureMismatchError(
-        "a rule of rename matches nothing in the checkpoint", found=", ".join(patterns), todo=_BOTH_KINDS
-    )
-    for pattern in patterns:
-        for path, name in _names(saved, ()):
-            if (meant := _with_wrapper(pattern, path, name)) is not None:
-                error.expected = f"a pattern of names as they were saved, such as {name!r}"
-                error.todo = (
-                    f"write {meant!r}: one of the two has a word of a wrapper (DistributedDataParallel module., "
-                    "torch.compile _orig_mod.), and rules are compared with names as they are in the checkpoint"
-                )
-                return error
-    return error
-
-
-def _with_wrapper(pattern: str, path: Path, name: str) -> str | None:
-    """The pattern with words of wrappers added or removed, so that it matches the name; None if there is none."""
-    place, separator, last = pattern.rpartition("/")
-    bare = bare_name(name)
-    prefix = name[: len(name) - len(bare)]
-    if bare and prefix and name.endswith(bare):
-        meant = f"{place}{separator}{prefix}{last}"
-    else:
-        meant = f"{place}{separator}{bare_name(last)}"
-    return meant if meant != pattern and matched(meant, path, name) is not None else None
-
-
-def _names(node: Node, path: Path) -> Iterator[tuple[Path, str]]:
-    """The text keys of all dicts, with the paths of the dicts."""
-    if not isinstance(node, Branch):
-        return
-    if node.kind in DICTS:
-        yield from ((path, key) for key in node.keys if type(key) is str)
-    for inner, child in node.items(path):
-        yield from _names(child, inner)
 
 
 def _paths(node: Node, path: Path) -> Iterator[Path]:

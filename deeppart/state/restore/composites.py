@@ -160,13 +160,11 @@ def rebuilt(target: Target, arrays: dict[int, Array], saved: Branch) -> Any:
     return assemble(saved.kind, items)
 
 
-def settle(kind: str, live: Any, made: Any, offsets: dict[int, torch.Tensor]) -> tuple[Any, bool]:
-    """Copy a new tensor into the live one if possible; returns the tensor to use, and whether it is a new one."""
+def settle(kind: str, live: Any, made: Any, offsets: dict[int, torch.Tensor]) -> Any:
+    """Copy a new tensor into the live one if possible; returns the tensor to use."""
     with torch.no_grad():
         if kind in (QUANTIZED, CHANNELS):
-            same = kind == QUANTIZED and _same_parameters(live, made)
-            live.copy_(made.to(live.device))
-            return live, not same
+            return live.copy_(made.to(live.device))
         if kind == JAGGED and live.device != made.device:
             made = _moved(made, live.device, offsets)
         mine, theirs = decompose(live, ""), decompose(made, "")
@@ -176,9 +174,8 @@ def settle(kind: str, live: Any, made: Any, offsets: dict[int, torch.Tensor]) ->
                     mine.items[key].copy_(item)
             if live.layout is torch.sparse_coo and live.is_coalesced() != made.is_coalesced():
                 live._coalesced_(made.is_coalesced())
-                return live, True
-            return live, False
-        return made.to(live.device).requires_grad_(live.requires_grad), True
+            return live
+        return made.to(live.device).requires_grad_(live.requires_grad)
 
 
 def _moved(made: Any, device: torch.device, offsets: dict[int, torch.Tensor]) -> Any:
@@ -193,40 +190,9 @@ def _moved(made: Any, device: torch.device, offsets: dict[int, torch.Tensor]) ->
     return assemble(JAGGED, items)
 
 
-def are_own(module: torch.nn.Module, live: Branch) -> bool:
-    """True if the composite tensors from ``state_dict()`` share the memory of the module's.
-
-    torch's do. For a subclass it depends on its ``detach()``.
-    """
-    given = [(key, child) for key, child in zip(live.keys, live.children, strict=True) if is_composite(child)]
-    if not given:
-        return True
-    own = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers(remove_duplicate=False))
-    return all(
-        key not in own or (isinstance(child, Branch) and _addresses(own[key]) == _addresses(child.container))
-        for key, child in given
-    )
-
-
-def _addresses(tensor: torch.Tensor) -> list[int]:
-    parts = decompose(tensor, "")
-    if parts is None:
-        return [tensor.data_ptr()]
-    return [place for item in parts.items.values() if isinstance(item, torch.Tensor) for place in _addresses(item)]
-
-
 def _fits(live: dict[str, Any], made: dict[str, Any]) -> bool:
     pairs = [(live[key], item) for key, item in made.items() if isinstance(item, torch.Tensor)]
     return all(a.shape == b.shape and a.dtype == b.dtype and not overlaps_itself(a) for a, b in pairs)
-
-
-def _same_parameters(live: torch.Tensor, made: torch.Tensor) -> bool:
-    mine, theirs = decompose(live, ""), decompose(made, "")
-    if mine is None or theirs is None:
-        return False
-    return all(
-        same_value(mine.items[key], item) for key, item in theirs.items.items() if not isinstance(item, torch.Tensor)
-    )
 
 
 def _is_alike(kind: str, key: str, expected: LeafType, found: LeafType) -> bool:

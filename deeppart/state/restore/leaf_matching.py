@@ -8,9 +8,8 @@ that the checkpoint lacks, or that has another kind, shape or dtype, is an error
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,8 +32,6 @@ from deeppart.state.restore.request import bare_name
 from deeppart.state.restore.target import (
     DROPPED,
     Target,
-    both_plain,
-    has_object,
     is_cut,
     is_lacking,
     meet,
@@ -50,10 +47,8 @@ from deeppart.state.tensors import (
     has_type,
     is_sharded,
     leaf_type,
-    new_array,
 )
 from deeppart.state.tree import (
-    CONTAINER_KINDS,
     DICTS,
     Alias,
     ArrayLeaf,
@@ -68,7 +63,6 @@ from deeppart.state.tree import (
     contiguous_strides,
     describe_leaf_value,
     find_aliases,
-    make_container,
     walk_tree,
 )
 from deeppart.state.values import MUTABLE, same_value
@@ -91,19 +85,33 @@ _PACKED = "float4"
 def find_targets(target: Target, flat: FlatState) -> None:
     """Match the saved structure with the live state and fill in ``target.live``. Changes nothing live."""
     resolve(target, flat)
+    for found in (target.removed, target.placeless, target.unreached, target.exchanged):
+        found.clear()  # of an earlier match, before per-rank leaves of other ranks were mapped
     matching = _Matching(target, flat)
     with collection_paused():
-        matching.node(target.structure.tree, flat.root, (), fixed=True)
+        matching.node(target.structure.tree, flat.root, (), _At(fixed=True))
     if matching.refused:
         raise matching.refusal()
     target.untie_shards()
     check_ties(target, flat, matching.places)
-    for index, (_, error) in target.mistied.items():
-        if index not in target.live:  # a component, which is not compared with its owner
-            raise error
-    for index, path in target.structure.rank0_leaves().items() if target.replaced else ():
-        if path in target.replaced:
-            target.live.pop(index, None)
+
+
+class _At(NamedTuple):
+    """What is around an item.
+
+    Attributes:
+        fixed: a changed value cannot be stored here, because all containers above are tuples, or are replaced.
+        in_object, in_module, in_optimizer: it is inside the state_dict() of such an object.
+        is_data: it is the state_dict() or the data of the object at its path.
+        is_replaced: that object is replaced, so that its data are not filled.
+    """
+
+    fixed: bool = False
+    in_object: bool = False
+    in_module: bool = False
+    in_optimizer: bool = False
+    is_data: bool = False
+    is_replaced: bool = False
 
 
 class _Matching:
@@ -120,10 +128,6 @@ class _Matching:
         self.refused: list[StateError] = []
         #: id of a live container -> its saved counterpart: a tree, or a container within a saved value container.
         self._seen: dict[int, Any] = {}
-        self._objects = self._modules = self._optimizers = 0
-        self._data: Node | None = None  # data of the last object
-        #: True within the data of an object that is replaced: they are not filled.
-        self._replaced = False
 
     def refusal(self) -> StateError:
         """The first of :attr:`refused`, which names the others; they are dropped: an error keeps its frames alive."""
@@ -133,62 +137,59 @@ class _Matching:
             first.where = f"paths {some_names(names, most=MOST_NAMED)}"
         return first
 
-    def node(self, saved: Node, live: Node, path: Path, *, fixed: bool) -> None:
-        """``fixed``: a changed value cannot be stored here, because all containers above are tuples."""
+    def node(self, saved: Node, live: Node, path: Path, at: _At) -> None:
+        """Match an item."""
         if isinstance(saved, RankLocal):
             return
-        if self._target.structure.rank0 and not fixed and exact(path) in self._target.structure.rank0:
-            self._rank0(saved, live, path)
+        if self._target.structure.rank0 and not at.fixed and exact(path) in self._target.structure.rank0:
+            self._rank0(saved, live, path, at)
         else:
-            self._node(saved, live, path, fixed)
+            self._node(saved, live, path, at)
 
-    def _rank0(self, saved: Node, live: Node, path: Path) -> None:
+    def _rank0(self, saved: Node, live: Node, path: Path, at: _At) -> None:
         """Match an item of rank 0's; if it has another structure than here, it replaces the live item."""
-        if has_object(live):
-            self._target.with_objects.add(exact(path))
-        before = dict(self._target.live), dict(self.places), dict(self._seen)
-        depths, removed = (self._objects, self._modules, self._optimizers), len(self._target.removed)
+        before = dict(self._target.live), dict(self._target.casts), dict(self.places), dict(self._seen)
+        removed = len(self._target.removed)
         others, self.refused = self.refused, []
         try:
-            self._node(saved, live, path, False)
+            self._node(saved, live, path, at)
             if self.refused:
                 raise self.refusal()
         except (StructureMismatchError, LeafMismatchError):
             check_created(saved, path)
             if isinstance(live, Branch) and live.kind == "object":
                 raise
-            self._target.live, self.places, self._seen = before
-            self._objects, self._modules, self._optimizers = depths
+            self._target.live, self._target.casts, self.places, self._seen = before
             del self._target.removed[removed:]
             self._target.replaced.add(exact(path))
         finally:
             self.refused = others
 
-    def _node(self, saved: Node, live: Node, path: Path, fixed: bool) -> None:
+    def _node(self, saved: Node, live: Node, path: Path, at: _At) -> None:
         if isinstance(saved, ArrayLeaf) and isinstance(live, UnmadeLeaf):
-            check_unmade(saved, live, self._target, path, movable=not (fixed or self._objects))
+            check_unmade(saved, live, self._target, path, movable=not (at.fixed or at.in_object))
             return
-        if is_lacking(saved, live, self._target.structure.types) and not fixed:
+        if is_lacking(saved, live, self._target.structure.types) and not at.fixed:
             check_created(saved, path)
             return
         saved, live = meet(saved, live, self._target.values)
         if is_composite(saved) or is_composite(live):
-            self._composite(saved, live, path, movable=not (fixed or self._modules))
+            self._composite(saved, live, path, at, movable=not (at.fixed or at.in_module))
         elif isinstance(saved, Branch):
             if not isinstance(live, Branch) or not _same_kind(saved.kind, live.kind) or not same_form(saved, live):
                 raise self._kind_error(saved, live, path)
-            self._branch(saved, live, path, fixed)
+            self._branch(saved, live, path, at)
         elif isinstance(saved, ArrayLeaf):
             if isinstance(live, ShardedLeaf):
                 self._sharded(saved, live, path)
                 return
             if not isinstance(live, ArrayLeaf):
                 raise self._kind_error(saved, live, path)
-            self._array(saved.index, live, path)
+            self._array(saved.index, live, path, at)
         elif isinstance(saved, ValueLeaf) and self._target.values[saved.index] is not DROPPED:
-            self._value(saved, live, path, fixed)
+            self._value(saved, live, path, at)
 
-    def _value(self, saved: ValueLeaf, live: Node, path: Path, fixed: bool) -> None:
+    def _value(self, saved: ValueLeaf, live: Node, path: Path, at: _At) -> None:
         value = self._target.values[saved.index]
         if not isinstance(live, ValueLeaf):
             raise self._kind_error(saved, live, path)
@@ -198,11 +199,11 @@ class _Matching:
         if kind is not None and mine is not None:
             if not _same_kind(kind, mine) or (kind == "tuple" and len(value) != len(live.value)):
                 raise self._kind_error(saved, live, path)
-            self._check_container(live.value, value, path)
+            self._check_container(live.value, value, path, at)
         if type(live.value) in MUTABLE:
-            self._check_shared(value, live.value, path)
+            self._check_shared(value, live.value, path, at)
             return
-        if fixed and (kind in (None, "tuple") or mine is None):
+        if at.fixed and (kind in (None, "tuple") or mine is None):
             self._check_fixed(value, live, path)
 
     def _check_fixed(self, saved: Any, live: ValueLeaf, path: Path) -> None:
@@ -214,7 +215,7 @@ class _Matching:
                 todo="put the state into a dict or list",
             )
 
-    def _array(self, index: int, live: ArrayLeaf, path: Path) -> None:
+    def _array(self, index: int, live: ArrayLeaf, path: Path, at: _At) -> None:
         if index in self._target.dropped:
             return
         data = self._flat.data[live.index]
@@ -222,7 +223,7 @@ class _Matching:
         if not has_type(data, expected):
             found = leaf_type(data)
             if self._target.may_cast and not live.inside and can_cast(expected, found):
-                self._target.casts[index] = data
+                self._target.casts[index] = [data]
                 self.places[live.index] = index
                 return
             more = _SHAPED_IN_TRAINING if expected.shape != found.shape else _OF_ANOTHER_TYPE
@@ -234,12 +235,12 @@ class _Matching:
                 where=f"path {readable(path)}",
                 todo="build the state as it was when it was saved, or leave what differs as it is "
                 f"(exclude={readable(path)!r}), or convert what deeppart.load gives{castable}"
-                + (more if self._objects else ""),
+                + (more if at.in_object else ""),
             )
         self._target.live[index] = data
         self.places[live.index] = index
 
-    def _composite(self, saved: Node, live: Node, path: Path, *, movable: bool) -> None:
+    def _composite(self, saved: Node, live: Node, path: Path, at: _At, *, movable: bool) -> None:
         """Match a composite tensor; a new one can replace it if it is ``movable``."""
         if not isinstance(saved, Branch) or not isinstance(live, Branch):
             raise self._kind_error(saved, live, path)
@@ -253,9 +254,9 @@ class _Matching:
         check_values(saved, live, self._target, path)
         for key, child, inner in zip(saved.keys, saved.children, live.children, strict=True):
             if isinstance(child, ArrayLeaf) and isinstance(inner, ArrayLeaf):
-                self._array(child.index, inner, (*path, key))
+                self._array(child.index, inner, (*path, key), at)
             elif not isinstance(child, ValueLeaf):
-                self._composite(child, inner, (*path, key), movable=False)
+                self._composite(child, inner, (*path, key), at, movable=False)
 
     def _sharded(self, saved: ArrayLeaf, live: ShardedLeaf, path: Path) -> None:
         """Match a live sharded tensor with a leaf of the same type of which all ranks had equal replicas."""
@@ -269,8 +270,7 @@ class _Matching:
                 todo="build the state as it was when it was saved",
             )
         if expected != live.kind and self._target.may_cast and can_cast(expected, live.kind):
-            shapes = (tuple(self._flat.data[number].shape) for number in live.numbers)
-            self._target.cast_shards[saved.index] = [new_array(replace(expected, shape=shape)) for shape in shapes]
+            self._target.casts[saved.index] = [self._flat.data[number] for number in live.numbers]
         elif expected != live.kind:
             raise LeafMismatchError(
                 f"a leaf differs between the checkpoint and the live state: {readable(path)}",
@@ -281,33 +281,32 @@ class _Matching:
             )
         self._target.sharded[saved.index] = live
 
-    def _branch(self, saved: Branch, live: Branch, path: Path, fixed: bool) -> None:
-        around, self._replaced = self._replaced, False
+    def _branch(self, saved: Branch, live: Branch, path: Path, at: _At) -> None:
         is_replaced = live.form is not None and replaces(live.container, live.form)
-        fixed = fixed and (around or is_replaced or saved.kind in ("tuple", "namedtuple"))
+        fixed = at.fixed and (at.is_replaced or is_replaced or saved.kind in ("tuple", "namedtuple"))
         if not is_replaced and live.kind not in ("tuple", "namedtuple"):
-            self._check_shared(saved, live.container, path)
-        if live.kind == "object":
-            self._data = live.children[0]
+            self._check_shared(saved, live.container, path, at)
         if saved.form is not None:
-            self._replaced = is_replaced
-            self.node(saved.children[0], live.children[0], path, fixed=fixed)
-            self._replaced = False
+            inside = at._replace(fixed=fixed, is_data=True, is_replaced=is_replaced)
+            self.node(saved.children[0], live.children[0], path, inside)
             return
         if saved.kind == "object":
+            item, of_optimizer = live.container, is_optimizer(live.container)
+            if of_optimizer and saved.name and _class_name(saved) not in _goes_by(item):
+                exchanged = f"{_class_name(saved)} in the checkpoint, {type(item).__name__} here"
+                self._target.exchanged.append(f"{readable(path)}: {exchanged}")
             check_object(saved, live, self._target, path)
-            depths = self._objects, self._modules, self._optimizers
-            self._objects += 1
-            self._modules += isinstance(live.container, torch.nn.Module)
-            self._optimizers += is_optimizer(live.container)
-            self.node(saved.children[0], live.children[0], path, fixed=False)
-            self._objects, self._modules, self._optimizers = depths
+            in_module = at.in_module or isinstance(item, torch.nn.Module)
+            inside = _At(False, True, in_module, at.in_optimizer or of_optimizer, is_data=True)
+            self.node(saved.children[0], live.children[0], path, inside)
             return
+        if not at.in_object and _is_unreached(saved, live, self._target.values):
+            self._target.unreached.append(path)
         mine = live.by_key()
         names = id_keys(saved.keys)
         theirs = set(names)
         lacking = [key for key, name in zip(live.keys, mine, strict=True) if name not in theirs]
-        is_record = not path or live is self._data or self._optimizers > 0
+        is_record = not path or at.is_data or at.in_optimizer
         if lacking and not is_cut(saved, live, is_record=is_record):
             raise _lacking_error(list(saved.keys), lacking, path)
         if live.kind in ("dict", "odict"):
@@ -315,26 +314,27 @@ class _Matching:
         if saved.kind in ("tuple", "namedtuple") and len(mine) != len(theirs):
             raise self._kind_error(saved, live, path)
         plain = not self._target.structure.rank0
-        depths = self._objects, self._modules, self._optimizers
+        below = at._replace(fixed=fixed, is_data=False, is_replaced=False)
         for key, name, child in zip(saved.keys, names, saved.children, strict=True):
             inner = mine.get(name)
             try:
                 if plain and isinstance(child, ArrayLeaf) and isinstance(inner, ArrayLeaf):
-                    self._array(child.index, inner, (*path, key))
+                    self._array(child.index, inner, (*path, key), below)
                 elif inner is None:
                     check_created(child, (*path, key))
-                elif fixed or not both_plain(child, inner, self._target.values):
-                    self.node(child, inner, (*path, key), fixed=fixed)
+                    if isinstance(child, Branch) and child.is_object and not at.in_object and saved.kind in DICTS:
+                        self._target.placeless.append(f"{readable((*path, key))} ({_class_name(child)})")
+                else:
+                    self.node(child, inner, (*path, key), below)
             except (StructureMismatchError, LeafMismatchError) as error:
                 self.refused.append(error.with_traceback(None))
-                (self._objects, self._modules, self._optimizers), self._replaced = depths, False
 
-    def _check_shared(self, saved: Any, container: Any, path: Path) -> None:
+    def _check_shared(self, saved: Any, container: Any, path: Path, at: _At) -> None:
         """Refuse different contents for a container or object that is at two paths of the live state.
 
         The result of an object's state_dict() is not checked: it is copied before it is filled.
         """
-        if self._objects or isinstance(container, tuple):
+        if at.in_object or isinstance(container, tuple):
             return
         first = self._seen.setdefault(id(container), saved)
         if first is not saved and not self._same_values(first, saved):
@@ -346,9 +346,9 @@ class _Matching:
                 todo="give each place of the live state a container of its own",
             )
 
-    def _check_container(self, live: Any, saved: Any, path: Path) -> None:
+    def _check_container(self, live: Any, saved: Any, path: Path, at: _At) -> None:
         """Like :meth:`_check_shared`, for all live containers in a value container."""
-        if self._objects:
+        if at.in_object:
             return
         pairs = list(places(live, saved))
         contents = {id(container): content for container, content in pairs}
@@ -356,34 +356,22 @@ class _Matching:
             self._seen.update(contents)
             return
         for container, content in pairs:
-            self._check_shared(content, container, path)
+            self._check_shared(content, container, path, at)
 
     def _same_values(self, one: Any, other: Any) -> bool:
-        """True if two saved trees or containers have the same keys and values (arrays: check_ties)."""
+        """True if two saved trees or containers have the same keys and values."""
         if isinstance(one, Branch) and isinstance(other, Branch):
-            mine = one.by_key()
-            theirs = other.by_key()
+            mine, theirs = one.by_key(), other.by_key()
             return mine.keys() == theirs.keys() and all(self._same_values(mine[key], theirs[key]) for key in mine)
         if isinstance(one, ArrayLeaf) and isinstance(other, ArrayLeaf):
-            # check_ties checks live leaves; a created one is the same at both paths.
-            return one.index in self._target.live or place_of(self._target, one.index) == place_of(
-                self._target, other.index
-            )
-        if isinstance(one, ArrayLeaf) or isinstance(other, ArrayLeaf):
-            return False
-        a, b = (self._contents(one), self._contents(other))
-        return a is b or (a is not DROPPED and b is not DROPPED and same_value(a, b))
+            # Live leaves are compared when they are filled; a created one is the same at both paths.
+            places = (place_of(self._target, each.index) for each in (one, other))
+            return one.index in self._target.live or len(set(places)) == 1
+        return same_value(_plain(one, self._content), _plain(other, self._content))
 
-    def _contents(self, saved: Any) -> Any:
-        """The content of a saved tree of values; DROPPED if it has anything else, or if a value is not restored."""
-        if isinstance(saved, ValueLeaf):
-            return self._target.values[saved.index]
-        if not isinstance(saved, Branch):
-            return DROPPED if isinstance(saved, (ArrayLeaf, RankLocal)) else saved
-        items = [self._contents(child) for child in saved.children]
-        if saved.kind not in CONTAINER_KINDS or any(item is DROPPED for item in items):
-            return DROPPED
-        return make_container(saved.kind, saved.keys, items)
+    def _content(self, leaf: ValueLeaf) -> Any:
+        value = self._target.values[leaf.index]
+        return ("stays",) if value is DROPPED else value
 
     def _kind_error(self, saved: Node, live: Node, path: Path) -> StateError:
         leaves = (ArrayLeaf, ShardedLeaf, ValueLeaf)
@@ -395,7 +383,8 @@ class _Matching:
             describe_node(live, live.value if isinstance(live, ValueLeaf) else None),
         )
         if expected == found:  # for instance lists of the same length, one of small values and one of arrays
-            expected, found = expected + first_inside(saved), found + first_inside(live)
+            what = ", with tensors or objects", ", with small values alone"
+            expected, found = expected + what[isinstance(saved, ValueLeaf)], found + what[isinstance(live, ValueLeaf)]
         return kind(
             f"the live state differs from the checkpoint at {readable(path)}",
             expected=f"{expected}{name} (checkpoint)",
@@ -420,9 +409,32 @@ def _lacking_error(saved: list[Any], lacking: list[Any], path: Path) -> Structur
         expected=expected,
         found=f"also {some(lacking)} (live)",
         where=f"path {readable(path)}",
-        todo="remove them from the state given to restore, or restore a checkpoint that has them; strict=False leaves "
-        "them as they are, which in a new model is random",
+        todo=_of_other_parameters(saved, lacking, path)
+        or "remove them from the state given to restore, or restore a checkpoint that has them; rename= if only names "
+        "have changed; strict=False leaves them as they are, which in a new model is random",
     )
+
+
+def _of_other_parameters(saved: list[Any], lacking: list[Any], path: Path) -> str | None:
+    """What to do if the state of an optimizer has a name for each parameter here, and a number there, or nothing."""
+    theirs, mine = set(map(type, saved)), set(map(type, lacking))
+    if path[-1:] != ("state",):
+        return None
+    if (theirs, mine) == ({int}, {str}):
+        return (
+            "the checkpoint has the optimizer itself, whose state numbers the parameters, and the live state what "
+            "get_optimizer_state_dict() gives, which names them: give restore() the optimizer itself. To change over, "
+            "restore so once, and save what get_optimizer_state_dict() gives from then on"
+        )
+    if (theirs, mine) == ({str}, {int}):
+        return (
+            "the checkpoint has what get_optimizer_state_dict() gave, which names the parameters, and the live state "
+            "an optimizer's own state, which numbers them: give restore() what get_optimizer_state_dict(model, "
+            "optimizer) gives, and that to set_optimizer_state_dict() afterwards"
+        )
+    if (theirs, mine) == (set(), {int}):
+        return "the optimizer had not stepped when it was saved, and the live one has: restore into one that is new"
+    return None
 
 
 # --- modules and optimizers -------------------------------------------------------------------------------------------
@@ -447,9 +459,9 @@ def check_object(saved: Branch, live: Branch, target: Target, path: Path) -> Non
                 else f"no other keys than those of the {kind}",
                 found=f"also {some(extra)} (checkpoint)",
                 where=f"path {readable(path)}",
-                todo="build the module as it was when it was saved, or leave them out (strict=False"
-                f"{', which leaves what the checkpoint lacks at random values' if lacking else ''}); if ranks have "
-                'parts of one model, such as pipeline stages, say so: replicated={"the/path/*": "parts"}',
+                todo="build the module as it was when it was saved; rename= if only names have changed; or leave them "
+                f"out (strict=False{', which leaves what the checkpoint lacks at random values' if lacking else ''}); "
+                'if ranks have parts of one model, such as pipeline stages, say so: replicated={"the/path/*": "parts"}',
             )
     if is_optimizer(live.container):
         if any(each.is_meta for group in live.container.param_groups for each in group["params"]):
@@ -527,18 +539,51 @@ def _groups(state_dict: Branch, value_of: Callable[[ValueLeaf], Any]) -> list[di
     return [group for group in groups if isinstance(group, dict)] if isinstance(groups, list) else []
 
 
+def _class_name(saved: Branch) -> str:
+    return saved.name.rpartition(".")[2]
+
+
+def _goes_by(optimizer: torch.optim.Optimizer) -> set[str]:
+    """Names of an optimizer's class and of the torch class that it extends, also of a wrapped optimizer.
+
+    For torch's own classes only the first: AdamW extends Adam, but differs from it.
+    """
+    names = set()
+    for each in (optimizer, getattr(optimizer, "optimizer", None)):
+        if is_optimizer(each):
+            classes = type(each).__mro__
+            torchs = (at for at, kind in enumerate(classes) if kind.__module__.startswith("torch.optim."))
+            names |= {kind.__name__ for kind in classes[: next(torchs, 0) + 1]}
+    return names
+
+
+def _is_unreached(saved: Branch, live: Branch, values: Sequence[Any]) -> bool:
+    """True if a dict is the result of an optimizer's ``state_dict()``, and not all that is restored reaches it.
+
+    The dict is not the optimizer's. Their tensors are the same if it has stepped, but items created in the dict do not
+    reach it, nor do settings such as the learning rate.
+    """
+    if live.kind not in DICTS or not set(saved.keys) == set(live.keys) == {"state", "param_groups"}:
+        return False
+    before, after = _state_keys(live), _state_keys(saved)
+    if not after or all(type(key) is str for key in after):
+        return False  # with names: from get_optimizer_state_dict, whose caller uses set_optimizer_state_dict
+    groups = zip(_groups(saved, lambda leaf: values[leaf.index]), _groups(live, lambda leaf: leaf.value), strict=False)
+    return not before or any(old[key] != new[key] for new, old in groups for key in old.keys() & new.keys())
+
+
 def _sequence(group: dict[Any, Any], name: str) -> Sequence[Any]:
     """A list in a group; empty if there is none."""
     found = group.get(name)
     return found if isinstance(found, (list, tuple)) else ()
 
 
-def _plain(node: Node | None, value_of: Callable[[ValueLeaf], Any]) -> Any:
-    """Lists, dicts and small values, with None for anything else."""
+def _plain(node: Any, value_of: Callable[[ValueLeaf], Any]) -> Any:
+    """Lists, dicts and small values of a tree, with None for its other leaves; a container of values is one already."""
     if isinstance(node, ValueLeaf):
         return value_of(node)
     if not isinstance(node, Branch):
-        return None
+        return None if isinstance(node, (ArrayLeaf, ShardedLeaf, RankLocal, UnmadeLeaf)) else node
     items = [_plain(child, value_of) for child in node.children]
     return items if node.kind in ("list", "tuple") else dict(zip(node.keys, items, strict=False))
 
@@ -552,34 +597,29 @@ def some(keys: Any) -> str:
 
 
 def check_ties(target: Target, flat: FlatState, places: dict[int, int]) -> None:
-    """Refuse live leaves that share memory unless they were saved with the same ties: one would overwrite the other."""
+    """Find the live leaves that share memory as the saved ones did: they are filled once.
+
+    Others that share memory are received separately, and compared, before they are filled. That is not possible for
+    components of composite tensors, and for arrays of another dtype: these are refused.
+    """
     found = [places.get(index) for index in range(len(flat.data))]
     saved_types = [None if saved is None or saved in target.casts else target.types[saved] for saved in found]
     types = [kind or leaf_type(data) for kind, data in zip(saved_types, flat.data, strict=True)]
-    rank0, first_rank_local = target.structure.rank0_leaves(), target.structure.shared
     for index, alias in find_aliases(flat, types).items():
         saved, owner = places.get(index), places.get(alias.owner)
         if saved is None or owner is None:
             continue
         reads_alike = _reads_as(flat.data[index]) == _reads_as(flat.data[alias.owner])
-        if not (reads_alike and _tied_alike(target, saved, owner, alias)):
-            if rank0.get(saved) != rank0.get(owner):  # rank 0's item gets memory of its own, as it was saved
-                paths = {path for path in (rank0.get(saved), rank0.get(owner)) if path is not None}
-                target.replaced |= paths - target.with_objects  # objects are not replaced: both fit, or it is an error
-                continue
-            if first_rank_local is not None and (saved < first_rank_local) != (owner < first_rank_local):
-                continue  # saved as rank-local, from the same memory: both have the same bytes
-            error = StructureMismatchError(
+        if reads_alike and _tied_alike(target, saved, owner, alias):
+            # Under other names than the saved ones, it may be the saved owner that is an alias here.
+            target.tied.add(saved if saved in target.structure.aliases else owner)
+        elif saved not in target.live or owner not in target.live:
+            raise StructureMismatchError(
                 "leaves that share memory in the live state were saved as separate leaves, or shared it in another way",
                 found=f"{readable(flat.arrays[index].path)} lies inside {readable(flat.arrays[alias.owner].path)}",
                 where=f"path {readable(flat.arrays[index].path)}",
                 todo="untie them in the live state, or remove one of them from the state given to restore",
             )
-            if not reads_alike:
-                raise error
-            target.mistied[saved] = Alias(owner, alias.offset, alias.strides), error
-            continue
-        target.tied.add(saved)
 
 
 def _reads_as(data: Array) -> tuple[bool, bool]:
@@ -620,27 +660,6 @@ def can_cast(saved: LeafType, live: LeafType) -> bool:
 
 
 # --- descriptions for error messages ----------------------------------------------------------------------------------
-
-
-def first_inside(node: Node) -> str:
-    """The first item in a container that is not a small value, and its path."""
-    first = _first_that_is_no_value(node, ())
-    return (
-        ", with small values alone"
-        if first is None
-        else f", with {describe_node(first[1], None)} at {readable(first[0])}"
-    )
-
-
-def _first_that_is_no_value(node: Node, path: Path) -> tuple[Path, Node] | None:
-    if isinstance(node, ValueLeaf):
-        return None
-    if not isinstance(node, Branch) or (path and node.kind not in CONTAINER_KINDS):
-        return path, node
-    for key, child in zip(node.keys, node.children, strict=True):
-        if (found := _first_that_is_no_value(child, (*path, key))) is not None:
-            return found
-    return None
 
 
 def describe_node(node: Node, value: Any) -> str:

@@ -6,6 +6,7 @@ import functools
 from collections import Counter, OrderedDict, defaultdict, namedtuple
 from collections.abc import Callable, Iterable, Mapping
 from functools import partialmethod
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,9 @@ from deeppart.errors import StateError
 from deeppart.state.objects import DATACLASS, is_optimizer, load_state_dict_of, make, remade
 from deeppart.state.objects import put as put_data
 from deeppart.state.paths import Path, exact, id_keys, readable, some_names
-from deeppart.state.restore.composites import are_own, composites_of, is_composite, is_dropped, rebuilt, settle
+from deeppart.state.restore.composites import composites_of, is_composite, is_dropped, rebuilt, settle
 from deeppart.state.restore.filling import fill
-from deeppart.state.restore.target import DROPPED, Target, both_plain, is_lacking, meet
+from deeppart.state.restore.target import DROPPED, Target, is_lacking, meet
 from deeppart.state.tensors import SUBCLASS, Array, LeafType, in_a_row
 from deeppart.state.tree import (
     DICTS,
@@ -32,9 +33,6 @@ from deeppart.state.tree import (
     walk_tree,
 )
 from deeppart.state.values import TABLE_MAKERS
-
-#: If a module or its class overrides one of these, loading may do more than copy parameters and buffers.
-_LOADING = ("load_state_dict", "_load_from_state_dict", "state_dict", "_save_to_state_dict", "get_extra_state")
 
 
 def tie(target: Target, arrays: dict[int, Array]) -> None:
@@ -166,8 +164,6 @@ class _Putting:
 
     def __init__(self, target: Target, arrays: dict[int, Array], flat: FlatState) -> None:
         self._target, self._arrays, self._flat = target, arrays, flat
-        #: A tensor was replaced by another one, so the object that holds it must load it.
-        self._has_changed = False
         self._loaded: list[str] = []  # paths of the objects that have loaded their state
         self._offsets: dict[int, torch.Tensor] = {}
         self._casts: set[int] | None = None  # addresses of the live tensors of another dtype, once asked for
@@ -199,13 +195,7 @@ class _Putting:
             give = remade if copy else put_data
             return give(live.container, live.form, data, lambda: f"path {readable(path)}")
         if saved.kind == "object":
-            changed, self._has_changed = self._has_changed, False
-            merged = self.node(saved.children[0], live.children[0], path, copy=True)
-            given = live.children[0]
-            if isinstance(live.container, torch.nn.Module) and isinstance(given, Branch):
-                self._has_changed |= not are_own(live.container, given)
-            self._load_object(live.container, merged, path)
-            self._has_changed = changed
+            self._load_object(live.container, self.node(saved.children[0], live.children[0], path, copy=True), path)
             return live.container
         mine = live.by_key()
         merged_items = []
@@ -214,8 +204,6 @@ class _Putting:
             inner = mine.get(name)
             if plain and isinstance(child, ArrayLeaf) and isinstance(inner, ArrayLeaf):
                 merged_items.append((key, self._flat.data[inner.index]))
-            elif isinstance(child, ValueLeaf) and inner is not None and both_plain(child, inner, self._target.values):
-                merged_items.append((key, self._target.values[child.index]))
             elif inner is not None:
                 merged_items.append((key, self.node(child, inner, (*path, key), copy=copy)))
             else:
@@ -225,8 +213,6 @@ class _Putting:
         return _copied(live, merged_items) if copy else _filled(live, merged_items)
 
     def _load_object(self, item: Any, state_dict: Any, path: Path) -> None:
-        if isinstance(item, torch.nn.Module) and not self._has_changed and _is_in_place(item):
-            return  # state_dict() returned the parameters themselves, whose bytes are already restored
         before = dict(item.state) if is_optimizer(item) else {}
         try:
             load_state_dict_of(item, state_dict)
@@ -254,20 +240,16 @@ class _Putting:
     def _is_cast(self, parameter: torch.Tensor) -> bool:
         """True if a parameter has another dtype than in the checkpoint, as far as this restore has seen."""
         if self._casts is None:
-            arrays = self._target.casts.values()
+            arrays = chain.from_iterable(self._target.casts.values())
             self._casts = {data.data_ptr() for data in arrays if isinstance(data, torch.Tensor)}
-        return bool(self._target.cast_shards) or parameter.data_ptr() in self._casts
+        return not self._target.casts.keys().isdisjoint(self._target.sharded) or parameter.data_ptr() in self._casts
 
     def _composite(self, saved: Branch, live: Branch) -> Any:
         """The live tensor with restored elements, or another one that replaces it."""
         if is_dropped(saved, self._target):
             return live.container
         if saved.kind != SUBCLASS:
-            item, changed = settle(
-                saved.kind, live.container, rebuilt(self._target, self._arrays, saved), self._offsets
-            )
-            self._has_changed |= changed
-            return item
+            return settle(saved.kind, live.container, rebuilt(self._target, self._arrays, saved), self._offsets)
         for child, inner in zip(saved.children, live.children, strict=True):  # plain tensors were filled in place
             if isinstance(child, Branch) and isinstance(inner, Branch):
                 self._composite(child, inner)
@@ -318,21 +300,6 @@ def _copied(live: Branch, items: list[tuple[Any, Any]]) -> Any:
     if live.kind == "list":
         return merged
     return type(live.container)._make(merged) if live.kind == "namedtuple" else tuple(merged)
-
-
-def _is_in_place(module: torch.nn.Module) -> bool:
-    """True if loading would only copy every parameter and buffer onto itself."""
-    for child in module.modules():
-        kind = type(child)
-        if (
-            any(getattr(kind, name) is not getattr(torch.nn.Module, name) for name in _LOADING)
-            or not vars(child).keys().isdisjoint(_LOADING)
-            or child._load_state_dict_pre_hooks
-            or child._load_state_dict_post_hooks
-            or child._state_dict_hooks
-        ):
-            return False
-    return True
 
 
 def _undo_casts(

@@ -56,13 +56,13 @@ class Request:
         """True if the caller has used none of the arguments."""
         return self == Request()
 
-    def covers(self, path: Path, *, container: bool = True) -> bool:
+    def covers(self, path: Path) -> bool:
         """True if ``keys`` cover the item at a path itself, not only a container above it."""
-        return self.keys is None or (bool(path) and covers(readable(path), self.keys, container=container))
+        return self.keys is None or (bool(path) and covers(readable(path), self.keys, container=True))
 
-    def excludes(self, path: Path, *, container: bool = True) -> bool:
+    def excludes(self, path: Path) -> bool:
         """True if ``exclude`` covers the item at a path."""
-        return bool(self.exclude) and bool(path) and covers(readable(path), self.exclude, container=container)
+        return bool(self.exclude) and bool(path) and covers(readable(path), self.exclude, container=True)
 
     def may_choose_below(self, path: Path) -> bool:
         """True if an item below a path may be covered without the path itself."""
@@ -186,17 +186,12 @@ def _rules(rename: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
         if not pattern or not name or name.count("*") > pattern.count("*"):
             raise _impossible("rename", expected, {pattern: name})
         if ("/" in name) != ("/" in pattern) or pattern.rpartition("/")[0] != name.rpartition("/")[0]:
-            raise _impossible("rename", _ONE_DICT, {pattern: name}, _by_level(pattern.split("/"), name.split("/")))
+            todo = (
+                "nothing moves to another depth; to rename a container, write a rule for each level, those above it "
+                "under their names here"
+            )
+            raise _impossible("rename", _ONE_DICT, {pattern: name}, todo)
     return tuple(rename.items())
-
-
-def _by_level(old: list[str], new: list[str]) -> str:
-    """A hint how to write a rule that renames a container."""
-    if len(old) != len(new):
-        return "nothing moves to another depth: nest the state as the checkpoint does, or take it from deeppart.load()"
-    levels = [[*new[:at], name] for at, name in enumerate(old)]
-    rules = {"/".join(each): "/".join(new[: len(each)]) for each in levels if each[-1] != new[len(each) - 1]}
-    return f"write a rule for each level, those above it under their names here: rename={rules}"
 
 
 def matched(pattern: str, path: Path, key: str) -> re.Match[str] | None:
@@ -232,7 +227,7 @@ def aligned(saved: Sequence[Key], live: Sequence[Key], *, whole: bool) -> dict[s
     common = len(set(saved) & set(live))
     if common == len(saved) or common == len(live) or not all(type(key) is str for key in (*saved, *live)):
         return {}
-    theirs, mine = bare_names(saved), bare_names(live)
+    theirs, mine = ({bare_name(name): name for name in names} for names in (saved, live))
     if len(theirs) != len(saved) or len(mine) != len(live):
         return {}
     if theirs.keys() != mine.keys() if whole else len(theirs.keys() & mine.keys()) <= common:
@@ -242,24 +237,10 @@ def aligned(saved: Sequence[Key], live: Sequence[Key], *, whole: bool) -> dict[s
 
 def counterpart(name: Key, live: Sequence[Key]) -> Key:
     """The only live name that differs from a name just by wrappers; the name itself if there is none."""
-    return counterparts([name], live)[0]
-
-
-def counterparts(names: Sequence[Key], live: Sequence[Key]) -> list[Key]:
-    """Applies :func:`counterpart` to each name."""
-    found: dict[str, list[Key]] = {}
-    for key in live:
-        if type(key) is str:
-            found.setdefault(bare_name(key), []).append(key)
-    alike = [found.get(bare_name(name), []) if type(name) is str else [] for name in names]
-    return [keys[0] if len(keys) == 1 else name for name, keys in zip(names, alike, strict=True)]
+    alike = [key for key in live if type(key) is type(name) is str and bare_name(key) == bare_name(name)]
+    return alike[0] if len(alike) == 1 else name
 
 
 def bare_name(name: str) -> str:
     """A name without the words of wrappers."""
     return ".".join(word for word in name.split(".") if word not in _WORDS)
-
-
-def bare_names(names: Sequence[str]) -> dict[str, str]:
-    """Names without the words of wrappers -> names."""
-    return {bare_name(name): name for name in names}

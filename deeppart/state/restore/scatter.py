@@ -21,8 +21,12 @@ from deeppart.state.tensors import Array, Bytes, flat_bytes, lies_flat_on_host, 
 
 #: Copies of at least this length run without the interpreter lock.
 _LONG_BYTES = 256 << 10
-#: Dtypes by element size, for moving elements without computing with them.
+#: Dtypes by element size, for moving elements without computing with them; texts of numpy have any size.
 _RAW: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
+
+
+def _raw(itemsize: int) -> Any:
+    return _RAW.get(itemsize) or np.dtype((np.void, itemsize))
 
 
 class LiveBox(NamedTuple):
@@ -66,27 +70,28 @@ class Want(NamedTuple):
 
     Attributes:
         array_number: number of the array.
-        source, target: the boxes of the leaf and of the array; None if both are the whole tensor.
+        source, target: the boxes of the leaf and of the array.
         itemsize: bytes of an element.
+        is_same: both boxes are the same, so that the array needs all bytes.
     """
 
     array_number: int
-    source: Box | None
-    target: Box | None
+    source: Box
+    target: Box
     itemsize: int
+    is_same: bool
 
     def of(self, piece: LeafPiece) -> Iterator[Patch]:
         """The patches that the array needs of a piece of the leaf."""
-        assert self.source is not None and self.target is not None
         return patches(self.source, piece.start, piece.length, self.itemsize, self.target)
 
     def has_any_of(self, piece: LeafPiece) -> bool:
         """True if the array needs any byte of a piece."""
-        return self.source is None or next(self.of(piece), None) is not None
+        return self.is_same or next(self.of(piece), None) is not None
 
     def nbytes_of(self, piece: LeafPiece) -> int:
         """How many bytes of a piece the array needs."""
-        if self.source is None:
+        if self.is_same:
             return piece.length
         return sum(patch_bytes(patch, self.itemsize) for patch in self.of(piece))
 
@@ -117,8 +122,7 @@ class Scatter:
         self._items: list[Array] = []
         self._names: list[str] = []
         for (part, leaf, number, box), live, itemsize, name in wanted:
-            is_same = box == live.box
-            want = Want(len(self._items), None if is_same else box, None if is_same else live.box, itemsize)
+            want = Want(len(self._items), box, live.box, itemsize, box == live.box)
             self._wants.setdefault(part, {}).setdefault((leaf, number), []).append(want)
             self._items.append(live.array)
             self._names.append(name)
@@ -148,7 +152,7 @@ class Scatter:
     def direct(self, part: int, pieces: list[LeafPiece], nbytes: int) -> Bytes | None:
         """Memory to receive a chunk of one piece directly; None if it has to go through :meth:`write`."""
         wants = self.wants_of(part, pieces[0]) if len(pieces) == 1 and pieces[0].length == nbytes else ()
-        if len(wants) != 1 or wants[0].source is not None:
+        if len(wants) != 1 or not wants[0].is_same:
             return None
         piece, array_number = pieces[0], wants[0].array_number
         self._check_memory([array_number])  # even if the array has no bytes
@@ -163,7 +167,7 @@ class Scatter:
         pointers, begin = self._memory.pointers, int(data.__array_interface__["data"][0])
         for piece, want in wanted:
             _, _, start, length, at = piece
-            if want.source is not None or length >= _LONG_BYTES or not self._flat(want.array_number):
+            if not want.is_same or length >= _LONG_BYTES or not self._flat(want.array_number):
                 self._fill(want, piece, data[at : at + length])
             elif self._has_room(want.array_number, start, length) and at + length <= data.nbytes:
                 memmove(pointers[want.array_number] + start, begin + at, length)
@@ -173,18 +177,15 @@ class Scatter:
 
     def _fill(self, want: Want, piece: LeafPiece, held: Bytes) -> None:
         """Write the bytes that one array needs of a piece, without using addresses."""
-        array = self._items[want.array_number]
-        if want.source is not None:
-            self._write_patches(want, piece, lambda patch: cut_patch(held, patch, want.itemsize))
-        elif self._flat(want.array_number):
-            np.copyto(flat_bytes(array)[piece.start : piece.start + len(held)], held)
+        if want.is_same and self._flat(want.array_number):
+            np.copyto(flat_bytes(self._items[want.array_number])[piece.start : piece.start + len(held)], held)
         else:
-            _write_elements(array, piece.start, held)
+            self._write_patches(want, piece, lambda patch: cut_patch(held, patch, want.itemsize))
 
     def fill_packed(self, want: Want, piece: LeafPiece, data: Bytes, at: int) -> int:
         """Write bytes, packed for one array's want of a piece and beginning at ``at``; returns where they end."""
         self._check_memory([want.array_number])
-        if want.source is None:
+        if want.is_same:
             self._fill(want, piece, data[at : at + piece.length])
             return at + piece.length
 
@@ -200,7 +201,7 @@ class Scatter:
         array: Any = self._items[want.array_number]
         raw = None
         if self._flat(want.array_number):
-            raw = flat_bytes(array).view(_RAW[want.itemsize]).reshape(tuple(array.shape))
+            raw = flat_bytes(array).view(_raw(want.itemsize)).reshape(tuple(array.shape))
         for patch in want.of(piece):
             found = elements(patch)
             if raw is not None:
@@ -240,22 +241,6 @@ def _freed_error(where: str) -> FreedMemoryError:
         where=where,
         todo="parts of the live state already hold the checkpoint's bytes: restore again",
     )
-
-
-def _write_elements(array: Any, start: int, source: Bytes) -> None:
-    itemsize = array.element_size() if isinstance(array, torch.Tensor) else array.itemsize
-    first, count = start // itemsize, len(source) // itemsize
-    at = 0
-    for index, elements in rectangles(tuple(array.shape), first, first + count):
-        piece = source[at * itemsize : (at + elements) * itemsize]
-        at += elements
-        if isinstance(array, torch.Tensor):
-            view = array.detach()[index]
-            # The bytes may be unaligned; a typed tensor needs an aligned address.
-            view.copy_(torch.from_numpy(piece.copy()).view(array.dtype).view(view.shape))
-        else:
-            view = array[index]
-            view[...] = piece.view(array.dtype).reshape(view.shape)
 
 
 # --- intersections of boxes -------------------------------------------------------------------------------------------
@@ -304,13 +289,13 @@ def cut_patch(data: Bytes, patch: Patch, itemsize: int) -> npt.NDArray[Any]:
     count = itemsize
     for each in patch.shape:
         count *= each
-    rectangle: npt.NDArray[Any] = data[patch.at : patch.at + count].view(_RAW[itemsize]).reshape(patch.shape)
+    rectangle: npt.NDArray[Any] = data[patch.at : patch.at + count].view(_raw(itemsize)).reshape(patch.shape)
     return rectangle[patch.source]
 
 
 def packed_patch(data: Bytes, patch: Patch, itemsize: int) -> npt.NDArray[Any]:
     """The elements of a patch, from bytes with nothing else."""
-    elements: npt.NDArray[Any] = data.view(_RAW[itemsize])
+    elements: npt.NDArray[Any] = data.view(_raw(itemsize))
     return elements.reshape([each.stop - each.start for each in patch.source])
 
 

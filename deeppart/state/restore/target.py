@@ -27,13 +27,13 @@ from deeppart.state.tree import (
     container_items,
     container_kind,
     contiguous_strides,
+    has_objects,
     holds_containers,
     walk_tree,
 )
 from deeppart.state.values import MUTABLE, decode_value
 
 _NUMBERS = frozenset({int, float, bool, complex})
-_PLAIN = frozenset({int, float, str, bool, type(None)})
 
 
 class _Dropped:
@@ -53,17 +53,20 @@ class Target:
         values: decoded value per value number, or DROPPED.
         live: leaf number -> the live tensor or array to write into; other leaves are created.
         tied: numbers of leaves whose live array is a view of another live one, just as when they were saved.
-        mistied: leaf number -> a live alias that differs from the saved one; and the error for it.
         dropped: numbers of leaves that are not restored.
         replaced: paths of rank 0's items that do not fit the live state: they are created.
-        with_objects: paths of rank 0's items that have objects with a ``state_dict()`` in the live state.
         sharded: leaf number -> the live sharded tensor whose local shards are written.
         created: leaf number -> a sharded tensor made for it, because the live state lacks it.
         may_cast: true if floating-point leaves may have another dtype in the live state.
-        casts: leaf number -> the live array of another dtype, which is written after the leaf was received.
-        cast_shards: the same for sharded tensors: memory for this rank's shards in the saved dtype.
-        unplaced: paths that are not restored, because the live state lacks them and they have sharded tensors.
+        casts: leaf number -> the live array, or shards, of another dtype: written after the leaf was received.
+        own: numbers of the leaves of which each rank gets its own bytes.
+        mapped: leaf number -> content of such a leaf, from those that another number of ranks had.
         removed: paths of entries that dicts of small values lose, because the checkpoint lacks them.
+        placeless: objects with a saved state that a live dict lacks, as in ``scheduler (LambdaLR)``: their states are
+            restored as dicts, and loaded by no object.
+        unreached: paths of results of an optimizer's ``state_dict()`` of which not all that is restored reaches the
+            optimizer.
+        exchanged: optimizers of another class than the saved ones, as ``opt: Adam in the checkpoint, AdamW here``.
         classes: qualified name -> module -> an enum or dataclass of the script.
         is_chosen: the structure was narrowed to the request, and has placeholders where live items stay.
     """
@@ -73,17 +76,18 @@ class Target:
     values: list[Any]
     live: dict[int, Array] = field(default_factory=dict)
     tied: set[int] = field(default_factory=set)
-    mistied: dict[int, tuple[Alias, StructureMismatchError]] = field(default_factory=dict)
     dropped: frozenset[int] = frozenset()
     replaced: set[ExactPath] = field(default_factory=set)
-    with_objects: set[ExactPath] = field(default_factory=set)
     sharded: dict[int, ShardedLeaf] = field(default_factory=dict)
     created: dict[int, torch.Tensor] = field(default_factory=dict)
     may_cast: bool = False
-    casts: dict[int, Array] = field(default_factory=dict)
+    casts: dict[int, list[Array]] = field(default_factory=dict)
+    own: frozenset[int] = frozenset()
+    mapped: dict[int, Any] = field(default_factory=dict)
     removed: list[Path] = field(default_factory=list)
-    cast_shards: dict[int, list[Array]] = field(default_factory=dict)
-    unplaced: tuple[Path, ...] = ()
+    placeless: list[str] = field(default_factory=list)
+    unreached: list[Path] = field(default_factory=list)
+    exchanged: list[str] = field(default_factory=list)
     classes: dict[str, dict[str, type]] = field(default_factory=dict)
     is_chosen: bool = False
 
@@ -209,29 +213,11 @@ def meet(saved: Node, live: Node, values: Sequence[Any]) -> tuple[Node, Node]:
     return saved, live
 
 
-def both_plain(saved: Node, live: Node, values: list[Any]) -> bool:
-    """True if a value simply replaces another one: the usual case, checked quickly."""
-    return (
-        type(saved) is ValueLeaf
-        and type(live) is ValueLeaf
-        and type(live.value) in _PLAIN
-        and type(values[saved.index]) in _PLAIN
-    )
-
-
 def is_cut(saved: Branch, live: Branch, *, is_record: bool) -> bool:
     """True if a live container loses items that the checkpoint lacks, as value containers (lists, dicts) do."""
     if saved.kind == "list":
-        return not any(has_object(child, forms=False) for child in live.children[len(saved.children) :])
+        return not any(map(has_objects, live.children[len(saved.children) :]))
     return saved.kind in DICTS and (saved.kind == "counter" or not is_record) and _is_plain(live)
-
-
-def has_object(live: Node, *, forms: bool = True) -> bool:
-    """True if a tree has an object. ``forms``: also one saved as data, which could be made again."""
-    if not isinstance(live, Branch):
-        return False
-    is_object = live.kind == "object" and (forms or live.form is None)
-    return is_object or any(has_object(child, forms=forms) for child in live.children)
 
 
 def _is_plain(live: Node) -> bool:

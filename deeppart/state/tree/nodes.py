@@ -267,14 +267,15 @@ def _outermost(node: Node, path: Path) -> Iterator[tuple[Path, Branch]]:
         yield path, node
         return
     is_generator = node.kind in DICTS and _GENERATOR_KEY in node.keys
-    if path and (node.kind in _TUPLES or is_generator) and not _has_objects(node):
+    if path and (node.kind in _TUPLES or is_generator) and not has_objects(node):
         yield path, node
         return
     for inner, child in node.items(path):
         yield from _outermost(child, inner)
 
 
-def _has_objects(node: Node) -> bool:
+def has_objects(node: Node) -> bool:
+    """True if a tree has an object with a ``state_dict()``."""
     if not isinstance(node, Branch):
         return False
-    return (node.is_object) or any(map(_has_objects, node.children))
+    return node.is_object or any(map(has_objects, node.children))

@@ -11,14 +11,15 @@ from deeppart.comm import Comm, SingleComm, finish
 from deeppart.model import Attempt
 from deeppart.nodes import Arena
 from deeppart.recovery import Ranks, Reading, Recovered, SavedStep, load_step, recover, take_inventory
+from deeppart.recovery.absent import share_out_absent
 from deeppart.recovery.distribute import Delivery
-from deeppart.recovery.matching import Matched, check_step, find_places, match
-from deeppart.recovery.narrowing import flatten_live
+from deeppart.recovery.matching import Matched, check_step, match
+from deeppart.recovery.narrowing import flatten_live, narrowed
 from deeppart.recovery.saved import Documents
 from deeppart.recovery.tables import PartIndexView, Tables, share_tables
 from deeppart.state.capture.staging import Staging
 from deeppart.state.paths.globs import PerRank, PerRankPolicies
-from deeppart.state.restore.choosing import Choice
+from deeppart.state.restore import Request
 from deeppart.storage import PersistentLevel, PosixStore
 from tests.fuzz.images import ManifestImage, PartImage
 
@@ -55,8 +56,9 @@ class Opened:
         saved, policies = self.saved, PerRankPolicies(per_rank)
         held = check_step(saved, self.tables, self.recovered, policies, self.ranks.comm)
         flat = flatten_live(state)
-        places = find_places(saved, flat, self.ranks, "matching")
-        return match(saved, held, flat, places, policies, self.ranks.rank, Choice(saved.structure.tree), cast=False)
+        _, choice = narrowed(saved, flat, Request(), None)
+        share_out_absent(saved, flat, choice, self.ranks, "matching")
+        return match(saved, held, flat, choice, policies, self.ranks.rank, cast=False)
 
 
 def open_step(root: Path, comm: Comm | None = None, *, on_nodes: bool = False) -> Opened:

@@ -14,8 +14,9 @@ import deeppart
 from deeppart.comm import Comm
 from deeppart.errors import PerRankError
 from deeppart.model import Box
-from deeppart.recovery.old_ranks import bring_old_leaves, map_old_leaves, memory_for_old_leaves
+from deeppart.recovery.old_ranks import map_old_leaves, memory_for_old_leaves, wanted_of_old
 from deeppart.state.paths.keys import readable
+from deeppart.state.restore import Scatter
 from tests.unit.recovery.opened import open_step
 from tests.unit.sharded_states import on_ranks, piece, restore, save
 
@@ -138,9 +139,9 @@ def test_no_rank_makes_memory_for_stages_of_others(tmp_path: Path, per_rank: Any
         state = {"rng": torch.zeros(2, dtype=torch.int64), name: {"w": torch.zeros(4, 3)}}
         matched = opened.matched(state, per_rank)
         old = memory_for_old_leaves(matched)
-        assert bring_old_leaves(opened.delivery, old) is None
-        mapped = map_old_leaves(matched, old, comm.rank, comm.size)
+        assert opened.delivery.bring(Scatter(wanted_of_old(old))) is None
+        map_old_leaves(matched, old, comm.rank, comm.size)
         paths = matched.target.structure.array_paths()
-        return [readable(paths[index]) for index in matched.target.arrays() if index not in mapped.own_leaves]
+        return [readable(paths[index]) for index in matched.target.arrays() if index not in matched.target.own]
 
     assert on_ranks(2, made) == [["first/w"], ["last/w"]]

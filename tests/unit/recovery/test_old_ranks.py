@@ -24,8 +24,8 @@ from deeppart.errors import (
     StructureMismatchError,
 )
 from deeppart.recovery.matching import Matched, notices
-from deeppart.recovery.old_ranks import Mapped, OldLeaves, bring_old_leaves, map_old_leaves, memory_for_old_leaves
-from deeppart.state.restore.target import DROPPED
+from deeppart.recovery.old_ranks import OldLeaves, map_old_leaves, memory_for_old_leaves, wanted_of_old
+from deeppart.state.restore import DROPPED, Scatter
 from deeppart.testing.states import difference
 from tests.unit.cli_support import forge, live_for_forged
 from tests.unit.recovery.opened import Opened, open_step
@@ -44,13 +44,14 @@ def opened(tmp_path: Path) -> Opened:
 def brought(opened: Opened, state: Any, per_rank: Any) -> tuple[Matched, OldLeaves]:
     matched = opened.matched(state, per_rank)
     old = memory_for_old_leaves(matched)
-    bring_old_leaves(opened.delivery, old)
+    opened.delivery.bring(Scatter(wanted_of_old(old)))
     return matched, old
 
 
-def mapped(opened: Opened, state: Any, per_rank: Any) -> tuple[Matched, Mapped]:
+def mapped(opened: Opened, state: Any, per_rank: Any) -> Matched:
     matched, old = brought(opened, state, per_rank)
-    return matched, map_old_leaves(matched, old, 0, 1)
+    map_old_leaves(matched, old, 0, 1)
+    return matched
 
 
 def last(path: str, old: list[Any], rank: int, size: int) -> Any:
@@ -87,9 +88,9 @@ def test_of_a_table_each_leaf_goes_its_way(opened: Opened, table: Any, leaves: l
     state = live_for_forged()
     matched, old = brought(opened, state, table)
     assert [list(each) for each in old] == leaves, "no memory for what is not asked for"
-    found = map_old_leaves(matched, old, 0, 1)
+    map_old_leaves(matched, old, 0, 1)
     rng, position = table["rng"], table["*"]
-    assert {index: array.tolist() for index, array in found.arrays.items()} == (
+    assert {index: array.tolist() for index, array in matched.target.mapped.items()} == (
         {} if rng == "drop" else {2: [0 if rng == "rank0" else 2] * 16}
     )
     assert matched.target.dropped == ({2} if rng == "drop" else set())
@@ -182,12 +183,12 @@ def test_a_function_is_asked_once_for_each_path_with_what_all_old_ranks_had(open
         return old[1]
 
     matched, old = brought(opened, live_for_forged(), ask)
-    found = map_old_leaves(matched, old, 5, 7)
+    map_old_leaves(matched, old, 5, 7)
     assert asked == {
         "rng": ([[rank] * 16 for rank in range(RANKS)], 5, 7),
         "position": ([1000, 1001, 1002], 5, 7),
     }
-    assert found.arrays[2].tolist() == [1] * 16 and matched.target.values == [1001]
+    assert matched.target.mapped[2].tolist() == [1] * 16 and matched.target.values == [1001]
 
 
 def test_what_a_function_gives_is_copied(opened: Opened) -> None:
@@ -198,8 +199,10 @@ def test_what_a_function_gives_is_copied(opened: Opened) -> None:
     def keep(path: str, old: list[Any], rank: int, size: int) -> Any:
         return state[path]
 
-    matched, found = mapped(opened, state, keep)
-    assert found.arrays[2] is not state["rng"] and found.arrays[2].data_ptr() != state["rng"].data_ptr()
+    matched = mapped(opened, state, keep)
+    assert (
+        matched.target.mapped[2] is not state["rng"] and matched.target.mapped[2].data_ptr() != state["rng"].data_ptr()
+    )
     (value,) = matched.target.values
     assert value == state["position"] and value is not state["position"] and value[1] is not state["position"][1]
 
@@ -213,9 +216,9 @@ def test_it_may_be_of_another_type_if_the_live_state_is(opened: Opened, make: Ca
     def other(path: str, old: list[Any], rank: int, size: int) -> Any:
         return make() if path == "rng" else old[0]
 
-    matched, found = mapped(opened, state, other)
+    matched = mapped(opened, state, other)
     assert matched.target.live[2] is state["rng"]
-    assert difference(make(), found.arrays[2]) is None
+    assert difference(make(), matched.target.mapped[2]) is None
     assert matched.target.types[2].shape == tuple(make().shape)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -47,12 +46,6 @@ class Deep(torch.nn.Module):
         super().__init__()
         self.inner = wrap(network())
         self.outer = torch.nn.Linear(2, 2)
-
-
-def headed(model: torch.nn.Module) -> torch.nn.Module:
-    """With one layer more."""
-    model.add_module("head", torch.nn.Linear(2, 2))
-    return model
 
 
 def tensors_of(item: Any) -> list[torch.Tensor]:
@@ -100,31 +93,27 @@ def test_an_optimizer_of_another_class_is_told(ck: deeppart.Checkpointer) -> Non
 # --- states that are nested otherwise ---------------------------------------------------------------------------------
 
 
-#: (saved, live), words of the advice
-NESTING: dict[str, tuple[Callable[[], tuple[Any, Any]], list[str]]] = {
+#: (saved, live), the advice
+NESTING: dict[str, tuple[Callable[[], tuple[Any, Any]], str]] = {
     "model of a dict": (
         lambda: (training(network()), network()),
-        ["a level more", "the keys model, optimizer, step", 'restore({"model": model, "optimizer"', "as 'model'"],
+        "a level more, with the live state as 'model': restore({'model': state})",
     ),
     "dict of a model": (
         lambda: (network(), training(network())),
-        ["a level less", "restore(state['model'])", "save dicts with the keys model, optimizer, step"],
+        "a level less: it was saved from what is 'model' here: restore(state['model'])",
     ),
     "a level more": (
         lambda: ({"train": training(network())}, training(network())),
-        ["a level more", 'restore({"train": train})', "as 'train'"],
+        "a level more, with the live state as 'train': restore({'train': state})",
     ),
     "the model alone, of the state of an application": (
         lambda: ({"app": training(network())}, {"model": network()}),
-        ['has them at app: restore({"app": {"model": model}}, keys=["app/model"])'],
+        "a level more, with the live state as 'app': restore({'app': state})",
     ),
-    "DDP was saved, and another head": (
-        lambda: ({"model": Wrapped(network(), "module")}, {"model": headed(network())}),
-        ["begin with 'module.'", "DistributedDataParallel", "at model", "wrapped.module", "strict=False"],
-    ),
-    "compiled is live, and another head": (
-        lambda: ({"model": network()}, {"model": Wrapped(headed(network()), "_orig_mod")}),
-        ["live names at model begin with '_orig_mod.'", "torch.compile", "wrapped._orig_mod", "strict=False"],
+    "other names": (
+        lambda: ({"model": network(), "epoch": 1}, {"net": network()}),
+        "the checkpoint has the keys 'model', 'epoch': give restore() a dict with them, or rename=",
     ),
 }
 #: What was saved and what is live, of one model; the wrappers alone differ.
@@ -149,13 +138,12 @@ def test_wrappers_are_looked_through_and_it_is_told(ck: deeppart.Checkpointer, n
 
 @pytest.mark.parametrize("name", NESTING)
 def test_states_that_are_nested_otherwise(ck: deeppart.Checkpointer, name: str) -> None:
-    make, words = NESTING[name]
+    make, text = NESTING[name]
     saved, live = make()
     ck.checkpoint(saved, 1).wait()
     with pytest.raises(StateError) as caught:
         ck.restore(live)
-    todo = str(caught.value.todo)
-    assert not [word for word in words if word not in todo], str(caught.value)
+    assert text in str(caught.value.todo)
     assert ck.restore(saved) == 1
 
 
@@ -192,57 +180,7 @@ def test_what_the_optimizer_does_not_know_of(way: str, steps: int, tmp_path: Pat
     assert optimizer.param_groups[0]["lr"] == 0.5 and len(optimizer.state) == 1
 
 
-# --- names that have changed ------------------------------------------------------------------------------------------
-
-
-class Named(torch.nn.Module):
-    """Layers under these names."""
-
-    def __init__(self, **layers: torch.nn.Module) -> None:
-        super().__init__()
-        for name, layer in layers.items():
-            self.add_module(name, layer)
-
-
-def backbone() -> dict[str, torch.nn.Module]:
-    return {"backbone": network(), "head": torch.nn.Linear(2, 2)}
-
-
-RENAMED: dict[str, tuple[Callable[[], Any], Callable[[], Any], dict[str, str]]] = {
-    "two": (
-        lambda: Named(**backbone()),
-        lambda: Named(encoder=network(), top=torch.nn.Linear(2, 2)),
-        {"model/backbone.*": "model/encoder.*", "model/head.*": "model/top.*"},
-    ),
-    "tensors": (
-        lambda: {"w": torch.ones(3), "b": torch.ones(2)},
-        lambda: {"w": torch.zeros(3), "c": torch.zeros(2)},
-        {"model/b": "model/c"},
-    ),
-    "a level more": (lambda: Named(**backbone()), lambda: Named(net=Named(**backbone())), {"model/*": "model/net.*"}),
-    "a level less": (lambda: Named(net=Named(**backbone())), lambda: Named(**backbone()), {"model/net.*": "model/*"}),
-}
-
-
-@pytest.mark.parametrize("name", RENAMED)
-def test_the_rename_that_is_advised_restores_all(ck: deeppart.Checkpointer, name: str) -> None:
-    saved, live, rules = RENAMED[name]
-    before, now = saved(), live()
-    ck.checkpoint({"model": before, "epoch": 1}, step=1).wait("persistent")
-    with pytest.raises(StructureMismatchError) as caught:
-        ck.restore({"model": now, "epoch": 0})
-    todo = str(caught.value.todo)
-    assert f"restore(state, rename={json.dumps(rules)})" in todo and "strict=False would leave" in todo
-    ck.restore({"model": now, "epoch": 0}, rename=rules)
-    assert all(map(torch.equal, tensors_of(before), tensors_of(now)))
-
-
-def test_no_rename_is_advised_where_shapes_differ(ck: deeppart.Checkpointer) -> None:
-    encoder = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 2))
-    ck.checkpoint({"model": Named(**backbone())}, step=1).wait("persistent")
-    with pytest.raises(StructureMismatchError, match=r"strict=False, which leaves .* random") as caught:
-        ck.restore({"model": Named(encoder=encoder, head=torch.nn.Linear(2, 2))})
-    assert "rename" not in str(caught.value)
+# --- optimizers -------------------------------------------------------------------------------------------------------
 
 
 class Training:
@@ -270,7 +208,7 @@ def restored(root: Path, saved: dict[str, Any], live: dict[str, Any]) -> None:
         ck.restore(live)
 
 
-NAMED_OR_NUMBERED = "has the optimizer itself at train/opt, whose state numbers"
+NAMED_OR_NUMBERED = "has the optimizer itself, whose state numbers"
 NUMBERED_OR_NAMED = r"what get_optimizer_state_dict\(\) gave, which names"
 
 

@@ -239,6 +239,15 @@ def test_tied_leaves_come_from_each_other(ck: deeppart.Checkpointer) -> None:
     assert both["part"].tolist() == [2.0, 3.0]
 
 
+def test_tied_leaves_have_other_names_in_another_order(ck: deeppart.Checkpointer) -> None:
+    weight = torch.arange(6.0)
+    ck.checkpoint({"a": weight, "b": weight, "c": weight[2:4]}, 1).wait(timeout=30)
+    zeros = torch.zeros(6)
+    live = {"z": zeros, "b": zeros, "c": zeros[2:4]}
+    ck.restore(live, rename={"a": "z"})
+    assert all(torch.equal(tensor, weight) for tensor in (zeros, live["z"])) and live["c"].tolist() == [2.0, 3.0]
+
+
 # --- names ------------------------------------------------------------------------------------------------------------
 
 
@@ -251,7 +260,7 @@ def test_renamed_models(ck: deeppart.Checkpointer) -> None:
     assert report(ck).renamed["model/0.weight"] == "net/backbone.0.weight" and report(ck).renamed["model"] == "net"
     live = {"net": {"enc": {"w": torch.zeros(2)}}}
     ck.checkpoint({"model": {"encoder": {"w": torch.ones(2)}}}, 2).wait(timeout=30)
-    with pytest.raises(deeppart.ConfigError, match=r"rename={'model': 'net', 'net/encoder': 'net/enc'}"):
+    with pytest.raises(deeppart.ConfigError, match="write a rule for each level"):
         ck.restore(live, rename={"model/encoder/*": "net/enc/*"})
     ck.restore(live, rename={"model": "net", "net/encoder": "net/enc"})
     assert live["net"]["enc"]["w"].all()
@@ -390,9 +399,9 @@ def test_a_glob_that_covers_nothing_is_told_with_what_is_like_it(tmp_path: Path)
         ck.checkpoint(state, 1).wait(timeout=30)
         with pytest.warns(DeeppartWarning, match=r"in the checkpoint: optmizer/\* \(perhaps optimizer/\*\)"):
             ck.restore(state, keys=["model/*", "optmizer/*"])
-        with pytest.raises(StructureMismatchError, match=r"globs over paths, such as model/\*\n.*modle/\*"):
+        with pytest.raises(StructureMismatchError, match=r"keys modle/\* \(perhaps model/\*\)"):
             ck.restore(state, keys="modle/*")
-        with pytest.raises(StructureMismatchError, match=r"expected: globs over paths\n"):
+        with pytest.raises(StructureMismatchError, match=r"found: keys epoch\n"):
             ck.restore(state, keys="epoch", exclude="epoch")
     with pytest.raises(StructureMismatchError, match=r"such as model/\*\n"):
         deeppart.load(tmp_path, keys="modle/*")

@@ -39,23 +39,6 @@ def test_impossible_arguments_are_named(given: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rename", "todo"),
-    [
-        ({"model/net/*": "model/backbone/*"}, {"model/net": "model/backbone"}),
-        ({"model/net/w.*": "all/net/v.*"}, {"model": "all", "all/net/w.*": "all/net/v.*"}),
-        ({"model/net/*": "model/*"}, "nothing moves to another depth"),
-    ],
-)
-def test_a_rule_that_names_another_container_is_told_how_to_write_it(rename: dict[str, str], todo: Any) -> None:
-    with pytest.raises(ConfigError, match="impossible value for rename") as caught:
-        request(rename=rename)
-    text = f"rename={todo}" if isinstance(todo, dict) else todo
-    assert text in str(caught.value)
-    if isinstance(todo, dict):
-        assert request(rename=todo).rules == tuple(todo.items())
-
-
-@pytest.mark.parametrize(
     ("rename", "path", "key", "expected"),
     [
         ({"module.*": "*"}, ("model",), "module.0.weight", "0.weight"),
