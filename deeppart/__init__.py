@@ -102,7 +102,7 @@ def restore(
 
 
 def prepare(state: Any) -> None:
-    """Get memory and files ready for the first checkpoint of a state, with the default Checkpointer (collective).
+    """Get memory ready for the first checkpoint of a state, with the default Checkpointer (collective).
 
     Nothing is saved, and the first checkpoint still compares all of the state; it need not wait for memory.
     See :meth:`Checkpointer.prepare`.

@@ -36,25 +36,19 @@ from deeppart.session import (
     GO_ON,
     SUSPICION_PATIENCE_S,
     Background,
-    Preparation,
     RestorePreview,
     Saves,
     StepHistory,
     Stops,
-    cadence_for,
     configuration_of,
     heal_redundancy,
     not_finished,
     open_session,
-    pipeline_for,
     preview_restore,
     process_sessions,
     restore_step,
-    retention_for,
     say_restored,
-    scrubber_for,
     still_busy,
-    suspicions_for,
     warn_restored,
     warn_suspects,
     warn_unsaved,
@@ -114,32 +108,22 @@ class Checkpointer:
         with raised_later(self._call_notes.note):
             self._session = open_session(self.config, comm)
         self._comm = self._session.comm
-        lasting = self._session.memory
-        self._staging, self._arena = Staging() if lasting is None else Staging(lasting.reserve), Arena()
-        self._preparation = Preparation(self._session, self._staging)
-        self._retention = retention_for(self._session)
         try:
-            self._pipeline = pipeline_for(self._session, self._retention, self._call_notes)
-            self._suspicions = suspicions_for(self._session, self._pipeline)
-            self._saver = Saver(self._comm, self.config, self._staging, self._suspicions.record)
-            self._scrubber = scrubber_for(self._session, self._pipeline)
+            with raised_later(self._call_notes.note):
+                self._background = Background(self._session, self._call_notes)
+            self._pipeline = self._background.pipeline
+            self._saver = Saver(self._comm, self.config, self._background.staging, self._background.suspicions.record)
         except BaseException:  # such as: no more threads are possible
             self._session.abandon()
             raise
-        self._recent: list[Pending] = []
-        self._background = Background(self._session, self._pipeline, self._scrubber, self._preparation, self._recent)
         # Called if a checkpointer is dropped without being closed, or if its start fails from here on.
         self._dropped = weakref.finalize(self, self._background.leave)
         self._dropped.atexit = False
         process_sessions.add(self, self._background)
-        with raised_later(self._call_notes.note):
-            self._auto = cadence_for(self._session)
-        self._recorder = self._background.record(self._auto)
         self._closed = False
-        self._steps = StepHistory(self._session, self._recent)
-        saving = self._saver, self._pipeline, self._preparation, self._auto
+        self._steps = StepHistory(self._session, self._background.recent)
         self._stops = Stops(self._session)
-        self._saves = Saves(self._session, *saving, self._steps, self._recent, self._stops)
+        self._saves = Saves(self._session, self._saver, self._background, self._steps, self._stops)
         self.explanation: tuple[str, ...] = ()
         self.restored: RestoreReport | None = None
 
@@ -164,12 +148,13 @@ class Checkpointer:
     @property
     def preparing(self) -> bool:
         """True if preparation that :meth:`prepare` has begun on this rank continues in the background."""
-        return not self._preparation.wait(0.0)
+        return not self._background.preparation.wait(0.0)
 
     @property
     def scrubbed(self) -> ScrubReport:
         """The work of scrubbing (``scrub_bandwidth``) so far on this rank."""
-        return ScrubReport() if self._scrubber is None else self._scrubber.report
+        scrubber = self._background.scrubber
+        return ScrubReport() if scrubber is None else scrubber.report
 
     @property
     def cadence(self) -> CadenceReport | None:
@@ -177,7 +162,7 @@ class Checkpointer:
 
         Otherwise None.
         """
-        return None if self._auto is None else self._auto.report
+        return None if self._background.auto is None else self._background.auto.report
 
     @property
     def world_size(self) -> int:
@@ -229,7 +214,7 @@ class Checkpointer:
             pending = self._saves.save(state, step, force=force)
         if pending is None:
             return Pending(step, frozenset())
-        self._recorder.begun(pending)
+        self._background.recorder.begun(pending)
         return pending
 
     def _end_job(self, pending: Pending) -> NoReturn:
@@ -307,10 +292,9 @@ class Checkpointer:
         """Get ready for the first checkpoint of a state, so that it need not wait for memory.
 
         All ranks compare the state and share it out, as ``checkpoint()`` would; nothing is saved. Then, in the
-        background (:attr:`preparing`), the memory for this rank's share is touched; and where ``local_dir`` lies in
-        memory and files are not compressed, ``keep`` + 1 files of a share each are made there, to be written over. Call
-        it when the state has all its tensors: after ``restore()`` has returned a step, or after the first
-        ``optimizer.step()``. The first checkpoint still compares all of the state.
+        background (:attr:`preparing`), the memory for this rank's share is touched. Call it when the state has all its
+        tensors: after ``restore()`` has returned a step, or after the first ``optimizer.step()``. The first checkpoint
+        still compares all of the state.
 
         Args:
             state: as for ``checkpoint()``.
@@ -322,7 +306,7 @@ class Checkpointer:
         """
         with self._alone("prepare"), raised_later(self._call_notes.note), collection_paused():
             check_state(state, "prepare")
-            self._preparation.begin(size_share(self._comm, self.config, state))
+            self._background.preparation.begin(size_share(self._comm, self.config, state))
 
     def next_step(self) -> int:
         """The first step after all used ones: for saves without a number."""
@@ -346,12 +330,12 @@ class Checkpointer:
             self._background.leave()
             raise
         try:
-            self._suspicions.wait(self.config.timeout)
+            self._background.suspicions.wait(self.config.timeout)
             with raised_later(self._call_notes.note):
                 self._saves.report_failures()
-                if self._auto is not None:
-                    self._auto.end(failed=False)
-                    warn_unsaved(self._session, self._auto.unsaved_step)
+                if self._background.auto is not None:
+                    self._background.auto.end(failed=False)
+                    warn_unsaved(self._session, self._background.auto.unsaved_step)
         finally:
             self._background.release()
         if finished and not self.failures and self._session.memory is not None:
@@ -376,11 +360,11 @@ class Checkpointer:
             self._closed = True
             self._dropped.detach()
             self._saver.close()
-            self._suspicions.wait(SUSPICION_PATIENCE_S)
+            self._background.suspicions.wait(SUSPICION_PATIENCE_S)
             self._background.leave(after_error=True)
             self._stops.close()
-            if self._auto is not None:
-                self._auto.end(failed=True)
+            if self._background.auto is not None:
+                self._background.auto.end(failed=True)
 
     # --- for deeppart.extension ---
 
@@ -400,7 +384,8 @@ class Checkpointer:
 
     def _memory_to_read(self) -> tuple[Staging, Arena]:
         """Memory for a restore: not staging memory with a share that is to be restored."""
-        return self._staging if self._session.memory is None else Staging(), self._arena
+        staging = self._background.staging if self._session.memory is None else Staging()
+        return staging, self._background.arena
 
     def _bring_back(
         self,
@@ -417,7 +402,7 @@ class Checkpointer:
         unfinished = self._unfinished()
         self._saver.agree_on_restore(step, policies, request.digest())
         raise_together(self._comm, refusal or unfinished, "restore", timeout)
-        self._suspicions.wait(timeout)
+        self._background.suspicions.wait(timeout)
         self._saver.staging_was_used()
         memory = self._memory_to_read()
         done, self.explanation = restore_step(
@@ -429,12 +414,11 @@ class Checkpointer:
         self.restored, recovered = done.report, done.recovered
         self._saver.mark_known(done.per_rank)
         self._steps.restored_from(recovered.attempt.step)  # not before: after a failed restore, training starts over
-        self._retention.went_on()
-        if self._auto is not None:
-            self._auto.restored(recovered.slowest_level_read)
-        what = self._pipeline, self._retention, self._arena, recovered, done.inventory
-        self.explanation += heal_redundancy(session, *what)
-        self._recorder.restored(recovered.attempt.step, time.monotonic() - began)
+        self._background.keeping.went_on()
+        if self._background.auto is not None:
+            self._background.auto.restored(recovered.slowest_level_read)
+        self.explanation += heal_redundancy(session, self._background, recovered, done.inventory)
+        self._background.recorder.restored(recovered.attempt.step, time.monotonic() - began)
         say_restored(session, recovered, time.monotonic() - began)
         self.explanation += warn_suspects(session, recovered.attempt)
         warn_restored(session, recovered.attempt, done.inventory, done.notices, named=step is not None)

@@ -16,38 +16,34 @@ OFF, SKIPPED, WAITING, RUNNING, DONE, FAILED = "off", "skipped", "waiting", "run
 _FINAL = frozenset({OFF, SKIPPED, DONE, FAILED})
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """The failure of a level.
+@dataclass(slots=True)
+class LevelProgress:
+    """How a level of a checkpoint gets on.
 
     Attributes:
-        error: the error.
-        raised: true if ``wait`` has raised it.
+        report: its figures.
+        finished_at: when it has ended.
+        error: why it has failed, or None.
         agreed: true if every rank has the same error, from a commit round.
+        raised: true if ``wait`` has raised the error.
+        counted: true if ``failures`` has returned this.
     """
 
-    error: CheckpointError
-    raised: bool
-    agreed: bool
-
-    def is_news(self, rank: int) -> bool:
-        """True if this rank must warn the caller: rank 0 alone warns of an agreed error."""
-        return not self.raised and (rank == 0 or not self.agreed)
-
-
-@dataclass(slots=True)
-class _LevelProgress:
     report: LevelReport
     finished_at: float | None = None
     error: CheckpointError | None = None
     agreed: bool = False
-    #: ``wait`` has raised the error; ``failures`` has returned it.
     raised: bool = False
     counted: bool = False
 
     @property
     def state(self) -> str:
+        """The level's state."""
         return self.report.state
+
+    def is_news(self, rank: int) -> bool:
+        """True if this rank must warn the caller of the error: rank 0 alone warns of an agreed one."""
+        return not self.raised and (rank == 0 or not self.agreed)
 
 
 class Pending:
@@ -70,7 +66,7 @@ class Pending:
         self.step = step
         self._returned_at = time.monotonic()
         self._changed = threading.Condition()
-        self._levels = {name: _LevelProgress(LevelReport(WAITING if name in due else OFF)) for name in LEVELS}
+        self._levels = {name: LevelProgress(LevelReport(WAITING if name in due else OFF)) for name in LEVELS}
         self._report = Report(step)  # without its levels
 
     def __repr__(self) -> str:
@@ -160,13 +156,11 @@ class Pending:
 
     # --- for the checkpointer and the pipeline ---
 
-    def failures(self) -> list[Failure]:
-        """The failures since the last call."""
-        fresh = []
-        for progress in self._levels.values():
-            if progress.error is not None and not progress.counted:
-                progress.counted = True
-                fresh.append(Failure(progress.error, progress.raised, progress.agreed))
+    def failures(self) -> list[LevelProgress]:
+        """The levels that have failed since the last call."""
+        fresh = [each for each in self._levels.values() if each.error is not None and not each.counted]
+        for each in fresh:
+            each.counted = True
         return fresh
 
     def note(self, **figures: Any) -> None:
@@ -216,7 +210,7 @@ class Pending:
             if progress.state != OFF:
                 self.note_level(name, SKIPPED)
 
-    def _level(self, name: str) -> _LevelProgress:
+    def _level(self, name: str) -> LevelProgress:
         if name not in self._levels:
             raise LevelNotRunError(f"there is no level {name!r}", expected=f"one of {LEVELS}")
         return self._levels[name]

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Mapping
 
 from deeppart.errors import ConfigError
-from deeppart.model import EXPECTED, LEVELS, REDUNDANT_LEVELS, Compression, Level
+from deeppart.model import DEFAULT_KEEP, EXPECTED, LEVELS, REDUNDANT_LEVELS, Compression, Level
 
 #: Without "partner", which depends on the number of nodes, unknown to a configuration.
 DEFAULT_EVERY: Mapping[str, int] = {Level.LOCAL: 1, Level.PARITY: 0, Level.PERSISTENT: 1}
@@ -64,15 +64,22 @@ def check_choice(name: str, value: object, choices: tuple[str, ...]) -> str:
     raise refusal(name, value, "one of " + ", ".join(map(repr, choices)))
 
 
-def check_replicated(value: object) -> str | dict[str, str]:
+def check_switch(name: str, value: object) -> bool:
+    """True or False."""
+    if not isinstance(value, bool):
+        raise refusal(name, value, "true or false")
+    return value
+
+
+def check_replicated(name: str, value: object) -> str | dict[str, str]:
     """A mode, or a mapping from globs to modes."""
     if not isinstance(value, Mapping):
-        return check_choice("replicated", value, REPLICATED)
+        return check_choice(name, value, REPLICATED)
     modes = (*REPLICATED, "rank0")
     for pattern, mode in value.items():
         if not isinstance(pattern, str) or not pattern or mode not in modes:
             expected = f"globs over paths with one of {', '.join(map(repr, modes))}"
-            raise refusal("replicated", dict(value), expected)
+            raise refusal(name, dict(value), expected)
     return dict(value)
 
 
@@ -84,27 +91,28 @@ def check_globs(name: str, value: object) -> tuple[str, ...]:
     return tuple(globs)
 
 
-def check_positive(name: str, value: object, *, optional: bool = False, zero: bool = False) -> None:
+def check_positive(name: str, value: object, *, optional: bool = False, zero: bool = False) -> object:
     """A finite number above 0."""
     if value is None and optional:
-        return
+        return value
     good = isinstance(value, (int, float)) and not isinstance(value, bool) and value <= sys.float_info.max
     if not good or not (value > 0 or (zero and value == 0)):  # type: ignore[operator]
         raise refusal(name, value, "a finite number above 0" + (" (or 0)" if zero else ""))
+    return value
 
 
-def check_count(name: str, value: object, what: str, *, optional: bool = False) -> None:
+def check_count(name: str, value: object, what: str, *, optional: bool = False) -> object:
     """A positive integer."""
-    if value is None and optional:
-        return
-    if not is_int(value) or value < 1:  # type: ignore[operator]
+    if not (value is None and optional) and (not is_int(value) or value < 1):  # type: ignore[operator]
         raise refusal(name, value, f"a whole number of {what}, at least 1" + (", or None" if optional else ""))
+    return value
 
 
-def check_compression(value: object) -> None:
+def check_compression(name: str, value: object) -> object:
     """The name of a codec, with a level if it has levels."""
     if Compression.parse(value) is None:
-        raise refusal("compression", value, EXPECTED)
+        raise refusal(name, value, EXPECTED)
+    return value
 
 
 def refuse_url(name: str, path: str | os.PathLike[str]) -> None:
@@ -118,10 +126,8 @@ def refuse_url(name: str, path: str | os.PathLike[str]) -> None:
         )
 
 
-def check_directory(name: str, value: object, what: str = "a directory name") -> str | None:
-    """The name of a directory with known placeholders; None only for ``local_dir``."""
-    if value is None and name == "local_dir":
-        return None
+def check_directory(name: str, value: object, what: str = "a directory name") -> str:
+    """The name of a directory or file with known placeholders."""
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
     if not isinstance(value, str) or not value or "\0" in value:
@@ -134,20 +140,26 @@ def check_directory(name: str, value: object, what: str = "a directory name") ->
     return value
 
 
-def check_file(name: str, value: object) -> str | None:
-    """The name of a file with known placeholders; None for none."""
-    return None if value is None else check_directory(name, value, what="a file name, or None")
+def check_optional(name: str, value: object) -> str | None:
+    """The name of a directory or file with known placeholders; None for none."""
+    return None if value is None else check_directory(name, value, what="a name, or None")
 
 
-def check_key_files(files: object) -> tuple[str, ...] | None:
+def check_key_files(name: str, files: object) -> tuple[str, ...] | None:
     """One file or several, as a tuple; None for none."""
     if files is None:
         return None
     several = [files] if isinstance(files, (str, os.PathLike)) else files
     if not isinstance(several, (list, tuple)) or not several:
-        raise refusal("sign_key_file", files, "the name of a file, or a list of names, or None")
-    checked = tuple(check_directory("sign_key_file", each, what="a file name") for each in several)
-    return tuple(each for each in checked if each is not None)
+        raise refusal(name, files, "the name of a file, or a list of names, or None")
+    return tuple(check_directory(name, each, what="a file name") for each in several)
+
+
+def check_machine(name: str, value: object) -> str | None:
+    """The name of a file that exists; None for none."""
+    if value is not None and not (isinstance(value, (str, os.PathLike)) and os.path.isfile(value)):
+        raise refusal(name, value, "a file that `deeppart-sim calibrate` has written; there is none")
+    return None if value is None else os.fspath(value)
 
 
 def check_levels(name: str, counts: object) -> dict[str, int]:
@@ -171,14 +183,26 @@ def _meant_levels(strange: Iterable[object]) -> str | None:
     return "; ".join(f"write {close[0]!r} for {each!r}" for each, close in found if close) or None
 
 
-def check_every(every: object, local_dir: str | None) -> Mapping[str, int] | str:
-    """All levels except those that depend on the number of nodes; or "auto"."""
+def check_keep(name: str, value: object) -> Mapping[str, int]:
+    """A number for each level."""
+    return {**DEFAULT_KEEP, **check_levels(name, value)}
+
+
+def check_every(name: str, every: object) -> Mapping[str, int] | str:
+    """Levels with their numbers, or "auto"."""
     if every == AUTO:
         return AUTO
     if isinstance(every, str):
         todo = f'write every="auto", or every={{"{Level.PERSISTENT}": 1}}, for instance'
-        raise refusal("every", every, "'auto', or a mapping from levels to whole numbers", todo)
-    found = {**DEFAULT_EVERY, **check_levels("every", every)}
+        raise refusal(name, every, "'auto', or a mapping from levels to whole numbers", todo)
+    return check_levels(name, every)
+
+
+def complete_every(every: Mapping[str, int] | str, local_dir: str | None) -> Mapping[str, int] | str:
+    """All levels except those that depend on the number of nodes; or "auto"."""
+    if isinstance(every, str):
+        return every
+    found = {**DEFAULT_EVERY, **every}
     if local_dir is None:
         found[Level.LOCAL] = 0
     _check_redundant(found)
@@ -202,10 +226,8 @@ def _check_redundant(every: Mapping[str, int]) -> None:
 
 def check_parity(group: int | None, tolerate: int | None) -> None:
     """The size of a parity group, and how many of its nodes may be lost."""
-    if group is not None and (not is_int(group) or not 2 <= group <= MOST_PARITY_GROUP):
+    if group is not None and not 2 <= group <= MOST_PARITY_GROUP:
         raise refusal("parity_group", group, f"a whole number of nodes from 2 to {MOST_PARITY_GROUP}, or None")
-    if tolerate is not None and (not is_int(tolerate) or tolerate < 1):
-        raise refusal("parity_tolerate", tolerate, "a whole number of nodes, at least 1, or None")
     if group is not None and (tolerate or DEFAULT_PARITY_TOLERATE) >= group:
         raise refusal(
             "parity_tolerate", tolerate or DEFAULT_PARITY_TOLERATE, f"fewer than parity_group, which is {group}"

@@ -10,73 +10,64 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
+from functools import partial
 from pathlib import PurePath
-from typing import Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any
 
 from deeppart import access
-from deeppart.config.checks import (
-    check_choice,
-    check_compression,
-    check_count,
-    check_directory,
-    check_every,
-    check_file,
-    check_globs,
-    check_key_files,
-    check_levels,
-    check_parity,
-    check_positive,
-    check_replicated,
-    plain,
-    refusal,
-)
-from deeppart.config.sources import configured, kappa_of, no_such_setting
-from deeppart.model import DEFAULT_KEEP, REDUNDANT_LEVELS, Level, show_bytes, show_rate, show_seconds
+from deeppart.config import checks, sources
+from deeppart.model import REDUNDANT_LEVELS, Level, show_bytes, show_rate, show_seconds
 
-#: Settings in which ranks may differ. Of ``machine`` its ``kappa`` is compared, of ``sign_key_file`` the keys, of
-#: ``local_dir`` and ``scrub_bandwidth`` whether there is one.
-OF_EACH_RANK = frozenset(
-    {
-        "local_dir",
-        "flush_bandwidth",
-        "encode_threads",
-        "machine",
-        "scrub_bandwidth",
-        "sign_key_file",
-        "metrics_file",
-        "events_file",
-    }
-)
+#: Returns the value of a setting in its canonical form, or raises an error that says what was expected.
+Check = Callable[[str, Any], Any]
 
 
-class Settings(TypedDict, total=False):
-    """The arguments of :class:`Config`, and of a :class:`deeppart.Checkpointer` without one."""
+def _setting(
+    default: Any,
+    check: Check,
+    read: Callable[[str], Any] = str,
+    *,
+    show: Callable[[Any], str] | None = None,
+    is_shared: bool = True,
+) -> Any:
+    """The field of a setting: how it is checked, read from an environment variable and shown with its unit, and whether
+    ranks must agree on it.
+    """
+    kind = {"check": check, "read": read, "show": show or _show, "is_shared": is_shared}
+    return field(default_factory=dict, metadata=kind) if default == {} else field(default=default, metadata=kind)
 
-    persistent_dir: str
-    local_dir: str | None
-    every: Mapping[str, int] | str
-    keep: Mapping[str, int]
-    compression: str
-    capture: str
-    incremental: bool
-    replicated: str | Mapping[str, str]
-    exclude: str | Sequence[str]
-    on_busy: str
-    flush_bandwidth: float | None
-    timeout: float
-    permissions: str
-    sign_key_file: str | Sequence[str] | None
-    metrics_file: str | None
-    events_file: str | None
-    parity_tolerate: int | None
-    protection: str
-    parity_group: int | None
-    scrub_bandwidth: float | None
-    node_size: int | None
-    encode_threads: int | None
-    machine: str | None
-    kappa: float | None
-    status: str
+
+def _bandwidth() -> Any:
+    """The field of a most number of bytes per second and node."""
+    check = partial(checks.check_positive, optional=True)
+    return _setting(None, check, sources.read_size, show=lambda rate: f"{show_rate(rate)} per node", is_shared=False)
+
+
+def _count(what: str, show: str, *, is_shared: bool = True) -> Any:
+    """The field of a number of things."""
+    check = partial(checks.check_count, what=what, optional=True)
+    return _setting(None, check, int, show=show.format, is_shared=is_shared)
+
+
+def _choice(default: str, *others: str) -> Any:
+    """The field of a setting with a few possible values."""
+    return _setting(default, partial(checks.check_choice, choices=(default, *others)))
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {item}" for key, item in value.items())
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return ", ".join(map(str, value))
+    return str(value)
+
+
+def _show_every(every: Mapping[str, int] | str) -> str:
+    return _show(every) + " (in checkpoints)" * isinstance(every, Mapping)
+
+
+def _show_keep(keep: Mapping[str, int]) -> str:
+    return ", ".join(f"{level} {count or 'all'}" for level, count in keep.items()) + " (in steps)"
 
 
 class _Origin:
@@ -90,7 +81,7 @@ class _Origin:
         return getattr(self, "_from_file", {})
 
 
-@dataclass(frozen=True, slots=True, init=False)
+@dataclass(frozen=True, slots=True)
 class Config(_Origin):
     """The settings of a :class:`deeppart.Checkpointer`.
 
@@ -161,78 +152,78 @@ class Config(_Origin):
         all others as by default
     """
 
-    persistent_dir: str = "ckpt"
-    local_dir: str | None = None
-    every: Mapping[str, int] | str = field(default_factory=dict)
-    keep: Mapping[str, int] = field(default_factory=dict)
-    compression: str = "auto"
-    capture: str = "eager"
-    incremental: bool = True
-    replicated: str | Mapping[str, str] = "auto"
-    exclude: str | Sequence[str] = ()
-    on_busy: str = "wait"
-    flush_bandwidth: float | None = None
-    timeout: float = 600.0
-    permissions: str = "private"
-    sign_key_file: str | Sequence[str] | None = None
-    metrics_file: str | None = None
-    events_file: str | None = None
-    parity_tolerate: int | None = None
-    protection: str = "best"
+    persistent_dir: str = _setting("ckpt", checks.check_directory)
+    local_dir: str | None = _setting(None, checks.check_optional, is_shared=False)
+    every: Mapping[str, int] | str = _setting({}, checks.check_every, sources.read_every, show=_show_every)
+    keep: Mapping[str, int] = _setting({}, checks.check_keep, sources.read_counts, show=_show_keep)
+    compression: str = _setting("auto", checks.check_compression)
+    capture: str = _choice("eager", "lazy")
+    incremental: bool = _setting(True, checks.check_switch, sources.read_switch)
+    replicated: str | Mapping[str, str] = _setting("auto", checks.check_replicated, sources.read_modes)
+    exclude: str | Sequence[str] = _setting((), checks.check_globs, sources.read_globs)
+    on_busy: str = _choice("wait", "skip")
+    flush_bandwidth: float | None = _bandwidth()
+    timeout: float = _setting(600.0, checks.check_positive, float, show=show_seconds)
+    permissions: str = _choice(*access.PERMISSIONS)
+    sign_key_file: str | Sequence[str] | None = _setting(
+        None, checks.check_key_files, sources.read_paths, is_shared=False
+    )
+    metrics_file: str | None = _setting(None, checks.check_optional, is_shared=False)
+    events_file: str | None = _setting(None, checks.check_optional, is_shared=False)
+    parity_tolerate: int | None = _count("nodes", "{} of a group's nodes may be lost")
+    protection: str = _choice("best", "strict")
     # Seldom needed.
-    parity_group: int | None = None
-    scrub_bandwidth: float | None = None
-    node_size: int | None = None
-    encode_threads: int | None = None
-    machine: str | None = None
-    kappa: float | None = None
-    status: str = "node"
+    parity_group: int | None = _count("nodes", "{} nodes")
+    scrub_bandwidth: float | None = _bandwidth()
+    node_size: int | None = _count("ranks", "{} ranks")
+    encode_threads: int | None = _count("threads", "{}", is_shared=False)
+    machine: str | None = _setting(None, checks.check_machine, is_shared=False)
+    kappa: float | None = _setting(
+        None, partial(checks.check_positive, optional=True, zero=True), sources.read_size, show=show_bytes
+    )
+    status: str = _choice("node", "rank", "none")
 
-    def __init__(self, **settings: Unpack[Settings]) -> None:
-        defaults = _defaults()
-        for name in settings.keys() - defaults.keys():
-            raise no_such_setting(name, defaults)
-        found, from_file = configured(defaults)
-        for name, value in (defaults | found | dict(settings)).items():
-            object.__setattr__(self, name, plain(value))
-        object.__setattr__(self, "_from_file", {name: file for name, file in from_file.items() if name not in settings})
-        self._check()
+    if not TYPE_CHECKING:  # the arguments are those that dataclass() would make
 
-    def _check(self) -> None:
-        """Convert the settings to their canonical form, and refuse impossible ones."""
-        for name in ("persistent_dir", "local_dir"):
-            object.__setattr__(self, name, check_directory(name, getattr(self, name)))
-        object.__setattr__(self, "every", check_every(self.every, self.local_dir))
-        object.__setattr__(self, "keep", {**DEFAULT_KEEP, **check_levels("keep", self.keep)})
-        check_choice("capture", self.capture, ("eager", "lazy"))
-        object.__setattr__(self, "replicated", check_replicated(self.replicated))
-        object.__setattr__(self, "exclude", check_globs("exclude", self.exclude))
-        check_choice("on_busy", self.on_busy, ("wait", "skip"))
-        check_choice("status", self.status, ("node", "rank", "none"))
-        for name in ("metrics_file", "events_file"):
-            object.__setattr__(self, name, check_file(name, getattr(self, name)))
+        def __init__(self, **settings: Any) -> None:
+            readers = _each("read")
+            for name in settings.keys() - readers.keys():
+                raise sources.no_such_setting(name, readers)
+            found, from_file = sources.configured(readers)
+            values = _defaults() | found | settings
+            for name, check in _each("check").items():
+                object.__setattr__(self, name, check(name, checks.plain(values[name])))
+            object.__setattr__(self, "_from_file", {name: at for name, at in from_file.items() if name not in settings})
+            self._check_together()
+
+    def _check_together(self) -> None:
+        """Check the settings that depend on others, and complete them."""
+        object.__setattr__(self, "every", checks.complete_every(self.every, self.local_dir))
         if self.events_file is not None and self.events_file == self.metrics_file:
-            raise refusal("events_file", self.events_file, "another file than metrics_file")
-        check_choice("permissions", self.permissions, access.PERMISSIONS)
-        check_choice("protection", self.protection, ("best", "strict"))
-        check_compression(self.compression)
-        if not isinstance(self.incremental, bool):
-            raise refusal("incremental", self.incremental, "true or false")
-        check_positive("flush_bandwidth", self.flush_bandwidth, optional=True)
-        check_positive("timeout", self.timeout)
+            raise checks.refusal("events_file", self.events_file, "another file than metrics_file")
         if self.machine is not None and self.kappa is None:
-            object.__setattr__(self, "kappa", kappa_of(self.machine))
-        check_positive("kappa", self.kappa, optional=True, zero=True)
-        check_count("node_size", self.node_size, "ranks", optional=True)
-        check_count("encode_threads", self.encode_threads, "threads", optional=True)
-        check_positive("scrub_bandwidth", self.scrub_bandwidth, optional=True)
-        check_parity(self.parity_group, self.parity_tolerate)
-        object.__setattr__(self, "sign_key_file", check_key_files(self.sign_key_file))
+            kappa = sources.kappa_of(self.machine)
+            object.__setattr__(self, "kappa", checks.check_positive("kappa", kappa, zero=True))
+        checks.check_parity(self.parity_group, self.parity_tolerate)
 
     def __str__(self) -> str:
-        """The settings that differ from the defaults, a line for each, with units."""
-        defaults = _defaults()
-        return show_settings({name: getattr(self, name) for name in defaults}, defaults)
+        """Directory, cadence, retention and what differs from the defaults, a line for each, with units; no levels
+        that are off.
+        """
+        off, defaults, lines = self._levels_off(), _defaults(), []
+        for name, show in _each("show").items():
+            value = getattr(self, name)
+            if name in _ALWAYS or value != defaults[name]:
+                if name in ("every", "keep") and isinstance(value, Mapping):
+                    value = {level: count for level, count in value.items() if level not in off}
+                lines.append(f"{name}: {show(value)}")
+        return "\n".join([*lines, *(["all others as by default"] if len(lines) < len(defaults) else [])])
+
+    def _levels_off(self) -> set[str]:
+        off = {level for level, count in self.every.items() if not count} if isinstance(self.every, Mapping) else set()
+        if Level.LOCAL in off or self.local_dir is None:
+            off |= {Level.LOCAL, *REDUNDANT_LEVELS}  # they copy and encode the local level's parts
+        return off
 
     def shared_settings(self) -> dict[str, str]:
         """The settings that must be equal on every rank, as text (``persistent_dir`` may differ through its
@@ -241,29 +232,23 @@ class Config(_Origin):
         local = self.local_dir is not None and (isinstance(self.every, str) or self.every[Level.LOCAL] > 0)
         # First, since all or none of the ranks take part; ``every`` follows from it.
         given = {"local_dir": local, "scrub_bandwidth": self.scrub_bandwidth is not None}
-        shared = [name for name in _defaults() if name not in OF_EACH_RANK]
         texts = {name: "one of its own" if is_given else "None" for name, is_given in given.items()}
-        texts |= {name: comparable(getattr(self, name)) for name in shared}
+        texts |= {name: comparable(getattr(self, name)) for name in _defaults() if name not in OF_EACH_RANK}
         return texts | {"persistent_dir": comparable(str(PurePath(self.persistent_dir)))}
 
 
+def _each(key: str) -> dict[str, Any]:
+    """What is known of each setting."""
+    return {each.name: each.metadata[key] for each in fields(Config)}
+
+
 def _defaults() -> dict[str, Any]:
-    """The settings, and their defaults."""
-    return {
-        each.name: each.default if each.default_factory is MISSING else each.default_factory()
-        for each in fields(Config)
-    }
+    return {each.name: {} if each.default is MISSING else each.default for each in fields(Config)}
 
 
-_WITH_UNITS: Mapping[str, Callable[[Any], str]] = {
-    "flush_bandwidth": lambda value: f"{show_rate(value)} per node",
-    "scrub_bandwidth": lambda value: f"{show_rate(value)} per node",
-    "timeout": show_seconds,
-    "kappa": show_bytes,
-    "node_size": lambda value: f"{value} ranks",
-    "parity_group": lambda value: f"{value} nodes",
-    "parity_tolerate": lambda value: f"{value} of a group's nodes may be lost",
-}
+#: Settings in which ranks may differ. Of ``machine`` its ``kappa`` is compared, of ``sign_key_file`` the keys, of
+#: ``local_dir`` and ``scrub_bandwidth`` whether there is one.
+OF_EACH_RANK = frozenset(name for name, is_shared in _each("is_shared").items() if not is_shared)
 #: Shown even if they have their defaults.
 _ALWAYS = ("persistent_dir", "every", "keep")
 
@@ -277,38 +262,3 @@ def comparable(value: object) -> str:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return repr(int(value) if math.isfinite(value) and value == int(value) else float(value))
     return repr(value)
-
-
-def show_settings(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
-    """Directory, cadence and retention, then all settings that differ from defaults; without levels that are off."""
-    off = _levels_off(settings)
-    lines = []
-    for name, value in settings.items():
-        if name not in _ALWAYS and value == defaults[name]:
-            continue
-        if name in ("every", "keep") and isinstance(value, Mapping):
-            value = {level: count for level, count in value.items() if level not in off}
-        lines.append(f"{name}: {_show(name, value)}")
-    left_out = len(lines) < len(settings)
-    return "\n".join([*lines, *(["all others as by default"] if left_out else [])])
-
-
-def _levels_off(settings: Mapping[str, Any]) -> set[str]:
-    every = settings["every"]
-    off = {level for level, count in every.items() if not count} if isinstance(every, Mapping) else set()
-    if Level.LOCAL in off or settings["local_dir"] is None:
-        off |= {Level.LOCAL, *REDUNDANT_LEVELS}  # they copy and encode the local level's parts
-    return off
-
-
-def _show(name: str, value: Any) -> str:
-    if value is not None and name in _WITH_UNITS:
-        return _WITH_UNITS[name](value)
-    if name == "keep" and isinstance(value, Mapping):
-        return ", ".join(f"{level} {count or 'all'}" for level, count in value.items()) + " (in steps)"
-    if isinstance(value, Mapping):
-        unit = " (in checkpoints)" if name == "every" else ""
-        return ", ".join(f"{key} {item}" for key, item in value.items()) + unit
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return ", ".join(map(str, value))
-    return str(value)

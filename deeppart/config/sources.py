@@ -41,11 +41,14 @@ _OTHERS_HAND = {
 }
 
 
-def configured(known: Collection[str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The settings of the file and of the environment, which takes precedence; and setting -> file it is from."""
-    file, environment = _found_file(), _read_environment(os.environ)
+def configured(known: Mapping[str, Callable[[str], Any]]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The settings of the file and of the environment, which takes precedence; and setting -> file it is from.
+
+    ``known``: setting -> reader of its text in an environment variable.
+    """
+    file, environment = _found_file(), _read_environment(known)
     for source, values in ((CONFIG_FILE, file), (f"{ENVIRONMENT_PREFIX}* environment variables", environment)):
-        for name in sorted(values.keys() - known):
+        for name in sorted(values.keys() - known.keys()):
             raise no_such_setting(name, known, source)
     of_file = [name for name in file if name not in environment]
     return file | environment, {name: str(Path(CONFIG_FILE).absolute()) for name in of_file}
@@ -105,25 +108,9 @@ def read_toml(path: Path, descriptor: int | None = None) -> dict[str, Any]:
         raise ValueError("the file is nested too deeply") from error
 
 
-def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    readers: dict[str, Callable[[str], Any]] = {
-        "every": lambda text: text if text == AUTO else _read_counts(text),
-        "keep": _read_counts,
-        "flush_bandwidth": _read_size,
-        "scrub_bandwidth": _read_size,
-        "kappa": _read_size,
-        "timeout": float,
-        "node_size": int,
-        "encode_threads": int,
-        "incremental": _read_switch,
-        "replicated": _read_modes,
-        "parity_group": int,
-        "parity_tolerate": int,
-        "exclude": lambda text: text.split(","),
-        "sign_key_file": lambda text: text.split(os.pathsep),
-    }
+def _read_environment(readers: Mapping[str, Callable[[str], Any]]) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    for variable, text in environment.items():
+    for variable, text in os.environ.items():
         if not variable.startswith(ENVIRONMENT_PREFIX) or variable in _NO_SETTINGS:
             continue
         name = variable[len(ENVIRONMENT_PREFIX) :].lower()
@@ -136,7 +123,22 @@ def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _read_counts(text: str) -> dict[str, int]:
+def read_every(text: str) -> str | dict[str, int]:
+    """``auto``, or counts."""
+    return text if text == AUTO else read_counts(text)
+
+
+def read_globs(text: str) -> list[str]:
+    """``best/*,replay/*`` -> list."""
+    return text.split(",")
+
+
+def read_paths(text: str) -> list[str]:
+    """Paths as in ``PATH`` -> list."""
+    return text.split(os.pathsep)
+
+
+def read_counts(text: str) -> dict[str, int]:
     """``local=1,persistent=4`` -> dict."""
     counts = {}
     for item in text.split(","):
@@ -147,7 +149,7 @@ def _read_counts(text: str) -> dict[str, int]:
     return counts
 
 
-def _read_modes(text: str) -> str | dict[str, str]:
+def read_modes(text: str) -> str | dict[str, str]:
     """``replay/*=none,best/*=rank0`` -> dict; a single mode is returned unchanged."""
     if "=" not in text:
         return text
@@ -160,28 +162,25 @@ def _read_modes(text: str) -> str | dict[str, str]:
     return modes
 
 
-def _read_switch(text: str) -> bool:
+def read_switch(text: str) -> bool:
+    """``true`` or ``false``."""
     if text not in ("true", "false"):
         raise ValueError("true or false")
     return text == "true"
 
 
-def _read_size(text: str) -> float:
+def read_size(text: str) -> float:
+    """``1.5G`` or ``1.5G/s`` -> bytes."""
     return read_bytes(text.strip().removesuffix("/s"))
 
 
-def kappa_of(machine: object) -> float:
+def kappa_of(machine: str) -> float:
     """Bytes that a rank copies in the time for one more tensor, from a machine file."""
-    if not isinstance(machine, (str, os.PathLike)):
-        raise refusal("machine", machine, "the name of a file that `deeppart-sim calibrate` has written")
-    path = Path(machine)
-    if not path.is_file():
-        raise refusal("machine", str(machine), "a file that `deeppart-sim calibrate` has written; there is none")
-    memory = _read_file(path).get("memory", {})
+    memory = _read_file(Path(machine)).get("memory", {})
     try:
         return read_seconds(memory["tensor"]) * read_rate(memory["copy"])
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise refusal("machine", str(path), f"a table [memory] with `tensor` and `copy` ({error})") from error
+        raise refusal("machine", machine, f"a table [memory] with `tensor` and `copy` ({error})") from error
 
 
 def read_secret(path: Path) -> bytes:

@@ -3,6 +3,7 @@
 from deeppart.save.encoding import Chunk, Compressing, Encoders, Encoding, Processors
 from deeppart.save.incremental import Incremental
 from deeppart.save.job import Job, Reader, Repair, StagingLease
+from deeppart.save.keeping import Keeping
 from deeppart.save.pipeline import Pipeline
 from deeppart.save.protect import Protector
 from deeppart.save.retention import CallNotes, Retention
@@ -22,6 +23,7 @@ __all__ = [
     "Encoding",
     "Incremental",
     "Job",
+    "Keeping",
     "Pipeline",
     "Processors",
     "Protector",

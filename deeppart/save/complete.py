@@ -28,8 +28,9 @@ from deeppart.part import PartSummary, encode_manifest
 from deeppart.pending import DONE, FAILED
 from deeppart.save.incremental import Incremental
 from deeppart.save.job import Job, Outcome
+from deeppart.save.keeping import Keeping
 from deeppart.save.protect import remove_files
-from deeppart.save.retention import CallNotes, Removals, Retention, report_refusals
+from deeppart.save.retention import CallNotes, Retention, report_refusals
 from deeppart.save.write import RankStorage
 from deeppart.storage import DirectoryOwner
 
@@ -43,13 +44,13 @@ class Completer:
         storage: RankStorage,
         incremental: Incremental,
         retention: Retention,
-        removals: Removals,
+        keeping: Keeping,
         timeout: float,
         call_notes: CallNotes,
         may_go: Callable[[Job, str, set[StepKey]], set[StepKey]],
     ) -> None:
         self._channels, self._storage = channels, storage
-        self._incremental, self._retention, self._removals = incremental, retention, removals
+        self._incremental, self._retention, self._keeping = incremental, retention, keeping
         self._timeout, self._call_notes, self._may_go = timeout, call_notes, may_go
 
     def complete(self, job: Job, level: str, outcome: Outcome) -> bool:
@@ -81,7 +82,10 @@ class Completer:
             # Before the step can be used again; and at once, because it may have failed for lack of space.
             if not verdict.may_stand:
                 self._discard(job, level, outcome)
-            self._retention.abandon(level, job.attempt.key, in_doubt=verdict.may_stand)
+            if level == Level.PERSISTENT:  # where the manifest decides
+                self._keeping.abandon(job.attempt.key)
+            else:
+                self._retention.abandon(level, job.attempt.key, in_doubt=verdict.may_stand)
             failure = level_error(job, level, verdict.problem or str(outcome), is_over=channel.broken is not None)
             failure = on_ranks(failure, self._storage.rank) if agreed else failure
             job.pending.note_level(level, FAILED, error=failure, agreed=agreed)
@@ -138,11 +142,11 @@ class Completer:
             created = owner.clock.now()
             manifest = Manifest(job.attempt, created, LIBRARY, tuple(parts), document.structure(), document.compared)
             data = encode_manifest(manifest, persistent.signing)
-        before = self._removals.removed_count()
+        before = self._keeping.removed_count
         try:
             persistent.commit(job.attempt.key, data)
         except StorageError as error:
-            if not self._removals.made_room(error, before):
+            if not self._keeping.made_room(error, before):
                 raise
             persistent.commit(job.attempt.key, data)
         try:

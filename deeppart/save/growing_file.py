@@ -15,6 +15,7 @@ from deeppart.access import storage_error
 from deeppart.access.hanging import storage_operation
 from deeppart.errors import StorageError
 from deeppart.part import ChunkPlace, PartSummary
+from deeppart.save.encoding import Encoding
 from deeppart.storage import DurableFile
 
 #: Readers check at least this often for more bytes; they are woken when there are some.
@@ -26,10 +27,15 @@ class SourceLostError(StorageError):
 
 
 class GrowingFile:
-    """A sink that writes to a file, and lets another thread read it from the start meanwhile."""
+    """A sink that writes to a file, and lets another thread read it from the start meanwhile.
 
-    def __init__(self, file: DurableFile) -> None:
-        self._file = file
+    Attributes:
+        file: the file.
+        encoding: how the part in it is encoded.
+    """
+
+    def __init__(self, file: DurableFile, encoding: Encoding) -> None:
+        self.file, self.encoding = file, encoding
         #: Guards the attributes after it; :meth:`close` may be called while another thread reads.
         self._changed = threading.Condition()
         self._written = 0
@@ -45,9 +51,9 @@ class GrowingFile:
 
     def write(self, buffer: memoryview | bytes, /) -> None:
         """Append to the file."""
-        self._file.write(buffer)
+        self.file.write(buffer)
         with self._changed:
-            self._written = self._file.nbytes
+            self._written = self.file.nbytes
             self._changed.notify_all()
 
     def note_chunk(self, place: ChunkPlace) -> None:
@@ -99,7 +105,7 @@ class GrowingFile:
     def read_chunk(self, place: ChunkPlace, buffer: memoryview) -> None:
         """Read the bytes of a chunk that :meth:`chunk` has returned."""
         if self._read(place.offset, buffer) != len(buffer):
-            raise SourceLostError("the part file to copy is shorter than it was", where=str(self._file.path))
+            raise SourceLostError("the part file to copy is shorter than it was", where=str(self.file.path))
 
     def _wait(self, enough: Callable[[], bool]) -> None:
         """Wait, with the lock held, until ``enough`` is true, or nothing more will be written."""
@@ -107,7 +113,7 @@ class GrowingFile:
             self._changed.wait(_LOOK_S)
 
     def _not_completed(self) -> SourceLostError:
-        return SourceLostError("the part file to copy was not completed", where=str(self._file.path))
+        return SourceLostError("the part file to copy was not completed", where=str(self.file.path))
 
     def _read(self, offset: int, buffer: memoryview) -> int:
         count = 0
@@ -124,7 +130,7 @@ class GrowingFile:
                 "the part file to copy cannot be read",
                 errno=error.errno,
                 found=error.strerror,
-                where=str(self._file.path),
+                where=str(self.file.path),
             ) from error
         finally:
             with self._changed:

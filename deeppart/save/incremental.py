@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-import numpy as np
 import xxhash
 
 from deeppart.codec import EncodedChunk
@@ -28,9 +27,6 @@ LEAST_LIVE = 1 / 8
 #: A part and its bases together may be this many times as long as the bytes needed of them.
 SPACE_FACTOR = 2.0
 MOST_BASES = 8
-#: Chunks that are compared to find out whether all should be. If a quarter is unchanged, all of these have changed once
-#: in 10,000 times; less than an eighth would not be referred to anyway.
-SAMPLED_CHUNKS = 32
 
 
 class Incremental:
@@ -44,11 +40,11 @@ class Incremental:
         self._held: Held | None = None
 
     def digests(self, staged: Staged, due: Collection[str]) -> list[bytes] | None:
-        """Digests of a share's chunks, if some of a sample are unchanged; otherwise None."""
-        held = self._held
-        if held is None or Level.PERSISTENT not in due:
+        """Digests of a share's chunks, if any may be unchanged; otherwise None."""
+        if self._held is None or Level.PERSISTENT not in due:
             return None
-        return raw_digests(staged.data.data, staged.layout.chunks, held)
+        data = staged.data.data
+        return [xxhash.xxh3_128_digest(data[each.start : each.start + each.length]) for each in staged.layout.chunks]
 
     def refer(
         self, digests: Sequence[bytes] | None, chunks: Sequence[ChunkPlan], is_there: Callable[[BaseRecord], bool]
@@ -88,22 +84,6 @@ def held_by(attempt: Attempt, summary: PartSummary) -> Held:
         stored = EncodedChunk(codec, b"", encoded, raw, strong[number])
         places[raw] = (length, ChunkPlace(offset, stored, nbytes, bases[base]))
     return places
-
-
-def raw_digests(data: memoryview, chunks: Sequence[ChunkPlan], held: Held) -> list[bytes] | None:
-    """The digest of every chunk; None if no chunk of a sample is stored."""
-
-    def digest(chunk: ChunkPlan) -> bytes:
-        return xxhash.xxh3_128_digest(data[chunk.start : chunk.start + chunk.length])
-
-    sampled = {number: digest(chunks[number]) for number in _spread(len(chunks))}
-    if not any(each in held for each in sampled.values()):
-        return None
-    return [sampled.get(number) or digest(chunk) for number, chunk in enumerate(chunks)]
-
-
-def _spread(count: int) -> list[int]:
-    return np.unique(np.linspace(0, count - 1, min(count, SAMPLED_CHUNKS)).astype(int)).tolist() if count else []
 
 
 def choose(digests: Sequence[bytes], chunks: Sequence[ChunkPlan], held: Held) -> dict[int, ChunkPlace]:

@@ -1,4 +1,4 @@
-"""The records that describe one checkpoint in the pipeline of one rank, and the messages between its stages.
+"""The records that describe one checkpoint in the pipeline of one rank.
 
 All are immutable except :class:`Progress` and :class:`StagingLease`, which have locks, and ``Job.opened``, which the
 store thread resolves once.
@@ -22,11 +22,9 @@ from deeppart.errors import CheckpointError, DeeppartError
 from deeppart.model import REDUNDANT_LEVELS, Attempt, Level
 from deeppart.part import PartSummary
 from deeppart.pending import DONE, Pending
-from deeppart.save.encoding import Encoding
 from deeppart.save.growing_file import GrowingFile
 from deeppart.state.capture import DeferredCopy, ShareLayout
 from deeppart.state.document import PartDocument
-from deeppart.storage import DurableFile
 
 T = TypeVar("T")
 
@@ -174,23 +172,6 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LocalPart:
-    """The local part file of a checkpoint, during and after writing; the flush thread follows it.
-
-    Attributes:
-        file: the file being written.
-        growing: the same file, for writing and reading back.
-        encoding: how it is encoded.
-        digests: of the raw bytes of each chunk; None if unknown.
-    """
-
-    file: DurableFile
-    growing: GrowingFile
-    encoding: Encoding
-    digests: Sequence[bytes] | None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Opened:
     """The message of the store thread to the flush thread before it writes.
 
@@ -202,7 +183,7 @@ class Opened:
 
     failure: DeeppartError | None
     digests: Sequence[bytes] | None = None
-    local: LocalPart | None = None
+    local: GrowingFile | None = None
 
 
 #: The outcome of a rank at a level: its part, the files that it has stored for other ranks, or an error.
@@ -254,14 +235,14 @@ class Job:
         )
 
     @property
-    def local(self) -> LocalPart | None:
+    def local(self) -> GrowingFile | None:
         """Its local part file; None until the store has opened it, or without one."""
         return self.opened.result().local if self.opened.done() else None
 
     @property
     def local_summary(self) -> PartSummary | None:
         """The summary of its local part, once that is complete."""
-        return None if self.local is None else self.local.growing.summary
+        return None if self.local is None else self.local.summary
 
     def description(self) -> tuple[ShareLayout, PartDocument]:
         """Layout and document of the captured share."""
@@ -279,14 +260,6 @@ class Job:
         """True if it was saved to levels on nodes, and is complete at all of these."""
         levels = self.due - {Level.PERSISTENT}
         return bool(levels) and all(self.pending.report.levels[level].state == DONE for level in levels)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Captured:
-    """The message of the capture thread to the store thread: a complete share in staging memory, or the error."""
-
-    job: Job
-    failure: DeeppartError | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

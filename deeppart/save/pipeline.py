@@ -10,15 +10,15 @@ protect       exchanges copies and parity with other nodes        partner, parit
 remove        removes old steps, on rank 0                        persistent
 ============  ==================================================  ==============================  ===============
 
-Each stage has a thread (:class:`Stage`), with limited bandwidth where it writes (:mod:`deeppart.save.write`); another
-thread writes behind the flush. In a *commit round* every rank reports to rank 0, which commits if all have succeeded,
+Each stage has a thread, with limited bandwidth where it writes (:mod:`deeppart.save.write`); another thread writes
+behind the flush. In a *commit round* every rank reports to rank 0, which commits if all have succeeded,
 and sends the outcome to all.
 
 Invariants
 ----------
 * A failure never leaves a thread: it becomes the level's outcome, on every rank, and the next checkpoint continues.
-* If an error ends a thread nevertheless, all checkpoints in flight fail with it, on every rank, and nothing more is
-  saved (:attr:`Pipeline.failure`).
+* If a stage cannot even give up its work, all checkpoints in flight fail with that error, on every rank, and nothing
+  more is saved (:attr:`Pipeline.failure`).
 * Staging memory is free again once the share is complete in a file (:class:`deeppart.save.job.StagingLease`).
 * Rounds of one level happen in the same order on every rank, on a channel of their own.
 """
@@ -26,18 +26,15 @@ Invariants
 from __future__ import annotations
 
 import contextlib
-import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import InvalidStateError
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from deeppart import access
-from deeppart._threads import start_thread
 from deeppart.comm import Comm, Operation, finish
 from deeppart.config import Config
 from deeppart.errors import BackgroundFailureWarning, CheckpointError, CommError, DeeppartError, as_error
@@ -46,17 +43,19 @@ from deeppart.part import PartSummary
 from deeppart.pending import FAILED, RUNNING, Pending
 from deeppart.save.complete import Completer, level_error
 from deeppart.save.encoding import Compressing
+from deeppart.save.growing_file import GrowingFile
 from deeppart.save.incremental import Incremental
-from deeppart.save.job import Captured, Job, LocalPart, Opened, Outcome, Reader, Repair, StagingLease
+from deeppart.save.job import Job, Opened, Outcome, Reader, Repair, StagingLease
+from deeppart.save.keeping import Keeping
 from deeppart.save.protect import Protector
-from deeppart.save.retention import CallNotes, Removals, Retention
+from deeppart.save.retention import CallNotes, Retention
 from deeppart.save.workers import Workers, lower_priority
 from deeppart.save.write import RankStorage, ShareWriter
 from deeppart.state.compare import REGISTRY
 
 T = TypeVar("T")
-#: The part of the timeout for which a rank without space waits for removals, while the other ranks wait for it.
-_ROOM_PATIENCE = 0.25
+#: A stage is joined for this long at the end, in seconds; it may hang in a system call on storage.
+_END_S = 1.0
 
 
 class Pipeline:
@@ -73,18 +72,17 @@ class Pipeline:
         compressing: Compressing,
         incremental: Incremental,
         retention: Retention,
+        keeping: Keeping,
         protector: Protector,
         call_notes: CallNotes,
         config: Config,
     ) -> None:
         self._channels, self._storage, self._protector = channels, storage, protector
         self._compressing = compressing
-        self._behind = Workers(1, "deeppart-behind", lower_priority)
         self.call_notes, self.timeout = call_notes, config.timeout
-        self._removals = Removals(retention, self.call_notes, config.timeout * _ROOM_PATIENCE)
-        self._writer = ShareWriter(storage, compressing, incremental, self._behind, self._removals)
+        self._keeping = keeping
         self._completer = Completer(
-            channels, storage, incremental, retention, self._removals, config.timeout, self.call_notes, self._not_needed
+            channels, storage, incremental, retention, keeping, config.timeout, self.call_notes, self._not_needed
         )
         #: Guards the checkpoints in flight, which the training thread adds and the stages remove.
         self._changed = threading.Condition()
@@ -93,23 +91,15 @@ class Pipeline:
         self._repairs: list[Repair] = []
         self._lease: StagingLease[Any] = StagingLease(None, ())  # the latest; used by the training thread alone
         self._capturer = Capturer() if config.capture == "lazy" else None
-        stages = [
-            Stage("store", self._store, self._give_up_storing, next=("flush", "protect")),
-            Stage("flush", self._flush, self._give_up_flushing, next=("remove",)),
-        ]
-        if self._removals.here and Level.PERSISTENT in channels:
-            stages.append(Stage("remove", self._remove, self._give_up_removing))
-        if self._capturer is not None:
-            stages.insert(
-                0, Stage("capture", partial(self._capture, self._capturer), self._give_up_capturing, next=("store",))
-            )
-        self._repair_stage = "protect" if any(level in channels for level in REDUNDANT_LEVELS) else "store"
-        if self._repair_stage == "protect":
-            stages.append(Stage("protect", self._protect, self._give_up_protecting))
-        for workers in (self._behind, compressing.workers):
+        names = ["capture"] * (self._capturer is not None) + ["store"]
+        names += ["protect"] * any(level in channels for level in REDUNDANT_LEVELS)
+        names += ["flush"] + ["remove"] * (keeping.is_here and Level.PERSISTENT in channels)
+        #: In the order in which they end: each gets its work from those before it.
+        self._stages = {name: Workers(1, f"deeppart-{name}", lower_priority) for name in names}
+        self._behind = Workers(1, "deeppart-behind", lower_priority)
+        for workers in (*self._stages.values(), self._behind, compressing.workers):
             workers.failed = self._break
-        self._stages = Stages(stages, lower_priority, self._ended, self._break)
-        self._stages.start()
+        self._writer = ShareWriter(storage, compressing, incremental, self._behind, keeping)
 
     # --- called by the training thread ---
 
@@ -138,11 +128,12 @@ class Pipeline:
             self._in_flight.append(job)
         if self._capturer is not None:
             self._capturer.begin(job)
-            self._stages.put("capture", job)
+            capture = partial(self._capture, self._capturer, job)
+            self._queue("capture", capture, partial(self._give_up_capturing, job))
         else:
-            self._stages.put("store", Captured(job, job.failure))
+            self._queue_store(job, job.failure)
         if Level.PERSISTENT in job.due:
-            self._stages.put("flush", job)
+            self._queue("flush", partial(self._flush, job), partial(self._give_up_flushing, job))
         self._fail_all_if_broken()
 
     def submit_repair(self, repair: Repair) -> None:
@@ -151,13 +142,14 @@ class Pipeline:
         self.call_notes.hold(repair.attempt)
         with self._changed:
             self._repairs.append(repair)
-        self._stages.put(self._repair_stage, repair)
+        stage = "protect" if "protect" in self._stages else "store"
+        self._queue(stage, partial(self._repair, repair), lambda failure: self._end_repair(repair))
         self._fail_all_if_broken()
 
     @property
     def removing(self) -> bool:
         """True if old steps are still to be removed from the persistent level."""
-        return self._removals.under_way
+        return self._keeping.under_way
 
     @property
     def repairing(self) -> bool:
@@ -184,7 +176,13 @@ class Pipeline:
                 channel.abandon(CommError("the checkpointer was closed before this was finished"))
         if self._capturer is not None:
             self._capturer.close()
-        self._stages.end(timeout=1.0)
+        for workers in self._stages.values():
+            workers.close(_END_S)
+        self._compressing.close()
+        self._behind.close()
+        if not self.idle:  # a stage hangs
+            self.failure = self.failure or CheckpointError("the checkpointer was closed before this was finished")
+            self._fail_all_if_broken()
 
     def _take(self, lease: StagingLease[Any]) -> None:
         if not lease.over:
@@ -207,18 +205,35 @@ class Pipeline:
 
     # --- the stages ---
 
+    def _queue(self, stage: str, work: Callable[[], None], give_up: Callable[[DeeppartError], None]) -> None:
+        """Queue work for a stage. ``give_up`` is called after an unexpected error, instead of the rest of the work: the
+        other ranks wait for this rank's report.
+        """
+        self._stages[stage].submit(self._do, stage, work, give_up)
+
+    def _do(self, stage: str, work: Callable[[], None], give_up: Callable[[DeeppartError], None]) -> None:
+        if self.failure is not None:  # all that is in flight has failed
+            return
+        try:
+            work()
+        except BaseException as error:
+            try:
+                give_up(as_error(error, "background work failed"))
+            except BaseException as again:
+                self._break(f"deeppart-{stage}", again)
+
     def _capture(self, capturer: Capturer, job: Job) -> None:
-        failure = capturer.complete(job)
-        self._stages.put("store", Captured(job, job.failure or failure))
+        self._queue_store(job, job.failure or capturer.complete(job))
 
     def _give_up_capturing(self, job: Job, failure: DeeppartError) -> None:
-        self._stages.put("store", Captured(job, failure))  # reported in the commit rounds
+        self._queue_store(job, failure)  # reported in the commit rounds
 
-    def _store(self, captured: Captured | Repair) -> None:
-        if isinstance(captured, Repair):
-            self._repair(captured)
-            return
-        job, failure, digests = captured.job, captured.failure, None
+    def _queue_store(self, job: Job, failure: DeeppartError | None) -> None:
+        """Queue the storing of a captured share, or of the error of its capture."""
+        self._queue("store", partial(self._store, job, failure), partial(self._give_up_storing, job))
+
+    def _store(self, job: Job, failure: DeeppartError | None) -> None:
+        digests = None
         if failure is None:
             try:
                 digests = self._writer.prepare(job)
@@ -230,10 +245,10 @@ class Pipeline:
             job.lease.done(Reader.STORE)
             return
         job.pending.note_level(Level.LOCAL, RUNNING)
-        part: LocalPart | DeeppartError
-        part = failure if failure is not None else self._attempted(Level.LOCAL, lambda: self._open_local(job, digests))
-        _resolve(job, Opened(failure, digests, part if isinstance(part, LocalPart) else None))
-        outcome = self._write_local(job, part) if isinstance(part, LocalPart) else part
+        part: GrowingFile | DeeppartError
+        part = self._attempted(Level.LOCAL, lambda: self._open_local(job)) if failure is None else failure
+        _resolve(job, Opened(failure, digests, part if isinstance(part, GrowingFile) else None))
+        outcome = self._write_local(job, part, digests) if isinstance(part, GrowingFile) else part
         if isinstance(outcome, PartSummary):
             job.lease.stored()
         else:
@@ -241,7 +256,7 @@ class Pipeline:
         complete = self._finish_level(job, Level.LOCAL, outcome)
         redundant = job.due & {*REDUNDANT_LEVELS}
         if redundant and complete and isinstance(outcome, PartSummary):
-            self._stages.put("protect", job)
+            self._queue("protect", partial(self._protect, job), partial(self._give_up_protecting, job))
         elif redundant:
             self._fail(job, redundant, CheckpointError("the local level, whose parts it protects, is not complete"))
 
@@ -252,22 +267,19 @@ class Pipeline:
             text = f"step {job.attempt.step} is not kept in memory: {as_error(error, 'its part could not be made')}"
             self.call_notes.note(text, BackgroundFailureWarning)
 
-    def _open_local(self, job: Job, digests: list[bytes] | None) -> LocalPart:
+    def _open_local(self, job: Job) -> GrowingFile:
         if self._storage.local is None:
             raise CheckpointError("there is no local level to write to")
-        return self._writer.open_local(job, self._storage.local, digests)
+        return self._writer.open_local(job, self._storage.local)
 
-    def _write_local(self, job: Job, part: LocalPart) -> PartSummary | DeeppartError:
-        return self._timed(job, Level.LOCAL, lambda: self._writer.write_local(job, part))
+    def _write_local(self, job: Job, part: GrowingFile, digests: list[bytes] | None) -> PartSummary | DeeppartError:
+        return self._timed(job, Level.LOCAL, lambda: self._writer.write_local(job, part, digests))
 
-    def _give_up_storing(self, captured: Captured | Repair, failure: DeeppartError) -> None:
-        if isinstance(captured, Repair):
-            return
-        job = captured.job
+    def _give_up_storing(self, job: Job, failure: DeeppartError) -> None:
         if not job.opened.done():  # the flush still takes part in its own round
             _resolve(job, Opened(failure))
         elif job.local is not None:
-            job.local.growing.give_up()
+            job.local.give_up()
         job.lease.done(Reader.STORE)
         self._settle_all(job, {Level.LOCAL, *REDUNDANT_LEVELS}, failure)
 
@@ -279,14 +291,14 @@ class Pipeline:
         complete = self._completer.complete(job, Level.PERSISTENT, outcome)
         if complete:
             job.progress.complete(Level.PERSISTENT)
-            self._removals.expect()
-        if complete and self._removals.here:
-            self._stages.put("remove", job)
+            self._keeping.expect()
+        if complete and self._keeping.is_here:
+            self._queue("remove", partial(self._remove, job), partial(self._give_up_removing, job))
         else:
             self._settle(job, Level.PERSISTENT)
 
     def _remove(self, job: Job) -> None:
-        self._removals.remove(job)
+        self._keeping.remove(job)
         self._settle(job, Level.PERSISTENT)
 
     def _give_up_removing(self, job: Job, failure: DeeppartError) -> None:
@@ -297,16 +309,13 @@ class Pipeline:
         job.lease.done(Reader.FLUSH)
         self._settle_all(job, {Level.PERSISTENT}, failure)
 
-    def _protect(self, work: Job | Repair) -> None:
+    def _protect(self, job: Job) -> None:
         """Copies and parity, one after the other: both use the same network links."""
-        if isinstance(work, Repair):
-            self._repair(work)
-            return
         for level in REDUNDANT_LEVELS:
-            if level in work.due:
-                work.pending.note_level(level, RUNNING)
-                outcome = self._timed(work, level, partial(self._protect_at, work, level))
-                self._finish_level(work, level, outcome)
+            if level in job.due:
+                job.pending.note_level(level, RUNNING)
+                outcome = self._timed(job, level, partial(self._protect_at, job, level))
+                self._finish_level(job, level, outcome)
 
     def _protect_at(self, job: Job, level: str) -> list[Path]:
         channel, summary = self._channels[level], job.local_summary
@@ -320,9 +329,8 @@ class Pipeline:
     def _drive(self, channel: Comm, operation: Operation[T], what: str) -> T:
         return finish(channel, operation, what, self.timeout, background=True)
 
-    def _give_up_protecting(self, work: Job | Repair, failure: DeeppartError) -> None:
-        if isinstance(work, Job):
-            self._settle_all(work, {*REDUNDANT_LEVELS}, failure)
+    def _give_up_protecting(self, job: Job, failure: DeeppartError) -> None:
+        self._settle_all(job, {*REDUNDANT_LEVELS}, failure)
 
     def _repair(self, repair: Repair) -> None:
         """Heal redundancy; errors are reported at the next call."""
@@ -368,11 +376,6 @@ class Pipeline:
             self._fail(job, job.due, self.failure)
         for repair in repairs:
             self._end_repair(repair)
-
-    def _ended(self, stage: str) -> None:
-        if stage == "flush":  # the last user of these
-            self._compressing.close()
-            self._behind.close()
 
     # --- shared by the stages ---
 
@@ -424,7 +427,7 @@ class Pipeline:
             return
         job.lease.done(Reader.STORE, Reader.FLUSH)
         if job.local is not None:
-            job.local.growing.close()
+            job.local.close()
         with self._changed:
             if job in self._in_flight:
                 self._in_flight.remove(job)
@@ -434,82 +437,6 @@ class Pipeline:
 def _resolve(job: Job, opened: Opened) -> None:
     with contextlib.suppress(InvalidStateError):  # resolved already, by _break
         job.opened.set_result(opened)
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """One step of the background work, applied to checkpoints one after the other.
-
-    Attributes:
-        name: of the thread: ``deeppart-NAME``.
-        work: does the work, given the message of the stage before.
-        give_up: called instead of the rest of the work after an unexpected error: the other ranks wait for this rank's
-            report. If it raises, the thread ends.
-        next: stages that receive no more messages once this one has ended.
-    """
-
-    name: str
-    work: Callable[[Any], None]
-    give_up: Callable[[Any, DeeppartError], None]
-    next: tuple[str, ...] = ()
-
-
-class Stages:
-    """Threads, one for each stage, each with a queue of messages."""
-
-    def __init__(
-        self,
-        stages: list[Stage],
-        prepare: Callable[[], None],
-        ended: Callable[[str], None],
-        failed: Callable[[str, BaseException], None],
-    ) -> None:
-        self._stages, self._prepare, self._ended, self._failed = stages, prepare, ended, failed
-        self._queues: dict[str, queue.SimpleQueue[Any]] = {stage.name: queue.SimpleQueue() for stage in stages}
-        self._threads: list[threading.Thread] = []
-
-    def start(self) -> None:
-        """Start the threads."""
-        for stage in self._stages:
-            self._threads.append(
-                start_thread(partial(self._run, stage), _thread_name(stage), partial(self._fail, stage))
-            )
-
-    def put(self, stage: str, message: object) -> None:
-        """Queue a message for a stage."""
-        self._queues[stage].put(message)
-
-    def end(self, timeout: float) -> None:
-        """Let the threads end after the queued messages; wait for each at most ``timeout`` seconds."""
-        self._queues[self._stages[0].name].put(None)
-        for thread in self._threads:
-            thread.join(timeout)
-
-    def _run(self, stage: Stage) -> None:
-        self._prepare()
-        while (message := self._queues[stage.name].get()) is not None:
-            try:
-                stage.work(message)
-            except BaseException as error:  # must not end the thread: the other ranks wait for its rounds
-                stage.give_up(message, as_error(error, "background work failed"))
-            del message  # release the memory that it refers to
-        self._end(stage)
-
-    def _fail(self, stage: Stage, error: BaseException) -> None:
-        try:
-            self._failed(_thread_name(stage), error)
-        finally:
-            self._end(stage)
-
-    def _end(self, stage: Stage) -> None:
-        for follower in stage.next:
-            if follower in self._queues:
-                self._queues[follower].put(None)
-        self._ended(stage.name)
-
-
-def _thread_name(stage: Stage) -> str:
-    return f"deeppart-{stage.name}"
 
 
 class Capturer:

@@ -65,7 +65,6 @@ class Agreed:
         call: the call.
         flat: the state, divided where the ranks' structures differ.
         layout: how its leaves are treated.
-        rank0: how many arrays and values rank 0 saves for all; the numbers of rank-local ones follow.
         owned: leaf number -> tensor of leaves that only an optimizer changes, and that are copied after the call.
         diverged: leaves whose replicas have diverged.
     """
@@ -73,7 +72,6 @@ class Agreed:
     call: Call
     flat: FlatState
     layout: StateLayout
-    rank0: tuple[int, int]
     owned: Mapping[int, torch.Tensor]
     diverged: tuple[Divergence, ...]
 
@@ -184,7 +182,7 @@ class Saver:
                 hashed = [flat.arrays[leaf] for leaf in self._replicas.hashed(flat)]
                 nbytes = sum(self._replicas.layout.types[leaf.index].nbytes for leaf in hashed)
                 self._warnings.hashed([leaf.path for leaf in hashed], nbytes, self._replicas.compared_s)
-        return Agreed(call, flat, self._replicas.layout, rank0, owned, diverged)
+        return Agreed(call, flat, self._replicas.layout, owned, diverged)
 
     @property
     def share_bytes(self) -> int:
@@ -427,12 +425,10 @@ class ShareSize:
     Attributes:
         nbytes: its length.
         pinned: true if it is copied from a device.
-        leaves: number of arrays in the state.
     """
 
     nbytes: int
     pinned: bool
-    leaves: int
 
 
 def size_share(comm: Comm, config: Config, state: Any) -> ShareSize:
@@ -443,9 +439,8 @@ def size_share(comm: Comm, config: Config, state: Any) -> ShareSize:
     """
     saver = Saver(comm, config, Staging(), lambda turn, step, diverged: None, quiet=True)
     try:
-        agreed = saver.agree(Call(0, 0, frozenset(), prepares=True), saver.flatten(state), busy=False)
-        leaves = 0 if agreed is None else len(agreed.layout.types)
-        return ShareSize(saver.share_bytes, saver.pinned, leaves)
+        saver.agree(Call(0, 0, frozenset(), prepares=True), saver.flatten(state), busy=False)
+        return ShareSize(saver.share_bytes, saver.pinned)
     finally:
         saver.release()
         saver.close()

@@ -65,12 +65,12 @@ class Workers:
             self._refuse(self._over)
         return future
 
-    def close(self) -> None:
+    def close(self, patience_s: float = _END_S) -> None:
         """Wait a limited time for all queued calls, and end the threads. Later calls fail."""
         for _ in self._threads:
             self._calls.put(None)
         for thread in self._threads:
-            thread.join(_END_S)
+            thread.join(patience_s)
         self._refuse(RuntimeError("the threads for this have ended"))
 
     def _run(self) -> None:

@@ -25,8 +25,8 @@ from deeppart.pending import RUNNING
 from deeppart.save.encoding import Chunk, Compressing, Encoding, adds_to
 from deeppart.save.growing_file import GrowingFile, SourceLostError
 from deeppart.save.incremental import Incremental
-from deeppart.save.job import Job, LocalPart, Opened, Staged
-from deeppart.save.retention import Removals
+from deeppart.save.job import Job, Opened, Staged
+from deeppart.save.keeping import Keeping
 from deeppart.save.workers import Workers, WriteBehind
 from deeppart.state.capture import ShareLayout
 from deeppart.state.document import PartDocument
@@ -85,10 +85,10 @@ class ShareWriter:
         compressing: Compressing,
         incremental: Incremental,
         behind: Workers,
-        removals: Removals,
+        keeping: Keeping,
     ) -> None:
         self._storage, self._compressing = storage, compressing
-        self._incremental, self._behind, self._removals = incremental, behind, removals
+        self._incremental, self._behind, self._keeping = incremental, behind, keeping
 
     def prepare(self, job: Job) -> list[bytes] | None:
         """Digests of a captured share's chunks, if some chunks seem to be unchanged; otherwise None."""
@@ -107,32 +107,32 @@ class ShareWriter:
         job.check_capture()
         memory.name(job.attempt, self._storage.rank)
 
-    def open_local(self, job: Job, level: NodeLevel, digests: Sequence[bytes] | None) -> LocalPart:
+    def open_local(self, job: Job, level: NodeLevel) -> GrowingFile:
         """Begin the local part file."""
         layout, _ = job.description()
         encoding = self._compressing.begin(Level.LOCAL, layout)
         file = level.open_part(job.attempt, self._storage.rank)
         try:
-            return LocalPart(file, GrowingFile(file), encoding, digests)
+            return GrowingFile(file, encoding)
         except BaseException:
             file.abort()
             raise
 
-    def write_local(self, job: Job, part: LocalPart) -> PartSummary:
+    def write_local(self, job: Job, part: GrowingFile, digests: Sequence[bytes] | None) -> PartSummary:
         """Write and name the local part file; it is removed if that fails."""
         began = time.monotonic()
         try:
             staged = job.lease.memory
             if staged is None:
                 raise CheckpointError("the share is not in staging memory")
-            summary = write_part(staged, part.growing, part.encoding, job.attempt, self._storage.rank, part.digests)
+            summary = write_part(staged, part, part.encoding, job.attempt, self._storage.rank, digests)
             job.check_capture()
-            part.growing.complete(summary)
+            part.complete(summary)
             part.file.commit()
             self._note(job, Level.LOCAL, part.encoding, summary, part.file.busy_s, time.monotonic() - began)
             return summary
         except BaseException:
-            part.growing.give_up()
+            part.give_up()
             part.file.abort()
             raise
 
@@ -158,11 +158,11 @@ class ShareWriter:
         if opened.failure is not None:
             raise opened.failure
         for pause_s in (*RETRY_PAUSES_S, None):
-            before = self._removals.removed_count()
+            before = self._keeping.removed_count
             try:
                 return self._write_persistent_once(job, opened)
             except StorageError as error:
-                if pause_s is None or not (error.errno in PASSING_ERRORS or self._removals.made_room(error, before)):
+                if pause_s is None or not (error.errno in PASSING_ERRORS or self._keeping.made_room(error, before)):
                     raise
                 job.pending.add(retries=1)
                 time.sleep(pause_s)
@@ -197,7 +197,7 @@ class ShareWriter:
             except (SourceLostError, CorruptFileError):
                 if job.lease.claim() is None:
                     raise
-                opened.local.growing.close()  # an abandoned file takes space as long as it is open
+                opened.local.close()  # an abandoned file takes space as long as it is open
                 file.restart()
         staged = job.lease.claim()
         if staged is None:
@@ -205,19 +205,19 @@ class ShareWriter:
         return write_part(staged, file, encoding, job.attempt, self._storage.rank, opened.digests, references), ()
 
     def _follow(
-        self, job: Job, local: LocalPart, file: Writer, encoding: Encoding, references: Mapping[int, ChunkPlace]
+        self, job: Job, local: GrowingFile, file: Writer, encoding: Encoding, references: Mapping[int, ChunkPlace]
     ) -> tuple[PartSummary, tuple[str, ...]]:
         """Copy the local part as it grows, and encode chunks that only this level encodes.
 
         A part that refers to earlier parts is no copy.
         """
-        (layout, document), growing = job.description(), local.growing
+        layout, document = job.description()
         if references or adds_to(encoding.chooser, local.encoding.chooser, layout):
             what = (layout, document, file, encoding, job.attempt, self._storage.rank)
-            summary = recode_part(growing, *what, self._behind, references)
-            growing.wait_for_end()  # the manifest names the local part, too
+            summary = recode_part(local, *what, self._behind, references)
+            local.wait_for_end()  # the manifest names the local part, too
             return summary, ()
-        found, copied = copy_part(growing, file, self._behind), growing.summary
+        found, copied = copy_part(local, file, self._behind), local.summary
         if copied is None:  # its end was read, as was waited for above
             raise SourceLostError("the part file to copy was not completed", where=str(local.file.path))
         check_copy(found, copied, str(local.file.path))

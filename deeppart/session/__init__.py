@@ -1,14 +1,7 @@
 """One run of a job in one directory: opening, saving, restoring, and closing."""
 
-from deeppart.session.background import (
-    SUSPICION_PATIENCE_S,
-    pipeline_for,
-    retention_for,
-    scrubber_for,
-    suspicions_for,
-)
+from deeppart.session.background import SUSPICION_PATIENCE_S, Background
 from deeppart.session.open import configuration_of, open_session
-from deeppart.session.preparation import Preparation
 from deeppart.session.record import Session
 from deeppart.session.restoring import (
     RestorePreview,
@@ -21,35 +14,28 @@ from deeppart.session.restoring import (
     warn_suspects,
 )
 from deeppart.session.saves import Saves, StepHistory, warn_unsaved
-from deeppart.session.shutdown import Background, not_finished, process_sessions
+from deeppart.session.shutdown import not_finished, process_sessions
 from deeppart.session.stops import EXIT_CODES, GO_ON, Stops
-from deeppart.session.telemetry import cadence_for
 
 __all__ = [
     "EXIT_CODES",
     "GO_ON",
     "SUSPICION_PATIENCE_S",
     "Background",
-    "Preparation",
     "RestorePreview",
     "Saves",
     "Session",
     "StepHistory",
     "Stops",
-    "cadence_for",
     "configuration_of",
     "heal_redundancy",
     "not_finished",
     "open_session",
-    "pipeline_for",
     "preview_restore",
     "process_sessions",
     "restore_step",
-    "retention_for",
     "say_restored",
-    "scrubber_for",
     "still_busy",
-    "suspicions_for",
     "warn_restored",
     "warn_suspects",
     "warn_unsaved",

@@ -40,7 +40,8 @@ from deeppart.recovery import (
     warn_suspect,
 )
 from deeppart.repair import Healer, heal_recovered, healing_for
-from deeppart.save import Pipeline, Reader, Repair, Retention, StagingLease
+from deeppart.save import Reader, Repair, StagingLease
+from deeppart.session.background import Background
 from deeppart.session.record import Session
 from deeppart.state.capture import Staging
 from deeppart.state.paths import Excluded, Path, PerRankPolicies
@@ -217,14 +218,10 @@ def take_stock(session: Session, timeout: float, *, newest: bool = False) -> Inv
 
 
 def heal_redundancy(
-    session: Session,
-    pipeline: Pipeline,
-    retention: Retention,
-    arena: Arena,
-    recovered: Recovered,
-    inventory: Inventory,
+    session: Session, background: Background, recovered: Recovered, inventory: Inventory
 ) -> tuple[str, ...]:
     """Submit the missing redundancy of a restored step to the pipeline."""
+    pipeline = background.pipeline
     attempt, lines = recovered.attempt, list[str]()
     step = attempt.step
     healing = healing_for(session.protection, recovered, inventory)
@@ -240,11 +237,11 @@ def heal_redundancy(
     if not healing:
         pipeline.call_notes.restored(attempt)
         return tuple(lines)
-    retention.adopt(attempt.key)
+    background.retention.adopt(attempt.key)
     lines.append(f"step {step}: rebuilding redundancy in the background: {healing.describe()}")
 
     def run(channel: Comm, drive: Any, release: Callable[[], None]) -> None:
-        healer = Healer(channel, drive, session.node_levels, session.limit, arena)
+        healer = Healer(channel, drive, session.node_levels, session.limit, background.arena)
         heal_recovered(healer, healing, recovered, inventory, session.protection, release)
         pipeline.call_notes.restored(attempt)
 

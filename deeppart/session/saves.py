@@ -9,7 +9,6 @@ from typing import Any
 
 from deeppart._gc import collection_paused
 from deeppart.access.hanging import hanging
-from deeppart.cadence import AutoCadence
 from deeppart.errors import (
     BackgroundFailureWarning,
     CheckpointError,
@@ -22,8 +21,8 @@ from deeppart.errors import (
 )
 from deeppart.model import Attempt, Level, show_bytes
 from deeppart.pending import DONE, Pending
-from deeppart.save import Agreed, Call, Job, Pipeline, Saver
-from deeppart.session.preparation import Preparation
+from deeppart.save import Agreed, Call, Job, Saver
+from deeppart.session.background import Background
 from deeppart.session.record import Session
 from deeppart.session.stops import GO_ON, Stops
 
@@ -42,18 +41,10 @@ class Saves:
     """
 
     def __init__(
-        self,
-        session: Session,
-        saver: Saver,
-        pipeline: Pipeline,
-        preparation: Preparation,
-        auto: AutoCadence | None,
-        steps: StepHistory,
-        recent: list[Pending],
-        stops: Stops,
+        self, session: Session, saver: Saver, background: Background, steps: StepHistory, stops: Stops
     ) -> None:
-        self._session, self._saver, self._pipeline, self._preparation = session, saver, pipeline, preparation
-        self._auto, self._steps, self._recent, self._stops = auto, steps, recent, stops
+        self._session, self._saver, self._steps, self._stops = session, saver, steps, stops
+        self._pipeline, self._auto, self._recent = background.pipeline, background.auto, background.recent
         self.sequence = self.failures = 0
         self.safe_s, self.stop = 0.0, GO_ON
         self._took = dict[str, float]()  # by each level, the last time
@@ -87,8 +78,8 @@ class Saves:
             self._saver.release()
             agreed = None  # an error that is kept would reference it
         ended = time.monotonic()
-        pending.note(blocked_s=ended - began, waited_s=waited, diverged=diverged)
-        pending.note(reduced=self._session.protection.shortfalls)
+        reduced = self._session.protection.shortfalls
+        pending.note(blocked_s=ended - began, waited_s=waited, diverged=diverged, reduced=reduced)
         pending.note_stage("capture", ended - copying)
         pending.note_returned()
         return pending
@@ -163,7 +154,6 @@ class Saves:
         captured = self._saver.try_capture(agreed)
         if not isinstance(captured, CheckpointError):
             nbytes = captured.layout.nbytes
-            self._preparation.begin_checkpoint(nbytes)
             pending.note(raw_bytes=nbytes, per_rank_bytes=captured.per_rank_bytes)
             if attempt.sequence == 0:
                 self._warn_of_room(nbytes)
@@ -210,33 +200,6 @@ def warn_unsaved(session: Session, step: int | None) -> None:
         )
 
 
-class StepRows:
-    """A set of steps that stays small even if a job saves at regular steps for months: runs of equal distance."""
-
-    def __init__(self) -> None:
-        self._rows: list[range] = []
-        self._largest = -1
-
-    def add(self, step: int) -> None:
-        """Add a step."""
-        if step in self:
-            return
-        last = self._rows[-1] if self._rows else range(0)
-        if len(last) == 1 and step > last.start:
-            self._rows[-1] = range(last.start, step + 1, step - last.start)
-        elif len(last) > 1 and step == last[-1] + last.step:
-            self._rows[-1] = range(last.start, step + 1, last.step)
-        else:
-            self._rows.append(range(step, step + 1))
-        self._largest = max(self._largest, step)
-
-    def __contains__(self, step: object) -> bool:
-        return isinstance(step, int) and step <= self._largest and any(step in row for row in self._rows)
-
-    def __len__(self) -> int:
-        return sum(map(len, self._rows))
-
-
 class StepHistory:
     """The used step numbers, and the last one. Used by the training thread alone."""
 
@@ -245,7 +208,7 @@ class StepHistory:
         self._recent = recent
         self._found_newest = max((key.step for key in session.committed), default=-1)
         self._known = {key.step for key in session.committed}
-        self._saved = StepRows()
+        self._saved = set[int]()
         self._largest = -1  # of the restored step and the steps saved since
         self._restored = False
         self._warned_not_restored = self._warned_counting_down = False
@@ -261,8 +224,7 @@ class StepHistory:
         """Forget finished and reported checkpoints; the steps of complete ones stay used."""
         self._recent[:] = [pending for pending in self._recent if pending not in finished]
         counted = [pending.step for pending in finished if _counts(pending)]
-        for step in counted:
-            self._saved.add(step)
+        self._saved.update(counted)
         self._largest = max([self._largest, *counted])
 
     def last(self) -> int:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from deeppart import access
 from deeppart._times import now
@@ -13,12 +16,11 @@ from deeppart.cadence import AutoCadence, History
 from deeppart.config import AUTO, Config, expand_directory, job_name
 from deeppart.errors import ConfigError, DeeppartWarning, warn_caller
 from deeppart.model import LEVELS, LIBRARY
-from deeppart.pending import Pending
 from deeppart.plan.interval import FLUSH_SHARE
 from deeppart.repair import Scrubber
 from deeppart.save import Pipeline, lower_priority
 from deeppart.session.record import Session
-from deeppart.telemetry import EVENTS_BEGIN, METRICS_BEGIN, Live, Outputs, RankStatus, Recorder, ScrubStatus, StatusFile
+from deeppart.telemetry import EVENTS_BEGIN, METRICS_BEGIN, Outputs, RankStatus, Recorder, ScrubStatus, StatusFile
 
 
 def cadence_for(session: Session) -> AutoCadence | None:
@@ -82,8 +84,17 @@ def recorder_for(
         every={} if cadence is not None else {level: every[level] for level in LEVELS if every[level]},
         reduced=session.protection.shortfalls,
     )
-    levels = [level for level in LEVELS if every[level]]
-    return Recorder(status, levels, _outputs(session), _Source(pipeline, scrubber, cadence), lower_priority)
+
+    def live() -> dict[str, Any]:
+        report = None if cadence is None else cadence.report
+        found: dict[str, Any] = {"repairing": pipeline.repairing}
+        if scrubber is not None:
+            found["scrubbed"] = ScrubStatus(**asdict(scrubber.report))
+        return found | {"period_s": None if report is None else report.cadence.period_s}
+
+    levels, note = [level for level in LEVELS if every[level]], pipeline.call_notes.note
+    tell = partial(note, category=DeeppartWarning)
+    return Recorder(status, levels, _outputs(session), live, pipeline.holds, tell, lower_priority)
 
 
 def _outputs(session: Session) -> Outputs:
@@ -98,25 +109,3 @@ def _outputs(session: Session) -> Outputs:
 
     paths = file("metrics_file", config.metrics_file), file("events_file", config.events_file)
     return Outputs(status, *paths, session.owner)
-
-
-class _Source:
-    """The state that the recorder's thread reads; each method takes a snapshot of what other threads change."""
-
-    def __init__(self, pipeline: Pipeline, scrubber: Scrubber | None, cadence: AutoCadence | None) -> None:
-        self._pipeline, self._scrubber, self._cadence = pipeline, scrubber, cadence
-
-    def live(self) -> Live:
-        """See :class:`deeppart.telemetry.recorder.Source`."""
-        report = None if self._cadence is None else self._cadence.report
-        scrubbed = None
-        if self._scrubber is not None:
-            done = self._scrubber.report
-            scrubbed = ScrubStatus(done.cycles, done.nbytes, done.damaged, done.repaired)
-        return Live(None if report is None else report.cadence.period_s, self._pipeline.repairing, scrubbed)
-
-    def holds(self, pending: Pending) -> bool:
-        return self._pipeline.holds(pending)
-
-    def tell(self, text: str) -> None:
-        self._pipeline.call_notes.note(text, DeeppartWarning)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from deeppart.comm import Comm, finish, rank_names
 from deeppart.config import Config, expand_directory, failure_domain, job_name, node_name
@@ -71,30 +73,19 @@ def compare_settings(comm: Comm, config: Config, signing: Signing | None, what: 
     message = [LIBRARY, name, config.shared_settings(), directory, failure_domain(), processors, keys]
     texts = finish(comm, comm.allgather(json.dumps(message).encode()), what, config.timeout)
     answers = [json.loads(text) for text in texts]
-    _check_versions([answer[0] for answer in answers], comm.rank)
+    advice = "give every node the same environment"
+    # First: data of ranks with other versions may have another meaning.
+    _compare("versions of deeppart", [answer[0] for answer in answers], comm.rank, advice, show=short)
     columns = zip(*(answer[1:] for answer in answers), strict=True)
     names, all_settings, directories, domains, all_processors, all_keys = columns
-    if others := [rank for rank, theirs in enumerate(all_keys) if theirs != all_keys[0]]:
-        raise ConfigError(
-            "ranks were given different keys in sign_key_file",
-            expected=f"the {len(all_keys[0])} of rank 0, in the same order",
-            found=f"{len(all_keys[others[0]])}, or another one, on {rank_names(others)}",
-            where=f"rank {comm.rank}",
-            todo="give every rank the same key files",
-        )
-    for key, value in all_settings[0].items():
-        others = [rank for rank, theirs in enumerate(all_settings) if theirs.get(key) != value]
-        if key == "local_dir" and all(directories[rank] for rank in (0, *others)):
+    advice = "give every rank the same key files, in the same order"
+    _compare("keys in sign_key_file", all_keys, comm.rank, advice, show=lambda each: f"{len(each)} of them")
+    advice = "give every rank the same configuration, environment and deeppart.toml"
+    for key in all_settings[0]:
+        values = [theirs.get(key) for theirs in all_settings]
+        if key == "local_dir" and all(directories[rank] for rank in _others(values) | {0}):
             continue  # they exist, but do not agree whether any checkpoint is saved there, which ``every`` says
-        if others:
-            error = ConfigError(
-                f"ranks were given different values for {key}",
-                expected=f"{value}, as on rank 0",
-                found=f"{all_settings[others[0]].get(key)} on {rank_names(others)}",
-                where=f"rank {comm.rank}",
-                todo="give every rank the same configuration, environment and deeppart.toml",
-            )
-            raise on_ranks(error, comm.rank)
+        _compare(f"values for {key}", values, comm.rank, advice)
     numbers: dict[str, int] = {}
     node_of = tuple(numbers.setdefault(each, len(numbers)) for each in names)
     domain_of = dict(zip(reversed(node_of), reversed(domains), strict=True))
@@ -106,21 +97,22 @@ def compare_settings(comm: Comm, config: Config, signing: Signing | None, what: 
     return topology, Processors(threads, spare=idle >= threads, waiting=max(1, min(MOST_WAITING_THREADS, share)))
 
 
-def _check_versions(libraries: list[str], rank: int) -> None:
-    """Checked first: data of ranks with other versions may have another meaning."""
-    if others := [rank for rank, library in enumerate(libraries) if library != libraries[0]]:
-        raise ConfigError(
-            "ranks run different versions of deeppart",
-            expected=f"{_version_text(libraries[0])}, as on rank 0",
-            found=f"{_version_text(libraries[others[0]])} on {rank_names(others)}",
+def _others(values: Sequence[Any]) -> set[int]:
+    """The ranks that have another value than rank 0."""
+    return {rank for rank, value in enumerate(values) if value != values[0]}
+
+
+def _compare(what: str, values: Sequence[Any], rank: int, advice: str, show: Callable[[Any], str] = str) -> None:
+    """Check that all ranks have the same value."""
+    if others := sorted(_others(values)):
+        error = ConfigError(
+            f"ranks were given different {what}",
+            expected=f"{show(values[0])}, as on rank 0",
+            found=f"{show(values[others[0]])} on {rank_names(others)}",
             where=f"rank {rank}",
-            todo="give every node the same environment",
+            todo=advice,
         )
-
-
-def _version_text(library: str) -> str:
-    """A rank's version; the releases up to 0.2.0 do not send it."""
-    return short(library) if library.startswith("deeppart ") else "an earlier version"
+        raise on_ranks(error, rank)
 
 
 def _share(mine: list[str], all_processors: tuple[list[str], ...]) -> int:

@@ -37,7 +37,6 @@ from deeppart.storage.records import (
     write_halt,
     write_suspicion,
 )
-from deeppart.storage.spares import spare_name
 from deeppart.storage.steps import (
     MANIFEST_NAME,
     MOST_LOOKS,
@@ -99,7 +98,6 @@ __all__ = [
     "reduced_runs",
     "remove_halt",
     "remove_step",
-    "spare_name",
     "step_name",
     "take_stock",
     "write_halt",

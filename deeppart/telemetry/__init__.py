@@ -15,7 +15,7 @@ To add a metric of checkpoints:
 
 from deeppart.telemetry.events import EVENTS_BEGIN
 from deeppart.telemetry.metrics import METRICS_BEGIN, ScalarWriter, prometheus_text, to_tensorboard
-from deeppart.telemetry.recorder import AGAIN_S, LONG_S, Live, Outputs, Recorder
+from deeppart.telemetry.recorder import AGAIN_S, LONG_S, Outputs, Recorder
 from deeppart.telemetry.status import (
     CheckpointStatus,
     ErrorStatus,
@@ -34,7 +34,6 @@ __all__ = [
     "METRICS_BEGIN",
     "CheckpointStatus",
     "ErrorStatus",
-    "Live",
     "Outputs",
     "RankStatus",
     "Recorder",

@@ -14,11 +14,11 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 from deeppart import access
 from deeppart._threads import start_thread
@@ -43,7 +43,6 @@ from deeppart.telemetry.status import (
     CheckpointStatus,
     ErrorStatus,
     RankStatus,
-    ScrubStatus,
     StatusFile,
     bounded,
     remove_earlier,
@@ -96,34 +95,6 @@ class _Followed:
         return CheckpointStatus(self.number, timestamp(self.returned_s), over, bounded(self.pending.report))
 
 
-@dataclass(frozen=True, slots=True)
-class Live:
-    """The state of a job's background work.
-
-    Attributes:
-        period_s: seconds from one checkpoint to the next, by ``every="auto"``; None if unknown.
-        repairing: true if redundancy is being rebuilt.
-        scrubbed: the work of scrubbing; None if it is off.
-    """
-
-    period_s: float | None
-    repairing: bool
-    scrubbed: ScrubStatus | None
-
-
-class Source(Protocol):
-    """The recorder's view of the job; called by its thread."""
-
-    def live(self) -> Live:
-        """The state of the background work."""
-
-    def holds(self, pending: Pending) -> bool:
-        """True if a checkpoint is in flight, even if only old steps are still being removed for it."""
-
-    def tell(self, text: str) -> None:
-        """Warn the caller at the next call."""
-
-
 class Recorder:
     """The recorder of one rank. The training thread calls the methods, which return at once, except :meth:`close`."""
 
@@ -132,11 +103,19 @@ class Recorder:
         status: RankStatus,
         levels: Iterable[str],
         outputs: Outputs,
-        source: Source,
+        live: Callable[[], Mapping[str, Any]],
+        holds: Callable[[Pending], bool],
+        tell: Callable[[str], None],
         prepare: Callable[[], None],
     ) -> None:
-        """For a rank with this initial status and these enabled levels; the thread calls ``prepare`` first."""
-        self._outputs, self._source, self._prepare = outputs, source, prepare
+        """For a rank with this initial status and these enabled levels.
+
+        The thread calls ``prepare`` first, ``live`` for fields of the status that change, and ``holds`` to learn
+        whether a checkpoint is in flight, even if only old steps are still being removed for it. ``tell`` warns the
+        caller at the next call.
+        """
+        self._outputs, self._prepare = outputs, prepare
+        self._live, self._holds, self._tell = live, holds, tell
         self._news: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         # The attributes below are used by the thread only.
         self._status, self._metrics = bounded(status), Metrics(levels)
@@ -150,7 +129,7 @@ class Recorder:
             try:
                 self._thread = start_thread(self._run, "deeppart-status", self._failed_by)
             except RuntimeError as error:  # no more threads are possible
-                source.tell(f"no status is written: {error}")
+                tell(f"no status is written: {error}")
 
     def begun(self, pending: Pending) -> None:
         """Record a handle returned by ``checkpoint()``; one that was not due is ignored."""
@@ -185,7 +164,7 @@ class Recorder:
 
     def _failed_by(self, error: BaseException) -> None:
         """A bug in the recorder, which must not affect the job."""
-        self._source.tell(f"the status of this rank is not written any more: {as_error(error, 'it failed')}")
+        self._tell(f"the status of this rank is not written any more: {as_error(error, 'it failed')}")
         self._thread = None  # nothing more is queued
 
     def _advance(self) -> bool:
@@ -213,13 +192,12 @@ class Recorder:
 
     def _look(self) -> None:
         """Emit the events since the last check."""
-        live = self._source.live()
-        self._changed = self._changed or live.repairing != self._status.repairing
-        self._status = replace(self._status, period_s=live.period_s, repairing=live.repairing, scrubbed=live.scrubbed)
+        was_repairing, self._status = self._status.repairing, replace(self._status, **self._live())
+        self._changed = self._changed or was_repairing != self._status.repairing
         for each in list(self._in_flight):
             pending = each.pending
             ended = [level for level in pending.levels if level not in each.ended and pending.settled(level)]
-            over = pending.finished and not self._source.holds(pending)
+            over = pending.finished and not self._holds(pending)
             if not ended and not over:
                 continue
             found = each.status(over=over)
@@ -286,7 +264,7 @@ class Recorder:
         except StorageError as error:
             if setting not in self._refused:
                 self._refused.add(setting)
-                self._source.tell(f"{setting}: {error}\n  training and checkpoints go on; this is told once")
+                self._tell(f"{setting}: {error}\n  training and checkpoints go on; this is told once")
 
 
 def append_line(path: Path, data: bytes) -> None:

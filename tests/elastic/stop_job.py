@@ -19,7 +19,6 @@ import torch.distributed as dist
 import deeppart
 from deeppart.elastic import leave, should_stop
 from deeppart.stopping import Agreement, agreement_of_job
-from deeppart.stopping.agreement import OfJob, OfTorch
 from tests.mpi.torchrun_job import tell
 
 #: The rank that is told, and the step in which it is.
@@ -47,12 +46,9 @@ def at_once(agreement: Agreement, rank: int) -> list[bool]:
 
 def main(directory: Path) -> None:
     rank = int(os.environ["RANK"])
-    without_torch = agreement_of_job()
-    assert isinstance(without_torch, OfJob)
-    by_sockets = answers(without_torch, rank) + at_once(without_torch, rank)
+    agreement = agreement_of_job()
+    agreed = answers(agreement, rank) + at_once(agreement, rank)
     dist.init_process_group("gloo")
-    of_torch = OfTorch()
-    by_torch = answers(of_torch, rank) + at_once(of_torch, rank)
     draw = random.Random(rank)
     settings: dict[str, Any] = {
         "persistent_dir": str(directory / "ckpt"),
@@ -68,7 +64,7 @@ def main(directory: Path) -> None:
                 os.kill(os.getpid(), signal.SIGUSR1)
             time.sleep(draw.uniform(0, 0.02))
             if should_stop():
-                tell(directory, last=step, by_sockets=by_sockets, by_torch=by_torch)
+                tell(directory, last=step, agreed=agreed)
                 leave(state, step, checkpointer)
 
 

@@ -20,7 +20,7 @@ def test_ranks_end_together(tmp_path: Path) -> None:
     for rank in range(4):
         each = json.loads((tmp_path / f"told-{rank}.json").read_text())
         later, at_once = [False] * 4 + [True] * 4, [False] * 3 + [True] + [False] * 2
-        assert each["by_sockets"] == each["by_torch"] == later + at_once
+        assert each["agreed"] == later + at_once
         assert each["last"] == WHEN + 1
     state = deeppart.load(tmp_path / "ckpt")
     assert state["weights"].tolist() == [WHEN + 1.0] * 3

@@ -16,7 +16,7 @@ import deeppart
 from deeppart.errors import BackgroundFailureWarning, CheckpointError, StorageError
 from deeppart.model import Attempt
 from deeppart.part import part_file_name
-from deeppart.storage import NodeLevel, spare_name
+from deeppart.storage import NodeLevel
 from deeppart.testing.states import difference
 from tests.faults.mounts import run
 from tests.waiting import wait_until
@@ -114,12 +114,13 @@ def test_space_that_is_short_for_the_manifest_alone(mount_tmpfs: Callable[..., P
         assert outcome(checkpoint(ck, 99, warned=failed)) == ("off", "done")
 
 
-def test_files_made_in_advance_leave_the_room_to_what_is_written(mount_tmpfs: Callable[..., Path]) -> None:
+def test_recycled_files_leave_the_room_to_what_is_written(mount_tmpfs: Callable[..., Path]) -> None:
     """A tmpfs on which the parts of a node and copies find room, but not files to write over besides."""
     directory = mount_tmpfs("node", 16)
     local, partner = (NodeLevel(directory, "1" * 32, name, "2" * 32) for name in ("local", "partner"))
-    for name in (spare_name(part_file_name(0, 2), number) for number in range(2)):
-        assert local.recycled.make(name, 6 << 20, lambda: True)
+    local.recycled.folder.mkdir(parents=True)
+    for rank in range(2):
+        (local.recycled.folder / part_file_name(rank, 2)).write_bytes(bytes(6 << 20))
     for level, rank in ((local, 0), (partner, 1)):
         file = level.open_part(Attempt("1" * 32, "2" * 32, 0, 1, 2), rank)
         for _ in range(6):

@@ -93,7 +93,7 @@ def test_staging_is_pinned_and_reused(tmp_path: Path) -> None:
             places = set()
             for step in range(1, 4):
                 ck.checkpoint(state, step=step).wait(timeout=200)
-                staged = ck._staging.reserve(20_000_000, pinned=True)
+                staged = ck._background.staging.reserve(20_000_000, pinned=True)
                 assert staged.is_pinned()
                 places.add(staged.data_ptr())
     assert len(places) == 1

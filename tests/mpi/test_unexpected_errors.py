@@ -19,7 +19,7 @@ from deeppart.errors import CheckpointError
 from deeppart.part import PartSummary
 from deeppart.recovery import apply, inventory, matching, saved
 from deeppart.recovery.parts import OpenedPart
-from deeppart.save import Incremental, StagingLease, complete, pipeline, protect, share_planning, write
+from deeppart.save import Incremental, StagingLease, complete, pipeline, protect, share_planning, workers, write
 from deeppart.save.job import Opened
 from deeppart.session import open as starting
 from deeppart.storage import node
@@ -294,7 +294,7 @@ def without_threads(comm: Any, directory: Path) -> tuple[str, float, int | None]
     """Rank 1 can start no more threads; then it can again."""
     outcome, began = "", time.monotonic()
     with pytest.MonkeyPatch.context() as patch:
-        let_fail(patch, pipeline, "start_thread", comm.rank == 1, RuntimeError("can't start new thread"))
+        let_fail(patch, workers, "start_thread", comm.rank == 1, RuntimeError("can't start new thread"))
         try:
             with on_nodes(comm, directory) as ck:
                 ck.checkpoint(state(1), 1).wait()

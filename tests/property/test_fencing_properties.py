@@ -21,7 +21,7 @@ from deeppart._times import timestamp
 from deeppart.errors import DirectoryInUseError, StorageError
 from deeppart.model import Attempt, Manifest, PartRecord, StepKey
 from deeppart.part import encode_manifest, part_file_name
-from deeppart.save import Retention
+from deeppart.save import CallNotes, Keeping, Retention
 from deeppart.storage import (
     NODE_FOLDERS,
     DirectoryOwner,
@@ -71,7 +71,9 @@ class Session:
             level.recycled.drop_foreign()
         counts = {name: dice.choice((0, 1, 1, 2)) if keep is None else keep for name in LEVELS}
         every = {name: dice.choice((0, 1)) if name != "local" else 1 for name in LEVELS}
-        self.retention = Retention(self.nodes, self.persistent, counts, every, self.earlier, self.owner)
+        self.retention = Retention(self.nodes, counts, every, self.earlier)
+        earlier: Any = self.earlier["persistent"]
+        self.keeping = Keeping(self.persistent, counts["persistent"], earlier, self.owner, CallNotes(), 1.0)
         self._sequence = 0
         self._writing: list[tuple[str, Attempt, DurableFile]] = []
         self._named: list[tuple[str, Attempt]] = []
@@ -125,7 +127,10 @@ class Session:
         storage: Any = self.persistent if level == "persistent" else self.nodes[level]
         with contextlib.suppress(StorageError):
             storage.store.delete(step_name(attempt.key), [part_file_name(0, 1)], durable=False)
-        self.retention.abandon(level, attempt.key)
+        if level == "persistent":
+            self.keeping.abandon(attempt.key)
+        else:
+            self.retention.abandon(level, attempt.key)
 
     def check_first(self) -> None:
         ready = [attempt for level, attempt in self._named if level == "persistent"]
@@ -158,7 +163,7 @@ class Session:
         assert self._at_commit is not None
         attempt, self._at_commit = self._at_commit[0], None
         with contextlib.suppress(DirectoryInUseError):
-            self.retention.remove_old(attempt.key)
+            self.keeping.remove_old(attempt.key)
 
 
 def files(root: Path) -> dict[Path, tuple[int, bytes]]:

@@ -227,7 +227,7 @@ def break_library(how: str) -> Callable[[], None]:
         for block in out:
             block[: block.size // 2] ^= 1
 
-    def everything(self: Any, abandoned: Any) -> Any:
+    def everything(self: Any) -> Any:
         return set(importlib.import_module("deeppart.storage.steps").list_steps(self._store))
 
     def forever(*args: Any, **kwargs: Any) -> None:

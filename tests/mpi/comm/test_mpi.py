@@ -18,8 +18,7 @@ import xxhash
 from deeppart.comm import Comm, agree, connect, finish, raise_together, together, waiting
 from deeppart.elastic.ranks import ranks_of_job
 from deeppart.errors import CommError, PeerTimeoutError, RemoteRankError, StateError
-from deeppart.stopping import agreement_of_job
-from deeppart.stopping.agreement import OfJob
+from deeppart.stopping import Agreement, agreement_of_job
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
@@ -244,7 +243,6 @@ def test_an_error_of_the_library_ends_it_on_all_ranks(comm: Comm, last: bool) ->
 def test_what_is_under_way_is_not_disturbed_by_what_others_exchange() -> None:
     """Rank 0 is further in one call than the others when all of them begin another one."""
     ranks, agreement = ranks_of_job(), agreement_of_job()
-    assert isinstance(agreement, OfJob)
     answers = list[bool]()
     for call in range(12):
         answers.append(agreement.ask(ranks.rank == 1 and call == 6))
@@ -257,7 +255,7 @@ def test_what_is_under_way_is_not_disturbed_by_what_others_exchange() -> None:
     agreement.finish()
 
 
-def go_on(agreement: OfJob) -> None:
+def go_on(agreement: Agreement) -> None:
     """As far as it goes without the others."""
     if agreement._operation is not None:
         try:

@@ -104,7 +104,7 @@ def one_thread_dies(comm: Any, directory: Path) -> tuple[int | None, list[str]]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with deeppart.Checkpointer(settings, comm) as ck:
-            scrubber = ck._scrubber
+            scrubber = ck._background.scrubber
             assert scrubber is not None
             if comm.rank == 1:
                 scrubber._check = lambda path: 1 / 0  # type: ignore[assignment, method-assign]

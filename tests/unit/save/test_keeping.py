@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 import warnings
-from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -56,13 +55,13 @@ def test_a_directory_that_is_away_when_steps_are_counted_loses_none(
     counted: list[int] = []
     is_back = threading.Event()
 
-    def away(self: Keeping, abandoned: Collection[StepKey]) -> set[StepKey]:
+    def away(self: Keeping) -> set[StepKey]:
         counted.append(len(counted))
         if counted[-1]:
-            return count(self, abandoned)
+            return count(self)
         root.rename(elsewhere)
         try:
-            return count(self, abandoned)
+            return count(self)
         finally:
             elsewhere.rename(root)
             is_back.set()

@@ -18,7 +18,7 @@ import deeppart
 from deeppart.comm import Comm, finish
 from deeppart.errors import BackgroundFailureWarning, CheckpointError, StorageError
 from deeppart.model import StepKey
-from deeppart.save import Retention
+from deeppart.save import Keeping, Retention
 from deeppart.storage import NeededParts, NodeLevel, PersistentLevel, step_name
 from tests.unit.cli_support import steps_in
 from tests.unit.commits import newest_key, step_directory
@@ -167,18 +167,18 @@ def test_where_there_is_no_space_and_nothing_goes_the_level_fails_at_once(
 ) -> None:
     """Step 1 replaces nothing: that its removals end only after the space was asked for makes no room."""
     calls: list[int] = []
-    asked, remove_old = threading.Event(), Retention.remove_old
+    asked, remove_old = threading.Event(), Keeping.remove_old
 
     def full(self: PersistentLevel, *what: object) -> object:
         calls.append(1)
         asked.set()
         raise StorageError("no space", errno=errno.ENOSPC)
 
-    def late(self: Retention, newest: StepKey) -> list[str]:
+    def late(self: Keeping, newest: StepKey) -> list[str]:
         assert asked.wait(PATIENCE_S)
         return remove_old(self, newest)
 
-    monkeypatch.setattr(Retention, "remove_old", late)
+    monkeypatch.setattr(Keeping, "remove_old", late)
     with opened(tmp_path) as ck:
         ck.checkpoint(STATE, 1).wait("persistent", PATIENCE_S)
         monkeypatch.setattr(PersistentLevel, "open_part", full)
@@ -276,7 +276,7 @@ def on_a_node(directory: Path, level: str, earlier: StepKey | None = None) -> tu
         for key in found:
             node_level.store.path(step_name(key)).mkdir()
     ones = dict.fromkeys(levels, 1)
-    return Retention(levels, None, ones, ones, {name: set(found) for name in levels}), levels
+    return Retention(levels, ones, ones, {name: set(found) for name in levels}), levels
 
 
 def save(

@@ -164,8 +164,8 @@ def test_memory_is_not_given_back_while_the_local_part_is_written_from_it(
 def written(share: Staged, path: Path, compression: str, only: set[str] | None = None) -> GrowingFile:
     """A complete local part, as the flush sees it."""
     file = DurableFile(path)
-    growing = GrowingFile(file)
-    growing.complete(write_part(share, growing, Encoding(Chooser(compression, only), Encoders(1)), ATTEMPT, 0))
+    growing = GrowingFile(file, Encoding(Chooser(compression, only), Encoders(1)))
+    growing.complete(write_part(share, growing, growing.encoding, ATTEMPT, 0))
     file.commit()
     return growing
 

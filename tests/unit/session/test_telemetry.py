@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import deeppart
-from deeppart.session import cadence_for
+from deeppart.session.telemetry import cadence_for
 from tests.waiting import wait_until
 
 FILES = ("metrics_file", "events_file")

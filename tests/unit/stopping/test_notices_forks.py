@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
@@ -49,47 +47,16 @@ def test_a_process_ends_by_a_signal_when_both_are_over(again: bool) -> None:
     assert end_of(pid) == -signal.SIGTERM
 
 
-def end_of_a_told_child() -> int:
-    """How a child ends that is forked, and told to at once."""
+def test_a_forked_child_ends_by_a_signal(signals: Signals) -> None:
+    reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
+        os.write(writing, b"!")
         time.sleep(20)
         os._exit(0)
+    os.read(reading, 1)
     os.kill(pid, signal.SIGTERM)
-    return end_of(pid)
-
-
-#: A signal comes just after the fork, before the interpreter calls anything in Python; its handler raises.
-DURING_A_FORK = """
-import ctypes, functools, os, signal, sys, time
-from deeppart.stopping.notices import Signals
-def raises(*_):
-    raise KeyboardInterrupt
-signal.signal(signal.SIGALRM, raises)
-sys.unraisablehook = lambda _: None
-due = functools.partial(getattr(ctypes.CDLL(None), "raise"), signal.SIGALRM)
-os.register_at_fork(**{sys.argv[1]: due})
-signals = Signals([signal.SIGTERM])
-signals.listen()
-before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-pid = os.fork()
-if pid == 0:
-    time.sleep(20)
-    os._exit(0)
-os.kill(pid, signal.SIGTERM)
-ended_by = -os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-sys.exit(signal.pthread_sigmask(signal.SIG_BLOCK, ()) != before or ended_by != signal.SIGTERM)
-"""
-
-
-@pytest.mark.parametrize("where", ["after_in_parent", "after_in_child"])
-def test_a_handler_that_raises_just_after_a_fork_leaves_no_signal_blocked(where: str) -> None:
-    """Such as Ctrl-C: the process would not be told of its end any more, and its children would not end."""
-    subprocess.run([sys.executable, "-c", DURING_A_FORK, where], check=True, timeout=60)
-
-
-def test_a_forked_child_ends_by_a_signal(signals: Signals) -> None:
-    assert end_of_a_told_child() == -signal.SIGTERM
+    assert end_of(pid) == -signal.SIGTERM
     assert signals.received is None
 
 

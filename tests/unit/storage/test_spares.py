@@ -9,9 +9,11 @@ from typing import cast
 import numpy as np
 import pytest
 
+from deeppart.codec import Chooser
 from deeppart.errors import StorageError
 from deeppart.model import StepKey
 from deeppart.part import PartSummary
+from deeppart.save import Encoders, Encoding
 from deeppart.save.growing_file import GrowingFile
 from deeppart.storage import BLOCK_BYTES, DurableFile, NodeLevel, step_name
 from deeppart.storage.spares import Recycled
@@ -58,7 +60,7 @@ def test_a_follower_sees_nothing_of_what_was_there_before(root: Path) -> None:
     """The part is complete before it has been cut to its length."""
     recycled, data = add_spare(root), fresh(100_000)
     file = DurableFile(root / "step" / "part-00000-of-00001.dpp", recycled=recycled)
-    relay = GrowingFile(file)
+    relay = GrowingFile(file, Encoding(Chooser("none"), Encoders(0)))
     relay.write(data)
     relay.complete(cast(PartSummary, "all of it"))
     buffer = memoryview(bytearray(BLOCK_BYTES))

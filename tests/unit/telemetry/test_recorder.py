@@ -8,12 +8,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from deeppart.pending import DONE, Pending
 from deeppart.storage import DirectoryOwner
-from deeppart.telemetry import Live, Outputs, RankStatus, Recorder, StatusFile, read_statuses, recorder
+from deeppart.telemetry import Outputs, RankStatus, Recorder, StatusFile, read_statuses, recorder
 from tests.unit.telemetry.samples import BEGAN, SESSION
 
 BEGINNING = RankStatus(SESSION, "4711", "deeppart 0", "node0", 7, 0, 1, 1, BEGAN, BEGAN, {"persistent": 1}, ("less",))
@@ -29,10 +30,10 @@ class Job:
         self.period_s: float | None = None
         self.error: Exception | None = None
 
-    def live(self) -> Live:
+    def live(self) -> dict[str, Any]:
         if self.error is not None:
             raise self.error
-        return Live(self.period_s, self.repairing, None)
+        return {"period_s": self.period_s, "repairing": self.repairing}
 
     def holds(self, pending: Pending) -> bool:
         return pending in self.held
@@ -55,7 +56,8 @@ class Place:
             self.files["metrics"] if "metrics" in wanted else None,
             self.files["events"] if "events" in wanted else None,
         )
-        self.recorder = Recorder(BEGINNING, ("persistent",), outputs, self.job, lambda: None)
+        job = self.job
+        self.recorder = Recorder(BEGINNING, ("persistent",), outputs, job.live, job.holds, job.tell, lambda: None)
         return self.recorder
 
     def status(self) -> RankStatus | None:

@@ -205,6 +205,6 @@ def test_until_a_level(tmp_path: Path) -> None:
     with StorageWriter(tmp_path / "ckpt", tmp_path / "local", until="local", flush_bandwidth=2e5) as writer:
         saving: Any = async_save({"w": torch.rand(100_000)}, checkpoint_id=1, storage_writer=writer)
         saving.result(60)
-        (pending,) = writer.checkpointer._recent
+        (pending,) = writer.checkpointer._background.recent
         assert pending.done("local") and not pending.done("persistent")
     assert pending.done("persistent")

@@ -81,11 +81,11 @@ def test_staging_memory_is_reused_and_follows_the_share(memory: Path) -> None:
         for step, count in enumerate([1000, 1000, 500, 0, 3_000_000, 10, 2_999_999, 3_000_001, 1]):
             state = {"a": torch.arange(count), "b": torch.ones(count % 13)}
             ck.checkpoint(state, step).wait(timeout=200)
-            sizes.append(ck._staging.nbytes)
+            sizes.append(ck._background.staging.nbytes)
             assert difference(state, deeppart.load(memory / "ckpt", step)) is None
     assert sizes[:4] == [sizes[0]] * 4 and sizes[4:7] == [sizes[4]] * 3
     assert sizes[7] == sizes[8] == 3_000_001 * 8 + 3_000_001 % 13 * 4
-    assert ck._staging.nbytes == 0, "given back by close"
+    assert ck._background.staging.nbytes == 0, "given back by close"
 
 
 def test_staging_never_holds_two_buffers() -> None:
@@ -108,7 +108,7 @@ def test_no_memory_for_the_share_fails_that_checkpoint_alone(memory: Path, monke
                 raise error
 
             with monkeypatch.context() as patch:
-                patch.setattr(ck._staging, "reserve", refuse)
+                patch.setattr(ck._background.staging, "reserve", refuse)
                 pending = ck.checkpoint({"a": torch.ones(3)}, step=10 * step)
             with pytest.raises(deeppart.errors.CheckpointError, match=str(error)):
                 pending.wait("local", timeout=200)
