@@ -5,8 +5,8 @@
 States of float32, the same on all ranks: BERT-large by shapes with Adam, at a scale; one large embedding beside small
 layers; and the BERT state as DTensors, with two copies of each shard (HSDP; on 4 ranks). All planners take turns, round
 after round, each with a planner of its own for every save; medians. Files are removed after every save, and are written
-without fsync. With files="node", two ranks are a node. What stock ``dcp.load`` reads back is compared, once for each
-planner. Exit code: 0 measured, 1 malfunction.
+without fsync. What stock ``dcp.load`` reads back is compared, once for each planner. Exit code: 0 measured, 1
+malfunction.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ PLANNERS: dict[str, Callable[[int], SavePlanner]] = {
     "DCP's": lambda rank: DefaultSavePlanner(),
     "balanced": lambda rank: BalancedSavePlanner(),
     "DCP's, cached": lambda rank: DefaultSavePlanner(enable_plan_caching=True),
-    'balanced, files="node"': lambda rank: BalancedSavePlanner(files="node", node=str(rank // 2)),
 }
 
 

@@ -8,8 +8,8 @@ so that what else the machine does falls on both; one model at a time, for memor
 seconds by the clock, and of all ranks' seconds on processors, which vary less where ranks share them.
 
 With --paired steps of one ElasticDataParallel that exchange gradients as DistributedDataParallel's own hook does, and
-steps that measure their noise, too, come one after the other: seconds apart, so that a machine that gets slower within
-minutes says nothing of it.
+steps that measure their noise, too (otherwise one step in eight does), come one after the other: seconds apart, so that
+a machine that gets slower within minutes says nothing of it.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def in_pairs(kind: str, options: argparse.Namespace) -> tuple[Steps, Steps]:
     found: tuple[Steps, Steps] = ([], [])
     parallel, step = steps(kind, True, options.samples, options.length)
     norms = parallel._norms
-    measuring = norms.hook
+    measuring, norms._every = norms.hook, 1
 
     def exchanging(bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         norms.forget()

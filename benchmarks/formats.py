@@ -41,7 +41,7 @@ from deeppart.interop.formats import writer_for
 from deeppart.interop.importing import import_checkpoint
 
 _TENSORS = 64
-_OUT = {"safetensors": "x.safetensors", "torch": "x.pt", "dcp": "x.dcp", "hdf5": "x.h5", "hdf5, gzip": "z.h5"}
+_OUT = {"safetensors": "x.safetensors", "torch": "x.pt", "dcp": "x.dcp", "hdf5": "x.h5"}
 _Told = Callable[[int, int], None]
 
 
@@ -56,8 +56,8 @@ def tasks(directory: Path, state: dict[str, torch.Tensor]) -> dict[str, Callable
     step = directory / "ckpt"
 
     def exports(form: str) -> Callable[[_Told], object]:
-        out, name = directory / _OUT[form], form.partition(",")[0]
-        writer = writer_for(name, out, compression="gzip" if "gzip" in form else "none")
+        out = directory / _OUT[form]
+        writer = writer_for(form, out)
         return lambda told: export(step, out, writer, overwrite=True, progress=told)
 
     def imports(form: str) -> Callable[[_Told], object]:
@@ -67,7 +67,7 @@ def tasks(directory: Path, state: dict[str, torch.Tensor]) -> dict[str, Callable
         "copy": lambda told: copy(next(step.rglob("part-*")), directory / "copy")
     }
     found |= {f"export {form}": exports(form) for form in _OUT}
-    found |= {f"import {form}": imports(form) for form in ("safetensors", "torch", "dcp", "hdf5", "hdf5, gzip")}
+    found |= {f"import {form}": imports(form) for form in _OUT}
     found["torch.save"] = lambda told: torch.save(state, directory / "theirs.pt")
     found["torch.load"] = lambda told: torch.load(directory / "theirs.pt", weights_only=True)
     found["dcp.save"] = lambda told: dcp.save(state, checkpoint_id=directory / "theirs")

@@ -14,7 +14,7 @@ import click
 from deeppart.cli.options import SIGN_KEY_HELP, directory_argument, keys_option, local_path, rank_option, step_option
 from deeppart.cli.output import command, counts, line, progress
 from deeppart.errors import DeeppartWarning
-from deeppart.interop.formats import COMPRESSIONS, FORMATS, form_of, writer_for
+from deeppart.interop.formats import FORMATS, form_of, writer_for
 from deeppart.model import read_bytes, show_bytes
 
 
@@ -60,9 +60,6 @@ def _lines(done: Any) -> Iterator[Any]:
     callback=_read_size,
     help="Of a directory: most bytes in one file, such as 5GB.",
 )
-@click.option(
-    "--compression", type=click.Choice(COMPRESSIONS), default="none", help="Of HDF5: compress what is large by gzip."
-)
 @click.option("--sign-key-file", "key_files", metavar="FILE", type=click.Path(), multiple=True, help=SIGN_KEY_HELP)
 @click.option("--overwrite", is_flag=True, help="Replace OUT if there is one.")
 def export(
@@ -70,7 +67,6 @@ def export(
     out: Path,
     form: str | None,
     max_shard_bytes: int | None,
-    compression: str,
     key_files: tuple[str, ...],
     keys: tuple[str, ...],
     **options: Any,
@@ -82,7 +78,7 @@ def export(
     """
     from deeppart.extension.export import export as export_archive  # imports torch: completion need not wait for it
 
-    writer = writer_for(form or form_of(out), out, max_shard_bytes, compression)
+    writer = writer_for(form or form_of(out), out, max_shard_bytes)
     began = time.monotonic()
     with progress(out.name) as bar, warnings.catch_warnings():
         warnings.simplefilter("ignore", DeeppartWarning)  # they are among the remarks

@@ -48,7 +48,7 @@ def import_(
     key_file: str | None,
 ) -> Any:
     """Make a committed step in DIR of SOURCE: a DCP directory, a file of torch.save, a safetensors file, a directory
-    of them as Hugging Face has it, or an HDF5 file.
+    of them as Hugging Face has it, or an HDF5 archive of `deeppart export`.
 
     Nothing that SOURCE names is executed. The step appears when all of it is written. DIR is made if it is not there.
     """

@@ -31,8 +31,7 @@ class Accumulator(MutableMapping[str, Any]):
     synchronizing with a GPU: floats in double precision, integers in 64 bits.
 
     Within :func:`deeppart.elastic.remaining_epochs_until` a restarted job gets the same values again in blocks that
-    were finished in the current epoch. After an older checkpoint is loaded within an epoch, blocks in the rest of the
-    iteration get the sums of the checkpoint and do not change them.
+    were finished in the current epoch.
 
     Args:
         name: in checkpoints; by default numbered in order of creation.
@@ -70,16 +69,14 @@ class Accumulator(MutableMapping[str, Any]):
         if self._open is not None:
             yield self
             return
+        self._progress.check_member(self.name, self)
         epoch = self._progress.current_epoch
         if self._turn != self._progress.turn:
             self._turn, self._done = self._progress.turn, 0
         if epoch is not None and epoch != self._epoch:
             self._epoch, self._blocks, self._done = epoch, [], 0
         repeatable = epoch is not None and self._progress.loader is None  # restarts do not repeat loops over data
-        if self._progress.went_back:
-            self._open = dict(self._sums)
-            self._added.clear()
-        elif repeatable and self._done < len(self._blocks):
+        if repeatable and self._done < len(self._blocks):
             self._open = dict(self._blocks[self._done])
             self._added.clear()
             self._done += 1
@@ -187,13 +184,7 @@ class Accumulator(MutableMapping[str, Any]):
         """Continue from saved sums; values added since are dropped."""
         self._sums, self._epoch = dict(state["sums"]), state["epoch"]
         self._blocks = [dict(block) for block in state["blocks"]]
-        if self._turn != self._progress.turn:  # otherwise this process has run the earlier blocks of the iteration
-            self._done = 0
-        self._added.clear()
-
-    def start_over(self) -> None:
-        """Forget all sums."""
-        self._sums, self._blocks, self._done = {}, [], 0
+        self._done = 0
         self._added.clear()
 
     def _reduce(self) -> None:

@@ -58,16 +58,11 @@ class ElasticSampler(Sampler[list[Any]]):
         self._position = position
         self.handed_out.clear()
 
-    def reschedule(self, position: DataPosition) -> None:
-        """Use the batches scheduled in ``position``, where the current iteration has not passed them."""
-        self._position = position
-
     def __iter__(self) -> Iterator[list[Any]]:
         """Indices of this rank's micro-batches up to the end of the pass."""
         assert self._position is not None, "call begin() first"
-        seen = self._position.seen
+        seen, batch = self._position.seen, self._position.batch
         while seen < self.length:
-            batch = self._position.batch_at(seen)
             if self._drop_last and self.length - seen < batch.size:
                 return
             for micro_batch in micro_batches(seen, self.length, batch, self._rank, self._ranks):
@@ -151,8 +146,7 @@ class ShardSampler(IndexedSampler):
         assert lengths is not None
         first = micro_batch.seen - micro_batch.size
         samples = self._lanes().locate(first, micro_batch.seen, micro_batch.start - first, micro_batch.count)
-        return [SampleIndex(each.lane, each.shard, shards[each.shard], each.offset, int(lengths[each.shard]))
-                for each in samples]  # fmt: skip
+        return [SampleIndex(lane, shard, shards[shard], offset, int(lengths[shard])) for lane, shard, offset in samples]
 
     def _lanes(self) -> Lanes:
         assert self._position is not None and self._shards.lengths is not None

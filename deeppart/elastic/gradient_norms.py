@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -17,24 +16,15 @@ from .noise import Norms, norms_of_two_steps
 if TYPE_CHECKING:
     from .loader import ElasticDataLoader
 
-#: Models with at least this many elements are sampled: each rank reads a part. For smaller ones reading all is cheap.
-MIN_SAMPLED_MODEL = 1 << 20
-#: Elements that all ranks together read per step of a large model. The sum over them estimates that over all elements
-#: to within sqrt(kurtosis / elements).
-SAMPLED_ELEMENTS = 1 << 22
-#: Smaller tensors are read whole by one rank in turn; of larger ones at least this many elements are read per step, or
-#: they would be left out in most steps of a very large model.
-MIN_SAMPLED_TENSOR = 1 << 12
-#: Length of a run of consecutive elements in a part, two cache lines: every row of a matrix is in many parts.
-RUN = 32
-#: How far from the golden section to look for a stride; some that have no common divisor with the parts are bad.
-_STRIDE_RANGE = 32
+#: Of models with at least this many elements the first ``EVERY`` steps are measured, and then one in so many; for
+#: smaller ones measuring is cheap. The averages are over a thousand steps.
+LARGE_MODEL, EVERY = 1 << 20, 16
 #: Adam's second moments mean little before this number of steps.
 _MIN_ADAM_STEPS = 5
 #: Elements per operation: temporary results fit into a CPU's caches, and a GPU is kept busy.
 _CHUNK, _GPU_CHUNK = 1 << 17, 1 << 24
-#: Gradients of a bucket by parameter group, weight, and number of Adam steps.
-NormGroups: TypeAlias = "dict[tuple[int, float, int | None], NormGroup]"
+#: Gradients of a bucket by parameter group and number of Adam steps.
+NormGroups: TypeAlias = "dict[tuple[int, int | None], NormGroup]"
 #: A parameter group, and the squared norm of some of its gradients.
 Norm = tuple[int, torch.Tensor]
 
@@ -65,6 +55,7 @@ class PendingNorms:
     work: Any  # the reduction to wait for, or None
     parts: int
     scale: float
+    steps: int  # for which they stand
 
     def norms(self) -> Norms:
         """Wait for the norms."""
@@ -76,7 +67,7 @@ class PendingNorms:
             previous, current, of_mean = (values[at : at + groups] for at in range(0, 3 * groups, groups))
             return norms_of_two_steps(previous, current, of_mean, self.scale)
         groups = len(values) // 2
-        return Norms(tuple(values[:groups]), tuple(values[groups:]), self.parts, self.scale)
+        return Norms(tuple(values[:groups]), tuple(values[groups:]), self.parts, self.scale, steps=self.steps)
 
 
 class DelayedNumbers:
@@ -104,9 +95,8 @@ class GradientNorms:
     Each rank computes the norms of its own gradients, and those of the mean for its share of the buckets. One reduction
     of a few numbers combines them; its result is read in the next step.
 
-    For a large model, if all ranks have the same number of samples, a rank reads a part of each gradient and of the
-    mean, another one in each step (:class:`Rotation`). The sum over ranks is an unbiased estimate of the mean over
-    ranks of the norms, since elements of different ranks' gradients are equally large on average.
+    Of large models one step in several is measured, as reading all gradients takes time. A rank on its own compares
+    steps with the one before, and so measures all. Sparse and complex gradients are left out.
 
     No lock is needed: hooks run in the backward pass, and each of their continuations appends for a different bucket.
     """
@@ -118,7 +108,6 @@ class GradientNorms:
         self._group_of = {
             id(parameter): number for number, each in enumerate(optimizer.param_groups) for parameter in each["params"]
         }
-        self._number_of = {each: number for number, each in enumerate(self._group_of)}
         # Lists and not dicts by bucket: in the first step of a static graph all buckets have the same number.
         self._of_rank: list[Norm] = []
         self._of_mean: list[Norm] = []
@@ -127,9 +116,9 @@ class GradientNorms:
         self._last: dict[int, torch.Tensor] = {}  # gradients of the previous step, on one rank alone
         self._last_size = 0
         trained = [each for group in optimizer.param_groups for each in group["params"] if each.requires_grad]
-        self._elements = sum(each.numel() for each in trained)
-        #: Selects the parts to read; the same on all ranks, since all take part in every reduction.
-        self.rotation_index = 0
+        is_large = sum(each.numel() for each in trained) >= LARGE_MODEL
+        self._every = EVERY if is_large and self._size > 1 else 1
+        self._steps = 0  # since the start or a restore: the same on all ranks, as all take part in a reduction
         self._adam_steps: dict[torch.Tensor, int] = {}  # for parameters whose own count is on a GPU
         #: The step whose gradients come next, and the one whose gradients have come.
         self.next_step: ReducedStep | None = None
@@ -140,26 +129,23 @@ class GradientNorms:
         if (step := self.next_step) is not None:
             self.forget()  # a previous step that the optimizer did not make
             self.step = step
-        if self.step is None or not self.step.measured:
-            return allreduce_hook(self._group, bucket)
         index, parameters = bucket.index(), bucket.parameters()
-        gradients = _special_gradients(bucket.buffer(), parameters) or bucket.gradients()
-        rotation = self._rotation_of(self.step)
-        values = _dense_values(gradients)
-        norm_groups = self._norm_groups(parameters, values, rotation)
+        # Of complex gradients DDP splits the buffer as if each number were one real one.
+        is_ordinary = not bucket.buffer().is_sparse and not parameters[0].is_complex()
+        if self.step is None or not self.step.measured or not self._is_due or not is_ordinary:
+            return allreduce_hook(self._group, bucket)
+        gradients = bucket.gradients()
+        norm_groups = self._norm_groups(parameters)
         if self._size > 1 and self.step.weight:
-            self._of_rank += _squared(norm_groups, values)
+            self._of_rank += _squared(norm_groups, gradients)
         reduced = allreduce_hook(self._group, bucket)
-        if rotation is None and index % self._size != self._rank:
+        if index % self._size != self._rank:
             return reduced
 
         def after(future: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
             mean = future.value()
             if self._size == 1:
                 self._compare(norm_groups, parameters, gradients)
-            elif gradients[0].is_sparse:  # the mean has the rows of all ranks
-                values = _dense_values(gradients)
-                self._of_mean += _squared(self._norm_groups(parameters, values, rotation), values)
             else:
                 self._of_mean += _squared(norm_groups, gradients)
             return mean
@@ -171,13 +157,18 @@ class GradientNorms:
         step = self.step
         if step is None:
             return None
+        was_due, stands_for = self._is_due, 1 if self._steps < self._every else self._every
+        self._steps += 1
+        if not was_due:
+            self.forget()
+            return None
         parts = min(self._size, step.size)
         of_rank, of_mean, previous, current = (
             self._sum_by_group(each, device) for each in (self._of_rank, self._of_mean, self._previous, self._current)
         )
         if self._size > 1:
             # Gradients have been multiplied by the weight; their mean over ranks is weighted by samples.
-            weight = step.weight if self._rotation_of(step) else step.weight * self._size
+            weight = step.weight * self._size
             values = torch.cat([of_rank / weight if weight else of_rank, of_mean])
             if not step.measured:  # other ranks may have measured theirs: make the sum invalid
                 values.fill_(torch.nan)
@@ -187,7 +178,6 @@ class GradientNorms:
             values = None
         self.forget()
         self._last_size = step.size if step.measured else 0
-        self.rotation_index += 1
         if values is None or (parts == 1 and self._size > 1):
             return None
         if step.loss_scale is not None and self._size > 1:
@@ -196,7 +186,12 @@ class GradientNorms:
         if values.is_cuda and work is not None:
             work.wait()  # blocks the stream, not this thread
             work = None
-        return PendingNorms(DelayedNumbers(values), work, parts, step.size / step.base)
+        return PendingNorms(DelayedNumbers(values), work, parts, step.size / step.base, stands_for)
+
+    @property
+    def _is_due(self) -> bool:
+        """Whether the current step is one to measure."""
+        return self._steps < self._every or self._steps % self._every == 0
 
     def forget(self) -> None:
         """Drop the current step, and do not measure the next."""
@@ -204,9 +199,9 @@ class GradientNorms:
         for each in (self._of_rank, self._of_mean, self._previous, self._current):
             each.clear()
 
-    def restored(self, rotation_index: int) -> None:
+    def restored(self) -> None:
         """Drop everything after a restore: the next step does not follow the previous one."""
-        self.rotation_index = rotation_index
+        self._steps = 0
         self.forget()
         self._last_size = 0
         self._last.clear()
@@ -226,7 +221,6 @@ class GradientNorms:
     ) -> None:
         """On one rank alone, compare with the previous step if it had the same number of samples."""
         assert self.step is not None
-        gradients = [each.to_dense() for each in gradients]  # sparse ones have other rows in each step
         if self.step.loss_scale is not None:  # which changes between steps
             factor = 1 / self.step.loss_scale
             gradients = [each * factor for each in gradients]
@@ -238,34 +232,19 @@ class GradientNorms:
             self._of_mean += _squared(norm_groups, means)
         self._last |= {id(each): new.detach().clone() for each, new in zip(parameters, gradients, strict=True)}
 
-    def _rotation_of(self, step: ReducedStep) -> Rotation | None:
-        """The parts that this rank reads, or None for all elements."""
-        if self._size == 1 or self._elements < MIN_SAMPLED_MODEL or step.size % self._size:
-            return None
-        return Rotation(self.rotation_index, self._rank, self._size, self._elements)
-
-    def _norm_groups(
-        self, parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], rotation: Rotation | None
-    ) -> NormGroups:
-        """Group what this rank reads of a bucket."""
+    def _norm_groups(self, parameters: Sequence[torch.Tensor]) -> NormGroups:
+        """Group the gradients of a bucket."""
         found: NormGroups = {}
-        for index, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
-            group, part, weight = self._group_of.get(id(parameter)), WHOLE_TENSOR, 1.0
-            if group is None:
+        for index, parameter in enumerate(parameters):
+            if (group := self._group_of.get(id(parameter))) is None:
                 continue
-            if rotation is not None:
-                selected = rotation.part_of(gradient.numel(), self._number_of[id(parameter)])
-                if selected is None:
-                    continue
-                part, weight = selected
             state: Mapping[str, Any] = self._optimizer.state.get(parameter, {}) if self._preconditioned else {}
             moments = _second_moments(state)
             steps = None if moments is None else self._steps_of(parameter, state)
-            if (norm_group := found.get((group, weight, steps))) is None:
+            if (norm_group := found.get((group, steps))) is None:
                 scaling = None if steps is None else AdamScaling.of(self._optimizer.param_groups[group], steps)
-                # Divisors of parts are kept for the mean; those of a whole model would take too much memory.
-                norm_group = found[group, weight, steps] = NormGroup(scaling, weight, keep=rotation is not None)
-            norm_group.add(index, part, None if moments is None else _in_bucket_order(moments, parameter))
+                norm_group = found[group, steps] = NormGroup(scaling)
+            norm_group.add(index, None if moments is None else _in_bucket_order(moments, parameter))
         return found
 
     def _sum_by_group(self, norms: Sequence[Norm], device: torch.device) -> torch.Tensor:
@@ -285,28 +264,8 @@ class GradientNorms:
         return known
 
 
-def _special_gradients(buffer: torch.Tensor, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Sparse or complex gradients, which ``bucket.gradients()`` does not return correctly; else an empty list.
-
-    A sparse gradient is alone in its bucket. DDP reduces two real numbers for each complex one, but splits the buffer
-    as if there were one.
-    """
-    if buffer.is_sparse:
-        return [buffer]
-    if not parameters[0].is_complex():
-        return []
-    numbers = buffer if buffer.is_complex() else torch.view_as_complex(buffer.view(-1, 2))
-    pieces = numbers.split([each.numel() for each in parameters])
-    return [each.view(parameter.shape) for each, parameter in zip(pieces, parameters, strict=True)]
-
-
 def _squared(norm_groups: NormGroups, gradients: Sequence[torch.Tensor]) -> list[Norm]:
-    return [(group, norm_group.squared_norm(gradients)) for (group, _, _), norm_group in norm_groups.items()]
-
-
-def _dense_values(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Dense gradients, and the nonzero values of sparse ones."""
-    return [each.coalesce().values() if each.is_sparse else each for each in gradients]
+    return [(group, norm_group.squared_norm(gradients)) for (group, _), norm_group in norm_groups.items()]
 
 
 def _in_bucket_order(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
@@ -346,79 +305,49 @@ class AdamScaling:
 class NormGroup:
     """Gradients of a bucket whose squared norm is computed together, since one call for each would be slow."""
 
-    def __init__(self, scaling: AdamScaling | None, weight: float = 1.0, *, keep: bool = False) -> None:
-        self._scaling, self._keep = scaling, keep
-        self._factor = weight if scaling is None else weight / scaling.correction**2
-        self._parts: list[tuple[int, TensorPart]] = []
+    def __init__(self, scaling: AdamScaling | None) -> None:
+        self._scaling = scaling
+        self._indices: list[int] = []
         self._moments: list[torch.Tensor] = []
-        self._kept: list[torch.Tensor] | None = None
 
-    def add(self, index: int, part: TensorPart, moments: torch.Tensor | None = None) -> None:
-        """Add a part of the gradient at an index of the bucket."""
-        self._parts.append((index, part))
+    def add(self, index: int, moments: torch.Tensor | None = None) -> None:
+        """Add the gradient at an index of the bucket."""
+        self._indices.append(index)
         if self._scaling is not None:
             assert moments is not None
             self._moments.append(moments)
 
     def squared_norm(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
         """float64: the squared norm of the group, out of the bucket's gradients."""
-        vectors = _chunks((gradients[index], part) for index, part in self._parts)
+        vectors = _chunks(gradients[index] for index in self._indices)
         if self._scaling is not None:
-            pairs = zip(vectors, self._divisors(), strict=True)
-            # Divisors that are not kept are overwritten, as they are in the cache.
-            vectors = (torch.div(one.float(), by, out=None if self._keep else by) for one, by in pairs)
+            eps = self._scaling.eps
+            # What Adam divides by, without the correction, which is applied to the norm. It is overwritten, as it is in
+            # the cache.
+            divisors = (torch.sqrt(vector.float()).add_(eps) for vector in _chunks(self._moments))
+            vectors = (torch.div(one.float(), by, out=by) for one, by in zip(vectors, divisors, strict=True))
         norms = [_square(vector) for vector in vectors]
-        if len(norms) == 1:
-            norm = norms[0]
-        else:
-            zero = torch.zeros((), dtype=torch.float64, device=gradients[0].device)
-            norm = torch.stack(norms).sum() if norms else zero
-        return norm if self._factor == 1.0 else norm * self._factor
-
-    def _divisors(self) -> Iterable[torch.Tensor]:
-        """What Adam divides by, without the correction, which is applied to the norm."""
-        assert self._scaling is not None
-        if self._kept is not None:
-            for each in self._kept:
-                if each.is_cuda:  # created in another stream
-                    each.record_stream(torch.cuda.current_stream(each.device))
-            return self._kept
-        eps, parts = self._scaling.eps, (part for _, part in self._parts)
-        found = (torch.sqrt(vector.float()).add_(eps) for vector in _chunks(zip(self._moments, parts, strict=True)))
-        if not self._keep:
-            return found
-        self._kept = list(found)
-        return self._kept
+        if not norms:
+            return torch.zeros((), dtype=torch.float64, device=gradients[0].device)
+        norm = norms[0] if len(norms) == 1 else torch.stack(norms).sum()
+        return norm if self._scaling is None else norm / self._scaling.correction**2
 
 
-def _chunks(parts: Iterable[tuple[torch.Tensor, TensorPart]]) -> Iterator[torch.Tensor]:
-    """Parts of tensors concatenated into few vectors, the same for tensors of the same shapes.
-
-    Complex numbers count as two real ones, as Adam treats them.
-    """
-    pieces = [
-        piece
-        for tensor, part in parts
-        for piece in part.of(torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor)
-    ]
-    for dim in (1, 2):  # concatenating both would copy each first
-        for batch in _batches([piece for piece in pieces if piece.dim() == dim]):
-            yield (torch.cat(batch) if len(batch) > 1 else batch[0]).reshape(-1)
-
-
-def _batches(pieces: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Group tensors up to the chunk size, and split larger ones."""
+def _chunks(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """Tensors concatenated into few vectors, the same for tensors of the same shapes."""
     batch, elements = list[torch.Tensor](), 0
-    for piece in pieces:
-        most = _GPU_CHUNK if piece.is_cuda else _CHUNK
-        for cut in piece.split(max(1, most * len(piece) // piece.numel())) if piece.numel() > most else (piece,):
-            if batch and elements + cut.numel() > most:
-                yield batch
+    for tensor in tensors:
+        vector = tensor.detach().contiguous().view(-1)
+        most = _GPU_CHUNK if vector.is_cuda else _CHUNK
+        for piece in vector.split(most):
+            if batch and elements + piece.numel() > most:
+                yield torch.cat(batch) if len(batch) > 1 else batch[0]
                 batch, elements = [], 0
-            batch.append(cut)
-            elements += cut.numel()
+            if piece.numel():
+                batch.append(piece)
+                elements += piece.numel()
     if batch:
-        yield batch
+        yield torch.cat(batch) if len(batch) > 1 else batch[0]
 
 
 def _square(vector: torch.Tensor) -> torch.Tensor:
@@ -427,79 +356,3 @@ def _square(vector: torch.Tensor) -> torch.Tensor:
         return torch.dot(vector, vector).double()
     norm: torch.Tensor = torch.linalg.vector_norm(vector, dtype=torch.float32)
     return norm.square().double()
-
-
-# --- sampling of large gradients --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class TensorPart:
-    """One of several disjoint parts of a tensor's elements."""
-
-    number: int = 0
-    parts: int = 1
-
-    def of(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Views of the part, if the memory layout allows: [rows, RUN], and a vector of the remaining elements."""
-        whole = tensor.detach().contiguous()
-        if self.parts == 1:
-            return [whole.view(-1)] if whole.numel() else []
-        begin, stride = self.number * RUN, self.parts * RUN
-        rows = max(0, (whole.numel() - begin - RUN) // stride + 1)
-        pieces = [whole.as_strided((rows, RUN), (stride, 1), whole.storage_offset() + begin)] if rows else []
-        if whole.numel() > begin + rows * stride:
-            pieces.append(whole.view(-1)[begin + rows * stride :])
-        return pieces
-
-
-WHOLE_TENSOR = TensorPart()
-
-
-@dataclass(frozen=True, slots=True)
-class Rotation:
-    """Which parts a rank reads in a step: each rank another part of every large tensor, and others in the next step."""
-
-    index: int  # of the step
-    rank: int
-    ranks: int
-    elements: int  # of the whole model
-
-    def part_of(self, elements: int, number: int) -> tuple[TensorPart, float] | None:
-        """The part of tensor ``number`` and the weight of its norm; None if another rank reads the tensor.
-
-        The weighted sum over ranks is an unbiased estimate of the norm of the whole tensor.
-        """
-        if elements < MIN_SAMPLED_TENSOR:
-            return (WHOLE_TENSOR, 1.0) if (self.index + number) % self.ranks == self.rank else None
-        times = max(1, min(self.elements // SAMPLED_ELEMENTS, elements // MIN_SAMPLED_TENSOR))
-        # An odd number: rows of matrices are often a multiple of a power of two long, so an even number of parts would
-        # select the same few columns of every row, and in most steps none with large gradients.
-        times -= 1 - times % 2
-        parts = times * self.ranks
-        # Other parts for each tensor, since layers of a model have large gradients at the same positions.
-        turn = self.index + number
-        return TensorPart((self.rank * times + turn * _stride(times, parts)) % parts, parts), float(times)
-
-
-@cache
-def _stride(times: int, parts: int) -> int:
-    """Distance between the parts of consecutive steps, with which any few steps are spread evenly over the tensor.
-
-    It visits all parts; together the ranks visit all in ``times`` steps, in an order that depends on ``times`` alone.
-    Consecutive parts would read the same rows for many steps, and then not for long.
-    """
-    golden = round(times * (math.sqrt(5) - 1) / 2)
-    near = range(max(1, golden - _STRIDE_RANGE), min(times, golden + _STRIDE_RANGE) + 1)
-    stride = min((each for each in near if math.gcd(each, times) == 1), key=lambda each: _worst_quotient(each, times))
-    while math.gcd(stride, parts) > 1:
-        stride += times
-    return stride
-
-
-def _worst_quotient(stride: int, times: int) -> int:
-    """The largest quotient in the continued fraction of stride / times: smaller means more evenly spread."""
-    worst = 0
-    while stride:
-        times, (quotient, stride) = stride, divmod(times, stride)
-        worst = max(worst, quotient)
-    return worst

@@ -7,6 +7,7 @@ import math
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,6 @@ class ElasticDataLoader:
         self._shuffle, self._drop_last = shuffle, drop_last
         self._sampler = make_sampler(dataset, seed=seed, ranks=self.ranks, shuffle=shuffle, drop_last=drop_last)
         self._inner = loader(self._sampler.dataset, batch_sampler=self._sampler, **_with_worker_init(options))
-        self._prefetched = _prefetched_steps(options)
         self._configured = batch
         self._position = DataPosition(0, 0, 0, batch)
         #: Of this epoch: started loops, and passes within a batch of another loader. A job restarted after that batch
@@ -177,36 +177,20 @@ class ElasticDataLoader:
         self._interrupted, self._started, self._nested, self._micro_batch = False, 0, 0, None
 
     def set_batch(self, size: int, accumulation: int = 0) -> int:
-        """Change the batch, on every rank after the same step.
+        """Change the batch from the next step on, on every rank after the same step.
 
-        It takes effect with the next step, or, with workers, after the steps that they may have prefetched.
+        A loop begins to load again there, with new workers: what they had prefetched is dropped.
 
         Returns:
             samples of this pass after which it takes effect.
 
         Raises:
-            ConfigError: a step has fewer samples than there are ranks; or more steps were prefetched than the options
-                of the loader allow.
+            ConfigError: a step has fewer samples than there are ranks.
         """
         batch = Batch(size, accumulation)
         check_ranks(batch, self.ranks.size)
-        position, at = self._position, self._position.seen
-        if self._micro_batch is not None:
-            at = self._micro_batch.seen
-            for _ in range(self._prefetched):
-                at += position.batch_at(at).size
-            at = min(at, self._sampler.length)
-            taken = self._sampler.handed_out[-1].seen if self._sampler.handed_out else 0
-            if taken > at:
-                raise ConfigError(
-                    "the batch cannot change: the loader has prefetched more steps than its options allow",
-                    expected=f"at most {self._prefetched} steps, {at:,} samples",
-                    found=f"{taken:,} samples",
-                    where=f"loader {self.name}, rank {self.ranks.rank}",
-                )
-        self._position = position.with_batch(batch, at)
-        self._sampler.reschedule(self._position)
-        return at
+        self._position = replace(self._position, batch=batch)
+        return self._position.seen if self._micro_batch is None else self._micro_batch.seen
 
     def autoscale_batch_size(
         self,
@@ -241,7 +225,8 @@ class ElasticDataLoader:
         )
         directory = None if profile_dir is None else Path(profile_dir)
         self._autoscale = Autoscale(bounds, self.ranks, every, directory)
-        self._progress.join(self._progress.name_for("autoscale", f"{self.name}-autoscale"), self._autoscale)
+        name, stays = f"{self.name}-autoscale", self.name not in self._progress.of_epoch
+        self._progress.join(self._progress.name_for("autoscale", name), self._autoscale, stays=stays)
         pieces = math.ceil(self._position.batch.size / self.ranks.size / bounds.most_local)
         if pieces > self._position.batch.accumulation + 1:
             self.set_batch(self._position.batch.size, pieces - 1)
@@ -273,28 +258,33 @@ class ElasticDataLoader:
             self._started += 1
             if in_epoch and self._started <= self._position.passes - self._nested:
                 return
-        self._sampler.begin(self._position)
         ended, loading, requested_at = False, True, None
         try:
-            for batch in self._inner:
-                loading = False
-                micro_batch = self._sampler.handed_out.popleft()
-                begins = self._micro_batch is None or self._micro_batch.ends_step
-                self._micro_batch = micro_batch
-                self._step_weight = micro_batch.weight + (0.0 if begins else self._step_weight)
-                if micro_batch.ends_step:
-                    self._position = self._position.at(micro_batch.seen)
-                self._progress.loader = self
-                yield batch
-                if self._micro_batch is not micro_batch:
-                    raise ConfigError(
-                        "the position of a loader was changed within a loop over it",
-                        where=f"loader {self.name}",
-                        todo="leave the loop after load_state_dict() or start_over(): the next one begins there",
-                    )
-                requested_at = self._after_batch(micro_batch, requested_at)
-                loading = True
-            ended, loading = True, False
+            while not ended:
+                now = self._position.batch
+                self._sampler.begin(self._position)
+                for batch in self._inner:
+                    loading = False
+                    micro_batch = self._sampler.handed_out.popleft()
+                    begins = self._micro_batch is None or self._micro_batch.ends_step
+                    self._micro_batch = micro_batch
+                    self._step_weight = micro_batch.weight + (0.0 if begins else self._step_weight)
+                    if micro_batch.ends_step:
+                        self._position = replace(self._position, seen=micro_batch.seen)
+                    self._progress.loader = self
+                    yield batch
+                    if self._micro_batch is not micro_batch:
+                        raise ConfigError(
+                            "the position of a loader was changed within a loop over it",
+                            where=f"loader {self.name}",
+                            todo="leave the loop after load_state_dict() or start_over(): the next one begins there",
+                        )
+                    requested_at = self._after_batch(micro_batch, requested_at)
+                    loading = True
+                    if micro_batch.ends_step and self._position.batch != now:
+                        break
+                else:
+                    ended, loading = True, False
         finally:
             # If the outer loader has a new batch, the two are zipped and not nested.
             nested = outer_micro_batch is not None and outer is not None and outer._micro_batch is outer_micro_batch
@@ -315,7 +305,7 @@ class ElasticDataLoader:
             self._autoscale.record(micro_batch, now - requested_at)
         if not micro_batch.ends_step:
             return now
-        changed = self._autoscale.after_step(self._position.batch_at(self._sampler.length), self._progress.trained)
+        changed = self._autoscale.after_step(self._position.batch, self._progress.trained)
         if changed is None:
             return now
         self.set_batch(changed.size, changed.accumulation)
@@ -330,7 +320,8 @@ class ElasticDataLoader:
                 todo="use a loader for each",
             )
         self._sampler.check_length(self.ranks, self.name)
-        epoch = self._progress.begin_loop(self.name, self)
+        self._progress.check_member(self.name, self)
+        epoch = self._progress.current_epoch
         if self._turn != self._progress.turn:
             self._turn, self._started = self._progress.turn, 0
         if epoch is not None and epoch != self._position.epoch:
@@ -378,10 +369,9 @@ class ElasticDataLoader:
         position, seed = from_state(
             state, self._configured, self._sampler.known_length, shuffle=self._shuffle, name=self.name
         )
-        for each in (position.batch, *(batch for _, batch in position.later)):
-            check_ranks(each, self.ranks.size)
+        check_ranks(position.batch, self.ranks.size)
         self._position, self._sampler.seed = position, seed
-        self._started = max(0, self._started - 1) if self._turn == self._progress.turn else 0  # the loop is repeated
+        self._started = 0
         self._interrupted, self._nested, self._micro_batch = False, state.get("nested", 0), None
 
 
@@ -402,12 +392,6 @@ def _check_options(options: Mapping[str, Any]) -> None:
             found="in_order=False",
             todo="leave it out: the position in the data would be unknown",
         )
-
-
-def _prefetched_steps(options: Mapping[str, Any]) -> int:
-    """The most steps that the workers of a DataLoader with these options prefetch."""
-    workers, each = options.get("num_workers", 0), options.get("prefetch_factor")
-    return int(workers * (2 if each is None else each) + 1) if workers else 0
 
 
 def _with_worker_init(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -38,6 +38,7 @@ class Norms:
         parts: K, at least 2.
         scale: B / b.
         biased: whether they are of two consecutive steps on one rank (``norms_of_two_steps``).
+        steps: number of steps for which they stand, as one step in so many is measured.
 
     Example:
         >>> from deeppart.elastic import Norms
@@ -51,6 +52,7 @@ class Norms:
     parts: int
     scale: float
     biased: bool = False
+    steps: int = 1
 
     def squared_gradient(self) -> tuple[float, ...]:
         """Unbiased estimate of the squared norm of the true gradient; may be negative."""
@@ -104,17 +106,17 @@ class NoiseScale:
         return self._weight > 0
 
     def update(self, norms: Norms) -> None:
-        """Add a step. Norms that are not finite, as after an overflow of the loss scale, are ignored.
+        """Add a step. Norms that say nothing are ignored: not finite, as after an overflow of the loss scale; all 0.
 
         The first unbiased norms after biased ones replace the averages. Biased norms do not replace unbiased averages:
         a few of them may suggest that there is only noise, for which rules choose the highest learning rates.
         """
-        if not all(map(math.isfinite, (*norms.mean_of_parts, *norms.of_mean))):
+        if not all(map(math.isfinite, (*norms.mean_of_parts, *norms.of_mean))) or not any(norms.mean_of_parts):
             return
         if self._biased and not norms.biased:
             self._squared, self._variance, self._weight = [0.0] * self._groups, [0.0] * self._groups, 0.0
         self._biased = norms.biased
-        keep = SMOOTHING**norms.scale
+        keep = SMOOTHING ** (norms.scale * norms.steps)
         for averages, values in ((self._squared, norms.squared_gradient()), (self._variance, norms.variance())):
             averages[:] = [keep * old + (1 - keep) * new for old, new in zip(averages, values, strict=True)]
         self._weight = keep * self._weight + (1 - keep)

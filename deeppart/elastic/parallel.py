@@ -93,7 +93,7 @@ class ElasticDataParallel(DistributedDataParallel):
         optimizer.register_step_post_hook(self._after_step)
         optimizer.register_state_dict_pre_hook(self._restore_rates)  # after a step that failed
         self.name = progress.name_for("parallel", name)
-        progress.join(self.name, self._ScalingState(self))
+        progress.join(self.name, self._ScalingState(self), stays=True)
         progress.trained = self
 
     @property
@@ -255,8 +255,7 @@ class ElasticDataParallel(DistributedDataParallel):
             owner.noise.load_state_dict(state["noise"])
             owner._effective_steps, owner._base = state["worth"], state.get("base")
             owner._pending = owner._last_step = owner._skipped = None
-            # Any number that is equal on all ranks and differs between sessions.
-            owner._norms.restored(int(owner._effective_steps))
+            owner._norms.restored()
 
 
 def _hook(norms: weakref.ReferenceType[GradientNorms], bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from deeppart.errors import ConfigError, CorruptFileError
 from deeppart.extension import ForeignFile, write_file
@@ -24,6 +24,7 @@ FORMAT, VERSION = "deeppart-profile", 1
 _MAX_TIMES = 10_000
 _MAX_NUMBER = 1 << 40
 _MAX_BYTES = 4 << 20
+R = TypeVar("R", "TimedSteps", GradientNoise, Bounds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,15 +152,15 @@ class Profile:
             raise ValueError("invalid times")
         if type(largest) is not int or not 0 <= largest < _MAX_NUMBER:
             raise ValueError("invalid largest batch")
-        read = [_read_times(record) for record in times]
+        read = [_read(TimedSteps, record) for record in times]
         if len(read) != len({timed.kind for timed in read}):
             raise ValueError("two times for one kind of step")
         noise, bounds = document["noise"], document["bounds"]
         return cls(
             _merge_times(read),
             largest,
-            None if noise is None else GradientNoise(float(noise["sqr"]), float(noise["var"]), _count(noise["batch"])),
-            None if bounds is None else _read_bounds(bounds),
+            None if noise is None else _read(GradientNoise, noise),
+            None if bounds is None else _read(Bounds, bounds),
         )
 
 
@@ -235,26 +236,13 @@ def _merge_times(times: Iterable[TimedSteps]) -> tuple[TimedSteps, ...]:
     return tuple(found[kind] for kind in sorted(found))
 
 
-def _read_times(record: Mapping[str, Any]) -> TimedSteps:
-    nodes, ranks, local_batch = record["nodes"], record["ranks"], record["local_batch"]
-    accumulating = _flag(record, "accumulating")
-    return TimedSteps(nodes, ranks, local_batch, accumulating, record["count"], float(record["mean_s"]))
-
-
-def _read_bounds(record: Mapping[str, Any]) -> Bounds:
-    batch, most_batch = _count(record["batch"]), _count(record["most_batch"])
-    most_local, least_local = _count(record["most_local"]), _count(record["least_local"])
-    return Bounds(batch, most_batch, most_local, least_local, _flag(record, "accumulate"))
-
-
-def _flag(record: Mapping[str, Any], name: str) -> bool:
-    value = record[name]
-    if type(value) is not bool:
-        raise TypeError(f"{name} is not a bool")
-    return value
-
-
-def _count(value: Any) -> int:
-    if type(value) is not int or not 1 <= value < _MAX_NUMBER:
-        raise TypeError("a number of samples is not a positive integer")
-    return value
+def _read(kind: type[R], record: Mapping[str, Any]) -> R:
+    """A record, whose fields are positive integers, flags and other numbers."""
+    values = {each.name: record[each.name] for each in fields(kind)}
+    for each in fields(kind):
+        value = values[each.name]
+        if each.type == "float":
+            values[each.name] = float(value)
+        elif type(value).__name__ != each.type or (each.type == "int" and not 1 <= value < _MAX_NUMBER):
+            raise TypeError(f"{each.name} is {value!r}")
+    return kind(**values)

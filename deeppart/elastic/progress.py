@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 #: Version of the saved state.
 _VERSION = 1
-#: What messages call kinds of members.
-_KINDS = {"sums": "accumulator", "parallel": "model"}
 
 
 class ProgressMember(Protocol):
@@ -55,15 +53,14 @@ class Progress:
         self.finished_epochs = 0
         self._in_loop = False
         self._interrupted = False  # the last epoch was left by break, return or an error
-        #: True in the rest of an epoch in which a state was loaded, up to the next loop over data.
-        self.went_back = False
+        #: True in the rest of an epoch in which a state was loaded: the next iteration continues from it.
+        self._went_back = False
         self._members: dict[str, ProgressMember] = {}
         #: Loaded states of members that do not exist yet.
         self._pending: dict[str, Mapping[str, Any]] = {}
-        #: Members created within a loop over epochs. After a state is loaded there they may be created again, and then
-        #: get the state of the same name in ``_recreatable``, or none if that is None.
-        self._created_in_loop = set[str]()
-        self._recreatable: dict[str, Mapping[str, Any] | None] = {}
+        #: Loaders and accumulators created in the current epoch, which leave the progress when the next one begins: the
+        #: script creates them again in each epoch.
+        self.of_epoch = set[str]()
         #: Number of epochs that loops have started; members use it to detect a new iteration.
         self.turn = 0
         #: The loader whose batch is being processed.
@@ -76,29 +73,31 @@ class Progress:
         """The epoch of the current loop over :meth:`remaining_epochs_until`; None outside of loops."""
         return self.finished_epochs if self._in_loop else None
 
-    def begin_loop(self, name: str, member: ProgressMember) -> int | None:
-        """Record that a loop over a member begins, and return :attr:`current_epoch`.
+    def check_member(self, name: str, member: ProgressMember) -> None:
+        """Check that a member is at the current position.
 
         Raises:
-            ConfigError: another member of this name has replaced ``member``.
+            ConfigError: a state was loaded since the epoch began; or the member was created in an earlier epoch.
         """
+        if self._went_back:
+            raise ConfigError(
+                "an epoch goes on after a checkpoint was loaded in it",
+                where=name,
+                todo="`continue` or `break` after restoring: the loop over epochs continues from the checkpoint",
+            )
         if self._members.get(name) is not member:
             raise ConfigError(
-                "a loop over a loader that has been replaced",
-                expected="the newer loader of this name, made after going back to an older checkpoint",
-                found="the older one",
-                where=f"loader {name}",
+                "this was made in an earlier epoch",
+                where=name,
+                todo="make it again in each epoch, or once before the loop over epochs",
             )
-        self.went_back = False
-        return self.current_epoch
 
     def remaining_epochs_until(self, epochs: int) -> Iterator[int]:
         """Iterate over the unfinished epochs below ``epochs``.
 
         An epoch left by ``break``, ``return`` or an error stays the current one for checkpoints, and is finished when
-        the next loop over epochs begins. After an older state is loaded within the loop, its epoch is the next one: it
-        begins at once if a loop over a loader follows, otherwise (after ``continue`` or ``break``) with the next
-        iteration.
+        the next loop over epochs begins. After an older state is loaded within the loop, ``continue`` or ``break``: its
+        epoch is the next one.
 
         Args:
             epochs: total number of epochs of the training.
@@ -114,40 +113,42 @@ class Progress:
             )
         if self._interrupted:
             self.finished_epochs, self._interrupted = self.finished_epochs + 1, False
-        self.went_back = False
         while self.finished_epochs < epochs:
+            self._forget_epoch()
             self._in_loop, self.turn = True, self.turn + 1
             ended = False
             try:
                 yield self.finished_epochs
                 ended = True
             finally:
-                self._in_loop, self._interrupted = False, not (ended or self.went_back)
-            if not self.went_back:
+                self._in_loop, self._interrupted = False, not (ended or self._went_back)
+                went_back, self._went_back = self._went_back, False
+            if not went_back:
                 self.finished_epochs += 1
-            self.went_back = False
 
     def name_for(self, kind: str, name: str | None) -> str:
         """The name of a new member.
 
         Args:
             kind: such as "loader".
-            name: given by the user; by default the kind and a number in order of creation.
+            name: given by the user; by default the kind, the epoch if it is created in one, and a number in order of
+                creation.
 
         Raises:
-            ConfigError: the name is taken; or there is no name within an epoch, where the number would depend on the
-                epoch that a restarted job begins with.
+            ConfigError: the name is taken; or there is no name within a loop over data, in whose middle a restarted
+                job may begin, or for a model in an epoch.
         """
-        if name is None and self._in_loop:
+        if name is None and (self.loader is not None or (self._in_loop and kind == "parallel")):
             raise ConfigError(
-                f"a {_KINDS.get(kind, kind)} without a name is made within the loop over epochs",
-                expected="the same order of creation after a restart, which skips finished epochs",
-                found=f"epoch {self.finished_epochs} is running",
-                todo="make it before the loop; or give it a `name` that contains its epoch",
+                "a member of a training is made within a loop",
+                expected="the same order of creation after a restart",
+                found=f"{kind} without a `name`",
+                todo="make it before the loop",
             )
         if name is None:
-            return next(each for number in count() if (each := f"{kind}-{number}") not in self._members)
-        if name in self._members and name not in self._recreatable:
+            prefix = f"{kind}-epoch{self.finished_epochs}" if self._in_loop else kind
+            return next(each for number in count() if (each := f"{prefix}-{number}") not in self._members)
+        if name in self._members:
             raise ConfigError(
                 "two members of a training have the same name",
                 found=repr(name),
@@ -155,21 +156,24 @@ class Progress:
             )
         return name
 
-    def join(self, name: str, member: ProgressMember) -> None:
-        """Register a member and load its state from a checkpoint restored before. If that fails, it is not one."""
-        saved = self._pending.get(name) or self._recreatable.get(name)
-        if saved is not None:
+    def join(self, name: str, member: ProgressMember, *, stays: bool = False) -> None:
+        """Register a member and load its state from a checkpoint restored before. If that fails, it is not one.
+
+        Args:
+            name, member: the member.
+            stays: not only for the current epoch.
+        """
+        if (saved := self._pending.get(name)) is not None:
             member.load_state_dict(saved)
         self._pending.pop(name, None)
-        self._recreatable.pop(name, None)
         self._members[name] = member
-        if self._in_loop:
-            self._created_in_loop.add(name)
+        if self._in_loop and not stays:
+            self.of_epoch.add(name)
 
-    def forget(self, name: str) -> None:
-        """Leave a member out of checkpoints from now on."""
-        self._members.pop(name, None)
-        self._created_in_loop.discard(name)
+    def _forget_epoch(self) -> None:
+        """Leave the members of an epoch out of checkpoints from now on."""
+        while self.of_epoch:
+            del self._members[self.of_epoch.pop()]
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values, the same on every rank."""
@@ -189,10 +193,9 @@ class Progress:
                 found=repr(state["version"]),
                 todo="use the release of deeppart that has saved it",
             )
-        self.finished_epochs, self._interrupted, self.went_back = state["epoch"], False, self._in_loop
-        self._pending, self._recreatable = {}, {name: state["members"].get(name) for name in self._created_in_loop}
-        for name in [each for each in self._created_in_loop if self._recreatable[each] is None]:  # newer than the state
-            getattr(self._members[name], "start_over", lambda: None)()
+        self.finished_epochs, self._interrupted, self._went_back = state["epoch"], False, self._in_loop
+        self._forget_epoch()
+        self._pending = {}
         for name, saved in state["members"].items():
             if name in self._members:
                 self._members[name].load_state_dict(saved)

@@ -239,14 +239,6 @@ def _check_equal(of_ranks: list[dict[str, Any]]) -> None:
 # --- the order of samples ---------------------------------------------------------------------------------------------
 
 
-class SampleLocation(NamedTuple):
-    """A sample's lane, shard number and offset in the shard."""
-
-    lane: int
-    shard: int
-    offset: int
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Lanes:
     """The lanes of one pass over the data."""
@@ -260,8 +252,12 @@ class Lanes:
         """Divide shards into at most ``count`` lanes."""
         return cls(order, np.cumsum(lengths[order]), min(count, len(lengths)))
 
-    def locate(self, first: int, end: int, start: int = 0, count: int | None = None) -> list[SampleLocation]:
-        """Samples ``start`` to ``start + count``, in order of lanes, of the step at positions [first, end)."""
+    def locate(self, first: int, end: int, start: int = 0, count: int | None = None) -> list[tuple[int, int, int]]:
+        """Samples ``start`` to ``start + count``, in order of lanes, of the step at positions [first, end).
+
+        Returns:
+            of each its lane, shard number and offset in the shard.
+        """
         positions = np.arange(first, end)
         chosen = np.argsort(positions % self.count, kind="stable")[start : None if count is None else start + count]
         lanes, depths = positions[chosen] % self.count, positions[chosen] // self.count
@@ -269,10 +265,7 @@ class Lanes:
         in_sequence = lanes * each + np.minimum(lanes, more) + depths
         at = np.searchsorted(self.ends, in_sequence, side="right")
         starts = np.where(at > 0, self.ends[at - 1], 0)
-        return [
-            SampleLocation(*found)
-            for found in zip(lanes.tolist(), self.order[at].tolist(), (in_sequence - starts).tolist(), strict=True)
-        ]
+        return list(zip(lanes.tolist(), self.order[at].tolist(), (in_sequence - starts).tolist(), strict=True))
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ as a filler, with weight 0, so that it takes part in collective operations.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from deeppart.errors import ConfigError, RestoreError
@@ -134,39 +134,21 @@ class DataPosition:
         passes: finished passes over the data in this epoch.
         seen: samples seen in the current pass.
         batch: of the next step.
-        later: scheduled changes in order, as (samples seen at the first step of the new batch, new batch).
 
     Example:
         >>> from deeppart.elastic import Batch, DataPosition
-        >>> position = DataPosition(epoch=0, passes=0, seen=8, batch=Batch(4), later=((12, Batch(6)),))
-        >>> position.at(12).batch
-        Batch(size=6, accumulation=0)
+        >>> DataPosition(epoch=1, passes=0, seen=8, batch=Batch(4)).next_pass(epoch=2, passes=0).seen
+        0
     """
 
     epoch: int
     passes: int
     seen: int
     batch: Batch
-    later: tuple[tuple[int, Batch], ...] = ()
-
-    def batch_at(self, seen: int) -> Batch:
-        """The batch of the step that begins after ``seen`` samples."""
-        return next((batch for at, batch in reversed(self.later) if seen >= at), self.batch)
-
-    def at(self, seen: int) -> DataPosition:
-        """A later position in the same pass."""
-        later = tuple(each for each in self.later if each[0] > seen)
-        return replace(self, seen=seen, batch=self.batch_at(seen), later=later)
-
-    def with_batch(self, batch: Batch, at: int) -> DataPosition:
-        """The same position with another batch from ``at`` samples on, instead of changes scheduled for then."""
-        before = tuple(each for each in self.later if each[0] < at)
-        return replace(self, later=(*before, (at, batch))).at(self.seen)
 
     def next_pass(self, epoch: int, passes: int) -> DataPosition:
-        """The beginning of a pass, where all scheduled changes take effect."""
-        batch = self.later[-1][1] if self.later else self.batch
-        return DataPosition(epoch, passes, 0, batch)
+        """The beginning of a pass."""
+        return DataPosition(epoch, passes, 0, self.batch)
 
 
 def to_state(
@@ -182,7 +164,6 @@ def to_state(
         "order": VERSION if shuffle else 0,
         "batch": [position.batch.size, position.batch.accumulation],
         "asked": [configured.size, configured.accumulation],
-        "later": [number for at, batch in position.later for number in (at, batch.size, batch.accumulation)] or None,
     }
 
 
@@ -202,13 +183,8 @@ def from_state(
         saved, now = _describe_order(state["order"]), _describe_order(order)
         todo = "use the same `shuffle`, and a version of deeppart that knows this order"
         raise mismatch("the order of samples is another one than in the checkpoint", saved, now, name, todo)
-    batch, later = Batch(*state["batch"]), list[tuple[int, Batch]]()
-    if Batch(*state["asked"]) != configured:
-        batch = configured
-    elif state["later"] is not None:
-        for at, size, accumulation in zip(*[iter(state["later"])] * 3, strict=True):
-            later.append((at, Batch(size, accumulation)))
-    return DataPosition(state["epoch"], state["passes"], state["seen"], batch, tuple(later)), state["seed"]
+    batch = Batch(*state["batch"]) if Batch(*state["asked"]) == configured else configured
+    return DataPosition(state["epoch"], state["passes"], state["seen"], batch), state["seed"]
 
 
 def mismatch(summary: str, saved: str, now: str, name: str, todo: str = "use the same data set") -> RestoreError:

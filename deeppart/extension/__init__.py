@@ -12,7 +12,7 @@ from deeppart._lazy import lazy_names
 if TYPE_CHECKING:
     from deeppart.extension.codecs import codec
     from deeppart.extension.export import Content
-    from deeppart.extension.foreign import ForeignFile, write_file
+    from deeppart.extension.foreign import ForeignFile, Source, write_file
     from deeppart.extension.importing import write_step
     from deeppart.extension.nested import choose
     from deeppart.extension.ranks import JobRanks
@@ -31,6 +31,7 @@ __all__ = [
     "ForeignFile",
     "JobRanks",
     "LeafType",
+    "Source",
     "Step",
     "StopRequest",
     "choose",
@@ -51,6 +52,7 @@ __getattr__, __dir__ = lazy_names(
         "ForeignFile": "deeppart.extension.foreign",
         "JobRanks": "deeppart.extension.ranks",
         "LeafType": "deeppart.state.tensors.leaves",
+        "Source": "deeppart.extension.foreign",
         "Step": "deeppart.extension.steps",
         "StopRequest": "deeppart.extension.stop_request",
         "choose": "deeppart.extension.nested",

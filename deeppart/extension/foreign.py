@@ -11,6 +11,7 @@ import os
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
+from typing import Protocol
 
 import numpy as np
 
@@ -72,11 +73,6 @@ class ForeignFile:
         return self._file.descriptor()
 
     @staticmethod
-    def holding(data: bytes | memoryview, path: str) -> ForeignFile:
-        """Wrap bytes in memory as a file; ``path`` is for messages."""
-        return _HeldBytes(memoryview(data), path)
-
-    @staticmethod
     def read_all(path: Path, limit_bytes: int) -> bytes:
         """Read a small file, such as an index.
 
@@ -131,24 +127,6 @@ class ForeignFile:
         self.close()
 
 
-class _HeldBytes(ForeignFile):
-    """Bytes in memory; they are not copied."""
-
-    def __init__(self, data: memoryview, path: str) -> None:
-        self.path, self.size = path, data.nbytes
-        self._data = data
-
-    def read_at(self, offset: int, length: int) -> memoryview:
-        _check_range(self, offset, length)
-        return self._data[offset : offset + length]
-
-    def read_into(self, offset: int, buffer: memoryview) -> None:
-        buffer.cast("B")[:] = self.read_at(offset, buffer.nbytes)
-
-    def close(self) -> None:
-        """Nothing."""
-
-
 def _check_range(file: ForeignFile, offset: int, length: int) -> None:
     """Check a range before memory is allocated for it."""
     if offset < 0 or length < 0 or offset + length > file.size:
@@ -163,6 +141,19 @@ def _too_short(file: ForeignFile, needed: int, found: int) -> CorruptFileError:
         where=file.path,
         todo="it was not copied or downloaded completely: fetch it again",
     )
+
+
+class Source(Protocol):
+    """The bytes of a storage: of one tensor in C order, or of several views."""
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the storage."""
+        ...
+
+    def read_into(self, start: int, buffer: memoryview) -> None:
+        """Fill ``buffer`` from byte ``start``; fastest in ascending order, each byte once."""
+        ...
 
 
 def write_file(path: Path, data: bytes) -> None:

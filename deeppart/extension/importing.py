@@ -10,7 +10,7 @@ import mmap
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from deeppart.codec import Chooser
 from deeppart.comm import SingleComm
 from deeppart.config import Config, check_step
 from deeppart.errors import DirectoryInUseError, StateError
+from deeppart.extension.foreign import Source
 from deeppart.extension.nested import check_tree
 from deeppart.model import LIBRARY, Attempt, Manifest
 from deeppart.offline import BATCH_BYTES
@@ -33,19 +34,6 @@ from deeppart.state.tensors import Array, Bytes, LeafType, flat_bytes, is_flat, 
 from deeppart.state.tree import FlatState
 
 Progress = Callable[[int, int], None]
-
-
-class Source(Protocol):
-    """The bytes of a storage: of one tensor in C order, or of several views."""
-
-    @property
-    def nbytes(self) -> int:
-        """The size of the storage."""
-        ...
-
-    def read_into(self, start: int, buffer: memoryview) -> None:
-        """Fill ``buffer`` from byte ``start``; fastest in ascending order, each byte once."""
-        ...
 
 
 SourceOf = Callable[[Array], Source | None]

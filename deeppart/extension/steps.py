@@ -148,11 +148,6 @@ class Step:
         read_key_files(sign_key_file)
 
     @staticmethod
-    def committed(directory: str | os.PathLike[str]) -> list[int]:
-        """The committed steps of a persistent directory, ascending."""
-        return sorted({key.step for key in committed_steps(PosixStore(Path(directory)))})
-
-    @staticmethod
     def agree(checkpointer: Checkpointer, error: DeeppartError | None) -> None:
         """Raise this rank's error, if any, and an error that quotes it on the other ranks (collective)."""
         checkpointer._raise_together(error)

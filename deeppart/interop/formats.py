@@ -34,30 +34,32 @@ ENDINGS = {".safetensors": "safetensors", ".pt": "torch", ".pth": "torch", ".h5"
 #: Largest file of a safetensors directory: the default of Hugging Face's library.
 SHARD_BYTES = 5_000_000_000
 _MANIFEST_NAME, _STEP_NAME = "manifest", re.compile(r"step-[0-9]{12,19}(-[0-9a-f]{32}-[0-9]{6,19})?")
-COMPRESSIONS = ("none", "gzip")
-_GZIP_LEVEL = 1
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _HEADER_BYTES = 9  # of safetensors: the length and the opening brace
 SUFFIX, INDEX_SUFFIX = ".safetensors", ".safetensors.index.json"
 METADATA_NAME, _DCP_SUFFIX = ".metadata", ".distcp"
 
 
-def load(path: str | os.PathLike[str], keys: str | Sequence[str] | None = None) -> Any:
+def load(path: str | os.PathLike[str], keys: str | Sequence[str] | None = None, form: str | None = None) -> Any:
     """Load another library's checkpoint to the CPU, in one process and without executing code that it names.
 
     Args:
-        path: a DCP directory, a ``torch.save`` file, a safetensors file or Hugging Face directory of them, or an HDF5
-            file.
+        path: a DCP directory (the ``checkpoint_id`` of the save), a ``torch.save`` file, a safetensors file, Hugging
+            Face's directory of them or its index, or an HDF5 archive of ``deeppart export``.
         keys: path globs as for :func:`deeppart.load`; only matching leaves are read. None loads everything.
+        form: "dcp", "torch", "safetensors" or "hdf5"; None detects it.
 
     Returns:
-        The state, as :func:`deeppart.interop.dcp.load`, :func:`deeppart.interop.torch_file.load`,
-        :func:`deeppart.interop.safetensors.load` or :func:`deeppart.interop.hdf5.load` returns it.
+        The state: of DCP nested dicts and lists, in which sharded tensors are whole; of ``torch.save`` what
+        ``torch.load(weights_only=True)`` returns; of safetensors tensors by name, and the small values that
+        ``deeppart export`` stored; of an archive the exported state. Tensors that shared memory are tied, except in
+        DCP.
 
     Raises:
         RestoreError: no checkpoint in a supported format was found.
         FormatError: a required file is damaged.
-        UnsupportedLeafError: the checkpoint contains an object that only unpickling could create.
+        UnsupportedLeafError: the checkpoint contains an object that only unpickling could create, or is encoded by an
+            unknown extension.
         StructureMismatchError: ``keys`` match nothing.
         StorageError: a file cannot be read.
 
@@ -68,7 +70,7 @@ def load(path: str | os.PathLike[str], keys: str | Sequence[str] | None = None) 
         {'epoch': 3}
     """
     with ExitStack() as closing:
-        return open_foreign(Path(path), closing, keys).load()
+        return open_foreign(Path(path), closing, keys, form).load()
 
 
 def open_foreign(
@@ -115,7 +117,7 @@ def recognize(path: Path) -> str:
 def _unknown(path: Path, found: str, todo: str = "if it is one of these, name its format (--from)") -> RestoreError:
     return RestoreError(
         "the format of the checkpoint is not known",
-        expected="a DCP directory, a torch.save file, safetensors, a directory of safetensors, or an HDF5 file",
+        expected="a DCP directory, a torch.save file, safetensors, a directory of safetensors, or an HDF5 archive",
         found=found,
         where=str(path),
         todo=todo,
@@ -146,7 +148,7 @@ def form_of(out: Path) -> str:
     return form
 
 
-def writer_for(form: str, out: Path, max_shard_bytes: int | None = None, compression: str = "none") -> Any:
+def writer_for(form: str, out: Path, max_shard_bytes: int | None = None) -> Any:
     """The writer of a format."""
     one_file = form in ("hdf5", "torch") or (form == "safetensors" and out.suffix.lower() == SUFFIX)
     if max_shard_bytes is not None and one_file:
@@ -156,8 +158,6 @@ def writer_for(form: str, out: Path, max_shard_bytes: int | None = None, compres
             found=f"{form}, {out.name}",
             todo=f"export to a directory (a name without {SUFFIX}), or omit --max-shard-size",
         )
-    if compression != "none" and form != "hdf5":
-        raise ConfigError(f"{form} cannot be compressed", found=compression, todo="omit --compression")
     if form == "safetensors":
         from deeppart.interop.safetensors import SafetensorsWriter
 
@@ -170,6 +170,6 @@ def writer_for(form: str, out: Path, max_shard_bytes: int | None = None, compres
         from deeppart.interop.dcp.writing import DcpWriter
 
         return DcpWriter(max_shard_bytes)
-    from deeppart.extension.export.hdf5 import Filter, Hdf5Writer
+    from deeppart.extension.export.hdf5 import Hdf5Writer
 
-    return Hdf5Writer(Filter(_GZIP_LEVEL) if compression == "gzip" else None)
+    return Hdf5Writer()

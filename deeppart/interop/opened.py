@@ -7,36 +7,24 @@ an import (:mod:`deeppart.interop.importing`) streams the bytes instead and neve
 from __future__ import annotations
 
 import argparse
+import copy
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from deeppart.errors import CorruptFileError, DeeppartError, short
-from deeppart.extension import ForeignFile, choose, leaf_bytes
+from deeppart.extension import ForeignFile, Source, choose, leaf_bytes
 
 #: Read size; small enough that page faults of fresh memory and the copied data stay in the CPU cache.
 PIECE_BYTES = 16 << 20
 Array = torch.Tensor | npt.NDArray[Any]
-
-
-class Source(Protocol):
-    """The bytes of a storage: of one tensor in C order, or of several views."""
-
-    @property
-    def nbytes(self) -> int:
-        """The size of the storage."""
-        ...
-
-    def read_into(self, start: int, buffer: memoryview) -> None:
-        """Fill ``buffer`` from byte ``start``; fastest in ascending order, each byte once."""
-        ...
 
 
 @contextmanager
@@ -74,6 +62,8 @@ class Opened:
     files: int
     #: One line for each thing that is not read unchanged, or takes more memory than usual.
     remarks: tuple[str, ...] = ()
+    #: Whether tensors are mapped from the file.
+    is_mapped: bool = False
 
     def choose(self, keys: str | Sequence[str] | None, where: str) -> None:
         """Keep only what path globs match; None keeps everything."""
@@ -90,6 +80,9 @@ class Opened:
 
     def load(self) -> Any:
         """Read every tensor and return the state."""
+        if self.is_mapped:  # deepcopy does not copy the components of composite tensors
+            composite = [each for each in tensors_in(self.state) if each.layout is not torch.strided]
+            return copy.deepcopy(self.state, {id(each): each.clone() for each in composite})
         arrays = arrays_in(self.state)
         wanted = {address: array for array in arrays if (address := address_of(array)) in self.sources}
         for address, array in wanted.items():

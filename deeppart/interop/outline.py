@@ -6,7 +6,6 @@ held in memory.
 
 from __future__ import annotations
 
-import codecs
 import enum
 import io
 from collections import Counter, OrderedDict, defaultdict
@@ -96,19 +95,6 @@ def first_names(names: Sequence[str], limit: int = 4) -> str:
     return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
 
 
-class EmptyBytes:
-    """Pickled in place of ``b""``, for which pickle emits a call that ``weights_only=True`` forbids."""
-
-    def __str__(self) -> str:
-        return str(b"")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return codecs.encode, ("", "latin1")
-
-
-EMPTY_BYTES = EmptyBytes()
-
-
 class _Simplifier:
     """Replaces containers and values that ``torch.load(weights_only=True)`` rejects."""
 
@@ -140,7 +126,7 @@ class _Simplifier:
             return self._library_value(item, path)
         if (fault := _fault(item)) is not None:
             raise _unsupported(fault, path)
-        return EMPTY_BYTES if kind is bytes and not item else item
+        return item
 
     def _replace(self, what: str, data: Any, path: Path) -> Any:
         self._replaced[what].append(readable(path))
@@ -170,8 +156,8 @@ class _Simplifier:
             fault = "a numpy scalar" if isinstance(each, np.generic) else _fault(each)
             if fault is None and type(each) not in _PLAIN:
                 fault = f"an object such as {each}"
-            if fault is not None or each == b"":
-                raise _unsupported(f"a dict with {fault or 'empty bytes'} as a key", path)
+            if fault is not None:
+                raise _unsupported(f"a dict with {fault} as a key", path)
         return key
 
 
@@ -181,6 +167,8 @@ def _fault(item: Any) -> str | None:
         return "a string with lone surrogates"
     if type(item) is int and item.bit_length() > _MAX_INT_BITS:
         return f"an int of {item.bit_length()} bits"
+    if type(item) is bytes and not item:  # pickle emits a call for them
+        return "empty bytes"
     return None
 
 

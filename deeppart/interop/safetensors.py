@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -21,9 +20,9 @@ import torch
 
 from deeppart import __version__
 from deeppart.errors import CorruptFileError, RestoreError, StateError, UnsupportedLeafError, short
-from deeppart.extension import Content, ForeignFile, LeafType, decode, encode, readable
+from deeppart.extension import Content, ForeignFile, LeafType, Source, decode, encode, readable
 from deeppart.interop.formats import INDEX_SUFFIX, SUFFIX, is_file_name
-from deeppart.interop.opened import FileSpan, Opened, Source, address_of
+from deeppart.interop.opened import FileSpan, Opened, address_of
 from deeppart.interop.outline import arrays_remark, first_names, torch_dtype_name
 
 #: Metadata key of the small values of a state, written by `deeppart export`.
@@ -63,31 +62,12 @@ _DTYPES = {name: getattr(torch, dtype) for dtype, name in NAMES.items() if hasat
 _PAIRS = "F4"  # torch counts two elements as one byte
 
 
-def load(path: str | os.PathLike[str], keys: str | Sequence[str] | None = None) -> dict[str, Any]:
-    """Load a safetensors file, or Hugging Face's directory of them, to the CPU.
-
-    Args:
-        path: a ``.safetensors`` file, a ``.safetensors.index.json``, or a directory with either.
-        keys: globs over names as for :func:`deeppart.load`; only matching tensors are read. None loads all.
-
-    Returns:
-        Name -> tensor. Aliases in the metadata (``save_model``) are tied. Small values in the metadata, from
-        ``deeppart export``, are included.
-
-    Raises:
-        RestoreError: the file does not exist.
-        CorruptFileError: a file is damaged, or files are inconsistent.
-        StructureMismatchError: ``keys`` match nothing.
-        StorageError: a file cannot be read.
-    """
-    with ExitStack() as closing:
-        opened = open_safetensors(Path(path), closing, keys)
-        state: dict[str, Any] = opened.load()
-        return state
-
-
 def open_safetensors(path: Path, closing: ExitStack, keys: str | Sequence[str] | None = None) -> Opened:
-    """Open the files and read their headers."""
+    """Open the files and read their headers.
+
+    The path is a ``.safetensors`` file, a ``.safetensors.index.json``, or a directory with either. The state is a dict
+    of tensors by name; aliases in the metadata (``save_model``) are tied, and small values there are included.
+    """
     weight_map: dict[str, str] | None = None
     if (names := ForeignFile.names_in(path)) is not None:
         folder = path
@@ -303,7 +283,7 @@ class SafetensorsWriter:
         self._max_shard_bytes = max_shard_bytes
         self.is_directory = max_shard_bytes is not None
 
-    def write(self, content: Content) -> Any:
+    def write(self, content: Content) -> list[str]:
         """Write the content."""
         content.refuse_repeats()
         names = _Names(content)
@@ -313,12 +293,11 @@ class SafetensorsWriter:
         metadata = {FORMAT: "pt"} | {key: text for key, text in about.items() if text not in names.paths}
         extra = ties | ({VALUES: json.dumps(names.values)} if names.values else {})
         files = _FileWriter(content, sum(tensor.nbytes for tensor in tensors))
-        count = 1
         if self._max_shard_bytes is None:
             with content.stream_to() as stream:
                 files.write(stream, tensors, metadata | extra)
         else:
-            count = _write_directory(files, tensors, metadata, extra, self._max_shard_bytes)
+            _write_directory(files, tensors, metadata, extra, self._max_shard_bytes)
         remarks = list(arrays_remark(content))
         if ties:
             remarks.append(f"tied leaves are written once, with aliases in the metadata: {first_names(list(ties))}")
@@ -326,13 +305,13 @@ class SafetensorsWriter:
             remarks.append(f"small values are in the metadata, as JSON, under {VALUES!r}")
         if names.empty:
             remarks.append(f"empty containers are not written: {first_names(names.empty)}")
-        return content.totals(remarks, count)
+        return remarks
 
 
 def _write_directory(
     files: _FileWriter, tensors: list[_Tensor], metadata: dict[str, str], extra: dict[str, str], max_bytes: int
-) -> int:
-    """Write files and an index; ``extra`` metadata go into the first file. Returns the number of files of tensors."""
+) -> None:
+    """Write files and an index; ``extra`` metadata go into the first file."""
     shards: list[list[_Tensor]] = [[]]
     free = max_bytes
     for tensor in tensors:
@@ -352,7 +331,6 @@ def _write_directory(
         index = {"metadata": {"total_size": files.total}, "weight_map": weight_map}
         with files.content.file("model.safetensors.index.json") as stream:
             stream.write(json.dumps(index, indent=2, ensure_ascii=False).encode("utf-8"))
-    return len(shards)
 
 
 class _Tensor(NamedTuple):

@@ -4,14 +4,12 @@
 
 A file is a zip archive of stored records, one of which is a pickle that refers to the others
 (``torch/serialization.py``, ``caffe2/serialize/inline_container.h``). It is memory-mapped: do not overwrite it
-meanwhile. Files of the format before torch 1.6 are read as a whole.
+meanwhile.
 """
 
 from __future__ import annotations
 
-import copy
 import io
-import os
 import pickle
 import re
 import sys
@@ -29,15 +27,13 @@ import torch
 
 from deeppart.errors import CorruptFileError, UnsupportedLeafError, short
 from deeppart.extension import Content, ForeignFile, leaf_bytes
-from deeppart.interop.opened import Opened, as_corrupt_file, tensors_in
+from deeppart.interop.opened import Opened, as_corrupt_file
 from deeppart.interop.outline import Outline, arrays_remark, outline
 
-_ZIP_MAGIC = b"PK\x03\x04"
+_PICKLE = b"\x80"  # the first byte of a pickle
 _TODO = "it was not copied or downloaded completely, or has been overwritten: fetch it again"
 _NAMED = re.compile(r"GLOBAL ([\w.]+)")
 _ESCAPE_SEQUENCE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-#: Before this version, ``weights_only=True`` is not safe for files of the older format (CVE-2025-32434).
-_SAFE_FOR_OLD_FILES = (2, 6)
 #: Alignment of records, as in torch, so that they can be mapped.
 _ALIGNMENT = 64
 _FOLDER = "archive"
@@ -49,46 +45,18 @@ _TIME = (1980, 1, 1, 0, 0, 0)
 _StorageContent = int | torch.UntypedStorage
 
 
-def load(path: str | os.PathLike[str], keys: str | Sequence[str] | None = None) -> Any:
-    """Load a ``torch.save`` file to the CPU, as ``torch.load(weights_only=True)`` does, and verify its CRC-32s.
-
-    Args:
-        path: the file.
-        keys: path globs as for :func:`deeppart.load`; only matching tensors are read. None loads everything.
-
-    Returns:
-        The saved object; tensors that shared a storage are tied.
-
-    Raises:
-        RestoreError, StorageError: the file does not exist or cannot be read.
-        CorruptFileError: the file is damaged, or not a ``torch.save`` file.
-        UnsupportedLeafError: it contains an object that only unpickling could create, which might execute code.
-        StructureMismatchError: ``keys`` match nothing.
-    """
-    with ExitStack() as closing:
-        state = open_torch_file(Path(path), closing, keys).state
-        composite = [each for each in tensors_in(state) if each.layout is not torch.strided]
-        # Copy from the mapped file; deepcopy does not copy the components of composite tensors.
-        return copy.deepcopy(state, {id(each): each.clone() for each in composite})
-
-
 def open_torch_file(path: Path, closing: ExitStack, keys: str | Sequence[str] | None = None) -> Opened:
-    """Open a ``torch.save`` file; its tensors are memory-mapped."""
+    """Open a ``torch.save`` file: the object that ``torch.load(weights_only=True)`` returns; its tensors are mapped."""
     file = closing.enter_context(ForeignFile(path))
-    remarks: tuple[str, ...] = ()
-    if is_archive := bytes(file.read_at(0, min(len(_ZIP_MAGIC), file.size))) == _ZIP_MAGIC:
-        check_archive(path, str(path))
-    else:
-        release = tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2])
-        if release < _SAFE_FOR_OLD_FILES:
-            raise UnsupportedLeafError(
-                "files of torch before 1.6 can only be read safely with torch 2.6 or newer",
-                found=f"torch {torch.__version__}",
-                where=file.path,
-                todo="upgrade torch; or load the file with torch if you trust it, and save it again",
-            )
-        remarks = ("a file of an older format is held in memory as a whole",)
-    opened = Opened("torch", read_by_torch(path, str(path), mmap=is_archive), {}, 1, remarks)
+    if bytes(file.read_at(0, min(1, file.size))) == _PICKLE:
+        raise UnsupportedLeafError(
+            "this is a file of torch before 1.6, or another pickle, which cannot be checked and mapped",
+            expected="an archive of torch.save",
+            where=file.path,
+            todo="load it with torch if you trust it, and save it again",
+        )
+    check_archive(path, str(path))
+    opened = Opened("torch", read_by_torch(path, str(path), mmap=True), {}, 1, is_mapped=True)
     opened.choose(keys, str(path))
     return opened
 
@@ -159,12 +127,12 @@ class TorchWriter:
     form = "torch"
     is_directory = False
 
-    def write(self, content: Content) -> Any:
+    def write(self, content: Content) -> list[str]:
         """Write the content."""
         made = outline(content)
         with content.stream_to() as stream:
             write_archive(stream, made.state, Leaves(content, made), content.progress)
-        return content.totals([*arrays_remark(content), *made.remarks])
+        return [*arrays_remark(content), *made.remarks]
 
 
 class Leaves:

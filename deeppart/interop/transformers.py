@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from deeppart import Checkpointer, Config
 from deeppart.errors import ConfigError, StateError
@@ -32,13 +29,8 @@ _STATE_FILE = "trainer_state.json"
 _READERS = ("_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_scaler", "_load_rng_state")
 
 
-def _mean(_path: str, old: Sequence[Any], _rank: int, _ranks: int) -> Any:
-    """The mean over the ranks, which the Trainer logs."""
-    return torch.stack([each.double() for each in old]).mean(0).to(old[0].dtype)
-
-
 #: Policies on another world size.
-_PROGRESS: PerRank = {"progress/loss": _mean, "progress/*": "rank0"}
+_PROGRESS: PerRank = {"progress/*": "rank0"}
 
 
 class DeeppartCallback(TrainerCallback):

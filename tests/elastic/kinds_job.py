@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,8 @@ from torch.utils.data import TensorDataset
 from deeppart.elastic import ElasticDataLoader, ElasticDataParallel, Progress, gradient_norms
 from tests.mpi.torchrun_job import tell
 
-#: Steps before Adam's moments say enough; and those, for each rank, after which all have looked at all parts: a
-#: multiple of how many times as many parts as ranks there are, 1 to 4.
-BEFORE, ROUND = 6, 12
+#: Steps before Adam's moments say enough, and those that are compared.
+BEFORE, ROUND = 6, 4
 
 
 class Turned(nn.Module):
@@ -36,30 +35,6 @@ class Turned(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(torch.tanh(nn.functional.linear(x, self.weight)))  # type: ignore[no-any-return]
-
-
-class Words(nn.Module):
-    """Gradients of its table have only the rows that were used."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.head = nn.Embedding(50, 40, sparse=True), nn.Linear(40, 1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.table((x.abs() * 10).long().clamp(max=49)).mean(1))  # type: ignore[no-any-return]
-
-
-class Waves(nn.Module):
-    """Its gradients are those of two complex parameters, for the most part."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight, self.head = nn.Parameter(0.01 * torch.randn(5, 200, dtype=torch.complex64)), nn.Linear(200, 1)
-        self.shift = nn.Parameter(0.01 * torch.randn(200, dtype=torch.complex64))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        waves = x.to(torch.complex64) @ self.weight + self.shift
-        return self.head(30 * waves.abs())  # type: ignore[no-any-return]
 
 
 class Branches(nn.Module):
@@ -103,9 +78,6 @@ def plain() -> nn.Module:
 KINDS: dict[str, tuple[Callable[[], nn.Module], Any, dict[str, Any]]] = {
     "channels last": (_images, torch.optim.Adam, {}),
     "turned": (Turned, torch.optim.Adam, {}),
-    "sparse": (Words, torch.optim.SGD, {}),
-    "complex": (Waves, torch.optim.SGD, {}),
-    "complex, Adam": (Waves, torch.optim.Adam, {}),
     "unused": (Branches, torch.optim.SGD, {"find_unused_parameters": True}),
     "bfloat16": (partial(Mixed, torch.bfloat16), torch.optim.SGD, {}),
     "static graph": (partial(Mixed, torch.float64), torch.optim.SGD, {"static_graph": True}),
@@ -114,11 +86,22 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], Any, dict[str, Any]]] = {
 }
 
 
-@contextmanager
-def large_models(enough: int = 1500) -> Iterator[None]:
-    """What holds for large models holds for small ones; ``enough`` elements of them are looked at in a step."""
-    with patch.multiple(gradient_norms, SAMPLED_ELEMENTS=enough, MIN_SAMPLED_TENSOR=200, MIN_SAMPLED_MODEL=1):
-        yield
+def large_model_steps() -> list[float]:
+    """Whether the noise is measured in each step of a model that counts as large, and its weight in the averages."""
+    progress, loader = _data()
+    model = plain()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with patch.multiple(gradient_norms, LARGE_MODEL=1, EVERY=4):
+        parallel = ElasticDataParallel(model, optimizer, progress=progress)
+    found = list[float]()
+    for _ in range(10):
+        for x, y in loader:
+            (parallel(x) - y).square().mean().backward()
+            optimizer.step()
+            found.append(parallel._pending is not None)
+            parallel._update_noise()
+            optimizer.zero_grad()
+    return [*found, parallel.noise._weight]
 
 
 def _data() -> tuple[Progress, ElasticDataLoader]:
@@ -132,8 +115,7 @@ def _flat(model: nn.Module) -> torch.Tensor:
     found = []
     for each in model.parameters():
         if each.requires_grad:
-            gradient = torch.zeros_like(each) if each.grad is None else each.grad.to_dense()
-            gradient = torch.view_as_real(gradient) if gradient.is_complex() else gradient
+            gradient = torch.zeros_like(each) if each.grad is None else each.grad
             found.append(gradient.float().flatten())
     return torch.cat(found)
 
@@ -142,7 +124,7 @@ def measured(make: Callable[[], nn.Module], optimizer_kind: Any, **options: Any)
     """Means over steps of what is measured, and what is expected: of ranks' own gradients, of their mean; and how far
     the gradients that were exchanged are from that.
 
-    Every step has the same samples, and nothing is learned: after some steps every rank has looked at all.
+    Every step has the same samples, and nothing is learned.
     """
     progress, loader = _data()
     torch.manual_seed(0)
@@ -151,7 +133,7 @@ def measured(make: Callable[[], nn.Module], optimizer_kind: Any, **options: Any)
     adam = optimizer_kind is torch.optim.Adam
     parallel = ElasticDataParallel(model, optimizer, progress=progress, **options)
     ranks, found = dist.get_world_size(), []
-    for _ in range(BEFORE + ranks * ROUND):
+    for _ in range(BEFORE + ROUND):
         for x, y in loader:
             apart = copy.deepcopy(model)
             apart.zero_grad()
@@ -163,7 +145,7 @@ def measured(make: Callable[[], nn.Module], optimizer_kind: Any, **options: Any)
                 norms = parallel._pending.norms()
                 found.append([*norms.mean_of_parts, *norms.of_mean])
             optimizer.zero_grad()
-    found = found[-ranks * ROUND :] if adam else found[: ranks * ROUND]
+    found = found[-ROUND:]
     mine = _flat(apart)
     everybody = [torch.zeros_like(mine) for _ in range(ranks)]
     dist.all_gather(everybody, mine)
@@ -202,10 +184,8 @@ def accumulated(way: str) -> list[float]:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    whole = {name: measured(make, kind, **options) for name, (make, kind, options) in KINDS.items()}
-    with large_models():
-        of_parts = {name: measured(make, kind, **options) for name, (make, kind, options) in KINDS.items()}
+    kinds = {name: measured(make, kind, **options) for name, (make, kind, options) in KINDS.items()}
     several = dist.get_world_size() > 1
     by_hand = {way: accumulated(way) for way in ("all", "some", "none")} if several else {}
-    tell(Path(sys.argv[1]), whole=whole, parts=of_parts, by_hand=by_hand)
+    tell(Path(sys.argv[1]), kinds=kinds, by_hand=by_hand, large=large_model_steps())
     dist.destroy_process_group()

@@ -34,7 +34,6 @@ MEANT = {
     ("mapped.py", "read_text"): "/proc/self/mountinfo",
     ("interop/torch_file.py", "open"): "a record of an archive that is being written",
     ("interop/hdf5.py", "open"): "an object of an HDF5 file that is open, by HDF5",
-    ("interop/dcp/storage_reader.py", "open"): "a step, by the library",
     ("interop/hdf5.py", "exists"): "a link or an attribute in one",
     ("cli/options.py", "is_dir"): "the directory that the caller named",
     ("offline/inspect/listing.py", "stat"): "the directory that the caller named",

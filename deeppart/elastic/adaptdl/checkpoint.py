@@ -96,7 +96,7 @@ def restored() -> dict[str, Any]:
 def _read(path: str | None) -> dict[str, Any]:
     root = None if path is None else Path(path)
     if root is not None and root.is_dir():
-        if Step.committed(root):
+        if Step.newest(root) is not None:
             saved: dict[str, Any] = deeppart.load(root)
             return saved
         if any(root.glob("checkpoint-*")):

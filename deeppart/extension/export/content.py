@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,26 +19,6 @@ from deeppart.state.tensors import COMPOSITES, Array, LeafType, flat_bytes
 from deeppart.state.tree import Branch, LeafNumbers, Node, contiguous_strides, inside_objects
 
 Progress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Totals:
-    """Statistics of an export.
-
-    Attributes:
-        leaves, values: numbers of leaves and small values.
-        per_rank: number of rank-local ones.
-        nbytes: bytes of the leaves.
-        remarks: one line for each kind of difference from the checkpoint.
-        files: number of files.
-    """
-
-    leaves: int
-    values: int
-    per_rank: int
-    nbytes: int
-    remarks: tuple[str, ...] = ()
-    files: int = 1
 
 
 class Content:
@@ -121,13 +101,6 @@ class Content:
     def types(self) -> Sequence[LeafType]:
         """The types of all leaves of the checkpoint, by number."""
         return self.checkpoint.target.types
-
-    def totals(self, remarks: Sequence[str] = (), files: int = 1) -> Totals:
-        """The statistics of the export; components of a tensor that are small values are not counted."""
-        rows = [row for row in self.rows() if not row.is_empty and (row.leaf is not None or not row.composite)]
-        nbytes = sum(self.types[leaf].nbytes for leaf in self.leaves)
-        own = sum(row.own for row in rows)
-        return Totals(len(self.leaves), len(rows) - len(self.leaves), own, nbytes, tuple(remarks), files)
 
     def refuse_repeats(self) -> None:
         """Raise an error for expanded tensors, which would be much larger in the export."""

@@ -14,7 +14,7 @@ from typing import Protocol
 from deeppart import access
 from deeppart.access import storage_error
 from deeppart.errors import StorageError
-from deeppart.extension.export.content import Content, Progress, Totals
+from deeppart.extension.export.content import Content, Progress
 from deeppart.extension.export.hdf5 import Hdf5Writer
 from deeppart.extension.export.output import OutputFile, OutputFolder
 from deeppart.offline import Chosen, OpenCheckpoint, with_checkpoint
@@ -33,8 +33,12 @@ class Writer(Protocol):
     form: str
     is_directory: bool
 
-    def write(self, content: Content) -> Totals:
-        """Write the content; the output gets its final name afterwards."""
+    def write(self, content: Content) -> Sequence[str]:
+        """Write the content; the output gets its final name afterwards.
+
+        Returns:
+            One line for each kind of difference from the checkpoint.
+        """
         ...
 
 
@@ -90,23 +94,25 @@ def export(
             chosen.warn()
             output: OutputFile | OutputFolder
             output = (OutputFolder if chosen_writer.is_directory else OutputFile)(folder, out.name, out)
-            with ExitStack() as files, output:
-                checkpoint = OpenCheckpoint(files, chosen.step, rank)
+            with ExitStack() as opened, output:
+                checkpoint = OpenCheckpoint(opened, chosen.step, rank)
                 content = Content(checkpoint, keys, inner, chosen.suspect, out=output, progress=progress)
-                made = chosen_writer.write(content)
-                file_bytes = output.finish()
+                remarks = chosen_writer.write(content)
+                files, file_bytes = output.finish()
+            # Components of a tensor that are small values are not counted.
+            rows = [row for row in content.rows() if not row.is_empty and (row.leaf is not None or not row.composite)]
             return Exported(
                 out,
                 chosen_writer.form,
                 chosen.manifest.attempt.step,
                 rank,
-                made.leaves,
-                made.values,
-                made.per_rank,
-                made.nbytes,
-                made.files,
+                len(content.leaves),
+                len(rows) - len(content.leaves),
+                sum(row.own for row in rows),
+                sum(content.types[leaf].nbytes for leaf in content.leaves),
+                files,
                 file_bytes,
-                (*chosen.remarks, *made.remarks),
+                (*chosen.remarks, *remarks),
             )
 
         return with_checkpoint(Path(root), step, use, signing)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from deeppart.access import storage_error
-from deeppart.extension.export.content import Content, Totals
+from deeppart.extension.export.content import Content
 from deeppart.extension.export.output import OutputFile
 from deeppart.model import VERSION
 from deeppart.offline import select
@@ -44,26 +44,23 @@ class Hdf5Writer:
     form = "hdf5"
     is_directory = False
 
-    def __init__(self, filter: Filter | None = None) -> None:  # noqa: A002
-        self._filter = filter
-
-    def write(self, content: Content) -> Totals:
+    def write(self, content: Content) -> list[str]:
         """Write the content."""
         assert isinstance(content.out, OutputFile)
-        return _Archive(content, self._filter).write(content.out.path, content.out.out)
+        _Archive(content).write(content.out.path, content.out.out)
+        return []
 
 
 class _Archive:
     """Writes one archive."""
 
-    def __init__(self, content: Content, filter: Filter | None) -> None:  # noqa: A002
+    def __init__(self, content: Content) -> None:
         self._checkpoint, self._suspect, self._progress = content.checkpoint, content.suspect, content.progress
-        self._content, self._filter = content, filter
-        self._tree, self._leaves = content.tree, content.leaves
+        self._content, self._tree, self._leaves = content, content.tree, content.leaves
         content.refuse_repeats()
         self._locations: dict[int, tuple[h5py.Group, str]] = {}
 
-    def write(self, path: Path, out: Path) -> Totals:
+    def write(self, path: Path, out: Path) -> None:
         """Write the file."""
         types = self._checkpoint.target.types
         total = sum(types[leaf].nbytes for leaf in self._leaves)
@@ -79,7 +76,6 @@ class _Archive:
                     self._progress(done, total)
         except (OSError, RuntimeError, ValueError) as error:  # h5py raises any of them for errors of HDF5
             raise storage_error("cannot write the archive", _as_os_error(error), out) from error
-        return self._content.totals()
 
     def _describe(self, file: h5py.File) -> None:
         manifest = self._checkpoint.step.manifest
@@ -116,7 +112,7 @@ class _Archive:
                 owner_group, owner_name = self._locations[owner]
                 group[name] = owner_group[owner_name]
                 continue
-            made = write_array(group, name, arrays[leaf], types[leaf], self._filter)
+            made = write_array(group, name, arrays[leaf], types[leaf])
             made.attrs["type"] = f"{types[leaf].kind}.{types[leaf].dtype}"
             self._mark_rank_local(made, structure.per_rank[leaf])
 
@@ -201,10 +197,6 @@ def _as_os_error(error: OSError | RuntimeError | ValueError) -> OSError:
 _INT64_LIMIT = 1 << 63
 _COMPLEX32 = np.dtype([("r", "<f2"), ("i", "<f2")])  # h5py's layout of complex numbers
 _NUMBERS = frozenset("biufc")
-#: Raw bytes of a chunk, which fits into HDF5's chunk cache.
-_CHUNK_BYTES = 1 << 20
-#: Shorter data sets are contiguous: the chunk index would take more than is saved.
-_MIN_FILTERED_BYTES = 4096
 
 
 def _utf8_names() -> h5py.h5p.PropLCID:
@@ -239,48 +231,14 @@ def link_name(key: Any, taken: set[str]) -> str:
     return name
 
 
-@dataclass(frozen=True, slots=True)
-class Filter:
-    """The compression of data sets: deflate, which every HDF5 library supports.
-
-    Attributes:
-        gzip_level: level of deflate, 1 to 9.
-    """
-
-    gzip_level: int
-
-
-def write_array(
-    group: h5py.Group,
-    name: str,
-    array: Array,
-    kind: LeafType,
-    filter: Filter | None = None,  # noqa: A002
-) -> h5py.Dataset:
-    """Store a leaf as a data set: contiguous, or in compressed chunks of whole rows."""
+def write_array(group: h5py.Group, name: str, array: Array, kind: LeafType) -> h5py.Dataset:
+    """Store a leaf as a contiguous data set."""
     stored, numbers = stored_type(kind), flat_bytes(_in_order(array))
     space = h5py.h5s.create(h5py.h5s.SCALAR) if not kind.shape else h5py.h5s.create_simple(kind.shape)
-    how = None
-    if filter is not None and kind.nbytes >= _MIN_FILTERED_BYTES and kind.shape:
-        how = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-        how.set_chunk(_chunk_shape(kind.shape, stored.get_size()))
-        how.set_shuffle()  # groups the exponents of floats, which are what compresses
-        how.set_deflate(filter.gzip_level)
-    made = h5py.h5d.create(group.id, name.encode(), stored, space, dcpl=how, lcpl=_UTF8_NAMES)
+    made = h5py.h5d.create(group.id, name.encode(), stored, space, lcpl=_UTF8_NAMES)
     if kind.nbytes:  # in the stored type: no conversion
         made.write(h5py.h5s.ALL, h5py.h5s.ALL, numbers, mtype=stored)
     return h5py.Dataset(made)
-
-
-def _chunk_shape(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """As many whole rows as fit into a chunk, or a part of one row."""
-    found, free = [1] * len(shape), max(1, _CHUNK_BYTES // itemsize)
-    for dimension in reversed(range(len(shape))):
-        found[dimension] = min(shape[dimension], free)
-        free //= found[dimension]
-        if not free:
-            break
-    return tuple(found)
 
 
 def _in_order(array: Array) -> Array:

@@ -83,13 +83,13 @@ class OutputFile:
         finally:
             workers.close()
 
-    def finish(self) -> int:
-        """Make the file durable and rename it; returns its size."""
+    def finish(self) -> tuple[int, int]:
+        """Make the file durable and rename it; returns 1, and its size."""
         try:
             os.fsync(self.fd)
             self._folder.rename(self._name, self._folder, self._final)
             self._folder.sync()
-            return os.fstat(self.fd).st_size
+            return 1, os.fstat(self.fd).st_size
         except OSError as error:
             raise storage_error("cannot make the archive durable", error, self.out) from error
 
@@ -128,8 +128,8 @@ class OutputFolder:
         """A file in the directory."""
         return OutputFile(self._made, name, self.out / name)
 
-    def finish(self) -> int:
-        """Make the directory durable and rename it; returns the total size of its files."""
+    def finish(self) -> tuple[int, int]:
+        """Make the directory durable and rename it; returns the number of its files, and their total size."""
         try:
             self._made.sync()
             old = self._set_aside()
@@ -137,7 +137,8 @@ class OutputFolder:
             self._folder.sync()
             if old:
                 _remove_made(self._folder, old)
-            return sum(self._made.lstat(name).st_size for name in self._made.names())
+            sizes = [self._made.lstat(name).st_size for name in self._made.names()]
+            return len(sizes), sum(sizes)
         except OSError as error:
             raise storage_error("cannot make the archive durable", error, self.out) from error
 

@@ -1,8 +1,8 @@
 """Encoding of ``torch.save`` archives by the tensor codec, independent of DCP.
 
 An archive of ``torch.save`` is a ZIP file (APPNOTE 6.3.10) of stored records, each after a local header; lengths follow
-the data. The first record, ``data.pkl``, is a pickle that refers to storages by name, dtype and length; ``data/0`` is
-the first storage. Dtype and offset of the tensor are parsed from these without executing the pickle.
+the data. The first record, ``data.pkl``, is a pickle that refers to storages by name and dtype; ``data/0`` is the first
+storage. Its dtype and offset are found in these bytes by their form: the pickle is not read.
 
 The stream consists of frames, each a head of 20 bytes and the stored bytes (little endian):
 
@@ -15,14 +15,10 @@ truncation and corruption are detected.
 
 from __future__ import annotations
 
-import io
-import pickletools
+import re
 import struct
-import sys
-from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import IO, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import xxhash
@@ -37,9 +33,7 @@ DESCRIPTOR = f"{NAME}/{VERSION}"
 FRAME_BYTES, MAX_FRAME_BYTES = 4 << 20, 16 << 20
 #: Where to look for the beginning of the tensor. torch's head takes about 1100 bytes.
 _MAX_HEAD_BYTES = 64 << 10
-#: Smaller tensors get no separate frames.
-_MIN_TENSOR_BYTES = 2 << 10
-#: Shorter frames, such as heads and tails of archives, are compressed with a higher zstd level.
+#: Shorter frames, such as heads of archives, are compressed with a higher zstd level.
 _SMALL_FRAME_BYTES = 4 << 10
 #: Output space that a codec may need beyond the raw bytes.
 _EXTRA_BYTES = 256
@@ -50,23 +44,12 @@ _DIGEST = struct.Struct("<Q")
 _HEAD_BYTES = _HEAD.size + _DIGEST.size
 #: Local header: signature, unused fields, length of the name, length of the extra field.
 _HEADER = struct.Struct("<4s22xHH")
-_SIGNATURE = b"PK\x03\x04"
-_PICKLE, _STORAGE = b"/data.pkl", b"/data/0"
-#: Storage class in a pickle -> dtype; quantized dtypes have no codec.
+#: A class or dtype of torch that a pickle names.
+_NAMED = re.compile(rb"ctorch\n(\w+)\n")
+#: Storage class in a pickle -> dtype.
 _DTYPE_OF = {
-    f"torch {name}": str(dtype).removeprefix("torch.")
-    for dtype, name in torch.storage._dtype_to_storage_type_map().items()
-    if not name.startswith("Q")
+    name: str(dtype).removeprefix("torch.") for dtype, name in torch.storage._dtype_to_storage_type_map().items()
 }
-_UNTYPED = "torch.storage UntypedStorage"
-
-
-@dataclass(slots=True)
-class _Section:
-    """A section of the stream with one codec; ``remaining`` bytes are still to come."""
-
-    codec: Any
-    remaining: int
 
 
 class EncodingStream:
@@ -77,26 +60,26 @@ class EncodingStream:
 
     def __init__(self, output: Any) -> None:
         self._output = output
-        self._buffer = bytearray()  # the head of the stream, later an incomplete frame
-        self._sections: deque[_Section] = deque()  # empty until the head has been parsed
+        self._buffer = bytearray()  # an incomplete frame
+        self._codec: Any = None  # of the current frame; None before the first one
         self._scratch = bytearray()
         self._raw_bytes = 0
         self._closed = False
 
     def write(self, data: Any) -> int:
         """Write bytes; returns their number."""
-        view = memoryview(data).cast("B")
-        rest = view
-        if not self._sections:
-            count = max(0, _MAX_HEAD_BYTES - len(self._buffer))
-            self._buffer += view[:count]
-            rest = view[count:]
-            found = find_tensor(self._buffer)
-            if found is not None or len(self._buffer) >= _MAX_HEAD_BYTES:
-                self._begin(found)
-        if self._sections:
-            self._feed(rest)
-        return view.nbytes
+        written = memoryview(data).cast("B")
+        rest = written
+        while rest.nbytes:
+            count = min(rest.nbytes, FRAME_BYTES - len(self._buffer))
+            if count == FRAME_BYTES and self._codec is not None:  # without a copy
+                self._emit(rest[:count])
+            else:
+                self._buffer += rest[:count]
+                if len(self._buffer) == FRAME_BYTES:
+                    self._emit_buffer()
+            rest = rest[count:]
+        return written.nbytes
 
     def flush(self) -> None:
         """Nothing: frames are written when they are full."""
@@ -106,46 +89,25 @@ class EncodingStream:
         if self._closed:
             return
         self._closed = True
-        if not self._sections:
-            self._begin(None)
         self._emit_buffer()
         last = _LAST.pack(_END, self._raw_bytes)
         self._output.write(last + _DIGEST.pack(xxhash.xxh3_64_intdigest(last)))
         self._output.close()
 
-    def _begin(self, found: SavedTensor | None) -> None:
-        """Divide the stream into sections, and encode the buffered head."""
-        if found is not None and found.nbytes >= _MIN_TENSOR_BYTES:
-            self._sections += [_Section(codec("zstd"), found.start), _Section(codec(found.dtype), found.nbytes)]
-        self._sections.append(_Section(codec("zstd"), sys.maxsize))
-        head, self._buffer = self._buffer, bytearray()
-        self._feed(memoryview(head))
-
-    def _feed(self, view: memoryview) -> None:
-        while view.nbytes:
-            section = self._sections[0]
-            count = min(view.nbytes, FRAME_BYTES - len(self._buffer), section.remaining)
-            if count == FRAME_BYTES:  # without a copy
-                self._emit(view[:count])
-            else:
-                self._buffer += view[:count]
-            view = view[count:]
-            section.remaining -= count
-            if len(self._buffer) == FRAME_BYTES or not section.remaining:
-                self._emit_buffer()
-            if not section.remaining:
-                self._sections.popleft()
-
     def _emit_buffer(self) -> None:
-        if self._buffer:
-            with memoryview(self._buffer) as raw:
-                self._emit(raw)
-            self._buffer = bytearray()
+        buffer, self._buffer = memoryview(self._buffer), bytearray()
+        if self._codec is None:
+            start, dtype = find_tensor(bytes(buffer[:_MAX_HEAD_BYTES]))
+            self._codec = codec("zstd")
+            self._emit(buffer[:start])
+            buffer = buffer[start:]
+            self._codec = codec(dtype)
+        self._emit(buffer)
 
     def _emit(self, raw: memoryview) -> None:
-        chosen = self._sections[0].codec
-        if raw.nbytes < _SMALL_FRAME_BYTES and chosen.codec_id == codec("zstd").codec_id:
-            chosen = codec("zstd:12")
+        if not raw.nbytes:
+            return
+        chosen = codec("zstd:12") if raw.nbytes < _SMALL_FRAME_BYTES else self._codec
         if len(self._scratch) < raw.nbytes + _EXTRA_BYTES:
             self._scratch = bytearray(raw.nbytes + _EXTRA_BYTES)
         codec_id, stored = chosen.codec_id, chosen.encode(raw, memoryview(self._scratch))
@@ -159,76 +121,54 @@ class EncodingStream:
         self._raw_bytes += raw.nbytes
 
 
-def decode_frames(read: Callable[[int], bytes], where: str | None = None) -> Iterator[memoryview | bytes]:
-    """The raw bytes of each frame."""
-    total = 0
+def find_tensor(head: bytes) -> tuple[int, str]:
+    """Offset and dtype of the tensor in an archive that begins with ``head``; (0, "zstd") if they are not found.
+
+    The result only selects codecs, so a wrong guess is harmless.
+    """
+    header_at = head.rfind(b"PK\x03\x04", 0, max(0, head.find(b"/data/0")))
+    if not 0 < header_at <= len(head) - _HEADER.size:
+        return 0, "zstd"
+    _, name_bytes, extra_bytes = _HEADER.unpack_from(head, header_at)
+    named = (name.decode() for name in _NAMED.findall(head, 0, header_at))
+    dtypes = (
+        name for name in (_DTYPE_OF.get(name, name) for name in named) if type(vars(torch).get(name)) is torch.dtype
+    )
+    return header_at + _HEADER.size + int(name_bytes) + int(extra_bytes), next(dtypes, "zstd")
+
+
+def decode_stream(read: Callable[[int], bytes], max_bytes: int, where: str) -> bytes:
+    """All raw bytes of a stream, at most ``max_bytes``."""
+    found = bytearray()
     while True:
         head = _exactly(read, _HEAD_BYTES, where)
         (digest,) = _DIGEST.unpack_from(head, _HEAD.size)
         front = head[: _HEAD.size]
         if head[0] == _END:
-            if xxhash.xxh3_64_intdigest(front) != digest or front != _LAST.pack(_END, total):
-                raise _corrupt(f"a last frame for {total} bytes", "a different one", where)
+            if xxhash.xxh3_64_intdigest(front) != digest or front != _LAST.pack(_END, len(found)):
+                raise _corrupt(f"a last frame for {len(found)} bytes", "a different one", where)
             if read(1):
                 raise _corrupt("nothing after the last frame", "more bytes", where)
-            return
+            return bytes(found)
         codec_id, raw_bytes, stored_bytes = _HEAD.unpack(front)
         if front != _HEAD.pack(codec_id, raw_bytes, stored_bytes):
             raise _corrupt("zeros in the reserved bytes of a frame", "others", where)
         if not 0 < stored_bytes <= raw_bytes <= MAX_FRAME_BYTES:
             raise _corrupt(f"at most {MAX_FRAME_BYTES} bytes in a frame", f"{stored_bytes} of {raw_bytes}", where)
+        if len(found) + raw_bytes > max_bytes:
+            raise _corrupt(f"at most {max_bytes} bytes", "more", where)
         stored = _exactly(read, stored_bytes, where)
         hasher = xxhash.xxh3_64(front)
         hasher.update(stored)
         if hasher.intdigest() != digest:
             raise _corrupt("bytes that match the digest of their frame", "others", where)
         try:
-            yield codec(codec_id).decode(memoryview(stored), raw_bytes)
+            found += codec(codec_id).decode(memoryview(stored), raw_bytes)
         except CorruptFileError as error:
             raise _corrupt("a frame that can be decoded", str(error), where) from error
-        total += raw_bytes
 
 
-def decode_stream(data: Any, max_bytes: int, where: str) -> bytes:
-    """All raw bytes of a stream."""
-    found = bytearray()
-    for raw in decode_frames(io.BytesIO(data).read, where):
-        if len(found) + len(raw) > max_bytes:
-            raise _corrupt(f"at most {max_bytes} bytes", "more", where)
-        found += raw
-    return bytes(found)
-
-
-class DecodingStream(io.RawIOBase):
-    """A readable file that decodes the frames of another one."""
-
-    def __init__(self, source: IO[bytes]) -> None:
-        super().__init__()
-        self._frames = decode_frames(source.read)
-        self._rest = memoryview(b"")
-
-    def readable(self) -> bool:
-        """True."""
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """Fill a buffer; returns the number of bytes, 0 at the end."""
-        target = memoryview(buffer).cast("B")
-        if not self._rest.nbytes:
-            self._rest = memoryview(next(self._frames, b"")).cast("B")
-        count = min(target.nbytes, self._rest.nbytes)
-        target[:count] = self._rest[:count]
-        self._rest = self._rest[count:]
-        return count
-
-    def readall(self) -> bytes:
-        """The remaining bytes, without copies through small buffers."""
-        found = b"".join([self._rest, *self._frames])
-        self._rest = memoryview(b"")
-        return found
-
-
-def _exactly(read: Callable[[int], bytes], count: int, where: str | None) -> bytes:
+def _exactly(read: Callable[[int], bytes], count: int, where: str) -> bytes:
     data = read(count)
     while len(data) < count:
         more = read(count - len(data))
@@ -238,77 +178,5 @@ def _exactly(read: Callable[[int], bytes], count: int, where: str | None) -> byt
     return data
 
 
-def _corrupt(expected: str, found: str, where: str | None) -> CorruptFileError:
+def _corrupt(expected: str, found: str, where: str) -> CorruptFileError:
     return CorruptFileError("a stream of the tensor codec is damaged", expected=expected, found=found, where=where)
-
-
-# --- the tensor in a torch.save archive ---
-
-
-@dataclass(frozen=True, slots=True)
-class SavedTensor:
-    """The only storage of an archive: its offset, size, and dtype name."""
-
-    start: int
-    nbytes: int
-    dtype: str
-
-
-def find_tensor(head: bytes | bytearray) -> SavedTensor | None:
-    """Find the tensor of an archive that begins with ``head``; None if it is not found or not supported.
-
-    The result only selects a codec, so a wrong guess is harmless.
-    """
-    name_at = head.find(_STORAGE)
-    while name_at >= 0:
-        header_at = head.rfind(_SIGNATURE, 0, name_at)
-        data = _data_offset(head, header_at, _STORAGE) if header_at >= 0 else None
-        first = _data_offset(head, 0, _PICKLE)
-        if data is not None and first is not None and first < header_at:
-            described = _parse_pickle(bytes(head[first:header_at]))
-            return None if described is None else SavedTensor(data, *described)
-        name_at = head.find(_STORAGE, name_at + 1)
-    return None
-
-
-def _data_offset(head: bytes | bytearray, header_at: int, suffix: bytes) -> int | None:
-    """The offset of a record's data; None unless its local header is complete and its name has the suffix."""
-    if len(head) < header_at + _HEADER.size:
-        return None
-    signature, name_bytes, extra_bytes = _HEADER.unpack_from(head, header_at)
-    end: int = header_at + _HEADER.size + name_bytes
-    if signature != _SIGNATURE or not head[header_at + _HEADER.size : end].endswith(suffix):
-        return None
-    return end + int(extra_bytes)
-
-
-def _parse_pickle(pickled: bytes) -> tuple[int, str] | None:
-    """Size and dtype of the only storage that a pickle refers to; data after the pickle are ignored."""
-    kind, count, storages = "", 0, 0
-    dtype = None
-    try:
-        for opcode, argument, _ in pickletools.genops(pickled):
-            if opcode.name == "BINPERSID":
-                storages += 1
-                nbytes = count
-            elif not storages and isinstance(argument, int) and not opcode.name.endswith(("PUT", "GET", "PROTO")):
-                count = argument
-            elif opcode.name == "GLOBAL" and not storages:
-                kind = str(argument)
-            elif opcode.name == "GLOBAL" and _dtype(str(argument).partition(" ")[2]) is not None:
-                dtype = str(argument).partition(" ")[2]
-    except Exception:  # not a pickle
-        return None
-    if storages != 1:
-        return None
-    if kind != _UNTYPED:
-        dtype = _DTYPE_OF.get(kind)
-        found = None if dtype is None else _dtype(dtype)
-        nbytes *= 0 if found is None else found.itemsize
-    return None if dtype is None else (nbytes, dtype)
-
-
-def _dtype(name: str) -> torch.dtype | None:
-    """A torch dtype by name."""
-    found = vars(torch).get(name)
-    return found if isinstance(found, torch.dtype) else None

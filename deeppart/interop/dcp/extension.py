@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from typing import IO, cast
 
 from deeppart.errors import NewerFormatError
-from deeppart.interop.dcp.codec_stream import DESCRIPTOR, NAME, VERSION, DecodingStream, EncodingStream
+from deeppart.interop.dcp.codec_stream import DESCRIPTOR, NAME, VERSION, EncodingStream, decode_stream
 
 try:
     from torch.distributed.checkpoint._extension import ExtensionRegistry, StreamTransformExtension
@@ -25,13 +27,13 @@ class TensorCodecExtension(StreamTransformExtension):
     Limitations:
 
     - A reader must register the extension: ``dcp.load(state, checkpoint_id=path)`` alone rejects the checkpoint, naming
-      the extension. :func:`deeppart.interop.dcp.load` reads it.
+      the extension. :func:`deeppart.interop.load` reads it.
     - DCP reads an item with an extension completely for each part of it that a rank needs, so loading with another
       sharding reads and decodes more than necessary.
     - DCP's extensions are experimental, have private names, and need torch 2.7.
 
-    DCP does not tell an extension the type of its data. Dtype and offset of the tensor are parsed from the head of the
-    ``torch.save`` archive without executing its pickle; unrecognized data are compressed with zstd.
+    DCP does not tell an extension the type of its data. Dtype and offset of the tensor are found in the head of the
+    ``torch.save`` archive without reading its pickle; unrecognized data are compressed with zstd.
     """
 
     @staticmethod
@@ -60,8 +62,12 @@ class TensorCodecExtension(StreamTransformExtension):
         return cast(IO[bytes], EncodingStream(output))
 
     def transform_from(self, input: IO[bytes]) -> IO[bytes]:  # noqa: A002
-        """A file that decodes the frames of ``input``; reading it raises CorruptFileError if they are damaged."""
-        return cast(IO[bytes], DecodingStream(input))
+        """A file of the bytes that are encoded in ``input``; DCP reads such an item as a whole.
+
+        Raises:
+            CorruptFileError: the frames are damaged.
+        """
+        return io.BytesIO(decode_stream(input.read, sys.maxsize, "an item of dcp.load"))
 
 
 def extension_registry() -> ExtensionRegistry:

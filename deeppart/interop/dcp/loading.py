@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -14,45 +13,27 @@ import torch
 import zstandard
 
 from deeppart.errors import CorruptFileError, UnsupportedLeafError, short
-from deeppart.extension import Box, ForeignFile, LeafType, choose, leaf_bytes, readable
+from deeppart.extension import Box, ForeignFile, LeafType, Source, choose, leaf_bytes, readable
 from deeppart.interop.dcp.codec_stream import DESCRIPTOR, decode_stream
 from deeppart.interop.dcp.metadata import DcpMetadata, FileRange, Keys, StoredTensor, read_metadata
-from deeppart.interop.dcp.names import GROUPS, nest
-from deeppart.interop.opened import PIECE_BYTES, Opened, Source, address_of
+from deeppart.interop.dcp.names import nest
+from deeppart.interop.opened import Opened, address_of
 from deeppart.interop.torch_file import check_archive, read_by_torch
 
 #: Upper bound of what ``torch.save`` adds to a tensor's bytes.
 _ARCHIVE_OVERHEAD = 1 << 20
 _MAX_VALUE_BYTES = 1 << 30
-_ZSTD = "stream.zstd/1"
-
-
-def load(path: str | os.PathLike[str], keys: str | Sequence[str] | None = None) -> Any:
-    """Load a checkpoint of ``dcp.save`` or ``dcp.async_save`` to the CPU.
-
-    Sharded tensors are assembled. A tensor that is compressed, or sharded other than by rows, is in memory twice while
-    it is read.
-
-    Args:
-        path: the directory: the ``checkpoint_id`` of the save.
-        keys: path globs as for :func:`deeppart.load`; only matching items are read. None loads everything.
-
-    Returns:
-        Nested dicts, with strings as keys, and lists. Items of a planner that saved no paths are in one flat dict.
-
-    Raises:
-        RestoreError: there is no complete DCP checkpoint.
-        FormatError: a required file is damaged.
-        UnsupportedLeafError: a value could only be created by unpickling, or was stored with an unknown extension.
-        StructureMismatchError: ``keys`` match nothing.
-        StorageError: a file cannot be read.
-    """
-    with ExitStack() as closing:
-        return open_dcp(Path(path), closing, keys).load()
+#: Read at a time: each read allocates as much memory as it requests.
+_PIECE_BYTES = 1 << 20
 
 
 def open_dcp(path: Path, closing: ExitStack, keys: str | Sequence[str] | None = None) -> Opened:
-    """Open a DCP checkpoint and read its values, but not its tensors."""
+    """Open a DCP checkpoint, and read its values, but not its tensors.
+
+    The state consists of nested dicts, with strings as keys, and lists; items of a planner that saved no paths are in
+    one flat dict. Ids in the ``state`` of an optimizer are integers again if its ``param_groups`` are loaded, too. A
+    tensor that is compressed, or sharded other than by rows, is in memory twice while it is read.
+    """
     metadata = read_metadata(path)
     files = Files(path, closing)
     sources: dict[int, Source] = {}
@@ -68,7 +49,7 @@ def open_dcp(path: Path, closing: ExitStack, keys: str | Sequence[str] | None = 
         items.append((name, tensor))
     file_names = {location.file for stored in metadata.tensors.values() for _, location in stored.chunks}
     file_names |= {location.file for location in metadata.values.values()}
-    return Opened("dcp", _nest_chosen(files, metadata, items), sources, len(file_names))
+    return Opened("dcp", _nest([(metadata.path_of(name), item) for name, item in items]), sources, len(file_names))
 
 
 def _choose(metadata: DcpMetadata, keys: str | Sequence[str] | None, where: str) -> list[str]:
@@ -83,30 +64,6 @@ def _choose(metadata: DcpMetadata, keys: str | Sequence[str] | None, where: str)
             found.append(item)
         else:
             stack += list(item.values() if isinstance(item, dict) else item)[::-1]
-    return found
-
-
-def _nest_chosen(files: Files, metadata: DcpMetadata, chosen: Sequence[tuple[str, Any]]) -> Any:
-    """Nest the chosen items.
-
-    The ``state`` of an optimizer needs its ``param_groups``, which say which keys were integers: if they were not
-    chosen, they are read for that, and dropped again.
-    """
-    items = [(metadata.path_of(name), item) for name, item in chosen]
-    parents = {path[: path.index("state")] for path, _ in items if "state" in path}
-    parents = {each for each in parents if not any(path[: len(each) + 1] == (*each, GROUPS) for path, _ in items)}
-    groups = [
-        (path, read_value(files, location, name))
-        for name, location in metadata.values.items()
-        for path in [metadata.path_of(name)]
-        if any(path[: len(each) + 1] == (*each, GROUPS) for each in parents)
-    ]
-    found = _nest(items + groups)
-    for parent in {path[: path.index(GROUPS)] for path, _ in groups}:
-        inner = found
-        for key in parent:
-            inner = inner[key]
-        del inner[GROUPS]
     return found
 
 
@@ -147,16 +104,16 @@ class Files:
                     where=where,
                     todo="load it with dcp.load and a FileSystemReader that has the extension registered",
                 )
-            data = _DECODERS[transform](data, max_bytes, where)
+            data = _DECODERS[transform](io.BytesIO(data).read, max_bytes, where)
         return data
 
 
-def _decompress(data: Any, max_bytes: int, where: str) -> bytes:
-    found = bytearray()
+def _decompress(read: Callable[[int], bytes], max_bytes: int, where: str) -> bytes:
+    """The bytes of an item that DCP's own ``ZStandard`` has compressed."""
     try:
-        with zstandard.ZstdDecompressor().stream_reader(io.BytesIO(data)) as stream:
-            # In small reads: each allocates as much memory as it requests.
-            while piece := stream.read(min(PIECE_BYTES, max_bytes + 1 - len(found))):
+        with zstandard.ZstdDecompressor().stream_reader(read(-1)) as stream:
+            found = bytearray()
+            while piece := stream.read(min(_PIECE_BYTES, max_bytes + 1 - len(found))):
                 found += piece
     except zstandard.ZstdError as error:
         raise CorruptFileError("zstd data of a DCP checkpoint are damaged", found=str(error), where=where) from error
@@ -166,7 +123,7 @@ def _decompress(data: Any, max_bytes: int, where: str) -> bytes:
 
 
 #: Name of an extension -> decoder.
-_DECODERS: Mapping[str, Callable[[Any, int, str], bytes]] = {_ZSTD: _decompress, DESCRIPTOR: decode_stream}
+_DECODERS = {"stream.zstd/1": _decompress, DESCRIPTOR: decode_stream}
 
 
 def read_value(files: Files, location: FileRange, name: str) -> Any:

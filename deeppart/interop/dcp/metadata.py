@@ -146,29 +146,13 @@ class _Unpickler(pickle._Unpickler):
 
     def __init__(self, data: bytes, where: str) -> None:
         super().__init__(io.BytesIO(data))
-        self._data, self._where = data, where
+        self._where = where
         self._made = {name: type(name[1], (_Record,), {}) for name in _NAMES}
 
     dispatch: ClassVar[dict[int, Any]] = {
         **pickle._Unpickler.dispatch,
         **{opcode[0]: _checking_keys(keys, pickle._Unpickler.dispatch[opcode[0]]) for opcode, keys in _KEYS.items()},
     }
-
-    def load(self) -> Any:
-        """Like the base class, but ignores frames: a shard takes a hundred opcodes, and frames double the time."""
-        data = io.BytesIO(self._data)
-        self.read, self.readline, self.readinto = data.read, data.readline, data.readinto
-        self.metastack: list[Any] = []
-        self.stack: list[Any] = []
-        self.append, self.proto = self.stack.append, 0
-        read, dispatch = data.read, dict[int, Any](self.dispatch)
-        dispatch[pickle.FRAME[0]] = lambda reader: read(8)
-        try:
-            while key := read(1):
-                dispatch[key[0]](self)
-        except pickle._Stop as stop:  # type: ignore[attr-defined]
-            return stop.value
-        raise EOFError
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch" and name in _DTYPES:

@@ -51,23 +51,15 @@ class DcpState(NamedTuple):
 
 def dcp_state(state: Mapping[Any, Any]) -> DcpState:
     """Convert a state that was passed to ``dcp.async_save``."""
-    items: list[Item] = []
-    tree = _convert_dict(state, (), items)
+    return unflatten((path, value) for path, _, value in walk(state))
+
+
+def unflatten(flat: Iterable[tuple[Keys, Any]]) -> DcpState:
+    """Convert the items of a state that DCP has flattened."""
+    pairs = list(flat)
+    items = [_item(value, path) for path, value in pairs]
     index_by_name(items)
-    return DcpState(tree, tuple(items))
-
-
-def unflatten(flat: Mapping[str, Any], paths: Mapping[str, Keys]) -> DcpState:
-    """Convert a state that a DCP planner has flattened."""
-    items: list[Item] = []
-    pairs = [(tuple(paths.get(name, (name,))), value) for name, value in flat.items()]
-    for path, value in pairs:
-        _add_item(value, path, items)
-
-    def conflict(path: Keys) -> StructureMismatchError:
-        return StructureMismatchError("two paths in the plan of a DCP planner conflict", where=f"path {readable(path)}")
-
-    return DcpState(nest(pairs, conflict, fill=True), tuple(items))
+    return DcpState(nest(pairs, lambda path: _name_conflict(Item(path)), fill=True), tuple(items))
 
 
 class _Node(dict[str | int, Any]):
@@ -123,25 +115,6 @@ def _with_int_ids(found: dict[str | int, Any]) -> dict[str | int, Any]:
     return found
 
 
-def _convert_dict(state: Mapping[Any, Any], path: Keys, items: list[Item]) -> dict[str | int, Any]:
-    found: dict[str | int, Any] = {}
-    for key, value in state.items():
-        text = key if type(key) is str else str(key)
-        if text in found:
-            raise _name_conflict(Item((*path, text)))
-        found[text] = _convert(value, (*path, text), items)
-    return _with_int_ids(found)
-
-
-def _convert(value: Any, path: Keys, items: list[Item]) -> Any:
-    if isinstance(value, Mapping):
-        return _convert_dict(value, path, items)
-    if isinstance(value, list) and not is_one_item(value):
-        return [_convert(each, (*path, index), items) for index, each in enumerate(value)]
-    _add_item(value, path, items)
-    return value
-
-
 def is_one_item(value: Any) -> bool:
     """True unless DCP flattens the value; the value is not a dict."""
     return not isinstance(value, list) or not any(
@@ -155,21 +128,18 @@ def _is_tensor(item: Any) -> bool:
     return isinstance(item, torch.Tensor) or getattr(item, "is_tensor", False) is True
 
 
-def _add_item(value: Any, path: Keys, items: list[Item]) -> None:
+def _item(value: Any, path: Keys) -> Item:
     if isinstance(value, torch.Tensor):
         if is_dense(value) or hasattr(value, "__create_chunk_list__") or hasattr(value, "local_shards"):
-            items.append(Item(path, value.dtype, tuple(value.shape)))
-        else:
-            items.append(Item(path))
-        return
-    if type(value) not in _SMALL and callable(getattr(value, "load_state_dict", None)):
+            return Item(path, value.dtype, tuple(value.shape))
+    elif type(value) not in _SMALL and callable(getattr(value, "load_state_dict", None)):
         raise UnsupportedLeafError(
             f"DCP would pickle a nested {type(value).__name__} instead of calling its state_dict()",
             expected="objects with a state_dict() at the top level only",
             where=f"path {readable(path)}",
             todo="save its state_dict() instead, or move the object to the top level",
         )
-    items.append(Item(path))
+    return Item(path)
 
 
 def is_dense(tensor: torch.Tensor) -> bool:

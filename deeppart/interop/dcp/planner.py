@@ -1,4 +1,4 @@
-"""A save planner for DCP that balances the written bytes between ranks or nodes.
+"""A save planner for DCP that balances the written bytes between ranks.
 
 It uses only what DefaultSavePlanner documents for subclasses: ``create_local_plan``, ``create_global_plan``,
 ``finish_plan``, ``lookup_object``, and the attributes ``state_dict`` and ``mappings``.
@@ -7,10 +7,9 @@ It uses only what DefaultSavePlanner documents for subclasses: ``create_local_pl
 from __future__ import annotations
 
 import math
-import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import xxhash
@@ -18,7 +17,6 @@ from torch.distributed.checkpoint import DefaultSavePlanner, Metadata, SavePlan
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
 from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
 
-from deeppart.config import check_choice, node_name
 from deeppart.errors import ReplicaDivergenceWarning, warn_now
 from deeppart.extension import Box, leaf_bytes
 from deeppart.interop.dcp.names import is_dense
@@ -27,32 +25,17 @@ from deeppart.partition import LeafSpec, partition
 
 #: What ``torch.save`` adds to a tensor's bytes: the cost of a span, so that whole files are balanced.
 ARCHIVE_BYTES = 1570
-#: Size of the ``torch.save`` archive of a small value.
-VALUE_BYTES = 1261
 #: Smaller tensors are not split: the archive overhead of each piece would be too large.
 MIN_SPLIT_BYTES = 4096
 #: Pieces consist of whole rows if a row is at most this fraction of a rank's share.
 _MAX_ROW_FRACTION = 1 / 200
-#: Values of these types take about VALUE_BYTES.
-_SMALL_TYPES = frozenset({int, float, bool, complex, type(None)})
 _MAX_NAMES = 8
 #: Number of elements of a tensor that are compared between ranks.
 _SAMPLE_SIZE = 16
 
 
-@dataclass(frozen=True, slots=True)
-class RankNotes:
-    """What the coordinator needs to know of a rank, beside its plan."""
-
-    node: str
-    #: Sizes of values that are not tensors.
-    value_bytes: Mapping[str, int]
-    #: A digest of some elements of each tensor that may be split.
-    samples: Mapping[MetadataIndex, int]
-
-
 class BalancedSavePlanner(DefaultSavePlanner):
-    """A save planner that makes all ranks write equally many bytes; any ``dcp.load`` reads the result.
+    """A save planner that makes all ranks write equally many bytes of tensors; any ``dcp.load`` reads the result.
 
     ``dcp.save(state, checkpoint_id=path, planner=BalancedSavePlanner())``, with DCP's own writer, also for
     ``dcp.async_save`` with threads or a process. It communicates by plans only.
@@ -61,9 +44,8 @@ class BalancedSavePlanner(DefaultSavePlanner):
     uses the partitioner: several ranks may write pieces of a tensor. A piece is a range of rows, or ends within a row
     if a row exceeds 1/200 of a rank's share. Shards with several replicas (HSDP, tensor beside data parallelism) are
     divided among these; a rank with unreplicated shards gets less of the rest. Not split are values that are not
-    tensors, tensors below 4 KiB, tensor subclasses and quantized tensors. If the rest suffices to balance these, no
-    rank writes more than 1.02 times the mean, plus a few kB of archive overhead. Values other than numbers are
-    serialized twice, to measure their size.
+    tensors, and count as small, tensors below 4 KiB, tensor subclasses and quantized tensors. If the rest suffices to
+    balance these, no rank writes more than 1.02 times the mean, plus a few kB of archive overhead.
 
     DCP assumes that plain tensors with the same name are replicas, and saves one of them. Pieces of different tensors
     would be mixed, so 16 elements of each tensor of more than 4 KiB are compared; if they differ, the lowest rank
@@ -71,47 +53,23 @@ class BalancedSavePlanner(DefaultSavePlanner):
     in other elements are not detected. (:func:`deeppart.checkpoint` compares everything.)
 
     Args:
-        flatten_state_dict, flatten_sharded_tensors, dedup_replicated_tensors: as for DefaultSavePlanner.
-        dedup_save_to_lowest_rank: as for DefaultSavePlanner: the lowest rank writes replicas. Disables balancing.
-        enable_plan_caching: ignored: every save is planned anew, since sizes may have changed.
-        files: ``"rank"``: every rank writes. ``"node"``: nodes are balanced, and the lowest rank of a node that has a
-            tensor writes the node's part of it. If everything is replicated, a node has one file with content, and
-            DCP's writer creates an empty one for each other rank. Unreplicated shards stay on their rank, as DCP's
-            planners cannot move data. With one writing rank per node, set the writer's ``thread_count`` if one thread
-            does not saturate the storage.
-        node: name of this rank's node; None for the host name.
-
-    Raises:
-        ConfigError: ``files`` is invalid.
+        flatten_state_dict, flatten_sharded_tensors: as for DefaultSavePlanner. Plans are not cached, since sizes may
+            have changed.
     """
 
-    def __init__(
-        self,
-        flatten_state_dict: bool = True,
-        flatten_sharded_tensors: bool = True,
-        dedup_replicated_tensors: bool | None = None,
-        dedup_save_to_lowest_rank: bool = False,
-        enable_plan_caching: bool = False,
-        *,
-        files: Literal["rank", "node"] = "rank",
-        node: str | None = None,
-    ) -> None:
-        super().__init__(
-            flatten_state_dict, flatten_sharded_tensors, dedup_replicated_tensors, dedup_save_to_lowest_rank
-        )
-        self._files = check_choice("files", files, ("rank", "node"))
-        self._node = node
+    def __init__(self, flatten_state_dict: bool = True, flatten_sharded_tensors: bool = True) -> None:
+        super().__init__(flatten_state_dict, flatten_sharded_tensors)
         self._local: Mapping[str, Sequence[WriteItem]] = {}
         self._final: Mapping[MetadataIndex, WriteItem] = {}
 
     def create_local_plan(self) -> SavePlan:
-        """Plan this rank's items, with notes for the coordinator."""
+        """Plan this rank's items, with samples of its tensors for the coordinator."""
         plan = super().create_local_plan()
         by_name: dict[str, list[WriteItem]] = {}
         for item in plan.items:
             by_name.setdefault(item.index.fqn, []).append(item)
         self._local, self._final = by_name, {}
-        return replace(plan, planner_data=(plan.planner_data, self._notes(plan)))
+        return replace(plan, planner_data=(plan.planner_data, self._samples(plan)))
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
         """Divide the items among the ranks."""
@@ -135,32 +93,24 @@ class BalancedSavePlanner(DefaultSavePlanner):
 
     def _balance(self, plans: Sequence[SavePlan]) -> list[SavePlan]:
         """The ranks' plans with the items that each writes."""
-        mappings, notes = zip(*(plan.planner_data for plan in plans), strict=True)
-        items = [list(plan.items) for plan in plans]
-        if not self.dedup_save_to_lowest_rank:
-            division = divide(items, notes, by_node=self._files == "node")
-            items = list(division.items)
-            if division.differing:
-                _warn(division.differing)
+        mappings, samples = zip(*(plan.planner_data for plan in plans), strict=True)
+        division = divide([plan.items for plan in plans], samples)
+        if division.differing:
+            _warn(division.differing)
         return [
             replace(plan, items=mine, planner_data=mapping)
-            for plan, mine, mapping in zip(plans, items, mappings, strict=True)
+            for plan, mine, mapping in zip(plans, division.items, mappings, strict=True)
         ]
 
-    def _notes(self, plan: SavePlan) -> RankNotes:
-        value_bytes = {
-            item.index.fqn: _value_bytes(self.state_dict[item.index.fqn])
-            for item in plan.items
-            if item.type is WriteItemType.BYTE_IO
-        }
+    def _samples(self, plan: SavePlan) -> dict[MetadataIndex, int]:
+        """A digest of some elements of each tensor that may be split."""
         indices, tensors = [], []
         for item in plan.items:
             tensor = super().lookup_object(item.index) if _nbytes(item) >= MIN_SPLIT_BYTES else None
             if tensor is not None and is_dense(tensor) and tuple(tensor.shape) == _box_of(item).sizes:
                 indices.append(item.index)
                 tensors.append(tensor)
-        samples = dict(zip(indices, _samples(tensors), strict=True))
-        return RankNotes(node_name() if self._node is None else self._node, value_bytes, samples)
+        return dict(zip(indices, _samples(tensors), strict=True))
 
 
 def _box_of(item: WriteItem) -> Box:
@@ -191,33 +141,6 @@ def _samples(tensors: Sequence[torch.Tensor]) -> list[int]:
     return [xxhash.xxh3_64_intdigest(leaf_bytes(each).data) for each in host]
 
 
-class _ByteCounter:
-    """A file that counts the bytes written to it."""
-
-    def __init__(self) -> None:
-        self.nbytes = 0
-
-    def write(self, data: Any) -> int:
-        length = memoryview(data).nbytes
-        self.nbytes += length
-        return length
-
-    def flush(self) -> None:
-        pass
-
-
-def _value_bytes(value: Any) -> int:
-    """The size of a value's ``torch.save`` archive; any number if it fails, as writing it will fail, too."""
-    if type(value) in _SMALL_TYPES:
-        return VALUE_BYTES
-    counter = _ByteCounter()
-    try:
-        torch.save(value, counter)  # type: ignore[arg-type]
-    except (pickle.PicklingError, TypeError, AttributeError, RuntimeError, RecursionError):
-        return VALUE_BYTES
-    return counter.nbytes
-
-
 def _warn(differing: Mapping[str, list[int]]) -> None:
     names = [f"{name} (of rank {differing[name][0]})" for name in sorted(differing)]
     warn_now(
@@ -239,18 +162,13 @@ class _Held:
 
     item: WriteItem
     ranks: list[int]
-    sample: int | None
+    sample: int | None  # None for an item that is not split
     differs: list[int] = field(default_factory=list)
 
-
-@dataclass(frozen=True, slots=True)
-class _Shared:
-    """An item with several possible writers: whether it may be split, its cost in bytes, and unit -> rank."""
-
-    item: WriteItem
-    splits: bool
-    cost: int
-    writers: Mapping[int, int]
+    @property
+    def cost(self) -> int:
+        """Bytes without the overhead of an archive; 1 for a value."""
+        return 1 if self.item.type is WriteItemType.BYTE_IO else _nbytes(self.item)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,36 +181,29 @@ class Division:
     differing: Mapping[str, list[int]]
 
 
-def divide(plans: Sequence[Sequence[WriteItem]], notes: Sequence[RankNotes], *, by_node: bool = False) -> Division:
-    """Divide the items of all ranks; the lowest rank writes tensors that differ between ranks.
-
-    A *unit* is what is balanced: a rank, or with ``by_node`` a node.
-    """
-    held = _held(plans, notes)
-    units = _units(notes, by_node)
-    value_bytes = {name: count for each in reversed(notes) for name, count in each.value_bytes.items()}
+def divide(plans: Sequence[Sequence[WriteItem]], samples: Sequence[Mapping[MetadataIndex, int]]) -> Division:
+    """Divide the items of all ranks; the lowest rank writes tensors that differ between ranks."""
+    held = _held(plans, samples)
     found: list[list[WriteItem]] = [[] for _ in plans]
-    load = [0] * (max(units) + 1)
-    shared: list[_Shared] = []
+    load = [0] * len(plans)
+    shared: list[_Held] = []
     for each in held:
-        writers = {units[rank]: rank for rank in reversed(each.ranks)}  # the lowest rank of each unit
-        cost = _cost(each.item, value_bytes)
-        if each.differs or len(writers) == 1 or not cost:
+        if each.differs or len(each.ranks) == 1 or not each.cost:
             found[each.ranks[0]].append(each.item)
-            load[units[each.ranks[0]]] += cost + ARCHIVE_BYTES
+            load[each.ranks[0]] += each.cost + ARCHIVE_BYTES
         else:
-            shared.append(_Shared(each.item, each.sample is not None, cost, writers))
+            shared.append(each)
     for rank, item in _shares(shared, load):
         found[rank].append(item)
     return Division(tuple(found), {each.item.index.fqn: each.differs for each in held if each.differs})
 
 
-def _held(plans: Sequence[Sequence[WriteItem]], notes: Sequence[RankNotes]) -> list[_Held]:
+def _held(plans: Sequence[Sequence[WriteItem]], samples: Sequence[Mapping[MetadataIndex, int]]) -> list[_Held]:
     """All items, in the order of their first occurrence."""
     found: dict[MetadataIndex, _Held] = {}
     for rank, plan in enumerate(plans):
         for item in plan:
-            sample = notes[rank].samples.get(item.index)
+            sample = samples[rank].get(item.index)
             known = found.get(item.index)
             if known is None or (_is_empty(known.item) and not _is_empty(item)):
                 found[item.index] = _Held(item, [rank], sample)
@@ -321,55 +232,40 @@ def _nbytes(item: WriteItem) -> int:
     return 0 if data is None else math.prod(data.chunk.sizes) * data.properties.dtype.itemsize
 
 
-def _cost(item: WriteItem, value_bytes: Mapping[str, int]) -> int:
-    """Bytes without the overhead of a tensor's archive; at least 1 for a value."""
-    if item.type is WriteItemType.BYTE_IO:
-        return max(1, value_bytes.get(item.index.fqn, VALUE_BYTES) - ARCHIVE_BYTES)
-    return _nbytes(item)
+def _shares(shared: Sequence[_Held], load: list[int]) -> Iterator[tuple[int, WriteItem]]:
+    """Assign the shared items, given the load of the ranks so far; yields (rank, item).
 
-
-def _units(notes: Sequence[RankNotes], by_node: bool) -> list[int]:
-    """The number of each rank's unit."""
-    if not by_node:
-        return list(range(len(notes)))
-    numbers: dict[str, int] = {}
-    return [numbers.setdefault(each.node, len(numbers)) for each in notes]
-
-
-def _shares(shared: Sequence[_Shared], load: list[int]) -> Iterator[tuple[int, WriteItem]]:
-    """Assign the shared items, given the load of the units so far; yields (rank, item).
-
-    Large items that cannot be split go first, the largest to the unit with the least load. The partitioner divides the
+    Large items that cannot be split go first, the largest to the rank with the least load. The partitioner divides the
     rest, which evens out the load.
     """
     row_limit = (sum(each.cost for each in shared) + sum(load)) / len(load) * _MAX_ROW_FRACTION
-    unsplittable = [each for each in shared if not each.splits and each.cost > row_limit]
+    unsplittable = [each for each in shared if each.sample is None and each.cost > row_limit]
     for each in sorted(unsplittable, key=lambda each: -each.cost):
-        unit = min(each.writers, key=lambda unit: (load[unit], unit))
-        load[unit] += each.cost + ARCHIVE_BYTES
-        yield each.writers[unit], each.item
-    rest = [each for each in shared if each.splits or each.cost <= row_limit]
+        rank = min(each.ranks, key=lambda rank: (load[rank], rank))
+        load[rank] += each.cost + ARCHIVE_BYTES
+        yield rank, each.item
+    rest = [each for each in shared if each.sample is not None or each.cost <= row_limit]
     specs = [
         LeafSpec(
             each.item.index.fqn,
             each.cost,
             _granularity(each, row_limit),
-            None if len(each.writers) == len(load) else tuple(sorted(each.writers)),
+            None if len(each.ranks) == len(load) else tuple(each.ranks),
         )
         for each in rest
     ]
     table = partition(specs, len(load), kappa=ARCHIVE_BYTES, preload=load).table()
-    for unit, leaf, start, length in zip(*(column.tolist() for column in table), strict=True):
+    for rank, leaf, start, length in zip(*(column.tolist() for column in table), strict=True):
         each = rest[leaf]
         for piece in [each.item] if length == each.cost else _pieces(each.item, start, length):
-            yield each.writers[unit], piece
+            yield rank, piece
 
 
-def _granularity(shared: _Shared, row_limit: float) -> int:
+def _granularity(shared: _Held, row_limit: float) -> int:
     """Pieces are multiples of so many bytes: a row of the first dimension with small enough rows, or the whole item."""
     data = shared.item.tensor_data
     nbytes = shared.cost
-    if data is not None and shared.splits:
+    if data is not None and shared.sample is not None:
         for length in data.chunk.sizes:
             nbytes //= length
             if nbytes <= row_limit:

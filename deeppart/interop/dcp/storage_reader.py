@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -108,7 +108,7 @@ class StorageReader(TorchStorageReader):
         self._stored, self._failure = None, None
         step, self._step = self._step, None
         try:
-            self._stored = self._source.open(step)
+            self._stored = Stored(self._source.step(step))
         except Exception as error:  # DCP raises it on all ranks
             self._failure = as_error(error, "a checkpoint cannot be loaded")
             return Metadata({})
@@ -122,16 +122,11 @@ class StorageReader(TorchStorageReader):
             raise self._failure
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Pass on the names of compound items, which the ranks of a session must read collectively."""
-        names = sorted(item.storage_index.fqn for item in plan.items if item.type is LoadItemType.BYTE_IO)
-        compounds = [name for name in names if self._entry(name).is_compound]
-        for name in compounds:
-            assert self._stored is not None
-            self._stored.check_loadable(name)
-        return plan if self._source.ranks is None else replace(plan, storage_data=compounds)
+        """Pass on globs of compound items, which the ranks of a session must read collectively."""
+        return replace(plan, storage_data=self._compounds(plan))
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Check that all ranks of the session take part, and merge their compound items."""
+        """Check that all ranks of the session take part, and merge their globs of compound items."""
         if self._source.ranks is None:
             return plans
         if len(plans) != self._source.ranks:
@@ -141,7 +136,7 @@ class StorageReader(TorchStorageReader):
                 found=f"{len(plans)}" + (", as with no_dist=True" if len(plans) == 1 else ""),
                 todo="use the same process_group; or read the persistent directory: StorageReader(DIRECTORY)",
             )
-        compounds = sorted({name for plan in plans for name in plan.storage_data or ()})
+        compounds = sorted({glob for plan in plans for glob in plan.storage_data or ()})
         return [replace(plan, storage_data=compounds) for plan in plans]
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
@@ -152,16 +147,16 @@ class StorageReader(TorchStorageReader):
         wanted: dict[str, list[WantedBox]] = {}
         pickled: list[tuple[ReadItem, io.BytesIO]] = []
 
-        def pickle(compounds: Mapping[str, Any]) -> None:  # may fail, so it is done before any tensor is modified
+        def pickle(state: Any) -> None:  # may fail, so it is done before any tensor is modified
             for item in values:
-                name = item.storage_index.fqn
-                pickled.append((item, _pickled(compounds[name] if name in compounds else self._entry(name).value)))
+                entry = self._entry(item.storage_index.fqn)
+                pickled.append((item, _pickled(entry.pick(state) if entry.is_compound else entry.value)))
 
         try:
             found = destinations(planner, tensors, lambda name: self._entry(name).item.dtype, collective=collective)
             for each in found:
                 wanted.setdefault(each.item.storage_index.fqn, []).append(each.wanted)
-            mine = [item.storage_index.fqn for item in values if self._entry(item.storage_index.fqn).is_compound]
+            mine = self._compounds(plan)
             compounds = plan.storage_data if collective else mine
             if compounds is None or not set(mine) <= set(compounds):
                 raise StructureMismatchError(
@@ -171,14 +166,25 @@ class StorageReader(TorchStorageReader):
                 )
         except Exception as error:  # of the planner: with a session, the other ranks wait
             self._source.fail(as_error(error, "the planner does not provide a tensor to load into"))
+        assert self._stored is not None, "read_metadata() comes first"
         with torch.no_grad():
-            self._source.read(wanted, compounds, pickle)
+            self._source.read(self._stored, wanted, compounds, pickle)
         commit_tensors(planner, found)
         for item, data in pickled:
             planner.load_bytes(item, data)
         future: Future[None] = Future()
         future.set_result(None)
         return future
+
+    def _compounds(self, plan: LoadPlan) -> list[str]:
+        """Globs of the compound items in a plan."""
+        names = [item.storage_index.fqn for item in plan.items if item.type is LoadItemType.BYTE_IO]
+        compounds = [name for name in names if self._entry(name).is_compound]
+        if self._stored is None or not compounds:
+            return []
+        for name in compounds:
+            self._stored.check_loadable(name)
+        return self._stored.globs(compounds)
 
     def _entry(self, name: str) -> Any:
         entry = None if self._stored is None else self._stored.entries.get(name)

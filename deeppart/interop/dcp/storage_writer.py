@@ -1,49 +1,38 @@
 """A storage writer for DCP: ``dcp.save`` and ``dcp.async_save`` make deeppart's checkpoints.
 
-DCP's own planners only decide which rank writes what, and are ignored: deeppart partitions the state itself. A custom
-planner may also omit, rename or transform items, so its plan is executed as DCP would, and determines each rank's
-state.
+DCP's planners decide which rank writes what, which is ignored here: deeppart partitions the state itself. Planners that
+may also omit, rename or transform items are refused.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple, NoReturn
 
-import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint import CheckpointException, DefaultSavePlanner, Metadata, SavePlan, SavePlanner
+from torch.distributed.checkpoint import DefaultSavePlanner, Metadata, SavePlan, SavePlanner
 from torch.distributed.checkpoint import StorageWriter as TorchStorageWriter
 from torch.distributed.checkpoint.metadata import MetadataIndex
-from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
-from torch.distributed.checkpoint.utils import _DistWrapper
 from torch.futures import Future
 
 from deeppart import Checkpointer, Pending
 from deeppart.config import check_choice
-from deeppart.errors import CheckpointError, ConfigError, UnsupportedLeafError
-from deeppart.extension import Box
-from deeppart.interop.dcp.metadata import Keys
+from deeppart.errors import CheckpointError, ConfigError
 from deeppart.interop.dcp.names import DcpState, Item, dcp_state, step_of, unflatten
 from deeppart.interop.dcp.planner import BalancedSavePlanner
-from deeppart.interop.dcp.stored import LocalShards
 from deeppart.interop.dcp.writing import item_metadata
 from deeppart.interop.saving import state_or_error
 
 _LEVELS = ("local", "partner", "parity", "persistent")
 _POLL_S = 5e-3
-#: Prefix of a token: the name of the only item of the state that stands for a staged one.
-_TOKEN = "deeppart staged "
-#: Limit of staged saves that DCP has not continued. The writer is not told of saves that fail before they reach it.
-MAX_STAGED = 8
+#: The only key of the state that stands for a staged one in DCP's save; its value is a :class:`Staged`.
+_STAGED = "deeppart staged state"
 #: The module of ``dcp.save`` and ``dcp.async_save``.
 _MODULE = "torch.distributed.checkpoint.state_dict_saver"
 
@@ -111,7 +100,6 @@ class StorageWriter(TorchStorageWriter):
             comm = dist.group.WORLD
         self.checkpointer = Checkpointer(comm=comm, **settings)
         self._until, self._no_dist, self._group = until, no_dist, process_group
-        self._staged = StagedSaves()
         self._last_step: int | None = None
         self._saving = _SaveState()
 
@@ -161,11 +149,10 @@ class StorageWriter(TorchStorageWriter):
         step = self._step(call.checkpoint_id)
 
         def make() -> DcpState:
-            if is_ignored(call.planner):
-                return dcp_state(state_dict)
-            return plan_state(call.planner, state_dict, self._group, alone=self._no_dist)
+            check_planner(call.planner)
+            return dcp_state(state_dict)
 
-        return self._staged.put(self._begin(make, step))
+        return {_STAGED: self._begin(make, step)}
 
     def synchronize_staging(self) -> None:
         """Nothing: :meth:`stage` is synchronous."""
@@ -191,7 +178,7 @@ class StorageWriter(TorchStorageWriter):
         """Begin a save; there is no metadata for planners."""
         saving = self._saving
         call = find_call("save") or Call(process_group=self._group)
-        saving.checkpoint_id, saving.next_id, saving.token = saving.next_id, None, find_token(call.keys)
+        saving.checkpoint_id, saving.next_id = saving.next_id, None
         self._check_ranks(call.process_group)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
@@ -199,8 +186,7 @@ class StorageWriter(TorchStorageWriter):
         self._check_call(kwargs.get("use_collectives", True))
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Detect a staged state."""
-        self._saving.token = self._saving.token or find_token(item.index.fqn for item in plan.items)
+        """The plan."""
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
@@ -212,34 +198,25 @@ class StorageWriter(TorchStorageWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Save, or continue a staged save; returns once it is complete at the requested level."""
-        saving = self._saving
-        token = saving.token or find_token(getattr(planner, "state_dict", None) or ())
-        if token is None:
-            step = self._step(saving.checkpoint_id)
+        checkpoint_id = self._saving.checkpoint_id
 
-            def make() -> DcpState:
-                if is_ignored(planner):
-                    return unflatten(planner.state_dict, planner.mappings)  # type: ignore[attr-defined]
-                return planned_state(plan, planner)
+        def make() -> DcpState:
+            check_planner(planner)
+            flattened: Any = planner
+            return unflatten((tuple(flattened.mappings[name]), each) for name, each in flattened.state_dict.items())
 
-            staged: Staged | None = self._begin(make, step)
-        else:
-            staged = self._staged.take(token)
-        if staged is None:
-            raise CheckpointError(
-                "a staged state was already saved", found=token, todo="call dcp.async_save once for each save"
-            )
-        pending = staged.pending
-        self._check_step(saving.checkpoint_id, pending.step)
-        self._wait(pending, raises=token is None)
-        items = None if token is None else staged.items
-        written = WriteResult(MetadataIndex(""), pending.report.raw_bytes, items)
+        found = getattr(planner, "state_dict", {}).get(_STAGED)
+        staged = found if isinstance(found, Staged) else None
+        pending = (staged or self._begin(make, self._step(checkpoint_id))).pending
+        self._check_step(checkpoint_id, pending.step)
+        self._wait(pending, raises=staged is None)
+        written = WriteResult(MetadataIndex(""), pending.report.raw_bytes, None if staged is None else staged.items)
         future: Future[list[WriteResult]] = Future()
         future.set_result([written])
         return future
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """After a staged save, replace the token in DCP's metadata by the saved items."""
+        """After a staged save, describe the saved items in DCP's metadata."""
         saved: list[tuple[Item, ...] | None] = [each.storage_data for of_rank in results for each in of_rank]
         if any(items is not None for items in saved):
             describe(metadata, {item.path: item for items in saved for item in items or ()}.values())
@@ -332,8 +309,6 @@ class _SaveState(threading.local):
     #: The ``checkpoint_id`` of the next save, and of this one.
     next_id: Any = None
     checkpoint_id: Any = None
-    #: Token of the staged state that is saved.
-    token: str | None = None
 
 
 def _ranks_of(group: dist.ProcessGroup | None) -> list[int] | None:
@@ -362,15 +337,17 @@ def _other_process() -> ConfigError:
     )
 
 
-# --- planners ---
-
-
-def is_ignored(planner: SavePlanner | None) -> bool:
-    """True for planners that save the whole state unchanged: DCP's own, and BalancedSavePlanner."""
+def check_planner(planner: SavePlanner | None) -> None:
+    """Refuse planners that might not save the whole state unchanged, as DCP's own and BalancedSavePlanner do."""
     if planner is None:
-        return True
+        return
     if type(planner) not in (DefaultSavePlanner, BalancedSavePlanner):
-        return False
+        raise ConfigError(
+            "deeppart's writer saves the state that it is given, and does not execute plans",
+            expected="no planner, DefaultSavePlanner or BalancedSavePlanner",
+            found=type(planner).__name__,
+            todo="omit planner=, and pass the state that is to be saved",
+        )
     if not planner.flatten_state_dict:  # type: ignore[attr-defined]
         raise ConfigError(
             "a planner would pickle nested dicts",
@@ -378,77 +355,6 @@ def is_ignored(planner: SavePlanner | None) -> bool:
             found=f"{type(planner).__name__}(flatten_state_dict=False)",
             todo="omit it: dcp.load nests the state again",
         )
-    return True
-
-
-def plan_state(planner: SavePlanner, state: Mapping[str, Any], group: Any, *, alone: bool) -> DcpState:
-    """This rank's state, planned as by ``dcp.save`` (collective)."""
-    ranks = _DistWrapper(group, not alone and dist.is_available() and dist.is_initialized(), 0)
-
-    def local() -> SavePlan:
-        planner.set_up_planner(dict(state), None, ranks.is_coordinator)
-        return planner.create_local_plan()
-
-    try:
-        plan = ranks.reduce_scatter("plan", local, lambda plans: planner.create_global_plan(plans)[0])
-    except CheckpointException as error:
-        failed = {rank: f"{type(each).__name__}: {each}" for rank, (each, _) in error.failures.items()}
-        raise CheckpointError(
-            "the planner of dcp.async_save failed",
-            found="; ".join(f"rank {rank}: {text}" for rank, text in failed.items()),
-            todo="see the planner's error; nothing was saved",
-        ) from error
-    return planned_state(planner.finish_plan(plan), planner)
-
-
-def planned_state(plan: SavePlan, planner: SavePlanner) -> DcpState:
-    """The state that a plan assigns to this rank."""
-    paths: Mapping[str, Keys] = getattr(planner, "mappings", None) or {}
-    tensors: dict[str, tuple[tuple[int, ...], list[Box], list[torch.Tensor]]] = {}
-    flat: dict[str, Any] = {}
-    for item in plan.items:
-        name = item.index.fqn
-        if item.type is WriteItemType.BYTE_IO or item.tensor_data is None:
-            flat[name] = _value(item, planner)
-            continue
-        piece = planner.resolve_data(item)
-        if not isinstance(piece, torch.Tensor):
-            raise UnsupportedLeafError(
-                "a planner resolved a tensor item to another type", found=type(piece).__name__, where=f"item {name}"
-            )
-        chunk = item.tensor_data.chunk
-        shape, boxes, pieces = tensors.setdefault(name, (tuple(item.tensor_data.size), [], []))
-        boxes.append(Box(tuple(chunk.offsets), tuple(chunk.sizes)))
-        pieces.append(piece.detach())
-    for name, (shape, boxes, pieces) in tensors.items():
-        flat[name] = pieces[0] if boxes == [Box.whole(shape)] else LocalShards(shape, boxes, pieces)
-    # List indices become strings, and lists dicts, since each rank may have only some of the elements.
-    found = unflatten(flat, {name: tuple(map(str, paths.get(name, (name,)))) for name in flat})
-    items = [
-        Item(item.path, tensors[name][2][0].dtype, tensors[name][0])
-        if (name := item.name) in tensors
-        else Item(item.path)
-        for item in found.items
-    ]
-    return DcpState(found.tree, tuple(items))
-
-
-def _value(item: WriteItem, planner: SavePlanner) -> Any:
-    """The value that the planner would pickle."""
-    look_up = getattr(planner, "lookup_object", None)
-    if look_up is not None:
-        return look_up(item.index)
-    data: Any = planner.resolve_data(item)
-    try:
-        data.seek(0)
-        return torch.load(data, weights_only=True)
-    except Exception as error:  # of the planner
-        raise UnsupportedLeafError(
-            "a planner provides a value only as a pickle, which is not stored",
-            found=f"{type(error).__name__}: {error}".partition("\n")[0],
-            where=f"item {item.index.fqn}",
-            todo="add a method lookup_object(index) to the planner, as DefaultSavePlanner has",
-        ) from error
 
 
 # --- the arguments of dcp.save ---
@@ -456,13 +362,12 @@ def _value(item: WriteItem, planner: SavePlanner) -> Any:
 # ``stage()`` gets the state only; with newer releases of torch (2.13, but not 2.4) the writer gets the
 # ``checkpoint_id`` only afterwards, in another thread. But step and planner must be known before a share is copied. So
 # these public arguments are read from the stack frame of the public function, and compared with what DCP passes later.
-# The keys of the state are read there, too: a planner may drop or rename the token of a staged state.
 
 
 class Call(NamedTuple):
     """The arguments of ``dcp.save`` or ``dcp.async_save``.
 
-    ``in_process``: another process is to make the save. ``keys``: keys of the state.
+    ``in_process``: another process is to make the save.
     """
 
     checkpoint_id: Any = None
@@ -471,7 +376,6 @@ class Call(NamedTuple):
     no_dist: bool = False
     use_collectives: bool = True
     process_group: Any = None
-    keys: tuple[Any, ...] = ()
 
 
 def find_call(function: str) -> Call | None:
@@ -482,7 +386,6 @@ def find_call(function: str) -> Call | None:
     if frame is None:
         return None
     found = frame.f_locals
-    state = found.get("state_dict")
     return Call(
         found.get("checkpoint_id"),
         found.get("planner"),
@@ -490,47 +393,14 @@ def find_call(function: str) -> Call | None:
         bool(found.get("no_dist", False)),
         bool(found.get("use_collectives", True)),
         found.get("process_group"),
-        tuple(state) if isinstance(state, Mapping) else (),
     )
 
 
-# --- staged saves ---
-
-
-@dataclass(frozen=True, slots=True)
-class Staged:
+class Staged(NamedTuple):
     """A staged save, and this rank's items."""
 
     pending: Pending
     items: tuple[Item, ...]
-
-
-class StagedSaves:
-    """Staged saves that DCP has not continued yet. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._numbers = itertools.count()
-        self._staged: dict[int, Staged] = {}  # guarded by the lock
-
-    def put(self, staged: Staged) -> dict[str, None]:
-        """Keep a staged save; returns a state with its token."""
-        with self._lock:
-            number = next(self._numbers)
-            self._staged[number] = staged
-            for old in sorted(self._staged)[:-MAX_STAGED]:
-                del self._staged[old]
-        return {f"{_TOKEN}{number}": None}
-
-    def take(self, token: str) -> Staged | None:
-        """Remove and return a staged save. Concurrent saves arrive in any order."""
-        with self._lock:
-            return self._staged.pop(int(token.removeprefix(_TOKEN)), None)
-
-
-def find_token(names: Iterable[object]) -> str | None:
-    """The token among the names of items; None if there is none."""
-    return next((name for name in names if isinstance(name, str) and name.startswith(_TOKEN)), None)
 
 
 # --- DCP's metadata ---

@@ -14,7 +14,6 @@ import torch
 import deeppart
 from deeppart import Checkpointer
 from deeppart.errors import (
-    CheckpointError,
     DeeppartError,
     RestoreError,
     StructureMismatchError,
@@ -36,8 +35,8 @@ class WantedBox(NamedTuple):
 
 #: Names -> requested boxes.
 BoxesByName = Mapping[str, Sequence[WantedBox]]
-#: Called with the compound items, by name, before any tensor is filled.
-OnCompounds = Callable[[dict[str, Any]], None]
+#: Called with a state that has the compound items, before any tensor is filled.
+OnCompounds = Callable[[Any], None]
 
 
 # --- the contents of a step ---
@@ -63,6 +62,12 @@ class Entry:
     def leaf(self) -> int | None:
         """The leaf number of a tensor; None for other items."""
         return getattr(self.value, "leaf", None)
+
+    def pick(self, state: Any) -> Any:
+        """The item in a loaded state."""
+        for key in self.path:
+            state = state[key]
+        return state
 
 
 class Stored:
@@ -107,16 +112,6 @@ class Stored:
             found.add(re.sub(r"[*?\[]", r"[\g<0>]", readable(path[:end])))
         return sorted(found)
 
-    def pick(self, names: Sequence[str], state: Any) -> dict[str, Any]:
-        """Items by name from a loaded state."""
-        found = {}
-        for name in names:
-            item = state
-            for key in self.entries[name].path:
-                item = item[key]
-            found[name] = item
-        return found
-
 
 def _placeholders(value: Any) -> Iterator[Any]:
     """The placeholders for leaves in an item."""
@@ -139,34 +134,21 @@ class StoredSource:
 
     ranks: int | None = None
 
-    def __init__(self) -> None:
-        self._stored: Stored | None = None
-
     def newest(self) -> int | None:
-        """The step of ``open(None)``; None if there is none."""
+        """The step of ``step(None)``; None if there is none."""
         raise NotImplementedError
 
-    def open(self, step: int | None) -> Stored:
-        """Open a step, or the newest."""
-        self._stored = None
-        self._stored = Stored(self._step(step))
-        return self._stored
+    def step(self, number: int | None) -> Step:
+        """A step, or the newest."""
+        raise NotImplementedError
 
-    def read(self, wanted: BoxesByName, compounds: Sequence[str], on_compounds: OnCompounds) -> None:
-        """Read and verify items of the open step, then fill the tensors."""
+    def read(self, stored: Stored, wanted: BoxesByName, compounds: Sequence[str], on_compounds: OnCompounds) -> None:
+        """Read and verify items of a step, then fill the tensors; ``compounds``: globs, the same on all ranks."""
         raise NotImplementedError
 
     def fail(self, error: DeeppartError) -> NoReturn:
         """Raise an error instead of calling :meth:`read`; for a session, on all ranks."""
         raise error
-
-    def _step(self, step: int | None) -> Step:
-        raise NotImplementedError
-
-    def _opened(self) -> Stored:
-        if self._stored is None:
-            raise CheckpointError("DCP reads data before metadata", todo="use dcp.load")
-        return self._stored
 
 
 class SessionSource(StoredSource):
@@ -176,7 +158,6 @@ class SessionSource(StoredSource):
     """
 
     def __init__(self, checkpointer: Checkpointer) -> None:
-        super().__init__()
         self._checkpointer = checkpointer
         self.ranks = checkpointer.world_size
 
@@ -184,23 +165,23 @@ class SessionSource(StoredSource):
         """The newest recoverable step; None if there is no checkpoint."""
         return Step.newest(self._checkpointer)
 
-    def _step(self, step: int | None) -> Step:
-        found = Step.of_session(self._checkpointer, step)
+    def step(self, number: int | None) -> Step:
+        """The step that ``restore()`` would restore."""
+        found = Step.of_session(self._checkpointer, number)
         if found is None:
             raise RestoreError("there is no checkpoint", where=str(self._checkpointer.config.persistent_dir))
         return found
 
-    def read(self, wanted: BoxesByName, compounds: Sequence[str], on_compounds: OnCompounds) -> None:
+    def read(self, stored: Stored, wanted: BoxesByName, compounds: Sequence[str], on_compounds: OnCompounds) -> None:
         """See :class:`StoredSource`. Compound items are restored first, so that a failure leaves tensors unchanged."""
-        stored, checkpointer = self._opened(), self._checkpointer
-        number = stored.step.number
+        checkpointer, number = self._checkpointer, stored.step.number
         Step.agree(checkpointer, None)  # raises on all ranks if one has called fail()
         state: dict[Any, Any] = {}
         if compounds:
-            checkpointer.restore(state, number, "rank0", keys=stored.globs(compounds))
+            checkpointer.restore(state, number, "rank0", keys=compounds)
         error = None
         try:
-            on_compounds(stored.pick(compounds, state))
+            on_compounds(state)
         except Exception as failure:  # of the caller's classes: the other ranks wait
             error = as_error(failure, "a restored value cannot be passed to the planner")
         Step.agree(checkpointer, error)
@@ -229,7 +210,6 @@ class DirectorySource(StoredSource):
     """A persistent directory: each process reads the chunks that it needs."""
 
     def __init__(self, directory: str | os.PathLike[str], rank: int = 0, sign_key_file: KeyFiles = None) -> None:
-        super().__init__()
         self._root, self._rank, self._keys = directory, rank, sign_key_file
         Step.check_keys(sign_key_file)
 
@@ -237,17 +217,17 @@ class DirectorySource(StoredSource):
         """The newest committed step with a valid manifest; None if there is no checkpoint."""
         return Step.newest(self._root, self._keys)
 
-    def _step(self, step: int | None) -> Step:
-        return Step.of_directory(self._root, step, rank=self._rank, sign_key_file=self._keys)
+    def step(self, number: int | None) -> Step:
+        """A committed step."""
+        return Step.of_directory(self._root, number, rank=self._rank, sign_key_file=self._keys)
 
-    def read(self, wanted: BoxesByName, compounds: Sequence[str], on_compounds: OnCompounds) -> None:
+    def read(self, stored: Stored, wanted: BoxesByName, compounds: Sequence[str], on_compounds: OnCompounds) -> None:
         """See :class:`StoredSource`."""
-        stored = self._opened()
         state = {}
         if compounds:
             options: Any = {"step": stored.step.number, "rank": stored.step.rank, "sign_key_file": self._keys}
-            state = deeppart.load(self._root, keys=stored.globs(compounds), **options)
-        on_compounds(stored.pick(compounds, state))
+            state = deeppart.load(self._root, keys=compounds, **options)
+        on_compounds(state)
         found: dict[int, list[tuple[Box, torch.Tensor]]] = {}
         for name, boxes in wanted.items():
             leaf = stored.entries[name].leaf

@@ -41,12 +41,15 @@ def check_autoscaled(found: list[dict[str, Any]], ranks: int) -> None:
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_noise_is_measured_of_gradients_of_all_kinds(tmp_path: Path, ranks: int) -> None:
-    """All of each gradient, and parts as of large models."""
     for of_rank in torchrun(ranks, ["-m", "tests.elastic.kinds_job", str(tmp_path)], tmp_path):
-        for cases in (of_rank["whole"], of_rank["parts"]):
-            assert set(cases) == set(KINDS)
-            for kind, (measured, expected, (error,)) in cases.items():
-                rough = 1e-2 if kind == "bfloat16" else 1e-3
-                assert error < rough and measured == pytest.approx(expected, rel=rough), (kind, ranks)
+        assert set(of_rank["kinds"]) == set(KINDS)
+        for kind, (measured, expected, (error,)) in of_rank["kinds"].items():
+            rough = 1e-2 if kind == "bfloat16" else 1e-3
+            assert error < rough and measured == pytest.approx(expected, rel=rough), (kind, ranks)
         for way, estimates in of_rank["by_hand"].items():
             assert estimates == pytest.approx([1.0] * 4, rel=1e-3), (way, ranks)
+        # Of large models the first four steps, and then one in four, for all four; on one rank each step but the first.
+        *measured, weight = of_rank["large"]
+        steps = [0, 1, 2, 3, 4, 8] if ranks > 1 else range(1, 10)
+        assert [step for step, each in enumerate(measured) if each] == list(steps)
+        assert weight == pytest.approx(1 - 0.999 ** (4 + 2 * 4 if ranks > 1 else 18))

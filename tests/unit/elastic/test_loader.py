@@ -56,9 +56,10 @@ def test_whatever_batches_are_changed_to(length: int, runs: list[tuple[int, int,
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata 0.11 with torch 2.13
 @pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
-def test_workers_that_are_ahead_change_nothing(kind: Any) -> None:
+@pytest.mark.parametrize("stays", [False, True])
+def test_workers_that_are_ahead_change_nothing(kind: Any, stays: bool) -> None:
     """Batches under way in workers are neither lost nor had twice, also if the batch changes while they are."""
-    options = {"num_workers": 2, "prefetch_factor": 3, "loader": kind}
+    options = {"num_workers": 2, "prefetch_factor": 3, "loader": kind, "persistent_workers": stays}
     job = Job(120, 8, epochs=1, options=options)
     after: list[int] = []
 
@@ -68,8 +69,8 @@ def test_workers_that_are_ahead_change_nothing(kind: Any) -> None:
 
     job.run(2, 4, change)
     job.run(1)
-    assert job.whole() and set(after) == {8 * (2 + 2 * 3 + 1)}
-    assert [len(samples) for _, samples in job.steps] == [8] * 9 + [20, 20, 8]
+    assert job.whole() and set(after) == {8 * 2}
+    assert [len(samples) for _, samples in job.steps] == [8, 8] + [20] * 5 + [4]
     assert job.weights == pytest.approx([1.0] * len(job.weights))
 
 

@@ -91,8 +91,6 @@ def test_the_estimate_and_the_progress_are_saved() -> None:
     assert later.parallel.effective_steps == this.parallel.effective_steps > 0
     assert later.parallel.noise.by_group() == this.parallel.noise.by_group() and later.parallel.noise.known
     assert set(this.parallel.state()) == {"model", "optimizer", "elastic"}
-    # Sessions of a few steps each would look at the same few parts of gradients again and again.
-    assert later.parallel._norms.rotation_index == this.parallel._norms.rotation_index > 0
 
 
 @pytest.mark.parametrize("saves", [True, False])

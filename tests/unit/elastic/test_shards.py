@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deeppart.elastic import ShardedDataset
-from deeppart.elastic.shards import Lanes, SampleIndex, SampleLocation, ShardReader, agree_on_lengths
+from deeppart.elastic.shards import Lanes, SampleIndex, ShardReader, agree_on_lengths
 from deeppart.errors import ConfigError, RemoteRankError
 from tests.unit.comm.worlds import on_all
 from tests.unit.elastic.jobs import Alone, Opened
@@ -103,7 +103,7 @@ def lanes_of(lengths: list[int], count: int, seed: int = 0) -> Lanes:
     return Lanes.of(np.array(lengths), count, np.random.default_rng(seed).permutation(len(lengths)))
 
 
-def in_steps(lanes: Lanes, steps: list[int]) -> list[list[SampleLocation]]:
+def in_steps(lanes: Lanes, steps: list[int]) -> list[list[tuple[int, int, int]]]:
     """The samples of steps of so many samples, and of a last one with all that are left."""
     ends = np.minimum(np.cumsum([0, *steps]), lanes.ends[-1]).tolist()
     return [lanes.locate(first, end) for first, end in pairwise([*ends, int(lanes.ends[-1])])]
@@ -121,12 +121,12 @@ def test_every_sample_has_one_place_and_lanes_are_read_in_order(
 ) -> None:
     lanes = lanes_of(lengths, count, seed)
     found = [spot for step in in_steps(lanes, steps) for spot in step]
-    assert sorted((spot.shard, spot.offset) for spot in found) == [
+    assert sorted(spot[1:] for spot in found) == [
         (shard, offset) for shard, length in enumerate(lengths) for offset in range(length)
     ]
     line = [(shard, offset) for shard in lanes.order.tolist() for offset in range(lengths[shard])]
     places = {spot: place for place, spot in enumerate(line)}
-    by_lane = [[places[s.shard, s.offset] for s in found if s.lane == lane] for lane in range(count)]
+    by_lane = [[places[spot[1:]] for spot in found if spot[0] == lane] for lane in range(count)]
     assert [place for lane in by_lane for place in lane] == list(range(len(line)))  # neighbouring runs, each in order
     of_lanes = [len(lane) for lane in by_lane[: lanes.count]]
     assert max(of_lanes) - min(of_lanes) <= 1 and lanes.count == min(count, len(lengths))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import h5py
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -15,12 +14,14 @@ from deeppart.errors import (
     StructureMismatchError,
     UnsupportedLeafError,
 )
+from deeppart.extension.export import export
 from deeppart.extension.nested import check_tree
 from deeppart.interop import load
 from deeppart.interop.formats import recognize
 from deeppart.interop.opened import Opened
 from deeppart.interop.safetensors import encode_header
 from deeppart.testing.states import difference
+from tests.unit.interop.making import saved
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -33,15 +34,13 @@ def safetensors_file(path: Path) -> Path:
 def test_each_kind_by_any_name(tmp_path: Path) -> None:
     state = {"a": torch.ones(2)}
     torch.save(state, tmp_path / "pytorch_model.bin")
-    torch.save(state, tmp_path / "old", _use_new_zipfile_serialization=False)
     dcp.save(state, checkpoint_id=tmp_path / "dcp")
     safetensors_file(tmp_path / "weights")
-    with h5py.File(tmp_path / "archive", "w") as file:
-        file["a"] = state["a"].numpy()
+    export(saved(tmp_path / "ckpt", state), tmp_path / "archive")
     (tmp_path / "hf").mkdir()
     safetensors_file(tmp_path / "hf" / "model.safetensors")
     (tmp_path / "link").symlink_to("hf")
-    kinds = {"pytorch_model.bin": "torch", "old": "torch", "dcp": "dcp", "weights": "safetensors", "hf": "safetensors"}
+    kinds = {"pytorch_model.bin": "torch", "dcp": "dcp", "weights": "safetensors", "hf": "safetensors"}
     kinds["archive"] = "hdf5"
     for name, kind in (kinds | {"link": "safetensors"}).items():
         assert recognize(tmp_path / name) == kind and difference(state, load(tmp_path / name)) is None

@@ -13,24 +13,17 @@ import torch
 from deeppart import elastic
 from deeppart.elastic import stop_request
 from deeppart.elastic.progress import progress
-from deeppart.errors import ConfigError, DeeppartWarning, warn_caller
+from deeppart.errors import DeeppartWarning, warn_caller
 
 from .. import env
 from ..checkpoint import restored, save_all_states
 from ..collective import Replicas, check_initialized
 
-#: Loaders and accumulators created in the current epoch, which leave the progress with it.
-_of_epoch: list[str] = []
-
 
 def remaining_epochs_until(epoch: int) -> Iterator[int]:
     """Iterate over the unfinished epochs below ``epoch``."""
     restored()
-    with closing(progress.remaining_epochs_until(epoch)) as epochs:  # type: ignore[type-var]
-        for each in epochs:
-            while _of_epoch:
-                progress.forget(_of_epoch.pop())
-            yield each
+    return progress.remaining_epochs_until(epoch)
 
 
 def finished_epochs() -> int:
@@ -60,7 +53,7 @@ class AdaptiveDataLoader(elastic.ElasticDataLoader):
         if options.get("num_workers"):  # workers of different replicas need different random numbers
             seed = (torch.initial_seed() + replicas.rank) % (1 << 63)
             options.setdefault("generator", torch.Generator().manual_seed(seed))
-        super().__init__(dataset, batch_size, shuffle=shuffle, name=_name("loader"), ranks=replicas, **options)
+        super().__init__(dataset, batch_size, shuffle=shuffle, ranks=replicas, **options)
         self._begin_autoscale: Any = None
 
     @property
@@ -157,7 +150,7 @@ class Accumulator(elastic.Accumulator):
 
     def __init__(self) -> None:
         restored()
-        super().__init__(name=_name("sums"), ranks=Replicas())
+        super().__init__(ranks=Replicas())
 
 
 def write_scalars(writer: Any, values: Mapping[str, float], step: int, prefix: str) -> None:
@@ -165,19 +158,6 @@ def write_scalars(writer: Any, values: Mapping[str, float], step: int, prefix: s
     prefix = prefix if not prefix or prefix.endswith("/") else f"{prefix}/"
     for name, value in values.items():
         writer.add_scalar(f"{prefix}{name}", value, step)
-
-
-def _name(kind: str) -> str | None:
-    """A name with the epoch for objects created within one; None, for the default name, elsewhere."""
-    if progress.loader is not None:
-        raise ConfigError(
-            "a data loader or an accumulator is made within a loop over a data loader", todo="make it before the loop"
-        )
-    if progress.current_epoch is None:
-        return None
-    name = f"{kind}-epoch{progress.current_epoch}-{sum(each.startswith(kind) for each in _of_epoch)}"
-    _of_epoch.append(name)
-    return name
 
 
 def _save_and_exit() -> None:

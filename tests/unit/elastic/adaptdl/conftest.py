@@ -10,7 +10,6 @@ import torch.distributed as dist
 
 from deeppart.elastic import Progress, progress, stop_request
 from deeppart.elastic.adaptdl import checkpoint
-from deeppart.elastic.adaptdl.torch import data
 
 
 def forget_all() -> None:
@@ -18,7 +17,6 @@ def forget_all() -> None:
     checkpoint._states.clear()
     checkpoint._models.clear()
     checkpoint._restored = None
-    data._of_epoch.clear()
     vars(progress).update(vars(Progress()))
 
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import sys
-from importlib import import_module
 from pathlib import Path
 from typing import BinaryIO
 
 import pytest
 
 import deeppart
-from deeppart.elastic import adaptdl
 from deeppart.elastic.adaptdl import checkpoint, collective, env
 from deeppart.elastic.adaptdl.checkpoint import State, load_state, save_all_states
 from deeppart.elastic.adaptdl.env import num_replicas, replica_rank
@@ -46,18 +43,6 @@ def test_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
     assert (env.replica_rank(), env.num_replicas(), env.num_nodes(), env.num_restarts()) == (5, 8, 2, 3)
     assert (env.checkpoint_path(), env.job_id()) == ("/d", "r")
-
-
-# --- AdaptDL's modules that are not here say what to use instead, by whichever way a script imports them --------------
-
-
-@pytest.mark.parametrize("package", ["deeppart.elastic.adaptdl", "adaptdl"])
-@pytest.mark.parametrize("name", sorted(adaptdl._REPLACEMENTS))
-def test_what_to_use_instead(package: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "adaptdl", adaptdl)
-    monkeypatch.setitem(sys.modules, "adaptdl.torch", adaptdl.torch)
-    with pytest.raises(ImportError, match=f"AdaptDL's module {name} is not provided; use "):
-        import_module(f"{package}.{name}")
 
 
 # --- States that come back by their names, from checkpoints of the library --------------------------------------------

@@ -11,7 +11,7 @@ import torch
 
 import deeppart
 from deeppart.extension.export import export
-from deeppart.interop.hdf5 import load
+from deeppart.interop import load
 from deeppart.testing.states import difference
 from tests.unit.cli_support import call, call_json, flip, make_state, part_path, save
 from tests.unit.interop.making import saved

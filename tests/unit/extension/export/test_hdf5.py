@@ -11,8 +11,7 @@ import torch
 
 import deeppart
 from deeppart.extension.export import export
-from deeppart.extension.export.hdf5 import Filter, Hdf5Writer
-from deeppart.interop.hdf5 import load
+from deeppart.interop import load
 from deeppart.state.tensors.leaves import TORCH_DTYPES
 from deeppart.testing.states import difference
 from tests.unit.interop.making import saved
@@ -54,26 +53,3 @@ def test_keys_that_look_alike(tmp_path: Path) -> None:
     assert difference(deeppart.load(tmp_path / "ckpt"), load(tmp_path / "out.h5")) is None
     with h5py.File(tmp_path / "out.h5") as file:
         assert {"0", "0~str", "~empty", "~dot", "..", "a~1b", "a~01b", "größe"} <= set(file["state/m"])
-
-
-def test_what_is_compressed_reads_as_before(tmp_path: Path) -> None:
-    state = {
-        "w": torch.arange(3_000_000, dtype=torch.float32).view(3, 1000, 1000),
-        "b": torch.zeros(70_000, dtype=torch.bfloat16),
-        "long": torch.zeros(2, 900_000),
-        "small": torch.ones(5),
-        "scalar": torch.tensor(2.0),
-        "empty": torch.zeros(0, 5000),
-        "texts": np.array(["a", "bc"] * 2000),
-    }
-    saved(tmp_path / "ckpt", state)
-    plain_size = export(tmp_path / "ckpt", tmp_path / "plain.h5").file_bytes
-    done = export(tmp_path / "ckpt", tmp_path / "out.h5", Hdf5Writer(Filter(1)))
-    assert done.file_bytes < plain_size / 2
-    assert difference(state, load(tmp_path / "out.h5")) is None
-    with h5py.File(tmp_path / "out.h5") as file:
-        chunked = {name: file["state"][name].chunks for name in state}
-        assert chunked["w"] == (1, 262, 1000) and chunked["long"] == (1, 262_144) and chunked["small"] is None
-        assert file["state/w"].compression == "gzip" and file["state/w"].shuffle
-    with h5py.File(tmp_path / "plain.h5") as file:
-        assert file["state/w"].chunks is None

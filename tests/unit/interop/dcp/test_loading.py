@@ -31,7 +31,7 @@ from deeppart.errors import (
     StorageError,
     UnsupportedLeafError,
 )
-from deeppart.interop.dcp import load
+from deeppart.interop import load
 from deeppart.interop.dcp.loading import open_dcp
 from deeppart.testing.states import difference
 from tests.unit.interop.making import training
@@ -125,6 +125,8 @@ def test_few_bytes_that_stand_for_many(tmp_path: Path) -> None:
         load(stored_as(tmp_path / "deflated", (4,), buffer.getvalue()))
     assert "compressed" in (caught.value.found or "")
     with pytest.raises((CorruptFileError, RestoreError)):  # what it takes to hold all of it is asked for at once
+        load(stored_as(tmp_path / "encoded", (1 << 50,), bytes(5), ["stream.deeppart-tensor/1"]))
+    with pytest.raises((CorruptFileError, RestoreError)):
         load(stored_as(tmp_path / "zstd", (1 << 50,), ZstdCompressor().compress(bytes(5)), ["stream.zstd/1"]))
 
 

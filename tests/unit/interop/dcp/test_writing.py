@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 import deeppart
 from deeppart.errors import StateError
 from deeppart.extension.export import export
-from deeppart.interop.dcp import load
+from deeppart.interop import load
 from deeppart.interop.dcp.writing import DcpWriter
 from deeppart.testing.states import difference
 from tests.tensor_kinds import coo
