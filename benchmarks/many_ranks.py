@@ -29,8 +29,9 @@ from rich.table import Table
 from torch.distributed import FileStore
 
 from deeppart.comm import finish
-from deeppart.comm.sockets.channel import SocketComm
+from deeppart.comm.channel import Comm
 from deeppart.comm.sockets.rendezvous import Rendezvous, meet
+from deeppart.comm.sockets.transport import SocketTransport
 
 _TIMEOUT_S = 300.0
 _ROUNDS = 5
@@ -67,14 +68,16 @@ def _rank(rank: int, size: int, store: Path, began: float, found: Any) -> None:
     verdict = b"v" * 100 if rank == 0 else None
     row["commit_s"] = _timed(comm, lambda: [comm.gather(b"r" * 200), comm.broadcast(verdict)], _ROUNDS)
     row["allgather_s"] = _timed(comm, lambda: [comm.allgather(b"x" * 100)], 1)
-    row["connections"] = len(comm._transport._peers._peers)
+    transport = comm._transport
+    assert isinstance(transport, SocketTransport)
+    row["connections"] = len(transport._peers._peers)
     finish(comm, comm.allgather(b""), "many ranks", _TIMEOUT_S)
     comm.release()
     found.put(row)
     os._exit(0)
 
 
-def _timed(comm: SocketComm, begin: Callable[[], list[Any]], rounds: int) -> float:
+def _timed(comm: Comm, begin: Callable[[], list[Any]], rounds: int) -> float:
     times = []
     for _ in range(rounds):
         start = time.monotonic()

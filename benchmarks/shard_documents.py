@@ -45,7 +45,6 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 
 from deeppart._gc import collection_paused
 from deeppart.comm import Operation, SingleComm
-from deeppart.comm.agreement import HEAD_TAG
 from deeppart.comm.base import immediately
 from deeppart.model import Box, Division
 from deeppart.part import SHARED_TABLE, SPAN_DTYPE
@@ -186,15 +185,12 @@ class Replay(SingleComm):
     def send(self, buffer: npt.NDArray[np.uint8], to: int, tag: int) -> Operation[None]:
         return immediately(None)
 
-    def receive_into(self, buffer: npt.NDArray[np.uint8], source: int, tag: int) -> Operation[None]:
-        """Every rank sends one head, with the length of a body, in each exchange."""
-        if tag == HEAD_TAG:
-            self._begun[source] = self._begun.get(source, -1) + 1
-        body = self._exchanges[self._begun[source]].get(source, b"")
-        sent = len(body).to_bytes(8, "little") if tag == HEAD_TAG else body
-        buffer[:] = np.frombuffer(sent, dtype=np.uint8)
+    def receive(self, source: int, tag: int) -> Operation[npt.NDArray[np.uint8]]:
+        """Every rank sends one message in each exchange."""
+        self._begun[source] = self._begun.get(source, -1) + 1
+        sent = self._exchanges[self._begun[source]].get(source, b"")
         self.received_bytes += len(sent)
-        return immediately(None)
+        return immediately(np.frombuffer(sent, dtype=np.uint8))
 
 
 def exchanges_of(layout: Layout, rank: int, keepers: Keepers) -> list[dict[int, bytes]]:

@@ -1,7 +1,8 @@
 """Communication between ranks, and how they find each other: only this package imports mpi4py or ZeroMQ."""
 
 from deeppart.comm.agreement import agree, exchange, raise_together, together, unequal
-from deeppart.comm.base import Comm, Operation, interleaved, rank_names
+from deeppart.comm.base import Operation, interleaved, rank_names
+from deeppart.comm.channel import Comm
 from deeppart.comm.commit import CommitMayStandError, RoundResult, commit_round
 from deeppart.comm.connecting import connect
 from deeppart.comm.job import TIMEOUT_S, channel_of_job, own_channel_of_job

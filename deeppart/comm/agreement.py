@@ -12,7 +12,8 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from deeppart.comm.base import Comm, Operation, interleaved
+from deeppart.comm.base import Operation, interleaved
+from deeppart.comm.channel import Comm
 from deeppart.comm.waiting import finish
 from deeppart.errors import DeeppartError, RemoteRankError, as_error, on_ranks
 
@@ -91,14 +92,11 @@ def _names(ranks: list[int]) -> str:
 
 #: Pairs of ranks that exchange messages at once.
 _WINDOW = 16
-HEAD_TAG, _BODY_TAG = 2048, 2049
+_TAG = 2048
 
 
 def exchange(comm: Comm, messages: Sequence[bytes]) -> Operation[list[bytes]]:
-    """Send every rank its message, and receive those of all ranks (collective).
-
-    Messages are sent directly: ``2 * (size - 1)`` on each rank; empty ones take 8 bytes.
-    """
+    """Send every rank its message, and receive those of all ranks (collective). Messages are sent directly."""
     found = [b""] * comm.size
     found[comm.rank] = messages[comm.rank]
     for first in range(1, comm.size, _WINDOW):
@@ -110,13 +108,6 @@ def exchange(comm: Comm, messages: Sequence[bytes]) -> Operation[list[bytes]]:
 def _pair(comm: Comm, messages: Sequence[bytes], distance: int, found: list[bytes]) -> Operation[None]:
     """Send to the rank ``distance`` further, and receive from the rank ``distance`` before."""
     to, source = (comm.rank + distance) % comm.size, (comm.rank - distance) % comm.size
-    message = np.frombuffer(messages[to], dtype=np.uint8)
-    head = np.frombuffer(len(message).to_bytes(8, "little"), dtype=np.uint8)
-    theirs = np.zeros(8, dtype=np.uint8)
-    yield from interleaved([comm.send(head, to, HEAD_TAG), comm.receive_into(theirs, source, HEAD_TAG)])
-    body = np.empty(int.from_bytes(theirs.tobytes(), "little"), dtype=np.uint8)
-    under_way = [comm.send(message, to, _BODY_TAG)] if len(message) else []
-    if len(body):
-        under_way.append(comm.receive_into(body, source, _BODY_TAG))
-    yield from interleaved(under_way)
-    found[source] = body.tobytes()
+    sending = comm.send(np.frombuffer(messages[to], dtype=np.uint8), to, _TAG)
+    found[source] = (yield from comm.receive(source, _TAG)).tobytes()
+    yield from sending

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import astuple, dataclass
 from typing import Any
 
-from deeppart.comm.base import Comm, Operation, rank_names
+from deeppart.comm.base import Operation, rank_names
+from deeppart.comm.channel import Comm
 from deeppart.errors import CommError, DeeppartError, as_error
 from deeppart.model import PartRecord
 

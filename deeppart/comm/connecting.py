@@ -6,9 +6,8 @@ import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any
 
-from deeppart.comm.base import Comm
+from deeppart.comm.channel import Comm
 from deeppart.comm.single import SingleComm
-from deeppart.comm.waiting import finish
 from deeppart.config import Launch, launch, meeting_variables, secret_of_ranks
 from deeppart.errors import LaunchError
 
@@ -95,12 +94,9 @@ def _check_world() -> None:
 
 
 def _over_mpi(comm: MPI.Comm, timeout: float) -> Comm:
-    from deeppart.comm.mpi import connected
+    from deeppart.comm import mpi
 
-    # Waiting needs a channel, and there is none yet: a stand-in with rank and size is sufficient.
-    waiting = SingleComm()
-    waiting.rank, waiting.size = comm.Get_rank(), comm.Get_size()
-    return finish(waiting, connected(comm, timeout), "connecting the ranks", timeout)
+    return mpi.connect(comm, timeout)
 
 
 def _over_sockets(rendezvous: Rendezvous, timeout: float) -> Comm:

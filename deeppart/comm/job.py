@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 
-from deeppart.comm.base import Comm
+from deeppart.comm.channel import Comm
 from deeppart.comm.connecting import connect
 from deeppart.comm.waiting import finish
 from deeppart.config import Launch, launch

@@ -1,331 +1,292 @@
-"""Communicator over mpi4py: non-blocking operations on duplicated communicators, polled.
+"""Messages over mpi4py: non-blocking, on one duplicate of the caller's communicator, polled.
 
-Blocking MPI calls can neither time out nor leave the processor to the training thread, so none is used after start-up.
-Large transfers are divided by the callers; one message stays far below 2 GiB, which some MPI libraries cannot send.
+Blocking MPI calls can neither time out nor leave the processor to the training thread, so none is used. All sessions
+between the ranks of a communicator use the same duplicate: each message has the number of its session, and one of a
+session that has ended on this rank is dropped. So an interrupted session takes nothing from later ones but the memory
+of long messages that it was sending, which MPI may still read: that is kept until the process ends.
 
-Communicators are duplicated from the caller's, and never freed: :mod:`deeppart.comm.pool` keeps them for the next
-session. If MPI does not allow all ranks' background threads to use it (below ``MPI_THREAD_MULTIPLE``), it is only used
-to exchange the addresses of sockets, which the session then uses.
+If MPI does not allow all ranks' background threads to use it (below ``MPI_THREAD_MULTIPLE``), it is only used to
+exchange the addresses of sockets, which the session then uses.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
 import threading
-from collections.abc import Callable
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from mpi4py import MPI
 
-from deeppart.comm.base import ABANDONED, GAVE_UP, Comm, Int64s, Operation, abandoned_value
-from deeppart.comm.pool import Lease, Pool
+from deeppart.comm.base import Operation, immediately
+from deeppart.comm.channel import Comm
+from deeppart.comm.messages import Bytes, Incoming, Key, Kind, Offer, packed
+from deeppart.comm.single import NotConnected
+from deeppart.comm.transport import Transport
+from deeppart.comm.waiting import finish
 from deeppart.errors import CommError
 
-#: Point-to-point tag of heartbeats; callers' tags are moved above it.
-_HEARTBEAT_TAG = 0
-_FIRST_USER_TAG = 1
-#: Longest single message.
-MESSAGE_BYTES = 256 << 20
+#: Tag of all messages but the contents of long ones, each of which has a tag of its own.
+_MESSAGE_TAG = 0
+#: Every MPI library has tags up to this one.
+_LEAST_TAG_UB = 32767
+#: Long messages are sent in pieces of this size: some MPI libraries cannot send 2 GiB.
+PIECE_BYTES = 256 << 20
+_SESSION_BYTES = 8
+_CONNECTING = "connecting the ranks"
 
 
 class _Communicator:
-    """A duplicated MPI communicator, which successive sessions use for a channel.
+    """A duplicate of a caller's communicator, and the sessions that use it.
 
     Attributes:
-        mpi: the communicator.
-        lent, calls, sent, received: see :class:`deeppart.comm.pool.Pooled`.
-        heartbeats: pending heartbeats, with their memory.
-        lock: guards the number of pending operations, and the heartbeats: several threads may use them.
+        rank, size: this rank and the number of ranks.
+        lock: guards the attributes below, and those of the sessions' transports.
+        is_kept: true if the caller's communicator still exists: there may be further sessions.
     """
 
     def __init__(self, comm: MPI.Comm) -> None:
-        self.mpi = comm
-        self.lent = False
-        self.calls, self.sent, self.received = 0, 0, 0
+        self.rank, self.size = comm.Get_rank(), comm.Get_size()
         self.lock = threading.Lock()
-        self.heartbeats: list[tuple[MPI.Request, npt.NDArray[np.int64]]] = []
-        self._waiting = 0  # pending operations
+        self.is_kept = True
+        with _typed_errors():
+            self._mpi, self._duplicating = comm.Idup()
+        self._tags, self._tag = int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or _LEAST_TAG_UB), 0
+        #: Requests of messages that MPI may still read, by tag; a list is emptied once MPI has sent its message.
+        self._sending: dict[int, list[MPI.Request]] = {}
+        #: Requests of messages that MPI may still write, and what to do with each message.
+        self._receiving: list[tuple[list[MPI.Request], Callable[[], None]]] = []
+        #: The n-th session of one rank is that of all.
+        self._sessions = 0
+        self._open: weakref.WeakValueDictionary[int, MpiTransport] = weakref.WeakValueDictionary()
+        #: Messages of sessions that have not begun on this rank: by number, with the ranks that sent them.
+        self._early: dict[int, list[tuple[int, bytearray]]] = {}
 
-    @property
-    def idle(self) -> bool:
-        """True if no operation is pending on this rank."""
-        return not self._waiting
+    def duplicated(self) -> Operation[None]:
+        """Wait until it can be used. If the wait is given up, the next one continues."""
+        while True:
+            with self.lock, _typed_errors():
+                if self._duplicating.Test():
+                    return
+            yield False
 
-    def counted(self, requests: list[MPI.Request]) -> Operation[None]:
-        """Wait for started requests. One whose operation is abandoned stays pending forever."""
-        with self.lock:
-            self._waiting += 1
-        waiting = _all_completed(requests)
-
-        def wait() -> Operation[None]:
-            yield from waiting
-            with self.lock:
-                self._waiting -= 1
-
-        return wait()
-
-
-class MpiComm:
-    """One channel of a session. After the session has ended or broken, it no longer uses the communicator."""
-
-    def __init__(self, communicator: _Communicator, lease: Lease[_Communicator], *, is_main: bool = False) -> None:
-        self._communicator, self._lease, self._is_main = communicator, lease, is_main
-        self._comm = communicator.mpi
-        self.rank = self._comm.Get_rank()
-        self.size = self._comm.Get_size()
-        self.broken: CommError | None = None
-        self._operations = 0
-        self._heard: dict[int, int] = {}
-
-    def channel(self) -> Operation[Comm]:
-        self._operations += 1
-        made = yield from _next_communicator(self._comm, self._lease, self._collective)
-        return MpiComm(made, self._lease)
-
-    def release(self) -> None:
-        self.broken = self.broken or CommError("the session has ended on this rank", where=f"rank {self.rank}")
-        self._communicator.lent = False
-        if self._is_main:
-            self._lease.end()
-
-    def maximum(self, values: Int64s) -> Operation[Int64s]:
-        self._operations += 1
-        result = np.empty_like(values)
-        yield from self._collective(self._comm.Iallreduce(values, result, op=MPI.MAX))
-        return result
-
-    def allgather(self, data: bytes) -> Operation[list[bytes]]:
-        self._operations += 1
-        lengths = np.zeros(self.size, dtype=np.int64)
-        yield from self._collective(self._comm.Iallgather(np.array([len(data)], dtype=np.int64), lengths))
-        received = np.empty(int(lengths.sum()), dtype=np.uint8)
-        yield from self._collective(
-            self._comm.Iallgatherv(np.frombuffer(data, dtype=np.uint8), [received, lengths.tolist(), MPI.BYTE])
-        )
-        return _cut(received, lengths)
-
-    def gather(self, data: bytes) -> Operation[list[bytes] | None]:
-        self._operations += 1
-        root = self.rank == 0
-        lengths = np.zeros(self.size, dtype=np.int64) if root else None
-        yield from self._collective(self._comm.Igather(np.array([len(data)], dtype=np.int64), lengths, root=0))
-        received = None if lengths is None else np.empty(int(lengths.sum()), dtype=np.uint8)
-        target: Any = None if lengths is None else [received, lengths.tolist(), MPI.BYTE]
-        yield from self._collective(self._comm.Igatherv(np.frombuffer(data, dtype=np.uint8), target, root=0))
-        return None if received is None or lengths is None else _cut(received, lengths)
-
-    def broadcast(self, data: bytes | None, root: int = 0) -> Operation[bytes]:
-        self._operations += 1
-        length = np.array([len(data) if data is not None else 0], dtype=np.int64)
-        yield from self._collective(self._comm.Ibcast(length, root=root))
-        if self.rank == root and data is not None:
-            buffer = np.frombuffer(data, dtype=np.uint8)
-        else:
-            buffer = np.empty(int(length[0]), dtype=np.uint8)
-        yield from self._collective(self._comm.Ibcast(buffer, root=root))
-        return data if self.rank == root and data is not None else buffer.tobytes()
-
-    def send(self, buffer: npt.NDArray[np.uint8], to: int, tag: int) -> Operation[None]:
-        self._refuse_broken()
-        tag += _FIRST_USER_TAG
-        requests = [self._comm.Isend(piece, dest=to, tag=tag) for piece in _pieces(buffer)]
-        self._communicator.sent += len(requests)
-        return self._communicator.counted(requests)
-
-    def receive_into(self, buffer: npt.NDArray[np.uint8], source: int, tag: int) -> Operation[None]:
-        self._refuse_broken()
-        tag += _FIRST_USER_TAG
-        requests = [self._comm.Irecv(piece, source=source, tag=tag) for piece in _pieces(buffer)]
-        self._communicator.received += len(requests)
-        return self._communicator.counted(requests)
-
-    def heartbeat(self) -> None:
-        on = self._communicator
-        with on.lock:
-            message = np.array([self._lease.number, self._operations], dtype=np.int64)
-            on.heartbeats = [(request, kept) for request, kept in on.heartbeats if not request.Test()]
-            for rank in range(self.size):
-                if rank != self.rank:
-                    on.heartbeats.append((self._comm.Isend(message, dest=rank, tag=_HEARTBEAT_TAG), message))
-
-    def present(self) -> set[int]:
-        self._listen()
-        here = {rank for rank, operation in self._heard.items() if self._operations <= operation < ABANDONED}
-        return here | {self.rank}
-
-    def abandon(self, error: CommError) -> None:
-        if self.broken is None:
-            self.broken, self._operations = error, abandoned_value(error)
-            self.heartbeat()
-
-    def abandoned_by(self) -> set[int]:
-        self._listen()
-        return {rank for rank, operation in self._heard.items() if operation == ABANDONED}
-
-    def given_up_by(self) -> set[int]:
-        self._listen()
-        return {rank for rank, operation in self._heard.items() if operation == GAVE_UP}
-
-    def _listen(self) -> None:
-        status = MPI.Status()
-        while (found := self._comm.Improbe(source=MPI.ANY_SOURCE, tag=_HEARTBEAT_TAG, status=status)) is not None:
-            message = np.zeros(2, dtype=np.int64)
-            found.Recv(message)
-            session, operation = message.tolist()
-            if (
-                session == self._lease.number
-            ):  # otherwise it is from an operation of an earlier session that was abandoned
-                self._heard[status.Get_source()] = operation
-
-    def _collective(self, *requests: MPI.Request) -> Operation[None]:
-        self._communicator.calls += len(requests)
-        return self._communicator.counted(list(requests))
-
-    def _refuse_broken(self) -> None:
-        """Refuse to begin: an operation that begins at the call may come from a thread of a session that has ended."""
-        if self.broken is not None:
-            raise self.broken
-
-
-class _Process:
-    """Process-wide state that outlives sessions over MPI; the only instance is :data:`_process`.
-
-    Attributes:
-        under_way: requests that MPI has not reported as completed. Requests of abandoned operations stay here forever,
-            with the memory that MPI may still read or write. Only atomic dict operations.
-    """
-
-    def __init__(self) -> None:
-        self.under_way: dict[int, list[MPI.Request]] = {}
-        self._lock = threading.Lock()
-        #: World ranks -> the channels between them. Guarded by the lock.
-        self._pools: dict[tuple[int, ...], Pool[_Communicator]] = {}
-
-    def pool_between(self, comm: MPI.Comm) -> Pool[_Communicator]:
-        """The pool of the ranks of a communicator; all communicators between the same ranks in the same order share
-        it.
-        """
-        group, everyone = comm.Get_group(), MPI.COMM_WORLD.Get_group()
-        ranks = tuple(group.Translate_ranks(list(range(comm.Get_size())), everyone))
-        group.Free()
-        everyone.Free()
-        if MPI.UNDEFINED in ranks:  # processes that were started separately
-            return Pool()
-        with self._lock:
-            return self._pools.setdefault(ranks, Pool())
-
-
-_process = _Process()
-
-
-class _Starts:
-    """The starts of sessions over one of the caller's communicators, in the order of the calls.
-
-    Each is a sequence of collectives on that communicator. A start that this rank has given up, because others were
-    late, must end before the next may begin: otherwise the ranks' collectives would no longer match.
-
-    Attributes:
-        pool: the pool of channels between these ranks.
-        begun: starts that have not ended.
-    """
-
-    def __init__(self, comm: MPI.Comm) -> None:
-        self.pool = _process.pool_between(comm)
-        self.begun: list[Operation[Comm]] = []
-
-
-def connected(comm: MPI.Comm, silence_s: float) -> Operation[Comm]:
-    """A new channel between the ranks of the caller's communicator (collective).
-
-    Over sockets, a host that is silent for ``silence_s`` is considered gone.
-    """
-    starts: Any = comm.Get_attr(_starts_key())
-    if starts is None:
-        starts = _Starts(comm)
-        comm.Set_attr(_starts_key(), starts)
-    mine = _start(comm, starts.pool, silence_s)
-    starts.begun.append(mine)
-    while True:
-        first = starts.begun[0]
+    def progress(self, transport: MpiTransport) -> bool:
+        """Receive and send without waiting, on behalf of one session; True unless another thread is doing so."""
+        if not self.lock.acquire(blocking=False):
+            return False
         try:
-            moved = next(first)  # not "yield from", which would end the start when this operation is given up
-        except StopIteration as stop:
-            channel: Comm = stop.value
-            del starts.begun[0]
-            if first is mine:
-                return channel
-            channel.abandon(CommError("the session that this channel is of was given up at its start"))
-            channel.release()
-        except BaseException as error:
-            del starts.begun[0]
-            if first is mine or not isinstance(error, CommError):
-                raise
+            with _typed_errors():
+                self._take()
+            transport.pass_on_presence(time.monotonic())
+            return True
+        finally:
+            self.lock.release()
+
+    # All methods below are called with the lock held.
+
+    def begin(self, transport: MpiTransport) -> int:
+        """Begin a session; returns its number."""
+        self._sessions += 1
+        self._open[self._sessions] = transport
+        for rank, message in self._early.pop(self._sessions, ()):
+            transport.on_message(rank, message)
+        return self._sessions
+
+    def end(self, session: int) -> None:
+        """End a session on this rank."""
+        self._open.pop(session, None)
+        self.free_unused()
+
+    def free_unused(self) -> None:
+        """Free the duplicate if nothing will use it any more, and MPI has no memory of it."""
+        if self.is_kept or self._open:
+            return
+        is_ready = self._duplicating.Test()
+        if is_ready:
+            self._take()
+        if is_ready and not self._sending and not self._receiving:
+            self._mpi.Free()
         else:
-            yield moved  # if this operation is given up here, the start continues
+            _in_use_forever.append(self)
+
+    def send(self, to: int, message: bytes) -> list[MPI.Request]:
+        """Send a short message; the list is emptied once MPI does not need it any more."""
+        tag = self._next_tag()
+        with _typed_errors():
+            requests = self._sending[tag] = [self._mpi.Isend(message, dest=to, tag=_MESSAGE_TAG)]
+            self._drop_if_sent(tag)
+        return requests
+
+    def send_long(self, to: int, contents: Bytes) -> tuple[int, list[MPI.Request]]:
+        """Send contents of a message, with a tag that no other has; the list is emptied once they have been received.
+
+        Synchronous: contents that are never received stay under way, and keep their tag.
+        """
+        tag = self._next_tag()
+        requests = self._sending[tag] = []
+        with _typed_errors():
+            for piece in _pieces(contents):
+                requests.append(self._mpi.Issend(piece, dest=to, tag=tag))
+        return tag, requests
+
+    def receive_long(self, source: int, tag: int, buffer: Bytes, then: Callable[[], None]) -> None:
+        """Receive contents of a message, and call ``then``."""
+        self._receiving.append(([self._mpi.Irecv(each, source=source, tag=tag) for each in _pieces(buffer)], then))
+
+    def _next_tag(self) -> int:
+        if len(self._sending) >= self._tags:
+            raise CommError(
+                "too many exchanges of this job were interrupted",
+                found=f"{len(self._sending)} messages that were never received",
+                where=f"rank {self.rank}",
+                todo="start the processes again; committed checkpoints are not affected",
+            )
+        self._tag = self._tag % self._tags + 1
+        while self._tag in self._sending:
+            self._tag = self._tag % self._tags + 1
+        return self._tag
+
+    def _take(self) -> None:
+        """Handle what MPI has completed."""
+        status = MPI.Status()
+        while (found := self._mpi.Improbe(source=MPI.ANY_SOURCE, tag=_MESSAGE_TAG, status=status)) is not None:
+            message = bytearray(status.Get_count(MPI.BYTE))
+            then = partial(self._on_message, status.Get_source(), message)
+            self._receiving.append(([found.Irecv(message)], then))
+        for each in list(self._receiving):
+            if MPI.Request.Testall(each[0]):
+                self._receiving.remove(each)
+                each[1]()
+        for tag in list(self._sending):
+            self._drop_if_sent(tag)
+
+    def _drop_if_sent(self, tag: int) -> None:
+        if MPI.Request.Testall(self._sending[tag]):
+            self._sending.pop(tag).clear()
+
+    def _on_message(self, rank: int, message: bytearray) -> None:
+        session = int.from_bytes(message[:_SESSION_BYTES], "little")
+        if (transport := self._open.get(session)) is not None:
+            transport.on_message(rank, message)
+        elif session > self._sessions:
+            self._early.setdefault(session, []).append((rank, message))
 
 
-def _start(comm: MPI.Comm, pool: Pool[_Communicator], silence_s: float) -> Operation[Comm]:
-    offer = pool.offer()
-    without_threads = np.array([MPI.Query_thread() != MPI.THREAD_MULTIPLE], dtype=np.int64)
+#: Communicators that MPI may still use although nothing else does.
+_in_use_forever: list[_Communicator] = []
+
+
+class MpiTransport(Transport):
+    """The messages of one session over MPI."""
+
+    def __init__(self, communicator: _Communicator) -> None:
+        super().__init__(communicator.lock)
+        self._communicator = communicator
+        self._meet(communicator.rank, communicator.size)
+        with self._lock:
+            self._session = communicator.begin(self)
+
+    def progress(self) -> bool:
+        return self._closed or self._communicator.progress(self)
+
+    def close(self) -> None:
+        if os.getpid() != self.pid:
+            return
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._communicator.end(self._session)
+
+    def _sending(self, to: int, requests: list[MPI.Request]) -> Operation[None]:
+        while requests:
+            self.progress()
+            if requests:
+                self._check(to)
+                yield False
+
+    # All methods below are called with the lock held.
+
+    def on_message(self, rank: int, message: bytearray) -> None:
+        """Handle a message of this session."""
+        self._on_message(rank, memoryview(message)[_SESSION_BYTES:])
+
+    def _put(self, to: int, message: bytes) -> Operation[None]:
+        session = self._session.to_bytes(_SESSION_BYTES, "little")
+        requests = self._communicator.send(to, session + message)
+        return self._sending(to, requests) if requests else immediately(None)
+
+    def _offer(self, to: int, key: Key, array: Bytes) -> Operation[None]:
+        tag, requests = self._communicator.send_long(to, array)
+        self._put(to, packed(Kind.OFFER, key, array.size, tag))
+        return self._sending(to, requests)
+
+    def _accept(self, incoming: Incoming, offer: Offer) -> None:
+        assert incoming.buffer is not None
+
+        def complete() -> None:
+            incoming.is_complete = True
+
+        # It is held until MPI has written to its buffer, also if the operation is given up.
+        self._communicator.receive_long(incoming.source, offer.place, incoming.buffer, complete)
+
+
+def connect(comm: MPI.Comm, timeout: float) -> Comm:
+    """A new session between the ranks of the caller's communicator (collective).
+
+    Over sockets, a host that is silent for the timeout is considered gone.
+    """
+    communicator: Any = comm.Get_attr(_key())
+    if communicator is None:
+        communicator = _Communicator(comm)
+        comm.Set_attr(_key(), communicator)
+    waiting = NotConnected(communicator.rank, communicator.size)
+    finish(waiting, communicator.duplicated(), _CONNECTING, timeout)
+    channel = Comm(MpiTransport(communicator))
     try:
-        requests = [comm.Iallreduce(MPI.IN_PLACE, offer.most, op=MPI.MAX)]
-        requests.append(comm.Iallreduce(MPI.IN_PLACE, offer.total, op=MPI.SUM))
-        requests.append(comm.Iallreduce(MPI.IN_PLACE, without_threads, op=MPI.MAX))
-    except MPI.Exception as error:
-        raise _mpi_error(error) from error
-    yield from _all_completed(requests)
-    lease = pool.agreed(offer)
-    if without_threads[0]:
-        lease.end()
-        return (yield from _over_sockets(comm, silence_s))
-    main = yield from _next_communicator(comm, lease, lambda request: _all_completed([request]))
-    return MpiComm(main, lease, is_main=True)
+        without_threads = np.array([MPI.Query_thread() != MPI.THREAD_MULTIPLE], dtype=np.int64)
+        if not finish(channel, channel.maximum(without_threads), _CONNECTING, timeout)[0]:
+            return channel
+        found = _over_sockets(channel, timeout)
+    except BaseException:
+        channel.release()
+        raise
+    channel.release()
+    return found
 
 
-def _over_sockets(comm: MPI.Comm, silence_s: float) -> Operation[Comm]:
+def _over_sockets(channel: Comm, timeout: float) -> Comm:
     from deeppart.comm.sockets.address import Address, interface_of_host
-    from deeppart.comm.sockets.channel import connect_all
     from deeppart.comm.sockets.rank_sockets import RankSockets
-    from deeppart.comm.sockets.transport import Transport
+    from deeppart.comm.sockets.transport import SocketTransport, connect_all
 
-    transport = Transport(RankSockets(interface_of_host(), silence_s))
+    transport = SocketTransport(RankSockets(interface_of_host(), timeout))
     try:
-        mine = transport.address.encode()
-        lengths = np.zeros(comm.Get_size(), dtype=np.int64)
-        yield from _all_completed([comm.Iallgather(np.array([len(mine)], dtype=np.int64), lengths)])
-        received = np.empty(int(lengths.sum()), dtype=np.uint8)
-        target: Any = [received, lengths.tolist(), MPI.BYTE]
-        yield from _all_completed([comm.Iallgatherv(np.frombuffer(mine, dtype=np.uint8), target)])
-        addresses = [Address.decode(each) for each in _cut(received, lengths)]
-        return (yield from connect_all(transport, comm.Get_rank(), addresses))
+        addresses = finish(channel, channel.allgather(transport.address.encode()), _CONNECTING, timeout)
+        connecting = connect_all(transport, channel.rank, [Address.decode(each) for each in addresses])
+        return finish(channel, connecting, _CONNECTING, timeout)
     except BaseException:
         transport.close()
         raise
 
 
-def _next_communicator(
-    comm: MPI.Comm, lease: Lease[_Communicator], completed: Callable[[MPI.Request], Operation[None]]
-) -> Operation[_Communicator]:
-    """The next communicator of a lease, or a new one."""
-    kept = lease.take()
-    if kept is not None:
-        return kept
-    try:
-        duplicate, request = comm.Idup()
-    except MPI.Exception as error:
-        raise _mpi_error(error) from error
-    yield from completed(request)
-    made = _Communicator(duplicate)
-    lease.add(made)
-    return made
+def _free_with(comm: MPI.Comm, key: int, communicator: _Communicator) -> None:
+    """The caller frees its communicator. That of the world is never freed, only MPI as a whole finalized."""
+    if comm != MPI.COMM_WORLD:
+        with communicator.lock:
+            communicator.is_kept = False
+            communicator.free_unused()
 
 
 @functools.cache
-def _starts_key() -> int:
-    """The key under which :class:`_Starts` is attached to the caller's communicator, whose lifetime it shares."""
-    return MPI.Comm.Create_keyval()
+def _key() -> int:
+    """The key under which a :class:`_Communicator` is attached to the caller's, whose lifetime it shares."""
+    return MPI.Comm.Create_keyval(delete_fn=_free_with)
 
 
 def before_finalize(call: Callable[[], None]) -> None:
@@ -356,32 +317,17 @@ def _calling_before(call: Callable[[], None], finalize: Callable[[], None]) -> C
     return finalize_after
 
 
-def _all_completed(requests: list[MPI.Request]) -> Operation[None]:
-    _process.under_way[id(requests)] = requests
-    return _wait_for(requests)
+def _pieces(buffer: Bytes) -> list[Bytes]:
+    return [buffer[at : at + PIECE_BYTES] for at in range(0, buffer.size, PIECE_BYTES)]
 
 
-def _wait_for(requests: list[MPI.Request]) -> Operation[None]:
+@contextlib.contextmanager
+def _typed_errors() -> Iterator[None]:
     try:
-        while not MPI.Request.Testall(requests):
-            yield False
+        yield
     except MPI.Exception as error:
-        raise _mpi_error(error) from error
-    del _process.under_way[id(requests)]
-
-
-def _mpi_error(error: MPI.Exception) -> CommError:
-    return CommError(
-        "MPI cannot continue an exchange",
-        found=str(error),
-        todo="look for a rank or node that is gone; start the job again: complete checkpoints are not affected",
-    )
-
-
-def _pieces(buffer: npt.NDArray[np.uint8]) -> list[npt.NDArray[np.uint8]]:
-    return [buffer[at : at + MESSAGE_BYTES] for at in range(0, buffer.size, MESSAGE_BYTES)]
-
-
-def _cut(received: npt.NDArray[np.uint8], lengths: npt.NDArray[np.int64]) -> list[bytes]:
-    ends = np.cumsum(lengths)
-    return [received[end - length : end].tobytes() for end, length in zip(ends.tolist(), lengths.tolist(), strict=True)]
+        raise CommError(
+            "MPI cannot continue an exchange",
+            found=str(error),
+            todo="look for a rank or node that is gone; start the job again: complete checkpoints are not affected",
+        ) from error

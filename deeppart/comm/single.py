@@ -2,57 +2,56 @@
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
+import threading
 
-from deeppart.comm.base import Comm, Int64s, Operation, immediately
+from deeppart.comm.base import Operation
+from deeppart.comm.channel import Comm
+from deeppart.comm.messages import Bytes, Incoming, Key, Offer
+from deeppart.comm.transport import Transport
 from deeppart.errors import CommError
 
 
-class SingleComm:
+class SingleComm(Comm):
     """A single rank."""
 
     def __init__(self) -> None:
-        self.rank = 0
-        self.size = 1
-        self.broken: CommError | None = None
+        super().__init__(_Alone())
 
-    def channel(self) -> Operation[Comm]:
-        return immediately(SingleComm())
 
-    def maximum(self, values: Int64s) -> Operation[Int64s]:
-        return immediately(values)
+class NotConnected(SingleComm):
+    """A stand-in until there is a communicator: errors of waits need to know which ranks have arrived.
 
-    def allgather(self, data: bytes) -> Operation[list[bytes]]:
-        return immediately([data])
+    Attributes:
+        arrived: ranks that have, as far as known.
+    """
 
-    def gather(self, data: bytes) -> Operation[list[bytes] | None]:
-        return immediately([data])
-
-    def broadcast(self, data: bytes | None, root: int = 0) -> Operation[bytes]:
-        assert data is not None
-        return immediately(data)
-
-    def send(self, buffer: npt.NDArray[np.uint8], to: int, tag: int) -> Operation[None]:
-        raise CommError("a job of one process has nobody to send to", found=f"rank {to}")
-
-    def receive_into(self, buffer: npt.NDArray[np.uint8], source: int, tag: int) -> Operation[None]:
-        raise CommError("a job of one process has nobody to receive from", found=f"rank {source}")
-
-    def release(self) -> None:
-        """Nothing to release."""
-
-    def heartbeat(self) -> None:
-        """No other rank listens."""
+    def __init__(self, rank: int, size: int) -> None:
+        super().__init__()
+        self.rank, self.size, self.arrived = rank, size, {rank}
 
     def present(self) -> set[int]:
-        return {0}
+        """Ranks that have arrived, as far as known."""
+        return set(self.arrived)
 
-    def abandon(self, error: CommError) -> None:
-        self.broken = self.broken or error
 
-    def abandoned_by(self) -> set[int]:
-        return set()
+class _Alone(Transport):
+    """The messages of a single rank: only to itself."""
 
-    def given_up_by(self) -> set[int]:
-        return set()
+    def __init__(self) -> None:
+        super().__init__(threading.Lock())
+        self._meet(0, 1)
+
+    def progress(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._closed = True
+
+    def _put(self, to: int, message: bytes) -> Operation[None]:
+        raise CommError("a job of one process has nobody to send to", found=f"rank {to}")
+
+    def _offer(self, to: int, key: Key, array: Bytes) -> Operation[None]:
+        return self._put(to, b"")
+
+    def _accept(self, incoming: Incoming, offer: Offer) -> None:
+        raise AssertionError("nobody offers anything")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from typing import Generic, TypeVar
 
-from deeppart.comm.base import Comm, Operation, rank_names
+from deeppart.comm.base import Operation, rank_names
+from deeppart.comm.channel import Comm
 from deeppart.errors import CommError, DeeppartError, PeerTimeoutError, RemoteRankError, WaitingNotice, warn_now
 
 T = TypeVar("T")
@@ -119,6 +120,7 @@ def _say_for_whom(comm: Comm, running: RunningOperation[T], waited_s: float) -> 
 
 
 def _abandoned(comm: Comm, what: str, ranks: set[int]) -> CommError:
+    comm.heartbeat()  # passes on what this rank has heard: it does not wait any longer, and others may not have heard
     comm.broken = CommError(
         f"{what}: {rank_names(ranks)} cannot take part any more",
         found="an error there, after which the ranks' exchanges would not match",

@@ -46,24 +46,6 @@ def pytest_configure(config: pytest.Config) -> None:
     sampling.take(world.bcast(sampling.chosen()))  # it may have been midnight in between
     over_sockets.install()
     leave_processors()
-    _compare_lengths()
-
-
-def _compare_lengths() -> None:
-    """Make a reduction of different lengths an error: MPI leaves it open what comes of one, and small ones pass."""
-    import numpy as np
-
-    from deeppart.comm.mpi import MpiComm
-
-    maximum = MpiComm.maximum
-
-    def checked(self: MpiComm, values: Any) -> Any:
-        lengths = np.zeros(self.size, dtype=np.int64)
-        yield from self._collective(self._comm.Iallgather(np.array([len(values)], dtype=np.int64), lengths))
-        assert len(set(lengths.tolist())) == 1, f"a reduction of {lengths.tolist()} values"
-        return (yield from maximum(self, values))
-
-    MpiComm.maximum = checked  # type: ignore[method-assign]
 
 
 class _Ranks:

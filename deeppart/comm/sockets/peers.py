@@ -8,13 +8,11 @@ from dataclasses import dataclass
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from deeppart.comm.messages import Key, Kind, packed, unpacked
 from deeppart.comm.sockets.address import Address
-from deeppart.comm.sockets.long_messages import Key, Kind, Pieces, packed, unpacked
+from deeppart.comm.sockets.long_messages import Pieces
 from deeppart.comm.sockets.rank_sockets import RankSockets, Socket, has_something
-from deeppart.comm.sockets.trees import neighbours
 
-#: With up to this many ranks, news are sent to all of them, otherwise to neighbours.
-_FEW = 64
 #: After this many refused connections in a row a rank no longer has a socket.
 _MOST_RETRIES = 5
 #: Messages that a rank sent before it ended may still arrive on another connection than the one that was closed.
@@ -93,9 +91,9 @@ class Peers:
         peer.is_needed = True
         return peer
 
-    def put(self, to: int, header: bytes, data: bytes = b"") -> None:
+    def put(self, to: int, message: bytes) -> None:
         """Send a message."""
-        if not _sent(self.need(to).messages, header + data):
+        if not _sent(self.need(to).messages, message):
             self._lose(to)
 
     def open_pieces(self, to: int, password: bytes, proof_key: bytes) -> Pieces:
@@ -122,12 +120,10 @@ class Peers:
             if other not in self._peers and other not in over:
                 _sent(self._sockets.messages, header, route)
 
-    def spread(self, header: bytes, data: bytes) -> None:
-        """Send to all ranks, or to neighbours that pass it on."""
-        size = len(self.addresses)
-        to = set(neighbours(self.own_rank, size) if size > _FEW else range(size)) - {self.own_rank}
-        for rank in to - self.ended - self.gone:
-            _sent(self._peer(rank).messages, header + data)
+    def tell(self, to: int, message: bytes) -> None:
+        """Send a message to a rank that need not be there any more."""
+        if to not in self.ended and to not in self.gone:
+            _sent(self._peer(to).messages, message)
 
     def on_notice(self, rank: int, kind: Kind, key: Key) -> None:
         """Handle the notice that a rank has ended its session, or that another one has gone."""

@@ -21,11 +21,11 @@ from typing import Protocol, TypeVar
 
 from deeppart._threads import start_thread
 from deeppart.comm.base import Operation
-from deeppart.comm.single import SingleComm
+from deeppart.comm.channel import Comm
+from deeppart.comm.single import NotConnected
 from deeppart.comm.sockets.address import Address
-from deeppart.comm.sockets.channel import SocketComm, connect_all
 from deeppart.comm.sockets.rank_sockets import RankSockets
-from deeppart.comm.sockets.transport import Transport
+from deeppart.comm.sockets.transport import SocketTransport, connect_all
 from deeppart.comm.waiting import finish
 from deeppart.config import scheduled_job
 from deeppart.errors import CommError, PeerTimeoutError, say
@@ -229,23 +229,6 @@ def _pauses_s(size: int) -> Iterator[float]:
         pause_s = min(1.5 * pause_s, most_s)
 
 
-class Arrivals(SingleComm):
-    """A stand-in for a communicator before there is one: a wait needs to know which ranks have arrived.
-
-    Attributes:
-        search: this rank's search for the others; None before it has begun.
-    """
-
-    def __init__(self, rank: int, size: int) -> None:
-        super().__init__()
-        self.rank, self.size = rank, size
-        self.search: Search | None = None
-
-    def present(self) -> set[int]:
-        """Ranks that have arrived, as far as known."""
-        return {self.rank} if self.search is None else set(self.search.present)
-
-
 class Rendezvous:
     """A meeting point, used once by each session. There is one per process and store: it counts the process's starts.
 
@@ -264,64 +247,60 @@ class Rendezvous:
         self.in_turn, self.starts = threading.Lock(), 0
 
 
-def meet(rendezvous: Rendezvous, timeout: float, secret: bytes | None = None) -> SocketComm:
+def meet(rendezvous: Rendezvous, timeout: float, secret: bytes | None = None) -> Comm:
     """A channel between all ranks of a rendezvous (collective). The n-th start of one rank is that of all."""
-    arrivals = Arrivals(rendezvous.rank, rendezvous.size)
+    rank, size = rendezvous.rank, rendezvous.size
     if not rendezvous.in_turn.acquire(timeout=timeout):  # the starts of several threads
-        where = f"rank {rendezvous.rank}"
-        raise PeerTimeoutError(f"{_CONNECTING}: another start of this process has not ended", where=where)
-    operation = _connected(rendezvous, arrivals, timeout, secret)
+        raise PeerTimeoutError(f"{_CONNECTING}: another start of this process has not ended", where=f"rank {rank}")
     try:
-        return finish(arrivals, operation, _CONNECTING, timeout)
-    except PeerTimeoutError as error:
-        if arrivals.search is not None and arrivals.search.skipped:
-            error.found = "; ".join(arrivals.search.skipped[:5])
-            error.todo = "give all ranks one DEEPPART_SECRET_FILE, or none; or somebody else writes there (SECURITY.md)"
-        raise
+        rendezvous.starts += 1
+        transport = SocketTransport(RankSockets(rendezvous.interface(), timeout))
+        entry = Entry(rendezvous.starts, transport.address)
+        search = Search(lambda: rendezvous.open_store(timeout), rank, size, entry, secret)
+        waiting = NotConnected(rank, size)
+        try:
+            return finish(waiting, _connected(search, transport, waiting), _CONNECTING, timeout)
+        except BaseException as error:
+            transport.close()
+            if isinstance(error, PeerTimeoutError) and search.skipped:
+                error.found = "; ".join(search.skipped[:5])
+                error.todo = (
+                    "give all ranks one DEEPPART_SECRET_FILE, or none; or somebody else writes there (SECURITY.md)"
+                )
+            raise
+        finally:
+            search.end()
     finally:
-        operation.close()  # if it was given up, close sockets and thread now, not when the error is dropped
         rendezvous.in_turn.release()
 
 
-def _connected(
-    rendezvous: Rendezvous, arrivals: Arrivals, timeout: float, secret: bytes | None
-) -> Operation[SocketComm]:
-    rank, size = rendezvous.rank, rendezvous.size
-    rendezvous.starts += 1
-    transport = Transport(RankSockets(rendezvous.interface(), timeout))
-    entry = Entry(rendezvous.starts, transport.address)
-    search = arrivals.search = Search(lambda: rendezvous.open_store(timeout), rank, size, entry, secret)
-    version, connecting = 0, None
-    try:
-        while True:
-            if search.error is not None:
-                raise _no_store(search.error, rank) from search.error
-            if search.is_given_up:
-                raise PeerTimeoutError(
-                    f"{_CONNECTING}: rank 0 has timed out, and has already begun its next start",
-                    where=f"rank {rank}",
-                    todo="try again on this rank as well; raise `timeout` if it was only slow",
-                )
-            if search.roster is not None and search.roster[0] != version:
-                version, roster = search.roster
-                try:
-                    connecting = connect_all(transport, rank, roster, version)
-                except ValueError as error:
-                    raise _no_store(error, rank) from error
-            if connecting is not None:
-                try:
-                    next(connecting)
-                except StopIteration as stop:
-                    found: SocketComm = stop.value
-                    return found
-                except CommError:  # a rank with an old address has gone: the new one is still to come
-                    connecting = None
-            yield False
-    except BaseException:
-        transport.close()
-        raise
-    finally:
-        search.end()
+def _connected(search: Search, transport: SocketTransport, waiting: NotConnected) -> Operation[Comm]:
+    rank, version, connecting = waiting.rank, 0, None
+    while True:
+        waiting.arrived = search.present
+        if search.error is not None:
+            raise _no_store(search.error, rank) from search.error
+        if search.is_given_up:
+            raise PeerTimeoutError(
+                f"{_CONNECTING}: rank 0 has timed out, and has already begun its next start",
+                where=f"rank {rank}",
+                todo="try again on this rank as well; raise `timeout` if it was only slow",
+            )
+        if search.roster is not None and search.roster[0] != version:
+            version, roster = search.roster
+            try:
+                connecting = connect_all(transport, rank, roster, version)
+            except ValueError as error:
+                raise _no_store(error, rank) from error
+        if connecting is not None:
+            try:
+                next(connecting)
+            except StopIteration as stop:
+                found: Comm = stop.value
+                return found
+            except CommError:  # a rank with an old address has gone: the new one is still to come
+                connecting = None
+        yield False
 
 
 def _no_store(error: BaseException, rank: int) -> CommError:

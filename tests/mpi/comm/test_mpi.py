@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import re
@@ -57,9 +58,9 @@ def test_collectives(comm: Comm) -> None:
     assert do(comm, comm.maximum(np.array([rank, -rank, 7]))).tolist() == [size - 1, 0, 7]
 
 
-@pytest.mark.parametrize("message_bytes", [1 << 20, 70_000])
-def test_transfers(comm: Comm, message_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deeppart.comm.mpi.MESSAGE_BYTES", message_bytes)  # one message, several
+@pytest.mark.parametrize("piece_bytes", [1 << 20, 70_000])
+def test_transfers(comm: Comm, piece_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deeppart.comm.mpi.PIECE_BYTES", piece_bytes)  # one piece, several
     rank, size = comm.rank, comm.size
     following, before = (rank + 1) % size, (rank - 1) % size
     sent, received = np.full(300_000, rank, dtype=np.uint8), np.zeros(300_000, dtype=np.uint8)
@@ -103,54 +104,47 @@ def test_a_message_above_two_gib(comm: Comm, run_on: Any) -> None:
     assert received == sent and sent[1] == 9
 
 
-def reused(comm: Any) -> list[int]:
-    """How many of the communicators of a start's two channels the next start has."""
-    first = connect(comm, LIMIT_S)
-    second = finish(first, first.channel(), "channel", LIMIT_S)
-    counts = []
-    for number in range(3):
-        for channel in (first, second):
-            finish(channel, channel.allgather(b"."), "test", LIMIT_S)
-        if number == 1 and comm.Get_rank() == 0:  # rank 1 never receives it: what comes later must not be taken for it
-            finish(first, first.send(np.zeros(8, dtype=np.uint8), 1, 3), "test", LIMIT_S)
-        for channel in (first, second):
-            channel.abandon(CommError("an error between two exchanges"))
-            channel.release()
-            with pytest.raises(CommError, match="between two exchanges"):  # whatever thread still has it
-                channel.send(np.zeros(8, dtype=np.uint8), 1 - comm.Get_rank(), 3)
-        again = connect(comm, LIMIT_S)
-        other = finish(again, again.channel(), "channel", LIMIT_S)
-        used, kept = ([vars(each)["_communicator"] for each in pair] for pair in ((first, second), (again, other)))
-        counts.append(sum(each in kept for each in used))
-        first, second = again, other
-    return counts
+def after_a_broken_session(comm: Any) -> list[bool]:
+    """Sessions that end in the middle of exchanges, each followed by one in which everything is new."""
+    found, channel = [], connect(comm, LIMIT_S)
+    other, kept = 1 - channel.rank, []
+    for nbytes in (8, 100_000):
+        old = np.full(nbytes, 9, dtype=np.uint8)
+        under_way = [channel.send(old, other, 3), channel.allgather(b"old")]
+        if channel.rank:
+            under_way.append(channel.receive_into(kept_buffer := np.zeros(nbytes, dtype=np.uint8), other, 3))
+            kept.append(kept_buffer)
+        for each in under_way:
+            with contextlib.suppress(CommError):  # the other rank may have ended the session already
+                next(each, None)
+        channel.abandon(CommError("an error in the middle of an exchange"))
+        channel.release()
+        with pytest.raises(CommError, match="has ended"):  # whatever thread still has it
+            channel.send(old, other, 3)
+        channel = connect(comm, LIMIT_S)
+        new, here = np.full(nbytes, 1 + channel.rank, dtype=np.uint8), np.zeros(nbytes, dtype=np.uint8)
+        for operation in (channel.send(new, other, 3), channel.receive_into(here, other, 3)):
+            finish(channel, operation, "test", LIMIT_S)
+        texts = finish(channel, channel.allgather(b"new"), "test", LIMIT_S)
+        found.append(texts == [b"new"] * 2 and bool((here == 1 + other).all()))
+    channel.release()
+    return found
+
+
+def test_nothing_of_an_interrupted_session_is_taken_for_something_of_the_next(run_on: Any) -> None:
+    assert run_on(2, after_a_broken_session) == [[True] * 2] * 2
 
 
 @pytest.mark.of_mpi
-def test_channels_are_used_again_if_nothing_is_left_on_them(run_on: Any) -> None:
-    for counts in run_on(2, reused):
-        assert counts == [2, 1, 2]
-
-
-@pytest.mark.of_mpi
-@pytest.mark.parametrize("looked", [False, True])
-def test_memory_of_operations_that_are_given_up_is_kept(comm: Comm, own_channel: Comm, looked: bool) -> None:
-    """What arrives late must not land in memory that has become something else's."""
-    rank, size = comm.rank, comm.size
-    for nbytes in (24, 1 << 20):
-        expected = np.full(nbytes, 1 + (rank - 1) % size, dtype=np.uint8)
-        buffer = np.zeros(nbytes, dtype=np.uint8)
-        alive, operation = weakref.ref(buffer), own_channel.receive_into(buffer, (rank - 1) % size, 5)
-        if looked:
-            next(operation)
-        del buffer, operation
-        gc.collect()
-        assert alive() is not None
-        do(comm, comm.allgather(b"everybody has given up"))
-        do(own_channel, own_channel.send(np.full(nbytes, 1 + rank, dtype=np.uint8), (rank + 1) % size, 5))
-        do(comm, comm.allgather(b"everything has arrived"))
-        kept = alive()
-        assert kept is not None and (kept == expected).all()
+def test_memory_that_mpi_may_still_read_is_kept(comm: Comm, own_channel: Comm) -> None:
+    """That of a message that is never received, when its sender has given it up."""
+    sent = np.zeros(1 << 20, dtype=np.uint8)
+    kept, sending = weakref.ref(sent), own_channel.send(sent, (comm.rank + 1) % comm.size, 5)
+    next(sending)
+    del sent, sending
+    gc.collect()
+    do(comm, comm.allgather(b"everybody has given up"))
+    assert kept() is not None
 
 
 # --- Waits that end, and say for whom they waited ---------------------------------------------------------------------
@@ -199,6 +193,34 @@ def test_ranks_that_wait_hear_of_one_that_has_abandoned_the_channel(comm: Comm, 
             finish(own_channel, own_channel.allgather(b""), "save(step=4)", 10 * LIMIT_S)
         assert time.monotonic() - began < LIMIT_S
     assert do(comm, comm.allgather(b"the other channel works")) == [b"the other channel works"] * comm.size
+
+
+def hears_from_one(comm: Any, seconds: float) -> tuple[str, float]:
+    """The last rank abandons its channel, and each rank tells the next one only."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("deeppart.comm.transport._FEW", 1)
+        patch.setattr("deeppart.comm.transport.neighbours", lambda rank, size: [(rank + 1) % size])
+        patch.setattr(waiting, "PATIENCE_MOST_S", 0.1)
+        channel = connect(comm, LIMIT_S)
+        try:
+            began = time.monotonic()
+            if channel.rank == channel.size - 1:
+                time.sleep(seconds)  # the others have told each other that they wait
+                channel.abandon(CommError("a thread has ended"))
+                return "", 0.0
+            with pytest.raises(CommError) as caught:
+                finish(channel, channel.allgather(b""), "save(step=4)", 10 * LIMIT_S)
+            return caught.value.summary, time.monotonic() - began
+        finally:
+            comm.Barrier()
+            channel.release()
+
+
+def test_what_one_rank_has_heard_it_passes_on(comm: Comm, run_on: Any) -> None:
+    """With many ranks, each one tells a few."""
+    *found, _ = run_on(comm.size, hears_from_one, 3.0)
+    for said, took_s in found:
+        assert f"rank {comm.size - 1} cannot take part any more" in said and took_s < LIMIT_S
 
 
 # --- Every rank sees the same before it goes on -----------------------------------------------------------------------

@@ -8,32 +8,36 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from deeppart.comm import Comm, Operation, finish
-from deeppart.comm.sockets.channel import Link, SocketComm
 from deeppart.comm.sockets.rank_sockets import RankSockets
-from deeppart.comm.sockets.transport import Transport
+from deeppart.comm.sockets.transport import SocketTransport
 
 T = TypeVar("T")
 LIMIT_S = 60.0
 
 
-def transports(n: int, silence_s: float = LIMIT_S) -> list[Transport]:
+def transports(n: int, silence_s: float = LIMIT_S) -> list[SocketTransport]:
     """Of so many ranks, that know each other."""
-    made = [Transport(RankSockets("127.0.0.1", silence_s)) for rank in range(n)]
+    made = [SocketTransport(RankSockets("127.0.0.1", silence_s)) for rank in range(n)]
     for rank, each in enumerate(made):
         each.set_addresses([other.address for other in made], rank, 1)
     return made
 
 
 @contextmanager
-def world(n: int) -> Iterator[list[SocketComm]]:
+def world(n: int) -> Iterator[list[Comm]]:
     """A channel of each of so many ranks."""
-    links = [Link(transport, rank, n) for rank, transport in enumerate(transports(n))]
-    comms = [link.next_channel() for link in links]
+    comms = [Comm(transport) for transport in transports(n)]
     try:
         yield comms
     finally:
         for comm in comms:
             comm.release()
+
+
+def transport_of(comm: Comm) -> SocketTransport:
+    """What carries the messages of a rank."""
+    assert isinstance(comm._transport, SocketTransport)
+    return comm._transport
 
 
 def do(comm: Comm, operation: Operation[T], timeout: float = LIMIT_S) -> T:

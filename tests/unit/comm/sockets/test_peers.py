@@ -7,11 +7,11 @@ import socket
 import threading
 import time
 
-from deeppart.comm.sockets.transport import Transport
+from deeppart.comm.sockets.transport import SocketTransport
 from tests.unit.comm.worlds import transports
 
 
-def kill(transport: Transport) -> None:
+def kill(transport: SocketTransport) -> None:
     """As the kernel closes the sockets of a process."""
     transport._closed = True
     transport._finalizer()

@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 import zmq
 
+from deeppart.comm.channel import Comm
+from deeppart.comm.messages import Kind, packed
 from deeppart.comm.sockets import peer_memory
-from deeppart.comm.sockets.channel import SocketComm
-from deeppart.comm.sockets.long_messages import Kind, Outgoing, packed
+from deeppart.comm.sockets.long_messages import Outgoing
 from deeppart.comm.sockets.rank_sockets import RankSockets
 from deeppart.errors import CommError
-from tests.unit.comm.worlds import do, on_all, world
+from tests.unit.comm.worlds import do, on_all, transport_of, world
 
 
 def listening(port: int) -> set[str]:
@@ -48,17 +49,17 @@ GREETING_BYTES = 64
 
 
 @pytest.fixture
-def pair() -> Iterator[list[SocketComm]]:
+def pair() -> Iterator[list[Comm]]:
     with world(2) as comms:
         yield comms
 
 
-def ports(comm: SocketComm) -> list[int]:
-    address = comm._transport.address
+def ports(comm: Comm) -> list[int]:
+    address = transport_of(comm).address
     return [int(each.rpartition(":")[2]) for each in (address.messages, address.pieces)]
 
 
-def works(pair: list[SocketComm]) -> bool:
+def works(pair: list[Comm]) -> bool:
     """Short and long messages, in both directions, with the right bytes."""
 
     def run(rank: int) -> bool:
@@ -89,7 +90,7 @@ def scans() -> list[bytes]:
     ]
 
 
-def test_a_port_scan(pair: list[SocketComm]) -> None:
+def test_a_port_scan(pair: list[Comm]) -> None:
     assert works(pair)
     connections = []
     for comm in pair:
@@ -113,10 +114,10 @@ def test_a_port_scan(pair: list[SocketComm]) -> None:
 
 
 @pytest.mark.parametrize("how", ["null", "a key of its own", "the key of a rank", "a guess", "another's"])
-def test_a_stranger_that_speaks_the_protocol(pair: list[SocketComm], how: str) -> None:
+def test_a_stranger_that_speaks_the_protocol(pair: list[Comm], how: str) -> None:
     """It knows everything that can be read at the store, and sends what a rank would send."""
     assert works(pair)
-    addresses = [comm._transport.address for comm in pair]
+    addresses = [transport_of(comm).address for comm in pair]
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     stranger = context.socket(zmq.DEALER)
     stranger.set(zmq.LINGER, 0)
@@ -130,7 +131,7 @@ def test_a_stranger_that_speaks_the_protocol(pair: list[SocketComm], how: str) -
     elif how != "null":
         endpoint = addresses[1].pieces
         stranger.set(zmq.PLAIN_USERNAME, b"0")
-        mine = pair[0]._transport._sockets.authenticator.password(0)
+        mine = transport_of(pair[0])._sockets.authenticator.password(0)
         stranger.set(zmq.PLAIN_PASSWORD, {"a guess": b"0" * 64, "another's": mine}[how])
     stranger.connect(endpoint)
     header = packed(Kind.SHORT, (1, 0, 1))
@@ -145,9 +146,7 @@ def test_a_stranger_that_speaks_the_protocol(pair: list[SocketComm], how: str) -
     context.destroy(linger=0)
 
 
-def test_who_takes_the_port_of_a_dead_rank_gets_nothing(
-    pair: list[SocketComm], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_takes_the_port_of_a_dead_rank_gets_nothing(pair: list[Comm], monkeypatch: pytest.MonkeyPatch) -> None:
     """It lets in everybody, and takes what comes."""
 
     def refuse(*_: object) -> None:
@@ -161,15 +160,15 @@ def test_who_takes_the_port_of_a_dead_rank_gets_nothing(
         next(sending)
         next(receiving)
     port = ports(pair[1])[1]
-    pair[1]._transport._closed = True
-    pair[1]._transport._finalizer()
+    transport_of(pair[1])._closed = True
+    transport_of(pair[1])._finalizer()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     stranger = context.socket(zmq.ROUTER)
     stranger.set(zmq.PLAIN_SERVER, 1)
     stranger.bind(f"tcp://127.0.0.1:{port}")
     with pytest.raises(CommError, match="rank 1 of this job: gone"):
         do(pair[0], sending)
-    again = pair[0]._transport
+    again = transport_of(pair[0])
     again._peers.gone.clear()
     before = again._peers._peers[1].pieces
     assert before is not None

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from deeppart.comm.sockets.channel import SocketComm
+from deeppart.comm.channel import Comm
 from deeppart.comm.sockets.rank_sockets import RankSockets
 from deeppart.comm.sockets.rendezvous import Entry, Rendezvous, Search, meet
 from deeppart.errors import CommError, PeerTimeoutError
@@ -54,7 +54,7 @@ def shelf() -> Shelf:
 
 def start(
     shelf: Any, rank: int, size: int, timeout: float = LIMIT_S, secret: bytes | None = None, open_store: Any = None
-) -> SocketComm:
+) -> Comm:
     """One rank's start. Each rank of the test counts its own starts, as processes do."""
     with shelf.lock:
         rendezvous = shelf.places.setdefault(rank, Rendezvous(rank, size, lambda _: shelf, lambda: "127.0.0.1"))

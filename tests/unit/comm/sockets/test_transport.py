@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from deeppart.comm.channel import Comm
 from deeppart.comm.sockets import peer_memory as module
-from deeppart.comm.sockets.channel import Link, SocketComm
-from deeppart.comm.sockets.transport import SHORT_BYTES, Transport
+from deeppart.comm.transport import SHORT_BYTES
 from deeppart.errors import CommError, PeerTimeoutError, RanksDisagreeError
-from tests.unit.comm.worlds import LIMIT_S, do, on_all, transports, world
+from tests.unit.comm.worlds import LIMIT_S, do, on_all, transport_of, transports, world
 
 
 @pytest.fixture
-def pair() -> Iterator[list[SocketComm]]:
+def pair() -> Iterator[list[Comm]]:
     with world(2) as comms:
         yield comms
 
@@ -45,7 +45,7 @@ def numbers(nbytes: int, start: int = 0) -> Any:
 
 @pytest.mark.parametrize("nbytes", SIZES)
 @pytest.mark.parametrize("first", ["sender", "receiver"])
-def test_every_byte_arrives(pair: list[SocketComm], way: str, nbytes: int, first: str) -> None:
+def test_every_byte_arrives(pair: list[Comm], way: str, nbytes: int, first: str) -> None:
     there, here = numbers(nbytes), np.zeros(nbytes, dtype=np.uint8)
     if first == "sender":
         sending = pair[0].send(there, 1, 3)
@@ -58,7 +58,7 @@ def test_every_byte_arrives(pair: list[SocketComm], way: str, nbytes: int, first
     assert (here == there).all()
 
 
-def test_messages_of_one_tag_come_in_order_and_tags_do_not_mix(pair: list[SocketComm], way: str) -> None:
+def test_messages_of_one_tag_come_in_order_and_tags_do_not_mix(pair: list[Comm], way: str) -> None:
     there = [numbers(100_000 * (1 + i % 2), i) for i in range(8)]
     here = [np.zeros_like(each) for each in there]
     sending = [pair[0].send(each, 1, i // 4) for i, each in enumerate(there)]
@@ -73,7 +73,7 @@ def test_messages_of_one_tag_come_in_order_and_tags_do_not_mix(pair: list[Socket
 
 
 @pytest.mark.parametrize("nbytes", [10, 100_000])
-def test_another_length_is_an_error(pair: list[SocketComm], nbytes: int) -> None:
+def test_another_length_is_an_error(pair: list[Comm], nbytes: int) -> None:
     sending = pair[0].send(np.zeros(nbytes, dtype=np.uint8), 1, 0)
     with pytest.raises(CommError, match="another length") as caught:
         do(pair[1], pair[1].receive_into(np.zeros(nbytes + 1, dtype=np.uint8), 0, 0))
@@ -84,7 +84,7 @@ def test_another_length_is_an_error(pair: list[SocketComm], nbytes: int) -> None
 @pytest.mark.parametrize("looked", [False, True])
 @pytest.mark.parametrize("nbytes", [24, 1 << 20])
 def test_what_comes_for_an_operation_that_was_given_up_lands_nowhere(
-    pair: list[SocketComm], way: str, nbytes: int, looked: bool
+    pair: list[Comm], way: str, nbytes: int, looked: bool
 ) -> None:
     memory = np.zeros(nbytes, dtype=np.uint8)
     operation = pair[1].receive_into(memory, 0, 5)
@@ -97,13 +97,13 @@ def test_what_comes_for_an_operation_that_was_given_up_lands_nowhere(
     end = time.monotonic() + 0.2
     while time.monotonic() < end:
         for comm in pair:
-            comm._transport.progress()
+            transport_of(comm).progress()
     assert not memory.any()
     assert on_all(2, lambda rank: do(pair[rank], pair[rank].allgather(b"goes on"))) == [[b"goes on"] * 2] * 2
 
 
 @pytest.mark.parametrize("when", ["timed out", "midway", "never begun"])
-def test_what_a_sender_has_given_up_is_never_received(pair: list[SocketComm], way: str, when: str) -> None:
+def test_what_a_sender_has_given_up_is_never_received(pair: list[Comm], way: str, when: str) -> None:
     """It may use its memory for something else then."""
     memory = np.full(40_000_000, 7, dtype=np.uint8)
     here = np.zeros_like(memory)
@@ -130,7 +130,7 @@ def test_what_a_sender_has_given_up_is_never_received(pair: list[SocketComm], wa
         else:  # goes on with something else, so that it hears and answers
             end = time.monotonic() + 1.5
             while time.monotonic() < end:
-                pair[0]._transport.progress()
+                transport_of(pair[0]).progress()
 
     found = on_all(2, run)
     assert isinstance(found[1], CommError), found
@@ -150,9 +150,9 @@ def test_what_was_sent_before_the_end_of_a_session_arrives() -> None:
             assert (here == numbers(nbytes, number)).all()
 
 
-def test_a_forked_child_leaves_everything_alone(pair: list[SocketComm]) -> None:
+def test_a_forked_child_leaves_everything_alone(pair: list[Comm]) -> None:
     """Whatever lock another thread held at that moment."""
-    transport = pair[0]._transport
+    transport = transport_of(pair[0])
     with transport._lock:
         pid = os.fork()
         if pid == 0:
@@ -173,7 +173,7 @@ def test_a_rank_that_is_gone_is_named_to_all_in_under_a_second() -> None:
 
     def run(rank: int) -> tuple[float, str]:
         transport = made[rank]
-        comm = module_comm(transport, rank, n)
+        comm = Comm(transport)
         do(comm, comm.allgather(b""))
         if rank == dead:
             time.sleep(0.2)
@@ -189,10 +189,6 @@ def test_a_rank_that_is_gone_is_named_to_all_in_under_a_second() -> None:
     assert max(when for when, _ in found) - found[dead][0] < 1.0
     for transport in made:
         transport.close()
-
-
-def module_comm(transport: Transport, rank: int, size: int) -> SocketComm:
-    return Link(transport, rank, size).next_channel()
 
 
 def test_a_rank_that_has_ended_the_session_is_not_waited_for() -> None:
@@ -215,7 +211,7 @@ def test_a_rank_that_has_ended_the_session_is_not_waited_for() -> None:
 class Holding(CommError):
     """Holds a communicator, as tracebacks do."""
 
-    def __init__(self, comm: SocketComm) -> None:
+    def __init__(self, comm: Comm) -> None:
         super().__init__("broken", where=comm)  # type: ignore[arg-type]
 
 
@@ -225,7 +221,7 @@ def test_nothing_is_left_when_it_is_closed_or_dropped() -> None:
 
     def session(way: str) -> None:
         made = transports(3)
-        comms = [module_comm(transport, rank, 3) for rank, transport in enumerate(made)]
+        comms = [Comm(transport) for transport in made]
         on_all(3, lambda rank: do(comms[rank], comms[rank].allgather(b"")))
         if way == "closed":
             for comm in comms:

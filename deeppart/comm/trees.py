@@ -10,32 +10,44 @@ allgather of Bruck, Ho, Kipnis, Upfal and Weathersby (1997); binomial trees for 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from deeppart.comm.base import Int64s, Operation, interleaved
 from deeppart.errors import CommError
 
+if TYPE_CHECKING:
+    from deeppart.comm.transport import Transport
 
-class Messages(Protocol):
-    """The messages of one collective.
+#: Tag of messages of collectives; callers' tags are not negative.
+_TAG = -1
+#: More messages than any collective sends to one rank.
+_MESSAGES_OF_ONE = 64
+
+
+class Collective:
+    """The messages of one collective, which has a unique number.
 
     Attributes:
         rank, size: this rank and the number of ranks.
     """
 
-    rank: int
-    size: int
+    def __init__(self, transport: Transport, channel: int, operation: int) -> None:
+        self.rank, self.size = transport.rank, transport.size
+        self._transport, self._channel, self._first = transport, channel, operation * _MESSAGES_OF_ONE
 
     def send(self, to: int, number: int, data: bytes) -> Operation[None]:
         """Send the message of that number to a rank. The transfer starts at the call."""
+        return self._transport.send(to, (self._channel, _TAG, self._first + number), data)
 
     def receive(self, source: int, number: int) -> Operation[bytes]:
         """The message of that number from a rank."""
+        found = yield from self._transport.receive(source, (self._channel, _TAG, self._first + number))
+        return found.tobytes()
 
 
-def maximum(messages: Messages, values: Int64s) -> Operation[Int64s]:
+def maximum(messages: Collective, values: Int64s) -> Operation[Int64s]:
     """Element-wise maximum over all ranks."""
     rank, size, found = messages.rank, messages.size, values.astype(np.int64)
     for number, distance in enumerate(_distances(size)):
@@ -53,7 +65,7 @@ def maximum(messages: Messages, values: Int64s) -> Operation[Int64s]:
     return found
 
 
-def allgather(messages: Messages, data: bytes) -> Operation[list[bytes]]:
+def allgather(messages: Collective, data: bytes) -> Operation[list[bytes]]:
     """The data of all ranks, in rank order, on every rank."""
     rank, size, blocks = messages.rank, messages.size, [data]  # of this rank and those that follow it
     for number, distance in enumerate(_distances(size)):
@@ -63,7 +75,7 @@ def allgather(messages: Messages, data: bytes) -> Operation[list[bytes]]:
     return [blocks[(other - rank) % size] for other in range(size)]
 
 
-def gather(messages: Messages, data: bytes) -> Operation[list[bytes] | None]:
+def gather(messages: Collective, data: bytes) -> Operation[list[bytes] | None]:
     """The data of all ranks, in rank order, on rank 0; None elsewhere."""
     rank, size, blocks = messages.rank, messages.size, [data]
     for distance in _distances(size):
@@ -75,7 +87,7 @@ def gather(messages: Messages, data: bytes) -> Operation[list[bytes] | None]:
     return blocks
 
 
-def broadcast(messages: Messages, data: bytes | None, root: int) -> Operation[bytes]:
+def broadcast(messages: Collective, data: bytes | None, root: int) -> Operation[bytes]:
     """The root's data on every rank."""
     size = messages.size
     place = (messages.rank - root) % size
