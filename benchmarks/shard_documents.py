@@ -47,7 +47,8 @@ from deeppart._gc import collection_paused
 from deeppart.comm import Operation, SingleComm
 from deeppart.comm.base import immediately
 from deeppart.model import Box, Division
-from deeppart.part import SHARED_TABLE, SPAN_DTYPE
+from deeppart.part import SPAN_DTYPE
+from deeppart.part.format import SHARED_TABLE
 from deeppart.plan.restart import Read
 from deeppart.recovery.distribute import Delivery
 from deeppart.recovery.saved import Documents, check_spans, saved_step

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from deeppart.cadence import HISTORY_NAME
+from deeppart.model import RunsFile
 
 
 def often_failing(directory: Path, count: int = 480) -> None:
@@ -16,4 +16,4 @@ def often_failing(directory: Path, count: int = 480) -> None:
         "seen": "2026-11-01T00:00:02.000000Z", "ended": None, "restored": "local",
     }  # fmt: skip
     document = {"format": "deeppart-runs", "version": 1, "runs": [run] * count}
-    (directory / HISTORY_NAME).write_text(json.dumps(document))
+    (directory / RunsFile.NAME).write_text(json.dumps(document))

@@ -7,10 +7,8 @@ checkpoints cost in this run, and decides. What makes a cadence good is :mod:`de
 from deeppart.cadence.auto import AutoCadence, CadenceReport
 from deeppart.cadence.failures import Run, failure_rates
 from deeppart.cadence.history import History
-from deeppart.model import HISTORY_NAME
 
 __all__ = [
-    "HISTORY_NAME",
     "AutoCadence",
     "CadenceReport",
     "History",

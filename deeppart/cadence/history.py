@@ -14,9 +14,9 @@ from typing import Any
 from deeppart._times import now, seconds_of, timestamp
 from deeppart.cadence.failures import Run
 from deeppart.errors import UNUSABLE, CorruptFileError, MissingError, StorageError
-from deeppart.model import HISTORY_NAME, LATER, MOST_RUNS, RUNS_FORMAT, RUNS_VERSION, run_records
-from deeppart.part import parse_json
-from deeppart.storage import MANIFEST_NAME, Store, list_steps, step_name
+from deeppart.model import RunsFile
+from deeppart.part import parse_json, step_name
+from deeppart.storage import MANIFEST_NAME, Store, list_steps
 
 _MOST_BYTES = 1 << 20
 
@@ -36,7 +36,7 @@ class History:
         if records and not records[-1]["ended"]:
             records[-1]["seen"] = records[-1]["seen"] or self._last_commit(records[-1]["began"])
         self.runs = _runs(records)
-        self._own: dict[str, Any] = {"session": session, "began": now(), "nodes": nodes} | dict.fromkeys(LATER)
+        self._own: dict[str, Any] = {"session": session, "began": now(), "nodes": nodes} | dict.fromkeys(RunsFile.LATER)
         self._earlier = records
         self._write(records)
 
@@ -57,12 +57,12 @@ class History:
 
     def _read(self) -> list[dict[str, Any]]:
         try:
-            document = parse_json(self._store.get(HISTORY_NAME, _MOST_BYTES))
-            return [_checked(record) for record in run_records(document)]
+            document = parse_json(self._store.get(RunsFile.NAME, _MOST_BYTES))
+            return [_checked(record) for record in RunsFile.records(document)]
         except MissingError:
             return []
         except UNUSABLE as error:
-            self.problem = f"{self._store.where(HISTORY_NAME)}: {type(error).__name__}: {error}; started over"
+            self.problem = f"{self._store.where(RunsFile.NAME)}: {type(error).__name__}: {error}; started over"
             return []
 
     def _write(self, records: list[dict[str, Any]]) -> None:
@@ -71,9 +71,8 @@ class History:
         runs = [*records, self._own] if not places else records
         for number in places:
             runs[number] = self._own
-        document = {"format": RUNS_FORMAT, "version": RUNS_VERSION, "runs": runs[-MOST_RUNS:]}
         try:
-            self._store.replace(HISTORY_NAME, json.dumps(document, indent=1).encode() + b"\n")
+            self._store.replace(RunsFile.NAME, json.dumps(RunsFile.document(runs), indent=1).encode() + b"\n")
         except StorageError as error:
             self.problem = str(error)
 

@@ -13,7 +13,7 @@ from deeppart._times import timestamp
 from deeppart.cli.options import directory_argument, read_moment
 from deeppart.cli.output import command, count, line, moment
 from deeppart.errors import CheckpointError
-from deeppart.storage import Halt, Owner, PosixStore, read_owner, remove_halt, write_halt
+from deeppart.storage import Halt, Owner, PosixStore, read_owner
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +63,8 @@ def halt(directory: Path, after: int, before: str | None, cancel: bool) -> Halti
             "no job is running in this directory", where=str(directory), todo="give the persistent_dir of a running job"
         )
     if cancel:
-        remove_halt(PosixStore(directory))
+        Halt.remove(PosixStore(directory))
         return Halting(directory, owner, None)
     asked = Halt(owner.run, after, before)
-    write_halt(PosixStore(directory), asked)
+    asked.write(PosixStore(directory))
     return Halting(directory, owner, asked)

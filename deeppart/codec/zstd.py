@@ -27,7 +27,7 @@ from typing import Any, ClassVar
 import zstandard
 
 from deeppart.errors import CorruptFileError
-from deeppart.model import DEFAULT_LEVEL
+from deeppart.model import Compression
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -45,7 +45,7 @@ Coder = Callable[[memoryview], bytes]
 class ZstdCodec:
     """Zstandard."""
 
-    level: int = DEFAULT_LEVEL
+    level: int = Compression("zstd").level
 
     codec_id: ClassVar[int] = 1
     name: ClassVar[str] = "zstd"

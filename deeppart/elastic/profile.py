@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from deeppart.errors import ConfigError, CorruptFileError
-from deeppart.extension import ForeignFile, write_file
+from deeppart.extension import ForeignFile
 from deeppart.plan.goodput import Bounds, Goodput, GradientNoise, Limits, Measured, Throughput, fit
 
 #: Name and format of the file (docs/format.md).
@@ -192,7 +192,7 @@ def write_profile(directory: Path, profile: Profile) -> None:
     Raises:
         StorageError: the operating system refused.
     """
-    write_file(directory / PROFILE_NAME, json.dumps(profile.document(), indent=1).encode() + b"\n")
+    ForeignFile.write(directory / PROFILE_NAME, json.dumps(profile.document(), indent=1).encode() + b"\n")
 
 
 def read_profile(directory: Path) -> Profile | None:

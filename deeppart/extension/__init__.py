@@ -12,7 +12,7 @@ from deeppart._lazy import lazy_names
 if TYPE_CHECKING:
     from deeppart.extension.codecs import codec
     from deeppart.extension.export import Content
-    from deeppart.extension.foreign import ForeignFile, Source, write_file
+    from deeppart.extension.foreign import ForeignFile, Source
     from deeppart.extension.importing import write_step
     from deeppart.extension.nested import choose
     from deeppart.extension.ranks import JobRanks
@@ -40,7 +40,6 @@ __all__ = [
     "encode",
     "leaf_bytes",
     "readable",
-    "write_file",
     "write_step",
 ]
 
@@ -61,7 +60,6 @@ __getattr__, __dir__ = lazy_names(
         "encode": "deeppart.state.values:encode_value",
         "leaf_bytes": "deeppart.state.tensors.leaves:flat_bytes",
         "readable": "deeppart.state.paths.keys",
-        "write_file": "deeppart.extension.foreign",
         "write_step": "deeppart.extension.importing",
     },
     __all__,

@@ -47,6 +47,15 @@ class ForeignFile:
             raise storage_error("cannot open a file of a foreign checkpoint", error, self.path) from error
         self.size = self._file.status.st_size
 
+    @staticmethod
+    def write(path: Path, data: bytes) -> None:
+        """Write or replace a small file durably and atomically; creates its directory if missing."""
+        try:
+            access.make_folder(path.parent)
+        except OSError as error:
+            raise storage_error("cannot make a directory", error, path.parent) from error
+        PosixStore(path.parent).replace(path.name, data)
+
     def read_at(self, offset: int, length: int) -> memoryview:
         """Read exactly ``length`` bytes at ``offset``; raises as :meth:`read_into`."""
         _check_range(self, offset, length)
@@ -154,12 +163,3 @@ class Source(Protocol):
     def read_into(self, start: int, buffer: memoryview) -> None:
         """Fill ``buffer`` from byte ``start``; fastest in ascending order, each byte once."""
         ...
-
-
-def write_file(path: Path, data: bytes) -> None:
-    """Write or replace a small file durably and atomically; creates its directory if missing."""
-    try:
-        access.make_folder(path.parent)
-    except OSError as error:
-        raise storage_error("cannot make a directory", error, path.parent) from error
-    PosixStore(path.parent).replace(path.name, data)

@@ -1,8 +1,8 @@
 """Records shared by all packages; units (:mod:`.units`) and the version (:mod:`.version`). Pure."""
 
 from deeppart.model.boxes import Box, Division
-from deeppart.model.compression import DEFAULT_LEVEL, EXPECTED, Compression
-from deeppart.model.history import HISTORY_NAME, LATER, MOST_RUNS, RUNS_FORMAT, RUNS_VERSION, run_records
+from deeppart.model.compression import EXPECTED, Compression
+from deeppart.model.history import RunsFile
 from deeppart.model.records import (
     DEFAULT_KEEP,
     LEVELS,
@@ -28,9 +28,7 @@ from deeppart.model.records import (
 from deeppart.model.reports import LevelReport, Report, RestoreReport
 from deeppart.model.spelling import meant, meant_todo
 from deeppart.model.units import (
-    BYTES_WORDS,
-    RATE_WORDS,
-    SECONDS_WORDS,
+    WORDS,
     read_bytes,
     read_rate,
     read_seconds,
@@ -42,24 +40,16 @@ from deeppart.model.units import (
 from deeppart.model.version import LIBRARY, VERSION
 
 __all__ = [
-    "BYTES_WORDS",
     "DEFAULT_KEEP",
-    "DEFAULT_LEVEL",
     "EXPECTED",
-    "HISTORY_NAME",
-    "LATER",
     "LEVELS",
     "LIBRARY",
     "MEMORY",
     "MOST_IN_FLIGHT",
-    "MOST_RUNS",
-    "RATE_WORDS",
     "REDUNDANT_LEVELS",
-    "RUNS_FORMAT",
-    "RUNS_VERSION",
-    "SECONDS_WORDS",
     "SOURCES",
     "VERSION",
+    "WORDS",
     "Attempt",
     "BaseRecord",
     "Box",
@@ -75,6 +65,7 @@ __all__ = [
     "PartRecord",
     "Report",
     "RestoreReport",
+    "RunsFile",
     "Share",
     "Span",
     "StepKey",
@@ -85,7 +76,6 @@ __all__ = [
     "read_bytes",
     "read_rate",
     "read_seconds",
-    "run_records",
     "show_bytes",
     "show_rate",
     "show_seconds",

@@ -12,34 +12,47 @@ from typing import Any
 
 from deeppart.model.records import LEVELS
 
-#: Name of the file, in the persistent directory.
-HISTORY_NAME = "deeppart-runs.json"
-RUNS_FORMAT, RUNS_VERSION = "deeppart-runs", 1
-#: Older runs are dropped.
-MOST_RUNS = 500
-#: Fields filled in later: the last time seen before a failure, the time of a regular end, the restored step.
-LATER = ("seen", "ended", "restored")
 _MOST_NODES = 1 << 24
 _SESSION = re.compile(r"[0-9a-f]{32}")
 _TIME = re.compile(r"[0-9]{4}-[01][0-9]-[0-3][0-9]T[0-2][0-9]:[0-5][0-9]:[0-6][0-9]\.[0-9]{6}Z")
 
 
-def run_records(document: Any) -> list[dict[str, Any]]:
-    """The runs in a document, oldest first, each with session, began, nodes, seen, ended and restored.
+class RunsFile:
+    """The document in the file.
 
-    Example:
-        >>> run_records({"format": "deeppart-runs", "version": 1, "runs": []})
-        []
+    Attributes:
+        NAME: of the file, in the persistent directory.
+        MOST: older runs are dropped.
+        LATER: fields filled in later: the last time seen before a failure, of a regular end, the restored step.
     """
-    if (document["format"], document["version"]) != (RUNS_FORMAT, RUNS_VERSION):
-        raise ValueError(f"format {_short(document['format'])}, version {_short(document['version'])}")
-    if type(document["runs"]) is not list or len(document["runs"]) > MOST_RUNS:
-        raise ValueError(f"runs are {_short(document['runs'])}")
-    return [_checked(record) for record in document["runs"]]
+
+    NAME = "deeppart-runs.json"
+    FORMAT, VERSION = "deeppart-runs", 1
+    MOST = 500
+    LATER = ("seen", "ended", "restored")
+
+    @classmethod
+    def document(cls, runs: list[dict[str, Any]]) -> dict[str, Any]:
+        """Of these runs, oldest first."""
+        return {"format": cls.FORMAT, "version": cls.VERSION, "runs": runs[-cls.MOST :]}
+
+    @classmethod
+    def records(cls, document: Any) -> list[dict[str, Any]]:
+        """The runs in a document, oldest first, each with session, began, nodes, seen, ended and restored.
+
+        Example:
+            >>> RunsFile.records({"format": "deeppart-runs", "version": 1, "runs": []})
+            []
+        """
+        if (document["format"], document["version"]) != (cls.FORMAT, cls.VERSION):
+            raise ValueError(f"format {_short(document['format'])}, version {_short(document['version'])}")
+        if type(document["runs"]) is not list or len(document["runs"]) > cls.MOST:
+            raise ValueError(f"runs are {_short(document['runs'])}")
+        return [_checked(record) for record in document["runs"]]
 
 
 def _checked(record: Mapping[str, Any]) -> dict[str, Any]:
-    found = {name: record[name] for name in ("session", "began", "nodes", *LATER)}
+    found = {name: record[name] for name in ("session", "began", "nodes", *RunsFile.LATER)}
     for name in ("began", "seen", "ended"):
         if (found[name] is not None or name == "began") and not _matches(_TIME, found[name]):
             raise ValueError(f"{name} {_short(found[name])}")

@@ -34,24 +34,26 @@ _SECONDS = {
 }
 _SECONDS |= {f"{unit}s": seconds for unit, seconds in list(_SECONDS.items()) if len(unit) > 3 or unit == "day"}
 
-BYTES_WORDS = 'a number of bytes, such as 4000000, "4 MB" or "4 MiB"'
-RATE_WORDS = 'bytes per second, such as 2.5e9 or "2.5 GB/s"'
-SECONDS_WORDS = 'a time, such as 0.02, "20 ms", "3 h" or "5 years"'
+WORDS = {
+    "bytes": 'a number of bytes, such as 4000000, "4 MB" or "4 MiB"',
+    "rate": 'bytes per second, such as 2.5e9 or "2.5 GB/s"',
+    "seconds": 'a time, such as 0.02, "20 ms", "3 h" or "5 years"',
+}
 
 
 def read_bytes(value: object) -> float:
     """Bytes from a number or a text."""
-    return _read(value, _BYTES, BYTES_WORDS)
+    return _read(value, _BYTES, WORDS["bytes"])
 
 
 def read_rate(value: object) -> float:
     """Bytes per second from a number or a text."""
-    return _read(value.strip().removesuffix("/s") if isinstance(value, str) else value, _BYTES, RATE_WORDS)
+    return _read(value.strip().removesuffix("/s") if isinstance(value, str) else value, _BYTES, WORDS["rate"])
 
 
 def read_seconds(value: object) -> float:
     """Seconds from a number or a text."""
-    return _read(value, _SECONDS, SECONDS_WORDS)
+    return _read(value, _SECONDS, WORDS["seconds"])
 
 
 def _read(value: object, units: dict[str, float] | dict[str, int], expected: str) -> float:

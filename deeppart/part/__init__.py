@@ -3,10 +3,7 @@
 Knows nothing of tensors, communication or directories: bytes are written to a sink and read from a source.
 """
 
-from deeppart.errors import short
 from deeppart.part.format import (
-    BASE_DTYPE,
-    CHUNK_DTYPE,
     DEFAULT_CHUNK_BYTES,
     FLAG_PER_RANK,
     HEADER_BYTES,
@@ -14,39 +11,34 @@ from deeppart.part.format import (
     MAX_LEAF_BYTES,
     MAX_WORLD_SIZE,
     RANK_TABLE,
-    SHARED_TABLE,
     SPAN_DTYPE,
     PartHeader,
     is_hex32,
     parse_part_file_name,
     parse_step_name,
     part_file_name,
+    part_key,
     step_name,
 )
 from deeppart.part.json_text import parse_json
-from deeppart.part.manifest import MAX_MANIFEST_BYTES, decode_manifest, encode_manifest
+from deeppart.part.manifest import decode_manifest, encode_manifest
 from deeppart.part.parity import ParityReader, ParityWriter, is_parity_file_name, parity_file_name, set_id, stripes_of
 from deeppart.part.reader import PartReader
 from deeppart.part.signing import KeyFiles, Signing, check_strong_digest, read_key_files, strong_digest
-from deeppart.part.source import ByteSource, FileSource, MemorySource, StoredBytes
+from deeppart.part.source import FileSource, MemorySource, StoredBytes
 from deeppart.part.suspects import MAX_SUSPECT_BYTES, decode_suspicion, encode_suspicion
 from deeppart.part.writer import ChunkPlace, PartSummary, PartWriter, Sink
 
 __all__ = [
-    "BASE_DTYPE",
-    "CHUNK_DTYPE",
     "DEFAULT_CHUNK_BYTES",
     "FLAG_PER_RANK",
     "HEADER_BYTES",
     "MAX_CHUNK_BYTES",
     "MAX_LEAF_BYTES",
-    "MAX_MANIFEST_BYTES",
     "MAX_SUSPECT_BYTES",
     "MAX_WORLD_SIZE",
     "RANK_TABLE",
-    "SHARED_TABLE",
     "SPAN_DTYPE",
-    "ByteSource",
     "ChunkPlace",
     "FileSource",
     "KeyFiles",
@@ -72,9 +64,9 @@ __all__ = [
     "parse_part_file_name",
     "parse_step_name",
     "part_file_name",
+    "part_key",
     "read_key_files",
     "set_id",
-    "short",
     "step_name",
     "stripes_of",
     "strong_digest",

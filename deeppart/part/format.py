@@ -114,6 +114,11 @@ def part_file_name(rank: int, world_size: int) -> str:
     return f"part-{rank:05d}-of-{world_size:05d}.dpp"
 
 
+def part_key(attempt: Attempt, rank: int) -> str:
+    """The key of a rank's part."""
+    return f"{step_name(attempt.key)}/{part_file_name(rank, attempt.world_size)}"
+
+
 def parse_part_file_name(name: str) -> tuple[int, int] | None:
     """Return ``(rank, world_size)`` when ``name`` is exactly what :func:`part_file_name` gives, else None."""
     match = _PART_NAME.fullmatch(name)

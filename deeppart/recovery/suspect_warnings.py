@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from deeppart.errors import SuspectStepWarning, warn_caller
 from deeppart.model import Attempt
-from deeppart.storage import Store, read_suspicions
+from deeppart.storage import Store, Suspicions
 
 #: Leaves named in a warning; the record and ``deeppart show --json`` have all.
 _MOST_NAMED = 8
@@ -14,7 +14,7 @@ _MOST_NAMED = 8
 
 def suspect_lines(store: Store, attempt: Attempt) -> list[str]:
     """The reasons why a checkpoint is, or may be, suspect."""
-    found = read_suspicions(store)
+    found = Suspicions.read(store)
     problems = found.problems if attempt.world_size > 1 else ()  # one rank alone has no replicas
     return [
         *(f"step {attempt.step} is suspect: {leaf}" for leaf in found.of(attempt)),

@@ -28,19 +28,13 @@ from deeppart.part import (
     PartHeader,
     Signing,
     parse_part_file_name,
+    parse_step_name,
+    step_name,
 )
 from deeppart.plan.restart import FilesByAttempt, Inventory, Read, Source
 from deeppart.recovery import LoadedPart, load_part
 from deeppart.repair.mending import Repaired, Required, check_file, put_part
-from deeppart.storage import (
-    DurableFile,
-    NodeContents,
-    PosixStore,
-    is_temporary_name,
-    parse_step_name,
-    read_steps,
-    step_name,
-)
+from deeppart.storage import DurableFile, NodeContents, PosixStore, is_temporary_name, read_steps
 
 _TIMEOUT_S = 3600.0
 

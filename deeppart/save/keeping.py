@@ -30,6 +30,7 @@ from functools import partial
 
 from deeppart.errors import StorageError, lacks_space
 from deeppart.model import Level, StepKey
+from deeppart.part import step_name
 from deeppart.save.job import Job
 from deeppart.save.retention import CallNotes, report_refusals
 from deeppart.storage import (
@@ -41,7 +42,6 @@ from deeppart.storage import (
     committed_steps,
     list_steps,
     read_step,
-    step_name,
 )
 
 #: The part of the timeout for which a rank without space waits for removals, while the other ranks wait for it.

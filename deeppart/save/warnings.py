@@ -27,7 +27,7 @@ from deeppart.state.compare import Differences, Divergence
 from deeppart.state.objects import is_generator
 from deeppart.state.paths import Naming, Path, readable, some_names
 from deeppart.state.tree import Branch, Node
-from deeppart.storage import Store, write_suspicion
+from deeppart.storage import Store, Suspicions
 
 #: The names of an optimizer's parameters, which differ between pipeline stages.
 _PARAMETER_NAMES = re.compile(r"(^|/)param_groups/[0-9]+/params(/|$)")
@@ -161,7 +161,7 @@ class SuspicionWriter:
         suspicion = suspicion_of(replace(self._job, sequence=sequence, step=step), diverged)
         if suspicion is None:
             return
-        write, failed = partial(write_suspicion, self._store, suspicion), partial(self._note_failure, suspicion)
+        write, failed = partial(Suspicions.write, self._store, suspicion), partial(self._note_failure, suspicion)
         thread = start_thread(write, "deeppart-suspect", failed)
         self._threads = [each for each in self._threads if each.is_alive()] + [thread]
         thread.join(self._timeout)

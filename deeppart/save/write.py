@@ -20,7 +20,16 @@ import xxhash
 from deeppart.codec import RawCodec
 from deeppart.errors import CheckpointError, CorruptFileError, StorageError
 from deeppart.model import Attempt, Level
-from deeppart.part import FLAG_PER_RANK, ChunkPlace, PartSummary, PartWriter, Sink, check_strong_digest, part_file_name
+from deeppart.part import (
+    FLAG_PER_RANK,
+    ChunkPlace,
+    PartSummary,
+    PartWriter,
+    Sink,
+    check_strong_digest,
+    part_file_name,
+    step_name,
+)
 from deeppart.pending import RUNNING
 from deeppart.save.encoding import Chunk, Compressing, Encoding, adds_to
 from deeppart.save.growing_file import GrowingFile, SourceLostError
@@ -30,7 +39,7 @@ from deeppart.save.keeping import Keeping
 from deeppart.save.workers import Workers, WriteBehind
 from deeppart.state.capture import ShareLayout
 from deeppart.state.document import PartDocument
-from deeppart.storage import DirectoryOwner, MemoryLevel, NodeLevel, PersistentLevel, Writer, step_name
+from deeppart.storage import DirectoryOwner, MemoryLevel, NodeLevel, PersistentLevel, Writer
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,10 +54,10 @@ from deeppart.storage import (
     PersistentLevel,
     PosixStore,
     RateLimit,
+    ReducedRun,
     Store,
     list_steps,
     may_be_committed,
-    note_protection,
     read_lineage,
 )
 
@@ -359,7 +359,7 @@ def warn_protection(store: Store, session: str, protection: Protection) -> None:
     problem = ""
     recovered = False
     try:
-        recovered = note_protection(store, session, lines)
+        recovered = ReducedRun.note(store, session, lines)
     except StorageError as error:
         problem = f" (`deeppart ls` will not know: {error.summary})"
     if lines:

@@ -14,7 +14,7 @@ from deeppart.config import epoch_of_run
 from deeppart.progress import STOPPED, is_asked_to_leave, is_watched, time_to_end_s
 from deeppart.session.record import Session
 from deeppart.stopping import Signals
-from deeppart.storage import Halt, Store, read_halt
+from deeppart.storage import Halt, Store
 
 #: What is asked, as ranks agree on it: the most counts.
 GO_ON, STOP, HALT = 0, 1, 2
@@ -55,7 +55,7 @@ class _HaltFile:
 
     def _look(self) -> None:
         while not self.is_over.wait(_LOOK_EVERY_S):
-            halt = read_halt(self._store)
+            halt = Halt.read(self._store)
             self.found = halt if halt is not None and halt.run == self._run else None
 
 

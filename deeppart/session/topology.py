@@ -10,9 +10,9 @@ from typing import Any
 
 from deeppart.comm import Comm, finish, rank_names
 from deeppart.config import Config, expand_directory, failure_domain, job_name, node_name
-from deeppart.errors import ConfigError, on_ranks
+from deeppart.errors import ConfigError, on_ranks, short
 from deeppart.model import LIBRARY
-from deeppart.part import Signing, short
+from deeppart.part import Signing
 from deeppart.plan.redundancy import Nodes
 from deeppart.save import Processors
 

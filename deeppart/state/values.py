@@ -32,8 +32,7 @@ import numpy as np
 import torch
 from torch.torch_version import TorchVersion
 
-from deeppart.errors import CorruptFileError, UnsupportedLeafError
-from deeppart.part import short
+from deeppart.errors import CorruptFileError, UnsupportedLeafError, short
 
 #: JSON-like value: None, bool, int, float, str, or a tagged list.
 Encoded = Any

@@ -1,6 +1,5 @@
 """Where checkpoints are stored: stores, the levels in them, their manifests and records, and who owns a directory."""
 
-from deeppart.part import parse_step_name, step_name
 from deeppart.storage.files import (
     BLOCK_BYTES,
     Appending,
@@ -8,15 +7,11 @@ from deeppart.storage.files import (
 )
 from deeppart.storage.lineage import LINEAGE_NAME, LOCK_NAME, is_copy, read_lineage
 from deeppart.storage.manifests import (
-    DAMAGED,
-    NEWER,
-    UNFINISHED,
     NeededParts,
+    StepState,
     StoredStep,
-    StoredSteps,
     committed_steps,
     may_be_committed,
-    read_manifest,
     read_step,
     read_steps,
 )
@@ -28,14 +23,8 @@ from deeppart.storage.posix import PosixStore
 from deeppart.storage.rate import RateLimit
 from deeppart.storage.records import (
     Halt,
+    ReducedRun,
     Suspicions,
-    note_protection,
-    read_halt,
-    read_suspicions,
-    reduced_runs,
-    remove_halt,
-    write_halt,
-    write_suspicion,
 )
 from deeppart.storage.steps import (
     MANIFEST_NAME,
@@ -43,21 +32,17 @@ from deeppart.storage.steps import (
     is_gone,
     is_temporary_name,
     list_steps,
-    part_key,
     remove_step,
 )
 from deeppart.storage.store import Stat, Store, Writer
 
 __all__ = [
     "BLOCK_BYTES",
-    "DAMAGED",
     "LINEAGE_NAME",
     "LOCK_NAME",
     "MANIFEST_NAME",
     "MOST_LOOKS",
-    "NEWER",
     "NODE_FOLDERS",
-    "UNFINISHED",
     "Appending",
     "DirectoryOwner",
     "DurableFile",
@@ -71,10 +56,11 @@ __all__ = [
     "PersistentLevel",
     "PosixStore",
     "RateLimit",
+    "ReducedRun",
     "Stat",
+    "StepState",
     "Store",
     "StoredStep",
-    "StoredSteps",
     "Suspicions",
     "Writer",
     "committed_steps",
@@ -85,21 +71,10 @@ __all__ = [
     "is_temporary_name",
     "list_steps",
     "may_be_committed",
-    "note_protection",
-    "parse_step_name",
-    "part_key",
-    "read_halt",
     "read_lineage",
-    "read_manifest",
     "read_owner",
     "read_step",
     "read_steps",
-    "read_suspicions",
-    "reduced_runs",
-    "remove_halt",
     "remove_step",
-    "step_name",
     "take_stock",
-    "write_halt",
-    "write_suspicion",
 ]

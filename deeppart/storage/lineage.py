@@ -25,8 +25,8 @@ import xxhash
 from deeppart import access
 from deeppart._times import now
 from deeppart.access import storage_error
-from deeppart.errors import CorruptFileError, MissingError, StorageError
-from deeppart.part import is_hex32, parse_json, short
+from deeppart.errors import CorruptFileError, MissingError, StorageError, short
+from deeppart.part import is_hex32, parse_json
 from deeppart.storage.posix import PosixStore
 
 LINEAGE_NAME = "deeppart.json"

@@ -10,6 +10,7 @@ import errno
 from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 
 from deeppart.errors import (
     CorruptFileError,
@@ -37,9 +38,13 @@ from deeppart.storage.store import Store
 _LIMIT_BYTES = 1 << 30
 
 
-#: States of a step, as far as its manifest tells: it has a sound one; it was never committed; it has one that a newer
-#: version has written; or one that is damaged.
-COMMITTED, UNFINISHED, NEWER, DAMAGED = "committed", "unfinished", "newer", "damaged"
+class StepState(StrEnum):
+    """The state of a step, as far as its manifest tells."""
+
+    COMMITTED = "committed"  # it has a sound one
+    UNFINISHED = "unfinished"  # it was never committed
+    NEWER = "newer"  # a newer version has written it
+    DAMAGED = "damaged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +72,19 @@ class StoredStep:
         return self._manifest
 
     @property
-    def state(self) -> str:
-        """One of the states above."""
+    def state(self) -> StepState:
+        """See :class:`StepState`."""
         if self.error is None:
-            return COMMITTED
+            return StepState.COMMITTED
         if isinstance(self.error, MissingError):
-            return UNFINISHED
-        return NEWER if isinstance(self.error, NewerFormatError) else DAMAGED
+            return StepState.UNFINISHED
+        return StepState.NEWER if isinstance(self.error, NewerFormatError) else StepState.DAMAGED
 
     @property
     def reason(self) -> str:
         """Why it is no sound checkpoint."""
         assert self.error is not None
-        has_more = self.error.found and self.state != UNFINISHED
+        has_more = self.error.found and self.state != StepState.UNFINISHED
         return f"{self.error.summary}: {self.error.found}" if has_more else self.error.summary
 
     @property
@@ -104,7 +109,7 @@ class StoredStep:
     def is_retired(self) -> bool:
         """True if a running job, or somebody, has removed it meanwhile; False if that cannot be found out."""
         try:
-            return MANIFEST_NAME not in self.store.list(step_name(self.key)) and self.state != UNFINISHED
+            return MANIFEST_NAME not in self.store.list(step_name(self.key)) and self.state != StepState.UNFINISHED
         except MissingError:
             return True
         except StorageError:  # such as a file in place of the directory, which no job puts there
@@ -179,12 +184,12 @@ class StoredSteps:
     @property
     def unfinished(self) -> tuple[StoredStep, ...]:
         """Those that were never committed."""
-        return tuple(each for each in self.others if each.state == UNFINISHED)
+        return tuple(each for each in self.others if each.state == StepState.UNFINISHED)
 
     @property
     def unusable(self) -> tuple[StoredStep, ...]:
         """Those whose manifest is no sound one."""
-        return tuple(each for each in self.others if each.state != UNFINISHED)
+        return tuple(each for each in self.others if each.state != StepState.UNFINISHED)
 
 
 def read_manifest(store: Store, key: StepKey, signing: Signing | None) -> Manifest:
@@ -243,7 +248,9 @@ def read_steps(store: Store, signing: Signing | None, step: int | None = None, *
     needed = {key for each in committed for key, _ in each.manifest.needed_parts}
     others = [each for key, each in sorted(found.items()) if each.error is not None and key not in retired]
     return StoredSteps(
-        tuple(committed), tuple(each for each in others if each.state != UNFINISHED or each.key not in needed), since
+        tuple(committed),
+        tuple(each for each in others if each.state != StepState.UNFINISHED or each.key not in needed),
+        since,
     )
 
 

@@ -24,10 +24,9 @@ from deeppart import access
 from deeppart.access import storage_error
 from deeppart.errors import StorageError
 from deeppart.model import MEMORY, Attempt
-from deeppart.part import HEADER_BYTES, Signing
+from deeppart.part import HEADER_BYTES, Signing, part_key
 from deeppart.storage.node import NodeContents, list_level
 from deeppart.storage.posix import PosixStore, make_directory
-from deeppart.storage.steps import part_key
 
 _FOLDER, _FILE = "memory", "staging"
 

@@ -38,13 +38,14 @@ from deeppart.part import (
     parity_file_name,
     parse_part_file_name,
     part_file_name,
+    part_key,
     step_name,
 )
 from deeppart.plan.restart import StoredParity, StoredPart
 from deeppart.storage.files import DurableFile, Over
 from deeppart.storage.posix import PosixStore, make_directory
 from deeppart.storage.spares import Recycled
-from deeppart.storage.steps import is_gone, list_steps, part_key, remove_steps
+from deeppart.storage.steps import is_gone, list_steps, remove_steps
 
 #: Folder of a level below ``local_dir/<lineage>/``.
 NODE_FOLDERS: dict[str, str] = {Level.LOCAL: "", Level.PARTNER: "partner", Level.PARITY: "parity"}

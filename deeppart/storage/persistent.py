@@ -11,10 +11,10 @@ from dataclasses import replace
 
 from deeppart.errors import CorruptFileError, MissingError, StorageError
 from deeppart.model import Attempt, BaseRecord, Level, StepKey
-from deeppart.part import Signing, step_name
+from deeppart.part import Signing, part_key, step_name
 from deeppart.storage.lineage import LINEAGE_NAME, LOST_TODO
 from deeppart.storage.manifests import NeededParts, may_be_committed
-from deeppart.storage.steps import MANIFEST_NAME, manifest_key, part_key, remove_manifest, remove_step
+from deeppart.storage.steps import MANIFEST_NAME, manifest_key, remove_manifest, remove_step
 from deeppart.storage.store import Store, Writer
 
 

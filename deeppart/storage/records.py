@@ -53,33 +53,33 @@ class Suspicions:
         found = {leaf.path: leaf for record in self.records for leaf in record.leaves_of(attempt)}
         return tuple(found[path] for path in sorted(found))
 
+    @staticmethod
+    def write(store: Store, suspicion: Suspicion) -> None:
+        """Make a record, durably."""
+        store.put_new(_name(suspicion), encode_suspicion(suspicion))
 
-def write_suspicion(store: Store, suspicion: Suspicion) -> None:
-    """Make a record, durably."""
-    store.put_new(_name(suspicion), encode_suspicion(suspicion))
-
-
-def read_suspicions(store: Store) -> Suspicions:
-    """All records."""
-    try:
-        names = sorted(name for name in store.list() if _NAME.fullmatch(name))
-    except StorageError as error:
-        return Suspicions(problems=(f"records of suspect steps cannot be looked for: {error.found}",))
-    records, problems = [], []
-    if len(names) > _MOST_RECORDS:
-        problems.append(f"{len(names)} records of suspect steps: only {_MOST_RECORDS} of them are read")
-    for name in names[-_MOST_RECORDS:]:
+    @classmethod
+    def read(cls, store: Store) -> Suspicions:
+        """All records."""
         try:
-            record = decode_suspicion(store.get(name, MAX_SUSPECT_BYTES), where=store.where(name))
-            if _name(record) == name:
-                records.append(record)
-            else:
-                problems.append(f"{name}: is the record {_name(record)}")
-        except MissingError:
-            continue
-        except (FormatError, StorageError) as error:
-            problems.append(f"{name}: {error.summary}" + (f": {error.found}" if error.found else ""))
-    return Suspicions(tuple(records), tuple(problems))
+            names = sorted(name for name in store.list() if _NAME.fullmatch(name))
+        except StorageError as error:
+            return cls(problems=(f"records of suspect steps cannot be looked for: {error.found}",))
+        records, problems = [], []
+        if len(names) > _MOST_RECORDS:
+            problems.append(f"{len(names)} records of suspect steps: only {_MOST_RECORDS} of them are read")
+        for name in names[-_MOST_RECORDS:]:
+            try:
+                record = decode_suspicion(store.get(name, MAX_SUSPECT_BYTES), where=store.where(name))
+                if _name(record) == name:
+                    records.append(record)
+                else:
+                    problems.append(f"{name}: is the record {_name(record)}")
+            except MissingError:
+                continue
+            except (FormatError, StorageError) as error:
+                problems.append(f"{name}: {error.summary}" + (f": {error.found}" if error.found else ""))
+        return cls(tuple(records), tuple(problems))
 
 
 def _name(suspicion: Suspicion) -> str:
@@ -100,28 +100,30 @@ class ReducedRun:
     since: str
     lines: tuple[str, ...]
 
-
-def reduced_runs(store: Store) -> list[ReducedRun]:
-    """The runs in the file, oldest first; none if there is no sound file."""
-    try:
-        document = parse_json(store.get(PROTECTION_NAME, _MOST_BYTES))
-        if (document["format"], document["version"]) != (_FORMAT, _VERSION):
+    @staticmethod
+    def read_all(store: Store) -> list[ReducedRun]:
+        """The runs in the file, oldest first; none if there is no sound file."""
+        try:
+            document = parse_json(store.get(PROTECTION_NAME, _MOST_BYTES))
+            if (document["format"], document["version"]) != (_FORMAT, _VERSION):
+                return []
+            return [_run(record) for record in document["runs"]]
+        except UNUSABLE:
             return []
-        return [_run(record) for record in document["runs"]]
-    except UNUSABLE:
-        return []
 
-
-def note_protection(store: Store, session: str, lines: tuple[str, ...]) -> bool:
-    """Note how a run begins; whether it is the first with all that was asked for after one with less."""
-    runs = reduced_runs(store)
-    recovered = bool(runs and runs[-1].lines and not lines)
-    if lines or recovered:
-        runs.append(ReducedRun(session, now(), lines))
-        records = [{"session": run.session, "since": run.since, "lines": list(run.lines)} for run in runs[-_MOST_RUNS:]]
-        document = {"format": _FORMAT, "version": _VERSION, "runs": records}
-        store.replace(PROTECTION_NAME, json.dumps(document, indent=1).encode() + b"\n")
-    return recovered
+    @classmethod
+    def note(cls, store: Store, session: str, lines: tuple[str, ...]) -> bool:
+        """Note how a run begins; whether it is the first with all that was asked for after one with less."""
+        runs = cls.read_all(store)
+        recovered = bool(runs and runs[-1].lines and not lines)
+        if lines or recovered:
+            runs.append(cls(session, now(), lines))
+            records = [
+                {"session": run.session, "since": run.since, "lines": list(run.lines)} for run in runs[-_MOST_RUNS:]
+            ]
+            document = {"format": _FORMAT, "version": _VERSION, "runs": records}
+            store.replace(PROTECTION_NAME, json.dumps(document, indent=1).encode() + b"\n")
+        return recovered
 
 
 def _run(record: Any) -> ReducedRun:
@@ -145,26 +147,25 @@ class Halt:
     after: int = 0
     before: str | None = None
 
+    def write(self, store: Store) -> None:
+        """Ask a job to end; an earlier request is replaced."""
+        document = {"format": _HALT_FORMAT, "version": _VERSION, **asdict(self)}
+        store.replace(_HALT_NAME, json.dumps(document).encode() + b"\n")
 
-def write_halt(store: Store, halt: Halt) -> None:
-    """Ask a job to end; an earlier request is replaced."""
-    document = {"format": _HALT_FORMAT, "version": _VERSION, **asdict(halt)}
-    store.replace(_HALT_NAME, json.dumps(document).encode() + b"\n")
+    @classmethod
+    def read(cls, store: Store) -> Halt | None:
+        """The request; None if there is none that can be understood."""
+        try:
+            document = parse_json(store.get(_HALT_NAME, _MOST_BYTES))
+            known = document.pop("format"), document.pop("version")
+            halt = cls(**document)
+            if halt.before is not None:
+                seconds_of(halt.before)
+            return halt if known == (_HALT_FORMAT, _VERSION) and type(halt.after) is int else None
+        except UNUSABLE:
+            return None
 
-
-def read_halt(store: Store) -> Halt | None:
-    """The request; None if there is none that can be understood."""
-    try:
-        document = parse_json(store.get(_HALT_NAME, _MOST_BYTES))
-        known = document.pop("format"), document.pop("version")
-        halt = Halt(**document)
-        if halt.before is not None:
-            seconds_of(halt.before)
-        return halt if known == (_HALT_FORMAT, _VERSION) and type(halt.after) is int else None
-    except UNUSABLE:
-        return None
-
-
-def remove_halt(store: Store) -> None:
-    """Take the request back."""
-    store.delete("", [_HALT_NAME], durable=False)
+    @staticmethod
+    def remove(store: Store) -> None:
+        """Take the request back."""
+        store.delete("", [_HALT_NAME], durable=False)

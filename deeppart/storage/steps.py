@@ -15,19 +15,14 @@ from pathlib import Path
 
 from deeppart import access
 from deeppart.errors import MissingError, StorageError
-from deeppart.model import Attempt, StepKey
-from deeppart.part import is_parity_file_name, parse_part_file_name, parse_step_name, part_file_name, step_name
+from deeppart.model import StepKey
+from deeppart.part import is_parity_file_name, parse_part_file_name, parse_step_name, step_name
 from deeppart.storage.store import Store
 
 MANIFEST_NAME = "manifest"
 _TEMPORARY = re.compile(r"\..+\.tmp-[0-9]+(-[0-9a-f]+)?", re.ASCII)
 #: How often we look again because a running job has removed what it was about to read.
 MOST_LOOKS = 20
-
-
-def part_key(attempt: Attempt, rank: int) -> str:
-    """The key of a rank's part."""
-    return f"{step_name(attempt.key)}/{part_file_name(rank, attempt.world_size)}"
 
 
 def manifest_key(key: StepKey) -> str:

@@ -28,9 +28,9 @@ from typing import Any
 from deeppart import access
 from deeppart._times import seconds_of, timestamp
 from deeppart.access import storage_error
-from deeppart.errors import CorruptFileError, FormatError, MissingError, NewerFormatError, StorageError
+from deeppart.errors import CorruptFileError, FormatError, MissingError, NewerFormatError, StorageError, short
 from deeppart.model import Report
-from deeppart.part import MAX_WORLD_SIZE, is_hex32, parse_json, short
+from deeppart.part import MAX_WORLD_SIZE, is_hex32, parse_json
 from deeppart.storage import LINEAGE_NAME, LOCK_NAME, DirectoryOwner, PosixStore, is_temporary_name
 
 _FORMAT, _VERSION = "deeppart-status", 1

@@ -14,7 +14,8 @@ from typing import Protocol
 
 from deeppart.errors import MissingError, StorageError
 from deeppart.model import Attempt
-from deeppart.storage import BLOCK_BYTES, PosixStore, Store, Writer, list_steps, part_key, step_name
+from deeppart.part import part_key, step_name
+from deeppart.storage import BLOCK_BYTES, PosixStore, Store, Writer, list_steps
 from deeppart.testing.faults import TYPICAL_ERRORS, StorageFaults
 
 #: Of direct writes.

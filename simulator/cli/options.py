@@ -21,7 +21,7 @@ from click.core import ParameterSource
 from rich.status import Status
 
 from deeppart.errors import ConfigError
-from deeppart.model import SECONDS_WORDS, meant_todo, read_rate, read_seconds
+from deeppart.model import WORDS, meant_todo, read_rate, read_seconds
 from deeppart.partition import STRATEGIES
 from deeppart.plan.interval import FLUSH_SHARE
 
@@ -297,7 +297,7 @@ def read_time(text: str, name: str) -> float:
     """Seconds, above 0."""
     found = _read_quantity(read_seconds, text, name)
     if not 0 < found < math.inf:
-        raise impossible(name, SECONDS_WORDS + ", above 0", repr(text))
+        raise impossible(name, WORDS["seconds"] + ", above 0", repr(text))
     return found
 
 
@@ -344,7 +344,7 @@ def _read_waits(text: str) -> Waits:
             return Waits(read_time(text, "--queue"))
         except ConfigError:
             todo = meant_todo(text.split(":", maxsplit=1)[0], ["exponential"], "give a time, or the path of a trace")
-            expected = f"{SECONDS_WORDS}; exponential:TIME; or a file"
+            expected = f"{WORDS['seconds']}; exponential:TIME; or a file"
             raise impossible("--queue", expected, repr(text), todo) from None
     seen = read_trace(Path(text)).waits_s
     if not seen:

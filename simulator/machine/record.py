@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from deeppart.model import BYTES_WORDS, RATE_WORDS, SECONDS_WORDS, read_bytes, read_rate, read_seconds
+from deeppart.model import WORDS, read_bytes, read_rate, read_seconds
 
 # --- kinds of fields --------------------------------------------------------------------------------------------------
 
@@ -66,16 +66,16 @@ LEAST_BYTES = 1e6
 MOST_RANKS_PER_NODE = 4096
 #: A hundred times as many as the largest machines have.
 MOST_NODES = 10_000_000
-RATE = Kind(read_rate, RATE_WORDS + ", at least 1 MB/s", least=LEAST_RATE)
-SECONDS = Kind(read_seconds, SECONDS_WORDS + ", at least 0")
-MTBF = Kind(_mtbf, SECONDS_WORDS + ', above 0, or "never"', above=True, endless=True)
+RATE = Kind(read_rate, WORDS["rate"] + ", at least 1 MB/s", least=LEAST_RATE)
+SECONDS = Kind(read_seconds, WORDS["seconds"] + ", at least 0")
+MTBF = Kind(_mtbf, WORDS["seconds"] + ', above 0, or "never"', above=True, endless=True)
 COUNT = Kind(_whole, "a whole number, at least 1", least=1)
 PER_NODE = Kind(_whole, f"a whole number from 1 to {MOST_RANKS_PER_NODE}", least=1, most=MOST_RANKS_PER_NODE)
 NODES = Kind(_whole, f"a whole number from 1 to {MOST_NODES:,}", least=1, most=MOST_NODES)
 SHARE = Kind(_number, "a number from 0 to below 1", most=math.nextafter(1.0, 0.0))
 RATIO = Kind(_number, "a number above 0, at most 1.1", above=True, most=1.1)
 PER_SECOND = Kind(_number, "a number per second, above 0", above=True)
-BYTES = Kind(read_bytes, BYTES_WORDS + ", at least 1 MB", least=LEAST_BYTES)
+BYTES = Kind(read_bytes, WORDS["bytes"] + ", at least 1 MB", least=LEAST_BYTES)
 CURRENCY = Kind(_word, 'a currency, such as "USD"', text=True)
 MONEY = Kind(_number, "a number, at least 0")
 #: The default of what a machine file need not say, and what depends on it is then not said either.

@@ -31,7 +31,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from deeppart.model import HISTORY_NAME, REDUNDANT_LEVELS, RUNS_FORMAT, Level, run_records
+from deeppart.model import REDUNDANT_LEVELS, Level, RunsFile
 
 from .record import FAILURES, PREEMPTION, TIME_LIMIT, Event, Trace, in_order, merged, refusal, shown, unreadable
 
@@ -60,7 +60,7 @@ def format_of(path: Path) -> str:
     first_line = beginning.split("\n", 1)[0]
     if "|" in first_line and "State" in first_line.rstrip("\r\n").split("|"):
         return SLURM
-    if beginning.lstrip().startswith("{") and RUNS_FORMAT in beginning:
+    if beginning.lstrip().startswith("{") and RunsFile.FORMAT in beginning:
         return OWN_RUNS
     lines = [line for line in beginning.splitlines() if not line.startswith("#")]
     if lines and {"at_s", "kind"} <= {word.strip(' "') for word in lines[0].split(",")}:
@@ -320,10 +320,10 @@ _MOST_BYTES = 1 << 20
 
 def read_own_runs(path: Path) -> Trace:
     """The runs of a directory."""
-    path = path / HISTORY_NAME if path.is_dir() else path
+    path = path / RunsFile.NAME if path.is_dir() else path
     try:
         with path.open("rb") as file:
-            records = run_records(json.loads(file.read(_MOST_BYTES)))
+            records = RunsFile.records(json.loads(file.read(_MOST_BYTES)))
         spans = [_run_span(record) for record in records]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise unreadable(path, error) from error

@@ -27,7 +27,8 @@ import torch
 import deeppart
 from deeppart.offline.inspect.listing import list_directory
 from deeppart.offline.inspect.verifying import choose_steps, verify
-from deeppart.storage import LOCK_NAME, parse_step_name
+from deeppart.part import parse_step_name
+from deeppart.storage import LOCK_NAME
 from tests.faults.campaign import stages as campaign
 from tests.faults.campaign.stages import Stage
 

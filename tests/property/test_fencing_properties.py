@@ -20,7 +20,7 @@ import pytest
 from deeppart._times import timestamp
 from deeppart.errors import DirectoryInUseError, StorageError
 from deeppart.model import Attempt, Manifest, PartRecord, StepKey
-from deeppart.part import encode_manifest, part_file_name
+from deeppart.part import encode_manifest, parse_step_name, part_file_name, step_name
 from deeppart.save import CallNotes, Keeping, Retention
 from deeppart.storage import (
     NODE_FOLDERS,
@@ -32,8 +32,6 @@ from deeppart.storage import (
     PosixStore,
     StoredStep,
     list_steps,
-    parse_step_name,
-    step_name,
 )
 
 LEVELS = ("local", "partner", "parity", "persistent")

@@ -16,7 +16,6 @@ from deeppart.errors import CorruptFileError, NewerFormatError
 from deeppart.model import Attempt, Manifest
 from deeppart.model.compression import COMPRESSIONS
 from deeppart.part import (
-    CHUNK_DTYPE,
     SPAN_DTYPE,
     MemorySource,
     PartReader,
@@ -26,6 +25,7 @@ from deeppart.part import (
     encode_manifest,
     part_file_name,
 )
+from deeppart.part.format import CHUNK_DTYPE
 from tests.property.damage import damaged
 
 HEX32 = st.binary(min_size=16, max_size=16).map(bytes.hex)

@@ -15,7 +15,8 @@ import deeppart
 from deeppart.errors import DeeppartError, DeeppartWarning
 from deeppart.model import StepKey
 from deeppart.save import write
-from deeppart.storage import PosixStore, committed_steps, list_steps, read_manifest
+from deeppart.storage import PosixStore, committed_steps, list_steps
+from deeppart.storage.manifests import read_manifest
 from deeppart.testing.faults import StorageFaults
 from deeppart.testing.states import difference
 from tests.sampling import sampled

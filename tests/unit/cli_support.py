@@ -16,7 +16,7 @@ from deeppart._times import now
 from deeppart.cli import main
 from deeppart.codec import Chooser
 from deeppart.model import Attempt, Manifest, PartRecord, StepKey
-from deeppart.part import encode_manifest, part_file_name
+from deeppart.part import encode_manifest, part_file_name, step_name
 from deeppart.save import Encoders, Encoding
 from deeppart.save.job import Staged
 from deeppart.save.write import write_part
@@ -26,7 +26,7 @@ from deeppart.state.document.structure_json import encode_tree
 from deeppart.state.tensors.leaves import flat_bytes, leaf_type
 from deeppart.state.tree.flattening import flatten
 from deeppart.state.values import encode_value
-from deeppart.storage import DurableFile, PersistentLevel, PosixStore, list_steps, step_name
+from deeppart.storage import DurableFile, PersistentLevel, PosixStore, list_steps
 from tests.unit.commits import step_directory
 
 RAW = Encoding(Chooser("none"), Encoders(0))

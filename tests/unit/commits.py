@@ -7,16 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from deeppart.model import Attempt, Manifest, StepKey
-from deeppart.part import Signing, decode_manifest, encode_manifest
-from deeppart.storage import (
-    MANIFEST_NAME,
-    PersistentLevel,
-    PosixStore,
-    list_steps,
-    parse_step_name,
-    remove_step,
-    step_name,
-)
+from deeppart.part import Signing, decode_manifest, encode_manifest, parse_step_name, step_name
+from deeppart.storage import MANIFEST_NAME, PersistentLevel, PosixStore, list_steps, remove_step
 from tests.golden import forge
 
 FIRST, SECOND = "1" * 32, "2" * 32

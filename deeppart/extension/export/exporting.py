@@ -18,8 +18,7 @@ from deeppart.extension.export.content import Content, Progress
 from deeppart.extension.export.hdf5 import Hdf5Writer
 from deeppart.extension.export.output import OutputFile, OutputFolder
 from deeppart.offline import Chosen, OpenCheckpoint, with_checkpoint
-from deeppart.part import KeyFiles, read_key_files
-from deeppart.storage import parse_step_name
+from deeppart.part import KeyFiles, parse_step_name, read_key_files
 
 
 class Writer(Protocol):

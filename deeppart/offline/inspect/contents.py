@@ -28,7 +28,7 @@ from deeppart.state.paths import Path as KeyPath
 from deeppart.state.tensors import LeafType
 from deeppart.state.tree import DICTS, ArrayLeaf, Branch, Node, RankLocal, ValueLeaf, container_kind, paths_inside
 from deeppart.state.values import decode_value
-from deeppart.storage import PosixStore, read_suspicions
+from deeppart.storage import PosixStore, Suspicions
 
 Progress = Callable[[int, int], None]
 
@@ -198,7 +198,7 @@ def read_contents(
             if progress is not None:
                 tree, more = with_statistics(tree, checkpoint, progress)
                 problems += more
-        suspicions = read_suspicions(PosixStore(root))
+        suspicions = Suspicions.read(PosixStore(root))
         return Contents(
             directory=root,
             manifest=chosen.manifest,

@@ -19,26 +19,24 @@ from deeppart.errors import FormatError, RestoreError, SignatureError, StorageEr
 from deeppart.mistaken_paths import no_such_directory, recognize
 from deeppart.model import LEVELS, Attempt, Level, Manifest, StepKey, SuspectLeaf
 from deeppart.offline.inspect.node_files import stock_of
-from deeppart.part import Signing, parse_part_file_name
+from deeppart.part import Signing, parse_part_file_name, step_name
 from deeppart.plan.restart import FilesByAttempt, Inventory
 from deeppart.storage import (
-    DAMAGED,
     MOST_LOOKS,
     NODE_FOLDERS,
-    UNFINISHED,
     NodeContents,
     Note,
     Owner,
     PosixStore,
+    ReducedRun,
+    StepState,
     Store,
     StoredStep,
+    Suspicions,
     is_copy,
     read_lineage,
     read_owner,
     read_steps,
-    read_suspicions,
-    reduced_runs,
-    step_name,
 )
 
 #: Not complete there, but whole together with the node-local directories that were given.
@@ -146,7 +144,7 @@ class Listing:
         """
         if self.local_dirs:
             return False
-        return not self.steps or self.steps[-1].state in (UNFINISHED, DAMAGED)
+        return not self.steps or self.steps[-1].state in (StepState.UNFINISHED, StepState.DAMAGED)
 
     @property
     def reduced(self) -> dict[tuple[str, ...], list[int]]:
@@ -176,7 +174,7 @@ def list_directory(root: Path, local_dirs: Sequence[Path] = (), signing: Signing
     steps: list[StepSummary] = []
     for step in sorted(persistent.keys() | {attempt.step for attempt in local.attempts}):
         steps += _summaries(root, step, persistent.get(step, ()), local)
-    lines, suspicions = {run.session: run.lines for run in reduced_runs(store)}, read_suspicions(store)
+    lines, suspicions = {run.session: run.lines for run in ReducedRun.read_all(store)}, Suspicions.read(store)
     problems += suspicions.problems
     names = step_names(step.key for step in steps)
     steps = [
@@ -282,7 +280,7 @@ def _summaries(root: Path, step: int, entries: Sequence[PersistentStep], local: 
     summaries: list[StepSummary] = []
     for entry in entries:
         attempt = entry.manifest.attempt if entry.manifest is not None else None
-        if attempt is None and entry.state == UNFINISHED:
+        if attempt is None and entry.state == StepState.UNFINISHED:
             # Its own files cannot be restored from, but those of the same attempt on nodes can.
             attempt = next((each for each in rest if entry.key == each.key), None)
         summaries.append(_summary(root, entry.key, attempt, entry, local))
@@ -295,12 +293,12 @@ def _summary(
 ) -> StepSummary:
     manifest = persistent.manifest if persistent else None
     places = [StepLocation(Level.PERSISTENT, str(root), persistent.parts)] if persistent and persistent.parts else []
-    state = persistent.state if persistent else UNFINISHED
+    state = persistent.state if persistent else StepState.UNFINISHED
     reasons = persistent.reasons if persistent else ("not on the persistent level",)
     if attempt is not None:
         here, on_nodes = local.look(attempt)
         places += on_nodes
-        if state in (UNFINISHED, DAMAGED):
+        if state in (StepState.UNFINISHED, StepState.DAMAGED):
             few = local.lacks_nearly_all(attempt) and manifest is None
             usable = here | set(persistent.parts if persistent and manifest else ())
             lacking = [] if few else sorted(set(range(attempt.world_size)) - usable)
@@ -356,8 +354,8 @@ class PersistentStep:
 
     Attributes:
         stored: its manifest, or why there is none.
-        state: COMPLETE, UNFINISHED, DAMAGED (the manifest, or a part that is missing or is not the one that it names)
-            or NEWER.
+        state: COMPLETE, or a StepState: UNFINISHED, NEWER, or DAMAGED (the manifest, or a part that is missing or is
+            not the one that it names).
         reasons: the reasons why it is not complete.
         parts: ranks whose part is there and is the right one; without a sound manifest, ranks whose file is there.
         nbytes: length of all part files in its place.
@@ -387,7 +385,7 @@ class PersistentStep:
     @property
     def is_committed(self) -> bool:
         """True if it has a manifest, sound or not."""
-        return self.state != UNFINISHED
+        return self.state != StepState.UNFINISHED
 
     @property
     def refused(self) -> bool:
@@ -416,14 +414,14 @@ def _examine(step: StoredStep) -> PersistentStep | None:
     """Look at every part; None if the step is retired meanwhile."""
     ranks, nbytes = _part_files(step)
     if step.error is not None:
-        whole = f"manifest: {step.reason}" if step.state == DAMAGED else step.error.summary
+        whole = f"manifest: {step.reason}" if step.state == StepState.DAMAGED else step.error.summary
         return PersistentStep(step, step.state, (whole,), ranks, nbytes)
     problems = {rank: step.part_problem(rank) for rank in range(len(step.manifest.parts))}
     reasons = tuple(f"part {rank} {problem}" for rank, problem in problems.items() if problem is not None)
     if reasons and step.is_retired():
         return None
     parts = tuple(rank for rank, problem in problems.items() if problem is None)
-    return PersistentStep(step, DAMAGED if reasons else COMPLETE, reasons, parts, nbytes)
+    return PersistentStep(step, StepState.DAMAGED if reasons else COMPLETE, reasons, parts, nbytes)
 
 
 def _part_files(step: StoredStep) -> tuple[tuple[int, ...], int]:

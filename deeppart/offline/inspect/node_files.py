@@ -10,17 +10,8 @@ from typing import ClassVar
 from deeppart import access
 from deeppart.errors import FormatError
 from deeppart.model import Attempt, SuspectLeaf
-from deeppart.part import Signing, is_hex32
-from deeppart.storage import (
-    NodeContents,
-    Note,
-    file_problem,
-    is_copy,
-    is_gone,
-    parse_step_name,
-    read_lineage,
-    take_stock,
-)
+from deeppart.part import Signing, is_hex32, parse_step_name
+from deeppart.storage import NodeContents, Note, file_problem, is_copy, is_gone, read_lineage, take_stock
 
 
 @dataclass(frozen=True, slots=True)

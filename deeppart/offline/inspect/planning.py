@@ -14,7 +14,7 @@ from deeppart.errors import FormatError
 from deeppart.model import Attempt, Level
 from deeppart.offline.inspect.listing import require_directory
 from deeppart.offline.inspect.node_files import lineage_on_nodes
-from deeppart.part import Signing
+from deeppart.part import Signing, parse_step_name
 from deeppart.plan.restart import (
     Candidate,
     Inventory,
@@ -28,14 +28,7 @@ from deeppart.plan.restart import (
     survey,
 )
 from deeppart.recovery import suspect_lines, take_inventory
-from deeppart.storage import (
-    PersistentLevel,
-    PosixStore,
-    parse_step_name,
-    read_lineage,
-    read_step,
-    take_stock,
-)
+from deeppart.storage import PersistentLevel, PosixStore, read_lineage, read_step, take_stock
 
 #: (part, its file on the persistent level) -> what is wrong with that, or None.
 Look = Callable[[int, str], str | None]

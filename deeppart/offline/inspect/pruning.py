@@ -24,7 +24,7 @@ from deeppart.offline.inspect.listing import (
     step_names,
 )
 from deeppart.offline.inspect.node_files import lineage_on_nodes
-from deeppart.part import Signing
+from deeppart.part import Signing, step_name
 from deeppart.storage import (
     NODE_FOLDERS,
     NeededParts,
@@ -34,7 +34,6 @@ from deeppart.storage import (
     list_steps,
     read_owner,
     remove_step,
-    step_name,
 )
 
 

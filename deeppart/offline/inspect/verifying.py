@@ -24,27 +24,23 @@ from deeppart.model import Attempt, Box, Manifest, PartRecord, StepKey, SuspectL
 from deeppart.offline.find import OpenPart, open_part, structure_of
 from deeppart.offline.inspect.listing import name_ranks, require_directory, step_names
 from deeppart.offline.inspect.node_files import NodeFiles, lineage_on_nodes, verify_nodes
-from deeppart.part import HEADER_BYTES, PartReader, Signing, parse_json
+from deeppart.part import HEADER_BYTES, PartReader, Signing, parse_json, step_name
 from deeppart.repair import Repaired, repair_files
 from deeppart.state.document import Structure
 from deeppart.state.paths import readable
 from deeppart.state.pieces import EXTRA, GAP, Fault, Held, own_faults
 from deeppart.state.tree import Alias, ValueLeaf
 from deeppart.storage import (
-    DAMAGED,
     MANIFEST_NAME,
-    NEWER,
-    UNFINISHED,
     Owner,
     PosixStore,
+    StepState,
     StoredStep,
     Suspicions,
     hold_directory,
     list_steps,
     read_owner,
     read_steps,
-    read_suspicions,
-    step_name,
 )
 
 
@@ -62,8 +58,8 @@ def choose_steps(
     if step is not None:
         steps = [each for each in steps if each.key.step == step]
     elif not every:
-        newest = max((each.key.step for each in steps if each.state != UNFINISHED), default=None)
-        steps = [each for each in steps if each.key.step == newest and each.state != UNFINISHED]
+        newest = max((each.key.step for each in steps if each.state != StepState.UNFINISHED), default=None)
+        steps = [each for each in steps if each.key.step == newest and each.state != StepState.UNFINISHED]
     if steps:
         return steps
     numbers = sorted({key.step for key in list_steps(store)})
@@ -206,7 +202,7 @@ class Verification:
         if self.nodes is not None and (self.nodes.unread or any(each.path not in paths for each in self.nodes.damage)):
             return False
         running = self.owner is not None and bool(self.owner.running)
-        passable = {SOUND, REMOVED, *([UNFINISHED] if running else [])}
+        passable = {SOUND, REMOVED, *([StepState.UNFINISHED] if running else [])}
         return all(step.state in passable or (repairs and step.is_only_parts) for step in self.steps)
 
 
@@ -229,7 +225,7 @@ def verify_directory(
     """
     owner = read_owner(root)
     with hold_directory(root, without_lock=without_lock) if repair else nullcontext():
-        suspicions = read_suspicions(PosixStore(root))
+        suspicions = Suspicions.read(PosixStore(root))
         steps = []
         if not local_dirs or list_steps(PosixStore(root)):
             steps = choose_steps(root, step, every=every, signing=signing)
@@ -286,12 +282,14 @@ def verify(step: StoredStep, advance: Advance = lambda nbytes: None) -> VerifyRe
         parts = len(step.manifest.parts)
         checking = _Checking(step, advance)
     except (FormatError, StorageError) as error:
-        state = NEWER if isinstance(error, NewerFormatError) else DAMAGED if step.state != UNFINISHED else UNFINISHED
-        text, file = (error.summary, None) if state == UNFINISHED else (_text(error), MANIFEST_NAME)
+        # A part's index may be of a newer version, or damaged, below a sound manifest.
+        damaged = StepState.NEWER if isinstance(error, NewerFormatError) else StepState.DAMAGED
+        state: str = step.state if step.state == StepState.UNFINISHED else damaged
+        text, file = (error.summary, None) if state == StepState.UNFINISHED else (_text(error), MANIFEST_NAME)
         damage.append(Damage("manifest", text, file))
     else:
         damage = checking.run()
-        state = DAMAGED if damage else SOUND
+        state = StepState.DAMAGED if damage else SOUND
     if damage and step.is_retired():
         state, damage = REMOVED, []
     if checking is None:

@@ -16,13 +16,6 @@ from deeppart.state.fingerprint import hash63, hash_json
 from deeppart.state.paths import ALL, AUTO, NONE, RANK0, ROTATE, VERIFY, Replication
 from deeppart.state.tensors import LeafType, leaf_type
 from deeppart.state.tree import (
-    ARRAY,
-    COMPOSITE,
-    FORM,
-    OBJECT,
-    RANK_LOCAL,
-    SHARDED,
-    VALUE,
     Alias,
     ArrayLeaf,
     FlatState,
@@ -30,7 +23,7 @@ from deeppart.state.tree import (
     find_aliases,
     memory_groups,
 )
-from deeppart.state.values import Encoded, encode_key
+from deeppart.state.values import encode_key
 
 Flags = npt.NDArray[np.bool_]
 #: Modes of leaves in the shared structure (rank 0's are not in it), in ascending strictness.
@@ -255,18 +248,4 @@ def _structure_digest(flat: FlatState, replication: Replication) -> int:
         for place, path, keys in flat.ordered
         if place <= shared and replication.mode(path) != ALL
     ]
-    return hash_json([_skeleton(flat.tokens[:shared]), orders] if orders else _skeleton(flat.tokens[:shared]))
-
-
-def _skeleton(tokens: list[Any]) -> list[Any]:
-    """Containers, keys and leaves in canonical order as JSON: what must be equal on all ranks.
-
-    ``{"m": model}`` and ``{"m": model.state_dict()}`` are the same.
-    """
-    return [token if type(token) in (str, bool) else _token_text(token) for token in tokens if token is not OBJECT]
-
-
-def _token_text(token: Any) -> Encoded:
-    if any(token is marker for marker in (ARRAY, VALUE, RANK_LOCAL, SHARDED, COMPOSITE, FORM)):
-        return token
-    return token.__name__ if isinstance(token, type) else encode_key(token, "a dict key")
+    return hash_json([flat.skeleton(), orders] if orders else flat.skeleton())

@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from deeppart._gc import collection_paused
-from deeppart.errors import CorruptFileError
+from deeppart.errors import CorruptFileError, short
 from deeppart.model import ComparedEarlier
-from deeppart.part import parse_json, short
+from deeppart.part import parse_json
 from deeppart.state.document.structure import Structure
 from deeppart.state.document.structure_json import (
     CODES,

@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from deeppart._gc import collection_paused
-from deeppart.errors import CorruptFileError
+from deeppart.errors import CorruptFileError, short
 from deeppart.model import Box, Division
-from deeppart.part import MAX_LEAF_BYTES, short
+from deeppart.part import MAX_LEAF_BYTES
 from deeppart.state.document.structure import Structure
 from deeppart.state.objects import ABOUT, DATACLASS, DEQUE, ObjectForm
 from deeppart.state.paths import Path, component, exact, id_key

@@ -28,8 +28,7 @@ from typing import Any
 
 import torch
 
-from deeppart.errors import CorruptFileError, UnsupportedLeafError
-from deeppart.part import short
+from deeppart.errors import CorruptFileError, UnsupportedLeafError, short
 from deeppart.state.tensors.leaves import leaf_type
 from deeppart.state.values import MOST_LEVELS, is_value
 

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from deeppart.errors import CorruptFileError, RestoreError, UnsupportedLeafError
+from deeppart.errors import CorruptFileError, RestoreError, UnsupportedLeafError, short
 from deeppart.model import Box
-from deeppart.part import MAX_CHUNK_BYTES, MAX_LEAF_BYTES, short
+from deeppart.part import MAX_CHUNK_BYTES, MAX_LEAF_BYTES
 from deeppart.state.values import known_conversion, plain_dtype
 
 Bytes = npt.NDArray[np.uint8]

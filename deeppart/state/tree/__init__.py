@@ -6,19 +6,11 @@ values are saved as one value.
 """
 
 from deeppart.state.tree.flat import (
-    ARRAY,
-    COMPOSITE,
-    FORM,
-    OBJECT,
-    RANK_LOCAL,
-    SHARDED,
-    VALUE,
     FlatState,
     RankLocalRules,
 )
 from deeppart.state.tree.flattening import DEEPEST_NESTING, flatten
 from deeppart.state.tree.nodes import (
-    DICT_KINDS,
     DICTS,
     ArrayLeaf,
     Branch,
@@ -62,20 +54,12 @@ from deeppart.state.tree.value_containers import (
 )
 
 __all__ = [
-    "ARRAY",
-    "COMPOSITE",
     "CONTAINER_KINDS",
     "DEEPEST_NESTING",
     "DICTS",
-    "DICT_KINDS",
-    "FORM",
     "LEAST_ENTRIES",
     "LEAST_ITEMS",
     "LEAST_ROWS",
-    "OBJECT",
-    "RANK_LOCAL",
-    "SHARDED",
-    "VALUE",
     "Alias",
     "ArrayLeaf",
     "Branch",

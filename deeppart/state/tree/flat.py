@@ -12,6 +12,7 @@ import torch
 from deeppart.state.memory import Extents, HeldMemory
 from deeppart.state.paths import ExactPath, Excluded, Key, Path
 from deeppart.state.tree.nodes import ArrayLeaf, Branch, Node, RankLocal, ShardedLeaf, UnmadeLeaf, ValueLeaf
+from deeppart.state.values import Encoded, encode_key
 
 # Markers among the tokens; tuples, so that no string key can equal one.
 ARRAY, VALUE, OBJECT, RANK_LOCAL, NUMPY = ("array",), ("value",), ("object",), ("rank_local",), ("numpy",)
@@ -113,6 +114,20 @@ class FlatState:
     def sizes(self) -> tuple[int, int, int]:
         """The numbers of arrays, values and tokens."""
         return len(self.arrays), len(self.values), len(self.tokens)
+
+    def skeleton(self) -> list[Any]:
+        """Containers, keys and leaves that all ranks share, in canonical order as JSON.
+
+        ``{"m": model}`` and ``{"m": model.state_dict()}`` are the same.
+        """
+        tokens = self.tokens[: self.shared[2]]
+        return [token if type(token) in (str, bool) else _token_text(token) for token in tokens if token is not OBJECT]
+
+
+def _token_text(token: Any) -> Encoded:
+    if any(token is marker for marker in (ARRAY, VALUE, RANK_LOCAL, SHARDED, COMPOSITE, FORM)):
+        return token
+    return token.__name__ if isinstance(token, type) else encode_key(token, "a dict key")
 
 
 def _objects_below(node: Node) -> Iterator[Branch]:

@@ -15,8 +15,9 @@ from deeppart_simulator.traces.read import (
 )
 from deeppart_simulator.traces.record import Event
 
-from deeppart.cadence import HISTORY_NAME, History
+from deeppart.cadence import History
 from deeppart.errors import ConfigError
+from deeppart.model import RunsFile
 from deeppart.storage import PosixStore
 from tests.simulator.traces.logs import SACCT, written
 
@@ -89,7 +90,7 @@ def _run(
 
 
 def _written(folder: Path, *runs: dict[str, Any]) -> Path:
-    (folder / HISTORY_NAME).write_text(json.dumps({"format": "deeppart-runs", "version": 1, "runs": list(runs)}))
+    (folder / RunsFile.NAME).write_text(json.dumps({"format": "deeppart-runs", "version": 1, "runs": list(runs)}))
     return folder
 
 
@@ -107,4 +108,4 @@ def test_what_failed_is_what_the_next_run_came_back_from(tmp_path: Path) -> None
         (10.0, "process"), (11.0, "node"), (17.0, "system"),
     ]  # fmt: skip
     assert trace.seconds == 22 * 3600 and len(trace.names) == 4
-    assert read_own_runs(folder / HISTORY_NAME).events == trace.events
+    assert read_own_runs(folder / RunsFile.NAME).events == trace.events

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.cadence import HISTORY_NAME, Run, failure_rates
+from deeppart.cadence import Run, failure_rates
 from deeppart.cadence.auto import Decider
+from deeppart.model import RunsFile
 from deeppart.pending import DONE, FAILED, RUNNING, Pending
 from deeppart.plan.interval import LevelCost, best, waste
 
@@ -128,4 +129,4 @@ def test_force_goes_to_all_levels_with_counted_ones_too(tmp_path: Path) -> None:
         assert checkpointer.cadence is None
         levels = [checkpointer.checkpoint({"x": 1}, step, force=step == 3).levels for step in range(4)]
     assert levels == [{"local", "persistent"}, frozenset(), {"local"}, {"local", "persistent"}]
-    assert not (tmp_path / "p" / HISTORY_NAME).exists()
+    assert not (tmp_path / "p" / RunsFile.NAME).exists()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from deeppart.cadence import HISTORY_NAME, History, Run
-from deeppart.model import MOST_RUNS, StepKey
+from deeppart.cadence import History, Run
+from deeppart.model import RunsFile, StepKey
 from deeppart.storage import MANIFEST_NAME, PosixStore
 from tests.histories import often_failing
 from tests.unit.commits import step_directory
@@ -45,7 +45,7 @@ def test_a_run_that_ends_after_the_next_one_has_begun_takes_nothing_from_it(tmp_
     successor = History(PosixStore(tmp_path), "b" * 32, 2)
     successor.restored("partner")
     overtaken.end(failed=False)
-    runs = json.loads((tmp_path / HISTORY_NAME).read_text())["runs"]
+    runs = json.loads((tmp_path / RunsFile.NAME).read_text())["runs"]
     assert [(run["session"][0], run["restored"], run["ended"] is not None) for run in runs] == [
         ("a", None, True),
         ("b", "partner", False),
@@ -72,14 +72,14 @@ def test_a_run_that_died_before_its_first_commit_is_no_failure(tmp_path: Path) -
 )
 def test_a_file_that_cannot_be_read_is_begun_anew_and_said(tmp_path: Path, text: str) -> None:
     """What of a run cannot be read: tests/unit/model/test_records.py."""
-    (tmp_path / HISTORY_NAME).write_text(text)
+    (tmp_path / RunsFile.NAME).write_text(text)
     history = History(PosixStore(tmp_path), "a" * 32, 1)
-    assert history.runs == () and history.problem is not None and HISTORY_NAME in history.problem
+    assert history.runs == () and history.problem is not None and RunsFile.NAME in history.problem
     assert History(PosixStore(tmp_path), "b" * 32, 1).problem is None
 
 
 def test_only_so_many_runs_are_kept(tmp_path: Path) -> None:
-    often_failing(tmp_path / "p", MOST_RUNS)
+    often_failing(tmp_path / "p", RunsFile.MOST)
     History(PosixStore(tmp_path / "p"), "a" * 32, 1).end(failed=False)
-    runs = json.loads((tmp_path / "p" / HISTORY_NAME).read_text())["runs"]
-    assert len(runs) == MOST_RUNS and runs[-1]["session"] == "a" * 32 and runs[-1]["ended"]
+    runs = json.loads((tmp_path / "p" / RunsFile.NAME).read_text())["runs"]
+    assert len(runs) == RunsFile.MOST and runs[-1]["session"] == "a" * 32 and runs[-1]["ended"]

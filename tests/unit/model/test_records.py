@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from deeppart.model import run_records
+from deeppart.model import RunsFile
 
 RUN: dict[str, Any] = {
     "session": "ab" * 16,
@@ -23,7 +23,7 @@ def _document(**changes: Any) -> dict[str, Any]:
 
 
 def test_runs_as_they_are_written() -> None:
-    assert run_records(_document(more="ignored")) == [RUN]
+    assert RunsFile.records(_document(more="ignored")) == [RUN]
 
 
 @pytest.mark.parametrize(
@@ -35,11 +35,11 @@ def test_runs_as_they_are_written() -> None:
 )  # fmt: skip
 def test_what_the_library_does_not_write(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(changes))) as caught:
-        run_records(_document(**changes))
+        RunsFile.records(_document(**changes))
     assert len(str(caught.value)) < 200
 
 
 @pytest.mark.parametrize("document", [[], {}, _document() | {"version": 2}, _document() | {"runs": [RUN] * 501}])
 def test_other_documents(document: Any) -> None:
     with pytest.raises((ValueError, KeyError, TypeError)):
-        run_records(document)
+        RunsFile.records(document)

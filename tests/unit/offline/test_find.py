@@ -21,7 +21,7 @@ from deeppart.errors import (
 from deeppart.model import SuspectLeaf, Suspicion
 from deeppart.offline.find import Chosen, find_step, with_checkpoint
 from deeppart.part import FileSource, Signing
-from deeppart.storage import MOST_LOOKS, PosixStore, write_suspicion
+from deeppart.storage import MOST_LOOKS, PosixStore, Suspicions
 from tests.golden import forge
 from tests.unit.cli_support import flip
 from tests.unit.commits import FIRST, SECOND, begun, commit, manifest_file, manifest_of, retire
@@ -147,7 +147,7 @@ def test_whoever_reads_an_older_or_a_suspect_one_is_told(tmp_path: Path) -> None
         with_checkpoint(tmp_path, None, Chosen.warn, None)
     damage(tmp_path, 2)
     leaf = SuspectLeaf("model/weight", "rank 1 differs from rank 0", 0, 0)
-    write_suspicion(PosixStore(tmp_path), Suspicion(forge.LINEAGE.hex(), FIRST, 2, 2, (1,), (leaf,)))
+    Suspicions.write(PosixStore(tmp_path), Suspicion(forge.LINEAGE.hex(), FIRST, 2, 2, (1,), (leaf,)))
     chosen = with_checkpoint(tmp_path, None, lambda chosen: chosen, None)
     assert len(chosen.passed_over) == 1 and chosen.passed_over[0].startswith("step 2 is newer")
     assert len(chosen.suspect) == 1 and chosen.suspect[0].startswith("step 1 is suspect: model/weight")

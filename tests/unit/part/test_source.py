@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from deeppart.errors import CorruptFileError, StorageError
-from deeppart.part import ByteSource, FileSource, MemorySource
+from deeppart.part import FileSource, MemorySource
+from deeppart.part.source import ByteSource
 
 DATA = bytes(range(256)) * 10
 

@@ -10,13 +10,8 @@ import pytest
 
 from deeppart.codec import EncodedChunk
 from deeppart.errors import FormatError
-from deeppart.part import (
-    BASE_DTYPE,
-    CHUNK_DTYPE,
-    SPAN_DTYPE,
-    PartWriter,
-    part_file_name,
-)
+from deeppart.part import SPAN_DTYPE, PartWriter, part_file_name
+from deeppart.part.format import BASE_DTYPE, CHUNK_DTYPE
 from tests.golden import forge, make
 
 ONE_SPAN = [(0, 0, 0, 200, 0)]

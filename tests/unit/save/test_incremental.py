@@ -19,10 +19,11 @@ import deeppart
 from deeppart.codec import EncodedChunk
 from deeppart.model import BaseRecord
 from deeppart.offline.inspect.verifying import choose_steps, verify
-from deeppart.part import ChunkPlace
+from deeppart.part import ChunkPlace, parse_step_name
 from deeppart.save.incremental import LEAST_LIVE, MOST_BASES, SPACE_FACTOR, Held, choose
 from deeppart.state.capture.layout import ChunkPlan
-from deeppart.storage import PosixStore, list_steps, parse_step_name, read_manifest
+from deeppart.storage import PosixStore, list_steps
+from deeppart.storage.manifests import read_manifest
 from deeppart.testing.faults import StorageFaults
 from deeppart.testing.states import difference
 from tests.unit.cli_support import flip, invoke, step_dir

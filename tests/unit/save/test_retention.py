@@ -18,8 +18,9 @@ import deeppart
 from deeppart.comm import Comm, finish
 from deeppart.errors import BackgroundFailureWarning, CheckpointError, StorageError
 from deeppart.model import StepKey
+from deeppart.part import step_name
 from deeppart.save import Keeping, Retention
-from deeppart.storage import NeededParts, NodeLevel, PersistentLevel, step_name
+from deeppart.storage import NeededParts, NodeLevel, PersistentLevel
 from tests.unit.cli_support import steps_in
 from tests.unit.commits import newest_key, step_directory
 from tests.unit.sharded_states import checkpointer, on_ranks

@@ -19,7 +19,7 @@ from deeppart.part import Signing
 from deeppart.plan.redundancy import Nodes
 from deeppart.session.open import open_levels, open_roots, take_persistent, warn_protection
 from deeppart.session.topology import Topology
-from deeppart.storage import DirectoryOwner, PosixStore, read_lineage, reduced_runs
+from deeppart.storage import DirectoryOwner, PosixStore, ReducedRun, read_lineage
 from deeppart.testing.faults import StorageFaults
 from tests.unit.commits import FIRST, SECOND, commit, manifest_file
 
@@ -132,7 +132,7 @@ def test_less_than_asked_for_is_told_every_time_and_noted(tmp_path: Path) -> Non
         assert category is ReducedProtectionWarning
         assert text.startswith("less protection than asked for: parity_group = 4 and parity_tolerate = 2, but")
         assert "3 nodes" in text and "'strict'" in text and "ls" not in text
-    assert [run.session for run in reduced_runs(PosixStore(tmp_path))] == [FIRST, SECOND]
+    assert [run.session for run in ReducedRun.read_all(PosixStore(tmp_path))] == [FIRST, SECOND]
 
 
 def test_all_of_it_is_told_only_after_less(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_all_of_it_is_told_only_after_less(tmp_path: Path) -> None:
     told(warn_protection, PosixStore(tmp_path), SECOND, protection(3))
     ((category, text),) = told(warn_protection, PosixStore(tmp_path), THIRD, protection(4))
     assert category is DeeppartWarning and "has all the protection that was requested" in text
-    assert [(run.session, bool(run.lines)) for run in reduced_runs(PosixStore(tmp_path))] == [
+    assert [(run.session, bool(run.lines)) for run in ReducedRun.read_all(PosixStore(tmp_path))] == [
         (SECOND, True),
         (THIRD, False),
     ]

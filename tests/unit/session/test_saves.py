@@ -23,7 +23,7 @@ from deeppart.errors import (
 )
 from deeppart.model import SuspectLeaf, Suspicion
 from deeppart.state.capture import lazy
-from deeppart.storage import NodeLevel, PosixStore, write_suspicion
+from deeppart.storage import NodeLevel, PosixStore, Suspicions
 from deeppart.testing.states import difference
 from tests.unit.cli_support import block
 from tests.unit.one_rank import config, local_steps, persistent_steps, state, states_of
@@ -132,7 +132,7 @@ def restored_suspect(ck: deeppart.Checkpointer, memory: Path) -> None:
         ck.checkpoint(state(step), step).wait(timeout=200)
     leaf = SuspectLeaf("x", "rank 1 differs from rank 0", 0, 1)
     found = Suspicion(ck._session.lineage, ck._session.session, 2, 3, (2,), (leaf,))
-    write_suspicion(PosixStore(memory / "p"), found)
+    Suspicions.write(PosixStore(memory / "p"), found)
     live = state(0)
     assert ck.restore(live) == 2 and difference(state(2), live) is None
 

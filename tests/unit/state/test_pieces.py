@@ -11,7 +11,8 @@ import pytest
 
 from deeppart.errors import CorruptFileError
 from deeppart.model import Box, Division
-from deeppart.part import RANK_TABLE, SHARED_TABLE, SPAN_DTYPE
+from deeppart.part import RANK_TABLE, SPAN_DTYPE
+from deeppart.part.format import SHARED_TABLE
 from deeppart.state.document.structure import Structure
 from deeppart.state.pieces import ANY_PART, EXTRA, GAP, Expected, Held, Keepers, Source, check_own, find_faults, keys_of
 from deeppart.state.tensors.leaves import LeafType

@@ -14,43 +14,34 @@ from deeppart.extension.export import export
 from deeppart.model import SuspectLeaf, Suspicion
 from deeppart.part import encode_suspicion
 from deeppart.recovery import suspect_lines
-from deeppart.storage import (
-    Halt,
-    PosixStore,
-    committed_steps,
-    read_halt,
-    read_manifest,
-    read_suspicions,
-    remove_halt,
-    write_halt,
-    write_suspicion,
-)
+from deeppart.storage import Halt, PosixStore, Suspicions, committed_steps
+from deeppart.storage.manifests import read_manifest
 from tests.unit.cli_support import call, call_json, save
 from tests.unit.suspicions import OTHER, RECORD, attempt
 
 
 def test_a_request_to_halt_is_replaced_taken_back_and_ignored_if_it_cannot_be_understood(tmp_path: Path) -> None:
     store = PosixStore(tmp_path)
-    assert read_halt(store) is None
+    assert Halt.read(store) is None
     for halt in (Halt("a" * 32), Halt("b" * 32, 3, "2026-11-30T18:00:00.000000Z")):
-        write_halt(store, halt)
-        assert read_halt(store) == halt
-    remove_halt(store)
-    assert read_halt(store) is None
+        halt.write(store)
+        assert Halt.read(store) == halt
+    Halt.remove(store)
+    assert Halt.read(store) is None
     for halt in (Halt("a", before="tonight"), Halt("a", after="soon")):  # type: ignore[arg-type]
-        write_halt(store, halt)
-        assert read_halt(store) is None
+        halt.write(store)
+        assert Halt.read(store) is None
 
 
 def test_a_record_is_created_once_and_read_by_all(tmp_path: Path) -> None:
-    assert read_suspicions(PosixStore(tmp_path)).records == ()
-    write_suspicion(PosixStore(tmp_path), RECORD)
+    assert Suspicions.read(PosixStore(tmp_path)).records == ()
+    Suspicions.write(PosixStore(tmp_path), RECORD)
     with pytest.raises(StorageError):
-        write_suspicion(PosixStore(tmp_path), RECORD)
+        Suspicions.write(PosixStore(tmp_path), RECORD)
     (tmp_path / f"suspect-{OTHER}-000001").write_bytes(encode_suspicion(RECORD))
     (tmp_path / f"suspect-{OTHER}-000002").write_bytes(b"deeppart-suspect")
     (tmp_path / "suspect-of-mine").write_bytes(b"")
-    found = read_suspicions(PosixStore(tmp_path))
+    found = Suspicions.read(PosixStore(tmp_path))
     assert found.records == (RECORD,) and len(found.problems) == 2
     assert [leaf.path for leaf in found.of(attempt(8))] == ["a/b", "c"]
 
@@ -61,7 +52,7 @@ def test_the_commands_and_load_name_the_leaves(tmp_path: Path) -> None:
         read_manifest(PosixStore(tmp_path), key, None).attempt for key in committed_steps(PosixStore(tmp_path))
     )
     leaf = SuspectLeaf("model/weight", "rank 1 differs from rank 0", first.sequence, 1)
-    write_suspicion(PosixStore(tmp_path), Suspicion(second.lineage, second.session, third.sequence, 3, (2,), (leaf,)))
+    Suspicions.write(PosixStore(tmp_path), Suspicion(second.lineage, second.session, third.sequence, 3, (2,), (leaf,)))
     expected = [
         {"path": "model/weight", "ranks": "rank 1 differs from rank 0", "after": first.sequence, "after_step": 1}
     ]

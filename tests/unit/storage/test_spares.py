@@ -12,10 +12,10 @@ import pytest
 from deeppart.codec import Chooser
 from deeppart.errors import StorageError
 from deeppart.model import StepKey
-from deeppart.part import PartSummary
+from deeppart.part import PartSummary, step_name
 from deeppart.save import Encoders, Encoding
 from deeppart.save.growing_file import GrowingFile
-from deeppart.storage import BLOCK_BYTES, DurableFile, NodeLevel, step_name
+from deeppart.storage import BLOCK_BYTES, DurableFile, NodeLevel
 from deeppart.storage.spares import Recycled
 from deeppart.testing.faults import StorageFaults
 

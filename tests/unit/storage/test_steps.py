@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import deeppart
-from deeppart.storage import PosixStore, list_steps, step_name
+from deeppart.part import step_name
+from deeppart.storage import PosixStore, list_steps
 from tests.unit.one_rank import config, leave_behind, persistent_steps, state
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from deeppart.errors import StorageError
 from deeppart.model import Attempt
-from deeppart.storage import DurableFile, PosixStore, part_key
+from deeppart.part import part_key
+from deeppart.storage import DurableFile, PosixStore
 from deeppart.storage.files import Over
 from deeppart.testing import levels
 from deeppart.testing.levels import LEVEL_CHECKS
