@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
+from array import array
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 from typing import Any
 
@@ -208,7 +210,7 @@ class StepHistory:
         self._recent = recent
         self._found_newest = max((key.step for key in session.committed), default=-1)
         self._known = {key.step for key in session.committed}
-        self._saved = set[int]()
+        self._saved = array("q")  # ascending; small for months of checkpoints
         self._largest = -1  # of the restored step and the steps saved since
         self._restored = False
         self._warned_not_restored = self._warned_counting_down = False
@@ -224,7 +226,8 @@ class StepHistory:
         """Forget finished and reported checkpoints; the steps of complete ones stay used."""
         self._recent[:] = [pending for pending in self._recent if pending not in finished]
         counted = [pending.step for pending in finished if _counts(pending)]
-        self._saved.update(counted)
+        for step in counted:
+            insort(self._saved, step)
         self._largest = max([self._largest, *counted])
 
     def last(self) -> int:
@@ -238,7 +241,8 @@ class StepHistory:
     def refusal_of(self, step: int) -> DeeppartError | None:
         """The reason why a step cannot be saved, or None."""
         active = [pending for pending in self._recent if pending.step == step]
-        used = step in self._saved or any(_counts(pending) for pending in active)
+        at = bisect_left(self._saved, step)
+        used = step in self._saved[at : at + 1] or any(_counts(pending) for pending in active)
         if used or step in self._known:
             return StepExistsError(
                 f"step {step} was already saved in this run" if used else f"step {step} is already in the directory",

@@ -147,7 +147,7 @@ class DirectoryOwner:
 
     def _in_use(self) -> DirectoryInUseError:
         expected = "one job at a time on a persistent_dir"
-        found = f"owned by {_recorded(self._fd).get('who', 'an unknown process')}"
+        found = "; ".join([f"owned by {_recorded(self._fd).get('who', 'an unknown process')}", *_holders(self._path)])
         if any(other is not self and other._holds(self._fd) for other in list(_owners)):
             what = "this process checkpoints into this directory already"
             todo = "use its Checkpointer (deeppart.checkpoint() has one too), or close that, as `with` does"
@@ -373,6 +373,19 @@ def _let_go() -> None:
 
 
 os.register_at_fork(after_in_child=_let_go)
+
+
+def _holders(path: Path) -> list[str]:
+    """A line that names the processes of this host that have a file open, as far as this user may see them."""
+    found = []
+    with contextlib.suppress(OSError):
+        wanted = os.stat(path)
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                same = any(os.path.samestat(os.stat(each), wanted) for each in (process / "fd").iterdir())
+                if same and int(process.name) != os.getpid():
+                    found.append(f"{process.name} ({(process / 'comm').read_text().strip()})")
+    return [f"on this host the lock file is open in process {', '.join(found)}"] if found else []
 
 
 def _parse(data: bytes) -> tuple[dict[str, str], dict[str, int]]:
