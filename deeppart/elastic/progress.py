@@ -58,7 +58,7 @@ class Progress:
         self._members: dict[str, ProgressMember] = {}
         #: Loaded states of members that do not exist yet.
         self._pending: dict[str, Mapping[str, Any]] = {}
-        #: Loaders and accumulators created in the current epoch, which leave the progress when the next one begins: the
+        #: Loaders and accumulators created in the current epoch, which leave the progress when the next one begins. The
         #: script creates them again in each epoch.
         self.of_epoch = set[str]()
         #: Number of epochs that loops have started; members use it to detect a new iteration.

@@ -50,7 +50,7 @@ def load(path: str | os.PathLike[str], keys: str | Sequence[str] | None = None, 
         form: "dcp", "torch", "safetensors" or "hdf5"; None detects it.
 
     Returns:
-        The state: of DCP nested dicts and lists, in which sharded tensors are whole; of ``torch.save`` what
+        The state. Of DCP nested dicts and lists, in which sharded tensors are whole; of ``torch.save`` what
         ``torch.load(weights_only=True)`` returns; of safetensors tensors by name, and the small values that
         ``deeppart export`` stored; of an archive the exported state. Tensors that shared memory are tied, except in
         DCP.
