@@ -308,5 +308,7 @@ def without_threads(comm: Any, directory: Path) -> tuple[str, float, int | None]
 
 def test_a_rank_that_can_start_no_thread_is_not_waited_for(run_on: Any, shared_path: Path) -> None:
     for rank, (outcome, took_s, step) in enumerate(run_on(3, without_threads, shared_path)):
-        assert ("new thread" if rank == 1 else "rank 1 cannot take part") in outcome
+        # Over sockets it may be known first that it has left.
+        said = ("new thread",) if rank == 1 else ("rank 1 cannot take part", "rank 1 has ended its session")
+        assert any(each in outcome for each in said), outcome
         assert took_s < TIMEOUT_S and step == 2
