@@ -54,7 +54,7 @@ def statistics(array: Array, kind: LeafType) -> Stats | None:
     least: Any = None
     most: Any = None
     total, rest, squares = np.zeros((3, 2), np.longdouble)  # of real and imaginary parts
-    with np.errstate(all="ignore"):  # what overflows is told as what it becomes
+    with np.errstate(all="ignore"):  # an overflow is shown as the infinity that it gives
         for found in _numbers(array, kind):
             elements += found.size
             zeros += found.size - int(np.count_nonzero(found))

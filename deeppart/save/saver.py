@@ -178,7 +178,7 @@ class Saver:
         else:
             self._replicas.calls.note(call.turn, call.step, saved=bool(call.due))
             self._replicas.alike(call.turn)
-            if self._comm.rank == 0:
+            if self._comm.rank == 0 and not self._warnings.is_hashing_known:
                 hashed = [flat.arrays[leaf] for leaf in self._replicas.hashed(flat)]
                 nbytes = sum(self._replicas.layout.types[leaf.index].nbytes for leaf in hashed)
                 self._warnings.hashed([leaf.path for leaf in hashed], nbytes, self._replicas.compared_s)

@@ -68,7 +68,8 @@ class Warnings:
         self._quiet = quiet
         self._naming = Naming()
         self._reported_patterns: set[str] = set()
-        self._is_hashing_known = quiet
+        #: The warning of :meth:`hashed` was given, or is not wanted.
+        self.is_hashing_known = quiet
 
     def patterns(
         self, comm: Comm, setting: str, patterns: Sequence[str], matched: Collection[str], what: str, timeout: float
@@ -90,9 +91,9 @@ class Warnings:
 
     def hashed(self, paths: Sequence[Path], nbytes: int, seconds: float) -> None:
         """Warn once of large leaves that each rank has to read in full at every checkpoint."""
-        if nbytes <= HASHED_BYTES or self._is_hashing_known:
+        if nbytes <= HASHED_BYTES or self.is_hashing_known:
             return
-        self._is_hashing_known = True
+        self.is_hashing_known = True
         names = some_names(list(map(readable, paths)), most=_MOST_RULES)
         warn_caller(
             f"at each checkpoint every rank reads {show_bytes(nbytes)} in full to compare them with the others, "

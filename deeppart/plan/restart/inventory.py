@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import astuple, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from deeppart.model import Attempt, ParityIdentity, ParityMember, PartRecord
+
+if TYPE_CHECKING:
+    from deeppart.plan.restart.planner import Outlook
 
 
 def on_node(text: str, rank: int) -> str:
@@ -134,6 +137,8 @@ class Inventory:
     unusable: tuple[tuple[int, str], ...] = ()
     unread: tuple[str, ...] = ()
     since: int | None = None
+    #: Of :func:`deeppart.plan.restart.planner.survey`, by the step that was asked for.
+    outlooks: dict[int | None, Outlook] = field(default_factory=dict, init=False, repr=False, compare=False)
     _first_of_node: dict[int, int] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

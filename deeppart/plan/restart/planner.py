@@ -73,7 +73,13 @@ class Outlook:
 
 
 def survey(inventory: Inventory, step: int | None = None) -> Outlook:
-    """Find every recoverable attempt, but for steps that were not looked for."""
+    """Every recoverable attempt, but for steps that were not looked for; found once for each inventory and step."""
+    if step not in inventory.outlooks:
+        inventory.outlooks[step] = _survey(inventory, step)
+    return inventory.outlooks[step]
+
+
+def _survey(inventory: Inventory, step: int | None) -> Outlook:
     files = FilesByAttempt(inventory)
     candidates: list[Candidate] = []
     rejected: list[tuple[int, str]] = []
