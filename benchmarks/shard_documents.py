@@ -19,7 +19,7 @@ import pickle
 import sys
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -169,7 +169,7 @@ class Replay(SingleComm):
         self.rank, self.size = rank, layout.ranks
         self.received_bytes = 0
         self._layout, self._exchanges = layout, exchanges
-        self._begun: dict[int, int] = {}
+        self._begun = 0
 
     def allgather(self, data: bytes) -> Operation[list[bytes]]:
         """Others have sent what this rank has, with the numbers of their parts."""
@@ -183,15 +183,12 @@ class Replay(SingleComm):
         self.received_bytes += sum(map(len, messages))
         return immediately(messages)
 
-    def send(self, buffer: npt.NDArray[np.uint8], to: int, tag: int) -> Operation[None]:
-        return immediately(None)
-
-    def receive(self, source: int, tag: int) -> Operation[npt.NDArray[np.uint8]]:
-        """Every rank sends one message in each exchange."""
-        self._begun[source] = self._begun.get(source, -1) + 1
-        sent = self._exchanges[self._begun[source]].get(source, b"")
-        self.received_bytes += len(sent)
-        return immediately(np.frombuffer(sent, dtype=np.uint8))
+    def exchange(self, data: Sequence[bytes]) -> Operation[list[bytes]]:
+        """What others have for this rank in the next exchange."""
+        self._begun += 1
+        sent = self._exchanges[self._begun - 1]
+        self.received_bytes += sum(map(len, sent.values()))
+        return immediately([sent.get(source, b"") for source in range(self.size)])
 
 
 def exchanges_of(layout: Layout, rank: int, keepers: Keepers) -> list[dict[int, bytes]]:

@@ -1,6 +1,6 @@
 """Communication between ranks, and how they find each other: only this package imports mpi4py or ZeroMQ."""
 
-from deeppart.comm.agreement import agree, exchange, raise_together, together, unequal
+from deeppart.comm.agreement import agree, raise_together, together, unequal
 from deeppart.comm.base import Operation, interleaved, rank_names
 from deeppart.comm.channel import Comm
 from deeppart.comm.commit import CommitMayStandError, RoundResult, commit_round
@@ -21,7 +21,6 @@ __all__ = [
     "channel_of_job",
     "commit_round",
     "connect",
-    "exchange",
     "finish",
     "interleaved",
     "own_channel_of_job",

@@ -1,18 +1,17 @@
-"""Small collectives with which all ranks agree before they continue, and an exchange of messages of any length.
+"""Small collectives with which all ranks agree before they continue.
 
 One reduction tells all ranks whether they agree; only if they do not is anything longer exchanged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from deeppart.comm.base import Operation, interleaved
 from deeppart.comm.channel import Comm
 from deeppart.comm.waiting import finish
 from deeppart.errors import DeeppartError, RemoteRankError, as_error, on_ranks
@@ -88,26 +87,3 @@ def together(comm: Comm, do: Callable[[], T], failed: str, within: tuple[str, fl
 
 def _names(ranks: list[int]) -> str:
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
-
-
-#: Pairs of ranks that exchange messages at once.
-_WINDOW = 16
-_TAG = 2048
-
-
-def exchange(comm: Comm, messages: Sequence[bytes]) -> Operation[list[bytes]]:
-    """Send every rank its message, and receive those of all ranks (collective). Messages are sent directly."""
-    found = [b""] * comm.size
-    found[comm.rank] = messages[comm.rank]
-    for first in range(1, comm.size, _WINDOW):
-        pairs = [_pair(comm, messages, distance, found) for distance in range(first, min(first + _WINDOW, comm.size))]
-        yield from interleaved(pairs)
-    return found
-
-
-def _pair(comm: Comm, messages: Sequence[bytes], distance: int, found: list[bytes]) -> Operation[None]:
-    """Send to the rank ``distance`` further, and receive from the rank ``distance`` before."""
-    to, source = (comm.rank + distance) % comm.size, (comm.rank - distance) % comm.size
-    sending = comm.send(np.frombuffer(messages[to], dtype=np.uint8), to, _TAG)
-    found[source] = (yield from comm.receive(source, _TAG)).tobytes()
-    yield from sending

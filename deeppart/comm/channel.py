@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -59,8 +60,12 @@ class Comm:
         return (yield from trees.maximum(self._collective(), values))
 
     def allgather(self, data: bytes) -> Operation[list[bytes]]:
-        """The data of all ranks, in rank order, on every rank."""
+        """The data of all ranks, in rank order, on every rank. Empty data cost nothing."""
         return (yield from trees.allgather(self._collective(), data))
+
+    def exchange(self, data: Sequence[bytes]) -> Operation[list[bytes]]:
+        """Data for every rank, in rank order; returns what each has for this one. Empty data cost nothing."""
+        return (yield from trees.exchange(self._collective(), data))
 
     def gather(self, data: bytes) -> Operation[list[bytes] | None]:
         """The data of all ranks, in rank order, on rank 0; None elsewhere."""

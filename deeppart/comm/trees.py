@@ -4,12 +4,12 @@ Each rank exchanges messages with ranks at distances that are powers of two, for
 at most ``2 * ceil(log2(size))`` others, in ``ceil(log2(size))`` rounds. So 4,096 ranks need 24 connections each.
 
 Sources: the dissemination of Hensgen, Finkel and Manber (1988) for the maximum, which may take a value in twice; the
-allgather of Bruck, Ho, Kipnis, Upfal and Weathersby (1997); binomial trees for the rest.
+allgather and the exchange ("index") of Bruck, Ho, Kipnis, Upfal and Weathersby (1997); binomial trees for the rest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -67,24 +67,43 @@ def maximum(messages: Collective, values: Int64s) -> Operation[Int64s]:
 
 def allgather(messages: Collective, data: bytes) -> Operation[list[bytes]]:
     """The data of all ranks, in rank order, on every rank."""
-    rank, size, blocks = messages.rank, messages.size, [data]  # of this rank and those that follow it
+    rank, size, blocks = messages.rank, messages.size, _blocks({0: data})  # by the distance to the rank they are of
     for number, distance in enumerate(_distances(size)):
-        sending = messages.send((rank - distance) % size, number, _joined(blocks[: size - distance]))
-        blocks += _split((yield from messages.receive((rank + distance) % size, number)))
+        further = {ahead: block for ahead, block in blocks.items() if ahead < size - distance}
+        sending = messages.send((rank - distance) % size, number, _joined(further))
+        received = _split((yield from messages.receive((rank + distance) % size, number)))
+        blocks |= {ahead + distance: block for ahead, block in received.items()}
         yield from sending
-    return [blocks[(other - rank) % size] for other in range(size)]
+    return [blocks.get((other - rank) % size, b"") for other in range(size)]
 
 
 def gather(messages: Collective, data: bytes) -> Operation[list[bytes] | None]:
     """The data of all ranks, in rank order, on rank 0; None elsewhere."""
-    rank, size, blocks = messages.rank, messages.size, [data]
+    rank, size, blocks = messages.rank, messages.size, _blocks({messages.rank: data})
     for distance in _distances(size):
         if rank & distance:
             yield from messages.send(rank - distance, 0, _joined(blocks))
             return None
         if rank + distance < size:
-            blocks += _split((yield from messages.receive(rank + distance, 0)))
-    return blocks
+            blocks |= _split((yield from messages.receive(rank + distance, 0)))
+    return [blocks.get(other, b"") for other in range(size)]
+
+
+def exchange(messages: Collective, data: Sequence[bytes]) -> Operation[list[bytes]]:
+    """Data for each rank, in rank order; returns what each has for this rank.
+
+    The blocks travel by way of the ranks between: half of ``log2(size)`` hops on average, in as few messages as any
+    other collective takes.
+    """
+    rank, size = messages.rank, messages.size
+    blocks = _blocks({(other - rank) % size: block for other, block in enumerate(data)})  # by how far they go in all
+    for number, distance in enumerate(_distances(size)):
+        moving = {whole: block for whole, block in blocks.items() if whole & distance}
+        sending = messages.send((rank + distance) % size, number, _joined(moving))
+        received = _split((yield from messages.receive((rank - distance) % size, number)))
+        blocks = {whole: block for whole, block in blocks.items() if whole not in moving} | received
+        yield from sending
+    return [blocks.get((rank - other) % size, b"") for other in range(size)]
 
 
 def broadcast(messages: Collective, data: bytes | None, root: int) -> Operation[bytes]:
@@ -116,14 +135,20 @@ def _distances(size: int) -> Iterator[int]:
         distance *= 2
 
 
-def _joined(blocks: Sequence[bytes]) -> bytes:
-    """Several blocks as one message: their number, their lengths, and the blocks."""
-    lengths = np.array([len(blocks), *map(len, blocks)], dtype=np.int64)
-    return b"".join((lengths.tobytes(), *blocks))
+def _blocks(blocks: Mapping[int, bytes]) -> dict[int, bytes]:
+    """Those that are not empty: what most ranks have nothing to say about costs nothing."""
+    return {number: block for number, block in blocks.items() if block}
 
 
-def _split(message: bytes) -> list[bytes]:
+def _joined(blocks: Mapping[int, bytes]) -> bytes:
+    """Blocks as one message: how many, their numbers, their lengths, and the blocks."""
+    head = np.array([len(blocks), *blocks, *map(len, blocks.values())], dtype=np.int64)
+    return b"".join((head.tobytes(), *blocks.values()))
+
+
+def _split(message: bytes) -> dict[int, bytes]:
     count = int(np.frombuffer(message, dtype=np.int64, count=1)[0])
-    lengths = np.frombuffer(message, dtype=np.int64, count=1 + count)[1:]
-    ends = 8 * (1 + count) + np.cumsum(lengths)
-    return [message[end - length : end] for end, length in zip(ends.tolist(), lengths.tolist(), strict=True)]
+    numbers, lengths = np.frombuffer(message, dtype=np.int64, count=2 * count, offset=8).reshape(2, count)
+    ends = 8 * (1 + 2 * count) + np.cumsum(lengths)
+    found = zip(numbers.tolist(), ends.tolist(), lengths.tolist(), strict=True)
+    return {number: message[end - length : end] for number, end, length in found}

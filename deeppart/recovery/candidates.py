@@ -236,7 +236,8 @@ def gather_failures(
 ) -> list[SourceFailure]:
     """The failures of all ranks, on every rank."""
     message = [(part, location.rank, location.path, reason, lacks) for part, location, reason, lacks in failures]
-    texts = [json.loads(text) for text in run(comm.allgather(json.dumps([message, shortage]).encode()), what)]
+    mine = json.dumps([message, shortage]).encode() if message or shortage else b""
+    texts = [json.loads(text or '[[], ""]') for text in run(comm.allgather(mine), what)]
     received = [(rank, each) for rank, (sent, _) in enumerate(texts) for each in sent]
     lines = [f"rank {rank}: {reason}" for rank, (_, _, _, reason, lacks) in received if lacks]
     if received:

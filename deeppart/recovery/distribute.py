@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from deeppart.comm import Operation, exchange, interleaved
+from deeppart.comm import Operation, interleaved
 from deeppart.errors import FormatError, StorageError
 from deeppart.mapped import populate_pages
 from deeppart.model import Box
@@ -141,8 +141,9 @@ class Delivery:
                 else:
                     copy(attempts.at(self._filling(chunk, scatter, here), chunk.index.part))
         if self._ranks.finish(self._ranks.comm.maximum(np.array([any(orders)], dtype=np.int64)), self._what).any():
-            encoded = [json.dumps([chunk.order() for chunk in each]).encode() for each in orders]
-            asked = [json.loads(text) for text in self._ranks.finish(exchange(self._ranks.comm, encoded), self._what)]
+            encoded = [json.dumps([chunk.order() for chunk in each]).encode() if each else b"" for each in orders]
+            received = self._ranks.finish(self._ranks.comm.exchange(encoded), self._what)
+            asked = [json.loads(text or b"[]") for text in received]
             self._ranks.finish(self._answering(orders, asked, scatter, attempts), self._what)
         return attempts.failure
 

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deeppart._gc import collection_paused
-from deeppart.comm import Comm, Operation, exchange, finish
+from deeppart.comm import Comm, Operation, finish
 from deeppart.errors import StorageError
 from deeppart.mapped import populate_pages, running_kernel
 from deeppart.nodes import Bytes
@@ -180,7 +180,7 @@ def share_tables(ranks: Ranks, recovered: Recovered, structure: Structure) -> Ta
     keepers = Keepers.of(structure, ranks.comm.size)
     heads, tables, kept = _message(recovered, ranks.rank, keepers)
     messages = ranks.share(heads, tables, what)
-    received = ranks.finish(exchange(ranks.comm, kept), what) if keepers.any_boxes else []
+    received = ranks.finish(ranks.comm.exchange(kept), what) if keepers.any_boxes else []
     with collection_paused():
         indexes, places = _decomposed(messages, recovered.reads)
     return Tables(indexes, find_copies(ranks, recovered, places), keepers, KeptSpans.decode(received))
@@ -196,9 +196,9 @@ def fetch_spans(ranks: Ranks, tables: Tables, wanted: npt.NDArray[np.uint64], wh
     keys = keys_of(kept.spans)
     answers = [
         kept.encode(are_among(keys, np.frombuffer(asked, dtype=np.uint64))) if asked else b""
-        for asked in ranks.finish(exchange(ranks.comm, asking), what)
+        for asked in ranks.finish(ranks.comm.exchange(asking), what)
     ]
-    found = KeptSpans.decode(ranks.finish(exchange(ranks.comm, answers), what))
+    found = KeptSpans.decode(ranks.finish(ranks.comm.exchange(answers), what))
     indexes, by_part = [*tables.indexes], np.argsort(found.parts, kind="stable")
     parts, begins = np.unique(found.parts[by_part], return_index=True)
     for part, begin, end in zip(parts.tolist(), begins, np.append(begins, len(by_part))[1:], strict=True):

@@ -79,8 +79,9 @@ class Healer:
             for part, path in sorted(mine - read)
             if path and not self._is_sound(self._at(path), Required(recovered.attempt, part))
         ]
-        reports = self._drive(self._comm.allgather(json.dumps(damaged).encode()))
-        return {inventory.location(sender, path) for sender, text in enumerate(reports) for path in json.loads(text)}
+        reports = self._drive(self._comm.allgather(json.dumps(damaged).encode() if damaged else b""))
+        told = ((sender, json.loads(text)) for sender, text in enumerate(reports) if text)
+        return {inventory.location(sender, path) for sender, paths in told for path in paths}
 
     def _is_sound(self, path: Path, required: Required) -> bool:
         try:

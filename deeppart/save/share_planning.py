@@ -12,14 +12,14 @@ then a shard is a number.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from deeppart.comm import Comm, exchange, finish, raise_together
+from deeppart.comm import Comm, finish, raise_together
 from deeppart.errors import StructureMismatchError
 from deeppart.model import Box, Division, LeafSpec
 from deeppart.partition import usual_kappa
@@ -249,11 +249,10 @@ def find_holders(comm: Comm, flat: FlatState, layout: StateLayout, within: tuple
     for leaf, keeper in zip(flat.sharded, keepers, strict=True):
         kind = leaf.kind
         claims[keeper].append([_key(leaf), readable(leaf.path), kind.dtype, kind.shape, leaf.boxes, ties[leaf.index]])
-    described = finish(comm, exchange(comm, [json.dumps(each).encode() for each in claims]), what, timeout)
-    verdicts, faults = _find_verdicts([json.loads(text) for text in described])
+    verdicts, faults = _find_verdicts(_exchanged(comm, claims, within))
     raise_together(comm, _fault(faults, what) or _shared_memory_error(flat, layout, what), what, timeout)
     answers = [[each.holders[rank] for each in verdicts.values() if rank in each.holders] for rank in range(comm.size)]
-    answered = finish(comm, exchange(comm, [json.dumps(each).encode() for each in answers]), what, timeout)
+    answered = _exchanged(comm, answers, within)
     mine = [
         [key, dtype, each.division.shape, encode_division(each.division), each.tied_to]
         for (key, dtype), each in verdicts.items()
@@ -261,9 +260,13 @@ def find_holders(comm: Comm, flat: FlatState, layout: StateLayout, within: tuple
     rows = [json.loads(text) for text in finish(comm, comm.allgather(json.dumps(mine).encode()), what, timeout)]
     tensors = sorted((row for each in rows for row in each), key=lambda row: row[0])
     indexes = {key: index for index, (key, *_) in enumerate(tensors)}
-    return _holders_from(
-        flat, keepers, [iter(json.loads(text)) for text in answered], _described(tensors, indexes), indexes
-    )
+    return _holders_from(flat, keepers, list(map(iter, answered)), _described(tensors, indexes), indexes)
+
+
+def _exchanged(comm: Comm, lists: Iterable[list[Any]], within: tuple[str, float]) -> list[list[Any]]:
+    """A list for each rank; returns those for this one (collective)."""
+    received = finish(comm, comm.exchange([json.dumps(each).encode() if each else b"" for each in lists]), *within)
+    return [json.loads(text or b"[]") for text in received]
 
 
 def _find_verdicts(described: list[list[Any]]) -> tuple[dict[tuple[str, str], Verdict], list[str]]:

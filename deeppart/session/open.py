@@ -307,12 +307,12 @@ def shared_directories(
         with contextlib.suppress(OSError):  # the level itself will report it
             names = [name[len(prefix) :] for name in access.names_in(leading.path) if name.startswith(prefix)]
             seen = {int(name) for name in names if name.isdigit()} - {node}
-    message = json.dumps([[node, other] for other in sorted(seen)]).encode()
+    message = json.dumps([[node, other] for other in sorted(seen)]).encode() if seen else b""
     texts = finish(comm, comm.allgather(message), what, config.timeout)
     if leading is not None:
         with contextlib.suppress(OSError):
             access.remove(leading.path / f"{prefix}{node}")
-    return tuple(sorted({(min(pair), max(pair)) for text in texts for pair in json.loads(text)}))
+    return tuple(sorted({(min(pair), max(pair)) for text in texts if text for pair in json.loads(text)}))
 
 
 def warn_settings(config: Config) -> None:
