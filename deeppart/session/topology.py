@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,22 +70,36 @@ def compare_settings(comm: Comm, config: Config, signing: Signing | None, what: 
     directory = _local_directory(config, name, comm.rank)
     processors = [os.uname().nodename, hex(sum(1 << number for number in os.sched_getaffinity(0)))]
     keys = [] if signing is None else list(signing.fingerprints)
-    message = [LIBRARY, name, config.shared_settings(), directory, failure_domain(), processors, keys]
+    given = {"": LIBRARY, "keys": keys, **config.shared_settings()}
+    offered = json.dumps(given).encode() if comm.rank == 0 else None
+    expected = json.loads(finish(comm, comm.broadcast(offered), what, config.timeout))
+    # Each rank only sends the values in which it differs from rank 0.
+    differing = [each for each in json.loads(json.dumps(given)).items() if expected.get(each[0]) != each[1]]
+    message = [name, directory, failure_domain(), processors, differing]
     texts = finish(comm, comm.allgather(json.dumps(message).encode()), what, config.timeout)
-    answers = [json.loads(text) for text in texts]
-    advice = "give every node the same environment"
+    names, directories, domains, all_processors, differences = zip(*map(json.loads, texts), strict=True)
+    others = {rank: dict(each) for rank, each in enumerate(differences) if each}
+
+    def compare(key: str, about: str, advice: str, show: Callable[[Any], str] = str) -> None:
+        having = {rank: theirs[key] for rank, theirs in others.items() if key in theirs}
+        if key == "local_dir" and all(directories[rank] for rank in (0, *having)):
+            return  # they exist, but do not agree whether any checkpoint is saved there, which ``every`` says
+        if having:
+            error = ConfigError(
+                f"ranks were given different {about}",
+                expected=f"{show(expected.get(key))}, as on rank 0",
+                found=f"{show(having[min(having)])} on {rank_names(having)}",
+                where=f"rank {comm.rank}",
+                todo=advice,
+            )
+            raise on_ranks(error, comm.rank)
+
     # First: data of ranks with other versions may have another meaning.
-    _compare("versions of deeppart", [answer[0] for answer in answers], comm.rank, advice, show=short)
-    columns = zip(*(answer[1:] for answer in answers), strict=True)
-    names, all_settings, directories, domains, all_processors, all_keys = columns
+    compare("", "versions of deeppart", "give every node the same environment", short)
     advice = "give every rank the same key files, in the same order"
-    _compare("keys in sign_key_file", all_keys, comm.rank, advice, show=lambda each: f"{len(each)} of them")
-    advice = "give every rank the same configuration, environment and deeppart.toml"
-    for key in all_settings[0]:
-        values = [theirs.get(key) for theirs in all_settings]
-        if key == "local_dir" and all(directories[rank] for rank in _others(values) | {0}):
-            continue  # they exist, but do not agree whether any checkpoint is saved there, which ``every`` says
-        _compare(f"values for {key}", values, comm.rank, advice)
+    compare("keys", "keys in sign_key_file", advice, lambda each: f"{len(each)} of them")
+    for key in config.shared_settings():
+        compare(key, f"values for {key}", "give every rank the same configuration, environment and deeppart.toml")
     numbers: dict[str, int] = {}
     node_of = tuple(numbers.setdefault(each, len(numbers)) for each in names)
     domain_of = dict(zip(reversed(node_of), reversed(domains), strict=True))
@@ -95,24 +109,6 @@ def compare_settings(comm: Comm, config: Config, signing: Signing | None, what: 
     threads = config.encode_threads or max(1, min(MOST_ENCODE_THREADS, idle))
     topology = Topology(tuple(names), node_of, tuple(directories), node_domains)
     return topology, Processors(threads, spare=idle >= threads, waiting=max(1, min(MOST_WAITING_THREADS, share)))
-
-
-def _others(values: Sequence[Any]) -> set[int]:
-    """The ranks that have another value than rank 0."""
-    return {rank for rank, value in enumerate(values) if value != values[0]}
-
-
-def _compare(what: str, values: Sequence[Any], rank: int, advice: str, show: Callable[[Any], str] = str) -> None:
-    """Check that all ranks have the same value."""
-    if others := sorted(_others(values)):
-        error = ConfigError(
-            f"ranks were given different {what}",
-            expected=f"{show(values[0])}, as on rank 0",
-            found=f"{show(values[others[0]])} on {rank_names(others)}",
-            where=f"rank {rank}",
-            todo=advice,
-        )
-        raise on_ranks(error, rank)
 
 
 def _share(mine: list[str], all_processors: tuple[list[str], ...]) -> int:

@@ -1,7 +1,8 @@
-"""Many ranks without MPI: they meet, and no rank is connected with more than a few."""
+"""Many ranks without MPI: what a session sends grows with the logarithm of their number, and so do connections."""
 
 from __future__ import annotations
 
+import json
 import math
 import subprocess
 import sys
@@ -11,16 +12,23 @@ import pytest
 
 from tests.mpi.launchers import ROOT, environment
 
+PHASES = "start", "checkpoint", "commit", "restore", "close"
+
 
 @pytest.mark.now_and_then(4)
-@pytest.mark.timeout(100)
-def test_sixty_four(tmp_path: Path) -> None:
-    import json
-
-    command = [sys.executable, "-m", "benchmarks.many_ranks", "--ranks", "64", "--json", str(tmp_path / "found")]
+@pytest.mark.timeout(200)
+def test_on_eight_and_on_thirty_two(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.many_ranks", "--ranks", "8,32", "--json", str(tmp_path / "found")]
     done = subprocess.run(
-        command, cwd=ROOT, env=environment({}, 100.0), capture_output=True, text=True, timeout=90, check=False
+        command, cwd=ROOT, env=environment({}, 180.0), capture_output=True, text=True, timeout=180, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    row = json.loads((tmp_path / "found").read_text())["64"]
-    assert 0 < row["connections"] <= 2 * math.log2(64)
+    rows = {int(ranks): row for ranks, row in json.loads((tmp_path / "found").read_text()).items()}
+    for ranks, row in rows.items():
+        assert 0 < row["connections"] <= 2 * math.log2(ranks)
+    for phase in PHASES:
+        # So many collectives, of which each takes as many messages of a rank as the number of ranks has bits.
+        few, many = (row[f"{phase}_messages"] / math.log2(ranks) for ranks, row in rows.items())
+        assert few == many == int(few), phase
+        assert rows[32][f"{phase}_kb"] <= 4 * rows[8][f"{phase}_kb"], phase
+    assert rows[32]["checkpoint_messages"] == 5, "one reduction"
