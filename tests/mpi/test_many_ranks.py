@@ -30,5 +30,6 @@ def test_on_eight_and_on_thirty_two(tmp_path: Path) -> None:
         # So many collectives, of which each takes as many messages of a rank as the number of ranks has bits.
         few, many = (row[f"{phase}_messages"] / math.log2(ranks) for ranks, row in rows.items())
         assert few == many == int(few), phase
-        assert rows[32][f"{phase}_kb"] <= 4 * rows[8][f"{phase}_kb"], phase
+        # By linear growth four times as much, and numbers with more digits.
+        assert rows[32][f"{phase}_kb"] <= 5 * rows[8][f"{phase}_kb"], phase
     assert rows[32]["checkpoint_messages"] == 5, "one reduction"
