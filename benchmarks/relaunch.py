@@ -1,6 +1,6 @@
 """From the death of a rank or a node to the next finished step, by what starts the ranks again.
 
-    python benchmarks/relaunch.py [--ranks 4] [--megabytes 25,296] [--kills 5] [--only "run,nodes,silent,torchrun"]
+    python benchmarks/relaunch.py [--ranks 4] [--megabytes 25,296] [--kills 5] [--only "run,nodes,silent,torchrun,nvrx"]
 
 A DDP training on gloo with AdamW and a checkpoint every fifth step; after a random number of steps something is killed
 (SIGKILL), so many times. Shown are seconds from the kill to the end of the first step after it: median (fastest,
@@ -11,6 +11,7 @@ has them; and what an agent and its zygote cost while the ranks train: processor
 - nodes: deeppart run, an agent for each rank and a spare one; a random agent is killed, and a new one started later
 - silent: the same, but the agent and its ranks are stopped (SIGSTOP), as if the node had lost its power
 - torchrun: with the variable that docs/elastic-torchrun.md names; a random rank is killed
+- nvrx: ft_launcher of NVIDIA's resiliency extension (pip install nvidia-resiliency-ext); a random rank is killed
 
 --json FILE keeps all figures, --png FILE draws the phases.
 
@@ -20,6 +21,7 @@ Exit code: 0; 1 if a job has not come back within two minutes.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import itertools
 import json
 import os
@@ -37,7 +39,9 @@ from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-LAUNCHERS = ("run", "nodes", "silent", "torchrun")
+LAUNCHERS = ("run", "nodes", "silent", "torchrun", "nvrx")
+OTHERS = ("torchrun", "nvrx")
+_NVRX = "nvidia_resiliency_ext.fault_tolerance.launcher"
 _PATIENCE_S = 120.0
 #: Until a new agent has joined, and its zygote has imported what the script imports.
 _SPARE_S = 12.0
@@ -54,6 +58,7 @@ import deeppart
 
 def main():
     dist.init_process_group("gloo")
+    torch.manual_seed(1)
     rank = dist.get_rank()
     width = int((float(sys.argv[1]) * 1e6 / 4 / 3 / 4) ** 0.5)
     model = torch.nn.Sequential(*(torch.nn.Linear(width, width, bias=False) for _ in range(4)))
@@ -95,9 +100,10 @@ class Job:
         self.processes = [self._start(node) for node in range(count)]
 
     def _start(self, node: int) -> subprocess.Popen[bytes]:
-        if self._launcher == "torchrun":
-            words = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self._ranks}",
-                     "--max-restarts=1000", *self._words]  # fmt: skip
+        if self._launcher in OTHERS:
+            meeting = ["--nnodes=1", "--rdzv-backend=c10d", f"--rdzv-endpoint={self._nodes}"]
+            words = ["-m", "torch.distributed.run" if self._launcher == "torchrun" else _NVRX, *meeting]
+            words += [f"--nproc-per-node={self._ranks}", "--max-restarts=1000", *self._words]
         else:
             several = ["--nodes", self._nodes, "--node", str(node), "--spares", "1", "--ranks", "1"]
             options = ["--ranks", str(self._ranks)] if self._launcher == "run" else several
@@ -136,7 +142,7 @@ class Job:
     def kill(self, rank: int) -> int | None:
         """Kill a rank, or the node on which it runs, which is returned."""
         pid = int((self._directory / f"pid-{rank}").read_text())
-        if self._launcher in ("run", "torchrun"):
+        if self._launcher in ("run", *OTHERS):
             os.kill(pid, signal.SIGKILL)
             return None
         zygote = _parent(pid)
@@ -229,7 +235,7 @@ def kills(launcher: str, ranks: int, megabytes: float, count: int, seed: int) ->
         job = Job(launcher, ranks, megabytes, directory)
         try:
             _wait_for_steps(directory, 12)
-            costs = {} if launcher == "torchrun" else job.costs()
+            costs = {} if launcher in OTHERS else job.costs()
             for _ in range(count):
                 _wait_for_steps(directory, last_step(directory)[0] + draw.randint(6, 24))
                 before = job.used_s()
@@ -241,7 +247,7 @@ def kills(launcher: str, ranks: int, megabytes: float, count: int, seed: int) ->
                 kill: dict[str, Any] = {"seconds": after_s - killed_s}
                 if launcher != "nodes":  # where the processor time of the killed agent is gone
                     kill["processor_s"] = job.used_s() - before
-                if launcher != "torchrun":
+                if launcher not in OTHERS:
                     _wait_until(lambda: len(job.trainings()) > len(found) + 1)
                     event = job.trainings()[len(found) + 1]
                     phases = {name: float(event.get(f"{name}_s", 0.0)) for name in PHASES[1:]}
@@ -319,6 +325,9 @@ def main() -> int:
     kept = json.loads(options.json.read_text()) if options.json is not None and options.json.exists() else []
     print(f"{options.ranks} ranks, {options.kills} kills; load {os.getloadavg()[0]:.1f}")
     for launcher, size in itertools.product(options.only.split(","), map(float, options.megabytes.split(","))):
+        if launcher == "nvrx" and importlib.util.find_spec(_NVRX.partition(".")[0]) is None:
+            print("nvrx: not installed")
+            continue
         try:
             result = kills(launcher, options.ranks, size, options.kills, options.seed)
         except TimeoutError as error:
