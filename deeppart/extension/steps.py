@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +16,13 @@ from deeppart.checkpointer import Checkpointer
 from deeppart.config import refuse_url
 from deeppart.errors import DeeppartError
 from deeppart.model import Box
-from deeppart.offline import Chosen, OpenCheckpoint, find_step, target_of, with_checkpoint
+from deeppart.offline import Chosen, OpenCheckpoint, find_step, with_checkpoint
 from deeppart.part import KeyFiles, read_key_files
 from deeppart.recovery import SavedStep
 from deeppart.state.document import with_global_state
 from deeppart.state.restore import DROPPED, LiveBox, Target, build, is_composite, resolve_registered
 from deeppart.state.tensors import SUBCLASS, is_plain
-from deeppart.state.tree import DICTS, ArrayLeaf, Branch, LeafNumbers, Node, ValueLeaf
+from deeppart.state.tree import DICTS, ArrayLeaf, Branch, LeafNumbers, Node, ValueLeaf, every_node
 from deeppart.storage import PosixStore, committed_steps
 
 
@@ -200,17 +200,10 @@ class Step:
             children = map(self._placeholder, node.children)
             return [None if child is DROPPED else child for child in children]
         if LeafNumbers.of(node).arrays:
-            return Placeholder(is_tensor=is_composite(node) and node.form is None, subclass=next(_subclasses(node), ""))
+            inside = (each for _, each in every_node(node, ()) if isinstance(each, Branch) and each.kind == SUBCLASS)
+            name = next((each.name for each in inside), "")
+            return Placeholder(is_tensor=is_composite(node) and node.form is None, subclass=name)
         return build(target, {}, node)
-
-
-def _subclasses(node: Node) -> Iterator[str]:
-    """The names of tensor subclasses."""
-    if isinstance(node, Branch):
-        if node.kind == SUBCLASS:
-            yield node.name
-        for child in node.children:
-            yield from _subclasses(child)
 
 
 def _open(files: ExitStack, chosen: Chosen, rank: int) -> OpenCheckpoint:
@@ -223,4 +216,4 @@ def _target(step: SavedStep, rank: int) -> Target:
     source_rank = min(rank, len(of_ranks) - 1) if step.same_world else 0
     structure = with_global_state(of_ranks[source_rank], step.global_state)
     values = step.global_state.contents(rank if step.same_world else None)
-    return target_of(structure, own[source_rank], values, f"step {step.attempt.step}")
+    return Target.of_rank(structure, own[source_rank], values, f"step {step.attempt.step}")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from deeppart.offline.inspect.planning import RestorePlan, plan_here, plan_together
     from deeppart.offline.inspect.pruning import PrunePlan, Selection, plan_prune, prune
     from deeppart.offline.inspect.verifying import Verification, VerifyResult, verify_directory
-    from deeppart.offline.reading import BATCH_BYTES, OpenCheckpoint, Row, in_batches, load, select, target_of
+    from deeppart.offline.reading import BATCH_BYTES, OpenCheckpoint, Row, in_batches, load, select
     from deeppart.offline.single import Found, ReadLeaf, ReadValue, read_single
     from deeppart.offline.watching import CheckpointView, JobView, age_of, look_at_job
 
@@ -26,7 +26,7 @@ _MODULES = {
     "inspect.planning": ("RestorePlan", "plan_here", "plan_together"),
     "inspect.pruning": ("PrunePlan", "Selection", "plan_prune", "prune"),
     "inspect.verifying": ("Verification", "VerifyResult", "verify_directory"),
-    "reading": ("BATCH_BYTES", "OpenCheckpoint", "Row", "in_batches", "load", "select", "target_of"),
+    "reading": ("BATCH_BYTES", "OpenCheckpoint", "Row", "in_batches", "load", "select"),
     "single": ("Found", "ReadLeaf", "ReadValue", "read_single"),
     "watching": ("CheckpointView", "JobView", "age_of", "look_at_job"),
 }
@@ -69,7 +69,6 @@ __all__ = [
     "read_contents",
     "read_single",
     "select",
-    "target_of",
     "verify_directory",
     "with_checkpoint",
 ]

@@ -38,7 +38,6 @@ from deeppart.state.restore import (
     Target,
     Wanted,
     build,
-    decode_values,
     resolve_registered,
     tie,
 )
@@ -240,7 +239,8 @@ class OpenCheckpoint:
     def _look_as(self, rank: int) -> None:
         self.rank, self._paths = rank, list[Path]()
         self.structure = with_global_state(self._of_ranks[rank], self.global_state)
-        self.target = target_of(self.structure, self.parts[rank].own, self.global_state.contents(rank), self._where)
+        in_parts = self.global_state.contents(rank)
+        self.target = Target.of_rank(self.structure, self.parts[rank].own, in_parts, self._where)
 
     def as_rank(self, rank: int) -> OpenCheckpoint:
         """The same open files, as another rank saved them."""
@@ -311,7 +311,7 @@ class OpenCheckpoint:
     def read(self, leaves: set[int]) -> dict[int, Array]:
         """New arrays on the CPU, with every chunk's digest checked; reads no chunk that holds none of these leaves."""
         self.target.dropped = frozenset(set(range(len(self.structure.types))) - self._with_owners(leaves))
-        arrays = self.target.arrays()
+        arrays = self.target.new_arrays()
         scatter = Scatter(
             each for leaf, array in arrays.items() for each in self._wanted(leaf, LiveBox.whole(array), f"leaf {leaf}")
         )
@@ -448,15 +448,6 @@ def _items(node: Node, value: Any, path: Path, own: bool) -> Iterator[Row]:
         yield Row((*path, key), node, own, item)
         if type(item) in CONTAINERS:
             yield from _items(node, item, (*path, key), own)
-
-
-def target_of(structure: Structure, own: RankDocument, in_parts: list[Any], where: str) -> Target:
-    """What one rank had, of its structure."""
-    values = decode_values(structure, where)
-    for index, value in own.values.items():
-        values[index] = value
-    values[len(values) - len(in_parts) :] = in_parts
-    return Target(structure, own.all_types(structure), values)
 
 
 def select(structure: Structure, values: list[Any], patterns: Sequence[str] | None) -> tuple[Node, set[int]]:

@@ -40,14 +40,14 @@ from deeppart.state.pieces import ANY_PART, Source, WantedPieces
 from deeppart.state.restore import (
     LiveBox,
     Scatter,
+    Target,
     Wanted,
-    cast_into,
     check_composites,
     leaves_to_check,
     put,
     tie,
 )
-from deeppart.state.tensors import Array, leaf_type, new_array, read_shards
+from deeppart.state.tensors import Array, new_array
 from deeppart.state.tree import ArrayLeaf, ValueLeaf, address, assign, conflicting, overlapping, walk_tree
 
 T = TypeVar("T")
@@ -153,12 +153,7 @@ class _Restoring:
         target = matched.target
 
         def hand_over() -> None:
-            for index, value in target.mapped.items():
-                assign(to_fill.arrays[index], value)
-            arrays = to_fill.arrays | target.created
-            tie(target, arrays)
-            cast_into(to_cast(matched, arrays, to_fill.boxes))
-            put(target, arrays, matched.flat)
+            put(target, to_fill.complete(target), matched.flat)
 
         self._bring(wanted(matched, to_fill.all()), hand_over, _HANDING, _TODO, has_begun=True)
 
@@ -207,82 +202,80 @@ class ToFill:
     """The arrays of a live state that are to be filled.
 
     Attributes:
-        arrays: arrays with a whole leaf, by leaf number.
-        boxes: shards of live tensors, by leaf number.
+        boxes: the memory that receives each leaf, by leaf number: all of it, or this rank's shards.
         components: memory for components of composite tensors, which are received separately first, by leaf number.
         shared: leaf numbers, arrays that share memory otherwise than when they were saved, and memory to receive each
             separately first.
     """
 
-    arrays: dict[int, Array]
     boxes: dict[int, list[LiveBox]]
     components: dict[int, Array]
     shared: Sequence[tuple[int, LiveBox, LiveBox]] = ()
 
     def all(self) -> Iterator[tuple[int, LiveBox]]:
         """All arrays to be filled."""
-        yield from _whole(self.arrays)
-        yield from ((index, live) for index, shards in self.boxes.items() for live in shards)
+        return ((index, live) for index, boxes in self.boxes.items() for live in boxes)
 
     def all_alone(self) -> Iterator[tuple[int, LiveBox]]:
         """The memory for leaves that are received separately first."""
-        yield from _whole(self.components)
+        yield from ((index, LiveBox.whole(array)) for index, array in self.components.items())
         yield from ((index, memory) for index, _, memory in self.shared)
 
-
-def _whole(arrays: Mapping[int, Array]) -> Iterator[tuple[int, LiveBox]]:
-    return ((index, LiveBox.whole(array)) for index, array in arrays.items())
+    def complete(self, target: Target) -> dict[int, Array]:
+        """Fill what is not received: mapped leaves, aliases, and live arrays of another dtype. Returns all arrays."""
+        sharded = {index: place.item for index, place in target.places.items() if place.is_sharded}
+        arrays = {index: boxes[0].array for index, boxes in self.boxes.items() if index not in sharded}
+        for index, value in target.mapped.items():
+            assign(arrays[index], value)
+        tie(target, arrays)
+        for index, place in target.places.items():
+            if target.is_cast(index):
+                received = self.boxes[index] if place.is_sharded else [LiveBox.whole(arrays[index])]
+                for live, memory in zip(place.boxes, received, strict=True):
+                    assign(live.array, memory.array)
+        return arrays | sharded
 
 
 def arrays_to_fill(matched: Matched) -> ToFill:
     """Collect the arrays to fill, and find live leaves that share memory in other ways than saved."""
     target = matched.target
-    arrays, boxes = target.arrays(), live_boxes(matched)
+    boxes = {index: _memory_for(target, index) for index in target.numbers()}
     components = {
-        index: new_array(target.types[index]) if index in target.live else arrays[index]
+        index: boxes[index][0].array if target.live(index) is None else new_array(target.types[index])
         for index in leaves_to_check(target)
-        if index in arrays
+        if index in boxes
     }
-    shared = [
-        (index, live, LiveBox(new_array(replace(target.types[index], shape=live.box.sizes)), live.box))
-        for index, live in _shared_otherwise(matched, boxes)
-    ]
-    return ToFill(arrays, boxes, components, shared)
+    shared = [(index, live, _separate(target, index, live.box)) for index, live in _shared_otherwise(matched)]
+    return ToFill(boxes, components, shared)
 
 
-def _shared_otherwise(matched: Matched, boxes: Mapping[int, Sequence[LiveBox]]) -> list[tuple[int, LiveBox]]:
+def _memory_for(target: Target, index: int) -> list[LiveBox]:
+    """What receives the bytes of a leaf: its place, or new memory, if it has none or is of another dtype there."""
+    place = target.places.get(index)
+    if place is None:
+        return [LiveBox.whole(new_array(target.types[index]))]
+    return [_separate(target, index, live.box) for live in place.boxes] if target.is_cast(index) else place.boxes
+
+
+def _separate(target: Target, index: int, box: Box) -> LiveBox:
+    """New memory for a box of a leaf."""
+    return LiveBox(new_array(replace(target.types[index], shape=box.sizes)), box)
+
+
+def _shared_otherwise(matched: Matched) -> list[tuple[int, LiveBox]]:
     """Live arrays and shards that share memory otherwise than when they were saved: their saved bytes may differ.
 
     What only becomes what was saved after all is received, as aliases and arrays of another dtype do, is not compared.
     """
     target = matched.target
-    left = target.tied | target.dropped
-    places = [each for each in _whole(target.live) if each[0] not in left]
-    places += [(index, live) for index, shards in boxes.items() if index not in target.casts for live in shards]
-    for index, arrays in target.casts.items():
-        live = map(LiveBox, arrays, target.sharded[index].boxes) if index in boxes else map(LiveBox.whole, arrays)
-        places += [(index, each) for each in live if index not in left]
-    found = [places[place] for place in overlapping({place: box.array for place, (_, box) in enumerate(places)})]
-    if not found or (all(index in boxes for index, _ in found) and _are_twins(matched, found)):
+    untied = [(index, place) for index, place in target.places.items() if index not in target.tied]
+    live = [(index, box) for index, place in untied for box in place.boxes]
+    found = [live[number] for number in overlapping({number: box.array for number, (_, box) in enumerate(live)})]
+    if not found or (all(target.places[index].is_sharded for index, _ in found) and _are_twins(matched, found)):
         return []
     numbers = [index for index, _ in found]
-    later = target.casts.keys() | target.structure.aliases.keys()
-    if wrong := [index for index in numbers if index in later]:
+    if wrong := [index for index in numbers if target.is_cast(index) or index in target.structure.aliases]:
         raise _overlap_error(matched, wrong, numbers)
-    return found
-
-
-def live_boxes(matched: Matched) -> dict[int, list[LiveBox]]:
-    """This rank's shards of live tensors, or memory for those of another dtype, and of created ones, by leaf number."""
-    target, found = matched.target, dict[int, list[LiveBox]]()
-    for index, leaf in target.sharded.items():
-        arrays = [matched.flat.data[number] for number in leaf.numbers]
-        if index in target.casts:
-            arrays = [new_array(replace(target.types[index], shape=tuple(each.shape))) for each in arrays]
-        found[index] = [LiveBox(*each) for each in zip(arrays, leaf.boxes, strict=True)]
-    for index, tensor in target.created.items():
-        shards = read_shards(tensor, "a created leaf")
-        found[index] = [LiveBox(*each) for each in zip(shards.tensors, shards.boxes, strict=True)]
     return found
 
 
@@ -363,47 +356,36 @@ def report_of(matched: Matched, loaded_bytes: int, saved_bytes: int) -> RestoreR
     """The report of a finished restore."""
     target, choice = matched.target, matched.choice
     placed = list(walk_tree(target.structure.tree, ()))
-    names = {node.index: readable(path) for path, node in placed if isinstance(node, ArrayLeaf)}
-    live = {
-        index: (target.sharded[index].kind if index in target.sharded else leaf_type(arrays[0])).dtype
-        for index, arrays in target.casts.items()
-        if index not in target.dropped
-    }
+    paths = {node.index: path for path, node in placed if isinstance(node, ArrayLeaf)}
     found = choice.missing, choice.unexpected, choice.beside, choice.unwrapped
     missing, unexpected, beside, unwrapped = ([readable(path) for path in paths] for paths in found)
     return RestoreReport(
         matched.saved.attempt.step,
-        leaves=len(names.keys() - target.dropped),
+        leaves=len(paths.keys() - target.dropped),
         values=sum(isinstance(node, ValueLeaf) for _, node in placed),
         loaded_bytes=loaded_bytes,
         saved_bytes=saved_bytes,
         missing=tuple(missing),
         unexpected=tuple(unexpected),
         left_out=tuple(beside),
-        cast={names[index]: (target.types[index].dtype, dtype) for index, dtype in sorted(live.items())},
+        cast={
+            readable(paths[index]): (target.types[index].dtype, target.places[index].kind.dtype)
+            for index in sorted(target.places)
+            if target.is_cast(index)
+        },
         renamed={readable(old): readable(new) for old, new in choice.renamed},
         unwrapped=tuple(unwrapped),
     )
 
 
-def to_cast(
-    matched: Matched, arrays: Mapping[int, Array], boxes: Mapping[int, Sequence[LiveBox]]
-) -> Iterator[tuple[Array, Array]]:
-    """Live arrays with another dtype than the saved leaf, and their new content."""
-    for index, live in matched.target.casts.items():
-        if index not in matched.target.dropped:
-            received = [each.array for each in boxes[index]] if index in boxes else [arrays[index]]
-            yield from zip(live, received, strict=True)
-
-
 def wanted_pieces(matched: Matched) -> WantedPieces:
     """The pieces with bytes that this rank needs."""
-    sources, types, boxes = sources_of(matched), matched.target.types, live_boxes(matched)
-    wanting = [(index, live.box) for index, shards in boxes.items() for live in shards]
-    wanting += [(index, Box.whole(types[index].shape)) for index in matched.target.numbers() if index not in boxes]
+    sources, target = sources_of(matched), matched.target
     needed: dict[int, set[tuple[int, int]]] = {}
-    for index, box in wanting:
-        for part, leaf, number, _ in sources(index, box):
+    for index in target.numbers():
+        place = target.places.get(index)
+        boxes = [Box.whole(target.types[index].shape)] if place is None else [live.box for live in place.boxes]
+        for part, leaf, number, _ in (source for box in boxes for source in sources(index, box)):
             needed.setdefault(part, set()).add((leaf, number))
     return WantedPieces(needed)
 

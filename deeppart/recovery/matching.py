@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -27,7 +27,6 @@ from deeppart.state.paths import (
     RANK0,
     ROOT,
     ExactPath,
-    Path,
     PerRankPolicies,
     dropped_notice,
     exact,
@@ -36,16 +35,14 @@ from deeppart.state.paths import (
     strict_error,
 )
 from deeppart.state.pieces import Held
-from deeppart.state.restore import DROPPED, Choice, Target, create_sharded, decode_values, find_targets
-from deeppart.state.tensors import overlaps_itself, read_shards
+from deeppart.state.restore import DROPPED, Choice, Target, find_targets
+from deeppart.state.tensors import overlaps_itself
 from deeppart.state.tree import (
     FlatState,
     LeafNumbers,
     Node,
     RankLocal,
-    ValueLeaf,
     units_of,
-    walk_tree,
     with_items_at,
 )
 
@@ -105,42 +102,44 @@ def match(
         target.dropped |= sharded - LeafNumbers.of(target.structure.tree).arrays  # in rank-local items of other ranks
     try:
         find_targets(target, flat)
-        create_sharded(target, flat, sharded)
-        target.untie_shards()
         _with_owners(matched, gone)
     except (StructureMismatchError, LeafMismatchError) as error:
         _advise(error, matched)
         raise
-    check_writable(matched.target, flat, saved.paths())
-    torn = {index: policies.of(saved.tensors[index].name) for index in _torn_shards(matched)}
-    torn_values = {index: policies.of(saved.part_values()[index].name) for index in _torn_values(matched)}
-    refused = [[index for index, way in each.items() if way not in (RANK0, DROP)] for each in (torn, torn_values)]
-    if any(refused):
-        raise _torn_error(saved, *refused)
-    dropped = [[index for index, way in each.items() if way == DROP] for each in (torn, torn_values)]
-    if any(dropped):
-        _drop(matched, *dropped)
+    check_writable(matched)
+    torn = [(name, policies.of(name), numbers) for name, numbers in _torn(matched)]
+    if refused := [name for name, way, _ in torn if way not in (RANK0, DROP)]:
+        raise _torn_error(saved, refused)
+    left = LeafNumbers()
+    for _, way, numbers in torn:
+        if way == DROP:
+            left.add(numbers)
+    left.add_units(target.structure.tree)
+    target.dropped |= left.arrays
+    for index in left.arrays & target.places.keys():
+        del target.places[index]
+    for index in left.values:
+        target.values[index] = DROPPED
     return matched
 
 
-def check_writable(target: Target, flat: FlatState, paths: list[Path]) -> None:
+def check_writable(matched: Matched) -> None:
     """Raise StateError for a live array that cannot be written in place."""
-    written = [(index, data) for index, data in target.live.items() if index not in target.tied]
-    written += [(index, data) for index, arrays in target.casts.items() for data in arrays]
-    written += [(index, flat.data[number]) for index, leaf in target.sharded.items() for number in leaf.numbers]
-    for index, data in written:
-        if overlaps_itself(data):
+    saved, target = matched.saved, matched.target
+    arrays = [(index, box.array) for index, place in target.places.items() for box in place.boxes]
+    for index, data in arrays:
+        if index not in target.tied and overlaps_itself(data):
             raise StateError(
                 "a live array has several elements at one address and cannot be restored in place",
                 found=f"shape {list(data.shape)}, as expand() makes it",
-                where=f"path {readable(paths[index])}",
+                where=f"path {readable(saved.structure.array_paths()[index])}",
                 todo="give restore a contiguous one: clone() it",
             )
-    for index, data in (*target.live.items(), *written):
+    for index, data in arrays:
         if isinstance(data, np.ndarray) and not data.flags.writeable:
             raise StateError(
                 "a live array is read-only and cannot be restored in place",
-                where=f"path {readable(paths[index])}",
+                where=f"path {readable(saved.structure.array_paths()[index])}",
                 todo="give restore a writable array",
             )
 
@@ -150,6 +149,8 @@ def _with_owners(matched: Matched, gone: Set[int]) -> None:
     views, or copied from there. The live owner, which is not requested, must not change.
     """
     saved, target = matched.saved, matched.target
+    if not gone:
+        return
     placed = LeafNumbers.of(target.structure.tree).arrays
     needed = {alias.owner for index, alias in target.structure.aliases.items() if index in placed} & gone
     own = {owner for owner in needed if target.structure.per_rank[owner]}
@@ -165,43 +166,26 @@ def _with_owners(matched: Matched, gone: Set[int]) -> None:
     target.own |= own
 
 
-def _torn_shards(matched: Matched) -> list[int]:
-    """Numbers of the sharded tensors of which ranks had different bytes, unless this rank gets its own ones back."""
-    saved, target, torn = matched.saved, matched.target, []
+def _torn(matched: Matched) -> Iterator[tuple[str, LeafNumbers]]:
+    """Names and numbers of the sharded tensors, and values in parts of the state, that differ between ranks, unless
+    this rank gets its own ones back.
+    """
+    saved, target, rank = matched.saved, matched.target, matched.rank if matched.saved.same_world else None
     for index, tensor in saved.tensors.items():
-        own = matched.held.own_of(index)
+        own = {tensor.division.box(number): ranks for number, ranks in matched.held.own_of(index).items()}
         if not own or index in target.dropped:
             continue
-        theirs = {tensor.division.box(number) for number in own}
-        mine = {
-            tensor.division.box(number) for number, ranks in own.items() if saved.same_world and matched.rank in ranks
-        }
-        live: tuple[Box, ...] = (Box.whole(tensor.kind.shape),)
-        if index in target.sharded:
-            live = target.sharded[index].boxes
-        elif index in target.created:
-            live = read_shards(target.created[index], tensor.name).boxes
-        if any(box not in mine and any(box.common(other) is not None for other in theirs) for box in live):
-            torn.append(index)
-    return torn
+        place = target.places.get(index)
+        live = [Box.whole(tensor.kind.shape)] if place is None else [each.box for each in place.boxes]
+        others = [box for box in live if rank is None or rank not in own.get(box, ())]
+        if any(box.common(other) is not None for box in others for other in own):
+            yield tensor.name, LeafNumbers({index})
+    torn = {n: value for n, value in saved.part_values().items() if value.differs and rank not in value.contents}
+    for index in sorted(torn.keys() & LeafNumbers.of(target.structure.tree).values) if torn else ():
+        yield torn[index].name, LeafNumbers(values={index})
 
 
-def _torn_values(matched: Matched) -> list[int]:
-    """Numbers of the values in parts of the state that differ between ranks, and that this rank did not have."""
-    saved = matched.saved
-    torn = {
-        number
-        for number, value in saved.part_values().items()
-        if value.differs and not (saved.same_world and matched.rank in value.contents)
-    }
-    if not torn:
-        return []
-    walked = walk_tree(matched.target.structure.tree, ())
-    return sorted({node.index for _, node in walked if isinstance(node, ValueLeaf)} & torn)
-
-
-def _torn_error(saved: SavedStep, torn: Sequence[int], values: Sequence[int]) -> PerRankError:
-    names = [saved.tensors[index].name for index in torn] + [saved.part_values()[index].name for index in values]
+def _torn_error(saved: SavedStep, names: Sequence[str]) -> PerRankError:
     return PerRankError(
         "ranks had different bytes for the same part of the state, and it is restored to another layout",
         found=some_names(names),
@@ -209,18 +193,6 @@ def _torn_error(saved: SavedStep, torn: Sequence[int], values: Sequence[int]) ->
         todo='pass per_rank="rank0" to take the bytes of the lowest rank, or "drop" to keep the live ones; or restore '
         "the layout that was saved, or a step from before they differed",
     )
-
-
-def _drop(matched: Matched, torn: Sequence[int], values: Sequence[int]) -> None:
-    """Leave these live tensors and values unchanged."""
-    for index in torn:
-        matched.target.sharded.pop(index, None)
-    left = LeafNumbers(set(torn), set(values))
-    for _, numbers in units_of(matched.target.structure.tree, left):
-        left.add(numbers)
-    matched.target.dropped |= left.arrays
-    for index in left.values:
-        matched.target.values[index] = DROPPED
 
 
 def notices(matched: Matched, size: int) -> list[DeeppartWarning]:
@@ -246,24 +218,18 @@ def _advise(error: DeeppartError, matched: Matched) -> None:
 
 
 def _target(saved: SavedStep, own: RankLocalPolicies, rank: int) -> Target:
-    structure = saved.structure
-    values = decode_values(structure, f"step {saved.attempt.step}")
-    types = list(structure.types)
-    dropped: frozenset[int] = frozenset()
+    structure, documents, where = saved.structure, saved.documents.own, f"step {saved.attempt.step}"
     if saved.same_world:
-        documents = saved.documents.own
         mine = documents[rank] if len(documents) > rank else documents[0]
-        types = mine.all_types(structure)
-        for index, value in mine.values.items():
-            values[index] = value
-        values[saved.first_value :] = saved.global_state.contents(rank)
+        target = Target.of_rank(structure, mine, saved.global_state.contents(rank), where)
     else:
-        values[saved.first_value :] = saved.global_state.contents(None)
+        target = Target.of_rank(structure, None, saved.global_state.contents(None), where)
         leaves = saved.own_leaves | own.left.arrays
         for index in own.left.values:
-            values[index] = DROPPED
-        dropped = leaves | {index for index, alias in structure.aliases.items() if alias.owner in leaves}
-    return Target(structure, types, values, dropped=dropped, own=saved.own_leaves)
+            target.values[index] = DROPPED
+        target.dropped = leaves | {index for index, alias in structure.aliases.items() if alias.owner in leaves}
+    target.own = saved.own_leaves
+    return target
 
 
 def _dropped_names(matched: Matched) -> list[str]:

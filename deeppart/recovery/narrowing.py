@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,8 @@ from deeppart.errors import CorruptFileError, DeeppartError, StateError, Unsuppo
 from deeppart.recovery.narrow_reading import Outermost
 from deeppart.recovery.saved import SavedStep
 from deeppart.state.objects import is_optimizer
-from deeppart.state.paths import ExactPath, Excluded, Path, exact, id_key, readable
-from deeppart.state.restore import Choice, Request, choose, counterpart, decode_values, unmet_globs
+from deeppart.state.paths import ExactPath, Excluded, Path, exact, readable
+from deeppart.state.restore import Choice, Request, choose, decode_values, unmet_globs
 from deeppart.state.tensors import check_tensor
 from deeppart.state.tree import (
     DICTS,
@@ -25,10 +26,10 @@ from deeppart.state.tree import (
     FlatState,
     LeafNumbers,
     Node,
+    RankLocal,
     RankLocalRules,
-    ValueLeaf,
+    every_node,
     flatten,
-    inside_objects,
     walk_tree,
 )
 from deeppart.state.values import encode_value
@@ -85,20 +86,18 @@ def narrowed(saved: SavedStep, flat: FlatState, request: Request, outermost: Out
     if choice.tree is tree and request.is_default:
         return saved, choice
     choice.unmet = unmet_globs(request, tree, flat.root, [each.path for each in saved.rank_local])
-    before, after = LeafNumbers.of(tree).arrays, LeafNumbers.of(choice.tree).arrays
-    if not after <= before:
+    before, after = LeafNumbers.of(tree), LeafNumbers.of(choice.tree)
+    if not after.arrays <= before.arrays:
         raise CorruptFileError("a leaf is twice in the structure of a checkpoint", where=f"{saved.attempt.step}")
-    placed = {node.index for _, node in walk_tree(choice.tree, ()) if isinstance(node, ValueLeaf)}
-    rank_local, divided = _asked_rank_local(saved, flat.root, request, outermost)
+    rank_local, divided = _asked_rank_local(saved, choice.tree, request)
     step = replace(
         saved,
         structure=replace(saved.structure, tree=choice.tree),
-        own_leaves=saved.own_leaves & after,
-        own_values=saved.own_values & placed,
+        own_leaves=saved.own_leaves & after.arrays,
+        own_values=saved.own_values & after.values,
         rank_local=tuple(each for each in saved.rank_local if exact(each.path) in rank_local),
         tree_as_saved=tree,
-        left_out=frozenset(before - after),
-        left_rank_local=frozenset(exact(each.path) for each in saved.rank_local) - rank_local,
+        left_out=frozenset(before.arrays - after.arrays),
         divided_rank_local=frozenset(divided),
     )
     return step, choice
@@ -112,62 +111,40 @@ def with_own_of_all(saved: SavedStep, whole: SavedStep, comm: Comm, what: str, t
     """
     if whole.same_world or not whole.any_own:
         return saved
+    mine = {exact(each.path) for each in saved.rank_local}
     leaves, values = sorted(whole.own_leaves), sorted(whole.own_values)
     found = [index in saved.own_leaves for index in leaves] + [index in saved.own_values for index in values]
-    found += [exact(each.path) not in saved.left_rank_local for each in whole.rank_local]
-    anywhere = finish(comm, comm.maximum(np.array(found, dtype=np.int64)), what, timeout).tolist()
-    asked_rank_local = [
-        each for each, asked in zip(whole.rank_local, anywhere[len(leaves) + len(values) :], strict=True) if asked
-    ]
-    return replace(
+    found += [exact(each.path) in mine for each in whole.rank_local]
+    asked = iter(finish(comm, comm.maximum(np.array(found, dtype=np.int64)), what, timeout).tolist())
+    return replace(  # each takes as many of the answers as it has numbers
         saved,
-        own_leaves=frozenset(index for index, asked in zip(leaves, anywhere, strict=False) if asked),
-        own_values=frozenset(index for index, asked in zip(values, anywhere[len(leaves) :], strict=False) if asked),
-        rank_local=tuple(asked_rank_local),
-        left_rank_local=saved.left_rank_local - {exact(each.path) for each in asked_rank_local},
+        own_leaves=frozenset(compress(leaves, asked)),
+        own_values=frozenset(compress(values, asked)),
+        rank_local=tuple(compress(whole.rank_local, asked)),
     )
 
 
-def _is_asked(here: Path, request: Request, outermost: Outermost) -> bool:
-    known = outermost is None or not here or id_key(here[0]) in outermost
-    return known and request.asks_for(here)
-
-
-def _asked_rank_local(
-    saved: SavedStep, live: Node, request: Request, outermost: Outermost
-) -> tuple[set[ExactPath], set[ExactPath]]:
+def _asked_rank_local(saved: SavedStep, chosen: Node, request: Request) -> tuple[set[ExactPath], set[ExactPath]]:
     """The paths of rank-local items that are requested, at least in part; and those of them that are requested in part
     only, or that have another name here.
     """
     if saved.same_world:  # each rank has its own items in its tree
         return {exact(each.path) for each in saved.rank_local}, set()
-    inside: dict[ExactPath, set[Path]] = {exact(each.path): {each.path} for each in saved.rank_local}
+    inside: dict[ExactPath, set[Path]] = {exact(each.path): set() for each in saved.rank_local}
     for tree in (tree for own in saved.documents.own for tree in own.trees):
         if exact(tree.path) in inside:
-            inside[exact(tree.path)].update(path for path, _ in walk_tree(tree.node, tree.path))
+            inside[exact(tree.path)].update(path for path, _ in walk_tree(tree.node, ()))
     rank_local, divided = set[ExactPath](), set[ExactPath]()
-    for place, each in ((exact(each.path), each) for each in saved.rank_local):
-        leaves = inside[place] - {each.path} or {each.path}
-        asked = {_is_asked(_here(live, request, path), request, outermost) for path in leaves}
+    for here, mark in every_node(chosen, ()):
+        if not isinstance(mark, RankLocal) or not mark.path:
+            continue
+        place = exact(mark.path)
+        asked = {request.asks_for((*here, *path)) for path in inside.get(place, {()}) or {()}}
         if True in asked:
             rank_local.add(place)
-            if False in asked or _here(live, request, each.path) != each.path:
+            if False in asked or here != mark.path:
                 divided.add(place)
     return rank_local, divided
-
-
-def _here(live: Node, request: Request, path: Path) -> Path:
-    """The live path of a saved path, by the rules of the caller and the names of the live state."""
-    here: Path = ()
-    node: Node | None = live
-    for key in path:
-        node = None if node is None else inside_objects(node)
-        mine = node.by_key() if isinstance(node, Branch) else {}
-        name, _ = request.renamed(here, key)
-        if isinstance(node, Branch) and node.kind in DICTS and id_key(name) not in mine:
-            name = counterpart(name, list(node.keys))
-        here, node = (*here, name), mine.get(id_key(name))
-    return here
 
 
 def flatten_live(state: Any, excluded: Sequence[str] = (), *, is_filled: bool = True) -> FlatState:

@@ -25,7 +25,7 @@ from deeppart.state.objects import DATACLASS, ObjectForm, data_of, form_of, make
 from deeppart.state.paths import RANK0, Path, PerRankPolicy, exact, readable
 from deeppart.state.restore import Wanted, detached, find_targets, whole_leaves
 from deeppart.state.tensors import Array, leaf_type, new_array
-from deeppart.state.tree import ArrayLeaf, Branch, LeafNumbers, Node, ValueLeaf, flatten
+from deeppart.state.tree import ArrayLeaf, Branch, LeafNumbers, Node, ValueLeaf, every_node, flatten
 
 #: For each old rank its per-rank leaves by number.
 OldLeaves = list[dict[int, Array]]
@@ -211,10 +211,10 @@ class _Mapping:
         find_targets(self._target, self._flat)
 
 
-def _forms_of_values(node: Node) -> dict[int, ObjectForm]:
+def _forms_of_values(tree: Node) -> dict[int, ObjectForm]:
     """Number of each value that is the whole data of an object -> the object's form."""
-    if not isinstance(node, Branch):
-        return {}
-    if node.form is not None and isinstance(node.children[0], ValueLeaf):
-        return {node.children[0].index: node.form}
-    return {number: form for child in node.children for number, form in _forms_of_values(child).items()}
+    found: dict[int, ObjectForm] = {}
+    for _, node in every_node(tree, ()):
+        if isinstance(node, Branch) and node.form is not None and isinstance(node.children[0], ValueLeaf):
+            found[node.children[0].index] = node.form
+    return found

@@ -31,7 +31,7 @@ from deeppart.state.paths import DROP, RANK0, STRICT, ExactPath, Path, PerRankPo
 from deeppart.state.pieces import Held, check_own, check_places, refuse
 from deeppart.state.restore import Target, build, tie
 from deeppart.state.tensors import Array
-from deeppart.state.tree import LeafNumbers, Node, ValueLeaf, units_of
+from deeppart.state.tree import LeafNumbers, Node, ValueLeaf
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +75,7 @@ class SavedStep:
         first_value: number of the first of them there.
         left_out: numbers of the leaves that this rank does not restore.
         tree_as_saved: the tree of ``structure`` before leaves were left out.
-        left_rank_local: paths of rank-local items that are not requested.
-        divided_rank_local: those that are requested in part only, or that have another name here.
+        divided_rank_local: paths of rank-local items that are requested in part only, or that have another name here.
     """
 
     attempt: Attempt
@@ -89,7 +88,6 @@ class SavedStep:
     global_state: GlobalState
     first_value: int
     left_out: frozenset[int] = frozenset()
-    left_rank_local: frozenset[ExactPath] = frozenset()
     divided_rank_local: frozenset[ExactPath] = frozenset()
     tree_as_saved: Node | None = None
 
@@ -111,10 +109,6 @@ class SavedStep:
     def any_own(self) -> bool:
         """True if anything is per rank."""
         return bool(self.own_leaves or self.own_values or self.rank_local)
-
-    def paths(self) -> list[Path]:
-        """The path of each leaf, by number."""
-        return self.structure.array_paths()
 
     def all_own_leaves(self) -> frozenset[int]:
         """Numbers of the leaves that are per rank on any rank, requested or not."""
@@ -139,8 +133,7 @@ class SavedStep:
         left = LeafNumbers(
             *({number for number, name in each.items() if names[name] == DROP} for each in (leaves, values))
         )
-        for _, numbers in units_of(self.structure.tree, left):
-            left.add(numbers)
+        left.add_units(self.structure.tree)
         return RankLocalPolicies(
             names,
             {index: names[name] for index, name in leaves.items() if index not in left.arrays},

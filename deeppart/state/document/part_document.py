@@ -357,7 +357,7 @@ def without_rank_local(structure: Structure, trees: Sequence[RankLocalTree]) -> 
     """A structure with placeholders at the rank-local items of all ranks, so that nothing is restored there."""
     if not structure.has_rank_local:
         return structure
-    marks = [replace(tree, node=RankLocal()) for tree in trees]
+    marks = [replace(tree, node=RankLocal(tree.path)) for tree in trees]
     return replace(structure, tree=insert(structure.tree, marks, whole=False))
 
 

@@ -1,23 +1,22 @@
 """Restores a saved structure into a live state: selecting, matching leaves, and filling.
 
-In this order: :func:`choose` selects what is restored, :func:`find_targets` matches it with the live state without
-changing anything, :class:`Scatter` writes bytes into the targets, and :func:`put` fills containers and objects.
+In this order: :func:`choose` selects what is restored, :func:`find_targets` pairs it with the live state without
+changing anything, :class:`Scatter` writes bytes into the places found, and :func:`put` fills containers and objects.
 :func:`build` makes a new state, for ``load``.
 """
 
+from deeppart.state.restore.building import build
 from deeppart.state.restore.choosing import Absent, Choice, choose, unmet_globs
 from deeppart.state.restore.classes import resolve_registered
-from deeppart.state.restore.composites import is_composite, leaves_to_check
-from deeppart.state.restore.filling import detached
-from deeppart.state.restore.leaf_matching import create_sharded, find_targets
-from deeppart.state.restore.merge import build, cast_into, check_composites, put, tie
+from deeppart.state.restore.composites import check_composites, is_composite, leaves_to_check
+from deeppart.state.restore.filling import detached, put
+from deeppart.state.restore.pairing import find_targets
 from deeppart.state.restore.request import (
     Globs,
     Request,
     RestoreArguments,
     Strict,
     bare_name,
-    counterpart,
     request_or_refusal,
 )
 from deeppart.state.restore.scatter import (
@@ -28,6 +27,7 @@ from deeppart.state.restore.scatter import (
     cut_patch,
     whole_leaves,
 )
+from deeppart.state.restore.sharing import tie
 from deeppart.state.restore.target import DROPPED, Target, decode_values
 
 __all__ = [
@@ -45,11 +45,8 @@ __all__ = [
     "Wanted",
     "bare_name",
     "build",
-    "cast_into",
     "check_composites",
     "choose",
-    "counterpart",
-    "create_sharded",
     "cut_patch",
     "decode_values",
     "detached",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -21,7 +21,7 @@ from deeppart.state.objects import DEQUE, is_optimizer
 from deeppart.state.paths import IdKey, Key, Path, covers, id_key, id_keys, nearest_globs, readable, some_names
 from deeppart.state.restore.composites import is_composite
 from deeppart.state.restore.request import MISSING, UNEXPECTED, Request, aligned
-from deeppart.state.restore.target import is_cut, meet
+from deeppart.state.restore.target import is_cut, meet, same_kind
 from deeppart.state.tree import (
     DICTS,
     ArrayLeaf,
@@ -32,6 +32,7 @@ from deeppart.state.tree import (
     ValueLeaf,
     container_items,
     container_kind,
+    every_node,
     walk_tree,
 )
 
@@ -157,18 +158,14 @@ class _Choosing:
             return self._items(saved, met, path, at)
         pruned = self._pruned(saved, path, at)
         if pruned is not None and isinstance(saved, ValueLeaf) and isinstance(met, ValueLeaf):
-            self._check_live_container(met.value, path)
-            self._check_same_keys(self._values[saved.index], met.value, path, at)
+            self._check_whole(self._values[saved.index], met.value, path, at)
         return pruned
 
-    def _check_live_container(self, value: Any, path: Path) -> None:
-        """Refuse a value container in which some items are to stay: it is replaced as a whole."""
-        if self._request.may_exclude_below(path) and _any_item(value, path, self._request.excludes):
-            raise _divided_error(path)
-
-    def _check_same_keys(self, saved: Any, live: Any, path: Path, at: _At) -> None:
-        """Refuse a large dict of small values with other keys if keys are kept or left out: it is replaced whole."""
+    def _check_whole(self, saved: Any, live: Any, path: Path, at: _At) -> None:
+        """Refuse a live value container in which something is to stay: it is replaced as a whole."""
         request = self._request
+        if request.may_exclude_below(path) and _any_item(live, path, request.excludes):
+            raise _divided_error(path)
         if request.strict is True or at.whole or not isinstance(saved, dict) or not isinstance(live, dict) or not live:
             return
         if isinstance(saved, Counter):
@@ -186,15 +183,14 @@ class _Choosing:
         takes_all = at.asked and not self._request.exclude
         kept: list[tuple[Key, Node]] = []
         names = self._names(saved, live, path, at)
-        mine = live.by_key()
-        for old, key, child in zip(saved.keys, names, saved.children, strict=True):
-            name = id_key(key)
+        mine, theirs = live.by_key(), id_keys(names)
+        for old, key, name, child in zip(saved.keys, names, theirs, saved.children, strict=True):
             if takes_all and type(child) is ArrayLeaf and type(mine.get(name)) is ArrayLeaf:
                 kept.append((key, child))  # the usual case
                 continue
             inner = (*path, key)
             whole = at.whole or saved.kind == "counter"
-            below = replace(at, saved_path=(*at.saved_path, old), whole=whole)
+            below = _At((*at.saved_path, old), at.asked, whole, at.in_module, at.in_optimizer)
             here = mine.get(name)
             found = self.node(child, here, inner, below)
             if here is None and (found is None or not self._is_created(found, inner, below, live)):
@@ -204,8 +200,7 @@ class _Choosing:
             is_none = isinstance(here, ValueLeaf) and here.value is None
             if (here is None or (is_none and found is not _STAYS)) and saved.kind in DICTS and not at.in_optimizer:
                 self.found.absent.append(Absent(inner, LeafNumbers.of(found), live, is_none, at.in_module))
-        theirs = {id_key(key) for key in names}
-        lacking = [key for key, name in zip(live.keys, mine, strict=True) if name not in theirs]
+        lacking = live.keys_besides(theirs)
         is_whole = saved.kind == "list" and is_cut(saved, live, is_record=False)
         # An absent count is 0: a mixture with live counts would be those of two runs.
         around = replace(at, whole=at.whole or is_whole or saved.kind == "counter")
@@ -214,7 +209,7 @@ class _Choosing:
         is_refused = len(staying) < len(lacking)  # reported as missing, or removed
         if saved.kind == "list" and any(key != number for number, (key, _) in enumerate(kept)):
             raise _hole_error(path)
-        if not at.asked and not is_refused and all(isinstance(child, RankLocal) for _, child in kept):
+        if not at.asked and not is_refused and all(_is_empty(child) for _, child in kept):
             return _STAYS
         same = len(kept) == len(saved.children) and all(
             key is old and child is before
@@ -331,11 +326,15 @@ def _any_item(value: Any, path: Path, meets: Callable[[Path], bool]) -> bool:
     return any(meets((*path, key)) or _any_item(item, (*path, key), meets) for key, item in pairs)
 
 
+def _is_empty(chosen: Node) -> bool:
+    """True for a placeholder, unless it is one for an item that is not in the tree yet (``without_rank_local``)."""
+    return isinstance(chosen, RankLocal) and not chosen.path
+
+
 def _is_small(saved: Node) -> bool:
     """True if a tree has neither tensors nor objects: such an item, like an epoch, is created if it is missing."""
-    if isinstance(saved, Branch):
-        return saved.kind != "object" and all(map(_is_small, saved.children))
-    return isinstance(saved, ValueLeaf)
+    nodes = (node for _, node in every_node(saved, ()))
+    return all(isinstance(node, ValueLeaf) or (isinstance(node, Branch) and node.kind != "object") for node in nodes)
 
 
 def _divided_error(path: Path) -> StructureMismatchError:
@@ -369,33 +368,26 @@ def _check_names(names: Sequence[Key], saved: Sequence[Key], path: Path) -> None
 
 def _are_alike(saved: Branch, live: Branch) -> bool:
     """True if both are containers whose items can be matched one by one."""
-    if is_composite(saved) or is_composite(live):
-        return False
-    return saved.kind == live.kind or (saved.kind in DICTS and live.kind in DICTS)
+    return not is_composite(saved) and not is_composite(live) and same_kind(saved.kind, live.kind)
 
 
 # --- globs and rules that match nothing -------------------------------------------------------------------------------
 
 
-def unmet_globs(request: Request, saved: Node, live: Node, others: Iterable[Path]) -> list[str]:
+def unmet_globs(request: Request, saved: Node, live: Node, others: Collection[Path]) -> list[str]:
     """Globs of ``keys`` and ``exclude`` that cover nothing in the checkpoint or the live state, with similar ones."""
     left = dict.fromkeys((*(request.keys or ()), *request.exclude))
     for glob in request.settings:
         left.pop(glob, None)
-    others = list(others)
-    for path in map(readable, chain(others, _paths(saved, ()), _paths(live, ()))):
+
+    def paths() -> Iterator[str]:
+        nodes = chain(every_node(saved, ()), every_node(live, ()))
+        return map(readable, chain(others, (path for path, _ in nodes if path)))
+
+    for path in paths():
         if not left:
             return []
         for glob in [each for each in left if covers(path, [each])]:
             del left[glob]
-    known = dict.fromkeys(map(readable, chain(others, _paths(saved, ()), _paths(live, ())))) if left else {}
+    known = dict.fromkeys(paths()) if left else {}
     return [f"{glob} (perhaps {' or '.join(near)})" if (near := nearest_globs(glob, known)) else glob for glob in left]
-
-
-def _paths(node: Node, path: Path) -> Iterator[Path]:
-    """The paths of all nodes of a tree, containers included."""
-    if path:
-        yield path
-    if isinstance(node, Branch):
-        for inner, child in node.items(path):
-            yield from _paths(child, inner)

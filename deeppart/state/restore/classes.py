@@ -27,7 +27,16 @@ from deeppart.state.objects import (
 )
 from deeppart.state.paths import Path, readable, some_names
 from deeppart.state.restore.target import Target
-from deeppart.state.tree import Branch, FlatState, Node, ValueLeaf, container_items, container_kind, make_container
+from deeppart.state.tree import (
+    Branch,
+    FlatState,
+    Node,
+    ValueLeaf,
+    container_items,
+    container_kind,
+    every_node,
+    make_container,
+)
 from deeppart.state.values import CONTAINERS, SavedMember, encode_key
 
 _GROUPS = frozenset({set, frozenset})
@@ -40,7 +49,7 @@ def resolve(target: Target, flat: FlatState) -> None:
     dataclass. Changes nothing live.
     """
     _know(target, (*known_classes(), *_live_classes(flat.root)))
-    tree = _Resolving(target, strict=True).all_of(target.structure.tree)
+    tree = _Resolving(target, strict=True).node(target.structure.tree, ())
     target.structure = replace(target.structure, tree=tree)
 
 
@@ -49,7 +58,7 @@ def resolve_registered(target: Target, tree: Node) -> Node:
     if not known_classes():
         return tree
     _know(target, known_classes())
-    return _Resolving(target, strict=False).all_of(tree)
+    return _Resolving(target, strict=False).node(tree, ())
 
 
 def _know(target: Target, kinds: Iterable[type]) -> None:
@@ -65,12 +74,8 @@ class _Resolving:
     def __init__(self, target: Target, *, strict: bool) -> None:
         self._target, self._strict = target, strict
 
-    def all_of(self, tree: Node) -> Node:
-        """Resolve the values of a tree in the target; returns the tree."""
-        return self._node(tree, ())
-
-    def _node(self, node: Node, path: Path) -> Node:
-        """The tree with resolved enum members in its keys."""
+    def node(self, node: Node, path: Path) -> Node:
+        """Resolve the values of a tree in the target; returns the tree with resolved enum members in its keys."""
         if isinstance(node, ValueLeaf):
             values = self._target.values
             values[node.index] = self._value(values[node.index], path)
@@ -80,7 +85,7 @@ class _Resolving:
             _check_form(node.form, node.children[0], self._target, path)
         keys = tuple([key if type(key) is str else self._value(key, path) for key in node.keys])
         below = [path if node.kind == "object" else (*path, key) for key in keys]
-        children = tuple([self._node(child, inner) for child, inner in zip(node.children, below, strict=True)])
+        children = tuple([self.node(child, inner) for child, inner in zip(node.children, below, strict=True)])
         if all(map(operator.is_, (*keys, *children), (*node.keys, *node.children))):
             return node
         return replace(node, keys=keys, children=children)
@@ -179,17 +184,15 @@ def _has_value(member: enum.Enum, value: Any) -> bool:
         return False
 
 
-def _live_classes(node: Node) -> Iterator[type]:
+def _live_classes(root: Node) -> Iterator[type]:
     """The enums and dataclasses that a live state uses."""
-    if isinstance(node, ValueLeaf):
-        yield from _classes_in((node.value,))
-    if not isinstance(node, Branch):
-        return
-    yield from _classes_in(node.keys)
-    if node.form is not None and node.form.kind == DATACLASS:
-        yield type(node.container)
-    for child in node.children:
-        yield from _live_classes(child)
+    for _, node in every_node(root, ()):
+        if isinstance(node, ValueLeaf):
+            yield from _classes_in((node.value,))
+        elif isinstance(node, Branch):
+            yield from _classes_in(node.keys)
+            if node.form is not None and node.form.kind == DATACLASS:
+                yield type(node.container)
 
 
 def _classes_in(values: Iterable[Any]) -> Iterator[type]:

@@ -8,14 +8,15 @@ its dict or list; so does every jagged one, because other tensors use the offset
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
-from deeppart.errors import LeafMismatchError, StructureMismatchError
+from deeppart.errors import StructureMismatchError
 from deeppart.state.paths import Path, readable
-from deeppart.state.restore.target import DROPPED, Target
+from deeppart.state.restore.sharing import in_c_order, view_of
+from deeppart.state.restore.target import DROPPED, Target, leaf_differs
 from deeppart.state.tensors import (
     CHANNELS,
     COMPOSITES,
@@ -23,7 +24,6 @@ from deeppart.state.tensors import (
     JAGGED,
     KEYS,
     QUANTIZED,
-    SUBCLASS,
     Array,
     LeafType,
     assemble,
@@ -31,7 +31,17 @@ from deeppart.state.tensors import (
     leaf_type,
     overlaps_itself,
 )
-from deeppart.state.tree import ArrayLeaf, Branch, FlatState, Node, UnmadeLeaf, ValueLeaf, describe_leaf_value
+from deeppart.state.tree import (
+    ArrayLeaf,
+    Branch,
+    FlatState,
+    LeafNumbers,
+    Node,
+    UnmadeLeaf,
+    ValueLeaf,
+    describe_leaf_value,
+    every_node,
+)
 from deeppart.state.values import same_value
 
 #: Values that the live tensor must already have.
@@ -53,7 +63,7 @@ def match_rebuilt(
     for kind, data, _, inner in pairs:
         key = str(flat.arrays[inner].path[-1])
         if not _is_alike(saved.kind, key, kind, leaf_type(data)):
-            raise _differs(path, key, kind, leaf_type(data))
+            raise leaf_differs(path, kind, leaf_type(data), component=key)
     fits = all(kind == leaf_type(data) and not overlaps_itself(data) for kind, data, _, _ in pairs)
     if saved.kind != JAGGED and fits:
         # The scales of channels become those of the new tensor, also if other leaves share the live ones.
@@ -76,37 +86,19 @@ def check_values(saved: Branch, live: Branch, target: Target, path: Path) -> Non
         if key in _FIXED and isinstance(child, ValueLeaf) and isinstance(inner, ValueLeaf):
             value = target.values[child.index]
             if value is not DROPPED and not same_value(value, inner.value):
-                raise _differs(path, key, describe_leaf_value(value), describe_leaf_value(inner.value))
+                raise leaf_differs(path, describe_leaf_value(value), describe_leaf_value(inner.value), component=key)
 
 
 def is_dropped(saved: Branch, target: Target) -> bool:
     """True if a tensor is left unchanged because some of its components are not restored."""
-    arrays = [child.index for child in saved.children if isinstance(child, ArrayLeaf)]
-    if any(index in target.dropped for index in arrays):
-        return True
-    return any(isinstance(child, Branch) and is_dropped(child, target) for child in saved.children)
-
-
-def check_created(saved: Node, path: Path) -> None:
-    """Refuse to create a tensor that only its own class could make."""
-    if not isinstance(saved, Branch):
-        return
-    if saved.kind == SUBCLASS:
-        raise StructureMismatchError(
-            f"the live state lacks a {saved.name} of the checkpoint, and it cannot be created",
-            expected="a live tensor of this class, whose components are filled",
-            where=f"path {readable(path)}",
-            todo="make it before restore (of an optimizer: take a step), or make it from what deeppart.load gives",
-        )
-    for inner, child in saved.items(path):
-        check_created(child, inner)
+    return not target.dropped.isdisjoint(LeafNumbers.of(saved).arrays)
 
 
 def check_unmade(saved: ArrayLeaf, live: UnmadeLeaf, target: Target, path: Path, *, movable: bool) -> None:
     """Check that a tensor can be created in place of a live one on the meta device."""
     expected = target.types[saved.index]
     if saved.index not in target.dropped and expected != live.kind:
-        raise _differs(path, "", expected, live.kind)
+        raise leaf_differs(path, expected, live.kind)
     if not movable:
         raise StructureMismatchError(
             "the live state holds a tensor on the meta device, and a restored one cannot take its place there",
@@ -116,29 +108,23 @@ def check_unmade(saved: ArrayLeaf, live: UnmadeLeaf, target: Target, path: Path,
         )
 
 
-def component(target: Target, arrays: dict[int, Array], node: ArrayLeaf) -> Array:
+def component(target: Target, arrays: Mapping[int, Array], node: ArrayLeaf) -> Array:
     """The array of a component; the owner's own array if it has all of it, as jagged tensors share offsets."""
     alias = target.structure.aliases.get(node.index)
-    if alias is not None and alias.owner in arrays and alias.owner not in target.live and alias.offset == 0:
+    if alias is not None and alias.owner in arrays and target.live(alias.owner) is None and alias.offset == 0:
         owner, mine = arrays[alias.owner], arrays[node.index]
         if leaf_type(owner) == leaf_type(mine) and isinstance(mine, torch.Tensor) and mine.is_contiguous():
             return owner
     return arrays[node.index]
 
 
-def composites_of(node: Node) -> Iterator[Branch]:
+def composites_of(tree: Node) -> Iterator[Branch]:
     """The tensors in a tree that are assembled from their components."""
-    if isinstance(node, Branch):
-        if node.kind in KEYS:
-            yield node
-        else:
-            for child in node.children:
-                if isinstance(child, Branch):
-                    yield from composites_of(child)
+    return (node for _, node in every_node(tree, ()) if isinstance(node, Branch) and node.kind in KEYS)
 
 
 def leaves_to_check(target: Target) -> set[int]:
-    """Numbers of the leaves whose bytes :func:`~deeppart.state.restore.merge.check_composites` needs: components, and
+    """Numbers of the leaves whose bytes :func:`check_composites` needs: components, and
     the owners of their memory.
     """
     found: set[int] = set()
@@ -149,7 +135,21 @@ def leaves_to_check(target: Target) -> set[int]:
     return {aliases[index].owner if index in aliases else index for index in found}
 
 
-def rebuilt(target: Target, arrays: dict[int, Array], saved: Branch) -> Any:
+def check_composites(target: Target, arrays: Mapping[int, Array]) -> None:
+    """Check that composite tensors can be made, before anything live is changed."""
+    known = dict(arrays)
+    for node in composites_of(target.structure.tree):
+        numbers = [child.index for child in node.children if isinstance(child, ArrayLeaf)]
+        for index in numbers:
+            alias = target.structure.aliases.get(index)
+            if alias is not None and alias.owner in arrays:
+                owner = in_c_order(arrays[alias.owner])
+                known[index] = view_of(owner, target.types[index], alias.offset, alias.strides)
+        if not is_dropped(node, target) and all(index in known for index in numbers):
+            rebuilt(target, known, node)
+
+
+def rebuilt(target: Target, arrays: Mapping[int, Array], saved: Branch) -> Any:
     """A saved sparse, quantized or jagged tensor on the CPU."""
     items: dict[str, Any] = {}
     for key, child in zip(saved.keys, saved.children, strict=True):
@@ -201,17 +201,6 @@ def _is_alike(kind: str, key: str, expected: LeafType, found: LeafType) -> bool:
     may = 0 if kind in (QUANTIZED, CHANNELS) or key in ("compressed", "offsets", "lengths") else 1
     same = (expected.kind, expected.dtype, len(expected.shape)) == (found.kind, found.dtype, len(found.shape))
     return same and sum(differing) <= may
-
-
-def _differs(path: Path, key: str, expected: object, found: object) -> LeafMismatchError:
-    what = f", its {key}" if key else ""
-    return LeafMismatchError(
-        f"a leaf differs between the checkpoint and the live state: {readable(path)}{what}",
-        expected=f"{expected} (checkpoint)",
-        found=f"{found} (live)",
-        where=f"path {readable(path)}",
-        todo="build the state as it was when it was saved, or convert what deeppart.load gives",
-    )
 
 
 def is_composite(node: object) -> bool:

@@ -66,13 +66,11 @@ class Request:
 
     def may_choose_below(self, path: Path) -> bool:
         """True if an item below a path may be covered without the path itself."""
-        text = readable(path)
-        return any(may_match_below(text, pattern) for pattern in self.keys or ())
+        return _may_cover_below(path, self.keys)
 
     def may_exclude_below(self, path: Path) -> bool:
         """True if an item below a path may be excluded."""
-        text = readable(path)
-        return any(may_match_below(text, pattern) for pattern in self.exclude)
+        return _may_cover_below(path, self.exclude)
 
     def asks_for(self, path: Path) -> bool:
         """True if the item at a path, or a container above it, is covered, and none of these is excluded."""
@@ -112,9 +110,17 @@ class Request:
         """The name of a saved key here, and the number of the rule that renames it."""
         if type(key) is str:
             for number, (pattern, name) in enumerate(self.rules):
-                if (match := matched(pattern, path, key)) is not None:
+                text = readable((*path, key)) if "/" in pattern else component(key)
+                if (match := _compiled(pattern).fullmatch(text)) is not None:
                     return _written(name, match, key), number
         return key, None
+
+
+def _may_cover_below(path: Path, globs: Sequence[str] | None) -> bool:
+    if not globs:
+        return False
+    text = readable(path)
+    return any(may_match_below(text, glob) for glob in globs)
 
 
 class RestoreArguments(TypedDict, total=False):
@@ -194,12 +200,6 @@ def _rules(rename: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
     return tuple(rename.items())
 
 
-def matched(pattern: str, path: Path, key: str) -> re.Match[str] | None:
-    """The match of a ``rename`` pattern with a key of the dict at a path; None if it does not match."""
-    text = readable((*path, key)) if "/" in pattern else component(key)
-    return _compiled(pattern).fullmatch(text)
-
-
 @functools.lru_cache(maxsize=256)  # used for every key of a state
 def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile("([^/]*)".join(map(re.escape, pattern.split("*"))), re.DOTALL)
@@ -233,12 +233,6 @@ def aligned(saved: Sequence[Key], live: Sequence[Key], *, whole: bool) -> dict[s
     if theirs.keys() != mine.keys() if whole else len(theirs.keys() & mine.keys()) <= common:
         return {}
     return {name: mine[bare] for bare, name in theirs.items() if bare in mine and name != mine[bare]}
-
-
-def counterpart(name: Key, live: Sequence[Key]) -> Key:
-    """The only live name that differs from a name just by wrappers; the name itself if there is none."""
-    alike = [key for key in live if type(key) is type(name) is str and bare_name(key) == bare_name(name)]
-    return alike[0] if len(alike) == 1 else name
 
 
 def bare_name(name: str) -> str:

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
-
 from deeppart._gc import collection_paused
-from deeppart.errors import StructureMismatchError
-from deeppart.state.document import Structure
-from deeppart.state.paths import ExactPath, Path, readable
+from deeppart.errors import LeafMismatchError, StructureMismatchError
+from deeppart.state.document import RankDocument, Structure
+from deeppart.state.paths import Key, Path, readable
+from deeppart.state.restore.scatter import LiveBox
 from deeppart.state.tensors import Array, LeafType, new_array
 from deeppart.state.tree import (
     CONTAINER_KINDS,
@@ -21,18 +20,18 @@ from deeppart.state.tree import (
     ArrayLeaf,
     Branch,
     Node,
-    ShardedLeaf,
     UnmadeLeaf,
     ValueLeaf,
     container_items,
     container_kind,
     contiguous_strides,
-    has_objects,
+    every_node,
     holds_containers,
     walk_tree,
 )
 from deeppart.state.values import MUTABLE, decode_value
 
+OR_CONVERT = "or convert what deeppart.load gives"
 _NUMBERS = frozenset({int, float, bool, complex})
 
 
@@ -44,6 +43,42 @@ DROPPED = _Dropped()
 
 
 @dataclass(slots=True)
+class Place:
+    """The live tensor or array into which a saved leaf is restored.
+
+    Attributes:
+        item: the tensor or array in the live state; or a sharded tensor made for it, because the live state lacks it.
+        kind: its type; with another dtype than the saved leaf, what was received is converted.
+        boxes: its memory on this rank: all of it, or shards.
+        is_sharded: it is a tensor of which each rank has shards.
+    """
+
+    item: Any
+    kind: LeafType
+    boxes: list[LiveBox]
+    is_sharded: bool = False
+
+
+@dataclass(slots=True)
+class Pair:
+    """A saved item and the live one that it is restored into.
+
+    Attributes:
+        saved, live: both in one form (:func:`meet`). A placeholder is saved where the live item stays. If the item is
+            new, ``live`` is what it replaces, or None.
+        path: its path.
+        items: the pairs of what is in a container or an object, with their saved keys.
+        is_new: the live state has no counterpart, so that one is made.
+    """
+
+    saved: Node
+    live: Node | None
+    path: Path
+    items: Sequence[tuple[Key, Pair]] = ()
+    is_new: bool = False
+
+
+@dataclass(slots=True)
 class Target:
     """Maps saved leaves to their targets.
 
@@ -51,14 +86,11 @@ class Target:
         structure: the saved structure.
         types: type of each leaf as this rank will receive it.
         values: decoded value per value number, or DROPPED.
-        live: leaf number -> the live tensor or array to write into; other leaves are created.
-        tied: numbers of leaves whose live array is a view of another live one, just as when they were saved.
+        places: leaf number -> the tensor or array to write into; for other leaves, arrays are made.
+        tied: numbers of leaves whose place is a view of another one, just as when they were saved.
+        root: the pair of the states, once they were matched.
         dropped: numbers of leaves that are not restored.
-        replaced: paths of rank 0's items that do not fit the live state: they are created.
-        sharded: leaf number -> the live sharded tensor whose local shards are written.
-        created: leaf number -> a sharded tensor made for it, because the live state lacks it.
         may_cast: true if floating-point leaves may have another dtype in the live state.
-        casts: leaf number -> the live array, or shards, of another dtype: written after the leaf was received.
         own: numbers of the leaves of which each rank gets its own bytes.
         mapped: leaf number -> content of such a leaf, from those that another number of ranks had.
         removed: paths of entries that dicts of small values lose, because the checkpoint lacks them.
@@ -74,14 +106,11 @@ class Target:
     structure: Structure
     types: list[LeafType]
     values: list[Any]
-    live: dict[int, Array] = field(default_factory=dict)
+    places: dict[int, Place] = field(default_factory=dict)
     tied: set[int] = field(default_factory=set)
+    root: Pair | None = None
     dropped: frozenset[int] = frozenset()
-    replaced: set[ExactPath] = field(default_factory=set)
-    sharded: dict[int, ShardedLeaf] = field(default_factory=dict)
-    created: dict[int, torch.Tensor] = field(default_factory=dict)
     may_cast: bool = False
-    casts: dict[int, list[Array]] = field(default_factory=dict)
     own: frozenset[int] = frozenset()
     mapped: dict[int, Any] = field(default_factory=dict)
     removed: list[Path] = field(default_factory=list)
@@ -91,21 +120,37 @@ class Target:
     classes: dict[str, dict[str, type]] = field(default_factory=dict)
     is_chosen: bool = False
 
+    @classmethod
+    def of_rank(cls, structure: Structure, own: RankDocument | None, in_parts: Sequence[Any], where: str) -> Target:
+        """For what one rank had; without its per-rank leaves and values if its document is None.
+
+        Args:
+            in_parts: the values in parts of the state, which come last.
+        """
+        values = decode_values(structure, where)
+        for index, value in own.values.items() if own is not None else ():
+            values[index] = value
+        values[len(values) - len(in_parts) :] = in_parts
+        return cls(structure, list(structure.types) if own is None else own.all_types(structure), values)
+
     def class_of(self, module: str, name: str) -> type | None:
         """The script's class for a name in a file; None if there is none, or several in other modules."""
         found = self.classes.get(name, {})
         return found.get(module) or (next(iter(found.values())) if len(found) == 1 else None)
 
-    def arrays(self) -> dict[int, Array]:
-        """The array of every leaf to restore: the live one, or a new one of the right type; without aliases and
-        sharded tensors.
-        """
-        shards = self.sharded.keys() | self.created.keys()
-        return {index: self.array(index) for index in self.numbers() if index not in shards}
+    def is_cast(self, index: int) -> bool:
+        """True if the live leaf has another dtype, so that what was received is converted."""
+        place, kind = self.places.get(index), self.types[index]
+        return place is not None and place.kind is not kind and place.kind != kind
 
-    def array(self, index: int) -> Array:
-        """The live array of a leaf, or a new one."""
-        return self.live[index] if index in self.live else new_array(self.types[index])
+    def live(self, index: int) -> Array | None:
+        """The live array that receives a whole leaf; None if there is none, or a sharded one, or of another dtype."""
+        place = self.places.get(index)
+        return None if place is None or place.is_sharded or self.is_cast(index) else place.item
+
+    def new_arrays(self) -> dict[int, Array]:
+        """A new array for each leaf to restore, without aliases."""
+        return {index: new_array(self.types[index]) for index in self.numbers()}
 
     def numbers(self) -> list[int]:
         """Numbers of the leaves to restore, without aliases."""
@@ -114,13 +159,9 @@ class Target:
 
     def untie_shards(self) -> None:
         """Drop the ties of leaves that are sharded in the live state: each is filled separately."""
-        rank_local = self.sharded.keys() | self.created.keys()
+        sharded = {index for index, place in self.places.items() if place.is_sharded}
         aliases = self.structure.aliases
-        kept = {
-            index: alias
-            for index, alias in aliases.items()
-            if index not in rank_local and alias.owner not in rank_local
-        }
+        kept = {index: alias for index, alias in aliases.items() if sharded.isdisjoint((index, alias.owner))}
         if len(kept) == len(aliases):
             return
         parts = {index for index, alias in aliases.items() if index not in kept and not self.is_twin(index, alias)}
@@ -130,14 +171,11 @@ class Target:
                 raise _part_error(path, self.types[node.index], self.types[aliases[node.index].owner])
         self.structure = replace(self.structure, aliases=kept)
 
-    def has_all_bytes(self, index: int, alias: Alias) -> bool:
-        """True if an alias has all bytes of its owner, in the same order."""
-        kind, owner = self.types[index], self.types[alias.owner]
-        return not alias.offset and alias.strides == contiguous_strides(kind.shape) and kind.nbytes == owner.nbytes
-
     def is_twin(self, index: int, alias: Alias) -> bool:
         """True if an alias has the same elements as its owner, in the same order and shape."""
-        return self.has_all_bytes(index, alias) and self.types[index].shape == self.types[alias.owner].shape
+        kind, owner = self.types[index], self.types[alias.owner]
+        is_whole = not alias.offset and alias.strides == contiguous_strides(kind.shape) and kind.nbytes == owner.nbytes
+        return is_whole and kind.shape == owner.shape
 
 
 def _part_error(path: Path, kind: LeafType, owner: LeafType) -> StructureMismatchError:
@@ -146,6 +184,20 @@ def _part_error(path: Path, kind: LeafType, owner: LeafType) -> StructureMismatc
         expected=f"both as they were saved: {kind}, in the memory of {owner}",
         where=f"path {readable(path)}",
         todo="restore both into plain tensors; or leave the view out (exclude=), and make it of the other one",
+    )
+
+
+def leaf_differs(
+    path: Path, expected: object, found: object, todo: str = OR_CONVERT, component: str = ""
+) -> LeafMismatchError:
+    """The error for a leaf of another type than was saved."""
+    what = f", its {component}" if component else ""
+    return LeafMismatchError(
+        f"a leaf differs between the checkpoint and the live state: {readable(path)}{what}",
+        expected=f"{expected} (checkpoint)",
+        found=f"{found} (live)",
+        where=f"path {readable(path)}",
+        todo=f"build the state as it was when it was saved, {todo}",
     )
 
 
@@ -182,21 +234,18 @@ def is_lacking(saved: Node, live: Node, types: Sequence[LeafType]) -> bool:
     return live.value is None and not isinstance(saved, ValueLeaf) and not takes_itself
 
 
-def inside_object(saved: Node, live: Node) -> tuple[Node, Node]:
-    """The contents of both items: ``{"m": model}`` and ``{"m": model.state_dict()}`` are restored alike."""
+def meet(saved: Node, live: Node, values: Sequence[Any]) -> tuple[Node, Node]:
+    """Both items in one form: with an object around both or neither, and both as containers of leaves or as value
+    containers.
+
+    ``{"m": model}`` and ``{"m": model.state_dict()}`` are restored alike. A list may have been saved item by item, and
+    be a value container here because it has grown; or the other way around.
+    """
     live_is_object = isinstance(live, Branch) and live.is_object
     if isinstance(saved, Branch) and saved.is_object:
-        return saved if live_is_object else saved.children[0], live
-    return Branch("object", (None,), (saved,)) if live_is_object else saved, live
-
-
-def meet(saved: Node, live: Node, values: Sequence[Any]) -> tuple[Node, Node]:
-    """Both items in one form: without objects around them, and both as containers of leaves or as value containers.
-
-    A list may have been saved item by item, and be a value container here because it has grown; or the other way
-    around.
-    """
-    saved, live = inside_object(saved, live)
+        saved = saved if live_is_object else saved.children[0]
+    elif live_is_object:
+        saved = Branch("object", (None,), (saved,))
     if isinstance(saved, Branch) and isinstance(live, ValueLeaf):
         kind = container_kind(live.value)
         if kind is not None:
@@ -216,15 +265,22 @@ def meet(saved: Node, live: Node, values: Sequence[Any]) -> tuple[Node, Node]:
 def is_cut(saved: Branch, live: Branch, *, is_record: bool) -> bool:
     """True if a live container loses items that the checkpoint lacks, as value containers (lists, dicts) do."""
     if saved.kind == "list":
-        return not any(map(has_objects, live.children[len(saved.children) :]))
+        lost = live.children[len(saved.children) :]
+        return not any(isinstance(child, Branch) and child.has_objects for child in lost)
     return saved.kind in DICTS and (saved.kind == "counter" or not is_record) and _is_plain(live)
 
 
 def _is_plain(live: Node) -> bool:
     """True if a tree has only small values, to any depth."""
-    if isinstance(live, Branch):
-        return live.kind in CONTAINER_KINDS and all(map(_is_plain, live.children))
-    return isinstance(live, ValueLeaf)
+    nodes = (node for _, node in every_node(live, ()))
+    return all(
+        isinstance(node, ValueLeaf) or (isinstance(node, Branch) and node.kind in CONTAINER_KINDS) for node in nodes
+    )
+
+
+def same_kind(saved: str, live: str) -> bool:
+    """True if items of one kind of container can be put into another kind, one by one."""
+    return saved == live or (saved in DICTS and live in DICTS)
 
 
 def same_form(saved: Branch, live: Branch) -> bool:

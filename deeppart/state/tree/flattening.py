@@ -176,7 +176,7 @@ class _Walk:
         if not is_plain(tensor):
             if self._live and not inside and type(tensor) in PLAIN_TENSORS and tensor.is_meta:
                 kind = LeafType("torch", dtype_name(tensor.dtype, readable(path)), tuple(tensor.shape))
-                self.flat.unmade.append(UnmadeLeaf(path, kind))
+                self.flat.unmade.append(UnmadeLeaf(path, kind, tensor))
                 return self.flat.unmade[-1]
             parts = decompose(tensor, readable(path))
             if parts is not None:

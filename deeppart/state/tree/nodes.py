@@ -67,6 +67,7 @@ class UnmadeLeaf:
 
     path: Path
     kind: LeafType
+    item: Any
 
 
 @dataclass(slots=True)
@@ -102,7 +103,7 @@ class RankLocal:
     """An item outside the structure that all ranks share. In a saved tree it is a placeholder without content.
 
     Attributes:
-        path: its path, in a live tree.
+        path: its path; in a saved tree, that of an item that the ranks of another number had for themselves.
         mine: true if every rank saves its own item; false if rank 0's is saved for all.
         node: this rank's node; None if the item is rank 0's and this is another rank.
         position: the number of keys before it in the insertion order of its dict; None in other containers.
@@ -153,6 +154,11 @@ class Branch:
         return self.kind == "object" and self.form is None
 
     @property
+    def has_objects(self) -> bool:
+        """True if it is, or has inside, an object with a ``state_dict()``."""
+        return any(isinstance(each, Branch) and each.is_object for _, each in every_node(self, ()))
+
+    @property
     def ordered_keys(self) -> Iterable[Key]:
         """The keys of a dict in insertion order."""
         return self.keys if self.container is None else self.container
@@ -160,6 +166,11 @@ class Branch:
     def by_key(self) -> dict[IdKey, Node]:
         """The children by their keys."""
         return dict(zip(id_keys(self.keys), self.children, strict=True))
+
+    def keys_besides(self, names: Iterable[IdKey]) -> list[Key]:
+        """The keys that are not among these."""
+        others = set(names)
+        return [key for key, name in zip(self.keys, id_keys(self.keys), strict=True) if name not in others]
 
     def items(self, path: Path) -> Iterator[tuple[Path, Node]]:
         """The children with their paths, for a branch at ``path``; the child of an object has the object's path."""
@@ -178,15 +189,19 @@ def inside_objects(node: Node) -> Node:
     return node
 
 
+def every_node(node: Node, path: Path) -> Iterator[tuple[Path, Node]]:
+    """Every node of a tree, containers before what is in them, with paths that start with ``path``."""
+    left: list[tuple[Path, Node]] = [(path, node)]  # not recursive: many leaves are walked over several times
+    while left:
+        path, node = left.pop()
+        yield path, node
+        if isinstance(node, Branch):
+            left += reversed(list(node.items(path)))
+
+
 def walk_tree(node: Node, path: Path) -> Iterator[tuple[Path, Leaf]]:
     """Every leaf and value of a tree, with paths that start with ``path``; rank-local items are skipped."""
-    if isinstance(node, RankLocal):
-        return
-    if not isinstance(node, Branch):
-        yield path, node
-        return
-    for inner, child in node.items(path):
-        yield from walk_tree(child, inner)
+    return ((inner, each) for inner, each in every_node(node, path) if not isinstance(each, (Branch, RankLocal)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +238,11 @@ class LeafNumbers:
         """Add the numbers of ``other``."""
         self.arrays.update(other.arrays)
         self.values.update(other.values)
+
+    def add_units(self, tree: Node) -> None:
+        """Add the other numbers of containers that can only be restored as one (:func:`units_of`)."""
+        for _, numbers in units_of(tree, self) if self.any() else ():
+            self.add(numbers)
 
 
 def with_items_at(root: Node, items: Mapping[ExactPath, Node | None]) -> Node:
@@ -267,15 +287,8 @@ def _outermost(node: Node, path: Path) -> Iterator[tuple[Path, Branch]]:
         yield path, node
         return
     is_generator = node.kind in DICTS and _GENERATOR_KEY in node.keys
-    if path and (node.kind in _TUPLES or is_generator) and not has_objects(node):
+    if path and (node.kind in _TUPLES or is_generator) and not node.has_objects:
         yield path, node
         return
     for inner, child in node.items(path):
         yield from _outermost(child, inner)
-
-
-def has_objects(node: Node) -> bool:
-    """True if a tree has an object with a ``state_dict()``."""
-    if not isinstance(node, Branch):
-        return False
-    return node.is_object or any(map(has_objects, node.children))

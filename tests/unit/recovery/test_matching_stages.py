@@ -142,6 +142,6 @@ def test_no_rank_makes_memory_for_stages_of_others(tmp_path: Path, per_rank: Any
         assert opened.delivery.bring(Scatter(wanted_of_old(old))) is None
         map_old_leaves(matched, old, comm.rank, comm.size)
         paths = matched.target.structure.array_paths()
-        return [readable(paths[index]) for index in matched.target.arrays() if index not in matched.target.own]
+        return [readable(paths[index]) for index in matched.target.numbers() if index not in matched.target.own]
 
     assert on_ranks(2, made) == [["first/w"], ["last/w"]]

@@ -64,7 +64,7 @@ def test_strict_refuses_what_is_a_ranks_own_and_drop_leaves_it_alone(opened: Ope
     assert "rng" in str(caught.value.found) and "position" in str(caught.value.found)
     assert "3 ranks" in caught.value.summary and "1 rank" in caught.value.summary and caught.value.where == "step 4"
     matched = opened.matched(live_for_forged(), "drop")
-    assert matched.target.dropped == {2} and matched.target.live.keys() == {0, 1}
+    assert matched.target.dropped == {2} and matched.target.places.keys() == {0, 1}
     (notice,) = notices(matched, 1)
     assert isinstance(notice, PerRankNotice) and "rng" in str(notice) and "position" in str(notice)
     assert "of 3 ranks on 1" in str(notice) and "stays as it was" in str(notice)
@@ -217,7 +217,7 @@ def test_it_may_be_of_another_type_if_the_live_state_is(opened: Opened, make: Ca
         return make() if path == "rng" else old[0]
 
     matched = mapped(opened, state, other)
-    assert matched.target.live[2] is state["rng"]
+    assert matched.target.live(2) is state["rng"]
     assert difference(make(), matched.target.mapped[2]) is None
     assert matched.target.types[2].shape == tuple(make().shape)
 

@@ -26,7 +26,7 @@ from deeppart.state.document.structure_json import (
     encode_tree,
 )
 from deeppart.state.paths.keys import readable
-from deeppart.state.restore.merge import build
+from deeppart.state.restore.building import build
 from deeppart.state.restore.target import Target, decode_values
 from deeppart.state.tensors.leaves import LeafType, leaf_type
 from deeppart.state.tree import ArrayLeaf, Branch, LeafNumbers, Node, units_of

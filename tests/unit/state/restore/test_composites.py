@@ -229,6 +229,16 @@ def test_a_tensor_on_the_meta_device_is_created_where_a_container_takes_it(ck: d
     assert bits(live) == bits(saved) and live["x"].is_cpu
 
 
+def test_a_tensor_on_the_meta_device_may_stay(ck: deeppart.Checkpointer) -> None:
+    ck.checkpoint({"a": torch.ones(3), "m": torch.nn.Linear(2, 2), "x": torch.ones(2)}, step=1).wait()
+    unmade, beside = torch.nn.Parameter(torch.zeros(2, device=META)), torch.zeros(1, device=META)
+    live: Any = {"a": torch.zeros(3), "m": torch.nn.Linear(2, 2), "x": unmade.data, "beside": beside}
+    live["m"].bias = unmade
+    ck.restore(live, exclude=["m/bias", "x"], strict=False)
+    assert live["a"].tolist() == [1, 1, 1] and live["x"].is_meta and live["m"].bias is unmade
+    assert live["beside"] is beside
+
+
 def test_a_tensor_on_the_meta_device_is_refused_elsewhere(ck: deeppart.Checkpointer) -> None:
     with torch.device(META):
         model = torch.nn.Linear(2, 2)

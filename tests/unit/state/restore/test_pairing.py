@@ -18,10 +18,9 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 import deeppart
 from deeppart.errors import LeafMismatchError, StateError, StructureMismatchError
-from deeppart.state.restore.leaf_matching import can_cast
-from deeppart.state.restore.merge import cast_into
+from deeppart.state.restore.pairing import can_cast
 from deeppart.state.tensors.leaves import TORCH_DTYPES, LeafType, leaf_type
-from deeppart.state.tree.ties import address
+from deeppart.state.tree.ties import address, assign
 from deeppart.testing.states import Box, array_bytes, arrays, difference
 from tests.unit.sharded_groups import one_rank
 from tests.unit.state.rows import NESTED
@@ -387,7 +386,7 @@ def test_floats_are_rounded_as_torch_does() -> None:
         values = torch.tensor([1.0, -0.1, 3e-5, float("inf"), float("nan")], dtype=TORCH_DTYPES[saved])
         target = torch.zeros(5, dtype=TORCH_DTYPES[live], requires_grad=True)
         assert can_cast(leaf_type(values), leaf_type(target))
-        cast_into([(target, values)])
+        assign(target, values)
         assert torch.equal(target.detach().nan_to_num(), values.to(target.dtype).nan_to_num())
         assert target.isnan().tolist() == [False] * 4 + [True]
 
