@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from deeppart_simulator.cluster.applications import SETTINGS, Application, Archive, Timing, read_application
 
-from deeppart.plan.goodput import GradientNoise, Measured, Throughput, fit
+from deeppart.elastic.goodput import GradientNoise, Measured, Throughput, fit
 
 FITTED = 8
 

@@ -96,7 +96,7 @@ def synthetic(count: int, seed: int = 1) -> list[LeafSpec]:
 
 def measure(state: str, specs: list[LeafSpec], ranks: int, strategy: str, repeat: int) -> Row:
     """Time one plan and one rank's own share of it."""
-    kept = Leaves.of(specs, ranks)
+    kept = Leaves.of(specs)
     cold, warm = [], []
     for _ in range(repeat):
         began = time.perf_counter()

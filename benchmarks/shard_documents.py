@@ -51,8 +51,9 @@ from deeppart.part import SPAN_DTYPE
 from deeppart.part.format import SHARED_TABLE
 from deeppart.plan.restart import Read
 from deeppart.recovery.distribute import Delivery
+from deeppart.recovery.ranks import Ranks
 from deeppart.recovery.saved import Documents, check_spans, saved_step
-from deeppart.recovery.tables import KeptSpans, Ranks, fetch_spans, share_tables
+from deeppart.recovery.tables import KeptSpans, NodeCopies, fetch_spans, share_tables
 from deeppart.state.capture.layout import CHUNK_BYTES
 from deeppart.state.document.part_document import FileNumbers, PartDocument, decode_meta
 from deeppart.state.document.structure_json import Numbers, SavedTensor, encode_tree
@@ -245,7 +246,7 @@ def restore(layout: Layout, rank: int, meta: bytes, comm: Replay) -> int:
     pieces = piece_keys((each.source.leaf, each.source.number) for each in wanted)
     tables = fetch_spans(ranks, tables, pieces, "restore of step 1")
     assert not tables.lack(pieces)
-    Delivery(ranks, recovered, tables)
+    Delivery(ranks, recovered, tables, NodeCopies({}, frozenset()))
     found = 0
     for index in tables.indexes:
         for chunk in scatter.chunks(index.part, index.pieces):
@@ -268,7 +269,9 @@ def recovered_by(layout: Layout, rank: int, attempt: Any) -> Any:
             spans=spans, raw_starts=starts, chunks=chunks, marked_per_rank=np.zeros(len(chunks), dtype=np.bool_)
         )
         mine[part] = SimpleNamespace(reader=reader, place=None, read=None, chunks=None)
-    return SimpleNamespace(attempt=attempt, reads=reads, mine=mine, led_by=lambda _: led)
+    return SimpleNamespace(
+        attempt=attempt, reads=reads, mine=mine, reader=lambda part: mine[part].reader, led_by=lambda _: led
+    )
 
 
 def dcp_metadata(tensors: dict[str, tuple[int, ...]], ranks: int) -> bytes:

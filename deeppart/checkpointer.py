@@ -29,6 +29,7 @@ from deeppart.model import LEVELS, RestoreReport
 from deeppart.nodes import Arena
 from deeppart.pending import Pending
 from deeppart.progress import is_watched, pause_watch, reporting
+from deeppart.recovery import SavedStep
 from deeppart.repair import ScrubReport
 from deeppart.save import CallNotes, Saver, size_share
 from deeppart.session import (
@@ -36,7 +37,6 @@ from deeppart.session import (
     GO_ON,
     SUSPICION_PATIENCE_S,
     Background,
-    RestorePreview,
     Saves,
     StepHistory,
     Stops,
@@ -369,7 +369,7 @@ class Checkpointer:
     # --- for deeppart.extension ---
 
     @collection_paused()
-    def _preview(self, step: int | None) -> RestorePreview | None:
+    def _preview(self, step: int | None) -> SavedStep | None:
         """The step that :meth:`restore` would restore here, without its bytes (collective); None if there is none."""
         with self._alone("restore"):
             raise_together(self._comm, self._unfinished(), "restore", self.config.timeout)
@@ -405,7 +405,7 @@ class Checkpointer:
         self._background.suspicions.wait(timeout)
         self._saver.staging_was_used()
         memory = self._memory_to_read()
-        done, self.explanation = restore_step(
+        done, inventory, self.explanation = restore_step(
             session, state, step, policies, request.without(self.config.exclude), memory, required=required
         )
         if done is None:
@@ -417,11 +417,11 @@ class Checkpointer:
         self._background.keeping.went_on()
         if self._background.auto is not None:
             self._background.auto.restored(recovered.slowest_level_read)
-        self.explanation += heal_redundancy(session, self._background, recovered, done.inventory)
+        self.explanation += heal_redundancy(session, self._background, recovered, inventory)
         self._background.recorder.restored(recovered.attempt.step, time.monotonic() - began)
         say_restored(session, recovered, time.monotonic() - began)
         self.explanation += warn_suspects(session, recovered.attempt)
-        warn_restored(session, recovered.attempt, done.inventory, done.notices, named=step is not None)
+        warn_restored(session, recovered.attempt, inventory, done.notices, named=step is not None)
         return recovered.attempt.step
 
     def _unfinished(self) -> DeeppartError | None:

@@ -12,10 +12,10 @@ from rich.table import Table
 
 from deeppart.cli.options import directory_argument
 from deeppart.cli.output import command, count, line, table
+from deeppart.elastic.goodput import Advice, Limits, Size
+from deeppart.elastic.goodput import advise as advise_sizes
 from deeppart.errors import ConfigError
 from deeppart.model import show_seconds, show_share
-from deeppart.plan.goodput import Advice, Limits, Size
-from deeppart.plan.goodput import advise as advise_sizes
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import numbers
 import os
 import re
@@ -10,7 +9,7 @@ import sys
 from collections.abc import Iterable, Mapping
 
 from deeppart.errors import ConfigError
-from deeppart.model import DEFAULT_KEEP, EXPECTED, LEVELS, REDUNDANT_LEVELS, Compression, Level
+from deeppart.model import DEFAULT_KEEP, EXPECTED, LEVELS, REDUNDANT_LEVELS, Compression, Level, meant
 
 #: Without "partner", which depends on the number of nodes, unknown to a configuration.
 DEFAULT_EVERY: Mapping[str, int] = {Level.LOCAL: 1, Level.PARITY: 0, Level.PERSISTENT: 1}
@@ -172,15 +171,15 @@ def check_levels(name: str, counts: object) -> dict[str, int]:
     found = {level: plain(count) for level, count in counts.items()}
     whole = {level: count for level, count in found.items() if isinstance(count, int) and is_int(count) and count >= 0}
     if whole.keys() != found.keys() or not whole.keys() <= set(LEVELS):
-        meant = _meant_levels(level for level in found if level not in LEVELS)
-        raise refusal(name, dict(counts), f"levels among {LEVELS} with whole numbers, at least 0", meant)
+        advice = _meant_levels(level for level in found if level not in LEVELS)
+        raise refusal(name, dict(counts), f"levels among {LEVELS} with whole numbers, at least 0", advice)
     return whole
 
 
 def _meant_levels(strange: Iterable[object]) -> str | None:
     """Suggestions for misspelt levels."""
-    found = [(each, difflib.get_close_matches(str(each).lower(), LEVELS, 1)) for each in strange]
-    return "; ".join(f"write {close[0]!r} for {each!r}" for each, close in found if close) or None
+    found = [(each, meant(str(each), LEVELS)) for each in strange]
+    return "; ".join(f"write {close!r} for {each!r}" for each, close in found if close) or None
 
 
 def check_keep(name: str, value: object) -> Mapping[str, int]:

@@ -5,7 +5,6 @@ A name that is no setting is refused, and the error names the one that was most 
 
 from __future__ import annotations
 
-import difflib
 import os
 import stat
 import tomllib
@@ -16,7 +15,7 @@ from typing import Any
 from deeppart import access
 from deeppart.config.checks import AUTO, LEAST_SECRET_BYTES, MOST_SECRET_BYTES, refusal
 from deeppart.errors import ConfigError
-from deeppart.model import read_bytes, read_rate, read_seconds
+from deeppart.model import meant, read_bytes, read_rate, read_seconds
 
 ENVIRONMENT_PREFIX = "DEEPPART_"
 #: Variables that are no settings: the file that asks a training to end (deeppart.elastic.stop_request); the file with
@@ -238,7 +237,7 @@ def _checked_secret(descriptor: int, path: Path) -> bytes:
 
 def no_such_setting(name: str, known: Collection[str], where: str | None = None) -> ConfigError:
     """The error for a setting that does not exist."""
-    close = difflib.get_close_matches(name.lower(), known, 1)
-    todo = f"write {close[0]}=..." if close else "remove it; docs/configuration.md describes all settings"
+    close = meant(name, known)
+    todo = f"write {close}=..." if close else "remove it; docs/configuration.md describes all settings"
     expected = f"one of {', '.join(sorted(known))}"
     return ConfigError(f"there is no setting {name!r}", expected=expected, where=where, todo=todo)

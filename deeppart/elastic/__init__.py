@@ -1,19 +1,34 @@
-"""Elastic training: jobs that continue on another number of ranks, with batch sizes that adapt."""
+"""Elastic training: jobs that continue on another number of ranks, with batch sizes that adapt.
+
+Names are imported on first use: :mod:`deeppart.elastic.goodput` is also used where there is no torch.
+"""
 
 from __future__ import annotations
 
-from .accumulator import Accumulator
-from .data import ElasticSampler
-from .loader import ElasticDataLoader
-from .noise import NoiseScale, Norms
-from .parallel import ElasticDataParallel
-from .permutation import permuted
-from .progress import Progress, ProgressMember, progress
-from .ranks import Ranks
-from .rules import AdamScale, AdaScale, LEGWScale, LinearScale, ScalingRule, SqrtScale
-from .shards import ShardedDataset
-from .steps import Batch, DataPosition, MicroBatch, micro_batches
-from .stop_request import leave, should_stop
+from typing import TYPE_CHECKING
+
+from deeppart._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from .accumulator import Accumulator
+    from .data import ElasticSampler
+    from .epochs import (
+        Progress,
+        ProgressMember,
+        current_epoch,
+        finished_epochs,
+        progress,
+        remaining_epochs_until,
+    )
+    from .loader import ElasticDataLoader
+    from .noise import NoiseScale, Norms
+    from .parallel import ElasticDataParallel
+    from .permutation import permuted
+    from .ranks import Ranks
+    from .rules import AdamScale, AdaScale, LEGWScale, LinearScale, ScalingRule, SqrtScale
+    from .shards import ShardedDataset
+    from .steps import Batch, DataPosition, MicroBatch, micro_batches
+    from .stop_request import leave, should_stop
 
 __all__ = [
     "Accumulator",
@@ -45,15 +60,28 @@ __all__ = [
     "should_stop",
 ]
 
-#: :meth:`Progress.remaining_epochs_until` of the progress of this process.
-remaining_epochs_until = progress.remaining_epochs_until
+_MODULES = {
+    "accumulator": ("Accumulator",),
+    "data": ("ElasticSampler",),
+    "epochs": (
+        "Progress",
+        "ProgressMember",
+        "current_epoch",
+        "finished_epochs",
+        "progress",
+        "remaining_epochs_until",
+    ),
+    "loader": ("ElasticDataLoader",),
+    "noise": ("NoiseScale", "Norms"),
+    "parallel": ("ElasticDataParallel",),
+    "permutation": ("permuted",),
+    "ranks": ("Ranks",),
+    "rules": ("AdamScale", "AdaScale", "LEGWScale", "LinearScale", "ScalingRule", "SqrtScale"),
+    "shards": ("ShardedDataset",),
+    "steps": ("Batch", "DataPosition", "MicroBatch", "micro_batches"),
+    "stop_request": ("leave", "should_stop"),
+}
 
-
-def current_epoch() -> int | None:
-    """The epoch of the current loop over :func:`remaining_epochs_until`; None outside of loops."""
-    return progress.current_epoch
-
-
-def finished_epochs() -> int:
-    """Number of finished epochs."""
-    return progress.finished_epochs
+__getattr__, __dir__ = lazy_names(
+    __name__, {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names}, __all__
+)

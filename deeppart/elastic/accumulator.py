@@ -11,7 +11,7 @@ import torch
 
 from deeppart.errors import ConfigError
 
-from .progress import Progress, progress
+from .epochs import Progress, progress
 from .ranks import Ranks, ranks_of_job
 
 Number = int | float

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from deeppart.elastic.goodput import Bounds, GradientNoise, Throughput, better_step
 from deeppart.errors import ConfigError, StorageError
-from deeppart.plan.goodput import Bounds, GradientNoise, Throughput, better_step
 
 from .profile import Profile, TimedSteps, goodput_of, write_profile
 from .ranks import Ranks

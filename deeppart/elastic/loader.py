@@ -18,7 +18,7 @@ from deeppart.errors import ConfigError
 
 from .autoscale import Autoscale, make_bounds
 from .data import make_sampler
-from .progress import Progress, progress
+from .epochs import Progress, progress
 from .ranks import Ranks, ranks_of_job
 from .shards import ShardedDataset
 from .steps import Batch, DataPosition, MicroBatch, check_ranks, from_state, to_state
@@ -204,8 +204,8 @@ class ElasticDataLoader:
         """Adapt the batch size to the measured gradient noise and step times (collective).
 
         Every ``every`` steps rank 0 looks for the batch with the highest goodput
-        (:func:`deeppart.plan.goodput.best_step`). All ranks change to it if it is more than 5 % better than the current
-        one. Needs scipy and ElasticDataParallel.
+        (:func:`deeppart.elastic.goodput.best_step`). All ranks change to it if it is more than 5 % better than the
+        current one. Needs scipy and ElasticDataParallel.
 
         Args:
             max_batch_size: largest number of samples of a step, over all ranks.

@@ -19,8 +19,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from deeppart.elastic.goodput import gain
 from deeppart.errors import RestoreError
-from deeppart.plan.goodput import gain
 
 #: Decay of the moving averages per step at scale 1.
 SMOOTHING = 0.999

@@ -14,9 +14,9 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from deeppart.errors import ConfigError
 
+from .epochs import Progress, progress
 from .gradient_norms import DelayedNumbers, GradientNorms, PendingNorms, ReducedStep
 from .noise import NoiseScale
-from .progress import Progress, progress
 from .rules import AdamScale, AdaScale, ScalingRule
 
 #: Optimizers that divide gradients by the root of their second moments.

@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from deeppart.elastic.goodput import Bounds, Goodput, GradientNoise, Limits, Measured, Throughput, fit
 from deeppart.errors import ConfigError, CorruptFileError
 from deeppart.extension import ForeignFile
-from deeppart.plan.goodput import Bounds, Goodput, GradientNoise, Limits, Measured, Throughput, fit
 
 #: Name and format of the file (docs/format.md).
 PROFILE_NAME = "deeppart-profile.json"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 
-from deeppart.plan.goodput import gain
+from deeppart.elastic.goodput import gain
 
 from .noise import NoiseScale
 

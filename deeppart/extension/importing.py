@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from deeppart.extension.nested import check_tree
 from deeppart.model import LIBRARY, Attempt, Manifest
 from deeppart.offline import BATCH_BYTES
 from deeppart.part import KeyFiles, PartSummary, encode_manifest
-from deeppart.save import Agreed, Call, Chunk, Encoders, Encoding, Saver, Workers, WriteBehind, read_ahead, write_chunks
+from deeppart.save import Agreed, Call, Chunk, Encoders, Encoding, Saver, Workers, WriteBehind, write_chunks
 from deeppart.session import Session, StepHistory, open_session
 from deeppart.state.capture import ShareLayout, Staging
 from deeppart.state.document import PartDocument
@@ -151,7 +151,7 @@ def _write(
     file = session.persistent.open_part(attempt, 0)
     try:
         # Buffers for the chunks being encoded, the one being read, and the one being handed over.
-        chunks = read_ahead(leaves.chunks(layout, encoders.most_ahead + 2), reading)
+        chunks = _read_ahead(leaves.chunks(layout, encoders.most_ahead + 2), reading)
         with WriteBehind(file, behind) as sink, closing(chunks):
             reported = _reporting(chunks, layout.nbytes, progress)
             summary = write_chunks(reported, layout, document, sink, encoding, attempt, 0)
@@ -260,3 +260,21 @@ def _in_c_order(array: Array, source: Source | None) -> Array:
     source.read_into(0, flat_bytes(storage).data)
     view = storage[: source.nbytes - source.nbytes % array.itemsize].view(array.dtype)
     return made.copy_(view.as_strided(tuple(array.shape), array.stride(), array.storage_offset()))
+
+
+_END = object()
+
+
+def _read_ahead(items: Iterator[Chunk], workers: Workers) -> Generator[Chunk, None, None]:
+    """The items of an iterator, in order; each is computed while the one before is used.
+
+    Exceptions of the iterator are raised in place of its item. Close the generator if not all items are taken: it waits
+    for the one in progress, which may be reading into memory.
+    """
+    following = workers.submit(next, items, _END)
+    try:
+        while (item := following.result()) is not _END:
+            following = workers.submit(next, items, _END)
+            yield item  # type: ignore[misc]  # not _END
+    finally:
+        following.exception()

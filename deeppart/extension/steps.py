@@ -89,10 +89,9 @@ class Step:
         Raises:
             RestoreError, CommError: as for :meth:`deeppart.Checkpointer.restore`.
         """
-        found = checkpointer._preview(number)
-        if found is None:
+        saved = checkpointer._preview(number)
+        if saved is None:
             return None
-        saved = found.saved
         return cls(saved.attempt.step, _target(saved, checkpointer.rank), f"step {saved.attempt.step}")
 
     @classmethod
@@ -135,7 +134,7 @@ class Step:
         """The newest usable step; None if there is no checkpoint. Collective for a Checkpointer."""
         if isinstance(source, Checkpointer):
             found = source._preview(None)
-            return None if found is None else found.saved.attempt.step
+            return None if found is None else found.attempt.step
         refuse_url("the checkpoint directory", source)
         root = access.below_root(Path(source))
         if not committed_steps(PosixStore(root)):

@@ -44,18 +44,16 @@ class LeafSpec:
         path: readable path of the leaf in the state, components joined by ``/`` (RFC 6901 escapes inside components).
         nbytes: size of the leaf's elements in bytes, >= 0.
         itemsize: element size in bytes, >= 1; spans of the leaf begin and end at multiples of it.
-        replicas: ranks with an identical copy, ascending; None means every rank of the world.
 
     Example:
         >>> from deeppart.partition import LeafSpec
         >>> LeafSpec("model/weight", nbytes=4000, itemsize=4)
-        LeafSpec(path='model/weight', nbytes=4000, itemsize=4, replicas=None)
+        LeafSpec(path='model/weight', nbytes=4000, itemsize=4)
     """
 
     path: str
     nbytes: int
     itemsize: int = 1
-    replicas: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Exchange between nodes: copies and parity."""
 
 from deeppart.nodes.erasure import ReedSolomon, check_available
-from deeppart.nodes.exchange.memory import Arena, Bytes, NoExchangeMemoryError, begin_together
+from deeppart.nodes.exchange.memory import Arena, Bytes, NotBegunError, begin_together
 from deeppart.nodes.exchange.parity import PartFile, encode_sets
 from deeppart.nodes.exchange.partner import Incoming, Outgoing, exchange_copies
 from deeppart.nodes.exchange.rebuild import Rebuilt, Wanted, padded_bytes, rebuild_parts
@@ -11,7 +11,7 @@ __all__ = [
     "Arena",
     "Bytes",
     "Incoming",
-    "NoExchangeMemoryError",
+    "NotBegunError",
     "Outgoing",
     "PartFile",
     "Protection",

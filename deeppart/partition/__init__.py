@@ -10,7 +10,7 @@ Nothing here uses torch, MPI, clocks, files or the environment. Reading order: `
 
 from deeppart.model import LeafSpec, Share, Span
 from deeppart.partition.cost import DEFAULT_KAPPA_BYTES, IntArray, usual_kappa, usual_kappa_of, whole_kappa
-from deeppart.partition.leaves import Leaves, ReplicaSet
+from deeppart.partition.leaves import Leaves
 from deeppart.partition.plan import Plan, SpanTable, partition
 from deeppart.partition.strategies import STRATEGIES
 
@@ -21,7 +21,6 @@ __all__ = [
     "LeafSpec",
     "Leaves",
     "Plan",
-    "ReplicaSet",
     "Share",
     "Span",
     "SpanTable",

@@ -1,4 +1,4 @@
-"""The cost of a share, and the cost line that the leaves of a replica set form.
+"""The cost of a share, and the cost line that leaves form.
 
 ``cost = bytes + kappa * spans``, in whole bytes. Serialization time depends on both: a span costs Python calls, a copy
 launched and an entry in the part's index, however few bytes it has. kappa says how many bytes could have been copied
@@ -71,7 +71,7 @@ def usual_kappa_of(nbytes: float, leaves: int) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CostLine:
-    """The leaves of one replica set in canonical order, where leaf i takes ``kappa + nbytes[i]``.
+    """Leaves in canonical order, where leaf i takes ``kappa + nbytes[i]``.
 
     Attributes:
         nbytes: int64[n], > 0 (a leaf without bytes needs no owner and is not on the line).
@@ -105,7 +105,7 @@ class CostLine:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cuts:
-    """The cuts between the shares of a replica set: the k-th rank has everything from cut k to cut k + 1.
+    """The cuts between shares: the k-th rank has everything from cut k to cut k + 1.
 
     Attributes:
         leaf: int64[ranks + 1], ascending from 0 to n: index of the leaf in or before which the cut is.

@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 
@@ -24,26 +23,9 @@ _DIGITS = re.compile("[0-9]+")
 _TODO = "this is a fault of the code that describes the state; please report it with the state's structure"
 
 
-class ReplicaSet(NamedTuple):
-    """A run of ``leaves`` leaves that the same ``ranks`` hold identically, ascending; None means every rank.
-
-    Attributes:
-        ranks: the ranks that have a copy.
-        leaves: how many leaves.
-
-    Example:
-        >>> from deeppart.partition import Leaves, LeafSpec
-        >>> Leaves.of([LeafSpec("a", 8), LeafSpec("b", 8, replicas=(0, 1))], ranks=4).sets
-        (ReplicaSet(ranks=(0, 1), leaves=1), ReplicaSet(ranks=None, leaves=1))
-    """
-
-    ranks: tuple[int, ...] | None
-    leaves: int
-
-
 @dataclass(frozen=True, slots=True, eq=False, init=False)
 class Leaves:
-    """Leaves in canonical order, replica set by replica set: what ``partition`` computes from.
+    """Leaves in canonical order: what ``partition`` computes from.
 
     Made by :meth:`of` from leaf specs, and worth keeping while the state's structure stands; or directly from arrays.
 
@@ -52,14 +34,13 @@ class Leaves:
         itemsize: int64[n], bytes per element, >= 1.
         depth: int64[n], how many path components a leaf shares with the leaf before it; zeros if left out.
         index: int64[n], what spans call the leaf: its index in the caller's list; 0, 1, 2... if left out.
-        sets: the replica sets, smallest first, covering the leaves in order; one set of every rank if left out.
 
     Raises:
         StateError: sizes are impossible, or arrays differ in length.
 
     Example:
         >>> from deeppart.partition import Leaves, LeafSpec
-        >>> leaves = Leaves.of([LeafSpec("layer/10", 8), LeafSpec("layer/2", 4)], ranks=2)
+        >>> leaves = Leaves.of([LeafSpec("layer/10", 8), LeafSpec("layer/2", 4)])
         >>> leaves.nbytes.tolist(), leaves.index.tolist()  # layer 2 precedes layer 10
         ([4, 8], [1, 0])
     """
@@ -68,7 +49,6 @@ class Leaves:
     itemsize: IntArray
     depth: IntArray
     index: IntArray
-    sets: tuple[ReplicaSet, ...]
 
     def __init__(
         self,
@@ -76,7 +56,6 @@ class Leaves:
         itemsize: IntArray,
         depth: IntArray | None = None,
         index: IntArray | None = None,
-        sets: tuple[ReplicaSet, ...] | None = None,
     ) -> None:
         count = len(nbytes)
         given = {
@@ -97,95 +76,40 @@ class Leaves:
                 )
             object.__setattr__(self, name, array.astype(np.int64))
         _check_sizes(self.nbytes, self.itemsize, lambda leaf: f"leaf {int(given['index'][leaf])}")
-        object.__setattr__(self, "sets", (ReplicaSet(None, count),) if sets is None else sets)
-        if sum(replicas.leaves for replicas in self.sets) != count:
-            raise StateError(
-                "the replica sets do not cover the leaves",
-                expected=f"{count} leaves",
-                found=f"{sum(replicas.leaves for replicas in self.sets)} leaves in {len(self.sets)} sets",
-                where="deeppart.partition.Leaves",
-                todo=_TODO,
-            )
 
     def __len__(self) -> int:
         return len(self.nbytes)
 
     @classmethod
-    def of(cls, specs: Sequence[LeafSpec], ranks: int) -> Leaves:
+    def of(cls, specs: Sequence[LeafSpec]) -> Leaves:
         """Bring leaf specs into canonical order. O(n log n); about 4 us per leaf.
 
-        Leaves of one path (there should be none) keep the caller's order. A replica set of all ranks is the world.
+        Leaves of one path (there should be none) keep the caller's order.
 
         Args:
             specs: the leaves in any order; ``index`` refers to positions in it.
-            ranks: size of the world that ``replicas`` refer to.
 
         Raises:
-            StateError: impossible sizes or replica sets; the message names the path.
+            StateError: impossible sizes; the message names the path.
         """
-        sets = _by_replica_set(specs, ranks)
-        index: list[int] = []
-        depth: list[int] = []
-        for members in sets.values():
-            order, shared = _canonical_order([specs[leaf].path for leaf in members])
-            index += [members[position] for position in order]
-            depth += shared
+        index, depth = _canonical_order([spec.path for spec in specs])
         ordered = [specs[leaf] for leaf in index]
         nbytes = _int64([spec.nbytes for spec in ordered])
         itemsize = _int64([spec.itemsize for spec in ordered])
         _check_sizes(nbytes, itemsize, lambda leaf: ordered[leaf].path)
-        runs = tuple(ReplicaSet(replicas, len(members)) for replicas, members in sets.items())
-        return cls(nbytes, itemsize, _int64(depth), _int64(index), runs)
+        return cls(nbytes, itemsize, _int64(depth), _int64(index))
 
     def without_empty(self) -> Leaves:
         """These leaves less those of zero bytes, which nobody needs to save: they have no spans in any share."""
         if self.nbytes.all():
             return self
         kept = np.flatnonzero(self.nbytes)
-        ends = np.cumsum([replicas.leaves for replicas in self.sets])
-        counts = np.bincount(np.searchsorted(ends, kept, side="right"), minlength=len(self.sets))
-        sets = tuple(ReplicaSet(run.ranks, count) for run, count in zip(self.sets, counts.tolist(), strict=True))
         if not len(kept):
-            return Leaves(self.nbytes[kept], self.itemsize[kept], sets=sets)
+            return Leaves(self.nbytes[kept], self.itemsize[kept])
         # Neighbours now share what all the leaves that stood between them shared: the least of their depths.
         since = np.concatenate(([0], kept[:-1] + 1))
         depth = np.minimum.reduceat(self.depth[: kept[-1] + 1], since)
-        return Leaves(self.nbytes[kept], self.itemsize[kept], depth, self.index[kept], sets)
-
-
-def check_replicas(replicas: tuple[int, ...], ranks: int, where: str) -> IntArray:
-    """A replica set as an array."""
-    members = np.asarray(replicas)
-    ok = members.ndim == 1 and members.size > 0 and members.dtype.kind == "i"
-    ok = ok and 0 <= int(members[0]) and int(members[-1]) < ranks and bool((members[1:] > members[:-1]).all())
-    if not ok:
-        shown = repr(replicas) if len(repr(replicas)) <= 80 else repr(replicas)[:77] + "..."
-        raise StateError(
-            "a leaf's replica set is impossible",
-            expected=f"at least one rank, ascending, each once, within 0..{ranks - 1}",
-            found=shown,
-            where=where,
-            todo=_TODO,
-        )
-    return members.astype(np.int64)
-
-
-def _by_replica_set(specs: Sequence[LeafSpec], ranks: int) -> dict[tuple[int, ...] | None, list[int]]:
-    """The leaves' indices by replica set, smaller sets first, the world last."""
-    found: dict[tuple[int, ...] | None, list[int]] = {None: []}
-    # Hashing a large tuple is slow and is repeated each time; the same object is recognized without.
-    known: dict[int, list[int]] = {id(None): found[None]}
-    for leaf, spec in enumerate(specs):
-        members = known.get(id(spec.replicas))
-        if members is None:
-            replicas = spec.replicas
-            if replicas is not None and replicas not in found:
-                check_replicas(replicas, ranks, spec.path)
-                found[replicas] = found[None] if len(replicas) == ranks else []
-            members = known[id(replicas)] = found[replicas]
-        members.append(leaf)
-    proper = sorted((s for s in found if s is not None and len(s) < ranks), key=lambda s: (len(s), s))
-    return {**{replicas: found[replicas] for replicas in proper}, None: found[None]}
+        return Leaves(self.nbytes[kept], self.itemsize[kept], depth, self.index[kept])
 
 
 class _Natural(dict[str, str]):

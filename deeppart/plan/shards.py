@@ -12,10 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-
 from deeppart.model import Box, Division, LeafSpec
-from deeppart.partition import DEFAULT_KAPPA_BYTES, IntArray, Leaves, Plan, partition, usual_kappa_of
+from deeppart.partition import IntArray, Leaves, Plan, partition
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,13 +181,3 @@ def in_order(shards: Sequence[tuple[str, Box]]) -> list[int]:
 def share_set(leaves: Sequence[LeafSpec] | Leaves, kappa: int, carried: IntArray, strategy: str = "deeppart") -> Plan:
     """The plan for the shards that one set of ranks has."""
     return partition(leaves, len(carried), kappa, strategy, carried)
-
-
-def least_usual_kappa(held: Iterable[tuple[int, int]]) -> int:
-    """The default cost of a span for sharded tensors: the least of the ranks' defaults."""
-    return min((usual_kappa_of(nbytes, leaves) for nbytes, leaves in held), default=DEFAULT_KAPPA_BYTES)
-
-
-def added_cost(plan: Plan) -> IntArray:
-    """int64[ranks]: the cost that a plan adds to each rank."""
-    return np.asarray(plan.bytes_per_rank() + plan.kappa * plan.spans_per_rank(), dtype=np.int64)

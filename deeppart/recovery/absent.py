@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from deeppart.recovery.ranks import Ranks
 from deeppart.recovery.saved import SavedStep
-from deeppart.recovery.tables import Ranks
 from deeppart.state.paths import Path, exact
 from deeppart.state.restore import Absent, Choice
 from deeppart.state.tree import FlatState, LeafNumbers, ShardedLeaf, walk_tree

@@ -1,10 +1,10 @@
 """Writes a recovered step into the live state, collectively.
 
-Before the first live byte changes, the live state is matched with the structure, per-rank leaves are mapped, and user
-functions are called; any error up to then is raised on every rank and leaves the state unchanged. A source that fails
-at any time before objects take their state is raised as SourcesFailedError on every rank: then the same arrays are
-filled again from other sources. Each stage takes the result of the one before: documents, saved step, matched state,
-mapped values, arrays to fill.
+Before the first live byte changes, the live state is matched with the structure, the bytes that it needs are read,
+per-rank leaves are mapped, and user functions are called; any error up to then is raised on every rank and leaves the
+state unchanged. A source that fails at any time before objects take their state is raised as SourcesFailedError on
+every rank: then the same arrays are filled again from other sources. Each stage takes the result of the one before:
+documents, saved step, matched state, bytes in memory, mapped values, arrays to fill.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TypeVar
 
 import numpy as np
 import torch
 
-from deeppart._gc import collection_paused
-from deeppart.comm import together
 from deeppart.errors import (
     CommError,
     DeeppartError,
@@ -28,13 +27,14 @@ from deeppart.errors import (
 )
 from deeppart.model import Box, RestoreReport
 from deeppart.recovery.absent import share_out_absent
-from deeppart.recovery.candidates import Recovered, SourcesFailedError, failure_of, gather_failures
+from deeppart.recovery.candidates import Recovered, SourcesFailedError, failure_of, gather_failures, read_chunks
 from deeppart.recovery.distribute import Delivery, Failure
 from deeppart.recovery.matching import Matched, check_step, match, notices
 from deeppart.recovery.narrowing import LiveState, narrowed, with_own_of_all
 from deeppart.recovery.old_ranks import OldLeaves, map_old_leaves, memory_for_old_leaves, wanted_of_old
+from deeppart.recovery.ranks import Ranks
 from deeppart.recovery.saved import SavedStep, load_step
-from deeppart.recovery.tables import Ranks, Tables, fetch_spans, share_tables
+from deeppart.recovery.tables import NodeCopies, Tables, fetch_spans, find_copies, share_tables, without_unneeded
 from deeppart.state.paths import PerRankPolicies, Replication, readable
 from deeppart.state.pieces import ANY_PART, Source, WantedPieces
 from deeppart.state.restore import (
@@ -52,7 +52,6 @@ from deeppart.state.tree import ArrayLeaf, ValueLeaf, address, assign, conflicti
 
 T = TypeVar("T")
 _MATCHING = "matching the live state with the checkpoint failed"
-_SHARING = "looking for live leaves that share memory failed"
 _COMPARING = "live leaves that share some of their memory could not be compared"
 _HANDING = "handing what was restored to the live state failed"
 _TODO = "fix what that rank reports and build the state again: it may hold bytes of the checkpoint already"
@@ -64,18 +63,17 @@ def restore_state(
     live: LiveState,
     policies: PerRankPolicies,
     replicated: str | Mapping[str, str],
-    known: SavedStep | None = None,
-) -> tuple[RestoreReport, list[DeeppartWarning], list[str]] | None:
+) -> tuple[RestoreReport, list[DeeppartWarning], list[str]]:
     """Write a recovered step into the live state (collective).
 
     If it fails, references to the parts are dropped: an error that is kept, or its traceback, would keep their
     memory, which may be locked.
     """
     try:
-        return _restore_state(ranks, recovered, live, policies, Replication(replicated), known)
+        return _restore_state(ranks, recovered, live, policies, Replication(replicated))
     except DeeppartError as error:
         if not isinstance(error, CommError) or isinstance(error, RemoteRankError):
-            recovered.mine.clear()  # not on success: messages may still be sent from there
+            recovered.forget()  # not on success: messages may still be sent from there
         raise
 
 
@@ -85,68 +83,72 @@ def _restore_state(
     live: LiveState,
     policies: PerRankPolicies,
     replication: Replication,
-    known: SavedStep | None,
-) -> tuple[RestoreReport, list[DeeppartWarning], list[str]] | None:
-    whole = known if known is not None and known.attempt == recovered.attempt else load_step(ranks, recovered)
+) -> tuple[RestoreReport, list[DeeppartWarning], list[str]]:
+    what = f"restore of step {recovered.attempt.step}"
+    whole = load_step(ranks, recovered)
     tables = share_tables(ranks, recovered, whole.documents.structure)
-    with closing(tables.copies):
-        restoring = _Restoring(ranks, recovered, tables, policies)
-        matched, old = restoring.match(whole, live, replication)
-        if restoring.needs_more():
-            return None
+    matched, old, to_fill, needed = _match(ranks, recovered, tables, whole, live, policies, replication, what)
+    tables = without_unneeded(ranks, fetch_spans(ranks, tables, needed.of(ANY_PART), what), needed, what)
+    read_chunks(ranks, recovered, {view.part: ~view.is_unread for view in tables.indexes})
+    with closing(find_copies(ranks, recovered, f"{what}, parts in the memory of nodes")) as copies:
+        filling = _Filling(ranks, recovered, copies, Delivery(ranks, recovered, tables, copies), what)
         if old:
-            restoring.map_old_ranks(matched, old)
-        to_fill = restoring.find_overlaps(matched)
-        restoring.write(matched, to_fill)
+            to_fill = filling.map_old_ranks(matched, old)
+        filling.compare_overlaps(matched, to_fill)
+        filling.write(matched, to_fill)
     report = report_of(matched, tables.loaded_bytes, tables.saved_bytes)
     return report, notices(matched, ranks.comm.size), list(matched.own.names)
 
 
-class _Restoring:
-    """A restore in progress. Every method is collective."""
+def _match(
+    ranks: Ranks,
+    recovered: Recovered,
+    tables: Tables,
+    whole: SavedStep,
+    live: LiveState,
+    policies: PerRankPolicies,
+    replication: Replication,
+    what: str,
+) -> tuple[Matched, OldLeaves, ToFill, WantedPieces]:
+    """Match the live state (collective); also memory for the old ranks' leaves that are needed, the arrays to fill, and
+    the pieces that all of these need.
+    """
+    comm, flat, request = ranks.comm, live.flat, live.request
+    saved, choice = ranks.together(lambda: narrowed(whole, flat, request, live.outermost), _MATCHING, what)
+    saved = with_own_of_all(saved, whole, comm, what, ranks.timeout)
+    held = ranks.together(lambda: check_step(saved, tables, recovered, policies, comm), _MATCHING, what)
+    share_out_absent(saved, flat, choice, ranks, what, replication.in_parts)
 
-    def __init__(self, ranks: Ranks, recovered: Recovered, tables: Tables, policies: PerRankPolicies) -> None:
-        self._ranks, self._recovered, self._tables, self._policies = ranks, recovered, tables, policies
-        self._comm, self._timeout = ranks.comm, ranks.timeout
-        self._what = f"restore of step {recovered.attempt.step}"
+    def matched() -> tuple[Matched, OldLeaves, ToFill, WantedPieces]:
+        found = match(saved, held, flat, choice, policies, comm.rank, cast=request.cast)
+        old, to_fill = memory_for_old_leaves(found), arrays_to_fill(found)
+        return found, old, to_fill, wanted_pieces(chain(wanted(found, to_fill.all()), wanted_of_old(old)))
 
-    def match(self, whole: SavedStep, live: LiveState, replication: Replication) -> tuple[Matched, OldLeaves]:
-        """Match the live state; and allocate memory for the old ranks' per-rank leaves that are needed."""
-        comm, flat, request = self._comm, live.flat, live.request
-        saved, choice = self._together(lambda: narrowed(whole, flat, request, live.outermost), _MATCHING)
-        saved = with_own_of_all(saved, whole, comm, self._what, self._timeout)
-        tables, recovered = self._tables, self._recovered
-        held = self._together(lambda: check_step(saved, tables, recovered, self._policies, comm), _MATCHING)
-        share_out_absent(saved, flat, choice, self._ranks, self._what, replication.in_parts)
+    return ranks.together(matched, _MATCHING, what)
 
-        def matched() -> tuple[Matched, OldLeaves, WantedPieces]:
-            found = match(saved, held, flat, choice, self._policies, comm.rank, cast=request.cast)
-            return found, memory_for_old_leaves(found), wanted_pieces(found)
 
-        found, old, self._wanted = self._together(matched, _MATCHING)
-        return found, old
+class _Filling:
+    """Fills arrays with the bytes of a step that were read. Every method is collective."""
 
-    def needs_more(self) -> bool:
-        """Fetch the spans of needed boxes; True on all ranks if any of them needs bytes that no rank has read."""
-        self._tables = fetch_spans(self._ranks, self._tables, self._wanted.of(ANY_PART), self._what)
-        self._delivery = Delivery(self._ranks, self._recovered, self._tables)
-        if not any(index.is_unread.any() for index in self._tables.indexes):
-            return False
-        lacking = np.array([lacks_bytes(self._wanted, self._tables)], dtype=np.int64)
-        return bool(self._ranks.finish(self._comm.maximum(lacking), self._what).any())
+    def __init__(self, ranks: Ranks, recovered: Recovered, copies: NodeCopies, delivery: Delivery, what: str) -> None:
+        self._ranks, self._recovered, self._copies = ranks, recovered, copies
+        self._delivery, self._what = delivery, what
 
-    def map_old_ranks(self, matched: Matched, old: OldLeaves) -> None:
-        """Take rank 0's per-rank values, or call the caller's function for this rank's."""
-        comm = self._comm
-        self._bring(wanted_of_old(old), lambda: map_old_leaves(matched, old, comm.rank, comm.size), _MATCHING)
+    def map_old_ranks(self, matched: Matched, old: OldLeaves) -> ToFill:
+        """Take rank 0's per-rank values, or call the caller's function for this rank's; returns the arrays to fill."""
+        rank, size = self._ranks.rank, self._ranks.comm.size
 
-    def find_overlaps(self, matched: Matched) -> ToFill:
-        """Collect the arrays to fill; live leaves that share memory are received separately first, and compared."""
-        to_fill = self._together(lambda: arrays_to_fill(matched), _SHARING)
-        overlapping = self._comm.maximum(np.array([bool(to_fill.components or to_fill.shared)], dtype=np.int64))
+        def mapped() -> ToFill:
+            map_old_leaves(matched, old, rank, size)
+            return arrays_to_fill(matched)
+
+        return self._bring(wanted_of_old(old), mapped, _MATCHING)
+
+    def compare_overlaps(self, matched: Matched, to_fill: ToFill) -> None:
+        """Live leaves that share memory are received separately first, and compared."""
+        overlapping = self._ranks.comm.maximum(np.array([bool(to_fill.components or to_fill.shared)], dtype=np.int64))
         if self._ranks.finish(overlapping, self._what).any():
             self._bring(wanted(matched, to_fill.all_alone()), lambda: check_conflicts(matched, to_fill), _COMPARING)
-        return to_fill
 
     def write(self, matched: Matched, to_fill: ToFill) -> None:
         """Fill the arrays, restore ties and put everything into its containers. Changes the live state."""
@@ -160,41 +162,34 @@ class _Restoring:
     def _bring(
         self,
         needed: Iterable[Wanted],
-        then: Callable[[], None],
+        then: Callable[[], T],
         failed: str,
         todo: str | None = None,
         *,
         has_begun: bool = False,
-    ) -> None:
+    ) -> T:
         """Fill arrays with the bytes that they need, and do something with them."""
         failure = self._delivery.bring(Scatter(needed))
         self._check_sources(failure, has_begun=has_begun)
 
-        def do() -> None:
+        def do() -> T:
             if failure is not None:
                 raise failure.error
-            then()
+            return then()
 
-        self._together(do, failed, todo)
+        return self._ranks.together(do, failed, self._what, todo)
 
     def _check_sources(self, failure: Failure | None, *, has_begun: bool = False) -> None:
         """Raise SourcesFailedError if a source failed on any rank, or may have changed since its bytes were checked."""
         problems: list[tuple[int, Exception | None]]
         problems = [(part, loaded.problem()) for part, loaded in self._recovered.mine.items()]
-        problems += [(part, copy.problem()) for (part, _), copy in self._tables.copies.mine.items()]
+        problems += [(part, copy.problem()) for (part, _), copy in self._copies.mine.items()]
         if failure is not None and failure.part is not None:
             problems.append((failure.part, failure.error))
-        reads, rank = self._recovered.reads, self._comm.rank
+        reads, rank = self._recovered.reads, self._ranks.rank
         mine = [failure_of(reads[part], rank, error) for part, error in problems if error is not None]
-        if failed := gather_failures(self._comm, mine, self._what, self._ranks.finish):
+        if failed := gather_failures(self._ranks, mine, self._what):
             raise SourcesFailedError(failed, has_begun=has_begun)
-
-    def _together(self, do: Callable[[], T], failed: str, todo: str | None = None) -> T:
-        def without_collections() -> T:
-            with collection_paused():
-                return do()
-
-        return together(self._comm, without_collections, failed, (self._what, self._timeout), todo)
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,22 +373,9 @@ def report_of(matched: Matched, loaded_bytes: int, saved_bytes: int) -> RestoreR
     )
 
 
-def wanted_pieces(matched: Matched) -> WantedPieces:
-    """The pieces with bytes that this rank needs."""
-    sources, target = sources_of(matched), matched.target
+def wanted_pieces(wanted: Iterable[Wanted]) -> WantedPieces:
+    """The pieces with these bytes."""
     needed: dict[int, set[tuple[int, int]]] = {}
-    for index in target.numbers():
-        place = target.places.get(index)
-        boxes = [Box.whole(target.types[index].shape)] if place is None else [live.box for live in place.boxes]
-        for part, leaf, number, _ in (source for box in boxes for source in sources(index, box)):
-            needed.setdefault(part, set()).add((leaf, number))
+    for each in wanted:
+        needed.setdefault(each.source.part, set()).add((each.source.leaf, each.source.number))
     return WantedPieces(needed)
-
-
-def lacks_bytes(pieces: WantedPieces, tables: Tables) -> bool:
-    """True if no rank has read some of these bytes."""
-    return any(
-        view.is_unread[view.pieces.chunks_of(pieces.of(view.part))].any()
-        for view in tables.indexes
-        if view.is_unread.any()
-    )

@@ -1,19 +1,21 @@
-"""Recovers a step: reads its parts from surviving sources into memory, collectively, without using the live state.
+"""Recovers a step: opens its parts at surviving sources, and reads what is needed of them into memory, collectively.
 
-Every requested chunk is read by exactly one rank, and its digest is checked before any rank continues. If a source
-turns out to be bad, then or when its bytes are used, the part's next source is used; if a step cannot be recovered, the
-step before it. All reasons are kept for the error or the report.
+Every needed chunk is read by exactly one rank, and its digest is checked before any rank continues. If a source turns
+out to be bad, when it is opened, read or used, the part's next source is used; if a step cannot be recovered, the step
+before it. All reasons are kept for the error or the report.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TypeVar
 
-from deeppart.comm import Comm
+import numpy as np
+
+from deeppart.comm import Operation
 from deeppart.errors import (
     CheckpointError,
     DeeppartError,
@@ -24,8 +26,8 @@ from deeppart.errors import (
     one_line,
 )
 from deeppart.model import LEVELS, MEMORY, Attempt
-from deeppart.nodes import Arena, Bytes, NoExchangeMemoryError, Rebuilt, Wanted, padded_bytes, rebuild_parts
-from deeppart.part import FileSource, MemorySource, Signing, StoredBytes
+from deeppart.nodes import Bytes, NotBegunError, Rebuilt, Wanted, begin_together, padded_bytes, rebuild_parts
+from deeppart.part import MemorySource, PartReader
 from deeppart.plan.restart import (
     Candidate,
     Inventory,
@@ -36,11 +38,12 @@ from deeppart.plan.restart import (
     on_node,
     survey,
 )
-from deeppart.recovery.inventory import Run, no_more_files
-from deeppart.recovery.narrow_reading import NarrowReading
-from deeppart.recovery.parts import LEAST_THREADS, Chosen, LoadedPart, OpenedPart, load_part
+from deeppart.recovery.inventory import no_more_files
+from deeppart.recovery.parts import Chosen, LoadedPart, OpenedPart, load_part
+from deeppart.recovery.ranks import Ranks
 from deeppart.state.capture import Staging, staging_bytes
 
+T = TypeVar("T")
 #: Lines of an error about a step that cannot be recovered, at most.
 _MOST_REASONS = 40
 _BUILD_AGAIN = "the live state holds some bytes of the step: build it again, and restore again"
@@ -50,16 +53,18 @@ SourceFailure = tuple[int, Location, str, bool]
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """A step whose parts are all in the memory of some rank.
+    """A step whose parts are all open on some rank; see :func:`read_chunks`.
 
     Attributes:
         candidate: the checkpoint, without the sources that turned out to be bad.
         reads: the readers and source of each part, in part order.
+        opened: part number -> the part, for those of which this rank is to read any chunks.
         mine: part number -> the chunks that this rank has read, for parts of which it has read any.
     """
 
     candidate: Candidate
     reads: tuple[Read, ...]
+    opened: dict[int, OpenedPart]
     mine: dict[int, LoadedPart]
 
     @property
@@ -73,13 +78,22 @@ class Recovered:
         """The checkpoint."""
         return self.candidate.attempt
 
+    def reader(self, part: int) -> PartReader:
+        """The index, spans and document of a part that this rank has opened or rebuilt."""
+        return self.mine[part].reader if part in self.mine else self.opened[part].reader
+
+    def forget(self) -> None:
+        """Drop what refers to the memory of parts, which will be used again."""
+        self.opened.clear()
+        self.mine.clear()
+
     def led_by(self, rank: int) -> list[int]:
         """Numbers of the parts whose index a rank sends to the others; numbers, so that no bytes are referenced."""
         return [read.part for read in self.reads if read.reader == rank]
 
 
 class SourcesFailedError(Exception):
-    """Sources failed when bytes read from them were used; raised on all ranks.
+    """Sources failed when they were read, or when bytes read from them were used; raised on all ranks.
 
     Attributes:
         failed: the sources and reasons.
@@ -91,60 +105,41 @@ class SourcesFailedError(Exception):
         self.failed, self.has_begun = failed, has_begun
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """How the ranks read parts.
-
-    Attributes:
-        comm: the communicator.
-        run: drives an operation between the ranks to its end.
-        staging: memory for the chunks that this rank reads.
-        arena: memory for exchanges that rebuild parts.
-        signing: the keys to check with, or None.
-        threads: this rank's threads that read and check.
-        at: converts a source's path in text form, relative to its base directory, to a path.
-        open_source: opens a source.
-    """
-
-    comm: Comm
-    run: Run
-    staging: Staging
-    arena: Arena
-    signing: Signing | None = None
-    threads: int = LEAST_THREADS
-    at: Callable[[str], Path] = Path
-    open_source: Callable[[str], StoredBytes] = FileSource
-
-
 def recover(
-    reading: Reading,
-    inventory: Inventory,
+    ranks: Ranks,
+    inventories: Iterable[Inventory],
     step: int | None,
-    narrow: NarrowReading | None = None,
-    use: Callable[[Recovered], None] | None = None,
-) -> tuple[Recovered | None, tuple[str, ...]]:
-    """Read the newest recoverable step into memory, and use it (collective).
+    use: Callable[[Recovered], T],
+) -> tuple[T | None, Inventory, tuple[str, ...]]:
+    """Open the newest recoverable step, and use it (collective).
 
-    None if there is no checkpoint, or, with an inventory of the newest one alone, if that cannot be recovered.
+    Args:
+        ranks: that restore it.
+        inventories: what there is; of the newest checkpoint first, perhaps, and of all then. Not empty.
+        step: the one that is asked for, if any.
+        use: see :func:`read_candidate`.
+
+    Returns:
+        What ``use`` has returned, or None if there is no checkpoint; the inventory with the step; lines about how it
+        was found.
     """
-    outlook = survey(inventory, step)
-    reasons: list[str] = []
-    for candidate in outlook.candidates:
-        newer = [number for number in outlook.rejected if number[0] > candidate.attempt.step]
-        recovered, lines = read_candidate(reading, candidate, narrow=narrow, use=use)
-        reasons += lines
-        if recovered is not None:
-            passed_over = [f"step {number}: {reason}" for number, reason in newer]
-            return recovered, (*inventory.damaged, *inventory.problems, *outlook.notes, *passed_over, *reasons)
+    for inventory in inventories:
+        outlook = survey(inventory, step)
+        reasons: list[str] = []
+        for candidate in outlook.candidates:
+            newer = [number for number in outlook.rejected if number[0] > candidate.attempt.step]
+            found, lines = read_candidate(ranks, candidate, use)
+            reasons += lines
+            if found is not None:
+                passed_over = [f"step {number}: {reason}" for number, reason in newer]
+                explanation = (*inventory.damaged, *inventory.problems, *outlook.notes, *passed_over, *reasons)
+                return found, inventory, explanation
     reasons = [*(f"step {number}: {reason}" for number, reason in outlook.rejected), *reasons]
-    if inventory.since is not None:
-        return None, tuple(reasons)
     nothing_is_lost = not outlook.candidates and not inventory.damaged and not outlook.lost
     if step is None and nothing_is_lost and not inventory.unread:
-        return None, (*reasons, *inventory.problems)
+        return None, inventory, (*reasons, *inventory.problems)
     reasons += [*inventory.damaged, *inventory.problems]
-    rank = reading.comm.rank
-    raise on_ranks(_cannot_recover(rank, inventory, step, reasons), rank)
+    raise on_ranks(_cannot_recover(ranks.rank, inventory, step, reasons), ranks.rank)
 
 
 def _cannot_recover(rank: int, inventory: Inventory, step: int | None, reasons: list[str]) -> RestoreError:
@@ -164,46 +159,32 @@ def _cannot_recover(rank: int, inventory: Inventory, step: int | None, reasons: 
 
 
 def read_candidate(
-    reading: Reading,
+    ranks: Ranks,
     candidate: Candidate,
+    use: Callable[[Recovered], T],
     wanted: Callable[[Read], bool] | None = None,
-    narrow: NarrowReading | None = None,
-    use: Callable[[Recovered], None] | None = None,
-) -> tuple[Recovered | None, list[str]]:
-    """Read parts, falling back from bad sources; None if a part has no good one (collective)."""
-    comm, run, label = reading.comm, reading.run, f"step {candidate.attempt.step}"
+) -> tuple[T | None, list[str]]:
+    """Open parts, falling back from bad sources, and use them; None if a part has no good one (collective).
+
+    Args:
+        ranks: that read it.
+        candidate: the checkpoint.
+        use: reads what it needs. If it raises SourcesFailedError, it is called again with other sources.
+        wanted: the parts to read, which are not divided, if not all.
+    """
+    label = f"step {candidate.attempt.step}"
     lines: list[str] = []
     sources, has_begun, is_last_try = candidate, False, False
-
-    def chosen_of(opened: Mapping[int, OpenedPart]) -> dict[int, Chosen]:
-        if narrow is None or reads[0].source.rebuild is not None:
-            return {}
-        readers = {part: each.reader for part, each in opened.items()}
-        return narrow.choose(comm, reads[0].reader, candidate.attempt, readers, run)
-
     try:
         while True:
-            reads = assign(candidate, comm.size, whole=wanted is not None)
-            reads = reads if wanted is None else tuple(read for read in reads if wanted(read))
-            mine, space, failures = _read_mine(reading, candidate.attempt, reads, chosen_of)
-            failed = gather_failures(comm, failures, f"{label}, reading", run)
-            if not failed and any(read.source.rebuild for read in reads):
-                for careful in (False, True):  # nearly always, the files are undamaged
-                    what = f"{label}, rebuilding{' once more, block by block' if careful else ''}"
-                    rebuilt, failures, shortage = _rebuild_mine(reading, candidate.attempt, reads, space, careful, what)
-                    failed = gather_failures(comm, failures, what, run, shortage if careful else "")
-                    mine |= rebuilt
-                    if not failed:
-                        break
-            if not failed:
-                recovered = Recovered(candidate, reads, mine)
+            with ExitStack() as files:
+                recovered, failed = _open(ranks, candidate, wanted, files)
                 try:
-                    if use is not None:
-                        use(recovered)
-                    return recovered, [*lines, explain(candidate, reads)]
+                    if not failed:
+                        return use(recovered), [*lines, explain(candidate, recovered.reads)]
                 except SourcesFailedError as error:
                     failed, has_begun = error.failed, has_begun or error.has_begun
-                    mine.clear()  # before its memory is reused
+                recovered.forget()
             lines += [f"{label}: {reason}" for _, _, reason, _ in failed]
             rest = candidate.without([(part, location) for part, location, *_ in failed])
             if isinstance(rest, int):
@@ -211,7 +192,7 @@ def read_candidate(
                 if not has_begun:
                     return None, lines
                 if is_last_try:
-                    raise _half_filled(comm.rank, label, lines)
+                    raise _half_filled(ranks.rank, label, lines)
                 # What could be read before the filling began may have failed just once.
                 rest, is_last_try = sources, True
             candidate = rest
@@ -219,6 +200,52 @@ def read_candidate(
         if has_begun and error.todo != _BUILD_AGAIN:
             error.todo = f"{error.todo}; {_BUILD_AGAIN}" if error.todo else _BUILD_AGAIN
         raise
+
+
+def _open(
+    ranks: Ranks, candidate: Candidate, wanted: Callable[[Read], bool] | None, files: ExitStack
+) -> tuple[Recovered, list[SourceFailure]]:
+    """Open parts at their first sources, and rebuild those without a file; also all ranks' failures (collective)."""
+    attempt, what = candidate.attempt, f"{ranks.doing}, step {candidate.attempt.step}, "
+    reads = assign(candidate, ranks.comm.size, whole=wanted is not None)
+    reads = reads if wanted is None else tuple(read for read in reads if wanted(read))
+    opened, failures = _open_mine(ranks, attempt, reads, files)
+    failed = gather_failures(ranks, failures, f"{what}opening")
+    mine: dict[int, LoadedPart] = {}
+    rebuilds = [read for read in reads if read.source.rebuild is not None]
+    if rebuilds and not failed:
+        for careful in (False, True):  # nearly always, the files are undamaged
+            doing = f"{what}rebuilding{' once more, block by block' if careful else ''}"
+            mine, failures, shortage = _rebuild_mine(ranks, attempt, rebuilds, careful, doing)
+            failed = gather_failures(ranks, failures, doing, shortage if careful else "")
+            if not failed:
+                break
+    return Recovered(candidate, reads, opened, mine), failed
+
+
+def read_chunks(ranks: Ranks, recovered: Recovered, chosen: Mapping[int, Chosen] | None = None) -> None:
+    """Read chunks of the opened parts into memory, and check them (collective); all of parts not in ``chosen``.
+
+    Raises:
+        SourcesFailedError: some source could not be read.
+    """
+    failures: list[SourceFailure] = []
+    reads = [read for read in recovered.reads if read.part in recovered.opened]
+    of_parts = {read.part: None if chosen is None else chosen.get(read.part) for read in reads}
+    try:
+        rooms = _rooms(ranks.staging, {part: recovered.opened[part].room_bytes(of) for part, of in of_parts.items()})
+    except MemoryError as error:
+        failures = [(read.part, read.source.location, f"rank {ranks.rank}: {error}", False) for read in reads]
+        reads = []
+    for read in reads:
+        try:
+            opened, of = recovered.opened[read.part], of_parts[read.part]
+            recovered.mine[read.part] = opened.load(rooms[read.part], ranks.threads, of)
+        except Exception as error:  # of any type: the other ranks wait for the parts that this one reads
+            failures.append(failure_of(read, ranks.rank, error))
+    recovered.opened.clear()
+    if failed := gather_failures(ranks, failures, f"{ranks.doing}, step {recovered.attempt.step}, reading"):
+        raise SourcesFailedError(failed, has_begun=False)
 
 
 def _half_filled(rank: int, label: str, lines: list[str]) -> RestoreError:
@@ -231,55 +258,34 @@ def _half_filled(rank: int, label: str, lines: list[str]) -> RestoreError:
     )
 
 
-def gather_failures(
-    comm: Comm, failures: list[SourceFailure], what: str, run: Run, shortage: str = ""
-) -> list[SourceFailure]:
+def gather_failures(ranks: Ranks, failures: list[SourceFailure], what: str, shortage: str = "") -> list[SourceFailure]:
     """The failures of all ranks, on every rank."""
     message = [(part, location.rank, location.path, reason, lacks) for part, location, reason, lacks in failures]
     mine = json.dumps([message, shortage]).encode() if message or shortage else b""
-    texts = [json.loads(text or '[[], ""]') for text in run(comm.allgather(mine), what)]
+    texts = [json.loads(text or '[[], ""]') for text in ranks.finish(ranks.comm.allgather(mine), what)]
     received = [(rank, each) for rank, (sent, _) in enumerate(texts) for each in sent]
     lines = [f"rank {rank}: {reason}" for rank, (_, _, _, reason, lacks) in received if lacks]
     if received:
         lines += [f"rank {rank}: {reason}" for rank, (_, reason) in enumerate(texts) if reason]
     if lines:
-        raise no_more_files(f"{what}: the files of a checkpoint cannot be opened", lines, comm.rank)
+        raise no_more_files(f"{what}: the files of a checkpoint cannot be opened", lines, ranks.rank)
     return [(part, Location(rank, path), reason, lacks) for _, (part, rank, path, reason, lacks) in received]
 
 
-def _read_mine(
-    reading: Reading,
-    attempt: Attempt,
-    reads: tuple[Read, ...],
-    chosen_of: Callable[[Mapping[int, OpenedPart]], dict[int, Chosen]],
-) -> tuple[dict[int, LoadedPart], dict[int, Bytes], list[SourceFailure]]:
-    """Read this rank's parts; also memory for those that it will rebuild, and failures."""
-    rank = reading.comm.rank
-    assigned = [read for read in reads if rank in read.readers]
+def _open_mine(
+    ranks: Ranks, attempt: Attempt, reads: Sequence[Read], files: ExitStack
+) -> tuple[dict[int, OpenedPart], list[SourceFailure]]:
+    """Open this rank's parts; and failures."""
     opened: dict[int, OpenedPart] = {}
-    mine: dict[int, LoadedPart] = {}
     failures: list[SourceFailure] = []
-    with ExitStack() as files:
-        for read in assigned:
-            if read.source.rebuild is None:
-                try:
-                    source = files.enter_context(reading.open_source(read.source.path))
-                    opened[read.part] = OpenedPart(source, read, attempt, reading.signing, rank)
-                except Exception as error:  # of any type: the other ranks wait for the parts that this one reads
-                    failures.append(failure_of(read, rank, error))
-        chosen = chosen_of(opened)
-        try:
-            rooms = _rooms(assigned, opened, chosen, reading.staging)
-        except MemoryError as error:
-            return {}, {}, [(read.part, read.source.location, f"rank {rank}: {error}", False) for read in assigned]
-        for read in assigned:
-            if read.part not in opened:
-                continue
+    for read in reads:
+        if ranks.rank in read.readers and read.source.rebuild is None:
             try:
-                mine[read.part] = opened[read.part].load(rooms[read.part], reading.threads, chosen.get(read.part))
-            except Exception as error:
-                failures.append(failure_of(read, rank, error))
-    return mine, {part: room for part, room in rooms.items() if part not in opened}, failures
+                source = files.enter_context(ranks.open_source(read.source.path))
+                opened[read.part] = OpenedPart(source, read, attempt, ranks.signing, ranks.rank)
+            except Exception as error:  # of any type: the other ranks wait for the parts that this one reads
+                failures.append(failure_of(read, ranks.rank, error))
+    return opened, failures
 
 
 def failure_of(read: Read, rank: int, error: Exception) -> SourceFailure:
@@ -289,16 +295,8 @@ def failure_of(read: Read, rank: int, error: Exception) -> SourceFailure:
     return read.part, read.source.location, line, lacks_descriptors(error)
 
 
-def _rooms(
-    assigned: list[Read], opened: dict[int, OpenedPart], chosen: dict[int, Chosen], staging: Staging
-) -> dict[int, Bytes]:
-    """Staging memory for every part that needs some: part -> its buffer."""
-    lengths: dict[int, int] = {}
-    for read in assigned:
-        if read.source.rebuild is not None:
-            lengths[read.part] = padded_bytes(read.source.rebuild.identity)
-        elif read.part in opened:
-            lengths[read.part] = opened[read.part].room_bytes(chosen.get(read.part))
+def _rooms(staging: Staging, lengths: Mapping[int, int]) -> dict[int, Bytes]:
+    """Staging memory for parts: part -> its buffer."""
     memory = staging_bytes(staging.reserve(sum(lengths.values())))
     rooms, at = {}, 0
     for part, length in lengths.items():
@@ -308,26 +306,32 @@ def _rooms(
 
 
 def _rebuild_mine(
-    reading: Reading, attempt: Attempt, reads: tuple[Read, ...], space: dict[int, Bytes], careful: bool, what: str
+    ranks: Ranks, attempt: Attempt, reads: Sequence[Read], careful: bool, what: str
 ) -> tuple[dict[int, LoadedPart], list[SourceFailure], str]:
     """Rebuild parts without a surviving copy (collective)."""
-    comm = reading.comm
     wanted = [Wanted(read.part, read.reader, read.source.rebuild) for read in reads if read.source.rebuild]
+    space: dict[int, Bytes] = {}
+
+    def begin() -> Operation[Rebuilt]:
+        lengths = {each.part: padded_bytes(each.rebuild.identity) for each in wanted if each.reader == ranks.rank}
+        space.update({part: np.empty(length, dtype=np.uint8) for part, length in lengths.items()})
+        return rebuild_parts(ranks.comm, wanted, space, ranks.arena, ranks.at, careful=careful)
+
     try:
-        rebuilt = reading.run(rebuild_parts(comm, wanted, space, reading.arena, reading.at, careful=careful), what)
-    except NoExchangeMemoryError as error:  # on all ranks
+        rebuilt = ranks.finish(begin_together(ranks.comm, begin), what)
+    except NotBegunError as error:  # on all ranks
         rebuilt = Rebuilt(dict.fromkeys((each.part for each in wanted), one_line(error)))
     mine: dict[int, LoadedPart] = {}
     failures: list[SourceFailure] = []
     for read in reads:
-        if read.source.rebuild is None or read.reader != comm.rank:
+        if read.reader != ranks.rank:
             continue
         try:
             if read.part in rebuilt.refused:
                 raise CheckpointError(rebuilt.refused[read.part], where=read.source.path)
             name = f"part {read.part}, rebuilt from {read.source.path}"
             data = space[read.part][: read.source.nbytes]
-            mine[read.part] = load_part(MemorySource(data.data, name), read, attempt, reading.signing, reading.threads)
+            mine[read.part] = load_part(MemorySource(data.data, name), read, attempt, ranks.signing, ranks.threads)
         except Exception as error:
-            failures.append(failure_of(read, comm.rank, error))
+            failures.append(failure_of(read, ranks.rank, error))
     return mine, failures, one_line(rebuilt.shortage) if rebuilt.shortage is not None else ""

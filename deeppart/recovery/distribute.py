@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,7 +31,8 @@ from deeppart.nodes import Bytes
 from deeppart.plan.restart import Hop, Routes
 from deeppart.recovery.candidates import Recovered
 from deeppart.recovery.parts import LoadedPart
-from deeppart.recovery.tables import UNREAD, Holding, PartIndexView, Ranks, Tables
+from deeppart.recovery.ranks import Ranks
+from deeppart.recovery.tables import UNREAD, Holding, NodeCopies, PartIndexView, Tables
 from deeppart.state.pieces import ANY_PART, LeafPiece, PartPieces
 from deeppart.state.restore import Scatter, Want, cut_patch
 
@@ -110,8 +111,8 @@ class Delivery:
     the bytes that it passes on.
     """
 
-    def __init__(self, ranks: Ranks, recovered: Recovered, tables: Tables) -> None:
-        self._ranks, self._recovered, self._tables = ranks, recovered, tables
+    def __init__(self, ranks: Ranks, recovered: Recovered, tables: Tables, copies: NodeCopies) -> None:
+        self._ranks, self._recovered, self._tables, self._copies = ranks, recovered, tables, copies
         self._routes = Routes(ranks.node_of, ranks.rank)
         #: All pieces of the parts that this rank has read.
         self._read = {
@@ -174,14 +175,14 @@ class Delivery:
         """Returns the raw bytes of a chunk in the memory of this rank or its node; None if it is not there."""
         if chunk.reader == self._ranks.rank:
             return lambda: _chunk_in_memory(self._recovered.mine[chunk.index.part], chunk.number)
-        if chunk.holding in self._tables.copies.mine:
-            found = self._tables.copies.mine[chunk.holding]
+        if chunk.holding in self._copies.mine:
+            found = self._copies.mine[chunk.holding]
             return lambda: found.byte_range(*chunk.byte_range)
         return None
 
     def _filling(self, chunk: _Chunk, scatter: Scatter, data: Callable[[], Bytes]) -> Callable[[], None]:
         """A call that fills arrays from a chunk in memory; directly from a mate's file if it has bytes of one leaf."""
-        part, found = chunk.index.part, self._tables.copies.mine.get(chunk.holding)
+        part, found = chunk.index.part, self._copies.mine.get(chunk.holding)
 
         def fill() -> None:
             target = None if found is None else scatter.direct(part, chunk.pieces, chunk.nbytes)
@@ -201,21 +202,19 @@ class Delivery:
         attempts: _Attempts,
         copy: Callable[[Callable[[], None]], object],
     ) -> Operation[None]:
-        flying: deque[_Flight] = deque()
+        window = _Window(WINDOW)
         for number, chunk in enumerate(chunks):
-            while flying and (len(flying) >= WINDOW or number - flying[0].number >= _TAGS):
-                yield _advanced(flying)
+            while window.is_full(number):
+                yield window.advance()
             here = self._bytes_here(chunk)
-            hop = self._routes.hop(chunk.reader, number, seen=chunk.holding in self._tables.copies.on_nodes)
+            hop = self._routes.hop(chunk.reader, number, seen=chunk.holding in self._copies.on_nodes)
             if hop is not None:
-                operation, land = self._start(chunk, hop, here, number % _TAGS, scatter, attempts)
-                flying.append(_Flight(number, operation, land))
+                window.add(number, *self._start(chunk, hop, here, number % _TAGS, scatter, attempts))
             if here is not None:
                 copy(attempts.at(self._filling(chunk, scatter, here), chunk.index.part))
-                if flying:
-                    yield _advanced(flying)
-        while flying:
-            yield _advanced(flying)
+                if window.flying:
+                    yield window.advance()
+        yield from window.emptied()
 
     def _start(
         self,
@@ -265,7 +264,7 @@ class Delivery:
                 (self._ranks.comm.send(self._cut(each, attempts), to, _ORDER_TAG), _no_more) for each in asked[to]
             )
             receiving = self._receiving(orders[source], source, scatter, attempts)
-            yield from _side_by_side([sending, receiving])
+            yield from interleaved([_in_window(sending), _in_window(receiving)])
 
     def _receiving(
         self, orders: list[_Chunk], source: int, scatter: Scatter, attempts: _Attempts
@@ -392,19 +391,52 @@ class _Flight:
     over: bool = False
 
 
-def _advanced(flying: deque[_Flight]) -> bool:
-    """Advance all transfers; true if any made progress. They leave the queue in the order in which they began."""
-    moved = False
-    for flight in flying:
-        if not flight.over:
-            try:
-                moved = next(flight.operation) or moved
-            except StopIteration:
-                flight.land()
-                flight.over = moved = True
-    while flying and flying[0].over:
-        flying.popleft()
-    return moved
+class _Window:
+    """Chunks in transfer, which leave in the order in which they began.
+
+    Attributes:
+        flying: the chunks.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self.flying = most, deque[_Flight]()
+
+    def is_full(self, number: int) -> bool:
+        """True if a chunk with a number, which ascend, cannot begin yet."""
+        return bool(self.flying) and (len(self.flying) >= self._most or number - self.flying[0].number >= _TAGS)
+
+    def add(self, number: int, operation: Operation[None], land: Callable[[], None]) -> None:
+        """A transfer has begun; ``land`` is called when it has ended."""
+        self.flying.append(_Flight(number, operation, land))
+
+    def advance(self) -> bool:
+        """Advance all transfers; true if any made progress."""
+        moved = False
+        for flight in self.flying:
+            if not flight.over:
+                try:
+                    moved = next(flight.operation) or moved
+                except StopIteration:
+                    flight.land()
+                    flight.over = moved = True
+        while self.flying and self.flying[0].over:
+            self.flying.popleft()
+        return moved
+
+    def emptied(self) -> Operation[None]:
+        """Advance all transfers until they have ended."""
+        while self.flying:
+            yield self.advance()
+
+
+def _in_window(transfers: Iterable[tuple[Operation[None], Callable[[], None]]]) -> Operation[None]:
+    """Make requested transfers in order, a few at once."""
+    window = _Window(_ORDER_WINDOW)
+    for number, transfer in enumerate(transfers):
+        while window.is_full(number):
+            yield window.advance()
+        window.add(number, *transfer)
+    yield from window.emptied()
 
 
 def _no_more() -> None:
@@ -426,36 +458,3 @@ def _copiers(threads: int) -> Iterator[Callable[[Callable[[], None]], object]]:
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-
-
-def _side_by_side(streams: Sequence[Iterator[tuple[Operation[None], Callable[[], None]]]]) -> Operation[None]:
-    """Advance streams of transfers, a few of each at once, in order."""
-    flying: list[deque[tuple[Operation[None], Callable[[], None]]]] = [deque() for _ in streams]
-    is_open = [True] * len(streams)
-    while any(is_open) or any(flying):
-        moved = False
-        for number, stream in enumerate(streams):
-            while is_open[number] and len(flying[number]) < _ORDER_WINDOW:
-                following = next(stream, None)
-                if following is None:
-                    is_open[number] = False
-                else:
-                    flying[number].append(following)
-                    moved = True
-            moved = _advanced_in_order(flying[number]) or moved
-        if any(is_open) or any(flying):
-            yield moved
-
-
-def _advanced_in_order(flying: deque[tuple[Operation[None], Callable[[], None]]]) -> bool:
-    """Advance transfers; true if the first has ended, which is then removed."""
-    moved = False
-    while flying:
-        operation, land = flying[0]
-        try:
-            return next(operation) or moved
-        except StopIteration:
-            land()
-            flying.popleft()
-            moved = True
-    return moved

@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
-from deeppart.comm import Comm, Operation
 from deeppart.errors import RestoreError, as_error, lacks_descriptors, on_ranks, one_line
 from deeppart.model import Attempt, PartRecord
 from deeppart.part import Signing
 from deeppart.plan.restart import Committed, Inventory, StoredParity, StoredPart, on_node
+from deeppart.recovery.ranks import Ranks
 from deeppart.storage import MemoryLevel, NodeContents, Note, PersistentLevel, read_steps, take_stock
 
 #: Lines of an error about exhausted file descriptors, at most.
 _MOST_LINES = 8
-#: Drives an operation with a description to its end and returns its result.
-Run = Callable[[Operation[Any], str], Any]
 
 
 def take_inventory(
-    comm: Comm,
-    node_of: tuple[int, ...],
+    ranks: Ranks,
     local: Path | None,
     persistent: PersistentLevel,
     lineage: str,
-    run: Run,
     memory: MemoryLevel | None = None,
     *,
     newest: bool = False,
@@ -36,14 +31,14 @@ def take_inventory(
 
     ``newest``: of the persistent level down to the newest with a sound manifest.
     """
-    what = "taking inventory"
+    comm, node_of, what = ranks.comm, ranks.node_of, f"{ranks.doing}, taking inventory"
     refused: list[str] = []
     stock = _list_node_files(local, memory, lineage, persistent.signing, refused)
     committed_text = json.dumps(_list_committed(persistent, refused, newest)).encode() if comm.rank == 0 else None
     files = [part.to_json() for part in stock.parts], [parity.to_json() for parity in stock.parity]
     notes = stock.lines("remark", "unlisted", "damaged"), stock.lines("refused")
     message = json.dumps([refused, *files, *notes, stock.lines("unlisted", "damaged", "refused")]).encode()
-    received = [json.loads(text) for text in run(comm.allgather(message), what)]
+    received = [json.loads(text) for text in ranks.finish(comm.allgather(message), what)]
     if lines := [f"rank {rank}: {line}" for rank, (theirs, *_) in enumerate(received) for line in theirs]:
         raise no_more_files("what there is to restore cannot be listed", lines, comm.rank)
     gathered = [rest for _, *rest in received]
@@ -51,7 +46,7 @@ def take_inventory(
         for rank, (_, _, *texts) in enumerate(gathered):
             for each in texts:
                 each[:] = [on_node(line, rank) for line in each]
-    committed, unfinished, damaged, unusable, since = json.loads(run(comm.broadcast(committed_text), what))
+    committed, unfinished, damaged, unusable, since = json.loads(ranks.finish(comm.broadcast(committed_text), what))
     return Inventory(
         found=tuple(tuple(StoredPart.from_json(part) for part in parts) for parts, *_ in gathered),
         node_of=node_of,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Any
@@ -14,10 +14,9 @@ import torch
 from deeppart._gc import collection_paused
 from deeppart.comm import Comm, finish, together
 from deeppart.errors import CorruptFileError, DeeppartError, StateError, UnsupportedLeafError
-from deeppart.recovery.narrow_reading import Outermost
 from deeppart.recovery.saved import SavedStep
 from deeppart.state.objects import is_optimizer
-from deeppart.state.paths import ExactPath, Excluded, Path, exact, readable
+from deeppart.state.paths import ExactPath, Excluded, IdKey, Path, exact, readable
 from deeppart.state.restore import Choice, Request, choose, decode_values, unmet_globs
 from deeppart.state.tensors import check_tensor
 from deeppart.state.tree import (
@@ -33,6 +32,9 @@ from deeppart.state.tree import (
     walk_tree,
 )
 from deeppart.state.values import encode_value
+
+#: Keys of the outermost dict of live states; None if everything is requested.
+Outermost = Collection[IdKey] | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,6 @@ from deeppart.plan.restart import Read
 
 #: While one thread waits for storage, another checks chunks.
 LEAST_THREADS = 2
-
-
 #: Why bytes that were used in place may have changed; None if they have not.
 Problem = CorruptFileError | StorageError | None
 #: By chunk number of a part, whether the chunk is read.
@@ -40,6 +38,7 @@ class FileRange:
     Attributes:
         path, device, inode: of the file.
         first, raw_bytes: the range in the file.
+        raw_start: where the range begins in the raw bytes of the whole part.
         is_on_a_node: the file is on a node's storage, where other jobs may remove it.
     """
 
@@ -48,6 +47,7 @@ class FileRange:
     inode: int
     first: int
     raw_bytes: int
+    raw_start: int
     is_on_a_node: bool
 
 
@@ -200,6 +200,8 @@ class OpenedPart:
     def load(self, room: Bytes, threads: int, chosen: Chosen | None = None) -> LoadedPart:
         """Read the part into memory and check every chunk."""
         chunks = self._reader.chunks
+        if chosen is not None and chosen[self._mine.start : self._mine.stop].all():
+            chosen = None
         mapped = None
         if self._in_place and isinstance(self._source, FileSource | MemorySource):
             mapped = self._source.mapped(self._start, self._stop)
@@ -233,7 +235,8 @@ class OpenedPart:
         in_place, place = None, None
         if mapped is not None and isinstance(self._source, FileSource):
             file = self._source
-            place = FileRange(file.path, *file.identity, self._start, len(room), self._is_on_a_node)
+            begins = int(self._reader.raw_starts[self._mine.start])
+            place = FileRange(file.path, *file.identity, self._start, len(room), begins, self._is_on_a_node)
             in_place = file if self._is_on_a_node else None  # files of the persistent level are never written over
         part = LoadedPart(self._reader, room, path, in_place, place, self._mine, chosen, starts)
         wanted = self._mine if chosen is None else [index for index in self._mine if chosen[index]]

@@ -13,7 +13,8 @@ from deeppart.comm import together
 from deeppart.errors import CorruptFileError
 from deeppart.model import Attempt
 from deeppart.recovery.candidates import Recovered
-from deeppart.recovery.tables import Ranks, Tables
+from deeppart.recovery.ranks import Ranks
+from deeppart.recovery.tables import Tables
 from deeppart.state.document import (
     GlobalState,
     GlobalTensor,
@@ -187,7 +188,7 @@ def check_spans(saved: SavedStep, tables: Tables, recovered: Recovered, rank: in
     shared, where = saved.documents.structure, f"step {saved.attempt.step}"
     for number in recovered.led_by(rank):
         part = number if len(saved.of_ranks) > 1 else 0
-        reader, whose = recovered.mine[number].reader, f"{where}, part {number}"
+        reader, whose = recovered.reader(number), f"{where}, part {number}"
         structure, types, per_rank = saved.of_ranks[part], saved.documents.own[part].types, reader.marked_per_rank
         check_places(structure, types, reader.spans, reader.raw_starts, per_rank, whose)
         check_own(structure, types, reader.spans, None, whose)
@@ -227,7 +228,7 @@ def share_documents(ranks: Ranks, recovered: Recovered) -> Documents:
     """Share all documents with all ranks; of parts other than 0 only if any leaf or value is per rank (collective)."""
     what = f"restore of step {recovered.attempt.step}, documents"
     within, leader = (what, ranks.timeout), recovered.reads[0].reader
-    mine = recovered.mine[0].reader.meta if leader == ranks.rank else None
+    mine = recovered.reader(0).meta if leader == ranks.rank else None
     text = ranks.finish(ranks.comm.broadcast(mine, leader), what)
     first, structure, complete = together(ranks.comm, lambda: _decoded_first(text, what), _FAILED, within)
     if not (structure.per_rank.any() or structure.per_rank_values.any() or structure.has_rank_local):
@@ -240,7 +241,7 @@ def share_documents(ranks: Ranks, recovered: Recovered) -> Documents:
 
 def _others(ranks: Ranks, recovered: Recovered, what: str) -> list[bytes]:
     """The documents of the parts from 1 on, in part order."""
-    mine = {part: recovered.mine[part].reader.meta for part in recovered.led_by(ranks.rank) if part}
+    mine = {part: recovered.reader(part).meta for part in recovered.led_by(ranks.rank) if part}
     lengths = [(part, len(text)) for part, text in mine.items()]
     found: dict[int, bytes] = {}
     for parts, theirs in ranks.share(lengths, mine.values(), what):

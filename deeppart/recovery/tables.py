@@ -17,75 +17,30 @@ the bytes are sent; all ranks know for each part whether they are.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from deeppart._gc import collection_paused
-from deeppart.comm import Comm, Operation, finish
 from deeppart.errors import StorageError
 from deeppart.mapped import populate_pages, running_kernel
 from deeppart.nodes import Bytes
 from deeppart.part import SPAN_DTYPE, FileSource
 from deeppart.plan.restart import Read
 from deeppart.recovery.candidates import Recovered
-from deeppart.recovery.parts import Chosen, FileRange, LoadedPart, Problem, problem_of
+from deeppart.recovery.parts import FileRange, Problem, problem_of
+from deeppart.recovery.ranks import Ranks
 from deeppart.state.document import Structure
-from deeppart.state.pieces import Keepers, PartPieces, are_among, keys_of
+from deeppart.state.pieces import Keepers, PartPieces, WantedPieces, are_among, keys_of
 
-T = TypeVar("T")
-#: Size of the field with the length of a message's head.
-_LENGTH_BYTES = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Ranks:
-    """The ranks of a restore.
-
-    Attributes:
-        comm: the communicator.
-        node_of: node number of each rank; nodes are numbered from 0 without gaps.
-        timeout: seconds without progress after which an exchange ends in an error.
-        threads: this rank's threads that copy from the memory of its node.
-        at: converts a path in text form, relative to its base directory, to a path.
-    """
-
-    comm: Comm
-    node_of: tuple[int, ...]
-    timeout: float
-    threads: int = 1
-    at: Callable[[str], Path] = Path
-
-    @property
-    def rank(self) -> int:
-        """This rank."""
-        return self.comm.rank
-
-    def finish(self, operation: Operation[T], what: str) -> T:
-        """Drive an operation to its end and return its result."""
-        return finish(self.comm, operation, what, self.timeout)
-
-    def share(self, head: Any, payload: Iterable[bytes], what: str) -> list[tuple[Any, bytes]]:
-        """Send a JSON value, and bytes that it describes, to all ranks (collective); returns them by rank."""
-        text = json.dumps(head).encode()
-        message = b"".join((len(text).to_bytes(_LENGTH_BYTES, "little"), text, *payload))
-        received = []
-        for theirs in self.finish(self.comm.allgather(message), what):
-            begins = _LENGTH_BYTES + int.from_bytes(theirs[:_LENGTH_BYTES], "little")
-            received.append((json.loads(theirs[_LENGTH_BYTES:begins]), theirs[begins:]))
-        return received
-
-
-#: For a part: its number, the file range of its bytes in memory, which of the sender's chunks were read ("": all), and,
-#: from the rank that sends them, numbers of chunks, of which it sends the lengths, and of spans for all ranks.
-_Head = tuple[int, str, str, int, int]
+#: From the rank that leads a part: its number, how many chunks it has, whose lengths follow, and how many spans, too.
+_Head = tuple[int, int, int]
 #: Bytes of a span and of the number of its part.
 _ROW_BYTES = SPAN_DTYPE.itemsize + 4
-#: In place of a rank: no rank has read the chunk.
+#: In place of a rank: no rank needs the chunk.
 UNREAD = -1
 
 
@@ -95,7 +50,7 @@ class PartIndexView:
 
     Attributes:
         part: number of the part: the rank that saved it.
-        readers: for each chunk the rank that has it in memory; UNREAD if it is not needed.
+        readers: for each chunk the rank that reads it into memory; UNREAD if it is not needed.
         pieces: of the pieces of each chunk those that this rank knows of, and where chunks begin.
     """
 
@@ -146,14 +101,12 @@ class Tables:
 
     Attributes:
         indexes: in part order.
-        copies: bytes of parts in the memory of this node.
         keepers: which rank keeps the spans of a box.
         kept: the spans that this rank keeps for all.
         fetched: ascending keys of the boxes whose spans are in ``indexes``.
     """
 
     indexes: list[PartIndexView]
-    copies: NodeCopies
     keepers: Keepers
     kept: KeptSpans
     fetched: npt.NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, dtype=np.uint64))
@@ -181,9 +134,18 @@ def share_tables(ranks: Ranks, recovered: Recovered, structure: Structure) -> Ta
     heads, tables, kept = _message(recovered, ranks.rank, keepers)
     messages = ranks.share(heads, tables, what)
     received = ranks.finish(ranks.comm.exchange(kept), what) if keepers.any_boxes else []
-    with collection_paused():
-        indexes, places = _decomposed(messages, recovered.reads)
-    return Tables(indexes, find_copies(ranks, recovered, places), keepers, KeptSpans.decode(received))
+    return Tables(_decomposed(messages, recovered.reads), keepers, KeptSpans.decode(received))
+
+
+def without_unneeded(ranks: Ranks, tables: Tables, needed: WantedPieces, what: str) -> Tables:
+    """The tables with those chunks alone that have bytes of the pieces that any rank needs (collective)."""
+    mine = [view.pieces.chunks_with(view.pieces.rows_of(needed.of(view.part))) for view in tables.indexes]
+    anywhere = ranks.finish(ranks.comm.maximum(np.concatenate(mine).astype(np.int64)), what).astype(np.bool_)
+    found, at = [], 0
+    for view in tables.indexes:
+        chosen, at = anywhere[at : at + len(view.readers)], at + len(view.readers)
+        found.append(replace(view, readers=np.where(chosen, view.readers, UNREAD)))
+    return replace(tables, indexes=found)
 
 
 def fetch_spans(ranks: Ranks, tables: Tables, wanted: npt.NDArray[np.uint64], what: str) -> Tables:
@@ -214,46 +176,33 @@ def _by_rank(ranks: npt.NDArray[np.int64], size: int) -> list[npt.NDArray[np.int
     return np.split(order, np.searchsorted(ranks[order], np.arange(1, size)))
 
 
-def _decomposed(
-    messages: list[tuple[list[_Head], bytes]], reads: Sequence[Read]
-) -> tuple[list[PartIndexView], dict[Holding, Place]]:
-    """The tables in part order; where bytes of parts are in memory."""
+def _decomposed(messages: list[tuple[list[_Head], bytes]], reads: Sequence[Read]) -> list[PartIndexView]:
+    """The tables in part order."""
     indexes: dict[int, PartIndexView] = {}
-    shared: dict[int, dict[int, range]] = {}
-    read = {(part, rank): text for rank, (heads, _) in enumerate(messages) for part, _, text, *_ in heads}
-    for sender, (heads, message) in enumerate(messages):
+    for heads, message in messages:
         at = 0
-        for part, _, _, chunk_count, span_count in heads:
-            if reads[part].reader != sender:
-                continue
+        for part, chunk_count, span_count in heads:
             raw_starts = np.zeros(chunk_count + 1, dtype=np.uint64)
             np.cumsum(np.frombuffer(message, dtype=np.uint64, count=chunk_count, offset=at), out=raw_starts[1:])
             spans = np.frombuffer(message, dtype=SPAN_DTYPE, count=span_count, offset=at + 8 * chunk_count)
-            shared[part] = reads[part].chunks(raw_starts.tolist())
-            indexes[part] = _view(reads[part], shared[part], PartPieces(spans, raw_starts), read)
+            readers = np.empty(chunk_count, dtype=np.int32)
+            for rank, chunks in reads[part].chunks(raw_starts.tolist()).items():
+                readers[chunks.start : chunks.stop] = rank
+            indexes[part] = PartIndexView(part, readers, PartPieces(spans, raw_starts))
             at += 8 * chunk_count + spans.nbytes
-    received = {(part, rank): text for rank, (heads, _) in enumerate(messages) for part, text, *_ in heads if text}
-    places: dict[Holding, Place] = {}
-    for (part, rank), text in received.items():
-        mine = shared[part][rank]
-        places[part, rank] = Place(text, indexes[part].byte_range(mine.start)[0] if mine else 0)
-    return [indexes[part] for part in sorted(indexes)], places
+    return [indexes[part] for part in sorted(indexes)]
 
 
 def _message(recovered: Recovered, rank: int, keepers: Keepers) -> tuple[list[_Head], list[bytes], list[bytes]]:
-    """What this rank sends: heads of parts; of those that it leads, the tables for all, and for each rank its spans."""
+    """What this rank sends of the parts that it leads: heads, the tables for all, and for each rank its spans."""
     heads: list[_Head] = []
     tables: list[bytes] = []
     spans, parts = [np.zeros(0, dtype=SPAN_DTYPE)], [np.zeros(0, dtype=np.uint32)]
-    led = set(recovered.led_by(rank))
-    for part, loaded in recovered.mine.items():
-        if part not in led:
-            heads.append((part, described(loaded), _packed(loaded), 0, 0))
-            continue
-        reader = loaded.reader
+    for part in recovered.led_by(rank):
+        reader = recovered.reader(part)
         is_kept = keepers.are_kept(reader.spans)
         for_all = reader.spans[~is_kept]
-        heads.append((part, described(loaded), _packed(loaded), len(reader.chunks), len(for_all)))
+        heads.append((part, len(reader.chunks), len(for_all)))
         tables += [reader.chunks["raw_length"].tobytes(), for_all.tobytes()]
         spans.append(reader.spans[is_kept])
         parts.append(np.full(len(spans[-1]), part, dtype=np.uint32))
@@ -262,45 +211,8 @@ def _message(recovered: Recovered, rank: int, keepers: Keepers) -> tuple[list[_H
     return heads, tables, [kept.encode(rows) for rows in by_keeper]
 
 
-def _packed(loaded: LoadedPart) -> str:
-    """The chunks that this rank has read, a bit for each, in hex; "" for all."""
-    if loaded.read is None or loaded.chunks is None:
-        return ""
-    return np.packbits(loaded.read[loaded.chunks.start : loaded.chunks.stop]).tobytes().hex()
-
-
-def _unpacked(text: str, count: int) -> Chosen | None:
-    """The inverse of :func:`_packed`, as a bool for each of so many chunks; None for all."""
-    if not text:
-        return None
-    return np.unpackbits(np.frombuffer(bytes.fromhex(text), dtype=np.uint8), count=count).astype(np.bool_)
-
-
-def _view(
-    read: Read, shared: Mapping[int, range], pieces: PartPieces, was_read: Mapping[tuple[int, int], str]
-) -> PartIndexView:
-    """The tables of a part, with the chunks assigned to each of its readers."""
-    readers = np.full(len(pieces.raw_starts) - 1, UNREAD, dtype=np.int32)
-    for rank, mine in shared.items():
-        chosen = _unpacked(was_read.get((read.part, rank), ""), len(mine))
-        readers[mine.start : mine.stop] = rank if chosen is None else np.where(chosen, rank, UNREAD)
-    return PartIndexView(read.part, readers, pieces)
-
-
 #: Number of a part, and a rank that has read all or some of it.
 Holding = tuple[int, int]
-
-
-class Place(NamedTuple):
-    """The memory of the raw bytes that one rank has read of a part, if the ranks of its node can use them.
-
-    Attributes:
-        text: see :func:`described`.
-        raw_start: where it begins in the raw bytes of the part.
-    """
-
-    text: str
-    raw_start: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,27 +222,23 @@ class NodeCopy:
     Attributes:
         raw: its raw bytes, read-only; the part is stored raw, so they are contiguous.
         file: the mapped file, open.
-        first: the beginning of the raw bytes in the file.
-        is_on_a_node: other jobs on this node may remove the file.
-        raw_start: where the raw bytes begin in those of the whole part.
+        place: the range of the file.
     """
 
     raw: Bytes
     file: FileSource
-    first: int
-    is_on_a_node: bool
-    raw_start: int = 0
+    place: FileRange
 
     def problem(self) -> Problem:
         """After the bytes have been used: why they may have changed (:meth:`LoadedPart.problem`), or None."""
         try:
-            return problem_of(self.file) if self.is_on_a_node else None
+            return problem_of(self.file) if self.place.is_on_a_node else None
         except StorageError as error:
             return error
 
     def byte_range(self, start: int, stop: int) -> Bytes:
         """A range of the part's bytes, mapped into this process."""
-        piece = self.raw[start - self.raw_start : stop - self.raw_start]
+        piece = self.raw[start - self.place.raw_start : stop - self.place.raw_start]
         populate_pages(piece, self.file.path)
         return piece
 
@@ -340,7 +248,7 @@ class NodeCopy:
         The kernel copies them without mapping the pages into this process: for a tmpfs with small pages, this takes
         three quarters of the time (docs/benchmarks.md).
         """
-        self.file.read_into(self.first + start - self.raw_start, target.data)
+        self.file.read_into(self.place.first + start - self.place.raw_start, target.data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,42 +270,37 @@ class NodeCopies:
         self.mine.clear()
 
 
-def find_copies(ranks: Ranks, recovered: Recovered, places: Mapping[Holding, Place]) -> NodeCopies:
+def find_copies(ranks: Ranks, recovered: Recovered, what: str) -> NodeCopies:
     """Map the bytes that the mates of this rank have read (collective)."""
-    node_of, mine = ranks.node_of, dict[Holding, NodeCopy]()
+    places = [(part, astuple(loaded.place)) for part, loaded in recovered.mine.items() if loaded.place is not None]
+    kernel, node_of, mine = running_kernel(), ranks.node_of, dict[Holding, NodeCopy]()
+    told = ranks.comm.allgather(json.dumps([kernel, places if kernel else []]).encode())
+    received = [json.loads(text) for text in ranks.finish(told, what)]
+    found = {(part, rank): FileRange(*each) for rank, (_, theirs) in enumerate(received) for part, each in theirs}
     holdings = [(read.part, reader) for read in recovered.reads for reader in read.readers]
-    lacking = np.array([each not in places for each in holdings], dtype=np.int64)
+    lacking = np.array([each not in found for each in holdings], dtype=np.int64)
     try:
         for number, holding in enumerate(holdings):
             reader = holding[1]
             is_mates = node_of[reader] == node_of[ranks.rank] and reader != ranks.rank
             if is_mates and not lacking[number]:
                 try:
-                    mine[holding] = _mapped(places[holding], ranks.at)
+                    if received[reader][0] != kernel:
+                        raise StorageError("a rank of the same node runs under another kernel")
+                    mine[holding] = _mapped(found[holding], ranks.at)
                 except Exception:  # of any type: the bytes are sent then
                     lacking[number] = 1
-        what = f"restore of step {recovered.attempt.step}, parts in the memory of nodes"
         lacking = ranks.finish(ranks.comm.maximum(lacking), what)
     except BaseException:
         NodeCopies(mine, frozenset()).close()
         raise
-    found = frozenset(each for each, lacks in zip(holdings, lacking.tolist(), strict=True) if not lacks)
-    for holding in mine.keys() - found:
+    on_nodes = frozenset(each for each, lacks in zip(holdings, lacking.tolist(), strict=True) if not lacks)
+    for holding in mine.keys() - on_nodes:
         mine.pop(holding).file.close()
-    return NodeCopies(mine, found)
+    return NodeCopies(mine, on_nodes)
 
 
-def described(part: LoadedPart) -> str:
-    """The file range of a part in text form, for other ranks of the node; "" if they cannot use it."""
-    kernel = running_kernel()
-    return "" if part.place is None or not kernel else json.dumps([kernel, *astuple(part.place)])
-
-
-def _mapped(of: Place, at: Callable[[str], Path]) -> NodeCopy:
-    kernel, *values = json.loads(of.text)
-    place = FileRange(*values)
-    if kernel != running_kernel():
-        raise StorageError("a rank of the same node runs under another kernel", where=place.path)
+def _mapped(place: FileRange, at: Callable[[str], Path]) -> NodeCopy:
     file = FileSource(at(place.path))
     try:
         if file.identity != (place.device, place.inode):
@@ -405,7 +308,7 @@ def _mapped(of: Place, at: Callable[[str], Path]) -> NodeCopy:
         raw = np.frombuffer(file.viewed(), dtype=np.uint8)[place.first : place.first + place.raw_bytes]
         if len(raw) != place.raw_bytes:
             raise StorageError("a file was truncated after it was read", where=place.path)
-        copy = NodeCopy(raw, file, place.first, place.is_on_a_node, of.raw_start)
+        copy = NodeCopy(raw, file, place)
         if (problem := copy.problem()) is not None:  # of a file system, too, that could not tell afterwards
             raise problem
         return copy

@@ -19,7 +19,7 @@ from typing import Any
 from deeppart.comm import Comm, Operation, commit_round
 from deeppart.errors import CheckpointError, DeeppartError, StorageError
 from deeppart.model import MEMORY, Attempt, Level, ParityMember
-from deeppart.nodes import Arena, Incoming, Outgoing, PartFile, Protection, encode_sets, exchange_copies
+from deeppart.nodes import Arena, Incoming, Outgoing, PartFile, Protection, begin_together, encode_sets, exchange_copies
 from deeppart.plan.redundancy import ParitySet
 from deeppart.plan.restart import Encode, Healing, Inventory, Location, Transfer, Wish, Write, plan_healing
 from deeppart.recovery import LoadedPart, Recovered
@@ -140,7 +140,7 @@ class Healer:
         def opened(incoming: Incoming) -> DurableFile:
             return self._levels[levels[incoming.part]].open_part(attempt, incoming.part, mend=True)
 
-        self._commit(exchange_copies(self._comm, sends, receives, opened, self._arena, self._limit))
+        self._commit(partial(exchange_copies, self._comm, sends, receives, opened, self._arena, self._limit))
         if problem is not None:
             raise problem
 
@@ -159,7 +159,7 @@ class Healer:
                     mine = None if stored.part is None else self._part_file(attempt, stored.part, stored, path)
                     sets.append((each.which, mine))
         opened = partial(self._levels[Level.PARITY].open_parity, mend=True)
-        self._commit(encode_sets(self._comm, sets, attempt, opened, self._arena, self._limit))
+        self._commit(partial(encode_sets, self._comm, sets, attempt, opened, self._arena, self._limit))
 
     def _part_file(self, attempt: Attempt, part: int, stored: ParityMember, path: str) -> PartFile:
         file = self._at(path) if path else self._levels[Level.LOCAL].part_path(attempt, part)
@@ -169,8 +169,8 @@ class Healer:
             digest = ""  # the others are told in the exchange
         return PartFile(file, stored.nbytes, stored.index_digest, digest)
 
-    def _commit(self, operation: Operation[list[DurableFile]]) -> None:
-        files: list[DurableFile] = self._drive(operation)
+    def _commit(self, begin: Callable[[], Operation[list[DurableFile]]]) -> None:
+        files: list[DurableFile] = self._drive(begin_together(self._comm, begin))
         try:
             for file in files:
                 file.commit()

@@ -10,23 +10,20 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from deeppart._threads import start_thread
-from deeppart.comm import Comm, Operation, finish
+from deeppart.comm import Operation
 from deeppart.errors import CheckpointError, CommError, ScrubNotice
 from deeppart.model import Attempt, show_bytes
-from deeppart.nodes import Arena, Protection
-from deeppart.part import StoredBytes
-from deeppart.plan.restart import Inventory, Location, on_node, survey
-from deeppart.recovery import Reading, read_candidate, take_inventory
+from deeppart.nodes import Protection
+from deeppart.plan.restart import Inventory, Location, Read, on_node, survey
+from deeppart.recovery import Ranks, Recovered, read_candidate, read_chunks, take_inventory
 from deeppart.repair.heal import Healer, heal_recovered, healing_for
 from deeppart.repair.mending import outcome
 from deeppart.save import Pipeline
-from deeppart.state.capture import Staging
 from deeppart.storage import NodeLevel, PersistentLevel, RateLimit, file_problem, is_gone, take_stock
 
 #: Ranks have a sync round at least this often.
@@ -72,10 +69,7 @@ class Ground:
         share, shares: which part of the directory's files, of how many: ranks of a node that share it divide them.
         leads: true if this rank lists the directory for all.
         lineage: of the persistent directory.
-        node_of: node number of each rank.
         rate: limit of the bytes per second that it reads.
-        at: makes a path of a text, below the directory that it lies in.
-        open_source: opens what lies there.
     """
 
     directory: Path | None
@@ -83,10 +77,7 @@ class Ground:
     shares: int
     leads: bool
     lineage: str
-    node_of: tuple[int, ...]
     rate: RateLimit
-    at: Callable[[str], Path]
-    open_source: Callable[[str], StoredBytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +106,7 @@ class Scrubber:
 
     def __init__(
         self,
-        comm: Comm,
+        ranks: Ranks,
         pipeline: Pipeline,
         ground: Ground,
         protection: Protection,
@@ -123,9 +114,9 @@ class Scrubber:
         persistent: PersistentLevel,
         limit: RateLimit | None,
     ) -> None:
-        self._comm, self._pipeline, self._ground = comm, pipeline, ground
+        self._ranks, self._pipeline, self._ground = ranks, pipeline, ground
         self._protection, self._levels, self._persistent = protection, node_levels, persistent
-        self._limit, self._arena = limit, Arena()
+        self._limit = limit
         self._closing = threading.Event()
         self._met_at = 0.0
         self._current: Attempt | None = None
@@ -153,7 +144,7 @@ class Scrubber:
 
     def _give_up(self, why: str) -> None:
         """Nobody can use the channel any more."""
-        self._comm.abandon(CommError("scrubbing has ended", found=why))
+        self._ranks.comm.abandon(CommError("scrubbing has ended", found=why))
 
     # --- the thread; every rank has the same sync rounds and draws the same conclusions from them ---
 
@@ -191,7 +182,7 @@ class Scrubber:
         parts = [part for part in stock.parts if part.attempt == attempt]
         paths = [part.path for part in parts]
         paths += [each.path for each in stock.parity if each.identity.attempt == attempt]
-        return [self._ground.at(path) for path in sorted(paths)[self._ground.share :: self._ground.shares]]
+        return [self._ranks.at(path) for path in sorted(paths)[self._ground.share :: self._ground.shares]]
 
     def _check(self, path: Path) -> None:
         problem = file_problem(path, self._persistent.signing, self._pace)
@@ -222,7 +213,8 @@ class Scrubber:
         known = self._pipeline.call_notes.complete()
         damaged = self._damaged if done else []
         status = [self._closing.is_set(), sorted(known), done, damaged]
-        texts = self._drive(self._comm.allgather(json.dumps(status).encode()), "sync round")
+        sync = self._ranks.comm.allgather(json.dumps(status).encode())
+        texts = self._ranks.finish(sync, f"{self._ranks.doing}, sync round")
         self._met_at = time.monotonic()
         statuses = [json.loads(text) for text in texts]
         common = set.intersection(*(set(sequences) for _, sequences, _, _ in statuses))
@@ -246,22 +238,15 @@ class Scrubber:
             self._pipeline.call_notes.release(attempt)
 
     def _repair(self, attempt: Attempt, damage: tuple[tuple[int, str, str], ...]) -> None:
-        staging = Staging()
+        local = self._ground.directory if self._ground.leads else None
         try:
-            inventory = take_inventory(
-                self._comm,
-                self._ground.node_of,
-                self._ground.directory if self._ground.leads else None,
-                self._persistent,
-                self._ground.lineage,
-                self._drive,
-            )
+            inventory = take_inventory(self._ranks, local, self._persistent, self._ground.lineage)
             repaired = self.report.repaired
             damaged = {inventory.location(rank, path) for rank, path, _ in damage}
-            problem = self._repair_from(inventory, attempt, damaged, staging)
+            problem = self._repair_from(inventory, attempt, damaged)
         finally:
-            staging.release()
-        if self._comm.rank == 0 and (problem or self.report.repaired > repaired):
+            self._ranks.staging.release()
+        if self._ranks.rank == 0 and (problem or self.report.repaired > repaired):
             found = (
                 "; ".join(on_node(reason, rank) for rank, _, reason in damage)
                 or "files are missing or cannot be opened"
@@ -271,9 +256,7 @@ class Scrubber:
                 self._pipeline.call_notes.note(text, ScrubNotice)
             self._reported = text if problem else ""
 
-    def _repair_from(
-        self, inventory: Inventory, attempt: Attempt, damaged: set[Location], staging: Staging
-    ) -> str | None:
+    def _repair_from(self, inventory: Inventory, attempt: Attempt, damaged: set[Location]) -> str | None:
         """Returns why it cannot be repaired, or None. What it finds damaged meanwhile is left to the next cycle."""
         candidates = [each for each in survey(inventory, attempt.step).candidates if each.attempt == attempt]
         if not candidates:
@@ -281,16 +264,7 @@ class Scrubber:
         candidate = candidates[0].without_files(damaged)
         if candidate.lacking:
             return f"no sound source for part {candidate.lacking[0]}"
-        reading = Reading(
-            self._comm,
-            self._drive,
-            staging,
-            self._arena,
-            self._persistent.signing,
-            at=self._ground.at,
-            open_source=self._ground.open_source,
-        )
-        recovered, lines = read_candidate(reading, candidate, wanted=lambda read: not read.source.is_on_a_node)
+        recovered, lines = read_candidate(self._ranks, candidate, self._read_whole, _is_on_no_node)
         if recovered is None:
             return "; ".join(lines)
         healing = healing_for(self._protection, recovered, inventory, damaged)
@@ -298,7 +272,7 @@ class Scrubber:
         unprotected = f"parts {parts} are in persistent_dir alone, referring to earlier steps there" if parts else None
         if not healing:
             return unprotected
-        healer = Healer(self._comm, self._drive_healing, self._levels, self._limit, self._arena)
+        healer = Healer(self._ranks.comm, self._drive, self._levels, self._limit, self._ranks.arena)
         try:
             heal_recovered(healer, healing, recovered, inventory, self._protection, lambda: None, damaged)
         except CheckpointError as error:  # all ranks have it; the next cycle may do better
@@ -306,13 +280,18 @@ class Scrubber:
         self._note(repaired=1)
         return unprotected
 
-    def _drive(self, operation: Operation[Any], what: str) -> Any:
-        return finish(self._comm, operation, f"scrubbing, {what}", self._pipeline.timeout, background=True)
+    def _read_whole(self, recovered: Recovered) -> Recovered:
+        read_chunks(self._ranks, recovered)
+        return recovered
 
-    def _drive_healing(self, operation: Operation[Any]) -> Any:
-        return self._drive(operation, "repairing")
+    def _drive(self, operation: Operation[Any]) -> Any:
+        return self._ranks.finish(operation, f"{self._ranks.doing}, repairing")
 
     def _note(self, **counts: int) -> None:
         self.report = replace(
             self.report, **{name: getattr(self.report, name) + count for name, count in counts.items()}
         )
+
+
+def _is_on_no_node(read: Read) -> bool:
+    return not read.source.is_on_a_node

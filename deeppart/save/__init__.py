@@ -9,7 +9,7 @@ from deeppart.save.protect import Protector
 from deeppart.save.retention import CallNotes, Retention
 from deeppart.save.saver import Agreed, Call, Saver, ShareSize, size_share
 from deeppart.save.warnings import SuspicionWriter
-from deeppart.save.workers import NICENESS, Workers, WriteBehind, lower_priority, read_ahead
+from deeppart.save.workers import NICENESS, Workers, WriteBehind, lower_priority
 from deeppart.save.write import RankStorage, write_chunks
 
 __all__ = [
@@ -38,7 +38,6 @@ __all__ = [
     "Workers",
     "WriteBehind",
     "lower_priority",
-    "read_ahead",
     "size_share",
     "write_chunks",
 ]

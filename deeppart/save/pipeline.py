@@ -21,6 +21,9 @@ Invariants
   more is saved (:attr:`Pipeline.failure`).
 * Staging memory is free again once the share is complete in a file (:class:`deeppart.save.job.StagingLease`).
 * Rounds of one level happen in the same order on every rank, on a channel of their own.
+* A level of a step is complete on all ranks or on none; an error on one rank is an error of the level everywhere. Only
+  a rank that gives up waiting in the middle of the round does not know: the manifest decides then.
+* Files written at a level that is not complete are removed at once, unless it is unknown whether it is complete.
 """
 
 from __future__ import annotations
@@ -35,20 +38,27 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from deeppart import access
-from deeppart.comm import Comm, Operation, finish
+from deeppart.comm import Comm, Operation, RoundResult, commit_round, finish
 from deeppart.config import Config
-from deeppart.errors import BackgroundFailureWarning, CheckpointError, CommError, DeeppartError, as_error
-from deeppart.model import MOST_IN_FLIGHT, REDUNDANT_LEVELS, Level, StepKey
+from deeppart.errors import (
+    BackgroundFailureWarning,
+    CheckpointError,
+    CommError,
+    DeeppartError,
+    RemoteRankError,
+    as_error,
+    on_ranks,
+)
+from deeppart.model import MOST_IN_FLIGHT, REDUNDANT_LEVELS, Level, PartRecord, StepKey
 from deeppart.part import PartSummary
-from deeppart.pending import FAILED, RUNNING, Pending
-from deeppart.save.complete import Completer, level_error
+from deeppart.pending import DONE, FAILED, RUNNING, Pending
 from deeppart.save.encoding import Compressing
 from deeppart.save.growing_file import GrowingFile
 from deeppart.save.incremental import Incremental
 from deeppart.save.job import Job, Opened, Outcome, Reader, Repair, StagingLease
 from deeppart.save.keeping import Keeping
-from deeppart.save.protect import Protector
-from deeppart.save.retention import CallNotes, Retention
+from deeppart.save.protect import Protector, remove_files
+from deeppart.save.retention import CallNotes, Retention, report_refusals
 from deeppart.save.workers import Workers, lower_priority
 from deeppart.save.write import RankStorage, ShareWriter
 from deeppart.state.compare import REGISTRY
@@ -78,12 +88,9 @@ class Pipeline:
         config: Config,
     ) -> None:
         self._channels, self._storage, self._protector = channels, storage, protector
-        self._compressing = compressing
+        self._compressing, self._incremental = compressing, incremental
+        self._retention, self._keeping = retention, keeping
         self.call_notes, self.timeout = call_notes, config.timeout
-        self._keeping = keeping
-        self._completer = Completer(
-            channels, storage, incremental, retention, keeping, config.timeout, self.call_notes, self._not_needed
-        )
         #: Guards the checkpoints in flight, which the training thread adds and the stages remove.
         self._changed = threading.Condition()
         self._in_flight: list[Job] = []
@@ -288,7 +295,7 @@ class Pipeline:
         job.pending.note_level(Level.PERSISTENT, RUNNING)
         outcome = self._timed(job, Level.PERSISTENT, lambda: self._writer.write_persistent(job, opened))
         job.lease.done(Reader.FLUSH)
-        complete = self._completer.complete(job, Level.PERSISTENT, outcome)
+        complete = self._complete(job, Level.PERSISTENT, outcome)
         if complete:
             job.progress.complete(Level.PERSISTENT)
             self._keeping.expect()
@@ -394,9 +401,76 @@ class Pipeline:
 
     def _finish_level(self, job: Job, level: str, outcome: Outcome) -> bool:
         """End a level on all ranks; returns whether it is complete."""
-        complete = self._completer.complete(job, level, outcome)
+        complete = self._complete(job, level, outcome)
         self._settle(job, level)
         return complete
+
+    def _complete(self, job: Job, level: str, outcome: Outcome) -> bool:
+        """The commit round of a level; returns whether the level is complete, the same on every rank."""
+        report = self._report(job, outcome)
+        failed = isinstance(report, str) or isinstance(outcome, DeeppartError)
+        channel = self._channels[level]
+        job.progress.report(level)
+        what = f"step {job.attempt.step}, completing level {level}"
+        commit = partial(self._writer.commit, job) if level == Level.PERSISTENT else None
+        agreed, begun = True, channel.broken is None
+        try:
+            round_ = commit_round(channel, str(job.attempt.key), report, commit)
+            verdict = finish(channel, round_, what, self.timeout, background=True)
+        except DeeppartError as error:  # rank 0 may have committed the step, or may still do so, if it has this report
+            verdict, agreed = RoundResult(str(error), may_stand=begun and not failed), False
+        complete = verdict.problem is None and not failed
+        if complete:
+            self._remember(job, level, outcome)  # first: a caller that waits for the level may save again at once
+            job.pending.note_level(level, DONE)
+            if level != Level.PERSISTENT and job.is_on_nodes():
+                self.call_notes.completed(job.attempt)  # before the steps that it replaces are retired
+            may_go = partial(self._not_needed, job, level)
+            retire = partial(self._retention.committed, level, job.attempt.key, may_go)
+            report_refusals(job, level, self.call_notes, retire)
+        else:
+            if level == Level.PERSISTENT and verdict.may_stand:
+                self._incremental.in_doubt()
+            # Before the step can be used again; and at once, because it may have failed for lack of space.
+            if not verdict.may_stand:
+                self._discard(job, level, outcome)
+            if level == Level.PERSISTENT:  # where the manifest decides
+                self._keeping.abandon(job.attempt.key)
+            else:
+                self._retention.abandon(level, job.attempt.key, in_doubt=verdict.may_stand)
+            failure = level_error(job, level, verdict.problem or str(outcome), is_over=channel.broken is not None)
+            failure = on_ranks(failure, self._storage.rank) if agreed else failure
+            job.pending.note_level(level, FAILED, error=failure, agreed=agreed)
+        return complete
+
+    def _report(self, job: Job, outcome: Outcome) -> PartRecord | str | None:
+        """This rank's report to the others: its part, or a text if it has failed."""
+        if isinstance(outcome, RemoteRankError):
+            return None  # the rank with the part reports it
+        if isinstance(outcome, DeeppartError):
+            return str(outcome)
+        try:
+            if isinstance(outcome, PartSummary):
+                return outcome.record(job.attempt, self._storage.rank, job.local_summary)
+            return None
+        except Exception as error:  # of any type: the other ranks wait for the report
+            return str(as_error(error, "the part that was written could not be recorded"))
+
+    def _discard(self, job: Job, level: str, outcome: Outcome) -> None:
+        """Remove the files that this rank has written at a level that is not complete, as far as possible."""
+        if level not in REDUNDANT_LEVELS:
+            self._storage.discard_part(level, job.attempt)
+        elif isinstance(outcome, list):
+            remove_files(outcome)
+
+    def _remember(self, job: Job, level: str, outcome: Outcome) -> None:
+        """Remember the chunks to which the next checkpoint may refer; none if memory is short."""
+        if level != Level.PERSISTENT or not isinstance(outcome, PartSummary):
+            return
+        try:
+            self._incremental.completed(job.attempt, outcome)
+        except Exception:  # the level is complete nevertheless
+            self._incremental.in_doubt()
 
     def _settle_all(self, job: Job, levels: set[str], failure: DeeppartError) -> None:
         """Settle the levels that a stage has not finished, after an error between its steps."""
@@ -432,6 +506,17 @@ class Pipeline:
             if job in self._in_flight:
                 self._in_flight.remove(job)
             self._changed.notify_all()
+
+
+def level_error(job: Job, level: str, problem: str, *, is_over: bool = False) -> CheckpointError:
+    """The error for a level of a step that is not complete; ``is_over``: the level fails until the session ends."""
+    next_one = "this level fails until a new Checkpointer is opened" if is_over else "the next checkpoint tries again"
+    return CheckpointError(
+        f"step {job.attempt.step} is not complete at level {level!r}",
+        found=problem.replace("\n", "\n    "),
+        where=f"step {job.attempt.step}, level {level}",
+        todo=f"fix the cause; training goes on, earlier checkpoints stay, {next_one}",
+    )
 
 
 def _resolve(job: Job, opened: Opened) -> None:

@@ -1,4 +1,4 @@
-"""Threads that run calls for the lifetime of the process; reading ahead and writing behind with them.
+"""Threads that run calls for the lifetime of the process; writing behind with them.
 
 Not ``concurrent.futures.ThreadPoolExecutor``: it accepts no work once the interpreter begins to shut down, before
 ``atexit`` handlers run, one of which completes the last checkpoint. And it keeps a process from ending while one of its
@@ -11,7 +11,7 @@ import contextlib
 import os
 import queue
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
@@ -107,25 +107,6 @@ class Workers:
             future.cancel()
         for _ in range(self._count):  # for the remaining threads
             self._calls.put(None)
-
-
-T = TypeVar("T")
-_END = object()
-
-
-def read_ahead(items: Iterator[T], workers: Workers) -> Generator[T, None, None]:
-    """The items of an iterator, in order; each is computed while the one before is used.
-
-    Exceptions of the iterator are raised in place of its item. Close the generator if not all items are taken: it waits
-    for the one in progress, which may be reading into memory.
-    """
-    following = workers.submit(next, items, _END)
-    try:
-        while (item := following.result()) is not _END:
-            following = workers.submit(next, items, _END)
-            yield item  # type: ignore[misc]  # not _END
-    finally:
-        following.exception()
 
 
 class WriteBehind:

@@ -1,4 +1,4 @@
-"""Writes one rank's share of one checkpoint into the part files of its levels.
+"""Writes one rank's share of one checkpoint into the part files of its levels; and on rank 0 its manifest.
 
 The local part file is written from staging memory, and the copy to the persistent level follows it as it grows. Without
 a local part, or if it cannot be completed or read back, the persistent part is written from staging memory.
@@ -17,9 +17,11 @@ from types import MappingProxyType
 
 import xxhash
 
+from deeppart._gc import collection_paused
 from deeppart.codec import RawCodec
-from deeppart.errors import CheckpointError, CorruptFileError, StorageError
-from deeppart.model import Attempt, Level
+from deeppart.comm import CommitMayStandError
+from deeppart.errors import CheckpointError, CorruptFileError, DirectoryInUseError, StorageError
+from deeppart.model import LIBRARY, Attempt, Level, Manifest, PartRecord
 from deeppart.part import (
     FLAG_PER_RANK,
     ChunkPlace,
@@ -27,6 +29,7 @@ from deeppart.part import (
     PartWriter,
     Sink,
     check_strong_digest,
+    encode_manifest,
     part_file_name,
     step_name,
 )
@@ -86,7 +89,7 @@ _NOTHING: Mapping[int, ChunkPlace] = MappingProxyType({})
 
 
 class ShareWriter:
-    """Writes the shares of one rank."""
+    """Writes the shares of one rank, and the manifests of rank 0."""
 
     def __init__(
         self,
@@ -231,6 +234,41 @@ class ShareWriter:
             raise SourceLostError("the part file to copy was not completed", where=str(local.file.path))
         check_copy(found, copied, str(local.file.path))
         return copied, ("a copy of the local part",)
+
+    def commit(self, job: Job, parts: list[PartRecord]) -> None:
+        """Rank 0: create the manifest.
+
+        If another job took over the directory meanwhile without having seen the commit, the manifest is removed again:
+        that job continues from an older step, and must not find this one beside its own later steps.
+        """
+        owner, persistent = self._storage.owner, self._storage.persistent
+        assert owner is not None
+        owner.check()
+        try:
+            self._put_manifest(job, parts, owner)
+        except Exception as error:
+            if persistent.may_be_committed(job.attempt.key):
+                raise CommitMayStandError("the manifest may be there, and a restart may take the step") from error
+            raise
+
+    def _put_manifest(self, job: Job, parts: list[PartRecord], owner: DirectoryOwner) -> None:
+        (_, document), persistent = job.description(), self._storage.persistent
+        with collection_paused():
+            created = owner.clock.now()
+            manifest = Manifest(job.attempt, created, LIBRARY, tuple(parts), document.structure(), document.compared)
+            data = encode_manifest(manifest, persistent.signing)
+        before = self._keeping.removed_count
+        try:
+            persistent.commit(job.attempt.key, data)
+        except StorageError as error:
+            if not self._keeping.made_room(error, before):
+                raise
+            persistent.commit(job.attempt.key, data)
+        try:
+            owner.check_commit(job.attempt.key)
+        except DirectoryInUseError:
+            persistent.withdraw(job.attempt.key)
+            raise
 
 
 def write_part(

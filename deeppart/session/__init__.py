@@ -4,7 +4,6 @@ from deeppart.session.background import SUSPICION_PATIENCE_S, Background
 from deeppart.session.open import configuration_of, open_session
 from deeppart.session.record import Session
 from deeppart.session.restoring import (
-    RestorePreview,
     heal_redundancy,
     preview_restore,
     restore_step,
@@ -22,7 +21,6 @@ __all__ = [
     "GO_ON",
     "SUSPICION_PATIENCE_S",
     "Background",
-    "RestorePreview",
     "Saves",
     "Session",
     "StepHistory",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from dataclasses import replace
 from functools import partial
 
 from deeppart._threads import start_thread
@@ -193,13 +194,11 @@ def _scrubber(session: Session, pipeline: Pipeline) -> Scrubber | None:
         shares=len(mates),
         leads=session.leads_directory,
         lineage=session.lineage,
-        node_of=session.topology.node_of,
         rate=RateLimit(bandwidth / len(session.topology.mates(rank))),
-        at=session.roots.at,
-        open_source=session.open_source,
     )
+    ranks = replace(session.ranks(), comm=session.channels["scrub"], doing="scrubbing", background=True, threads=1)
     return Scrubber(
-        session.channels["scrub"],
+        ranks,
         pipeline,
         ground,
         session.protection,

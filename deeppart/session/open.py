@@ -56,8 +56,6 @@ from deeppart.storage import (
     RateLimit,
     ReducedRun,
     Store,
-    list_steps,
-    may_be_committed,
     read_lineage,
 )
 
@@ -208,11 +206,8 @@ def take_persistent(
         job = scheduled_job()
         who = (f"job {job}, " if job else "") + f"process {os.getpid()} on {os.uname().nodename}"
         _check_directory(directory)
-        owner = DirectoryOwner(directory, who, config.permissions, epoch_of_run(), signing)
-        steps = list_steps(store)
-        # An unreadable step is no reason not to start: it stays, and is not restored.
-        committed = [key for key in steps if may_be_committed(store, key)]
-        keys = ([astuple(key) for key in each] for each in (steps, committed))
+        owner = DirectoryOwner(directory, who, config.permissions, epoch_of_run(), signing, store)
+        keys = ([astuple(key) for key in each] for each in (owner.steps, owner.committed))
         return json.dumps([owner.lineage, owner.session, *keys]).encode()
 
     try:

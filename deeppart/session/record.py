@@ -12,10 +12,12 @@ from deeppart.config import Config
 from deeppart.errors import CommError
 from deeppart.mapped import forget_all
 from deeppart.model import StepKey
-from deeppart.nodes import Protection
+from deeppart.nodes import Arena, Protection
 from deeppart.part import FileSource, StoredBytes
+from deeppart.recovery import Ranks
 from deeppart.save import Processors
 from deeppart.session.topology import Topology
+from deeppart.state.capture import Staging
 from deeppart.storage import DirectoryOwner, MemoryLevel, NodeLevel, PersistentLevel, RateLimit
 
 
@@ -66,6 +68,20 @@ class Session:
     def leads_directory(self) -> bool:
         """True if this is the first of the ranks that share its local directory, which lists and cleans it."""
         return bool(self.node_levels) and self.topology.first_in_directory(self.comm.rank) == self.comm.rank
+
+    def ranks(self, staging: Staging | None = None, arena: Arena | None = None) -> Ranks:
+        """The ranks, as they restore a step; ``staging``, ``arena``: memory for that, if not of its own."""
+        return Ranks(
+            self.comm,
+            self.topology.node_of,
+            self.config.timeout,
+            signing=self.persistent.signing,
+            threads=self.processors.waiting,
+            at=self.roots.at,
+            open_source=self.open_source,
+            staging=staging or Staging(),
+            arena=arena or Arena(),
+        )
 
     def open_source(self, where: str) -> StoredBytes:
         """Open a file of a checkpoint, given by its location in text form, as ranks exchange it."""

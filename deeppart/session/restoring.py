@@ -8,26 +8,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any
 
-import numpy as np
-
 from deeppart.access.hanging import hanging
-from deeppart.comm import Comm, Operation, finish, raise_together
+from deeppart.comm import Comm, finish, raise_together
 from deeppart.errors import CheckpointError, DeeppartWarning, RestoreError, on_ranks, say, warn_caller
 from deeppart.mistaken_paths import meant_todo
 from deeppart.model import Attempt, RestoreReport, show_seconds
 from deeppart.nodes import Arena
-from deeppart.part import PartReader
-from deeppart.plan.restart import Candidate, Inventory, assign, explain_sources, survey
+from deeppart.plan.restart import Inventory, explain_sources, survey
 from deeppart.recovery import (
-    LoadedPart,
-    NarrowReading,
     Ranks,
-    Reading,
     Recovered,
     SavedStep,
     load_step,
@@ -54,14 +48,12 @@ class Restored:
 
     Attributes:
         recovered: the step, and the sources of its parts.
-        inventory: the checkpoints that could be chosen.
         report: what was done on this rank.
         notices: warnings that rank 0 gives.
         per_rank: paths of the per-rank leaves.
     """
 
     recovered: Recovered
-    inventory: Inventory
     report: RestoreReport
     notices: list[DeeppartWarning]
     per_rank: list[str]
@@ -70,65 +62,44 @@ class Restored:
 def restore_step(
     session: Session,
     state: Any,
-    which: int | RestorePreview | None,
+    step: int | None,
     policies: PerRankPolicies,
     request: Request,
     memory: tuple[Staging, Arena],
     *,
     required: bool = False,
-) -> tuple[Restored | None, tuple[str, ...]]:
-    """Restore a step (collective)."""
-    comm, timeout = session.comm, session.config.timeout
-    known = which.saved if isinstance(which, RestorePreview) else None
-    step = which.saved.attempt.step if isinstance(which, RestorePreview) else which
-    inventories = _inventories(session, step, timeout, which.inventory if isinstance(which, RestorePreview) else None)
+) -> tuple[Restored | None, Inventory, tuple[str, ...]]:
+    """Restore a step (collective); also what there was to restore, and lines about how it was found."""
+    ranks = session.ranks(*memory)
+    inventories = _inventories(session, ranks, step)
     newest = next(inventories)
-    is_filled = known is not None or bool(survey(newest, step).candidates)
-    live = look_at_live(state, request, comm, timeout, is_filled=is_filled)
-    narrow = NarrowReading(live.flat.root, request, live.outermost)
-    ranks = Ranks(comm, session.topology.node_of, timeout, session.processors.waiting, session.roots.at)
-    reading = _reading(session, *memory)
-    explanation: tuple[str, ...] = ()
-    done: tuple[RestoreReport, list[DeeppartWarning], list[str]] | None = None
+    is_filled = bool(survey(newest, step).candidates)
+    live = look_at_live(state, request, ranks.comm, ranks.timeout, is_filled=is_filled)
 
-    def use(recovered: Recovered) -> None:
-        nonlocal done
-        done = restore_state(ranks, recovered, live, policies, session.config.replicated, known)
+    def use(recovered: Recovered) -> Restored:
+        return Restored(recovered, *restore_state(ranks, recovered, live, policies, session.config.replicated))
 
-    for inventory in chain([newest], inventories):
-        explanation = ()
-        for narrower in (narrow if narrow.may_choose else None, None):
-            recovered, lines = recover(reading, inventory, step, narrower, use)
-            explanation += lines
-            if recovered is None:
-                break
-            if done is not None:
-                return Restored(recovered, inventory, *done), explanation
-            recovered.mine.clear()  # before its memory is reused
-            explanation += (f"step {recovered.attempt.step}: ranks have different names; it is read whole",)
-    refusal = nothing_to_restore(session, explanation) if required else None
-    raise_together(comm, refusal or refusal_of_state(live.flat, _left_out(request)), "restore", timeout)
-    say_nothing_restored(session, explanation)
-    return None, explanation
+    restored, inventory, explanation = recover(ranks, chain([newest], inventories), step, use)
+    if restored is None:
+        refusal = nothing_to_restore(session, explanation) if required else None
+        unsaveable = refusal_of_state(live.flat, _left_out(request))
+        raise_together(ranks.comm, refusal or unsaveable, ranks.doing, ranks.timeout)
+        say_nothing_restored(session, explanation)
+    return restored, inventory, explanation
 
 
-def _inventories(
-    session: Session, step: int | None, timeout: float, known: Inventory | None = None
-) -> Iterator[Inventory]:
+def _inventories(session: Session, ranks: Ranks, step: int | None) -> Iterator[Inventory]:
     """What there is to restore: the newest checkpoint; if that cannot be recovered, everything (collective)."""
-    inventory = known or take_stock(session, timeout, newest=step is None)
+    inventory = _take_stock(session, ranks, newest=step is None)
     if inventory.since is None or survey(inventory, step).candidates:
         yield inventory
     if inventory.since is not None:
-        yield take_stock(session, timeout)
+        yield _take_stock(session, ranks)
 
 
-def _reading(session: Session, staging: Staging, arena: Arena) -> Reading:
-    def run(operation: Operation[Any], what: str) -> Any:
-        return finish(session.comm, operation, f"restore of {what}", session.config.timeout)
-
-    signing, threads = session.persistent.signing, session.processors.waiting
-    return Reading(session.comm, run, staging, arena, signing, threads, session.roots.at, session.open_source)
+def _take_stock(session: Session, ranks: Ranks, *, newest: bool = False) -> Inventory:
+    local = ranks.at(session.topology.directories[ranks.rank]) if session.leads_directory else None
+    return take_inventory(ranks, local, session.persistent, session.lineage, session.memory, newest=newest)
 
 
 def _left_out(request: Request) -> Callable[[Path], bool] | None:
@@ -139,82 +110,13 @@ def _left_out(request: Request) -> Callable[[Path], bool] | None:
     return lambda path: any(excluded.covers(path[:end]) for end in range(1, len(path) + 1))
 
 
-@dataclass(frozen=True, slots=True)
-class RestorePreview:
-    """The step that a restore would restore.
-
-    Attributes:
-        inventory: the checkpoints that could be chosen.
-        saved: the step, as this rank would restore it.
+def preview_restore(session: Session, step: int | None, staging: Staging, arena: Arena) -> SavedStep | None:
+    """The content of a step, or of the newest recoverable one, as this rank would restore it (collective): reads only
+    documents, unless they have to be rebuilt.
     """
+    ranks = session.ranks(staging, arena)
 
-    inventory: Inventory
-    saved: SavedStep
-
-
-def preview_restore(session: Session, step: int | None, staging: Staging, arena: Arena) -> RestorePreview | None:
-    """The content of a step, or of the newest recoverable one (collective).
-
-    The documents are read from the first sources that a restore would use. If one of them is damaged, or has to be
-    rebuilt, the step is recovered with all of its bytes, as for a restore.
-    """
-    comm, timeout = session.comm, session.config.timeout
-    ranks = Ranks(comm, session.topology.node_of, timeout, session.processors.waiting, session.roots.at)
-    for inventory in _inventories(session, step, timeout):
-        candidates = survey(inventory, step).candidates
-        found = _documents_only(session, candidates[0]) if candidates else None
-        if found is None:
-            found, _ = recover(_reading(session, staging, arena), inventory, step)
-        if found is not None:
-            saved = load_step(ranks, found)
-            found.mine.clear()
-            return RestorePreview(inventory, saved)
-    return None
-
-
-def _documents_only(session: Session, candidate: Candidate) -> Recovered | None:
-    """The documents of a step's parts, from the nearest files (collective); None if any of them fails."""
-    comm, signing = session.comm, session.persistent.signing
-    reads = assign(candidate, comm.size, whole=True)
-    mine: dict[int, LoadedPart] = {}
-    failed = any(read.source.rebuild is not None for read in reads)
-    with ExitStack() as files:
-        for read in reads if not failed else ():
-            if read.reader == comm.rank:
-                try:
-                    source = files.enter_context(session.open_source(read.source.path))
-                    reader = PartReader(
-                        source,
-                        where=read.source.path,
-                        expected_attempt=candidate.attempt,
-                        expected_rank=read.part,
-                        expected_index_digest=read.source.index_digest,
-                        signing=signing,
-                    )
-                except Exception:  # of any type: the other ranks wait
-                    failed = True
-                    break
-                mine[read.part] = LoadedPart(reader, np.empty(0, dtype=np.uint8), None, chunks=range(0))
-    anywhere = comm.maximum(np.array([failed], dtype=np.int64))
-    name = f"restore of step {candidate.attempt.step}, documents"
-    if finish(comm, anywhere, name, session.config.timeout)[0]:
-        return None
-    return Recovered(candidate, reads, mine)
-
-
-def take_stock(session: Session, timeout: float, *, newest: bool = False) -> Inventory:
-    """List the checkpoints on nodes and on the persistent level, all or down to the newest (collective)."""
-    rank, directories = session.comm.rank, session.topology.directories
-    return take_inventory(
-        session.comm,
-        session.topology.node_of,
-        session.roots.at(directories[rank]) if session.leads_directory else None,
-        session.persistent,
-        session.lineage,
-        lambda operation, what: finish(session.comm, operation, f"restore, {what}", timeout),
-        session.memory,
-        newest=newest,
-    )
+    return recover(ranks, _inventories(session, ranks, step), step, partial(load_step, ranks))[0]
 
 
 def heal_redundancy(

@@ -96,9 +96,13 @@ class PartPieces:
         np.add.at(steps, stop, -1)
         return np.asarray(np.cumsum(steps)[:-1] > 0)
 
+    def rows_of(self, wanted: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+        """For each span whether it is of any of these pieces (:func:`piece_keys`)."""
+        return are_among(keys_of(self.spans), wanted)
+
     def chunks_of(self, wanted: npt.NDArray[np.uint64]) -> list[int]:
-        """Ascending numbers of the chunks that have bytes of any of these pieces (:func:`piece_keys`)."""
-        found = are_among(keys_of(self.spans), wanted)
+        """Ascending numbers of the chunks that have bytes of any of these pieces."""
+        found = self.rows_of(wanted)
         return np.flatnonzero(self.chunks_with(found)).tolist() if found.any() else []
 
     @functools.cached_property

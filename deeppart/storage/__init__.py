@@ -11,7 +11,6 @@ from deeppart.storage.manifests import (
     StepState,
     StoredStep,
     committed_steps,
-    may_be_committed,
     read_step,
     read_steps,
 )
@@ -70,7 +69,6 @@ __all__ = [
     "is_gone",
     "is_temporary_name",
     "list_steps",
-    "may_be_committed",
     "read_lineage",
     "read_owner",
     "read_step",

@@ -20,7 +20,6 @@ import uuid
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 from deeppart import access
@@ -79,6 +78,7 @@ class DirectoryOwner:
         copy_of: the lineage of the directory that this one turned out to be a copy of; "" if it is none.
         damage: what was wrong with the record of the lineage, which has been written anew; "" if nothing was.
         clock: gives the times of commits.
+        steps, committed: what earlier sessions have left, in order of steps: all, and those that may be committed.
     """
 
     def __init__(
@@ -88,8 +88,11 @@ class DirectoryOwner:
         permissions: str = PERMISSIONS[0],
         epoch: tuple[str, int] | None = None,
         signing: Signing | None = None,
+        store: Store | None = None,
     ) -> None:
-        """``epoch``: the run of `deeppart run` and which of its starts this is; those before have ended, or hang."""
+        """``epoch``: the run of `deeppart run` and which of its starts this is; those before have ended, or hang.
+        ``store``: of the directory, if another than one of files.
+        """
         self._epoch, self._is_locked = epoch, False
         root = access.root_of(directory) or access.Root(directory, access.Rules(permissions))
         self.directory: Path = root.path
@@ -113,8 +116,11 @@ class DirectoryOwner:
             owner = {"session": self.session, "who": who, "since": now(), NOTE: lineage.record.document()}
             if epoch is not None:
                 owner["epoch"] = f"{epoch[0]} {epoch[1]}"
-            store = PosixStore(directory)
-            found = _newest_commits(store)
+            store = PosixStore(directory) if store is None else store
+            self.steps = list_steps(store)
+            # An unreadable step is no reason not to start: it stays, and is not restored.
+            self.committed = [key for key in self.steps if may_be_committed(store, key)]
+            found = _newest_commits(self.committed)
             owner["found"] = {session: keys[0].sequence for session, keys in found.items()}
             for keys in found.values():
                 self.clock.saw(_time_of_newest(store, keys, signing))
@@ -405,13 +411,13 @@ def _parse(data: bytes) -> tuple[dict[str, str], dict[str, int]]:
     return texts, {session: sequence for session, sequence in commits if type(sequence) is int}
 
 
-def _newest_commits(store: Store) -> dict[str, list[StepKey]]:
+def _newest_commits(committed: Sequence[StepKey]) -> dict[str, list[StepKey]]:
     """Session -> its checkpoints that are committed, the last one first. A session commits in order of sequence.
 
     An overtaken session finds here which of its commits its successor knows of, and goes on from.
     """
     found: dict[str, list[StepKey]] = {}
-    for key in filter(partial(may_be_committed, store), reversed(list_steps(store))):
+    for key in reversed(committed):
         if key.session in found or len(found) < _MOST_FOUND:
             found.setdefault(key.session, []).append(key)
     return {session: sorted(keys, key=lambda key: -key.sequence) for session, keys in found.items()}

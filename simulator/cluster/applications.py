@@ -86,7 +86,7 @@ class Course:
 
     progress: Floats  # steps with the first batch that it is worth, by the end of the epoch
     iteration: Floats  # steps by then
-    sqr: Floats  # sqr, var: of gradients, as :class:`deeppart.plan.goodput.GradientNoise` has them, of the first batch
+    sqr: Floats  # sqr, var: those of :class:`deeppart.elastic.goodput.GradientNoise`, of the first batch
     var: Floats
 
 

@@ -9,8 +9,8 @@ from typing import Protocol
 
 import numpy as np
 
+from deeppart.elastic.goodput import Bounds, Goodput, GradientNoise, Measured, Throughput, best_step, fit
 from deeppart.errors import ConfigError
-from deeppart.plan.goodput import Bounds, Goodput, GradientNoise, Measured, Throughput, best_step, fit
 
 from .applications import Placement, Request, Times, divided
 

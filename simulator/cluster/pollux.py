@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from deeppart.plan.goodput import Bounds, Goodput, best_steps
+from deeppart.elastic.goodput import Bounds, Goodput, best_steps
 
 from .applications import Request
 from .engine import Allocation, Job

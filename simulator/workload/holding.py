@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from deeppart.model import Box, LeafSpec
-from deeppart.partition import IntArray, Leaves, Plan
-from deeppart.plan.shards import Split, added_cost, least_usual_kappa, place_boxes, share_set
+from deeppart.partition import DEFAULT_KAPPA_BYTES, IntArray, Leaves, Plan, usual_kappa_of
+from deeppart.plan.shards import Split, place_boxes, share_set
 
 from .layout import RankGrid
 from .shapes import ITEM_BYTES, Tensor
@@ -182,7 +182,7 @@ def _held(tensors: Sequence[Tensor], forms: Sequence[Form], sizes: dict[Form, _S
         if of_boxes:
             by_dtype[tensor.dtype] = by_dtype.get(tensor.dtype, 0) + sum(of_boxes) * item
             kept.append(tensor)
-    return Held(Leaves.of(specs, 1), tuple(kept), tuple(pieces), by_dtype)
+    return Held(Leaves.of(specs), tuple(kept), tuple(pieces), by_dtype)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -219,7 +219,8 @@ def kappa_of(groups: Iterable[Groups], ranks: int) -> int:
         if each.kind is not None:
             nbytes[each.ranks] += int(each.leaves.nbytes.sum())
             leaves[each.ranks] += len(each.leaves)
-    return least_usual_kappa(map(tuple, np.unique(np.stack((nbytes, leaves), axis=1), axis=0).tolist()))
+    held = np.unique(np.stack((nbytes, leaves), axis=1), axis=0).tolist()
+    return min((usual_kappa_of(*each) for each in held), default=DEFAULT_KAPPA_BYTES)  # as of sharded tensors
 
 
 def plans(groups: Sequence[Groups], ranks: int, strategy: str, kappa: int) -> Iterator[tuple[Groups, IntArray, Plan]]:
@@ -230,7 +231,7 @@ def plans(groups: Sequence[Groups], ranks: int, strategy: str, kappa: int) -> It
         for each in alike:
             for numbers, preload in _alike(before[each.ranks]):
                 plan = share_set(each.leaves, kappa, preload, strategy)
-                load[each.ranks[numbers]] += added_cost(plan)
+                load[each.ranks[numbers]] += plan.bytes_per_rank() + plan.kappa * plan.spans_per_rank()
                 yield each, numbers, plan
 
 

@@ -56,7 +56,7 @@ WITH_EXAMPLES = {
     *(name for name, thing in FUNCTIONS.items() if ">>>" in (thing.__doc__ or "")),
 }
 ABOUT_GOODPUT = (
-    *(f"deeppart.plan.goodput.{name}" for name in ("model", "optimum", "fitting", "advice")),
+    *(f"deeppart.elastic.goodput.{name}" for name in ("model", "optimum", "fitting", "advice")),
     "deeppart.elastic.profile",
 )
 

@@ -19,9 +19,9 @@ import torch
 
 import deeppart
 from deeppart import _times
+from deeppart.elastic.goodput import Bounds, GradientNoise
 from deeppart.elastic.profile import Profile, TimedSteps
 from deeppart.model import Box
-from deeppart.plan.goodput import Bounds, GradientNoise
 from deeppart.storage import lineage, owner
 from tests.fuzz.images import PartImage, reforge
 from tests.golden import make

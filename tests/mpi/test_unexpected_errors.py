@@ -19,10 +19,11 @@ from deeppart.errors import CheckpointError
 from deeppart.part import PartSummary
 from deeppart.recovery import apply, inventory, matching, saved
 from deeppart.recovery.parts import OpenedPart
-from deeppart.save import Incremental, StagingLease, complete, pipeline, protect, share_planning, workers, write
+from deeppart.save import Incremental, StagingLease, pipeline, protect, share_planning, workers, write
 from deeppart.save.job import Opened
 from deeppart.session import open as starting
 from deeppart.storage import node
+from deeppart.storage import owner as locking
 from tests.mpi.on_nodes import LONG_S, wait_for_all
 from tests.mpi.suspect_training import TIMEOUT_S, checkpointer
 
@@ -88,7 +89,7 @@ def saving(comm: Any, directory: Path, owner: Any, name: str, on_rank: int) -> t
 @pytest.mark.parametrize(
     ("owner", "name", "on_rank", "expected"),
     [
-        (complete, "encode_manifest", 0, [["persistent"]]),
+        (write, "encode_manifest", 0, [["persistent"]]),
         (share_planning, "share_set", 1, [["local", "persistent"]]),
         (write.ShareWriter, "prepare", 1, [["local", "persistent"]]),
         (PartSummary, "record", 1, [["local"], ["persistent"]]),  # whichever of the two threads reports first
@@ -195,7 +196,7 @@ def opening(comm: Any, directory: Path, owner: Any, name: str, on_rank: int) -> 
 @pytest.mark.parametrize(
     ("owner", "name", "on_rank", "outcomes"),
     [
-        (starting, "list_steps", 0, ["CheckpointError", "RemoteRankError"]),
+        (locking, "list_steps", 0, ["CheckpointError", "RemoteRankError"]),
         (starting, "NodeLevel", 1, ["RemoteRankError", "CheckpointError"]),
         (inventory, "read_steps", 0, ["step 1", "step 1"]),
         (inventory, "take_stock", 1, ["step 1", "step 1"]),
@@ -273,7 +274,7 @@ def one_round_behind(comm: Any, directory: Path) -> tuple[list[list[str]], int |
     """Rank 1 has told that it reports on step 2, and then does not: what it says of step 3 is not for step 2."""
     with on_nodes(comm, directory) as ck, pytest.MonkeyPatch.context() as patch:
         ck.checkpoint(state(1), 1).wait()
-        let_fail(patch, complete, "commit_round", comm.rank == 1, MemoryError("none left"))
+        let_fail(patch, pipeline, "commit_round", comm.rank == 1, MemoryError("none left"))
         pendings = [ck.checkpoint(state(step), step) for step in (2, 3, 4)]
         failed = [list(filter(None, errors_of(pending, "local", "persistent"))) for pending in pendings]
     live = state(0)

@@ -192,7 +192,7 @@ def test_no_session_touches_what_another_has_written_since(
     monkeypatch.setattr(StoredStep, "first_problem", lambda step: None)
     dice = random.Random(seed)
     sessions = [Session(memory, dice)]
-    touched, after = 0, files(memory)
+    after = files(memory)
     for _ in range(150):
         if len(sessions) < 4 and dice.random() < 0.05:
             sessions.append(Session(memory, dice))
@@ -205,7 +205,6 @@ def test_no_session_touches_what_another_has_written_since(
         for path in before.keys() | after.keys():
             key = parse_step_name(path.parent.name)
             if before.get(path) != after.get(path) and key is not None and key.session != mover.name:
-                touched += 1
                 assert path not in after, f"{mover.name} wrote {path} by {move.__name__}"
                 assert key in mover.earlier[level_of(memory, path)], f"{mover.name} removed {path}"
     assert len(sessions) > 1 or seed

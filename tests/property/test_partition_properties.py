@@ -1,4 +1,4 @@
-"""What holds of every plan, over random nestings, sizes from 0 bytes to 10 GB, 1 to 4,096 ranks, preload, replica sets.
+"""What holds of every plan, over random nestings, sizes from 0 bytes to 10 GB, 1 to 4,096 ranks, preload.
 
 No tensor exists here: sizes are numbers. What a share costs is recomputed from its spans, never taken from the plan.
 """
@@ -39,23 +39,10 @@ def sizes(draw: st.DrawFn) -> tuple[int, int]:
 
 
 @st.composite
-def leaf_specs(draw: st.DrawFn, replicas: st.SearchStrategy[tuple[int, ...] | None] | None = None) -> list[LeafSpec]:
+def leaf_specs(draw: st.DrawFn) -> list[LeafSpec]:
     """Leaves of distinct paths."""
     paths = draw(st.lists(PATHS, max_size=40, unique=True))
-    return [LeafSpec(path, *draw(sizes()), replicas=None if replicas is None else draw(replicas)) for path in paths]
-
-
-@st.composite
-def worlds(draw: st.DrawFn) -> tuple[list[LeafSpec], int]:
-    """Leaves that are replicated everywhere, or on disjoint groups of ranks, or on nested ones."""
-    ranks = draw(RANKS)
-    group = draw(st.integers(1, ranks))
-    every = np.arange(ranks)
-    disjoint = [tuple(every[first : first + group].tolist()) for first in range(0, min(ranks, 6 * group), group)]
-    strided = [tuple(every[first :: -(-ranks // group)].tolist()) for first in range(min(3, -(-ranks // group)))]
-    nested = [tuple(range(max(1, group // divisor))) for divisor in (1, 2, 3)]
-    family = draw(st.sampled_from([disjoint, strided, nested]))
-    return draw(leaf_specs(st.sampled_from([None, *family]))), ranks
+    return [LeafSpec(path, *draw(sizes())) for path in paths]
 
 
 def preloads(ranks: int, seed: int) -> IntArray:
@@ -92,7 +79,7 @@ def water_level(load: list[int], amount: int) -> tuple[Fraction, int]:
 
 
 def assert_covers(plan: Plan, specs: list[LeafSpec]) -> None:
-    """Every byte of every leaf once, in whole elements, by a rank that holds the leaf; no empty spans."""
+    """Every byte of every leaf once, in whole elements; no empty spans."""
     table = plan.table()
     assert (table.length > 0).all()
     order = np.lexsort((table.start, table.leaf))
@@ -107,18 +94,13 @@ def assert_covers(plan: Plan, specs: list[LeafSpec]) -> None:
     assert (end[last] == nbytes[leaf[last]]).all()
     assert (end[:-1][~last[:-1]] == start[1:][~first[1:]]).all()
     assert (start % itemsize[leaf] == 0).all() and (length % itemsize[leaf] == 0).all()
-    for number in set(table.leaf.tolist()):
-        replicas = specs[number].replicas
-        if replicas is not None:
-            assert set(table.rank[table.leaf == number].tolist()) <= set(replicas)
 
 
 @EXAMPLES
-@given(worlds(), KAPPAS, NAMES, st.integers(0, 2**32))
-def test_every_byte_is_saved_exactly_once_by_a_rank_that_holds_it(
-    world: tuple[list[LeafSpec], int], kappa: int, strategy: str, seed: int
+@given(leaf_specs(), RANKS, KAPPAS, NAMES, st.integers(0, 2**32))
+def test_every_byte_is_saved_exactly_once(
+    specs: list[LeafSpec], ranks: int, kappa: int, strategy: str, seed: int
 ) -> None:
-    specs, ranks = world
     plan = partition(specs, ranks, kappa, strategy, preloads(ranks, seed) if seed % 2 else None)
     assert_covers(plan, specs)
 
@@ -151,14 +133,10 @@ def test_what_ranks_carry_already_is_balanced_too(specs: list[LeafSpec], ranks: 
 
 
 @EXAMPLES
-@given(worlds(), KAPPAS, NAMES, st.randoms(use_true_random=False))
+@given(leaf_specs(), RANKS, KAPPAS, NAMES, st.randoms(use_true_random=False))
 def test_the_order_of_the_input_does_not_matter(
-    world: tuple[list[LeafSpec], int],
-    kappa: int,
-    strategy: str,
-    random: Random,
+    specs: list[LeafSpec], ranks: int, kappa: int, strategy: str, random: Random
 ) -> None:
-    specs, ranks = world
     shuffled = list(specs)
     random.shuffle(shuffled)
 
@@ -171,14 +149,13 @@ def test_the_order_of_the_input_does_not_matter(
 
 
 @EXAMPLES
-@given(worlds(), KAPPAS, NAMES, st.integers(0, 2**32))
+@given(leaf_specs(), RANKS, KAPPAS, NAMES, st.integers(0, 2**32))
 def test_a_ranks_own_share_is_that_rank_of_all_shares(
-    world: tuple[list[LeafSpec], int], kappa: int, strategy: str, seed: int
+    specs: list[LeafSpec], ranks: int, kappa: int, strategy: str, seed: int
 ) -> None:
-    specs, ranks = world
     carried = preloads(ranks, seed)
     plan = partition(specs, ranks, kappa, strategy, carried.astype(float))
-    again = partition(Leaves.of(specs, ranks), ranks, kappa, strategy, carried.tolist())
+    again = partition(Leaves.of(specs), ranks, kappa, strategy, carried.tolist())
     table, repeated = plan.table(), again.table()
     assert all((one == other).all() for one, other in zip(table, repeated, strict=True))
     rows = np.stack(table, axis=1)

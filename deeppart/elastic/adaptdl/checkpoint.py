@@ -10,8 +10,8 @@ from urllib.parse import quote
 import torch
 
 import deeppart
+from deeppart.elastic.epochs import progress
 from deeppart.elastic.parallel import ElasticDataParallel
-from deeppart.elastic.progress import progress
 from deeppart.errors import ConfigError
 from deeppart.extension import Step
 

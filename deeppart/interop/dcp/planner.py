@@ -245,20 +245,18 @@ def _shares(shared: Sequence[_Held], load: list[int]) -> Iterator[tuple[int, Wri
         load[rank] += each.cost + ARCHIVE_BYTES
         yield rank, each.item
     rest = [each for each in shared if each.sample is not None or each.cost <= row_limit]
-    specs = [
-        LeafSpec(
-            each.item.index.fqn,
-            each.cost,
-            _granularity(each, row_limit),
-            None if len(each.ranks) == len(load) else tuple(each.ranks),
-        )
-        for each in rest
-    ]
-    table = partition(specs, len(load), kappa=ARCHIVE_BYTES, preload=load).table()
-    for rank, leaf, start, length in zip(*(column.tolist() for column in table), strict=True):
-        each = rest[leaf]
-        for piece in [each.item] if length == each.cost else _pieces(each.item, start, length):
-            yield rank, piece
+    sets: dict[tuple[int, ...], list[_Held]] = {}
+    for each in rest:
+        sets.setdefault(tuple(each.ranks), []).append(each)
+    for ranks, held in sorted(sets.items(), key=lambda each: (len(each[0]), each[0])):
+        specs = [LeafSpec(each.item.index.fqn, each.cost, _granularity(each, row_limit)) for each in held]
+        plan = partition(specs, len(ranks), kappa=ARCHIVE_BYTES, preload=[load[rank] for rank in ranks])
+        for rank, cost in zip(ranks, plan.costs().tolist(), strict=True):
+            load[rank] = int(cost)
+        for place, leaf, start, length in zip(*(column.tolist() for column in plan.table()), strict=True):
+            each = held[leaf]
+            for piece in [each.item] if length == each.cost else _pieces(each.item, start, length):
+                yield ranks[place], piece
 
 
 def _granularity(shared: _Held, row_limit: float) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import mmap
 import os
 import time
@@ -23,6 +24,7 @@ from deeppart.storage import RateLimit
 
 Bytes = npt.NDArray[np.uint8]
 T = TypeVar("T")
+_HEAD_BYTES = 256
 
 
 class Arena:
@@ -40,7 +42,15 @@ class Arena:
         """See that pieces of these lengths can be cut."""
         size = sum(map(_whole_pages, lengths))
         if size and (self._lent or size > self._memory.size):
-            self._memory = np.frombuffer(mmap.mmap(-1, size), dtype=np.uint8)
+            try:
+                self._memory = np.frombuffer(mmap.mmap(-1, size), dtype=np.uint8)
+            except Exception as error:
+                raise CheckpointError(
+                    "there is no memory for an exchange between nodes",
+                    expected=f"{size} bytes",
+                    found=f"{type(error).__name__}: {error}",
+                    todo="leave more memory free beside training; the next checkpoint tries again",
+                ) from error
             self._lent = False
 
     def cut(self, lengths: Sequence[int]) -> list[Bytes]:
@@ -59,42 +69,33 @@ def _whole_pages(length: int) -> int:
     return -(-length // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
-class NoExchangeMemoryError(CheckpointError):
-    """This rank, or another one, has no memory for an exchange; it has not begun."""
-
-
-def reserve_together(comm: Comm, arena: Arena, lengths: Sequence[int]) -> Operation[None]:
-    """Every rank has the memory that it needs in an exchange, or none begins it (collective): nobody waits for one that
-    cannot take part.
-    """
-    problem: Exception | None = None
-    try:
-        arena.reserve(lengths)
-    except Exception as error:
-        problem = error
-    anywhere = yield from comm.maximum(np.array([problem is not None], np.int64))
-    if anywhere[0]:
-        raise NoExchangeMemoryError(
-            "there is no memory for an exchange between nodes",
-            expected=f"{sum(lengths)} bytes" if problem else "memory on every rank",
-            found=f"{type(problem).__name__}: {problem}" if problem else "another rank has none, and reports it",
-            todo="leave more memory free beside training; the next checkpoint tries again",
-        ) from problem
+class NotBegunError(CheckpointError):
+    """An exchange that this rank, or another one, could not begin."""
 
 
 def begin_together(comm: Comm, begin: Callable[[], Operation[T]]) -> Operation[T]:
-    """An exchange that all ranks begin, or none (collective)."""
+    """An exchange that all ranks begin, or none (collective): nobody waits for one that cannot take part.
+
+    The operation reserves its memory before it yields for the first time, and sends nothing before that.
+    """
     problem: Exception | None = None
     try:
         operation = begin()
+        next(operation)
     except Exception as error:
         problem = error
     anywhere = yield from comm.maximum(np.array([problem is not None], np.int64))
     if anywhere[0]:
         told = yield from comm.allgather(f"{type(problem).__name__}: {problem}".encode() if problem else b"")
-        found = "; ".join(f"rank {rank}: {text.decode()}" for rank, text in enumerate(told) if text)
-        raise CheckpointError("an exchange between nodes could not be prepared", found=found) from problem
+        texts = [f"rank {rank}: {text.decode()}" for rank, text in enumerate(told) if text]
+        found = "\n".join(texts).replace("\n", "\n    ")
+        raise NotBegunError("an exchange between nodes could not begin", found=found) from problem
     return (yield from operation)
+
+
+def json_head(document: object) -> Bytes:
+    """The first message of an exchange: JSON filled up with spaces to a length that the receiver knows."""
+    return np.frombuffer(bytearray(json.dumps(document).encode().ljust(_HEAD_BYTES)), dtype=np.uint8)
 
 
 class Blocks:

@@ -28,12 +28,11 @@ from deeppart.comm import Comm, Operation, interleaved
 from deeppart.errors import CheckpointError, CommError, CorruptFileError, DeeppartError, StorageError, as_error
 from deeppart.model import Attempt, ParityIdentity, ParityMember
 from deeppart.nodes.erasure import ReedSolomon
-from deeppart.nodes.exchange.memory import Arena, Blocks, Bytes, paced, reserve_together
+from deeppart.nodes.exchange.memory import Arena, Blocks, Bytes, json_head, paced
 from deeppart.part import ParityWriter
 from deeppart.plan.redundancy import ROWS_AT_ONCE, ParitySet, Stripes, block_bytes_for
 from deeppart.storage import DurableFile, RateLimit
 
-_HEAD_BYTES = 256
 _HEAD_TAG, _DATA_TAG, _PARITY_TAG = 0, 1, 2  # digests have further ones
 #: Encoded and digested so many bytes at a time, while they are in the processor's caches.
 _SLICE_BYTES = 128 << 10
@@ -95,8 +94,9 @@ def encode_sets(
     arena: Arena,
     limit: RateLimit | None,
 ) -> Operation[list[DurableFile]]:
-    """Take part in encoding several sets, in an order that all ranks share."""
-    yield from reserve_together(comm, arena, max((_lengths(which) for which, _ in sets), key=sum, default=[]))
+    """Take part in encoding several sets, in an order that all ranks share; for :func:`begin_together`."""
+    arena.reserve(max((_lengths(which) for which, _ in sets), key=sum, default=[]))
+    yield True
     files: list[DurableFile] = []
     problem: DeeppartError | None = None
     try:
@@ -131,7 +131,7 @@ def _introduce(comm: Comm, which: ParitySet, mine: PartFile | None) -> Operation
     """Every member tells the others about its part."""
     place = which.place_of(comm.rank)
     document = [0, ""] if mine is None else [mine.nbytes, mine.index_digest]
-    heads = [_head(document if other == place else [0, ""]) for other in range(len(which.members))]
+    heads = [json_head(document if other == place else [0, ""]) for other in range(len(which.members))]
     others = [(other, member.rank) for other, member in enumerate(which.members) if other != place]
     moves = [comm.receive_into(heads[other], rank, _HEAD_TAG) for other, rank in others]
     moves += [comm.send(heads[place], rank, _HEAD_TAG) for _, rank in others]
@@ -141,10 +141,6 @@ def _introduce(comm: Comm, which: ParitySet, mine: PartFile | None) -> Operation
         ParityMember(None if member.part is None or not nbytes else member.part, nbytes, digest)
         for member, (nbytes, digest) in zip(which.members, told, strict=True)
     )
-
-
-def _head(document: list[object]) -> Bytes:
-    return np.frombuffer(bytearray(json.dumps(document).encode().ljust(_HEAD_BYTES)), dtype=np.uint8)
 
 
 class _Row:

@@ -12,18 +12,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import xxhash
 
 from deeppart.comm import Comm, Operation, interleaved
 from deeppart.errors import CorruptFileError, DeeppartError, as_error
-from deeppart.nodes.exchange.memory import Arena, Blocks, Bytes, paced, reserve_together
+from deeppart.nodes.exchange.memory import Arena, Blocks, Bytes, json_head, paced
 from deeppart.storage import DurableFile, RateLimit
 
 #: One message; measured fastest between processes of one machine (docs/benchmarks.md).
 BLOCK_BYTES = 8 << 20
 _IN_FLIGHT = 2
-_HEAD_BYTES = 256
+#: Of the blocks sent and received at once, in bytes.
+_LENGTHS = [BLOCK_BYTES] * (2 * _IN_FLIGHT)
 _HEAD_TAG, _DATA_TAG = 0, 1
 _UNREADABLE, _UNWRITABLE = "a part file could not be read", "a copy could not be written"
 
@@ -72,10 +72,9 @@ def exchange_copies(
     arena: Arena,
     limit: RateLimit | None,
 ) -> Operation[list[DurableFile]]:
-    """Send and receive part files side by side, each in the order given."""
-    lengths = [BLOCK_BYTES] * (2 * _IN_FLIGHT)
-    yield from reserve_together(comm, arena, lengths)
-    pieces = arena.cut(lengths)
+    """Send and receive part files side by side, each in the order given; for :func:`begin_together`."""
+    pieces = arena.cut(_LENGTHS)
+    yield True
     files: list[DurableFile] = []
     problems: list[DeeppartError] = []
     try:
@@ -119,7 +118,7 @@ def _send(
     limit: RateLimit | None,
     problems: list[DeeppartError],
 ) -> Operation[None]:
-    head = _head({"part": outgoing.part, "nbytes": outgoing.nbytes, "digest": outgoing.digest})
+    head = json_head({"part": outgoing.part, "nbytes": outgoing.nbytes, "digest": outgoing.digest})
     yield from comm.send(head, outgoing.to, _HEAD_TAG)
     flying: list[Operation[None]] = []
     for number, offset in enumerate(range(0, outgoing.nbytes, BLOCK_BYTES)):
@@ -149,7 +148,7 @@ def _receive_all(
     problems: list[DeeppartError],
 ) -> Operation[None]:
     for incoming in receives:
-        head = _head({})
+        head = json_head({})
         yield from comm.receive_into(head, incoming.source, _HEAD_TAG)
         yield True
         told = json.loads(head.tobytes())
@@ -216,8 +215,3 @@ class _Sink:
     def _fail(self, error: DeeppartError) -> None:
         self._failed = True
         self._problems.append(error)
-
-
-def _head(document: dict[str, object]) -> Bytes:
-    """A head message: JSON filled up with spaces."""
-    return np.frombuffer(bytearray(json.dumps(document).encode().ljust(_HEAD_BYTES)), dtype=np.uint8)

@@ -26,7 +26,7 @@ from deeppart.comm import Comm, Operation, interleaved
 from deeppart.errors import StorageError
 from deeppart.model import ParityIdentity
 from deeppart.nodes.erasure import ReedSolomon
-from deeppart.nodes.exchange.memory import Arena, Bytes, reserve_together
+from deeppart.nodes.exchange.memory import Arena, Bytes
 from deeppart.nodes.exchange.set_files import READ_ERRORS, ParitySetFiles, SetFiles, find_good_blocks, holder_of
 from deeppart.part import set_id, stripes_of
 from deeppart.plan.restart import Rebuild
@@ -62,10 +62,12 @@ def rebuild_parts(
     *,
     careful: bool,
 ) -> Operation[Rebuilt]:
-    """Rebuild parts (collective; every rank gives the same ``wanted``); ``at`` makes a path of a source's text."""
-    yield from reserve_together(
-        comm, arena, max((_lengths(each.rebuild.identity) for each in wanted), key=sum, default=[])
-    )
+    """Rebuild parts (collective; every rank gives the same ``wanted``); for :func:`begin_together`.
+
+    ``at`` makes a path of a source's text.
+    """
+    arena.reserve(max((_lengths(each.rebuild.identity) for each in wanted), key=sum, default=[]))
+    yield True
     sets: dict[str, ParitySetFiles] = {}
     wanted_of: dict[str, list[Wanted]] = {}
     for each in wanted:

@@ -27,11 +27,13 @@ from deeppart.plan.restart import (
     explain_parts,
     survey,
 )
-from deeppart.recovery import suspect_lines, take_inventory
+from deeppart.recovery import Ranks, suspect_lines, take_inventory
 from deeppart.storage import PersistentLevel, PosixStore, read_lineage, read_step, take_stock
 
 #: (part, its file on the persistent level) -> what is wrong with that, or None.
 Look = Callable[[int, str], str | None]
+#: A process alone waits for nobody.
+_ALONE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,8 @@ def plan_here(
     """Plan with directories that this one process sees; each of ``local_dirs`` counts as a node."""
     lineage = _lineage(root, needs_nodes=bool(local_dirs))
     stocks = [take_stock(directory, lineage, signing) for directory in local_dirs]
-    inventory = _take(SingleComm(), (0,), None, root, lineage, 60.0, signing)
+    persistent = PersistentLevel(PosixStore(root), signing)
+    inventory = take_inventory(Ranks(SingleComm(), (0,), _ALONE_S), None, persistent, lineage)
     problems = (*inventory.damaged, *inventory.problems, *(line for stock in stocks for line in stock.lines()))
     nodes = max(1, len(stocks))
     size = ranks or max((entry.attempt.world_size for entry in inventory.committed), default=0)
@@ -123,7 +126,8 @@ def plan_together(
     (collective). Rank 0 has the plan, the others only its step.
     """
     lineage = _lineage(root, needs_nodes=local_dir is not None)
-    inventory = _take(comm, node_of, local_dir if leads else None, root, lineage, timeout, signing)
+    ranks, persistent = Ranks(comm, node_of, timeout, doing="explain"), PersistentLevel(PosixStore(root), signing)
+    inventory = take_inventory(ranks, local_dir if leads else None, persistent, lineage)
     plan, text = RestorePlan(root), b""
     if comm.rank == 0:
         plan = _plan(root, inventory, comm.size, step, signing)
@@ -154,25 +158,6 @@ def _looks(root: Path, signing: Signing | None) -> Look:
         return step.part_problem(part) if step.error is None else f"cannot be looked at: {step.error}"
 
     return problem
-
-
-def _take(
-    comm: Comm,
-    node_of: tuple[int, ...],
-    local_dir: Path | None,
-    root: Path,
-    lineage: str,
-    timeout: float,
-    signing: Signing | None,
-) -> Inventory:
-    return take_inventory(
-        comm,
-        node_of,
-        local_dir,
-        PersistentLevel(PosixStore(root), signing),
-        lineage,
-        lambda operation, what: finish(comm, operation, what, timeout),
-    )
 
 
 def _plan(root: Path, inventory: Inventory, size: int, step: int | None, signing: Signing | None) -> RestorePlan:

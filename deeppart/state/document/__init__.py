@@ -22,7 +22,6 @@ from deeppart.state.document.part_document import (
     decode_meta,
     encode_rank_local,
     insert,
-    saved_outermost,
     without_rank_local,
 )
 from deeppart.state.document.structure import (
@@ -68,7 +67,6 @@ __all__ = [
     "gather_global_state",
     "insert",
     "joined",
-    "saved_outermost",
     "values_in",
     "with_global_state",
     "without_rank_local",

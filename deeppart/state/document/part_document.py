@@ -39,7 +39,7 @@ from deeppart.state.document.structure_json import (
     encode_structure,
     encode_tree,
 )
-from deeppart.state.paths import Key, Path, id_key, readable
+from deeppart.state.paths import Path, id_key, readable
 from deeppart.state.tensors import LeafType
 from deeppart.state.tree import DICTS, Alias, Branch, FlatState, LeafNumbers, Node, RankLocal
 from deeppart.state.values import Encoded, decode_value
@@ -259,15 +259,6 @@ def decode_meta(meta: bytes, where: str, *, with_structure: bool = True) -> Rank
         ) from error
     decoded = None if structure is None else decode_structure(structure, where)
     return RankDocument(types, values, decoded, trees, aliases)
-
-
-def saved_outermost(meta: bytes) -> list[Key]:
-    """The keys of the outermost dict in the structure of rank 0's document; [] if the root is no dict.
-
-    The rest of the document is neither decoded nor checked.
-    """
-    code, *rest = parse_json(meta)["structure"]["tree"]
-    return list(decode_path(rest[0], "outermost keys")) if code in _DICT_CODES else []
 
 
 def _number(text: str) -> int:

@@ -39,7 +39,7 @@ class Stage:
 
 
 _FILE = "deeppart.storage.files.DurableFile"
-_COMPLETE = "deeppart.save.complete.Completer.complete"
+_COMPLETE = "deeppart.save.pipeline.Pipeline._complete"
 
 STAGES: dict[str, Stage] = {
     "opening: directory taken": Stage("deeppart.session.open.DirectoryOwner.__init__", "open", after=True, who=ROOT),

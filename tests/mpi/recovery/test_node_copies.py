@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ import deeppart
 from deeppart.comm import waiting
 from deeppart.errors import DeeppartError, PeerTimeoutError, StorageError
 from deeppart.part import RANK_TABLE
-from deeppart.recovery import distribute, tables
+from deeppart.recovery import apply, distribute, tables
 from deeppart.state.restore import scatter
 from tests.mpi.on_nodes import config
 from tests.mpi.training_states import PER_RANK, flat_bytes, same, save, training_state
@@ -78,14 +77,15 @@ def test_on_one_node_no_part_is_sent(run_on: Any, in_memory: Path, ranks: int) -
 def two_nodes(comm: Any, directory: Path) -> tuple[dict[str, Any], tuple[int, int], int]:
     """What a restore brings, its messages, and how many chunks there are of what all ranks share."""
     chunks: list[int] = []
-    view = tables._view
+    decomposed = tables._decomposed
 
-    def counting(read: Any, shared: Any, pieces: Any, *rest: Any) -> Any:
-        chunks.append(int(pieces.chunks_with(pieces.spans["table"] != RANK_TABLE).sum()))
-        return view(read, shared, pieces, *rest)
+    def counting(*what: Any) -> Any:
+        found = decomposed(*what)
+        chunks.extend(int(each.pieces.chunks_with(each.pieces.spans["table"] != RANK_TABLE).sum()) for each in found)
+        return found
 
     def count(rank: int, patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(tables, "_view", counting)
+        patch.setattr(tables, "_decomposed", counting)
 
     found, messages, _ = restored(comm, directory, count, 2)
     return found, messages, sum(chunks)
@@ -118,7 +118,7 @@ def other_files_by_those_names(rank: int, patch: pytest.MonkeyPatch) -> None:
 
     def late(place: Any, at: Callable[[str], Path]) -> Any:
         if rank == 1:
-            path = Path(json.loads(place.text)[1])
+            path = Path(place.path)
             other = path.with_suffix(".other")
             other.write_bytes(b"\x5a" * path.stat().st_size)
             kept = path.with_suffix(".kept")
@@ -158,7 +158,7 @@ def taken_away(rank: int, patch: pytest.MonkeyPatch) -> None:
 
     def and_then(self: Any, to: Any) -> Any:
         failure = bring(self, to)
-        of_mates = [copy for (part, _), copy in self._tables.copies.mine.items() if part == 0 and copy.is_on_a_node]
+        of_mates = [copy for (part, _), copy in self._copies.mine.items() if part == 0 and copy.place.is_on_a_node]
         for copy in of_mates if rank == 1 else ():
             os.rename(copy.file.path, copy.file.path + ".retired")
         return failure
@@ -177,7 +177,7 @@ def _cut_files(patch: pytest.MonkeyPatch, which: Callable[[Any], bool]) -> None:
                 os.truncate(part.place.path, 0)
         return found
 
-    patch.setattr(tables, "find_copies", cut)
+    patch.setattr(apply, "find_copies", cut)
 
 
 def files_are_cut(rank: int, patch: pytest.MonkeyPatch) -> None:
@@ -188,7 +188,7 @@ def a_mate_gets_an_error(rank: int, patch: pytest.MonkeyPatch) -> None:
     byte_range = tables.NodeCopy.byte_range
 
     def refused(self: Any, *rest: Any) -> Any:
-        if self.is_on_a_node:
+        if self.place.is_on_a_node:
             raise StorageError("cannot read a part file", errno=5)
         return byte_range(self, *rest)
 

@@ -13,7 +13,7 @@ from deeppart_simulator.cluster.engine import Allocation, Cluster, Job, run
 from deeppart_simulator.cluster.policies import Tiresias
 from deeppart_simulator.cluster.pollux import Pollux, Worth
 
-from deeppart.plan.goodput import GradientNoise
+from deeppart.elastic.goodput import GradientNoise
 from tests.simulator.cluster.toy import MODELS, application, request
 
 NODES, PER_NODE = 3, 2

@@ -9,7 +9,7 @@ from pathlib import Path
 from deeppart_simulator.cluster.applications import Application, Archive, read_application
 from deeppart_simulator.cluster.engine import Request
 
-from deeppart.plan.goodput import Throughput
+from deeppart.elastic.goodput import Throughput
 
 MODELS = {
     "scales": Throughput(0.05, 0.004, 0.02, 0.0002, 0.01, 0.0001, 2.0),

@@ -39,16 +39,21 @@ def test_impossible_states_are_refused(text: str) -> None:
 
 
 def _direct(state: State, ranks: int, strategy: str, kappa: float) -> tuple[np.ndarray, np.ndarray]:
-    """The same state handed to the partitioner as one list of leaves with their replica sets."""
-    specs = []
+    """The same state handed to the partitioner as lists of leaves, for each set of ranks that hold them."""
+    held: dict[tuple[int, ...], list[LeafSpec]] = {}
     for tensor_groups in state.on(ranks):
         for row in tensor_groups.ranks.tolist():
             for number in range(len(tensor_groups.leaves)):
                 nbytes, item = int(tensor_groups.leaves.nbytes[number]), int(tensor_groups.leaves.itemsize[number])
-                members = None if len(row) == ranks else tuple(row)
-                specs.append(LeafSpec(f"{len(row):04d}/{min(row):04d}/{number:06d}", nbytes, item, members))
-    plan = partition(specs, ranks, kappa, strategy)
-    return plan.bytes_per_rank(), plan.spans_per_rank()
+                path = f"{len(row):04d}/{min(row):04d}/{number:06d}"
+                held.setdefault(tuple(row), []).append(LeafSpec(path, nbytes, item))
+    nbytes_of, spans_of = np.zeros(ranks, dtype=np.int64), np.zeros(ranks, dtype=np.int64)
+    for members in sorted(held, key=lambda each: (len(each), each)):
+        of = list(members)
+        plan = partition(held[members], len(of), kappa, strategy, (nbytes_of + int(kappa) * spans_of)[of])
+        nbytes_of[of] += plan.bytes_per_rank()
+        spans_of[of] += plan.spans_per_rank()
+    return nbytes_of, spans_of
 
 
 @pytest.mark.parametrize("strategy", ["deeppart", "whole", "flat", "rank0"])

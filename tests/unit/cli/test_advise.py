@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from deeppart.elastic.goodput import Bounds, GradientNoise
 from deeppart.elastic.profile import write_profile
-from deeppart.plan.goodput import Bounds, GradientNoise
 from tests.unit.cli_support import call, call_json
+from tests.unit.elastic.goodput.models import TRUE
 from tests.unit.elastic.test_profile import profile_of_true
-from tests.unit.plan.goodput.models import TRUE
 
 NOISE, BOUNDS = GradientNoise(1.0, 30.0, 32), Bounds(32, 4096, 64)
 

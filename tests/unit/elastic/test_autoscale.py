@@ -10,10 +10,10 @@ import pytest
 
 from deeppart.elastic import ElasticDataLoader, NoiseScale, Norms, Progress
 from deeppart.elastic.autoscale import make_bounds
+from deeppart.elastic.goodput import Bounds, Goodput, GradientNoise, Throughput, best_step
 from deeppart.elastic.profile import read_profile
 from deeppart.elastic.steps import Batch
 from deeppart.errors import ConfigError
-from deeppart.plan.goodput import Bounds, Goodput, GradientNoise, Throughput, best_step
 from tests.unit.elastic.jobs import Alone, numbers
 
 LENGTH, BASE = 20_000, 16

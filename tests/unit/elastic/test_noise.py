@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from deeppart.elastic.goodput import gain
 from deeppart.elastic.noise import NoiseScale, Norms
-from deeppart.plan.goodput import gain
 
 SQUARED, VARIANCE = 4.0, 50.0  # of the gradient; of one sample's noise, all elements together
 ELEMENTS = 40

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from deeppart.elastic.goodput import Bounds, GradientNoise
 from deeppart.elastic.profile import (
     PROFILE_NAME,
     Profile,
@@ -16,9 +17,8 @@ from deeppart.elastic.profile import (
     write_profile,
 )
 from deeppart.errors import ConfigError, CorruptFileError
-from deeppart.plan.goodput import Bounds, GradientNoise
 from tests.unit.cli_support import call, call_json, save
-from tests.unit.plan.goodput.models import SIZES, TRUE
+from tests.unit.elastic.goodput.models import SIZES, TRUE
 
 
 def with_step(

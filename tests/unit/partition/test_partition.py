@@ -28,7 +28,7 @@ def test_layer_2_comes_before_layer_10_whatever_the_callers_order() -> None:
     leaves = [LeafSpec("layer/10", 100), LeafSpec("layer/9", 100), LeafSpec("layer/2", 100), LeafSpec("layer/x", 100)]
     plan = partition(leaves, 4, kappa=0)
     assert spans(plan) == [[(2, 0, 100)], [(1, 0, 100)], [(0, 0, 100)], [(3, 0, 100)]]
-    numbers = Leaves.of([LeafSpec(f"h{i}.w", 1) for i in (10, 9, 100, 0, 1)], ranks=1).index
+    numbers = Leaves.of([LeafSpec(f"h{i}.w", 1) for i in (10, 9, 100, 0, 1)]).index
     assert numbers is not None and numbers.tolist() == [3, 4, 1, 0, 2]
 
 
@@ -38,11 +38,6 @@ def test_layer_2_comes_before_layer_10_whatever_the_callers_order() -> None:
         LeafSpec("model/w", -8, 4),
         LeafSpec("model/w", 8, 0),
         LeafSpec("model/w", 10, 4),
-        LeafSpec("model/w", 8, 4, ()),
-        LeafSpec("model/w", 8, 4, (1, 0)),
-        LeafSpec("model/w", 8, 4, (0, 0)),
-        LeafSpec("model/w", 8, 4, (0, 2)),
-        LeafSpec("model/w", 8, 4, (-1, 0)),
     ],
     ids=repr,
 )
@@ -113,11 +108,18 @@ def test_impossible_arguments_are_refused(arguments: dict[str, Any]) -> None:
 # --- Where the cuts fall ----------------------------------------------------------------------------------------------
 
 
-def test_rank0_takes_everything_of_its_replica_set() -> None:
-    leaves = [LeafSpec("w", 100), LeafSpec("b", 8, replicas=(1, 2))]
+def test_rank0_takes_everything() -> None:
+    leaves = [LeafSpec("w", 100), LeafSpec("b", 8)]
     plan = partition(leaves, 3, kappa=10, strategy="rank0", preload=[7, 0, 0])
-    assert spans(plan) == [[(0, 0, 100)], [(1, 0, 8)], []]
-    assert plan.costs().tolist() == [117.0, 18.0, 0.0]
+    assert spans(plan) == [[(0, 0, 100), (1, 0, 8)], [], []]
+    assert plan.costs().tolist() == [135.0, 0.0, 0.0]
+
+
+def test_what_some_ranks_hold_is_levelled_by_what_all_hold() -> None:
+    of_some = partition([LeafSpec("b", 60)], 2, kappa=0)
+    carried = [0.0, *of_some.costs().tolist()]
+    plan = partition([LeafSpec("w", 120)], 3, kappa=0, preload=carried)
+    assert plan.costs().tolist() == [60.0, 60.0, 60.0] and plan.bytes_per_rank().tolist() == [60, 30, 30]
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8, 16, 64, 256, 1024])

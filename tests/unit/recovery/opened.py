@@ -7,17 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deeppart.comm import Comm, SingleComm, finish
+from deeppart.comm import Comm, SingleComm
 from deeppart.model import Attempt
-from deeppart.nodes import Arena
-from deeppart.recovery import Ranks, Reading, Recovered, SavedStep, load_step, recover, take_inventory
+from deeppart.recovery import Ranks, Recovered, SavedStep, load_step, read_chunks, recover, take_inventory
 from deeppart.recovery.absent import share_out_absent
 from deeppart.recovery.distribute import Delivery
 from deeppart.recovery.matching import Matched, check_step, match
 from deeppart.recovery.narrowing import flatten_live, narrowed
 from deeppart.recovery.saved import Documents
-from deeppart.recovery.tables import PartIndexView, Tables, share_tables
-from deeppart.state.capture.staging import Staging
+from deeppart.recovery.tables import PartIndexView, Tables, find_copies, share_tables
 from deeppart.state.paths.globs import PerRank, PerRankPolicies
 from deeppart.state.restore import Request
 from deeppart.storage import PersistentLevel, PosixStore
@@ -41,7 +39,8 @@ class Opened:
 
     @property
     def delivery(self) -> Delivery:
-        return Delivery(self.ranks, self.recovered, self.tables)
+        """A new one (collective)."""
+        return Delivery(self.ranks, self.recovered, self.tables, find_copies(self.ranks, self.recovered, "copies"))
 
     @property
     def attempt(self) -> Attempt:
@@ -70,13 +69,15 @@ def open_step(root: Path, comm: Comm | None = None, *, on_nodes: bool = False) -
     comm = SingleComm() if comm is None else comm
     node_of = tuple(range(comm.size)) if on_nodes else (0,) * comm.size
 
-    def run(operation: Any, what: str) -> Any:
-        return finish(comm, operation, what, TIMEOUT_S)
-
-    inventory = take_inventory(comm, node_of, None, PersistentLevel(PosixStore(root)), "", run)
-    recovered, told = recover(Reading(comm, run, Staging(), Arena()), inventory, None)
-    assert recovered is not None, told
     ranks = Ranks(comm, node_of, TIMEOUT_S)
+    inventory = take_inventory(ranks, None, PersistentLevel(PosixStore(root)), "")
+
+    def whole(recovered: Recovered) -> Recovered:
+        read_chunks(ranks, recovered)
+        return recovered
+
+    recovered, _, told = recover(ranks, [inventory], None, whole)
+    assert recovered is not None, told
     saved = load_step(ranks, recovered)
     return Opened(ranks, recovered, saved, share_tables(ranks, recovered, saved.documents.structure))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ import torch
 from deeppart.comm import Comm
 from deeppart.errors import FreedMemoryError
 from deeppart.model import Box
-from deeppart.recovery.distribute import Delivery
 from deeppart.recovery.saved import check_spans
 from deeppart.recovery.tables import fetch_spans
 from deeppart.state.pieces import piece_keys
@@ -75,7 +75,7 @@ def brought(root: Path, comm: Comm, *, lose: int = -1, free: int = -1) -> Any:
     sources = list(check_spans(saved, opened.tables, opened.recovered, rank).sources(leaf, column))
     wanted = piece_keys((each.leaf, each.number) for each in sources)
     tables = fetch_spans(opened.ranks, opened.tables, wanted, "fetching")
-    delivery = Delivery(opened.ranks, opened.recovered, tables)
+    delivery = replace(opened, tables=tables).delivery
     if lose == rank:
         opened.recovered.mine.clear()
     scatter = Scatter(Wanted(each, LiveBox(live, column), tensor.kind.itemsize, "w") for each in sources)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,10 @@ import torch
 from deeppart.comm import Comm
 from deeppart.errors import DeeppartError, RestoreError
 from deeppart.model import RestoreReport
-from deeppart.recovery import NarrowReading
-from deeppart.recovery.apply import lacks_bytes, wanted_pieces
-from deeppart.recovery.tables import UNREAD, fetch_spans
+from deeppart.recovery import apply
+from deeppart.recovery.apply import arrays_to_fill, wanted_pieces
+from deeppart.recovery.apply import wanted as wanted_by
+from deeppart.recovery.tables import Tables, fetch_spans, without_unneeded
 from deeppart.state.capture import layout
 from deeppart.state.pieces import ANY_PART
 from tests.unit.recovery.opened import open_step
@@ -157,6 +157,10 @@ def outcome(root: Path, live: list[Any], request: dict[str, Any]) -> tuple[str, 
     return "", told[0][0].saved_bytes - told[0][0].loaded_bytes
 
 
+def everything(ranks: Any, tables: Tables, *rest: Any) -> Tables:
+    return tables
+
+
 def alike(one: Any, other: Any) -> bool:
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(alike(item, other[key]) for key, item in one.items())
@@ -175,7 +179,7 @@ def test_the_same_as_if_everything_had_been_read(memory: Path, tmp_path: Path, s
         live, whole = ([case.live(rank) for rank in range(case.ranks)] for _ in range(2))
         error, unread = outcome(root, live, case.request)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(NarrowReading, "may_choose", False)
+            patch.setattr(apply, "without_unneeded", everything)
             expected, nothing = outcome(root, whole, case.request)
         assert (error, nothing) == (expected, 0), (seed, case.request)
         assert alike(dict(enumerate(live)), dict(enumerate(whole))), (seed, case.request)
@@ -190,11 +194,11 @@ def test_a_plain_leaf_beside_shards_that_only_one_rank_has_a_place_for(memory: P
     save(memory, states, compression="zstd")  # what is raw ranks find in the memory of their node
     live = [case.live(rank) for rank in range(case.ranks)]
     assert [("deep" in each["inner"]) for each in live] == [False, False, True] and case.kind["e"] == "plain"
-    assert outcome(memory, live, case.request) == ("", 0)
+    assert outcome(memory, live, case.request)[0] == ""
     assert torch.equal(live[2]["inner"]["deep"]["e"], leaf("e"))
 
 
-# --- whether what was read is enough ----------------------------------------------------------------------------------
+# --- which chunks are read --------------------------------------------------------------------------------------------
 
 
 def tied_state(rank: int, ranks: int, scale: float) -> dict[str, Any]:
@@ -205,26 +209,21 @@ def tied_state(rank: int, ranks: int, scale: float) -> dict[str, Any]:
 
 @pytest.mark.parametrize("left_out", ["plain", "sharded", "second", None])
 @pytest.mark.parametrize("saving", [1, 2])
-def test_each_chunk_that_was_not_read(tmp_path: Path, saving: int, left_out: str | None) -> None:
+def test_the_chunks_of_each_leaf(tmp_path: Path, saving: int, left_out: str | None) -> None:
     save(tmp_path, [tied_state(rank, saving, 1.0) for rank in range(saving)])
     opened = open_step(tmp_path)
     matched = opened.matched(tied_state(0, 1, 0.0))
-    wanted = wanted_pieces(matched)
+    wanted = wanted_pieces(wanted_by(matched, arrays_to_fill(matched).all()))
     tables = fetch_spans(opened.ranks, opened.tables, wanted.of(ANY_PART), "fetching")
-    assert not lacks_bytes(wanted, tables)
     numbers = {path[0]: number for number, path in enumerate(matched.target.structure.array_paths()) if path}
     if left_out is not None:
         matched.target.dropped |= {numbers[left_out]}
-        wanted = wanted_pieces(matched)
+        wanted = wanted_pieces(wanted_by(matched, arrays_to_fill(matched).all()))
     found: dict[str, set[bool]] = {}
-    for place, index in enumerate(tables.indexes):
-        for chunk in range(len(index.readers)):
-            readers = index.readers.copy()
-            readers[chunk] = UNREAD
-            indexes = [*tables.indexes]
-            indexes[place] = replace(index, readers=readers)
+    for index in without_unneeded(opened.ranks, tables, wanted, "choosing").indexes:
+        for chunk, is_unread in enumerate(index.is_unread.tolist()):
             (leaf,) = {piece.leaf for piece in index.pieces.of(chunk)}
             name = matched.saved.documents.structure.array_paths()[leaf][0]
-            found.setdefault(name, set()).add(lacks_bytes(wanted, replace(tables, indexes=indexes)))
+            found.setdefault(name, set()).add(is_unread)
     names = {"plain", "sharded", "first"}
-    assert found == {name: {name != left_out} for name in names}
+    assert found == {name: {name == left_out} for name in names}

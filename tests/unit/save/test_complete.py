@@ -17,7 +17,7 @@ def test_parts_of_a_level_that_is_over_do_not_pile_up(memory: Path) -> None:
     """Once ranks have given up waiting for each other at a level, nothing can be committed there any more."""
     with deeppart.Checkpointer(config(memory)) as ck:
         ck.checkpoint(state(1), 1).wait(timeout=200)
-        ck._pipeline._completer._channels["persistent"].broken = PeerTimeoutError("rank 1 did not answer")
+        ck._pipeline._channels["persistent"].broken = PeerTimeoutError("rank 1 did not answer")
         for step in (2, 3):
             pending = ck.checkpoint(state(step), step)
             pending.wait("local", timeout=200)

@@ -12,7 +12,7 @@ import torch
 
 from deeppart import elastic
 from deeppart.elastic import stop_request
-from deeppart.elastic.progress import progress
+from deeppart.elastic.epochs import progress
 from deeppart.errors import DeeppartWarning, warn_caller
 
 from .. import env

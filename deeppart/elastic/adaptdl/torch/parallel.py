@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from deeppart.elastic import ElasticDataParallel, ScalingRule
-from deeppart.elastic.progress import progress
+from deeppart.elastic.epochs import progress
 from deeppart.errors import ConfigError, DeeppartWarning, warn_caller
 
 from ..checkpoint import load_model, restored

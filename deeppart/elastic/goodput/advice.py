@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from deeppart.elastic.goodput.model import Goodput
+from deeppart.elastic.goodput.optimum import Bounds, best_steps, fixed_step
 from deeppart.errors import ConfigError
-from deeppart.plan.goodput.model import Goodput
-from deeppart.plan.goodput.optimum import Bounds, best_steps, fixed_step
 
 #: Extrapolation ends at so many times the measured ranks and batch.
 FARTHEST_RANKS, FARTHEST_BATCH = 2, 4
@@ -28,7 +28,7 @@ class Limits:
         node_ranks: ranks on each node.
 
     Example:
-        >>> from deeppart.plan.goodput import Limits
+        >>> from deeppart.elastic.goodput import Limits
         >>> Limits(profiled_ranks=8, profiled_batch=256, node_ranks=4).most_ranks
         16
     """
@@ -156,7 +156,7 @@ def advise(
         ConfigError: a size or a batch is beyond the extrapolation, or none is possible.
 
     Example:
-        >>> from deeppart.plan.goodput import Bounds, Goodput, GradientNoise, Limits, Throughput, advise
+        >>> from deeppart.elastic.goodput import Bounds, Goodput, GradientNoise, Limits, Throughput, advise
         >>> job = Goodput(Throughput(0.01, 0.001, 0.05, 0.001, 0.02, 0.0, 1.0), GradientNoise(1.0, 30.0, 32))
         >>> found = advise(job, Bounds(32, 1024, most_local=64), Limits(4, 256, node_ranks=4), profiled=[1, 2, 4])
         >>> [(size.ranks, size.batch, round(size.goodput)) for size in found.sizes]

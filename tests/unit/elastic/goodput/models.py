@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from deeppart.plan.goodput import Bounds, Goodput, GradientNoise, Measured, Throughput
+from deeppart.elastic.goodput import Bounds, Goodput, GradientNoise, Measured, Throughput
 
 TRUE = Throughput(0.02, 0.001, 0.03, 0.0006, 0.01, 0.0002, overlap=1.6)
 JOB = Goodput(TRUE, GradientNoise(1.0, 30.0, 32))

@@ -7,10 +7,10 @@ Sources: A. Qiao et al., Pollux: Co-adaptive Cluster Scheduling for Goodput-Opti
 McCandlish et al., An Empirical Model of Large-Batch Training, 2018; T. Johnson et al., AdaScale SGD, ICML 2020.
 """
 
-from deeppart.plan.goodput.advice import Advice, Limits, Size, advise
-from deeppart.plan.goodput.fitting import Measured, fit
-from deeppart.plan.goodput.model import Goodput, GradientNoise, Throughput, gain
-from deeppart.plan.goodput.optimum import Bounds, Step, best_step, best_steps, better_step, fixed_step
+from deeppart.elastic.goodput.advice import Advice, Limits, Size, advise
+from deeppart.elastic.goodput.fitting import Measured, fit
+from deeppart.elastic.goodput.model import Goodput, GradientNoise, Throughput, gain
+from deeppart.elastic.goodput.optimum import Bounds, Step, best_step, best_steps, better_step, fixed_step
 
 __all__ = [
     "Advice",

@@ -205,3 +205,16 @@ class Progress:
 
 #: The progress of this process.
 progress = Progress()
+
+#: :meth:`Progress.remaining_epochs_until` of the progress of this process.
+remaining_epochs_until = progress.remaining_epochs_until
+
+
+def current_epoch() -> int | None:
+    """The epoch of the current loop over :func:`remaining_epochs_until`; None outside of loops."""
+    return progress.current_epoch
+
+
+def finished_epochs() -> int:
+    """Number of finished epochs."""
+    return progress.finished_epochs

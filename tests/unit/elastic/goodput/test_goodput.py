@@ -7,9 +7,9 @@ from dataclasses import astuple, replace
 
 import pytest
 
+from deeppart.elastic.goodput import Bounds, Goodput, GradientNoise, Limits, Throughput, advise, best_step, fit
 from deeppart.errors import ConfigError
-from deeppart.plan.goodput import Bounds, Goodput, GradientNoise, Limits, Throughput, advise, best_step, fit
-from tests.unit.plan.goodput.models import BOUNDS, JOB, TRUE, measured
+from tests.unit.elastic.goodput.models import BOUNDS, JOB, TRUE, measured
 
 # --- How long a training step takes, and how fast a job learns --------------------------------------------------------
 

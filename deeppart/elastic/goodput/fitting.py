@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from deeppart.elastic.goodput.model import LEAST_OVERLAP, MOST_OVERLAP, NOTHING_S, Throughput
 from deeppart.errors import ConfigError
-from deeppart.plan.goodput.model import LEAST_OVERLAP, MOST_OVERLAP, NOTHING_S, Throughput
 
 Floats = npt.NDArray[np.float64]
 #: Additional starting points: seconds of each kind, as shares of the measured times; and the overlap.
@@ -36,7 +36,7 @@ class Measured:
         accumulated_s: without the exchange; None if not measured.
 
     Example:
-        >>> from deeppart.plan.goodput import Measured
+        >>> from deeppart.elastic.goodput import Measured
         >>> Measured(nodes=1, ranks=4, local_batch=32, step_s=0.061, accumulated_s=0.042).ranks
         4
     """
@@ -62,7 +62,7 @@ def fit(measured: Sequence[Measured], near: Throughput | None = None) -> Through
         ConfigError: nothing was measured, or scipy is missing.
 
     Example:
-        >>> from deeppart.plan.goodput import Measured, Throughput, fit
+        >>> from deeppart.elastic.goodput import Measured, Throughput, fit
         >>> true = Throughput(0.02, 0.001, 0.03, 0.0003, 0.01, 0.0001, overlap=1.6)
         >>> sizes = [(1, 1), (1, 2), (1, 4), (2, 8), (4, 16)]
         >>> points = [(n, r, m) for n, r in sizes for m in (16, 32, 64)]

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from deeppart.elastic.goodput.model import Goodput
 from deeppart.errors import ConfigError
-from deeppart.plan.goodput.model import Goodput
 
 #: A batch is only changed for more additional goodput than this: frequent changes are hard to reason about.
 WORTHWHILE = 0.05
@@ -37,7 +37,7 @@ class Bounds:
         ConfigError: they allow no batch.
 
     Example:
-        >>> from deeppart.plan.goodput import Bounds
+        >>> from deeppart.elastic.goodput import Bounds
         >>> Bounds(batch=128, most_batch=4096, most_local=512)
         Bounds(batch=128, most_batch=4096, most_local=512, least_local=1, accumulate=True)
     """
@@ -110,7 +110,7 @@ def best_step(goodput: Goodput, nodes: int, ranks: int, bounds: Bounds) -> Step:
         ConfigError: no batch is allowed.
 
     Example:
-        >>> from deeppart.plan.goodput import Bounds, Goodput, GradientNoise, Throughput, best_step
+        >>> from deeppart.elastic.goodput import Bounds, Goodput, GradientNoise, Throughput, best_step
         >>> job = Goodput(Throughput(0.01, 0.001, 0.05, 0.001, 0.02, 0.0, 1.0), GradientNoise(1.0, 30.0, 32))
         >>> best_step(job, nodes=1, ranks=4, bounds=Bounds(32, 1024, most_local=64)).batch
         252

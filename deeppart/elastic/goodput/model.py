@@ -33,7 +33,7 @@ class GradientNoise:
         ConfigError: a number is impossible.
 
     Example:
-        >>> from deeppart.plan.goodput import GradientNoise
+        >>> from deeppart.elastic.goodput import GradientNoise
         >>> noise = GradientNoise(sqr=1.0, var=3.0, batch=32)
         >>> noise.scale  # samples that are needed for a variance as large as the squared gradient
         96.0
@@ -97,7 +97,7 @@ class Throughput:
         ConfigError: a parameter is impossible.
 
     Example:
-        >>> from deeppart.plan.goodput import Throughput
+        >>> from deeppart.elastic.goodput import Throughput
         >>> job = Throughput(0.01, 0.001, 0.05, 0.001, 0.02, 0.0, overlap=1.0)
         >>> round(float(job.step_s(nodes=1, ranks=1, local_batch=30)), 4)
         0.04
@@ -158,7 +158,7 @@ class Goodput:
         noise: the current gradient noise; its batch is the reference for efficiency.
 
     Example:
-        >>> from deeppart.plan.goodput import Goodput, GradientNoise, Throughput
+        >>> from deeppart.elastic.goodput import Goodput, GradientNoise, Throughput
         >>> job = Goodput(Throughput(0.01, 0.001, 0.05, 0.001, 0.02, 0.0, 1.0), GradientNoise(1.0, 3.0, 32))
         >>> round(float(job.samples_per_s(nodes=1, ranks=4, local_batch=32)))  # of 2,065 that are computed
         1180
