@@ -55,7 +55,7 @@ from deeppart.recovery.ranks import Ranks
 from deeppart.recovery.saved import Documents, check_spans, saved_step
 from deeppart.recovery.tables import KeptSpans, NodeCopies, fetch_spans, share_tables
 from deeppart.state.capture.layout import CHUNK_BYTES
-from deeppart.state.document.part_document import FileNumbers, PartDocument, decode_meta
+from deeppart.state.document.part_document import PartDocument, decode_meta
 from deeppart.state.document.structure_json import Numbers, SavedTensor, encode_tree
 from deeppart.state.pieces import Keepers, piece_keys
 from deeppart.state.restore.scatter import LiveBox, Scatter, Wanted
@@ -108,9 +108,10 @@ def document_of(tensors: dict[str, tuple[int, ...]], ranks: int) -> bytes:
         rows.global_shape, rows.global_offsets = shape, [first.offset]
         rows.local_offsets, rows.local_sizes = [tuple(0 for _ in shape)], [first.sizes]
         state[name] = rows
-    flat, numbers = flatten(state), np.arange(len(tensors))
+    flat, every = flatten(state), range(len(tensors))
+    numbers = Numbers(every, (), every, (0, 0), [0] * len(tensors))
     document = PartDocument(
-        encode_tree(flat.root, Numbers(tensors=range(len(tensors)))),
+        encode_tree(flat.root, numbers),
         [leaf_type(data) for data in flat.data],
         {},
         np.zeros(len(tensors), dtype=np.bool_),
@@ -118,7 +119,7 @@ def document_of(tensors: dict[str, tuple[int, ...]], ranks: int) -> bytes:
         [],
         True,
         tensors=[SavedTensor(leaf.kind, divisions[tuple(leaf.kind.shape)]) for leaf in flat.sharded],
-        numbers=FileNumbers((0, 0), numbers, numbers[:0], np.zeros(len(tensors), dtype=np.int64)),
+        numbers=numbers,
     )
     return document.meta()
 

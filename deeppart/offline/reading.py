@@ -302,7 +302,7 @@ class OpenCheckpoint:
     def check(self, leaves: set[int]) -> None:
         """See that the parts hold every byte of these leaves exactly once, before any is read."""
         leaves = self._with_owners(leaves) - set(self.structure.aliases)
-        self.held.check(leaves, self._where)
+        refuse(self.held.faults, leaves, self.held.structure, {}, self._where)
         tensors = leaves & self.structure.divisions.keys()
         for part, faults in self._own_faults.items():
             wanted = leaves if part == self.rank else tensors

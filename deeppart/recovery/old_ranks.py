@@ -151,8 +151,7 @@ class _Mapping:
             ]
             made = flatten(self._value_for_rank(policy, tree.path, contents))
             first = len(self._target.types), len(self._target.values)
-            most = first[1] + len(made.values)
-            node, _ = decode_tree(encode_tree(made.root, Numbers.after(*first)), most, "a per_rank function")
+            node, _ = decode_tree(encode_tree(made.root, Numbers.after(*first)), "a per_rank function")
             trees.append(RankLocalTree(tree.path, tree.position, node))
             self._target.types += [leaf_type(data) for data in made.data]
             self._target.values += [leaf.value for leaf in made.values]
@@ -165,7 +164,7 @@ class _Mapping:
             structure = self._target.structure
             self._target.structure = replace(
                 structure,
-                tree=insert(structure.tree, trees, whole=False),
+                tree=insert(structure.tree, trees),
                 types=tuple(self._target.types),
                 per_rank=np.array([index in self._target.own for index in range(count)], dtype=np.bool_),
             )

@@ -29,7 +29,7 @@ from deeppart.state.document import (
     without_rank_local,
 )
 from deeppart.state.paths import DROP, RANK0, STRICT, ExactPath, Path, PerRankPolicies, PerRankPolicy, exact, readable
-from deeppart.state.pieces import Held, check_own, check_places, refuse
+from deeppart.state.pieces import Held, check_places, own_faults, refuse
 from deeppart.state.restore import Target, build, tie
 from deeppart.state.tensors import Array
 from deeppart.state.tree import LeafNumbers, Node, ValueLeaf
@@ -191,7 +191,7 @@ def check_spans(saved: SavedStep, tables: Tables, recovered: Recovered, rank: in
         reader, whose = recovered.reader(number), f"{where}, part {number}"
         structure, types, per_rank = saved.of_ranks[part], saved.documents.own[part].types, reader.marked_per_rank
         check_places(structure, types, reader.spans, reader.raw_starts, per_rank, whose)
-        check_own(structure, types, reader.spans, None, whose)
+        refuse(own_faults(structure, types, reader.spans), None, structure, types, whose)
     held = Held(shared, {index.part: index.pieces.spans for index in tables.indexes})
     refuse(held.faults_of(rank, tables.keepers, [tables.kept.spans]), None, shared, {}, where)
     return held

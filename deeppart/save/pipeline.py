@@ -530,7 +530,7 @@ class Capturer:
     def __init__(self) -> None:
         self._job: Job | None = None
         self._listening = True
-        REGISTRY.listen(self.hold)
+        REGISTRY.listen(self)
 
     def begin(self, job: Job) -> None:
         """Add a checkpoint whose capture may be incomplete; called by the training thread."""
@@ -547,8 +547,8 @@ class Capturer:
         job.pending.note_stage("deferred", time.monotonic() - began)
         return failure
 
-    def hold(self) -> None:
-        """Called before an optimizer's step, in the stepping thread: waits for the copies."""
+    def before_step(self, optimizer: object) -> None:
+        """Wait for the copies, which an optimizer is about to change."""
         job = self._job
         if job is None or job.deferred is None:
             return
@@ -558,8 +558,11 @@ class Capturer:
             job.pending.note(held_s=job.deferred.held_s)
         self._job = None
 
+    def after_step(self, optimizer: object) -> None:
+        """Of no interest."""
+
     def close(self) -> None:
         """Block optimizers no more."""
         if self._listening:
             self._listening = False
-            REGISTRY.unlisten(self.hold)
+            REGISTRY.unlisten(self)

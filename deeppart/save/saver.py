@@ -29,7 +29,7 @@ from deeppart.save.share_planning import Holders, find_holders, plan_share
 from deeppart.save.warnings import Warnings
 from deeppart.state.capture import CapturePlan, LazyCapture, ShareLayout, Staging, staging_bytes
 from deeppart.state.compare import DIGESTS, Divergence, Replicas, StateLayout, reconcile
-from deeppart.state.document import FileNumbers, Numbers, PartDocument, RankLocalItems, encode_path, encode_rank_local
+from deeppart.state.document import Numbers, PartDocument, encode_path, encode_rank_local
 from deeppart.state.fingerprint import hash_json
 from deeppart.state.paths import ExactPath, Excluded, PerRankPolicies
 from deeppart.state.tree import FlatState, RankLocalRules, Template
@@ -114,7 +114,6 @@ class Saver:
         self._capture: CapturePlan | None = None
         self._lazy = LazyCapture(config.timeout) if config.capture == "lazy" else None
         self._holders: Holders | None = None
-        self._numbers: FileNumbers | None = None
         self._pinned = False
         self._fresh = False
         self.stop = 0
@@ -223,7 +222,7 @@ class Saver:
         """False if ``exclude`` has left nothing of this rank's state."""
         if isinstance(flattened, DeeppartError) or self._excluded is None or not self._excluded.used:
             return True
-        arrays, values, _ = flattened.sizes()
+        arrays, values = flattened.sizes()
         return arrays + values > 0
 
     def try_capture(self, agreed: Agreed) -> Staged | CheckpointError:
@@ -300,12 +299,14 @@ class Saver:
             aliases=dict(layout.aliases),
             per_rank=per_rank,
             per_rank_values=per_rank_values,
-            rank_local=RankLocalItems(encode_rank_local(flat, layout.numbers), rank0, self._has_own_cuts()),
+            trees=encode_rank_local(flat, layout.numbers),
+            rank0=rank0,
+            has_rank_local=self._has_own_cuts(),
             values=self._replicas.values,
             with_structure=self._comm.rank == 0,
             compared=self._replicas.compared_earlier(agreed.call.turn) if self._comm.rank == 0 else (),
             tensors=() if self._holders is None else self._holders.tensors,
-            numbers=self._numbers,
+            numbers=layout.numbers,
         )
 
     def _renew(
@@ -355,8 +356,10 @@ class Saver:
 
     def _number(self, flat: FlatState, rank0: tuple[int, int]) -> None:
         """Determine the numbers of leaves in files, and encode the tree with them."""
-        self._numbers = None
+        layout = self._replicas.layout
         if not flat.rank_local and not flat.sharded and not self._has_own_cuts() and not any(rank0):
+            if layout.numbers.boxes is not None:  # other ranks had something of their own until now
+                layout.take_numbers(flat, Numbers())
             return
         holders = self._holders or Holders()
         before = flat.shared[0] + rank0[0], flat.shared[1] + rank0[1]
@@ -368,8 +371,8 @@ class Saver:
         for leaf, tensor in zip(flat.sharded, tensors, strict=True):
             for number in leaf.numbers:
                 arrays[number], boxes[number] = tensor, holders.boxes[number]
-        self._numbers = FileNumbers(flat.common, arrays, values, boxes)
-        self._replicas.layout.take_numbers(flat, Numbers(arrays.tolist(), values.tolist(), tensors))
+        numbers = Numbers(arrays.tolist(), values.tolist(), tensors, flat.common, boxes.tolist())
+        layout.take_numbers(flat, numbers)
 
     def _record_suspects(self, call: Call, diverged: Sequence[Divergence]) -> None:
         """Record that earlier checkpoints are suspect, before any rank warns and may end the job (collective)."""

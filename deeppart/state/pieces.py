@@ -280,10 +280,6 @@ class Held:
         tensors = _tensors(structure, structure.divisions, lambda leaf: keepers.kept_by(rank, leaf))
         return find_faults(Expected(sizes, tensors, self.own), [*tables, *kept])
 
-    def check(self, wanted: Collection[int] | None, where: str) -> None:
-        """Raise if the parts lack bytes of these leaves; None for all."""
-        refuse(self.faults, wanted, self.structure, {}, where)
-
 
 def own_faults(structure: Structure, own_types: Mapping[int, LeafType], spans: Spans) -> list[Fault]:
     """The faults of the pieces that one part has alone.
@@ -301,17 +297,6 @@ def own_faults(structure: Structure, own_types: Mapping[int, LeafType], spans: S
     if not len(rows) and not sizes.any():
         return []
     return find_faults(Expected(sizes, _tensors(structure, set(rows["leaf"].tolist()), lambda leaf: range(0))), [rows])
-
-
-def check_own(
-    structure: Structure,
-    own_types: Mapping[int, LeafType],
-    spans: Spans,
-    wanted: Collection[int] | None,
-    where: str,
-) -> None:
-    """Raise if a part lacks bytes of these per-rank leaves; None for all."""
-    refuse(own_faults(structure, own_types, spans), wanted, structure, own_types, where)
 
 
 def refuse(

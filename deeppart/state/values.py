@@ -141,7 +141,7 @@ def _encode(value: Any) -> Encoded:
     if kind in TABLES:
         return [TABLES[kind], _encode_items(value, _encode_key), _encode_items(value.values(), _encode)]
     found = _kind_of(kind)
-    if found is None or not found.can_store(value):
+    if found is None:
         raise _unsupported(value)
     return [found.tag, *found.encode(value, _encode_key)]
 
@@ -325,10 +325,6 @@ def fresh(value: Any) -> Any:
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
-def _always(value: Any) -> bool:
-    return True
-
-
 class _Kind(NamedTuple):
     """A kind of value.
 
@@ -337,7 +333,6 @@ class _Kind(NamedTuple):
         types: exactly these types.
         encode: value and encoder of inner values -> the items after the tag.
         decode: the items after the tag and decoder of inner values -> value.
-        can_store: false for values of these types that cannot be stored.
         is_exact: true if a value has only one encoding.
     """
 
@@ -345,7 +340,6 @@ class _Kind(NamedTuple):
     types: tuple[type, ...]
     encode: Callable[[Any, Inner], Iterable[Any]]
     decode: Callable[[list[Any], Inner], Any]
-    can_store: Callable[[Any], bool] = _always
     is_exact: bool = True
 
 
@@ -369,7 +363,20 @@ def _ints(values: Sequence[Any], count: int) -> list[int]:
     return list(values)
 
 
+def _of_ints(tag: str, kind: Any, names: str) -> _Kind:
+    """A kind of value that is made of integers, which are attributes of it."""
+    attributes = names.split()
+    return _Kind(
+        tag,
+        (kind,),
+        lambda value, inner: [inner(getattr(value, name)) for name in attributes],
+        lambda arguments, inner: kind(*_ints(list(map(inner, arguments)), len(attributes))),
+    )
+
+
 def _encode_numpy(value: Any, inner: Inner) -> list[Any]:
+    if value.dtype.kind not in _NUMPY_KINDS:
+        raise _unsupported(value)
     return [value.dtype.str, value.tobytes().hex()]
 
 
@@ -417,13 +424,9 @@ def _decode_datetime(arguments: list[Any], inner: Inner) -> Any:
     return datetime.datetime(*taken, fold=fold)  # noqa: DTZ001  # no time zone if none was saved
 
 
-def _encode_delta(value: datetime.timedelta, inner: Inner) -> list[Any]:
-    return [value.days, value.seconds, value.microseconds]
-
-
 def _encode_timezone(value: Any, inner: Inner) -> list[Any]:
     offset, *name = value.__getinitargs__()
-    return [*_encode_delta(offset, inner), *map(inner, name)]
+    return [offset.days, offset.seconds, offset.microseconds, *map(inner, name)]
 
 
 def _decode_timezone(arguments: list[Any], inner: Inner) -> Any:
@@ -507,7 +510,6 @@ _NUMPY = _Kind(
     (np.generic,),
     _encode_numpy,
     _decode_numpy,
-    can_store=lambda value: value.dtype.kind in _NUMPY_KINDS,
     is_exact=False,  # long doubles have padding bytes
 )
 _KINDS: tuple[_Kind, ...] = (
@@ -557,12 +559,7 @@ _KINDS: tuple[_Kind, ...] = (
     _NUMPY,
     # Types of the standard library.
     _Kind("path", tuple(_PATHS), lambda value, inner: [_PATHS[type(value)], inner(str(value))], _decode_path),
-    _Kind(
-        "date",
-        (datetime.date,),
-        lambda value, inner: [value.year, value.month, value.day],
-        lambda arguments, inner: datetime.date(*_ints(arguments, 3)),
-    ),
+    _of_ints("date", datetime.date, "year month day"),
     _Kind("time", (datetime.time,), _encode_time, _decode_time),
     _Kind(
         "datetime",
@@ -570,27 +567,12 @@ _KINDS: tuple[_Kind, ...] = (
         lambda value, inner: [value.year, value.month, value.day, *_encode_time(value, inner)],
         _decode_datetime,
     ),
-    _Kind(
-        "timedelta",
-        (datetime.timedelta,),
-        _encode_delta,
-        lambda arguments, inner: datetime.timedelta(*_ints(arguments, 3)),
-    ),
+    _of_ints("timedelta", datetime.timedelta, "days seconds microseconds"),
     _Kind("timezone", (datetime.timezone,), _encode_timezone, _decode_timezone),
     _Kind("decimal", (Decimal,), lambda value, inner: [str(value)], _decode_decimal),
-    _Kind(
-        "fraction",
-        (Fraction,),
-        lambda value, inner: [inner(value.numerator), inner(value.denominator)],
-        lambda arguments, inner: Fraction(*map(inner, arguments)),
-    ),
+    _of_ints("fraction", Fraction, "numerator denominator"),
     _Kind("uuid", (UUID,), lambda value, inner: [value.hex, value.is_safe.name], _decode_uuid),
-    _Kind(
-        "range",
-        (range,),
-        lambda value, inner: [inner(value.start), inner(value.stop), inner(value.step)],
-        lambda arguments, inner: range(*_ints([inner(each) for each in arguments], 3)),
-    ),
+    _of_ints("range", range, "start stop step"),
     _Kind(
         "slice",
         (slice,),

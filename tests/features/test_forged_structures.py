@@ -16,14 +16,14 @@ from deeppart.state.tensors.leaves import LeafType
 from deeppart.state.values import decode_value
 from tests.fuzz.odd_values import RUNS
 
-SOUND = {"tree": ["d", ["w"], [["a", 0]], None], "leaves": [["torch", "float32", [3], 0]], "values": []}
+SOUND = {"tree": ["dict", None, ["w"], [["a", 0]]], "leaves": [["torch", "float32", [3], 0]], "values": []}
 SOUND |= {"per_rank_values": [], "rank0": [], "rank_local": False, "boxes": []}
 
 
 def nested(depth: int) -> list[Any]:
     tree: list[Any] = ["a", 0]
     for _ in range(depth):
-        tree = ["l", [tree]]
+        tree = ["list", None, None, [tree]]
     return tree
 
 
@@ -38,10 +38,10 @@ def test_a_sound_structure_is_read() -> None:
         {"tree": nested(201)},
         {"tree": nested(480)},
         {"tree": ["a", 0, "more"]},
-        {"tree": ["l", "aa"]},
-        {"tree": ["s", 5, ["a", 0]]},
-        {"tree": ["o", ["w"], [["a", 0]], {"": 5}]},
-        {"tree": ["o", ["w"], [["a", 0]], [["", {}]]]},
+        {"tree": ["list", None, None, "aa"]},
+        {"tree": ["object", 5, None, [["a", 0]]]},
+        {"tree": ["odict", {"": 5}, ["w"], [["a", 0]]]},
+        {"tree": ["odict", [["", {}]], ["w"], [["a", 0]]]},
         {"leaves": [["torch", "float32", [1 << 62], 0]]},
         {"leaves": [["torch", "float32", [0, 1 << 40, 1 << 40], 0]]},
         {"leaves": [["torch", "float32", [1] * 65, 0]]},
@@ -68,7 +68,7 @@ def test_a_structure_that_no_writer_means(change: dict[str, Any]) -> None:
 def test_long_keys_above_many_leaves() -> None:
     """A megabyte that would be written out for each of two thousand leaves."""
     leaves = [["torch", "float32", [1], 0]] * 2000
-    tree = ["d", ["x" * (1 << 20)], [["l", [["a", index] for index in range(2000)]]], None]
+    tree = ["dict", None, ["x" * (1 << 20)], [["list", None, None, [["a", index] for index in range(2000)]]]]
     with pytest.raises(CorruptFileError, match="cannot be read"):
         decode_structure({**SOUND, "tree": tree, "leaves": leaves}, "here")
 

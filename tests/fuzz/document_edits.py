@@ -183,50 +183,49 @@ def _nodes(tree: Any) -> list[list[Any]]:
         node = rest.pop()
         if isinstance(node, list) and node:
             found.append(node)
-            children = node[2] if node[0] in ("d", "o", "c") and len(node) > 2 else node[-1]
-            rest += children if isinstance(children, list) and node[0] != "s" else [children]
-    return found or [["l", []]]
+            rest += node[3] if len(node) > 3 and isinstance(node[3], list) else []
+    return found or [["list", None, None, []]]
+
+
+_KINDS = ("a", "v", "r", "dict", "odict", "counter", "list", "tuple", "namedtuple", "object", "deque", *COMPOSITES, "z")
 
 
 def _edit_node(node: list[Any], rng: random.Random) -> None:
     kind = rng.randrange(8)
     if kind == 0:
-        node[0] = rng.choice(("a", "v", "d", "o", "c", "l", "t", "n", "s", "x", "z", 5, ["a"]))
+        node[0] = rng.choice((*_KINDS, 5, ["a"]))
     elif kind == 1:
         node[:] = rng.choice(
-            (["l", [list(node)]], ["t", [list(node)]], ["s", "\ud800", list(node)], _deep(list(node), rng))
+            (_around("list", node), _around("tuple", node), ["object", "\ud800", None, [list(node)]], _deep(node, rng))
         )
     elif kind == 2:
-        node[:] = [
-            "n",
-            rng.choice(("P", "class", "a b", "\u00e9")),
-            ["x", rng.choice(("x", "_y", "fi", "\ufb01", "for"))],
-        ] + [[list(node), ["l", []]]]
-    elif node[0] in ("d", "o", "c") and len(node) > 3 and isinstance(node[1], list):
+        name, second = rng.choice(("P", "class", "a b", "\u00e9")), rng.choice(("x", "_y", "fi", "\ufb01", "for"))
+        node[:] = ["namedtuple", name, ["x", second], [list(node), ["list", None, None, []]]]
+    elif len(node) > 3 and isinstance(node[2], list) and isinstance(node[3], list):
         if kind == 3:
-            node[3] = rng.choice(
+            node[1] = rng.choice(
                 ({"": {"version": 2}}, {"": 5}, [["", {}]], "ab", {"": {"a": [1]}}, {"": {"a": ["int", "1"]}})
             )
-        elif node[1] and kind < 6:
-            at = rng.randrange(len(node[1]))
-            node[1][at] = rng.choice((*TAGGED, rng.choice(TEXTS), 1, True, 1.0, None, node[1][0], odd_value(rng)))
+        elif node[2] and kind < 6:
+            at = rng.randrange(len(node[2]))
+            node[2][at] = rng.choice((*TAGGED, rng.choice(TEXTS), 1, True, 1.0, None, node[2][0], odd_value(rng)))
+        elif kind == 6:
+            node[0] = rng.choice((*sorted(COMPOSITES), "dict", "odict", "counter"))
+            node[2] = list(KEYS.get(node[0], node[2]))
         else:
-            node[0] = rng.choice("doc")
-    elif node[0] == "x" and len(node) > 4 and isinstance(node[3], list) and isinstance(node[4], list):
-        if kind < 5:
-            node[1] = rng.choice((*sorted(COMPOSITES), odd_value(rng)))
-            node[3] = list(KEYS.get(node[1], node[3])) if isinstance(node[1], str) and rng.random() < 0.8 else node[3]
-        elif kind == 5:
-            rng.shuffle(node[4])
-        else:
-            rng.choice((node[3], node[4])).append(rng.choice(("context", ["v", 0], ["a", 0], odd_value(rng))))
+            rng.choice((node[2], node[3])).append(rng.choice(("context", ["v", 0], ["a", 0], odd_value(rng))))
+            rng.shuffle(node[3])
     elif node[0] in ("a", "v") and len(node) > 1:
         node[1] = rng.choice((0, 1, 2, rng.randrange(30), -1, "0", True, 1.0, 1 << 70))
 
 
+def _around(kind: str, node: list[Any]) -> list[Any]:
+    return [kind, None, None, [list(node)]]
+
+
 def _deep(node: list[Any], rng: random.Random) -> list[Any]:
     for _ in range(rng.choice((190, 199, 201, 300, 450))):
-        node = [rng.choice("lt"), [node]]
+        node = _around(rng.choice(("list", "tuple")), node)
     return node
 
 

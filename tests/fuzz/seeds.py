@@ -150,8 +150,8 @@ def tie(leaf: list[Any], here: list[Any]) -> tuple[Callable[[PartImage], None], 
     def structure(document: dict[str, Any]) -> None:
         document["leaves"][2] = ["numpy", "|u1", [16], 1]
         document["leaves"].append(leaf)
-        document["tree"][1].append("tied")
-        document["tree"][2].append(["a", 3])
+        document["tree"][2].append("tied")
+        document["tree"][3].append(["a", 3])
 
     return document, structure
 

@@ -26,6 +26,4 @@ def decoded(metas: Sequence[Any]) -> tuple[list[RankDocument], list[Structure]]:
     structure = documents[0].structure
     if structure is None:
         raise CorruptFileError("part 0 carries no structure document")
-    for document in documents:
-        document.check(structure, "here")
-    return documents, [document.complete(structure, "here") for document in documents]
+    return documents, [document.check(structure, "here") for document in documents]

@@ -134,11 +134,10 @@ class LazyCapture:
         if nbytes <= NOTICED_BYTES or self._noticed:
             return
         self._noticed = True
-        names = ", ".join(readable(flat.arrays[leaf].path) for leaf in others[:4])
-        more = f" and {len(others) - 4} more" if len(others) > 4 else ""
+        names = some_names([readable(flat.arrays[leaf].path) for leaf in others], most=4)
         warn_caller(
             f'capture="lazy": {nbytes / 1e6:.0f} MB are copied before checkpoint() returns, because no torch optimizer '
-            f"is known to own them: {names}{more}. An optimizer is known if it is in the state as an object, or has "
+            f"is known to own them: {names}. An optimizer is known if it is in the state as an object, or has "
             "made a step since the Checkpointer was made",
             LazyCaptureNotice,
         )

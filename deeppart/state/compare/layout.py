@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deeppart.state.compare.history import ComparedRecord
-from deeppart.state.document import Numbers, encode_path, encode_tree
+from deeppart.state.document import Numbers, encode_path, encode_tree, outline
 from deeppart.state.fingerprint import hash63, hash_json
 from deeppart.state.paths import ALL, AUTO, NONE, RANK0, ROTATE, VERIFY, Replication
 from deeppart.state.tensors import LeafType, leaf_type
@@ -19,15 +19,17 @@ from deeppart.state.tree import (
     Alias,
     ArrayLeaf,
     FlatState,
+    Leaf,
+    Node,
+    ShardedLeaf,
     ValueLeaf,
     find_aliases,
     memory_groups,
 )
-from deeppart.state.values import encode_key
 
 Flags = npt.NDArray[np.bool_]
-#: Modes of leaves in the shared structure (rank 0's are not in it), in ascending strictness.
-_STRICTNESS = (ALL, ROTATE, AUTO, VERIFY, NONE)
+#: The strictness of each mode. Rank 0's leaves, which are not in the shared structure, have no influence on others.
+_LEVELS = {mode: level for level, mode in enumerate((RANK0, ALL, ROTATE, AUTO, VERIFY, NONE))}
 
 
 @dataclass(slots=True)
@@ -35,7 +37,8 @@ class StateLayout:
     """Data derived from a state's structure, kept while the structure stays.
 
     Attributes:
-        tokens, token_types, pointers, orders: those of the state from which this was made.
+        root, array_types, pointers, orders: those of the state that this was last valid for.
+        outlines: of its structure, and what this rank alone has of it (:func:`_outlines`).
         tree: JSON form of the tree (rank 0's goes into the checkpoint).
         numbers: the leaf numbers in it.
         types: type of each leaf.
@@ -52,14 +55,14 @@ class StateLayout:
         names: identifies each leaf from one structure to the next.
         shared: how many arrays and values are in the shared structure. The rest are rank 0's, rank-local, or shards.
         before_shards: the number of arrays before the first shard.
-        own_modes, modes: how each leaf is treated according to its path alone, and to all leaves that share its memory
-            on any rank.
-        forced_values: values that are always per rank.
-        trusted_values: values that are assumed to be equal, and not compared.
+        own_modes, modes: how strictly each leaf is treated according to its path alone, and to all leaves that share
+            its memory on any rank.
+        value_modes: how strictly each value is treated.
     """
 
-    tokens: list[Any]
-    token_types: list[Any]
+    root: Node
+    outlines: list[Any]
+    array_types: list[Any]
     pointers: array[int]
     orders: list[Any]
     tree: Any
@@ -75,10 +78,9 @@ class StateLayout:
     names: list[Hashable]
     shared: tuple[int, int]
     before_shards: int
-    own_modes: npt.NDArray[np.str_]
-    modes: npt.NDArray[np.str_]
-    forced_values: Flags
-    trusted_values: Flags
+    own_modes: npt.NDArray[np.int64]
+    modes: npt.NDArray[np.int64]
+    value_modes: npt.NDArray[np.int64]
     unordered: set[int] = field(default_factory=set)
     compared: bool = False
 
@@ -111,34 +113,31 @@ class StateLayout:
 
     def forget_differences(self) -> None:
         """Reset to the declared differences, until the ranks have compared."""
-        self.differing[:] = self.modes == NONE
-        self.per_rank_values[:] = self.forced_values
+        self.differing[:] = self.in_mode(NONE)
+        self.per_rank_values[:] = self.value_modes == _LEVELS[NONE]
 
     def untie(self, leaves: Collection[int]) -> None:
         """Save these leaves on their own, because some rank has not tied them."""
         for index in leaves:
             self.aliases.pop(index, None)
 
-    @property
-    def strictness(self) -> npt.NDArray[np.int64]:
-        """The strictness of the mode of each shared leaf; larger is stricter."""
-        found: npt.NDArray[np.int64] = np.zeros(self.shared[0], dtype=np.int64)
-        for strictness, mode in enumerate(_STRICTNESS):
-            found[self.modes[: self.shared[0]] == mode] = strictness
-        return found
-
-    def take_strictness(self, strictness: npt.NDArray[np.int64]) -> bool:
+    def take_modes(self, modes: npt.NDArray[np.int64]) -> bool:
         """Set the modes of shared leaves to the strictest of all ranks; returns whether any changed."""
         shared, asked = self.shared[0], self.own_modes.copy()
-        asked[:shared] = np.array(_STRICTNESS)[strictness]
+        asked[:shared] = modes
         self.modes = _of_groups(asked, self.own_groups, shared, self.before_shards)
         return bool((asked[:shared] != self.modes[:shared]).any())
 
+    def in_mode(self, mode: str) -> Flags:
+        """The leaves that are treated in a way."""
+        found: Flags = self.modes == _LEVELS[mode]
+        return found
+
     @property
-    def trusted(self) -> Flags:
-        """Leaves that are assumed to be equal, and not compared."""
-        trusted: Flags = self.modes == ALL
-        return trusted
+    def trusted_values(self) -> Flags:
+        """Values that are assumed to be equal, and not compared."""
+        found: Flags = self.value_modes == _LEVELS[ALL]
+        return found
 
     def owners(self) -> npt.NDArray[np.int64]:
         """For each leaf the one as which it is compared: its owner, or itself."""
@@ -149,11 +148,10 @@ class StateLayout:
 
     def stands_for(self, flat: FlatState, replication: Replication) -> bool:
         """True if all of this is still valid for a state; a changed order of its dicts is taken over."""
-        # identical objects if the template fitted
-        if flat.tokens is not self.tokens and flat.tokens != self.tokens:
-            return False
-        if flat.types is not self.token_types and flat.types != self.token_types:
-            return False
+        if flat.root is not self.root:  # the template did not fit
+            if flat.types != self.array_types or outlines_of(flat) != self.outlines:
+                return False
+            self.root = flat.root
         if flat.pointers != self.pointers:
             aliases = find_aliases(flat, self.types)
             groups = _groups(flat, self.types, replication)
@@ -163,7 +161,7 @@ class StateLayout:
         if flat.orders != self.orders:
             # The order that `load` gives dicts, and that distinguishes OrderedDicts of ranks.
             self.tree, self.orders = encode_tree(flat.root, self.numbers), flat.orders
-            self.structure_digest = _structure_digest(flat, replication)
+            self.structure_digest = _structure_digest(flat, self.outlines, replication)
         return True
 
 
@@ -175,12 +173,13 @@ def derive(flat: FlatState, replication: Replication) -> StateLayout:
     own_modes = _modes(flat.arrays, replication)
     modes = _of_groups(own_modes, groups, flat.shared[0], flat.before_shards)
     value_modes = _modes(flat.values, replication)
-    value_modes[flat.shared[1] :] = NONE
+    value_modes[flat.shared[1] :] = _LEVELS[NONE]
     boxes = {leaf: box for each in flat.sharded for leaf, box in zip(each.numbers, each.boxes, strict=True)}
-    numbers = Numbers(tensors=range(len(flat.sharded)))
+    numbers, outlines = Numbers(tensors=range(len(flat.sharded))), outlines_of(flat)
     return StateLayout(
-        tokens=flat.tokens,
-        token_types=flat.types,
+        root=flat.root,
+        outlines=outlines,
+        array_types=flat.types,
         pointers=flat.pointers,
         orders=flat.orders,
         tree=encode_tree(flat.root, numbers),
@@ -189,23 +188,22 @@ def derive(flat: FlatState, replication: Replication) -> StateLayout:
         own_aliases=aliases,
         own_groups=groups,
         aliases=dict(aliases),
-        structure_digest=_structure_digest(flat, replication),
-        differing=modes == NONE,
-        per_rank_values=value_modes == NONE,
+        structure_digest=_structure_digest(flat, outlines, replication),
+        differing=modes == _LEVELS[NONE],
+        per_rank_values=value_modes == _LEVELS[NONE],
         record=ComparedRecord(len(types)),
         names=[(leaf.path, boxes[leaf.index]) if leaf.index in boxes else leaf.path for leaf in flat.arrays],
-        shared=flat.shared[:2],
+        shared=flat.shared,
         before_shards=flat.before_shards,
         own_modes=own_modes,
         modes=modes,
-        forced_values=value_modes == NONE,
-        trusted_values=value_modes == ALL,
+        value_modes=value_modes,
     )
 
 
-def _modes(leaves: Sequence[ArrayLeaf | ValueLeaf], replication: Replication) -> npt.NDArray[np.str_]:
+def _modes(leaves: Sequence[ArrayLeaf | ValueLeaf], replication: Replication) -> npt.NDArray[np.int64]:
     """The mode of each leaf, by its path alone."""
-    return np.array([_mode(leaf, replication) for leaf in leaves], dtype="<U8")
+    return np.array([_LEVELS[_mode(leaf, replication)] for leaf in leaves], dtype=np.int64)
 
 
 def _mode(leaf: ArrayLeaf | ValueLeaf, replication: Replication) -> str:
@@ -221,31 +219,38 @@ def _groups(flat: FlatState, types: list[LeafType], replication: Replication) ->
 
 
 def _of_groups(
-    modes: npt.NDArray[np.str_], groups: npt.NDArray[np.int64], shared: int, before_shards: int
-) -> npt.NDArray[np.str_]:
+    modes: npt.NDArray[np.int64], groups: npt.NDArray[np.int64], shared: int, before_shards: int
+) -> npt.NDArray[np.int64]:
     """Give leaves that share memory the strictest of their modes.
 
-    Rank 0's leaves have no influence. Leaves outside the shared structure stay rank-local, whatever they share memory
-    with. Shards have the mode of their tensor.
+    Leaves outside the shared structure stay rank-local, whatever they share memory with. Shards have the mode of their
+    tensor.
     """
-    asked = np.full(len(modes), -1)
-    for strictness, mode in enumerate(_STRICTNESS):
-        asked[modes == mode] = strictness
-    strictest = np.full(len(modes), -1)
-    np.maximum.at(strictest, groups, asked)
-    found = strictest[groups]
-    tied: npt.NDArray[np.str_] = np.where(found >= 0, np.array(_STRICTNESS)[found], modes)
-    tied[shared:before_shards] = NONE
-    tied[before_shards:] = modes[before_shards:]
-    return tied
+    strictest = np.full(len(modes), _LEVELS[RANK0])
+    np.maximum.at(strictest, groups, modes)
+    found: npt.NDArray[np.int64] = strictest[groups]
+    found[shared:before_shards] = _LEVELS[NONE]
+    found[before_shards:] = modes[before_shards:]
+    return found
 
 
-def _structure_digest(flat: FlatState, replication: Replication) -> int:
+def _structure_digest(flat: FlatState, outlines: list[Any], replication: Replication) -> int:
     """Digest of everything that must be equal on all ranks."""
-    shared = flat.shared[2]
-    orders = [
-        [encode_path(path), [encode_key(key, "a dict key") for key in keys]]
-        for place, path, keys in flat.ordered
-        if place <= shared and replication.mode(path) != ALL
+    orders = [[encode_path(path), encode_path(keys)] for path, keys in flat.ordered if replication.mode(path) != ALL]
+    return hash_json([outlines[0], orders])
+
+
+def outlines_of(flat: FlatState) -> list[Any]:
+    """The outline of the structure that all ranks share, those of rank-local items, and the boxes of shards."""
+    own = [
+        [encode_path(each.path), None if each.node is None else outline(each.node, _kind_of)]
+        for each in flat.rank_local
     ]
-    return hash_json([flat.skeleton(), orders] if orders else flat.skeleton())
+    return [outline(flat.root, _kind_of), own, [leaf.boxes for leaf in flat.sharded]]
+
+
+def _kind_of(leaf: Leaf) -> list[Any]:
+    """The outline of a leaf: values may be of any kind, and arrays of any type, but sharded tensors are of one type."""
+    if isinstance(leaf, ShardedLeaf):
+        return ["sharded", str(leaf.kind)]
+    return ["value"] if isinstance(leaf, ValueLeaf) else ["array"]

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -40,29 +41,40 @@ _LOOKED_AT = 8
 _WORD_BYTES = 8
 
 
+class Listener(Protocol):
+    """Is told of steps, in the stepping thread."""
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        """An optimizer is about to step."""
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        """An optimizer has made a step."""
+
+
 class _Registry:
-    """All optimizers that have stepped, and the listeners called before each step. One per process."""
+    """All optimizers that have stepped, and the listeners that are told of each step. One per process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        self._listeners: list[Callable[[], None]] = []
-        self._hook: Any = None
+        self._listeners: weakref.WeakSet[Listener] = weakref.WeakSet()
+        self._hooks: list[Any] = []
 
-    def listen(self, listener: Callable[[], None]) -> None:
-        """Call ``listener`` before every step, in the stepping thread."""
+    def listen(self, listener: Listener) -> None:
+        """Tell a listener of every step, as long as it exists."""
         with self._lock:
-            self._listeners.append(listener)
-            if self._hook is None:
-                self._hook = register_optimizer_step_pre_hook(self._before_step)
+            self._listeners.add(listener)
+            if not self._hooks:
+                before, after = register_optimizer_step_pre_hook, register_optimizer_step_post_hook
+                self._hooks = [before(self._before_step), after(self._after_step)]
 
-    def unlisten(self, listener: Callable[[], None]) -> None:
-        """Stop calling ``listener``."""
+    def unlisten(self, listener: Listener) -> None:
+        """Stop telling a listener."""
         with self._lock:
-            self._listeners.remove(listener)
-            if not self._listeners and self._hook is not None:
-                self._hook.remove()
-                self._hook = None
+            self._listeners.discard(listener)
+            for hook in self._hooks if not self._listeners else ():
+                hook.remove()
+            self._hooks = self._hooks if self._listeners else []
 
     def stepped(self) -> list[Optimizer]:
         """The optimizers that have stepped while there was a listener."""
@@ -76,7 +88,14 @@ class _Registry:
                 self._stepped.add(optimizer)
             listeners = list(self._listeners)
         for listener in listeners:
-            listener()
+            listener.before_step(optimizer)
+
+    @not_compiled  # type: ignore[untyped-decorator]
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        with self._lock:
+            listeners = list(self._listeners)
+        for listener in listeners:
+            listener.after_step(optimizer)
 
 
 REGISTRY = _Registry()
@@ -160,14 +179,6 @@ def _is_sharded(item: Any) -> bool:
     return isinstance(item, torch.Tensor) and type(item) not in PLAIN_TENSORS and is_sharded(item)
 
 
-def shards_here(item: Any) -> list[torch.Tensor]:
-    """The plain tensors of a sharded tensor on this rank; [] if they cannot be read."""
-    try:
-        return local_tensors(item)
-    except DeeppartError:
-        return []
-
-
 def _has_memory(tensor: torch.Tensor) -> bool:
     """True for a strided tensor with a version counter."""
     return tensor.layout is torch.strided and not tensor.is_inference() and not tensor.is_meta
@@ -180,7 +191,8 @@ def _plain(items: Iterable[Any]) -> Iterator[torch.Tensor]:
     """
     for item in items:
         if _is_sharded(item):
-            yield from _plain(shards_here(item))
+            with suppress(DeeppartError):  # a tensor whose shards cannot be read is refused where it is saved
+                yield from _plain(local_tensors(item))
         elif isinstance(item, torch.Tensor):
             if _has_memory(item):
                 yield item
@@ -225,17 +237,11 @@ class TrainingWatch:
     def __init__(self, least_bytes: int) -> None:
         self._least_bytes = least_bytes
         self._optimizers: weakref.WeakKeyDictionary[Optimizer, _Watched] = weakref.WeakKeyDictionary()
-        me = weakref.ref(self)  # so that the hooks do not keep it alive
-        self._hooks = [
-            register_optimizer_step_pre_hook(_hook(me, TrainingWatch._before_step)),
-            register_optimizer_step_post_hook(_hook(me, TrainingWatch._after_step)),
-        ]
+        REGISTRY.listen(self)
 
     def close(self) -> None:
         """Stop watching."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
+        REGISTRY.unlisten(self)
 
     def trained(self) -> dict[int, Trained]:
         """By address, the host tensors to which an optimizer has written in its first step since the last call; then
@@ -247,12 +253,14 @@ class TrainingWatch:
             watched.armed, watched.before, watched.trained = True, [], {}
         return found
 
-    def _before_step(self, optimizer: Optimizer) -> None:
+    def before_step(self, optimizer: Optimizer) -> None:
+        """Remember the tensors of an optimizer."""
         if is_optimizer(optimizer):
             watched = self._optimizers.setdefault(optimizer, _Watched())
             watched.before = self._snapshot(optimizer) if watched.armed else []
 
-    def _after_step(self, optimizer: Optimizer) -> None:
+    def after_step(self, optimizer: Optimizer) -> None:
+        """Find out to which of them it has written."""
         watched = self._optimizers.get(optimizer)
         if watched is None or not watched.armed:
             return
@@ -267,54 +275,22 @@ class TrainingWatch:
         watched.armed, watched.before = len(after) != len(before), []
 
     def _snapshot(self, optimizer: Optimizer) -> list[_Before]:
-        tensors = list(self._tensors_of(optimizer))
+        tensors = [
+            each
+            for each in _plain(_trained_items(optimizer))
+            if each.is_cpu and each.numel() * each.element_size() > self._least_bytes
+        ]
         return [_Before(tensor, tensor._version, words) for tensor, words in zip(tensors, _words(tensors), strict=True)]
 
-    def _tensors_of(self, optimizer: Optimizer) -> Iterator[torch.Tensor]:
-        """The optimizer's large host tensors: parameters with dense gradients, and their optimizer state."""
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                grad = parameter.grad
-                if grad is None or grad.layout is not torch.strided or not parameter.requires_grad:
-                    continue
+
+def _trained_items(optimizer: Optimizer) -> Iterator[Any]:
+    """The parameters of an optimizer that have dense gradients, and their optimizer state."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            grad = parameter.grad
+            if grad is not None and grad.layout is torch.strided and parameter.requires_grad:
                 state = optimizer.state.get(parameter)
-                for item in (parameter, *(state.values() if isinstance(state, dict) else ())):
-                    tensor = _one_plain(item)
-                    if tensor is not None and self._is_large_on_host(tensor):
-                        yield tensor
-
-    def _is_large_on_host(self, tensor: torch.Tensor) -> bool:
-        return (
-            tensor.is_cpu
-            and tensor.layout is torch.strided
-            and tensor.numel() * tensor.element_size() > self._least_bytes
-            and not tensor.is_inference()
-        )
-
-
-def _hook(
-    watch: weakref.ref[TrainingWatch], act: Callable[[TrainingWatch, Optimizer], None]
-) -> Callable[[Optimizer, Any, Any], None]:
-    def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        found = watch()
-        if found is not None:
-            act(found, optimizer)
-
-    uncompiled: Callable[[Optimizer, Any, Any], None] = not_compiled(hook)
-    return uncompiled
-
-
-def _one_plain(item: Any) -> torch.Tensor | None:
-    """A tensor, or the one local shard of a sharded tensor; None otherwise.
-
-    A sharded tensor itself has no memory. Writes through it do not advance the version counter of its shard.
-    """
-    if not isinstance(item, torch.Tensor):
-        return None
-    if not _is_sharded(item):
-        return item
-    found = shards_here(item)
-    return found[0] if len(found) == 1 and type(found[0]) in PLAIN_TENSORS else None
+                yield from (parameter, *(state.values() if isinstance(state, dict) else ()))
 
 
 def _words(tensors: list[torch.Tensor]) -> list[bytes | None]:

@@ -261,7 +261,7 @@ class Replicas:
         layout.begin()
         changed = self.replication.uniform is None
         while changed:  # a rank may have memory shared with a leaf that became stricter on another rank
-            spreads = layout.take_strictness(self._maximum(layout.strictness, what))
+            spreads = layout.take_modes(self._maximum(layout.modes[:shared], what))
             changed = bool(self._maximum(np.array([spreads], np.int64), what)[0])
         ties = alias_digests(layout.aliases, len(layout.types))[:shared]
         layout.untie(np.flatnonzero(self._unequal_in_row(ties, np.ones(shared, np.bool_), what)).tolist())
@@ -298,7 +298,7 @@ class Replicas:
         types = np.zeros(len(layout.types), dtype=np.int64)
         types[: layout.shared[0]] = layout.type_digests()
         new = self._unequal(types, what)
-        trusted = np.flatnonzero(self._of_leaves(new) & layout.trusted)
+        trusted = np.flatnonzero(self._of_leaves(new) & layout.in_mode(ALL))
         _refuse_unequal_types(flat, trusted.tolist(), what)
         layout.differing |= self._of_leaves(new)
         new |= self._unequal(full_digests(flat, self._compared()), what)
@@ -317,7 +317,7 @@ class Replicas:
     def _compared(self) -> list[int]:
         """The leaves that are compared: several holders, not known to differ, not trusted, and not aliases."""
         layout = self.layout
-        found = (self._columns >= 0) & ~layout.differing & ~layout.trusted
+        found = (self._columns >= 0) & ~layout.differing & ~layout.in_mode(ALL)
         found[list(layout.aliases)] = False
         compared: list[int] = np.flatnonzero(found).tolist()
         return compared
@@ -325,7 +325,7 @@ class Replicas:
     def _look_anew(self, flat: FlatState, owned: Mapping[int, torch.Tensor], what: str) -> None:
         """Prepare the digests of the leaves that are compared from now on, and agree on which rotate (collective)."""
         layout, compared = self.layout, set(self._compared())
-        verified, rotated = (np.flatnonzero(layout.modes == mode).tolist() for mode in (VERIFY, ROTATE))
+        verified, rotated = (np.flatnonzero(layout.in_mode(mode)).tolist() for mode in (VERIFY, ROTATE))
         orders = np.zeros(len(layout.types), dtype=np.int64)
         leaves_of = [[leaf for leaf in each.leaves if leaf in compared] for each in self._sets]
         for each, leaves in zip(self._sets, leaves_of, strict=True):

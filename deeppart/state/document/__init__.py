@@ -14,10 +14,8 @@ from deeppart.state.document.global_state import (
     with_global_state,
 )
 from deeppart.state.document.part_document import (
-    FileNumbers,
     PartDocument,
     RankDocument,
-    RankLocalItems,
     RankLocalTree,
     decode_meta,
     encode_rank_local,
@@ -39,17 +37,16 @@ from deeppart.state.document.structure_json import (
     encode_path,
     encode_structure,
     encode_tree,
+    outline,
 )
 
 __all__ = [
-    "FileNumbers",
     "GlobalState",
     "GlobalTensor",
     "Numbers",
     "PartDocument",
     "PartValue",
     "RankDocument",
-    "RankLocalItems",
     "RankLocalTree",
     "SavedTensor",
     "Structure",
@@ -67,6 +64,7 @@ __all__ = [
     "gather_global_state",
     "insert",
     "joined",
+    "outline",
     "values_in",
     "with_global_state",
     "without_rank_local",

@@ -7,25 +7,24 @@ with pipeline stages. Their global tensors and small values are not rank-local: 
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 
 from deeppart.errors import CorruptFileError
 from deeppart.model import Division
-from deeppart.state.document.part_document import RankLocalTree
+from deeppart.state.document.part_document import RankLocalTree, insert
 from deeppart.state.document.structure import Structure
-from deeppart.state.paths import ExactPath, IdKey, Path, exact, id_key, id_keys, readable
+from deeppart.state.paths import ExactPath, IdKey, Path, exact, readable
 from deeppart.state.tensors import LeafType
 from deeppart.state.tree import DICTS, ArrayLeaf, Branch, Node, ValueLeaf, walk_tree, with_items_at
 from deeppart.state.values import same_value
 
 #: The rank-local trees of each rank, and its per-rank values by number.
 RankItems = Sequence[tuple[Sequence[RankLocalTree], Mapping[int, Any]]]
-#: The remaining path of a part, its rank, and the part.
-_Rest = tuple[Path, int, RankLocalTree]
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,34 +181,56 @@ def find_parts(own: RankItems, tensors: Container[int]) -> list[tuple[int, RankL
         for tree in items:
             key = exact(tree.path)
             trees.setdefault(key, []).append((rank, tree))
-            known = joint.setdefault(key, tree.node)
-            if not may_be_part(tree, tensors) or not _is_joinable(known, tree.node):
+            union = join(joint.get(key, tree.node), tree.node)
+            if union is None or not may_be_part(tree, tensors):
                 refused.add(key)
-            elif known is not tree.node:
-                joint[key] = _joined(known, tree.node)
+            else:
+                joint[key] = union
             if (equal := of_equal.setdefault(tree.path, key)) != key:
                 refused |= {key, equal}
     kept = [each for key, found in trees.items() if key not in refused for each in found]
     return sorted(kept, key=lambda each: each[0])
 
 
-def _is_joinable(one: Node, other: Node) -> bool:
-    """True if one tree can hold the contents of both."""
+def join(one: Node, other: Node) -> Node | None:
+    """A tree with the contents of both; None if they differ in more than the keys of dicts.
+
+    The order of the keys preserves that of both.
+    """
+    if one is other:
+        return one
     if not isinstance(one, Branch) or not isinstance(other, Branch):
-        return type(one) is type(other)
-    if (one.kind, one.name) != (other.kind, other.name):
-        return False
-    mine = one.by_key()
-    theirs = other.by_key()
-    if one.kind in DICTS:
-        if len(set(one.keys) | set(other.keys)) != len(mine.keys() | theirs.keys()):
-            return False
-        common = mine.keys() & theirs.keys()
-        if one.kind == "odict" and [key for key in mine if key in common] != [key for key in theirs if key in common]:
-            return False
-    elif mine.keys() != theirs.keys():
-        return False
-    return all(_is_joinable(child, theirs[key]) for key, child in mine.items() if key in theirs)
+        return one if type(one) is type(other) else None
+    mine, theirs = one.by_key(), other.by_key()
+    if (one.kind, one.name) != (other.kind, other.name) or (one.kind not in DICTS and mine.keys() != theirs.keys()):
+        return None
+    # Equal keys, such as 1 and True, cannot both be in one dict.
+    if len({*one.keys, *other.keys}) != len(mine.keys() | theirs.keys()):
+        return None
+    in_order = [key for key in mine if key in theirs] == [key for key in theirs if key in mine]
+    if one.kind == "odict" and not in_order:
+        return None
+    found = {**theirs, **mine}
+    for name in mine.keys() & theirs.keys():
+        joint = join(mine[name], theirs[name])
+        if joint is None:
+            return None
+        found[name] = joint
+    keys = dict(zip((*mine, *theirs), (*one.keys, *other.keys), strict=True))
+    return one.with_items((keys[name], found[name]) for name in _merged(mine, theirs))
+
+
+def _merged(mine: Iterable[IdKey], theirs: Iterable[IdKey]) -> list[IdKey]:
+    """The keys of both, each of the others directly after the key that it follows there."""
+    there = dict.fromkeys(mine)
+    behind: dict[IdKey | None, list[IdKey]] = {}
+    last: IdKey | None = None
+    for name in theirs:
+        if name in there:
+            last = name
+        else:
+            behind.setdefault(last, []).append(name)
+    return [*behind.get(None, ()), *(each for name in there for each in (name, *behind.get(name, ())))]
 
 
 def values_in(tree: RankLocalTree) -> Iterator[tuple[Path, int]]:
@@ -236,10 +257,14 @@ def _differ(contents: Mapping[int, Any]) -> bool:
 
 
 def with_parts(root: Node, parts: Sequence[tuple[int, RankLocalTree]]) -> Node:
-    """A tree with all parts of the state, in the same order on every rank, made in one walk."""
-    shared = with_items_at(root, {exact(tree.path): None for _, tree in parts})
-    # With this rank's parts, too, so that dicts have the same order on all ranks.
-    return _with_others(shared, [(tree.path, rank, tree) for rank, tree in parts])
+    """A tree with all parts of the state, in the same order on every rank."""
+    # Without this rank's parts at first, so that dicts have the same order on all ranks.
+    shared = found = with_items_at(root, {exact(tree.path): None for _, tree in parts})
+    for _, of_rank in groupby(parts, key=lambda each: each[0]):
+        joint = join(found, insert(shared, [tree for _, tree in of_rank]))
+        assert joint is not None, "find_parts() has joined them"
+        found = joint
+    return found
 
 
 def joined(trees: Sequence[RankLocalTree]) -> list[RankLocalTree]:
@@ -247,72 +272,5 @@ def joined(trees: Sequence[RankLocalTree]) -> list[RankLocalTree]:
     found: dict[ExactPath, RankLocalTree] = {}
     for each in trees:
         first = found.setdefault(exact(each.path), each)
-        if first is not each:
-            found[exact(each.path)] = replace(first, node=_joined(first.node, each.node))
+        found[exact(each.path)] = replace(first, node=join(first.node, each.node) or first.node)
     return list(found.values())
-
-
-def _joined(one: Node, other: Node) -> Node:
-    """A tree with the keys of dicts that only the other tree has."""
-    if not isinstance(one, Branch) or not isinstance(other, Branch):
-        return one
-    if one.kind not in DICTS:
-        return replace(one, children=tuple(map(_joined, one.children, other.children)))
-    names, others = list(id_keys(one.keys)), list(id_keys(other.keys))
-    entries = dict(zip(names, zip(one.keys, one.children, strict=True), strict=True))
-    for name, key, child in zip(others, other.keys, other.children, strict=True):
-        entries[name] = (entries[name][0], _joined(entries[name][1], child)) if name in entries else (key, child)
-    _merge(names, others)
-    return one.with_items(entries[name] for name in names)
-
-
-def _with_others(node: Node, trees: Sequence[_Rest]) -> Node:
-    below: dict[IdKey, list[_Rest]] = {}
-    if not isinstance(node, Branch):
-        return node
-    if node.kind == "object":
-        return replace(node, children=(_with_others(node.children[0], trees),))
-    for rest, rank, tree in trees:
-        if rest:
-            below.setdefault(id_key(rest[0]), []).append((rest[1:], rank, tree))
-    if not below:
-        return node
-    names = id_keys(node.keys)
-    entries = {
-        name: (key, _with_others(child, below.pop(name, ())))
-        for key, name, child in zip(node.keys, names, node.children, strict=True)
-    }
-    added = [(rank, tree) for group in below.values() for rest, rank, tree in group if not rest]
-    if node.kind in DICTS:
-        entries |= {id_key(tree.path[-1]): (tree.path[-1], tree.node) for tree in joined([tree for _, tree in added])}
-        names = _merged(names, added)
-    return node.with_items(entries[name] for name in names)
-
-
-def _merged(shared: Sequence[IdKey], added: Sequence[tuple[int, RankLocalTree]]) -> list[IdKey]:
-    """The keys of a dict and the additional keys of ranks, in an order that preserves the order of each rank."""
-    found = list(shared)
-    of_ranks: dict[int, list[RankLocalTree]] = {}
-    for rank, tree in added:
-        of_ranks.setdefault(rank, []).append(tree)
-    for rank in sorted(of_ranks):
-        mine = list(shared)
-        for tree in sorted(of_ranks[rank], key=lambda each: each.position or 0):
-            mine.insert(tree.position or 0, id_key(tree.path[-1]))
-        _merge(found, mine)
-    return found
-
-
-def _merge(found: list[IdKey], others: Sequence[IdKey]) -> None:
-    """Insert missing keys, each directly after the key that it follows in ``others``."""
-    there = set(found)
-    behind: dict[IdKey | None, list[IdKey]] = {}
-    last: IdKey | None = None
-    for name in others:
-        if name in there:
-            last = name
-        else:
-            behind.setdefault(last, []).append(name)
-    if behind:
-        rest = [each for name in found for each in (name, *behind.get(name, ()))]
-        found[:] = [*behind.get(None, ()), *rest]

@@ -5,14 +5,15 @@ background, so nothing in these records may change. Sharded tensors are not in t
 document has their divisions, and the span table says which box a span belongs to.
 
 Rank-local subtrees are in the document of each rank that has them. The shared structure has a placeholder for them in
-lists, and nothing in dicts, whose other keys the ranks share. :func:`of_rank` combines both into a rank's state.
+lists, and nothing in dicts, whose other keys the ranks share. :meth:`RankDocument.check` combines both into the
+structure of a rank's state.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,66 +26,27 @@ from deeppart.model import ComparedEarlier
 from deeppart.part import parse_json
 from deeppart.state.document.structure import Structure
 from deeppart.state.document.structure_json import (
-    CODES,
+    AS_THEY_ARE,
     Numbers,
     SavedTensor,
     check_aliases,
     check_nesting,
-    checked_type,
     decode_alias,
     decode_path,
     decode_structure,
     decode_tree,
+    decode_type,
+    encode_leaf,
     encode_path,
     encode_structure,
     encode_tree,
 )
-from deeppart.state.paths import Path, id_key, readable
+from deeppart.state.paths import IdKey, Path, id_key, id_keys, readable
 from deeppart.state.tensors import LeafType
-from deeppart.state.tree import DICTS, Alias, Branch, FlatState, LeafNumbers, Node, RankLocal
+from deeppart.state.tree import DICTS, Alias, Branch, FlatState, LeafNumbers, Node, RankLocal, every_node
 from deeppart.state.values import Encoded, decode_value
 
-_DICT_CODES = frozenset(CODES[kind] for kind in DICTS)
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
-
-
-@dataclass(frozen=True, slots=True)
-class FileNumbers:
-    """Maps the numbers that leaves have on one rank to their numbers in files.
-
-    In files the leaves of the structure document come first: those that all ranks share, those that rank 0 saves for
-    all, and global tensors. Rank-local leaves follow.
-
-    Attributes:
-        described: how many arrays and values of this rank are in the structure document, without global tensors.
-        arrays, values: numbers in files of arrays and values; for a shard, the number of its tensor.
-        boxes: number of the box of each shard; 0 for every other array.
-    """
-
-    described: tuple[int, int]
-    arrays: npt.NDArray[np.int64]
-    values: npt.NDArray[np.int64]
-    boxes: npt.NDArray[np.int64]
-
-    @classmethod
-    def as_they_are(cls, arrays: int, values: int) -> FileNumbers:
-        """For a state that is entirely in the structure document and has no sharded tensors."""
-        return cls((arrays, values), np.arange(arrays), np.arange(values), np.zeros(arrays, dtype=np.int64))
-
-
-@dataclass(frozen=True, slots=True)
-class RankLocalItems:
-    """The rank-local items of one rank (:mod:`deeppart.state.document.part_document`).
-
-    Attributes:
-        trees: JSON form of the trees.
-        rank0: paths of items that rank 0 saves for all ranks.
-        anywhere: true if any rank has rank-local items.
-    """
-
-    trees: list[Any]
-    rank0: list[Any]
-    anywhere: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +61,11 @@ class PartDocument:
         values: encoded values of this checkpoint.
         with_structure: true for rank 0, whose part has the structure.
         compared: for the manifest: the replicated leaves that were last compared in full before this step.
-        rank_local: the rank-local items of this rank.
+        trees: JSON form of the rank-local items of this rank.
+        rank0: paths of items that rank 0 saves for all ranks.
+        has_rank_local: true if any rank has rank-local items.
         tensors: the global tensors, in the order of their numbers.
-        numbers: numbers of the leaves in files; None if they are the same as on this rank.
+        numbers: numbers of the leaves in files.
     """
 
     tree: Any
@@ -112,16 +76,15 @@ class PartDocument:
     values: list[Encoded]
     with_structure: bool
     compared: tuple[ComparedEarlier, ...] = ()
-    rank_local: RankLocalItems = field(default_factory=lambda: RankLocalItems([], [], False))
+    trees: Sequence[Any] = ()
+    rank0: Sequence[Any] = ()
+    has_rank_local: bool = False
     tensors: Sequence[SavedTensor] = ()
-    numbers: FileNumbers | None = None
-
-    def _numbers(self) -> FileNumbers:
-        return self.numbers or FileNumbers.as_they_are(len(self.types), len(self.values))
+    numbers: Numbers = AS_THEY_ARE
 
     def structure(self) -> dict[str, Any]:
         """The structure document."""
-        leaves, values = self._numbers().described
+        leaves, values = self.numbers.described
         return encode_structure(
             self.tree,
             self.types[:leaves],
@@ -129,41 +92,40 @@ class PartDocument:
             {index: alias for index, alias in self.aliases.items() if index < leaves},
             self.values[:values],
             self.per_rank_values[:values],
-            self.rank_local.rank0,
-            self.rank_local.anywhere,
+            list(self.rank0),
+            self.has_rank_local,
             self.tensors,
         )
 
     def span_table(self, spans: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
         """The rows of the part's span table: those of the share, with the leaf numbers of files."""
-        if self.numbers is None:
+        if self.numbers.boxes is None:
             return spans
         rows = spans.copy()
-        rows["leaf"], rows["box"] = self.numbers.arrays[spans["leaf"]], self.numbers.boxes[spans["leaf"]]
+        for name, numbers in (("leaf", self.numbers.arrays), ("box", self.numbers.boxes)):
+            rows[name] = np.array(numbers, dtype=np.int64)[spans["leaf"]]
         return rows
 
     @collection_paused()
     def meta(self) -> bytes:
         """The part's JSON document."""
-        numbers = self._numbers()
+        numbers = self.numbers
         own = np.flatnonzero(self.per_rank).tolist()
         values = np.flatnonzero(self.per_rank_values).tolist()
         document: dict[str, Any] = {
-            "leaves": {str(numbers.arrays[index]): self._leaf(index, numbers) for index in own},
+            "leaves": {str(numbers.arrays[index]): self._leaf(index) for index in own},
             "values": {str(numbers.values[index]): self.values[index] for index in values},
-            "trees": self.rank_local.trees if self.rank_local.anywhere else [],
+            "trees": list(self.trees) if self.has_rank_local else [],
         }
         if self.with_structure:
             document["structure"] = self.structure()
         return json.dumps(document, separators=(",", ":")).encode()
 
-    def _leaf(self, index: int, numbers: FileNumbers) -> list[Any]:
-        kind = self.types[index]
-        entry: list[Any] = [kind.kind, kind.dtype, list(kind.shape)]
-        if index >= numbers.described[0] and index in self.aliases:
-            alias = self.aliases[index]
-            entry.append([int(numbers.arrays[alias.owner]), alias.offset, list(alias.strides)])
-        return entry
+    def _leaf(self, index: int) -> list[Any]:
+        alias = self.aliases.get(index) if index >= self.numbers.described[0] else None
+        if alias is not None:
+            alias = replace(alias, owner=self.numbers.arrays[alias.owner])
+        return encode_leaf(self.types[index], alias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,33 +165,54 @@ class RankDocument:
     aliases: dict[int, Alias] = field(default_factory=dict)
 
     def check(self, structure: Structure, where: str) -> Structure:
-        """Refuse a document whose leaves or values are not the per-rank ones of the structure."""
+        """The structure of this rank's state: the shared structure with the rank-local items.
+
+        Refuses a document whose leaves or values are not the per-rank ones of the structure and those of ``trees``.
+        """
         shared, shared_values = len(structure.types), len(structure.values)
         leaves = set(np.flatnonzero(structure.per_rank).tolist())
         values = set(np.flatnonzero(structure.per_rank_values).tolist())
-        own = self.types  # their shapes may differ from those on rank 0
-        tied = {index: alias for index, alias in structure.aliases.items() if index in own or alias.owner in own}
-        try:
-            check_aliases(self.all_types(structure) if tied else (), tied)
-        except (ValueError, IndexError) as error:
-            raise CorruptFileError(
-                "a part's document does not fit the structure document", found=str(error), where=where
-            ) from error
-        found = {index for index in self.types if index < shared or not structure.has_rank_local}
-        found_values = {index for index in self.values if index < shared_values or not structure.has_rank_local}
-        strange = self.trees and not structure.has_rank_local
-        if found != leaves or found_values != values or strange:
+        added, added_values = sorted(self.types.keys() - leaves), sorted(self.values.keys() - values)
+        sound = leaves <= self.types.keys() and values <= self.values.keys()
+        sound = sound and added == list(range(shared, shared + len(added)))
+        sound = sound and added_values == list(range(shared_values, shared_values + len(added_values)))
+        if not sound or (not structure.has_rank_local and (added or added_values or self.trees)):
             raise CorruptFileError(
                 "a part's document does not fit the structure document",
-                expected=f"per-rank leaves {sorted(leaves)[:8]}, values {sorted(values)[:8]}",
+                expected=f"per-rank leaves {sorted(leaves)[:8]}, values {sorted(values)[:8]}"
+                + f"; rank-local ones from {shared} and {shared_values} on" * structure.has_rank_local,
                 found=f"leaves {sorted(self.types)[:8]}, values {sorted(self.values)[:8]}",
                 where=where,
             )
-        return self.complete(structure, where)
+        try:
+            own = self.types  # their shapes may differ from those on rank 0
+            tied = {index: alias for index, alias in structure.aliases.items() if index in own or alias.owner in own}
+            check_aliases(self.all_types(structure) if tied else (), tied)
+            return self._inserted(structure, added, added_values) if structure.has_rank_local else structure
+        except (ValueError, KeyError, IndexError, TypeError) as error:
+            raise CorruptFileError(
+                "a part's document does not fit the structure document", found=str(error), where=where
+            ) from error
 
-    def complete(self, structure: Structure, where: str) -> Structure:
-        """The structure of this rank's state: the shared structure with the rank-local items."""
-        return of_rank(structure, self.trees, self.types, self.values, self.aliases, where)
+    def _inserted(self, structure: Structure, added: list[int], added_values: list[int]) -> Structure:
+        """The structure with the rank-local items, whose leaves and values are added."""
+        named = {index for tree in self.trees for index in LeafNumbers.of(tree.node).arrays}
+        if not named.issuperset(added) or not structure.placeless.issuperset(named.difference(added)):
+            raise ValueError("a rank-local leaf is in no tree, or a tree names one that is not described")
+        tree = insert(structure.tree, self.trees)
+        if not structure.is_unmarked and _has_placeholders(tree):
+            raise ValueError("a placeholder stands for no rank-local item")
+        if self.trees:
+            check_nesting(tree)
+        return replace(
+            structure,
+            tree=tree,
+            types=structure.types + tuple(self.types[index] for index in added),
+            per_rank=np.append(structure.per_rank, np.ones(len(added), dtype=np.bool_)),
+            aliases=structure.aliases | self.aliases,
+            values=structure.values + (None,) * len(added_values),
+            per_rank_values=np.append(structure.per_rank_values, np.ones(len(added_values), dtype=np.bool_)),
+        )
 
     def all_types(self, structure: Structure) -> list[LeafType]:
         """Type of every leaf as this rank saved it."""
@@ -241,14 +224,9 @@ def decode_meta(meta: bytes, where: str, *, with_structure: bool = True) -> Rank
     """Read a part's JSON document."""
     try:
         document = parse_json(meta)
-        types, aliases = {}, {}
-        for text, (kind, dtype, shape, *alias) in document["leaves"].items():
-            number = _number(text)
-            types[number] = checked_type(kind, dtype, shape, where)
-            if len(alias) > 1:
-                raise ValueError(f"leaf {number} has too many fields")
-            if alias:
-                aliases[number] = decode_alias(alias[0])
+        leaves = {_number(text): leaf for text, leaf in document["leaves"].items()}
+        types = {number: decode_type(kind, dtype, shape, where) for number, (kind, dtype, shape, *_) in leaves.items()}
+        aliases = {number: decode_alias(views) for number, (_, _, _, *views) in leaves.items() if views}
         values = {_number(index): decode_value(value, where) for index, value in document["values"].items()}
         trees = decode_rank_local(document["trees"], set(values), where)
         structure = document.get("structure") if with_structure else None
@@ -283,13 +261,12 @@ def encode_rank_local(flat: FlatState, numbers: Numbers) -> list[Any]:
 def decode_rank_local(documents: Sequence[Any], values: set[int], where: str) -> tuple[RankLocalTree, ...]:
     """Inverse of :func:`encode_rank_local`."""
     trees = []
-    most = max(values, default=-1) + 1
     arrays: list[int] = []
     named: list[int] = []
     if type(documents) is not list:
         raise TypeError("no list of trees")
     for path, position, document, *part in documents:
-        node, seen = decode_tree(document, most, where)
+        node, seen = decode_tree(document, where)
         if position is not None and (type(position) is not int or not 0 <= position < 1 << 62):
             raise ValueError(f"position {position!r:.80}")
         if part and (part != [1] or type(part[0]) is not int):
@@ -302,91 +279,45 @@ def decode_rank_local(documents: Sequence[Any], values: set[int], where: str) ->
     return tuple(trees)
 
 
-def of_rank(
-    structure: Structure,
-    trees: Sequence[RankLocalTree],
-    types: dict[int, LeafType],
-    values: Iterable[int],
-    aliases: dict[int, Alias],
-    where: str,
-) -> Structure:
-    """The structure of one rank's state."""
-    if not structure.has_rank_local:
-        return structure
-    shared, shared_values = len(structure.types), len(structure.values)
-    added = sorted(index for index in types if index >= shared)
-    added_values = sorted(index for index in values if index >= shared_values)
-    named = {index for tree in trees for index in LeafNumbers.of(tree.node).arrays}
-    try:
-        if added != list(range(shared, shared + len(added))):
-            raise ValueError("rank-local leaves are not numbered consecutively")
-        if added_values != list(range(shared_values, shared_values + len(added_values))):
-            raise ValueError("rank-local values are not numbered consecutively")
-        if not named.issuperset(added) or not structure.placeless.issuperset(named.difference(added)):
-            raise ValueError("a rank-local leaf is in no tree, or a tree names one that is not described")
-        tree = structure.tree
-        if trees or not structure.is_unmarked:
-            tree = insert(tree, trees, whole=True)
-            check_nesting(tree)
-    except (ValueError, KeyError, IndexError, TypeError) as error:
-        raise CorruptFileError(
-            "a part's document does not fit the structure document", found=str(error), where=where
-        ) from error
-    return replace(
-        structure,
-        tree=tree,
-        types=structure.types + tuple(types[index] for index in added),
-        per_rank=np.append(structure.per_rank, np.ones(len(added), dtype=np.bool_)),
-        aliases=structure.aliases | aliases,
-        values=structure.values + (None,) * len(added_values),
-        per_rank_values=np.append(structure.per_rank_values, np.ones(len(added_values), dtype=np.bool_)),
-        shared=shared,
-    )
-
-
 def without_rank_local(structure: Structure, trees: Sequence[RankLocalTree]) -> Structure:
     """A structure with placeholders at the rank-local items of all ranks, so that nothing is restored there."""
     if not structure.has_rank_local:
         return structure
     marks = [replace(tree, node=RankLocal(tree.path)) for tree in trees]
-    return replace(structure, tree=insert(structure.tree, marks, whole=False))
+    return replace(structure, tree=insert(structure.tree, marks))
 
 
-def insert(root: Node, trees: Sequence[RankLocalTree], *, whole: bool) -> Node:
-    """A shared tree with rank-local trees inserted at their paths."""
-    return _insert(root, [(tree.path, tree) for tree in trees], whole)
+def insert(root: Node, trees: Sequence[RankLocalTree]) -> Node:
+    """A shared tree with rank-local trees at their paths: in place of placeholders, or as further items of dicts.
+
+    Containers without any are the same objects.
+    """
+    return _insert(root, [(tree.path, tree) for tree in trees])
 
 
-def _insert(node: Node, trees: list[tuple[Path, RankLocalTree]], whole: bool) -> Node:
-    if isinstance(node, RankLocal):
-        if [rest for rest, _ in trees] == [()]:
-            return trees[0][1].node
-        if trees or whole:
-            raise ValueError(f"{len(trees)} rank-local trees at one path")
+def _insert(node: Node, trees: Sequence[tuple[Path, RankLocalTree]]) -> Node:
+    if not trees:
         return node
-    if not isinstance(node, Branch):
-        if trees:
-            raise ValueError(f"no position for {readable(trees[0][1].path)}")
-        return node
-    if node.kind == "object":
-        inner = _insert(node.children[0], trees, whole)
-        return node if inner is node.children[0] else replace(node, children=(inner,))
-    below: dict[Any, list[tuple[Path, RankLocalTree]]] = {}
+    if isinstance(node, RankLocal) and [rest for rest, _ in trees] == [()]:
+        return trees[0][1].node
+    if isinstance(node, Branch) and node.kind == "object":
+        return replace(node, children=(_insert(node.children[0], trees),))
+    if not isinstance(node, Branch) or any(not rest for rest, _ in trees):
+        raise ValueError(f"no place for {readable(trees[0][1].path)}")
+    below: dict[IdKey, list[tuple[Path, RankLocalTree]]] = {}
     for rest, tree in trees:
-        if not rest:
-            raise ValueError(f"no mark at {readable(tree.path)}")
         below.setdefault(id_key(rest[0]), []).append((rest[1:], tree))
-    entries = [
-        (key, _insert(child, below.pop(id_key(key), []), whole))
-        for key, child in zip(node.keys, node.children, strict=True)
-    ]
+    items = zip(node.keys, id_keys(node.keys), node.children, strict=True)
+    entries = [(key, _insert(child, below.pop(name, ()))) for key, name, child in items]
     added = [each for group in below.values() for each in group]
-    if not added and all(child is before for (_, child), before in zip(entries, node.children, strict=True)):
-        return node  # the same object for all ranks
     if (node.kind not in DICTS and added) or any(rest or tree.position is None for rest, tree in added):
         raise ValueError(f"no position for {readable(added[0][1].path)}")
+    if len(added) != len(below):
+        raise ValueError("a dict key is repeated")
     for _, tree in sorted(added, key=lambda each: each[1].position or 0):
         entries.insert(tree.position or 0, (tree.path[-1], tree.node))
-    if len({id_key(key) for key, _ in entries}) != len(entries):
-        raise ValueError("a dict key is repeated")
     return node.with_items(entries)
+
+
+def _has_placeholders(node: Node) -> bool:
+    return any(isinstance(each, RankLocal) for _, each in every_node(node, ()))

@@ -35,7 +35,6 @@ class Structure:
         per_rank_values: bool per value.
         rank0: paths of items that rank 0 saved for all ranks.
         has_rank_local: true if ranks saved items outside the shared structure.
-        shared: number of leaves in the shared structure, if rank-local leaves of one rank follow.
         divisions: leaf number -> division into boxes, for global tensors.
         placeless: global tensors that are not in the tree, but in rank-local trees or parts of one state.
         is_unmarked: true if the tree is known to have no placeholders for rank-local items.
@@ -49,7 +48,6 @@ class Structure:
     per_rank_values: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
     rank0: frozenset[ExactPath] = frozenset()
     has_rank_local: bool = False
-    shared: int | None = None
     divisions: Mapping[int, Division] = field(default_factory=dict)
     placeless: frozenset[int] = frozenset()
     is_unmarked: bool = False

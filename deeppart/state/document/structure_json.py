@@ -11,8 +11,9 @@ import itertools
 import keyword
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,142 +25,127 @@ from deeppart.model import Box, Division
 from deeppart.part import MAX_LEAF_BYTES
 from deeppart.state.document.structure import Structure
 from deeppart.state.objects import ABOUT, DATACLASS, DEQUE, ObjectForm
-from deeppart.state.paths import Path, component, exact, id_key
-from deeppart.state.tensors import COMPOSITES, CONTEXT, JAGGED, KEYS, SUBCLASS, VALUES, LeafType
+from deeppart.state.paths import Key, Path, component, exact, id_keys
+from deeppart.state.tensors import COMPOSITES, CONTEXT, KEYS, SUBCLASS, VALUES, LeafType
 from deeppart.state.tree import (
     DEEPEST_NESTING,
     DICTS,
-    LEAST_ITEMS,
     Alias,
     ArrayLeaf,
     Branch,
+    Leaf,
     Node,
     RankLocal,
     ShardedLeaf,
-    UnmadeLeaf,
     ValueLeaf,
     contiguous_strides,
 )
 from deeppart.state.values import Encoded, decode_key, decode_value, encode_key, encode_value, is_unicode
 
-#: Code of a composite tensor.
-COMPOSITE_CODE = "x"
-#: Code of an object without a state_dict().
-FORM_CODE = "w"
-#: Code of each kind of branch.
-CODES = {
-    "dict": "d",
-    "odict": "o",
-    "counter": "c",
-    "defaultdict": "f",
-    "list": "l",
-    "tuple": "t",
-    "namedtuple": "n",
-    "object": "s",
-}
-_KINDS = {code: kind for kind, code in CODES.items()}
-#: Number of items after the code of a node.
-_NODE_ITEMS = {
-    "a": 1,
-    "v": 1,
-    "r": 0,
-    "d": 3,
-    "o": 3,
-    "c": 3,
-    "f": 3,
-    "l": 1,
-    "t": 1,
-    "n": 3,
-    "s": 2,
-    COMPOSITE_CODE: 4,
-    FORM_CODE: 3,
-}
+#: The first item of a leaf in the JSON form of a tree, and of a placeholder.
+ARRAY, VALUE, RANK_LOCAL = "a", "v", "r"
 #: Boxes of one global tensor, at most: the largest number of ranks.
 MOST_BOXES = 1 << 24
 #: Total characters of the paths of all leaves, at most.
 MOST_PATH_CHARACTERS = 1 << 30
+#: Kinds of containers whose items have names.
+NAMED = frozenset({"namedtuple", *COMPOSITES})
 _IDENTIFIER = re.compile(r"[^\W\d]\w*")
 
 
 class Numbers(NamedTuple):
-    """Maps the numbers of leaves in a live state to their numbers in a document.
+    """Maps the numbers that leaves have on one rank to their numbers in files.
+
+    In files the leaves of the structure document come first: those that all ranks share, those that rank 0 saves for
+    all, and global tensors. Rank-local leaves follow.
 
     Attributes:
-        arrays, values: numbers of arrays and small values.
-        tensors: numbers of the sharded tensors.
+        arrays, values: numbers in files of arrays and small values; for a shard, the number of its tensor.
+        tensors: those of the sharded tensors.
+        described: how many arrays and values of this rank are in the structure document, without global tensors.
+        boxes: number of the box of each shard; 0 for every other array. None if arrays have the same numbers in files.
     """
 
     arrays: Sequence[int] = range(1 << 62)
     values: Sequence[int] = range(1 << 62)
     tensors: Sequence[int] = ()
+    described: tuple[int, int] = (1 << 62, 1 << 62)
+    boxes: Sequence[int] | None = None
 
     @classmethod
     def after(cls, arrays: int, values: int) -> Numbers:
         """Consecutive numbers after so many arrays and values."""
         return cls(range(arrays, 1 << 62), range(values, 1 << 62))
 
-
-_AS_THEY_ARE = Numbers()
-
-
-def encode_tree(root: Node, numbers: Numbers = _AS_THEY_ARE) -> Any:
-    """The JSON form of a tree."""
-    if isinstance(root, ArrayLeaf):
-        return ["a", numbers.arrays[root.index]]
-    if isinstance(root, ValueLeaf):
-        return ["v", numbers.values[root.index]]
-    if isinstance(root, ShardedLeaf):
-        return ["a", numbers.tensors[root.index]]
-    if isinstance(root, RankLocal):
-        return ["r"] if root.mine or root.node is None else encode_tree(root.node, numbers)
-    if isinstance(root, UnmadeLeaf):
+    def encode(self, leaf: Leaf) -> list[Any]:
+        """The JSON form of a leaf."""
+        if isinstance(leaf, ValueLeaf):
+            return [VALUE, self.values[leaf.index]]
+        if isinstance(leaf, ShardedLeaf):
+            return [ARRAY, self.tensors[leaf.index]]
+        if isinstance(leaf, ArrayLeaf):
+            return [ARRAY, self.arrays[leaf.index]]
         raise TypeError("a tensor without memory is in no state that is saved")
-    if root.kind in COMPOSITES:
-        children = [encode_tree(child, numbers) for child in root.children]
-        return [COMPOSITE_CODE, root.kind, root.name, list(root.keys), children]
-    code = CODES[root.kind]
-    if root.kind in ("list", "tuple"):
-        return [code, _encode_items(root.children, numbers)]
-    children = [encode_tree(child, numbers) for child in root.children]
-    if root.kind in DICTS:
-        position = {id_key(key): i for i, key in enumerate(root.keys) if children[i] != ["r"]}
-        order = [position[id_key(key)] for key in root.ordered_keys if id_key(key) in position]
-        encoded = [encode_key(root.keys[i], "a dict key") for i in order]
-        return [
-            code,
-            encoded,
-            [children[i] for i in order],
-            _encode_metadata(root.metadata or getattr(root.container, "_metadata", None)),
-        ]
-    if root.kind == "namedtuple":
-        return [code, root.name, list(root.keys), children]
-    if root.form is not None:
-        return [FORM_CODE, root.form.kind, [_encode_about(each) for each in root.form.about], children[0]]
-    if root.kind == "object":
-        return [code, root.name, children[0]]
-    raise AssertionError(root.kind)
 
 
-def _encode_about(item: Any) -> Any:
-    return list(item) if type(item) is tuple else item
+AS_THEY_ARE = Numbers()
 
 
-def _encode_items(children: Sequence[Node], numbers: Numbers) -> list[Any]:
-    """The items of a list or tuple; a run of consecutively numbered values as one entry."""
-    encoded: list[Any] = []
-    position = 0
-    while position < len(children):
-        child, start = children[position], position
-        while position < len(children) and isinstance(children[position], ValueLeaf):
-            position += 1
-        if isinstance(child, ValueLeaf) and position - start >= LEAST_ITEMS:
-            encoded.append(["v", numbers.values[child.index], position - start])
-        elif isinstance(child, ValueLeaf):
-            encoded += [encode_tree(value, numbers) for value in children[start:position]]
-        else:
-            encoded.append(encode_tree(child, numbers))
-            position += 1
-    return encoded
+def encode_tree(root: Node, numbers: Numbers = AS_THEY_ARE) -> Any:
+    """The JSON form of a tree in files."""
+    if isinstance(root, RankLocal):
+        return [RANK_LOCAL] if root.mine or root.node is None else encode_tree(root.node, numbers)
+    if not isinstance(root, Branch):
+        return numbers.encode(root)
+    metadata = root.metadata or getattr(root.container, "_metadata", None)
+    about = _encode_metadata(metadata) if root.kind in DICTS else _about(root)
+    order = None if root.container is None or root.kind not in DICTS else list(root.container)
+    return _encode_branch(root, about, order, lambda child: encode_tree(child, numbers))
+
+
+def outline(root: Node, leaf: Callable[[Leaf], list[Any]], *, ordered: bool = False) -> Any:
+    """The JSON form of a tree as ranks compare it: without the numbers of leaves and the insertion order of dicts.
+
+    ``{"m": model}`` and ``{"m": model.state_dict()}`` have the same.
+
+    Args:
+        root: the tree.
+        leaf: the form of a leaf.
+        ordered: OrderedDicts have their insertion order.
+    """
+    if isinstance(root, RankLocal):
+        return [RANK_LOCAL]
+    if not isinstance(root, Branch):
+        return leaf(root)
+    if root.is_object:
+        return outline(root.children[0], leaf, ordered=ordered)
+    order = list(root.container) if ordered and root.kind == "odict" else None
+    return _encode_branch(root, _about(root), order, lambda child: outline(child, leaf, ordered=ordered))
+
+
+def _about(branch: Branch) -> Any:
+    """What distinguishes containers of one kind, besides their keys."""
+    if branch.form is not None:
+        return [list(each) if type(each) is tuple else each for each in branch.form.about]
+    return branch.name if branch.kind == "object" else branch.name or None
+
+
+def _encode_branch(
+    branch: Branch, about: Any, order: Sequence[Key] | None, encode: Callable[[Node], list[Any]]
+) -> list[Any]:
+    """The JSON form of a container; that of a dict has its keys in this order, without rank-local items."""
+    keys, children = branch.keys, list(map(encode, branch.children))
+    if branch.kind not in DICTS:
+        kind = branch.kind if branch.form is None else branch.form.kind
+        return [kind, about, list(keys) if kind in NAMED else None, children]
+    if order is not None:
+        positions = {key: position for position, key in enumerate(id_keys(branch.keys))}
+        places = [positions[key] for key in id_keys(order) if key in positions]
+        keys, children = [keys[place] for place in places], [children[place] for place in places]
+    if [RANK_LOCAL] in children:
+        shared = [child != [RANK_LOCAL] for child in children]
+        keys, children = list(compress(keys, shared)), list(compress(children, shared))
+    return [branch.kind, about, encode_path(keys), children]
 
 
 def _encode_metadata(metadata: Any) -> Any:
@@ -204,18 +190,12 @@ def encode_structure(
 
     ``tensors``, the global tensors, are the last leaves.
     """
-    leaves = []
-    for index, (kind, own) in enumerate(zip(types, per_rank.tolist(), strict=True)):
-        entry: list[Any] = [kind.kind, kind.dtype, list(kind.shape), int(own)]
-        if index in aliases:
-            alias = aliases[index]
-            entry.append([alias.owner, alias.offset, list(alias.strides)])
-        leaves.append(entry)
+    own = map(int, per_rank.tolist())
+    leaves = [encode_leaf(kind, aliases.get(i), flag) for i, (kind, flag) in enumerate(zip(types, own, strict=True))]
     for tensor in tensors:
-        entry = [tensor.kind.kind, tensor.kind.dtype, list(tensor.kind.shape), 0]
-        if tensor.owner is not None:
-            entry.append([len(types) + tensor.owner, 0, list(contiguous_strides(tensor.kind.shape))])
-        leaves.append(entry)
+        whole = contiguous_strides(tensor.kind.shape)
+        alias = None if tensor.owner is None else Alias(len(types) + tensor.owner, 0, whole)
+        leaves.append(encode_leaf(tensor.kind, alias, 0))
     shared = [None if own else value for value, own in zip(values, per_rank_values.tolist(), strict=True)]
     return {
         "tree": tree,
@@ -228,6 +208,12 @@ def encode_structure(
     }
 
 
+def encode_leaf(kind: LeafType, alias: Alias | None, *own: int) -> list[Any]:
+    """A leaf in a document; in the structure document with a flag for one that each rank has saved for itself."""
+    view = [] if alias is None else [[alias.owner, alias.offset, list(alias.strides)]]
+    return [kind.kind, kind.dtype, list(kind.shape), *own, *view]
+
+
 def encode_division(division: Division) -> list[Any]:
     """The division of a global tensor: for each dimension a list of the beginnings of its intervals, or their common
     length; or the text "boxes" and then the boxes one after the other.
@@ -237,9 +223,10 @@ def encode_division(division: Division) -> list[Any]:
     return [cuts.step if isinstance(cuts, range) else list(cuts) for cuts in division.cuts]
 
 
-def encode_path(path: Path) -> list[Encoded]:
-    """The keys of a path."""
-    return [encode_key(key, "a dict key") for key in path]
+def encode_path(path: Sequence[Key]) -> list[Encoded]:
+    """The keys of a path, encoded."""
+    encoded: list[Encoded] = encode_key(tuple(path), "a dict key")[1]  # many texts in few steps
+    return encoded
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -260,22 +247,17 @@ def _decode_structure(document: Any, where: str) -> Structure:
     types: list[LeafType] = []
     aliases: dict[int, Alias] = {}
     per_rank = np.zeros(len(document["leaves"]), dtype=np.bool_)
-    known: dict[tuple[Any, ...], LeafType] = {}  # many leaves share few types
-    for index, (kind, dtype, shape, own, *alias) in enumerate(_list(document["leaves"])):
-        written = (kind, dtype, tuple(_list(shape)))
-        if written not in known:
-            known[written] = LeafType(*written)
-            known[written].check(where)
-        types.append(known[written])
-        if _count(own) > 1 or len(alias) > 1:
-            raise ValueError(f"leaf {index} has too many fields")
+    for index, (kind, dtype, shape, own, *views) in enumerate(_list(document["leaves"])):
+        if _count(own) > 1:
+            raise ValueError(f"leaf {index} has an impossible flag")
         per_rank[index] = bool(own)
-        if alias:
-            aliases[index] = decode_alias(alias[0])
+        types.append(decode_type(kind, dtype, _list(shape), where))
+        if views:
+            aliases[index] = decode_alias(views)
     values = tuple(_list(document["values"]))
     own_values = np.zeros(len(values), dtype=np.bool_)
     own_values[[_count(index) for index in _list(document["per_rank_values"])]] = True
-    seen = Named(len(values))
+    seen = Named()
     tree = _decode_node(document["tree"], seen, where)
     divisions = _decode_divisions(_list(document["boxes"]), types, per_rank)
     named, placeless = set(seen.arrays), frozenset(divisions.keys() - set(seen.arrays))
@@ -366,145 +348,120 @@ def _check_ties(types: Sequence[LeafType], aliases: Mapping[int, Alias], divisio
 
 @dataclass(slots=True)
 class Named:
-    """Collects the numbers of leaves and values (below ``count``) that a tree names, and counts its placeholders."""
+    """Collects the numbers of leaves and values that a tree names, and counts its placeholders."""
 
-    count: int
     arrays: list[int] = field(default_factory=list)
     values: list[int] = field(default_factory=list)
     marks: int = 0
 
 
-def decode_tree(document: Any, values: int, where: str) -> tuple[Node, Named]:
+def decode_tree(document: Any, where: str) -> tuple[Node, Named]:
     """Read a rank-local tree; returns it and the numbers that it names."""
-    seen = Named(values)
+    seen = Named()
     return _decode_node(document, seen, where), seen
 
 
 def _decode_node(document: Any, seen: Named, where: str) -> Node:
-    code, *rest = _list(document)
-    if len(rest) != _NODE_ITEMS[code]:
-        raise ValueError(f"a node {code!r} with {len(rest)} items after it")
-    if code == "a":
-        seen.arrays.append(_count(rest[0]))
-        return ArrayLeaf(rest[0])
-    if code == "v":
-        seen.values.append(_count(rest[0]))
-        return ValueLeaf(rest[0])
-    if code == "r":
+    kind, *rest = _list(document)
+    if kind in (ARRAY, VALUE):
+        (number,) = rest
+        (seen.arrays if kind == ARRAY else seen.values).append(_count(number))
+        return ArrayLeaf(number) if kind == ARRAY else ValueLeaf(number)
+    if kind == RANK_LOCAL and not rest:
         seen.marks += 1
         return RankLocal()
-    if code == COMPOSITE_CODE:
-        return _decode_composite(rest, seen, where)
-    if code == FORM_CODE:
-        return _decode_object(rest, seen, where)
-    kind = _KINDS[code]
-    if kind == "object":
-        if type(rest[0]) is not str:
-            raise ValueError("the name of an object's class is not a text")
-        return Branch(kind, (None,), (_decode_node(rest[1], seen, where),), name=rest[0])
-    if kind in ("list", "tuple"):
-        items = _decode_items(_list(rest[0]), seen, where)
-        return Branch(kind, tuple(range(len(items))), items)
-    children = tuple([_decode_node(child, seen, where) for child in _list(rest[-2 if kind in DICTS else -1])])
+    about, keys, encoded = rest
+    children = tuple([_decode_node(child, seen, where) for child in _list(encoded)])
     if kind in DICTS:
-        keys = decode_path(rest[0], where)
-        if len(set(keys)) != len(keys) or len(keys) != len(children):  # 1, 1.0 and True are the same key of a dict
-            raise ValueError("dict keys are repeated or do not match the children")
-        return Branch(kind, keys, children, metadata=_decode_metadata(rest[2], where))
-    if kind == "namedtuple":
-        name, fields = rest[0], tuple(_list(rest[1]))
-        if not all(isinstance(text, str) and _IDENTIFIER.fullmatch(text) for text in (name, *fields)):
-            raise ValueError("a namedtuple's name or field is not an identifier")
-        if not name.isidentifier() or keyword.iskeyword(name):
-            raise ValueError(f"{name!r} is not a valid class name")
-        if len(fields) != len(children):
-            raise ValueError("namedtuple fields do not match the children")
-        if len({unicodedata.normalize("NFKC", text) for text in fields}) != len(fields):  # as Python reads identifiers
-            raise ValueError("two fields of a namedtuple have one name")
-        return Branch(kind, fields, children, name=name)
-    raise ValueError(f"node {code!r}")
+        return Branch(kind, _unique(decode_path(keys, where), children), children, metadata=_metadata(about, where))
+    if kind in NAMED:
+        if not all(type(each) is str for each in _list(keys)) or type(about) not in (str, type(None)):
+            raise ValueError(f"{short(kind)} without names")
+        check = _check_fields if kind == "namedtuple" else _check_components
+        check(kind, about or "", _unique(tuple(keys), children), children)
+        return Branch(kind, tuple(keys), children, about or "")
+    if keys is not None:
+        raise ValueError(f"keys of a {short(kind)}")
+    if kind in ("list", "tuple") and about is None:
+        return Branch(kind, tuple(range(len(children))), children)
+    form = None if kind == "object" else _decode_form(kind, about)
+    if len(children) != 1 or (form is None and type(about) is not str):
+        raise ValueError(f"not an object: {short(document)}")
+    return Branch("object", (None,), children, about if form is None else str(form), form)
 
 
-def _decode_object(rest: list[Any], seen: Named, where: str) -> Node:
-    """An object without a state_dict(); its data are checked when the object is made."""
-    kind, about = rest[0], [tuple(each) if type(each) is list else each for each in _list(rest[1])]
-    if type(kind) is not str or len(about) != ABOUT[kind]:
-        raise ValueError(f"not a form of an object: {short(rest[:2])}")
+def _unique(keys: tuple[Any, ...], children: Sequence[Node]) -> tuple[Any, ...]:
+    if len(set(keys)) != len(keys) or len(keys) != len(children):  # 1, 1.0 and True are the same key of a dict
+        raise ValueError("keys are repeated or do not match the children")
+    return keys
+
+
+def _check_fields(kind: str, name: str, fields: tuple[str, ...], children: Sequence[Node]) -> None:
+    """Check that a namedtuple can be made."""
+    if not all(_IDENTIFIER.fullmatch(text) for text in (name, *fields)):
+        raise ValueError("a namedtuple's name or field is not an identifier")
+    if not name.isidentifier() or keyword.iskeyword(name):
+        raise ValueError(f"{name!r} is not a valid class name")
+    if len({unicodedata.normalize("NFKC", text) for text in fields}) != len(fields):  # as Python reads identifiers
+        raise ValueError("two fields of a namedtuple have one name")
+
+
+def _check_components(kind: str, name: str, keys: tuple[str, ...], children: Sequence[Node]) -> None:
+    """Check which components a composite tensor has; they are checked against each other when it is made."""
+    if kind == SUBCLASS:
+        *inner, context = children
+        nested = [each for each in inner if not isinstance(each, ArrayLeaf)]
+        sound = bool(inner) and keys[-1] == CONTEXT and isinstance(context, ValueLeaf)
+        sound = sound and all(isinstance(each, Branch) and each.kind in COMPOSITES for each in nested)
+    else:
+        sound = keys == KEYS[kind] and not name
+        for key, child in zip(keys, children, strict=True):
+            may_be = ValueLeaf if key in VALUES else (ArrayLeaf, ValueLeaf) if key == "lengths" else ArrayLeaf
+            sound = sound and isinstance(child, may_be)
+    if not sound:
+        raise ValueError(f"components that a {short(kind)} tensor does not have")
+
+
+def _decode_form(kind: str, encoded: Any) -> ObjectForm:
+    """The form of an object without a state_dict(); its data are checked when the object is made."""
+    about = [tuple(each) if type(each) is list else each for each in _list(encoded)]
+    if len(about) != ABOUT[kind]:
+        raise ValueError(f"not a form of an object: {short(kind)}, {short(encoded)}")
     names = list(about)
     if kind == DATACLASS:
-        names = [*about[:2], *_list(rest[1][2])]
+        names = [*about[:2], *_list(encoded[2])]
     if kind == DEQUE:
         names = []
         if about[0] is not None:
             _count(about[0])
     if not all(type(name) is str and is_unicode(name) and "\0" not in name for name in names):
         raise ValueError(f"an object, or a field of it, without a name: {short(about)}")
-    form = ObjectForm(kind, tuple(about))
-    return Branch("object", (None,), (_decode_node(rest[2], seen, where),), name=str(form), form=form)
+    return ObjectForm(kind, tuple(about))
 
 
-def _decode_composite(rest: list[Any], seen: Named, where: str) -> Node:
-    """A composite tensor; its components are checked against each other when it is made."""
-    kind, name, keys = rest[0], rest[1], _list(rest[2])
-    if type(kind) is not str or type(name) is not str or not all(type(key) is str for key in keys):
-        raise ValueError("a kind of tensor, or its components, have no names")
-    children = tuple([_decode_node(child, seen, where) for child in _list(rest[3])])
-    if kind == SUBCLASS:
-        *inner, context = children
-        nested = [each for each in inner if not isinstance(each, ArrayLeaf)]
-        sound = keys[-1] == CONTEXT and isinstance(context, ValueLeaf) and len(set(keys)) == len(keys) > 1
-        sound = sound and all(isinstance(each, Branch) and each.kind in {*KEYS, SUBCLASS} for each in nested)
-    else:
-        fit = [
-            isinstance(child, ValueLeaf if key in VALUES else ArrayLeaf)
-            for key, child in zip(keys, children, strict=False)
-        ]
-        if kind == JAGGED and len(children) == 4:
-            fit[2] = isinstance(children[2], (ArrayLeaf, ValueLeaf))
-        sound = tuple(keys) == KEYS[kind] and not name and all(fit)
-    if not sound or len(keys) != len(children):
-        raise ValueError(f"components that a {short(kind)} tensor does not have")
-    return Branch(kind, tuple(keys), children, name)
-
-
-def _decode_items(documents: list[Any], seen: Named, where: str) -> tuple[Node, ...]:
-    items: list[Node] = []
-    for document in documents:
-        if len(_list(document)) == 3 and document[0] == "v":
-            first, count = _count(document[1]), _count(document[2])
-            if first + count > seen.count:
-                raise ValueError(f"values {first} to {first + count - 1} of {seen.count}")
-            numbers = range(first, first + count)
-            seen.values.extend(numbers)
-            items += map(ValueLeaf, numbers)
-        else:
-            items.append(_decode_node(document, seen, where))
-    return tuple(items)
-
-
-def checked_type(kind: Any, dtype: Any, shape: Any, where: str) -> LeafType:
-    """The type of a leaf from its encoded fields."""
+def decode_type(kind: Any, dtype: Any, shape: list[Any], where: str) -> LeafType:
+    """The type of a leaf."""
     try:
         return _known_type(kind, dtype, *shape)
-    except CorruptFileError:
+    except (CorruptFileError, TypeError):
         LeafType(kind, dtype, tuple(shape)).check(where)
         raise
 
 
-@functools.lru_cache(4096, typed=True)  # the many shards of a checkpoint share few types
+def decode_alias(views: list[Any]) -> Alias:
+    """The view of another leaf that stands after the type of a leaf."""
+    ((owner, offset, strides),) = views
+    return Alias(_count(owner), _count(offset), tuple(_count(stride) for stride in _list(strides)))
+
+
+@functools.lru_cache(4096, typed=True)  # many leaves share few types
 def _known_type(kind: Any, dtype: Any, *shape: Any) -> LeafType:
     found = LeafType(kind, dtype, shape)
     found.check("")
     return found
 
 
-def decode_alias(encoded: Any) -> Alias:
-    """Read ``[owner, offset, strides]``."""
-    owner, offset, strides = encoded
-    return Alias(_count(owner), _count(offset), tuple(_count(stride) for stride in _list(strides)))
-
-
-def _decode_metadata(document: Any, where: str) -> dict[str, dict[str, Any]] | None:
+def _metadata(document: Any, where: str) -> dict[str, dict[str, Any]] | None:
     """``_metadata`` as torch has it: encoded names and small values."""
     if document is None:
         return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from operator import eq, itemgetter
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -115,11 +115,21 @@ class Extents:
 def _reach(item: Any) -> int:
     if not isinstance(item, torch.Tensor) or item.is_contiguous():
         return int(item.nbytes)
-    shape = item.shape
-    if 0 in shape:
-        return 0
-    steps = sum((length - 1) * stride for length, stride in zip(shape, item.stride(), strict=True))
-    return (steps + 1) * item.element_size()
+    return extent(item)[1]
+
+
+def extent(item: Any) -> tuple[int, int]:
+    """Lowest address of the elements of a tensor or array, and the bytes from there to the end of the highest one."""
+    if isinstance(item, torch.Tensor):
+        if item.is_contiguous():
+            return item.data_ptr(), item.nbytes
+        start, strides = item.data_ptr(), [step * item.itemsize for step in item.stride()]
+    else:
+        start, strides = int(item.__array_interface__["data"][0]), item.strides
+    if 0 in item.shape:
+        return start, 0
+    reach = [(length - 1) * step for length, step in zip(item.shape, strides, strict=True)]
+    return start + sum(step for step in reach if step < 0), sum(map(abs, reach)) + int(item.itemsize)
 
 
 def array_lacks_memory(found: npt.NDArray[Any]) -> tuple[int, int] | None:
@@ -130,31 +140,20 @@ def array_lacks_memory(found: npt.NDArray[Any]) -> tuple[int, int] | None:
     """
     if found.base is None or not found.size:
         return None
-    low, high = _bounds(found)
-    item: Any = found
+    low, needed = extent(found)
+    high, item = low + needed, cast(Any, found)
     while isinstance(item, np.ndarray) and item.base is not None:
         item = item.base
         if isinstance(item, np.ndarray):
-            start, end = _bounds(item)
+            start, length = extent(item)
         elif isinstance(item, torch.Tensor) and item.layout is torch.strided and item.is_cpu:
             start, length = place_of(item.untyped_storage())
-            end = start + length
         else:
             return None
+        end = start + length
         if low < start or high > end:
-            return high - low, max(0, min(high, end) - max(low, start))
+            return needed, max(0, min(high, end) - max(low, start))
     return None
-
-
-def _bounds(found: npt.NDArray[Any]) -> tuple[int, int]:
-    """Lowest address, and the end of the highest element."""
-    if not found.size:
-        start = int(found.__array_interface__["data"][0])
-        return start, start
-    reach = [(length - 1) * stride for length, stride in zip(found.shape, found.strides, strict=True)]
-    start = int(found.__array_interface__["data"][0])
-    low = start + sum(step for step in reach if step < 0)
-    return low, start + sum(step for step in reach if step > 0) + found.itemsize
 
 
 def freed_memory(path: str, expected: int, found: int, *, what: str = "the state holds a tensor") -> FreedMemoryError:

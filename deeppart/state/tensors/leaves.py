@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,7 @@ _ALLOWED_TYPES = (torch.Tensor, torch.nn.Parameter)
 PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LeafType:
     """The type of one leaf, without its path and bytes.
 
@@ -49,29 +49,21 @@ class LeafType:
     kind: str
     dtype: str
     shape: tuple[int, ...]
-    #: Computed on first use, which is after :meth:`check` for types from files; then used many times.
-    _itemsize: int = field(default=-1, init=False, repr=False, compare=False)
-    _nbytes: int = field(default=-1, init=False, repr=False, compare=False)
 
-    @property
+    @functools.cached_property
     def itemsize(self) -> int:
-        """Bytes per element."""
-        if self._itemsize < 0:
-            dtype = TORCH_DTYPES[self.dtype] if self.kind == "torch" else np.dtype(self.dtype)
-            object.__setattr__(self, "_itemsize", dtype.itemsize)
-        return self._itemsize
+        """Bytes per element; of a type from a file only after :meth:`check`."""
+        return (TORCH_DTYPES[self.dtype] if self.kind == "torch" else np.dtype(self.dtype)).itemsize
 
     @property
     def is_whole(self) -> bool:
         """True for integers."""
         return "int" in self.dtype if self.kind == "torch" else np.dtype(self.dtype).kind in "iu"
 
-    @property
+    @functools.cached_property
     def nbytes(self) -> int:
         """Bytes of all elements."""
-        if self._nbytes < 0:
-            object.__setattr__(self, "_nbytes", math.prod(self.shape) * self.itemsize)
-        return self._nbytes
+        return math.prod(self.shape) * self.itemsize
 
     @property
     def tag(self) -> str:

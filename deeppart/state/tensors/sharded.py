@@ -15,7 +15,7 @@ Nothing of ``torch.distributed`` is imported. A tensor is sharded if it has one 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -219,8 +219,9 @@ def _of_dtensor(item: Any, path: str) -> Shards:
     if hasattr(local, "trigger_wait"):  # the result of a collective that may be in progress
         local = local.trigger_wait()
     placed = placed_boxes(item)
-    lengths = [sum(each.local.sizes[d] for each in _first_along(placed, d)) for d in range(item.ndim)]
-    if placed and tuple(lengths) != tuple(local.shape):
+    ends = [[at + length for at, length in zip(*each.local, strict=True)] for each in placed]
+    lengths = [max(along) for along in zip(*ends, strict=True)]
+    if placed and lengths != list(local.shape):
         raise UnsupportedLeafError(
             "a DTensor's local tensor does not have the shape that its placements imply",
             expected=f"shape {lengths} for {list(item.shape)}, {item.placements} on a mesh of {item.device_mesh.shape}",
@@ -230,13 +231,6 @@ def _of_dtensor(item: Any, path: str) -> Shards:
         )
     tensors = cut_local(local, placed)
     return Shards(item.dtype, tuple(item.shape), tuple(each.box for each in placed), tensors, layout_of(item))
-
-
-def _first_along(placed: Sequence[Placed], dimension: int) -> Iterator[Placed]:
-    """The boxes at the beginning of the local tensor in every dimension but one."""
-    for each in placed:
-        if not any(at for other, at in enumerate(each.local.offset) if other != dimension):
-            yield each
 
 
 def _by_protocol(item: Any, outer: Any, path: str) -> Shards:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -12,11 +13,9 @@ import torch
 from deeppart.state.memory import Extents, HeldMemory
 from deeppart.state.paths import ExactPath, Excluded, Key, Path
 from deeppart.state.tree.nodes import ArrayLeaf, Branch, Node, RankLocal, ShardedLeaf, UnmadeLeaf, ValueLeaf
-from deeppart.state.values import Encoded, encode_key
 
-# Markers among the tokens; tuples, so that no string key can equal one.
-ARRAY, VALUE, OBJECT, RANK_LOCAL, NUMPY = ("array",), ("value",), ("object",), ("rank_local",), ("numpy",)
-SHARDED, COMPOSITE, FORM = ("sharded",), ("composite",), ("form",)
+#: In place of the device of a numpy array.
+NUMPY = ("numpy",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,7 @@ class RankLocalRules:
         return levels == 1 or self.splits is None or not self.splits(path)
 
 
-@dataclass(slots=True)
+@dataclass
 class FlatState:
     """A flattened state.
 
@@ -58,19 +57,18 @@ class FlatState:
         arrays: leaves with bytes, in canonical order; ``arrays[i].index == i``.
         data: their tensors and numpy arrays.
         values: small values, in canonical order.
-        tokens: structure of containers and keys, in canonical order, comparable within this process.
         types: dtype, shape, device (``NUMPY`` for none) and memory order of each array, flat. The order is True if
             contiguous, otherwise the array's strides.
         pointers: memory address of each array.
         unresolved: conjugate or negative views, by number; ``data`` has their resolved copies.
         memory: the objects that keep the bytes at these addresses.
         extents: how many bytes each array reaches from its address on.
-        orders: insertion order of each dict that is not in canonical order, and the position of the dict in the tokens.
-        ordered: for each OrderedDict that is not in canonical order: its position in the tokens, its path, and the
-            order of the keys that all ranks share.
+        orders: number and insertion order of each dict that is not in canonical order.
+        ordered: path of each OrderedDict in the shared structure that is not in canonical order, and the order of the
+            keys that all ranks share.
         rank_local: items outside the structure that all ranks share; rank 0's first, then this rank's. Their leaves
             follow those of the shared structure, in this order.
-        shared: how many arrays, values and tokens are in the structure that all ranks share.
+        shared: how many arrays and values are in the structure that all ranks share.
         common: how many arrays and values are in the shared structure or rank 0's.
         sharded: the sharded tensors, in canonical order, those of ``rank_local`` last.
         shared_sharded: how many of them are in the structure that all ranks share.
@@ -82,52 +80,34 @@ class FlatState:
     arrays: list[ArrayLeaf] = field(default_factory=list)
     data: list[Any] = field(default_factory=list)
     values: list[ValueLeaf] = field(default_factory=list)
-    tokens: list[Any] = field(default_factory=list)
     types: list[Any] = field(default_factory=list)
     pointers: array[int] = field(default_factory=lambda: array("q"))
     unresolved: dict[int, torch.Tensor] = field(default_factory=dict)
     memory: HeldMemory = field(default_factory=lambda: HeldMemory([]))
     extents: Extents = field(default_factory=lambda: Extents([]))
-    orders: list[Any] = field(default_factory=list)
-    ordered: list[tuple[int, Path, list[Key]]] = field(default_factory=list)
+    orders: list[tuple[int, list[Key]]] = field(default_factory=list)
+    ordered: list[tuple[Path, list[Key]]] = field(default_factory=list)
     rank_local: list[RankLocal] = field(default_factory=list)
-    shared: tuple[int, int, int] = (0, 0, 0)
+    shared: tuple[int, int] = (0, 0)
     common: tuple[int, int] = (0, 0)
     sharded: list[ShardedLeaf] = field(default_factory=list)
     shared_sharded: int = 0
     before_shards: int = 0
     unmade: list[UnmadeLeaf] = field(default_factory=list)
-    _objects: list[Branch] | None = None
 
-    @property
+    @functools.cached_property
     def objects(self) -> list[Branch]:
-        """The branches that are objects with a ``state_dict()``, outside of ``rank_local``; cached."""
-        if self._objects is None:
-            self._objects = list(_objects_below(self.root))
-        return self._objects
+        """The branches that are objects with a ``state_dict()``, outside of ``rank_local``."""
+        return list(_objects_below(self.root))
 
     @property
     def rank0_sizes(self) -> tuple[int, int]:
         """How many arrays and values rank 0 saves for all ranks."""
         return self.common[0] - self.shared[0], self.common[1] - self.shared[1]
 
-    def sizes(self) -> tuple[int, int, int]:
-        """The numbers of arrays, values and tokens."""
-        return len(self.arrays), len(self.values), len(self.tokens)
-
-    def skeleton(self) -> list[Any]:
-        """Containers, keys and leaves that all ranks share, in canonical order as JSON.
-
-        ``{"m": model}`` and ``{"m": model.state_dict()}`` are the same.
-        """
-        tokens = self.tokens[: self.shared[2]]
-        return [token if type(token) in (str, bool) else _token_text(token) for token in tokens if token is not OBJECT]
-
-
-def _token_text(token: Any) -> Encoded:
-    if any(token is marker for marker in (ARRAY, VALUE, RANK_LOCAL, SHARDED, COMPOSITE, FORM)):
-        return token
-    return token.__name__ if isinstance(token, type) else encode_key(token, "a dict key")
+    def sizes(self) -> tuple[int, int]:
+        """The numbers of arrays and values."""
+        return len(self.arrays), len(self.values)
 
 
 def _objects_below(node: Node) -> Iterator[Branch]:

@@ -1,13 +1,10 @@
 """Flattens a nested state into leaves, in an order that does not depend on the insertion order of dicts.
 
-The walk copies nothing: its result refers to the live objects. The *tokens* that it collects describe structure,
-dtypes, shapes, devices and memory order: with equal tokens, everything derived from the structure (classification,
-plan, layout) is still valid.
+The walk copies nothing: its result refers to the live objects.
 """
 
 from __future__ import annotations
 
-import json
 import keyword
 import operator
 from collections.abc import Callable, Collection, Sequence
@@ -35,26 +32,15 @@ from deeppart.state.tensors import (
     is_sharded,
     read_shards,
 )
-from deeppart.state.tree.flat import (
-    ARRAY,
-    COMPOSITE,
-    FORM,
-    NUMPY,
-    OBJECT,
-    RANK_LOCAL,
-    SHARDED,
-    VALUE,
-    FlatState,
-    RankLocalRules,
-)
+from deeppart.state.tree.flat import NUMPY, FlatState, RankLocalRules
 from deeppart.state.tree.nodes import DICT_KINDS, ArrayLeaf, Branch, Node, RankLocal, ShardedLeaf, UnmadeLeaf, ValueLeaf
 from deeppart.state.tree.value_containers import container_levels
 from deeppart.state.values import encode_key, encode_value, is_value
 
+#: Types of dict keys that can be stored.
+_SIMPLE_KEYS = frozenset({str, int, bool, bytes, type(None)})
 #: Levels of nested containers, at most: JSON readers stop a little above twice that.
 DEEPEST_NESTING = 200
-#: Types of dict keys that are identical if they compare equal.
-_SIMPLE_KEYS = frozenset({str, int, bool, bytes, type(None)})
 
 
 def flatten(
@@ -65,8 +51,11 @@ def flatten(
     cuts: RankLocalRules | None = None,
     may_ask: Callable[[Any], bool] = lambda item: True,
 ) -> FlatState:
-    """Flatten a state; calls ``state_dict()`` exactly once on each object that has it."""
-    walk = _Walk(live, state_dicts or {}, cuts, may_ask)
+    """Flatten a state; calls ``state_dict()`` exactly once on each object that has it.
+
+    ``state_dicts`` has the results by the identity of the object; those of other objects are added.
+    """
+    walk = _Walk(live, {} if state_dicts is None else state_dicts, cuts, may_ask)
     try:
         walk.flat.root = walk.node(state, ())
         walk.finish()
@@ -104,12 +93,13 @@ class _Walk:
         self._later: list[tuple[RankLocal, Any, set[int]]] = []
         self._shards: list[tuple[ShardedLeaf, Shards]] = []
         self._in_rank0 = self._in_part = False
+        self._dicts = 0
 
     def node(self, item: Any, path: Path) -> Node:
         rank_local = None if self._cuts is None else self._cut(self._cuts, path, item)
         if rank_local is not None:
-            self.flat.tokens.append(RANK_LOCAL)
-            return self._add_rank_local(rank_local, item)
+            self._later.append((rank_local, item, set(self._open)))
+            return rank_local
         kind = type(item)
         if (kind is torch.Tensor or kind is torch.nn.Parameter) and not hasattr(item, "global_offsets"):
             return self._tensor(item, path)
@@ -130,7 +120,6 @@ class _Walk:
             return self._array(item, path)
         if isinstance(item, tuple) and hasattr(kind, "_fields") and hasattr(kind, "_make"):
             self._check_namedtuple(kind, path)
-            self.flat.tokens += (kind.__name__, *kind._fields)
             return self._items(item, path, kind._fields, "namedtuple")
         if is_object(item):
             return self._object(item, path)
@@ -148,7 +137,6 @@ class _Walk:
                 if rank_local.mine is not mine:
                     continue
                 flat.rank_local.append(rank_local)
-                flat.tokens += (RANK_LOCAL, rank_local.path)
                 if mine or leads:
                     self._open, self._in_rank0 = set(opened), not mine
                     self._in_part = rank_local.part
@@ -157,7 +145,11 @@ class _Walk:
                 flat.common = len(flat.arrays), len(flat.values)
         flat.before_shards = len(flat.arrays)
         for leaf, shards in self._shards:
-            note_shards(flat, leaf, shards, live=self._live)
+            leaf.first = len(flat.arrays)
+            for tensor in shards.tensors:
+                if not is_plain(tensor):
+                    check_tensor(tensor, readable(leaf.path))
+                self._leaf(self._noted(tensor), leaf.path)
 
     def _cut(self, cuts: RankLocalRules, path: Path, item: Any) -> RankLocal | None:
         if cuts.mine and exact(path) in cuts.mine:
@@ -166,10 +158,6 @@ class _Walk:
             return None
         inner = not (is_value(item) or container_levels(item) == 1 or isinstance(item, (torch.Tensor, np.ndarray)))
         return RankLocal(path, False) if cuts.rank0(path, inner) else None
-
-    def _add_rank_local(self, rank_local: RankLocal, item: Any) -> RankLocal:
-        self._later.append((rank_local, item, set(self._open)))
-        return rank_local
 
     def _tensor(self, tensor: torch.Tensor, path: Path, inside: int = 0) -> Node:
         """``inside``: how many of the path's last keys are within a tensor of which this is a component."""
@@ -184,14 +172,13 @@ class _Walk:
             check_tensor(tensor, readable(path))
         if self._in_part and not inside:
             return self._unsharded(tensor, path)
-        leaf = self._leaf(noted(self.flat, tensor, live=self._live), path)
+        leaf = self._leaf(self._noted(tensor), path)
         leaf.inside = inside
         return leaf
 
     def _composite(self, tensor: torch.Tensor, parts: Parts, path: Path, inside: int) -> Branch:
         """A tensor made of component tensors. It is never divided: all of it is shared, or none."""
         keys = list(parts.items)
-        self.flat.tokens += (COMPOSITE, parts.kind, parts.name, len(keys), *keys)
         self._enter(tensor, path)
         children: list[Node] = []
         for key, item in parts.items.items():
@@ -204,8 +191,20 @@ class _Walk:
         return Branch(parts.kind, keys, children, parts.name, container=tensor, path=path)
 
     def _array(self, found: np.ndarray[Any, Any], path: Path) -> ArrayLeaf:
-        note_array(self.flat, found, path)
+        check_array(found, readable(path))
+        self.flat.types += (found.dtype, found.shape, NUMPY, bool(found.flags.c_contiguous) or found.strides)
+        self.flat.pointers.append(found.ctypes.data)
         return self._leaf(found, path)
+
+    def _noted(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Add the type and address of a plain tensor; returns the tensor to read, or to write if the state is live."""
+        flat = self.flat
+        if not self._live and (tensor.is_conj() or tensor.is_neg()):
+            flat.unresolved[len(flat.pointers)] = tensor
+            tensor = tensor.resolve_conj().resolve_neg()
+        flat.types += (tensor.dtype, tensor.shape, tensor.device, tensor.is_contiguous() or tensor.stride())
+        flat.pointers.append(tensor.data_ptr())
+        return tensor
 
     def _unsharded(self, tensor: torch.Tensor, path: Path) -> ShardedLeaf:
         """A tensor that some ranks have, each of them in full."""
@@ -227,61 +226,42 @@ class _Walk:
             )
         kind = LeafType("torch", dtype_name(found.dtype, readable(path)), found.shape)
         leaf = ShardedLeaf(path, len(self.flat.sharded), kind, tensor, found.boxes, -1, found.layout)
-        self.flat.tokens += (SHARDED, str(kind))
         self.flat.sharded.append(leaf)
         self._shards.append((leaf, found))
         return leaf
 
     def _leaf(self, data: Any, path: Path) -> ArrayLeaf:
-        self.flat.tokens.append(ARRAY)
         leaf = ArrayLeaf(len(self.flat.arrays), path)
         self.flat.arrays.append(leaf)
         self.flat.data.append(data)
         return leaf
 
     def _value(self, value: Any, path: Path) -> ValueLeaf:
-        self.flat.tokens.append(VALUE)
         leaf = ValueLeaf(len(self.flat.values), value, path)
         self.flat.values.append(leaf)
         return leaf
 
     def _dict(self, container: dict[Any, Any], path: Path, kind: str) -> Branch:
-        order = self._kept(container, path)
-        keys = shared = self._keys(order, path)
+        self._dicts += 1
+        number, order = self._dicts, self._kept(container, path)
+        keys = self._keys(order, path)
+        self._enter(container, path)
+        children = [self.node(container[key], (*path, key)) for key in keys]
+        self._open.discard(id(container))
         rank_local: dict[Key, RankLocal] = {}
         if self._cuts is not None:
-            found = [(key, self._cut(self._cuts, (*path, key), container[key])) for key in keys]
-            rank_local = {key: cut for key, cut in found if cut is not None}
-            for position, key in enumerate(order if rank_local else ()):
-                if key in rank_local:
-                    rank_local[key].position = position
-            shared = [key for key in keys if key not in rank_local]
-        self.flat.tokens += (kind, len(shared))
-        if all(type(key) is str for key in shared):
-            self.flat.tokens += shared
-        else:
-            # 1 == True == 1.0, but they are different keys in a file; so are (1,) and (True,), 0.0 and -0.0. And
-            # numpy scalars do not compare with tuples.
-            texts = [None if type(key) in _SIMPLE_KEYS else self._encoded(key, path) for key in shared]
-            self.flat.tokens += [key if text is None else text for key, text in zip(shared, texts, strict=True)]
-            self.flat.tokens += [type(key) if text is None else text for key, text in zip(shared, texts, strict=True)]
+            items = zip(keys, children, strict=True)
+            rank_local = {key: child for key, child in items if isinstance(child, RankLocal)}
+        for position, key in enumerate(order if rank_local else ()):
+            if key in rank_local:
+                rank_local[key].position = position
         # By identity: == fails between keys such as numpy scalars and tuples.
         if not all(map(operator.is_, order, keys)):
-            self.flat.orders.append((len(self.flat.tokens), list(order)))
-            mine = [key for key in order if key not in rank_local] if rank_local else list(order)
-            if kind == "odict" and path and not all(map(operator.is_, mine, shared)):
-                self.flat.ordered.append((len(self.flat.tokens), path, mine))
-        self._enter(container, path)
-        if rank_local:
-            children: list[Node] = [
-                self._add_rank_local(rank_local[key], container[key])
-                if key in rank_local
-                else self.node(container[key], (*path, key))
-                for key in keys
-            ]
-        else:
-            children = [self.node(container[key], (*path, key)) for key in keys]
-        self._open.discard(id(container))
+            self.flat.orders.append((number, list(order)))
+            mine, shared = ([key for key in each if key not in rank_local] for each in (order, keys))
+            is_shared = not self.flat.rank_local
+            if kind == "odict" and path and is_shared and not all(map(operator.is_, mine, shared)):
+                self.flat.ordered.append((path, mine))
         return Branch(kind, keys, children, container=container, path=path)
 
     def _kept(self, container: dict[Any, Any], path: Path) -> Collection[Key]:
@@ -290,21 +270,19 @@ class _Walk:
         return container if excluded is None else [key for key in container if not excluded.covers((*path, key))]
 
     def _keys(self, container: Collection[Key], path: Path) -> list[Key]:
+        where = f"{readable(path)}, a dict key"
+        for key in container if not set(map(type, container)) <= _SIMPLE_KEYS else ():
+            encode_key(key, where)  # raises the error for one that cannot be stored
         try:
             return canonical_order(container)
         except UnsupportedLeafError as error:  # the key has no canonical order
-            error.where = f"path {readable(path)}, a dict key"
+            error.where = f"path {where}"
             raise
-
-    def _encoded(self, key: Key, path: Path) -> str:
-        """A key as text, different for any two different keys."""
-        return json.dumps(encode_key(key, f"{readable(path)}, a dict key"))
 
     def _items(self, container: Sequence[Any], path: Path, keys: Sequence[Key], kind: str) -> Branch:
         if self._excluded is not None:
             for key in keys:
                 self._excluded.refuse((*path, key), f"an item of a {kind}")
-        self.flat.tokens += (kind, len(container))
         self._enter(container, path)
         children = [self.node(item, (*path, key)) for key, item in zip(keys, container, strict=True)]
         self._open.discard(id(container))
@@ -324,15 +302,11 @@ class _Walk:
 
     def _object(self, item: Any, path: Path) -> Branch:
         form = object_form(item)
-        if form is None:
-            self.flat.tokens.append(OBJECT)
-        else:
-            self.flat.tokens += (FORM, form.kind, *form.about)
         self._enter(item, path)
-        if id(item) in self._state_dicts:
-            given = self._state_dicts[id(item)]
-        else:
-            given = object_state(item, form, path) if form is not None or self._may_ask(item) else {}
+        if id(item) not in self._state_dicts:
+            asked = form is not None or self._may_ask(item)
+            self._state_dicts[id(item)] = object_state(item, form, path) if asked else {}
+        given = self._state_dicts[id(item)]
         if self._excluded is not None and form is not None:
             for key in given if isinstance(given, dict) else ():
                 self._excluded.refuse((*path, key), f"a field of a {type(item).__name__}")
@@ -361,39 +335,3 @@ def _too_deep(path: Path) -> UnsupportedLeafError:
         where=f"path {readable(path)[:200]} ...",
         todo="flatten the deepest containers",
     )
-
-
-# --- types and addresses of leaves ------------------------------------------------------------------------------------
-
-
-def note_tensor(flat: FlatState, tensor: torch.Tensor, path: Path, *, live: bool) -> torch.Tensor:
-    """Check a tensor and add its type and address to a flat state; returns the tensor to read (or write, if live)."""
-    if not is_plain(tensor):
-        check_tensor(tensor, readable(path))
-    return noted(flat, tensor, live=live)
-
-
-def noted(flat: FlatState, tensor: torch.Tensor, *, live: bool) -> torch.Tensor:
-    """Add the type and address of a plain tensor to a flat state; returns the tensor to read (or write, if live)."""
-    if not live and (tensor.is_conj() or tensor.is_neg()):
-        flat.unresolved[len(flat.pointers)] = tensor
-        tensor = tensor.resolve_conj().resolve_neg()
-    flat.types += (tensor.dtype, tensor.shape, tensor.device, tensor.is_contiguous() or tensor.stride())
-    flat.pointers.append(tensor.data_ptr())
-    return tensor
-
-
-def note_shards(flat: FlatState, leaf: ShardedLeaf, shards: Shards, *, live: bool) -> None:
-    """Append this rank's shards of a sharded tensor to a flat state."""
-    leaf.first = len(flat.arrays)
-    for box, tensor in zip(shards.boxes, shards.tensors, strict=True):
-        flat.tokens += (SHARDED, str(box))
-        flat.data.append(note_tensor(flat, tensor, leaf.path, live=live))
-        flat.arrays.append(ArrayLeaf(len(flat.arrays), leaf.path))
-
-
-def note_array(flat: FlatState, found: np.ndarray[Any, Any], path: Path) -> None:
-    """Like :func:`note_tensor`, for a numpy array."""
-    check_array(found, readable(path))
-    flat.types += (found.dtype, found.shape, NUMPY, bool(found.flags.c_contiguous) or found.strides)
-    flat.pointers.append(found.ctypes.data)

@@ -158,11 +158,6 @@ class Branch:
         """True if it is, or has inside, an object with a ``state_dict()``."""
         return any(isinstance(each, Branch) and each.is_object for _, each in every_node(self, ()))
 
-    @property
-    def ordered_keys(self) -> Iterable[Key]:
-        """The keys of a dict in insertion order."""
-        return self.keys if self.container is None else self.container
-
     def by_key(self) -> dict[IdKey, Node]:
         """The children by their keys."""
         return dict(zip(id_keys(self.keys), self.children, strict=True))

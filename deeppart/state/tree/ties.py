@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ import numpy.typing as npt
 import torch
 
 from deeppart.state.fingerprint import full_digest, hash63
+from deeppart.state.memory import extent
 from deeppart.state.tensors import Array, LeafType, is_flat
 from deeppart.state.tree.flat import FlatState
 
@@ -47,19 +47,41 @@ def find_aliases(flat: FlatState, types: list[LeafType]) -> dict[int, Alias]:
     structure, within rank 0's items or within this rank's items; never an array to a tensor, though they may share
     memory. A shard is tied only to a shard that has the same bytes, and the same box of a tensor of the same type.
     """
-    if not flat.rank_local and not flat.sharded:
-        return _find_ties(flat, types)
-    aliases: dict[int, Alias] = {}
+    starts, lengths, ragged = _reaches(flat, types)
+    is_ragged = np.zeros(len(types), dtype=np.bool_)
+    is_ragged[ragged] = True
+    # At one address the longest comes first, and of equals a flat one: only it can own the others.
+    order = np.lexsort((np.arange(len(types)), is_ragged, -lengths, starts))
+    order = order[lengths[order] > 0]
+    if not _any_overlap(starts[order], lengths[order]):
+        return {}
+    limits = flat.shared[0], flat.common[0], flat.before_shards
+    sections = np.searchsorted(limits, np.arange(len(types)), side="right").tolist()
     shards = {n: (leaf.kind, box) for leaf in flat.sharded for n, box in zip(leaf.numbers, leaf.boxes, strict=True)}
-    limits = sorted({0, flat.shared[0], flat.common[0], flat.before_shards, len(types)})
-    for start, stop in pairwise(limits):
-        part = FlatState(root=flat.root, data=flat.data[start:stop], pointers=flat.pointers[start:stop])
-        for index, alias in _find_ties(part, types[start:stop]).items():
-            one, other = index + start, alias.owner + start
-            if start < flat.before_shards or (
-                shards[one] == shards[other] and _is_all_of(types[one], alias, types[other])
-            ):
-                aliases[index + start] = Alias(alias.owner + start, alias.offset, alias.strides)
+    aliases: dict[int, Alias] = {}
+    owners: dict[object, tuple[int, int]] = {}  # for each section and kind: the last owner, and its end
+    for index in order.tolist():
+        start, end = int(starts[index]), int(starts[index] + lengths[index])
+        key = sections[index], types[index].kind
+        owner, owner_end = owners.get(key, (-1, -1))
+        if owner >= 0 and end <= owner_end:
+            alias = _alias(flat.data[index], types[index], owner, start - int(starts[owner]))
+            same = shards.get(index) == shards.get(owner)
+            if alias is not None and same and (index not in shards or _is_all_of(types[index], alias, types[owner])):
+                aliases[index] = alias
+                continue
+        if not is_ragged[index] and end > owner_end:
+            owners[key] = index, end
+    first: dict[object, int] = {}
+    # Non-flat leaves that are the same view of the same memory; they own no other leaves.
+    for index in ragged:
+        data, kind = flat.data[index], types[index]
+        if index not in aliases and kind.nbytes and not _is_lazy(data):
+            view = address(data), kind, _strides(data), sections[index], shards.get(index)
+            owner = first.setdefault(view, index)
+            if owner != index:
+                # The owner is saved in C order, so its twin is, too.
+                aliases[index] = Alias(owner, 0, contiguous_strides(kind.shape))
     return aliases
 
 
@@ -98,49 +120,12 @@ def _reaches(flat: FlatState, types: list[LeafType]) -> tuple[npt.NDArray[np.int
     return starts, lengths, ragged
 
 
-def _find_ties(flat: FlatState, types: list[LeafType]) -> dict[int, Alias]:
-    starts, lengths, ragged = _reaches(flat, types)
-    is_ragged = np.zeros(len(types), dtype=np.bool_)
-    is_ragged[ragged] = True
-    # At one address the longest comes first, and of equals a flat one: only it can own the others.
-    order = np.lexsort((np.arange(len(types)), is_ragged, -lengths, starts))
-    order = order[lengths[order] > 0]
-    if not _any_overlap(starts[order], lengths[order]):
-        return {}
-    aliases: dict[int, Alias] = {}
-    owners: dict[object, tuple[int, int]] = {}  # for each kind: the last owner, and its end
-    for index in order.tolist():
-        start, end = int(starts[index]), int(starts[index] + lengths[index])
-        owner, owner_end = owners.get(types[index].kind, (-1, -1))
-        if owner >= 0 and end <= owner_end:
-            alias = _alias(flat.data[index], types[index], owner, start - int(starts[owner]))
-            if alias is not None:
-                aliases[index] = alias
-                continue
-        if not is_ragged[index] and end > owner_end:
-            owners[types[index].kind] = index, end
-    _add_twins(aliases, {index: flat.data[index] for index in ragged if index not in aliases}, types)
-    return aliases
-
-
 def alias_digests(aliases: Mapping[int, Alias], leaves: int) -> npt.NDArray[np.int64]:
     """For each leaf a digest of its alias, with which ranks compare their ties; 0 if it is none."""
     digests = np.zeros(leaves, dtype=np.int64)
     for index, alias in aliases.items():
         digests[index] = hash63(str(alias).encode())
     return digests
-
-
-def _add_twins(aliases: dict[int, Alias], ragged: dict[int, Array], types: list[LeafType]) -> None:
-    """Tie non-flat leaves that are the same view of the same memory; they own no other leaves."""
-    first: dict[tuple[object, ...], int] = {}
-    for index, data in ragged.items():
-        kind = types[index]
-        if kind.nbytes and not _is_lazy(data):
-            owner = first.setdefault((address(data), kind, _strides(data)), index)
-            if owner != index:
-                # The owner is saved in C order, so its twin is, too.
-                aliases[index] = Alias(owner, 0, contiguous_strides(kind.shape))
 
 
 def _is_lazy(data: Array) -> bool:
@@ -185,16 +170,6 @@ def _strides(data: Array) -> tuple[int, ...]:
     return tuple(stride // data.itemsize for stride in data.strides)
 
 
-def extent(data: Array) -> tuple[int, int]:
-    """Lowest address and length of the memory of a leaf that is not flat, up to the end of its highest element."""
-    itemsize = data.itemsize
-    if 0 in data.shape:
-        return 0, 0
-    reach = [(length - 1) * stride * itemsize for length, stride in zip(data.shape, _strides(data), strict=True)]
-    below = sum(step for step in reach if step < 0)
-    return address(data) + below, sum(map(abs, reach)) + itemsize
-
-
 # --- leaves that overlap ----------------------------------------------------------------------------------------------
 
 
@@ -218,7 +193,7 @@ def overlapping(arrays: Mapping[int, Array]) -> list[int]:
     Columns of one matrix do not, though their address ranges overlap. Exact, by ``numpy.shares_memory``.
     """
     numbers = [number for number, data in arrays.items() if 0 not in data.shape]
-    reaches = [_reach(arrays[number]) for number in numbers]
+    reaches = [extent(arrays[number]) for number in numbers]
     starts, lengths = np.array(reaches, dtype=np.int64).reshape(-1, 2).T
     order = np.argsort(starts, kind="stable")
     starts, ends = starts[order], (starts + lengths)[order]
@@ -234,10 +209,6 @@ def overlapping(arrays: Mapping[int, Array]) -> list[int]:
                 found |= {number, other}
         near.append((end, number))
     return sorted(found)
-
-
-def _reach(data: Array) -> tuple[int, int]:
-    return (address(data), data.nbytes) if is_flat(data) else extent(data)
 
 
 def _share(one: Array, other: Array) -> bool:

@@ -8,7 +8,7 @@ of records, say.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any
 
@@ -26,7 +26,6 @@ from deeppart.state.values import (
     is_value_type,
 )
 
-SEQUENCE_MAKERS: dict[str, Callable[[Any], Any]] = {"list": list, "tuple": tuple}
 #: Least length of a list or tuple that is a value container. Each item of a shorter one (betas, a version) keeps a
 #: path of its own.
 LEAST_ITEMS = 8
@@ -49,11 +48,6 @@ def container_levels(item: Any) -> int:
     if _all_values(_items(item)):
         return 0 if hasattr(item, "_metadata") else 1
     return _plain_levels(item) if len(item) >= LEAST_ROWS else 0
-
-
-def is_run(item: object) -> bool:
-    """True if a container is saved as one value."""
-    return container_levels(item) > 0
 
 
 def _plain_levels(item: Any) -> int:
@@ -119,9 +113,9 @@ def holds_containers(container: Any) -> bool:
 
 def make_container(kind: str, keys: Iterable[Any], items: Iterable[Any]) -> Any:
     """A container of a kind from its keys and items."""
-    if kind in SEQUENCE_MAKERS:
-        return SEQUENCE_MAKERS[kind](items)
-    return TABLE_MAKERS[kind](zip(keys, items, strict=True))
+    if kind in TABLE_MAKERS:
+        return TABLE_MAKERS[kind](zip(keys, items, strict=True))
+    return list(items) if kind == "list" else tuple(items)
 
 
 def paths_inside(value: Any) -> Iterator[tuple[Any, ...]]:

@@ -14,7 +14,19 @@ from deeppart.model import Box, Division
 from deeppart.part import RANK_TABLE, SPAN_DTYPE
 from deeppart.part.format import SHARED_TABLE
 from deeppart.state.document.structure import Structure
-from deeppart.state.pieces import ANY_PART, EXTRA, GAP, Expected, Held, Keepers, Source, check_own, find_faults, keys_of
+from deeppart.state.pieces import (
+    ANY_PART,
+    EXTRA,
+    GAP,
+    Expected,
+    Held,
+    Keepers,
+    Source,
+    find_faults,
+    keys_of,
+    own_faults,
+    refuse,
+)
 from deeppart.state.tensors.leaves import LeafType
 from deeppart.state.tree import ArrayLeaf, Branch
 
@@ -91,9 +103,9 @@ def sound() -> Parts:
 def check(parts: Parts) -> Held:
     tables = {part: spans(*rows) for part, rows in enumerate(parts)}
     for part, table in tables.items():
-        check_own(STRUCTURE, {}, table, None, f"step 4, part {part}")
+        refuse(own_faults(STRUCTURE, {}, table), None, STRUCTURE, {}, f"step 4, part {part}")
     held = Held(STRUCTURE, tables)
-    held.check(None, "step 4")
+    refuse(held.faults, None, STRUCTURE, {}, "step 4")
     return held
 
 

@@ -104,7 +104,7 @@ def test_manifests(tmp_path: Path) -> None:
     for step in range(1, 5):
         save(tmp_path, step)
     flip(manifest_path(tmp_path, 2), 250)
-    manifest_path(tmp_path, 3).write_bytes(by_hand.seal({"new": "fields"}, version=8))
+    manifest_path(tmp_path, 3).write_bytes(by_hand.seal({"new": "fields"}, version=9))
     manifest_path(tmp_path, 4).unlink()
     document = call_json("verify", tmp_path, "--all", code=1)
     assert [step["state"] for step in document["steps"]] == ["sound", "damaged", "newer", "unfinished"]

@@ -61,7 +61,7 @@ def leaf(number: int) -> Callable[[list[Any]], list[Any]]:
 
 def tree(metas: list[Any]) -> list[Any]:
     """The nodes of what rank 1 alone has: the tensor "q", and a list of its own."""
-    found: list[Any] = metas[1]["trees"][0][2][2]
+    found: list[Any] = metas[1]["trees"][0][2][3]
     return found
 
 
@@ -103,7 +103,7 @@ WRONG: dict[str, Callable[[list[Any]], Any]] = {
     "a tree that names a shared tensor": lambda metas: tree(metas).__setitem__(0, ["a", 1]),
     "a tree that names a plain leaf": lambda metas: tree(metas).__setitem__(0, ["a", 0]),
     "a tree that names no leaf": lambda metas: tree(metas).__setitem__(0, ["a", 99]),
-    "a tensor in no tree": lambda metas: tree(metas).__setitem__(0, ["l", []]),
+    "a tensor in no tree": lambda metas: tree(metas).__setitem__(0, ["list", None, None, []]),
     "a huge place among the keys": lambda metas: metas[1]["trees"][0].__setitem__(1, 1 << 70),
     "a path where something stands": lambda metas: metas[1]["trees"][0].__setitem__(0, ["p"]),
     "a path below a tensor": lambda metas: metas[1]["trees"][0].__setitem__(0, ["w", "x"]),

@@ -134,14 +134,14 @@ def test_names_of_versions_in_a_state_dict_are_kept_and_nothing_else_of_it() -> 
     state._metadata = OrderedDict(  # type: ignore[attr-defined]
         {"": {"version": 1}, "0.bn": {"version": 2, "kind": "x", "more": [1], 5: 6}}
     )
-    assert tree_of(state)[3] == {"": {"version": 1}, "0.bn": {"version": 2, "kind": "x"}}
+    assert tree_of(state)[1] == {"": {"version": 1}, "0.bn": {"version": 2, "kind": "x"}}
 
 
 @pytest.mark.parametrize("metadata", [None, [1], {5: {}}, {"": 1}], ids=repr)
 def test_what_is_no_metadata_of_torch_is_left_out(metadata: Any) -> None:
     state = OrderedDict(w=1)
     state._metadata = metadata  # type: ignore[attr-defined]
-    assert tree_of(state) == ["o", ["w"], [["v", 0]], None]
+    assert tree_of(state) == ["odict", None, ["w"], [["v", 0]]]
 
 
 BASE = torch.arange(12.0)
@@ -170,7 +170,7 @@ def test_what_was_written_is_read_as_it_was() -> None:
     assert structure.per_rank_values.sum() == 1
     (alias,) = structure.aliases.items()
     assert alias == (paths.index(("view",)), Alias(paths.index(("z",)), 8, (2,)))
-    assert structure.rank0 == frozenset() and not structure.has_rank_local and structure.shared is None
+    assert structure.rank0 == frozenset() and not structure.has_rank_local
 
 
 def in_leaf(index: int, place: int, value: Any) -> Callable[[dict[str, Any]], None]:
@@ -203,16 +203,15 @@ DAMAGE: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a leaf too many": lambda found: found["leaves"].append(["torch", "float32", [1], 0]),
     "a leaf too few": lambda found: found["leaves"].pop(0),
     "a value too many": lambda found: found["values"].append(1),
-    "a leaf named twice": put("tree", ["l", [["a", index] for index in (0, 1, 2, 3, 3)]]),
-    "a leaf that is not there": put("tree", ["l", [["a", index] for index in (0, 1, 2, 4)]]),
-    "a node of no kind": put("tree", ["x", []]),
+    "a leaf named twice": put("tree", ["list", None, None, [["a", index] for index in (0, 1, 2, 3, 3)]]),
+    "a leaf that is not there": put("tree", ["list", None, None, [["a", index] for index in (0, 1, 2, 4)]]),
+    "a node of no kind": put("tree", ["x", None, None, []]),
     "a node without a kind": put("tree", []),
     "a node that is a text": put("tree", "a0"),
-    "keys that are no values": put("tree", ["d", [["x"]], [["a", 0]], None]),
-    "more keys than children": put("tree", ["d", ["x", "y"], [["a", 0]], None]),
-    "values beyond the last": put("tree", ["l", [["v", 0, 1000]]]),
-    "a row of a negative number": put("tree", ["l", [["v", 0, -1]]]),
-    "a row of a fraction": put("tree", ["l", [["v", 0, 1.5]]]),
+    "keys that are no values": put("tree", ["dict", None, [["x"]], [["a", 0]]]),
+    "more keys than children": put("tree", ["dict", None, ["x", "y"], [["a", 0]]]),
+    "a value of a negative number": put("tree", ["list", None, None, [["v", -1]]]),
+    "a value of a fraction": put("tree", ["list", None, None, [["v", 1.5]]]),
     "own twice": in_leaf(0, 3, 2),
     "own by a truth value": in_leaf(0, 3, True),
     "another kind": in_leaf(0, 0, "jax"),
@@ -284,51 +283,61 @@ def test_an_owner_is_no_view_itself() -> None:
         check_aliases([OWNER, VIEW, VIEW], {1: Alias(0, 0, (1,)), 2: Alias(1, 0, (1,))})
 
 
-COO = ["indices", "values", "shape", "coalesced"]
+COO, RAGGED = ["indices", "values", "shape", "coalesced"], ["values", "offsets", "lengths", "ragged_dim"]
 A, B, V, W = ["a", 0], ["a", 1], ["v", 0], ["v", 1]
+EMPTY: list[Any] = ["dict", None, [], []]
 NODES: list[Any] = [
-    ["x", "sparse_coo", "", COO],
-    ["x", "sparse_coo", "", COO, [A, B, V, W], None],
-    ["x", "sparse_coo", "name", COO, [A, B, V, W]],
-    ["x", "sparse_coo", None, COO, [A, B, V, W]],
-    ["x", "sparse_coo", "", COO[:3], [A, B, V, W]],
-    ["x", "sparse_coo", "", COO, [A, B, V]],
-    ["x", "sparse_coo", "", COO, {"indices": A}],
-    ["x", "sparse_coo", "", COO[::-1], [W, V, B, A]],
-    ["x", "sparse_coo", "", COO, [A, V, B, W]],
-    ["x", "sparse_coo", "", COO, [A, ["l", [B]], V, W]],
-    ["x", "sparse_coo", "", ["indices", "values", "shape", 5], [A, B, V, W]],
-    ["x", "sparse_coo", "", "abcd", [A, B, V, W]],
-    ["x", "sparse_odd", "", COO, [A, B, V, W]],
-    ["x", "dict", "", COO, [A, B, V, W]],
-    ["x", None, "", COO, [A, B, V, W]],
-    ["x", ["sparse_coo"], "", COO, [A, B, V, W]],
-    ["x", "jagged", "", ["values", "offsets", "lengths", "ragged_dim"], [A, V, B, W]],
-    ["x", "jagged", "", ["values", "offsets", "lengths", "ragged_dim"], [A, B, ["t", [V]], W]],
-    ["x", "subclass", "c", ["a", "b", "context", "context"], [A, B, V, W]],
-    ["x", "subclass", "c", ["a", "b", "c", "d"], [A, B, V, W]],
-    ["x", "subclass", "c", ["a", "b", "context"], [A, ["l", [B, W]], V]],
-    ["x", "subclass", "c", ["a", "b", "context"], [A, ["d", [], [], None], V]],
-    ["x", "subclass", "c", ["context"], [V]],
-    ["x", "subclass", "c", ["a", "context"], [V, A]],
-    ["x", "subclass", "c", [], []],
-    ["w", "pickle", [], ["l", []]],
-    ["w", "deque", [], ["l", []]],
-    ["w", "namespace", [1], ["d", [], [], None]],
-    ["w", "deque", [-1], ["l", []]],
-    ["w", "deque", [True], ["l", []]],
-    ["w", "dataclass", ["m", 5, []], ["d", [], [], None]],
-    ["w", "dataclass", ["m", "C", "ab"], ["d", [], [], None]],
-    ["w", "dataclass", ["m", "C", [1]], ["d", [], [], None]],
-    ["w", "dataclass", ["m", "C\0", []], ["d", [], [], None]],
-    ["w", "registered", ["\ud800"], ["d", [], [], None]],
-    ["w", "deque", None, ["l", []]],
-    ["w", "deque", [None]],
-    ["w", ["deque"], [None], ["l", []]],
-    *(["n", name, ["x"], [A]] for name in ("", "a b", "a.b", "1a", "class", "None", "a\n", 5, None)),
-    *(["n", "Point", fields, [A]] for fields in (["a b"], [""], [5], ["x", "y"], [], "x")),
-    *(["n", "Point", fields, [A, B]] for fields in (["x", "x"], ["\ufb01", "fi"])),
-    *(["d", keys, [A, B], None] for keys in ([1, True], [1, 1.0], ["a", "a"], [["tuple", [1]], ["tuple", [1.0]]])),
+    ["sparse_coo", None, COO],
+    ["sparse_coo", None, COO, [A, B, V, W], None],
+    ["sparse_coo", "name", COO, [A, B, V, W]],
+    ["sparse_coo", 5, COO, [A, B, V, W]],
+    ["sparse_coo", None, COO[:3], [A, B, V, W]],
+    ["sparse_coo", None, COO, [A, B, V]],
+    ["sparse_coo", None, COO, {"indices": A}],
+    ["sparse_coo", None, COO[::-1], [W, V, B, A]],
+    ["sparse_coo", None, COO, [A, V, B, W]],
+    ["sparse_coo", None, COO, [A, ["list", None, None, [B]], V, W]],
+    ["sparse_coo", None, ["indices", "values", "shape", 5], [A, B, V, W]],
+    ["sparse_coo", None, "abcd", [A, B, V, W]],
+    ["sparse_odd", None, COO, [A, B, V, W]],
+    ["dict", "", COO, [A, B, V, W]],
+    [None, None, COO, [A, B, V, W]],
+    [["sparse_coo"], None, COO, [A, B, V, W]],
+    ["jagged", None, RAGGED, [A, V, B, W]],
+    ["jagged", None, RAGGED, [A, B, ["tuple", None, None, [V]], W]],
+    ["subclass", "c", ["a", "b", "context", "context"], [A, B, V, W]],
+    ["subclass", "c", ["a", "b", "c", "d"], [A, B, V, W]],
+    ["subclass", "c", ["a", "b", "context"], [A, ["list", None, None, [B, W]], V]],
+    ["subclass", "c", ["a", "b", "context"], [A, EMPTY, V]],
+    ["subclass", "c", ["context"], [V]],
+    ["subclass", "c", ["a", "context"], [V, A]],
+    ["subclass", "c", [], []],
+    ["pickle", [], None, [["list", None, None, []]]],
+    ["deque", [], None, [["list", None, None, []]]],
+    ["namespace", [1], None, [EMPTY]],
+    ["deque", [-1], None, [["list", None, None, []]]],
+    ["deque", [True], None, [["list", None, None, []]]],
+    ["dataclass", ["m", 5, []], None, [EMPTY]],
+    ["dataclass", ["m", "C", "ab"], None, [EMPTY]],
+    ["dataclass", ["m", "C", [1]], None, [EMPTY]],
+    ["dataclass", ["m", "C\0", []], None, [EMPTY]],
+    ["registered", ["\ud800"], None, [EMPTY]],
+    ["deque", None, None, [["list", None, None, []]]],
+    ["deque", [None], None, []],
+    ["deque", [None], None, [EMPTY, EMPTY]],
+    ["deque", [None], [], [EMPTY]],
+    ["object", "c", None, []],
+    ["object", "c", ["x"], [A]],
+    ["object", None, None, [A]],
+    ["list", 5, None, [A]],
+    ["list", None, ["x"], [A]],
+    ["list", None, None, "a"],
+    ["r", 5],
+    ["a", 0, 1],
+    *(["namedtuple", name, ["x"], [A]] for name in ("", "a b", "a.b", "1a", "class", "None", "a\n", 5, None)),
+    *(["namedtuple", "Point", fields, [A]] for fields in (["a b"], [""], [5], ["x", "y"], [], "x")),
+    *(["namedtuple", "Point", fields, [A, B]] for fields in (["x", "x"], ["\ufb01", "fi"])),
+    *(["dict", None, keys, [A, B]] for keys in ([1, True], [1, 1.0], ["a", "a"], [["tuple", [1]], ["tuple", [1.0]]])),
 ]
 
 

@@ -22,7 +22,6 @@ from deeppart.state.tree.value_containers import (
     LEAST_ITEMS,
     LEAST_ROWS,
     container_levels,
-    is_run,
 )
 from deeppart.state.values import MOST_LEVELS, decode_value, encode_value, same_value
 from deeppart.testing.states import difference
@@ -45,7 +44,7 @@ NAN = struct.unpack("<d", bytes.fromhex("0100000000f4ff7f"))[0]
     ],
 )
 def test_what_is_no_run(value: Any) -> None:
-    assert not is_run(value)
+    assert not container_levels(value)
 
 
 def test_an_item_that_cannot_be_stored_is_named() -> None:
@@ -83,7 +82,7 @@ def test_the_deepest_run_comes_back() -> None:
     deepest = nest(MOST_LEVELS)
     assert container_levels(deepest) == MOST_LEVELS
     assert decode_value(encoded_again(deepest), "") == deepest
-    assert not is_run(nest(MOST_LEVELS + 1))
+    assert not container_levels(nest(MOST_LEVELS + 1))
 
 
 @pytest.mark.parametrize("name", make_runs())
@@ -111,7 +110,7 @@ plain = st.recursive(
 @settings(max_examples=examples(150), deadline=None)
 def test_any_plain_rows_come_back_to_the_last_bit(rows: list[Any], rng: random.Random) -> None:
     many = [rng.choice(rows) for _ in range(LEAST_ROWS)]
-    if not is_run(many):
+    if not container_levels(many):
         return  # nested too deeply
     encoded = encoded_again(many)
     back = decode_value(encoded, "")
