@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 if __name__ == "__main__":  # runs from a checkout, installed or not
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -45,7 +45,6 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 
 from deeppart._gc import collection_paused
 from deeppart.comm import Operation, SingleComm
-from deeppart.comm.base import immediately
 from deeppart.model import Box, Division
 from deeppart.part import SPAN_DTYPE
 from deeppart.part.format import SHARED_TABLE
@@ -62,6 +61,7 @@ from deeppart.state.restore.scatter import LiveBox, Scatter, Wanted
 from deeppart.state.tensors.leaves import leaf_type
 from deeppart.state.tree.flattening import flatten
 
+T = TypeVar("T")
 #: Layers, width, width of keys and values, width inside a block, words.
 _MODELS = {"70B": (80, 8192, 1024, 28672, 128256), "405B": (126, 16384, 1024, 53248, 128256)}
 _ITEM_BYTES = 4
@@ -191,6 +191,12 @@ class Replay(SingleComm):
         sent = self._exchanges[self._begun - 1]
         self.received_bytes += sum(map(len, sent.values()))
         return immediately([sent.get(source, b"") for source in range(self.size)])
+
+
+def immediately(value: T) -> Operation[T]:
+    """An operation that has finished already."""
+    yield from ()  # makes this a generator
+    return value
 
 
 def exchanges_of(layout: Layout, rank: int, keepers: Keepers) -> list[dict[int, bytes]]:

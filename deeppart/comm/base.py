@@ -47,9 +47,3 @@ def interleaved(operations: Iterable[Operation[Any]]) -> Operation[None]:
                 moved = True
         if rest:
             yield moved
-
-
-def immediately(value: T) -> Operation[T]:
-    """An operation that has finished already."""
-    yield from ()  # makes this a generator
-    return value

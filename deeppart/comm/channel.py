@@ -80,7 +80,7 @@ class Comm:
         with self._lock:
             self._sent[to, tag] += 1
             number = self._sent[to, tag]
-        return self._transport.send(to, (self._number, tag, number), buffer)
+        return _nothing(self._transport.send(to, (self._number, tag, number), buffer))
 
     def receive(self, source: int, tag: int) -> Operation[Bytes]:
         """Bytes from one rank, however many it sends. The transfer starts at the call."""

@@ -27,6 +27,13 @@ def connect(comm: Any, timeout: float) -> Comm:
     if hasattr(comm, "Get_size"):
         if (mpi := sys.modules.get("mpi4py.MPI")) is not None:
             _check_state(mpi, "this process")
+        if not comm or comm.Is_inter():
+            raise LaunchError(
+                "`comm` does not connect this process with others of one group",
+                expected="an intracommunicator that this process is in",
+                found="an intercommunicator" if comm else "MPI.COMM_NULL, as Split() returns outside of all groups",
+                todo="make the checkpointer only on the ranks of the communicator",
+            )
         if comm.Get_size() == 1:
             _check_world()
             return SingleComm()

@@ -27,24 +27,19 @@ class _Process:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        #: Guarded by the lock.
-        self._made: tuple[_Known, Comm] | None = None
-        #: In a forked child, the parent's channel, whose destructors must not run in the child. Guarded by the lock.
-        self._inherited: list[Comm] = []
+        #: In a forked child also the parent's channel, whose destructors must not run there. Guarded by the lock.
+        self._made: dict[_Known, Comm] = {}
         os.register_at_fork(after_in_child=self._unlock)
 
     def channel(self, timeout: float) -> Comm:
         with self._lock:
             known = _known_by()
-            if self._made is not None and self._made[0] == known and self._made[1].broken is None:
-                return self._made[1]
-            if self._made is not None and self._made[0][0] != known[0]:
-                self._inherited.append(self._made[1])
-            elif self._made is not None and self._made[1].broken is not None:
-                self._made[1].release()
-            self._made = None
-            comm = connect(None, timeout)
-            self._made = known, comm
+            comm = self._made.get(known)
+            if comm is None or comm.broken is not None:
+                if comm is not None:
+                    comm.release()
+                self._made = {key: inherited for key, inherited in self._made.items() if key[0] != known[0]}
+                comm = self._made[known] = connect(None, timeout)
             return comm
 
     def _unlock(self) -> None:

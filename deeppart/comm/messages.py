@@ -1,4 +1,4 @@
-"""Messages between two ranks: their headers, and those that are waited for."""
+"""Messages between two ranks: their headers, and those that are under way."""
 
 from __future__ import annotations
 
@@ -23,23 +23,20 @@ class Kind(IntEnum):
 
     SHORT is a whole message. OFFER: a long one is available [see :class:`Offer`]. WAITS: the row of a channel.
 
-    The others exist over sockets only. READY: send a long message, with this password, to the process with this proof.
-    TAKEN: the receiver has all of it. STOOD: until then it was offered, so that its bytes are right. PIECE: a part of
-    it [its offset]. HELLO, PROOF: the first messages on a connection for pieces. ENDS: the sender ends the session with
-    this version of the roster. GONE: a rank has gone.
+    The others exist over sockets only. READY: send a piece of a long message [its offset]. PIECE: here it is [its
+    offset]. TAKEN: the receiver has all of it. STOOD: until then it was offered, so that its bytes are right. ENDS: the
+    sender ends the session with this version of the roster. GONE: a rank has gone.
     """
 
     SHORT = 0
     OFFER = 1
     READY = 2
-    TAKEN = 3
-    STOOD = 4
-    PIECE = 5
-    HELLO = 6
-    PROOF = 7
-    WAITS = 8
-    ENDS = 9
-    GONE = 10
+    PIECE = 3
+    TAKEN = 4
+    STOOD = 5
+    WAITS = 6
+    ENDS = 7
+    GONE = 8
 
 
 _KINDS = tuple(Kind)  # in the order of their numbers
@@ -63,24 +60,32 @@ class Offer:
     Attributes:
         nbytes: its length.
         place: over sockets its address in the sender's memory, over MPI the tag with which it is sent.
+        password: over sockets, with which the receiver may request its pieces.
     """
 
     nbytes: int
     place: int
+    password: bytes
 
 
 @dataclass(slots=True, weakref_slot=True)
-class Incoming:
-    """A message that is waited for. The buffer is filled, if there is one.
+class Transfer:
+    """A message that is sent or waited for. Unless MPI still uses its memory, it lives as long as its operation.
 
     Attributes:
-        come: bytes received so far.
+        other: the rank that it goes to or comes from.
+        buffer: its memory, which must not change while it is sent; None if that of an arriving one is still to be made.
+        moved: bytes sent or received so far.
         problem: why it will never arrive.
     """
 
-    source: int
+    other: int
     key: Key
     buffer: Bytes | None
-    come: int = 0
+    moved: int = 0
     problem: CommError | None = None
     is_complete: bool = False
+
+    def complete(self) -> None:
+        """It has been sent, or is in the buffer."""
+        self.is_complete = True

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import threading
 import time
 import weakref
@@ -24,9 +23,9 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from deeppart.comm.base import Operation, immediately
+from deeppart.comm.base import Operation
 from deeppart.comm.channel import Comm
-from deeppart.comm.messages import Bytes, Incoming, Key, Kind, Offer, packed
+from deeppart.comm.messages import Bytes, Kind, Offer, Transfer, packed
 from deeppart.comm.single import NotConnected
 from deeppart.comm.transport import Transport
 from deeppart.comm.waiting import finish
@@ -58,10 +57,8 @@ class _Communicator:
         with _typed_errors():
             self._mpi, self._duplicating = comm.Idup()
         self._tags, self._tag = int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or _LEAST_TAG_UB), 0
-        #: Requests of messages that MPI may still read, by tag; a list is emptied once MPI has sent its message.
-        self._sending: dict[int, list[MPI.Request]] = {}
-        #: Requests of messages that MPI may still write, and what to do with each message.
-        self._receiving: list[tuple[list[MPI.Request], Callable[[], None]]] = []
+        #: Requests of messages whose memory MPI may still use, by a unique tag, and what to do when it does no more.
+        self._under_way: dict[int, tuple[list[MPI.Request], Callable[[], None]]] = {}
         #: The n-th session of one rank is that of all.
         self._sessions = 0
         self._open: weakref.WeakValueDictionary[int, MpiTransport] = weakref.WeakValueDictionary()
@@ -75,18 +72,6 @@ class _Communicator:
                 if self._duplicating.Test():
                     return
             yield False
-
-    def progress(self, transport: MpiTransport) -> bool:
-        """Receive and send without waiting, on behalf of one session; True unless another thread is doing so."""
-        if not self.lock.acquire(blocking=False):
-            return False
-        try:
-            with _typed_errors():
-                self._take()
-            transport.pass_on_presence(time.monotonic())
-            return True
-        finally:
-            self.lock.release()
 
     # All methods below are called with the lock held.
 
@@ -109,66 +94,74 @@ class _Communicator:
             return
         is_ready = self._duplicating.Test()
         if is_ready:
-            self._take()
-        if is_ready and not self._sending and not self._receiving:
+            self.take()
+        if is_ready and not self._under_way:
             self._mpi.Free()
         else:
             _in_use_forever.append(self)
 
-    def send(self, to: int, message: bytes) -> list[MPI.Request]:
-        """Send a short message; the list is emptied once MPI does not need it any more."""
-        tag = self._next_tag()
+    def send(self, to: int, message: bytes, then: Callable[[], None]) -> None:
+        """Send a short message, and call ``then``."""
         with _typed_errors():
-            requests = self._sending[tag] = [self._mpi.Isend(message, dest=to, tag=_MESSAGE_TAG)]
-            self._drop_if_sent(tag)
-        return requests
+            self._under_way[self._next_tag()] = [self._mpi.Isend(message, dest=to, tag=_MESSAGE_TAG)], then
 
-    def send_long(self, to: int, contents: Bytes) -> tuple[int, list[MPI.Request]]:
-        """Send contents of a message, with a tag that no other has; the list is emptied once they have been received.
+    def send_long(self, to: int, contents: Bytes, then: Callable[[], None]) -> int:
+        """Send contents of a message, with the returned tag, which no other has, and call ``then``.
 
         Synchronous: contents that are never received stay under way, and keep their tag.
         """
         tag = self._next_tag()
-        requests = self._sending[tag] = []
+        requests, _ = self._under_way[tag] = list[MPI.Request](), then
         with _typed_errors():
             for piece in _pieces(contents):
                 requests.append(self._mpi.Issend(piece, dest=to, tag=tag))
-        return tag, requests
+        return tag
 
     def receive_long(self, source: int, tag: int, buffer: Bytes, then: Callable[[], None]) -> None:
         """Receive contents of a message, and call ``then``."""
-        self._receiving.append(([self._mpi.Irecv(each, source=source, tag=tag) for each in _pieces(buffer)], then))
+        requests = [self._mpi.Irecv(each, source=source, tag=tag) for each in _pieces(buffer)]
+        self._under_way[self._next_tag()] = requests, then
 
     def _next_tag(self) -> int:
-        if len(self._sending) >= self._tags:
+        if len(self._under_way) >= self._tags:
             raise CommError(
                 "too many exchanges of this job were interrupted",
-                found=f"{len(self._sending)} messages that were never received",
+                found=f"{len(self._under_way)} messages that were never received",
                 where=f"rank {self.rank}",
                 todo="start the processes again; committed checkpoints are not affected",
             )
         self._tag = self._tag % self._tags + 1
-        while self._tag in self._sending:
+        while self._tag in self._under_way:
             self._tag = self._tag % self._tags + 1
         return self._tag
 
-    def _take(self) -> None:
+    def take(self) -> None:
         """Handle what MPI has completed."""
-        status = MPI.Status()
-        while (found := self._mpi.Improbe(source=MPI.ANY_SOURCE, tag=_MESSAGE_TAG, status=status)) is not None:
-            message = bytearray(status.Get_count(MPI.BYTE))
-            then = partial(self._on_message, status.Get_source(), message)
-            self._receiving.append(([found.Irecv(message)], then))
-        for each in list(self._receiving):
-            if MPI.Request.Testall(each[0]):
-                self._receiving.remove(each)
-                each[1]()
-        for tag in list(self._sending):
-            self._drop_if_sent(tag)
+        while self._mpi.Iprobe(source=MPI.ANY_SOURCE, tag=_MESSAGE_TAG):
+            self._wholly(self._receive_short)
+        for tag, (requests, _) in list(self._under_way.items()):
+            if MPI.Request.Testall(requests):
+                self._wholly(partial(self._complete, tag))
 
-    def _drop_if_sent(self, tag: int) -> None:
-        if MPI.Request.Testall(self._sending[tag]):
-            self._sending.pop(tag).clear()
+    def _wholly(self, step: Callable[[], None]) -> None:
+        """Do what loses a message if a signal handler interrupts it, perhaps one of another thread's session."""
+        try:
+            step()
+        except BaseException:
+            for transport in self._open.values():
+                transport.tear()
+            raise
+
+    def _receive_short(self) -> None:
+        status = MPI.Status()
+        found = self._mpi.Mprobe(source=MPI.ANY_SOURCE, tag=_MESSAGE_TAG, status=status)  # it has arrived
+        message = bytearray(status.Get_count(MPI.BYTE))
+        then = partial(self._on_message, status.Get_source(), message)
+        self._under_way[self._next_tag()] = [found.Irecv(message)], then
+
+    def _complete(self, tag: int) -> None:
+        _, then = self._under_way.pop(tag)
+        then()
 
     def _on_message(self, rank: int, message: bytearray) -> None:
         session = int.from_bytes(message[:_SESSION_BYTES], "little")
@@ -192,48 +185,38 @@ class MpiTransport(Transport):
         with self._lock:
             self._session = communicator.begin(self)
 
-    def progress(self) -> bool:
-        return self._closed or self._communicator.progress(self)
-
-    def close(self) -> None:
-        if os.getpid() != self.pid:
-            return
-        with self._lock:
-            if not self._closed:
-                self._closed = True
-                self._communicator.end(self._session)
-
-    def _sending(self, to: int, requests: list[MPI.Request]) -> Operation[None]:
-        while requests:
-            self.progress()
-            if requests:
-                self._check(to)
-                yield False
-
     # All methods below are called with the lock held.
+
+    def _progress(self) -> bool:
+        with _typed_errors():
+            self._communicator.take()
+        self._pass_on_presence(time.monotonic())
+        return True
+
+    def _end(self) -> None:
+        self._communicator.end(self._session)
 
     def on_message(self, rank: int, message: bytearray) -> None:
         """Handle a message of this session."""
         self._on_message(rank, memoryview(message)[_SESSION_BYTES:])
 
-    def _put(self, to: int, message: bytes) -> Operation[None]:
-        session = self._session.to_bytes(_SESSION_BYTES, "little")
-        requests = self._communicator.send(to, session + message)
-        return self._sending(to, requests) if requests else immediately(None)
+    def _put(self, outgoing: Transfer, message: bytes) -> None:
+        self._send(outgoing.other, message, outgoing.complete)
 
-    def _offer(self, to: int, key: Key, array: Bytes) -> Operation[None]:
-        tag, requests = self._communicator.send_long(to, array)
-        self._put(to, packed(Kind.OFFER, key, array.size, tag))
-        return self._sending(to, requests)
+    def _tell(self, to: int, message: bytes) -> None:
+        self._send(to, message, lambda: None)
 
-    def _accept(self, incoming: Incoming, offer: Offer) -> None:
+    def _offer(self, outgoing: Transfer, array: Bytes) -> None:
+        tag = self._communicator.send_long(outgoing.other, array, outgoing.complete)
+        self._tell(outgoing.other, packed(Kind.OFFER, outgoing.key, array.size, tag))
+
+    def _send(self, to: int, message: bytes, then: Callable[[], None]) -> None:
+        self._communicator.send(to, self._session.to_bytes(_SESSION_BYTES, "little") + message, then)
+
+    def _accept(self, incoming: Transfer, offer: Offer) -> None:
         assert incoming.buffer is not None
-
-        def complete() -> None:
-            incoming.is_complete = True
-
         # It is held until MPI has written to its buffer, also if the operation is given up.
-        self._communicator.receive_long(incoming.source, offer.place, incoming.buffer, complete)
+        self._communicator.receive_long(incoming.other, offer.place, incoming.buffer, incoming.complete)
 
 
 def connect(comm: MPI.Comm, timeout: float) -> Comm:

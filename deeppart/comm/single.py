@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 
-from deeppart.comm.base import Operation
 from deeppart.comm.channel import Comm
-from deeppart.comm.messages import Bytes, Incoming, Key, Offer
+from deeppart.comm.messages import Bytes, Offer, Transfer
 from deeppart.comm.transport import Transport
 from deeppart.errors import CommError
 
@@ -41,17 +40,20 @@ class _Alone(Transport):
         super().__init__(threading.Lock())
         self._meet(0, 1)
 
-    def progress(self) -> bool:
+    def _progress(self) -> bool:
         return True
 
-    def close(self) -> None:
-        self._closed = True
+    def _end(self) -> None:
+        pass
 
-    def _put(self, to: int, message: bytes) -> Operation[None]:
-        raise CommError("a job of one process has nobody to send to", found=f"rank {to}")
+    def _put(self, outgoing: Transfer, message: bytes) -> None:
+        raise CommError("a job of one process has nobody to send to", found=f"rank {outgoing.other}")
 
-    def _offer(self, to: int, key: Key, array: Bytes) -> Operation[None]:
-        return self._put(to, b"")
+    def _offer(self, outgoing: Transfer, array: Bytes) -> None:
+        self._put(outgoing, b"")
 
-    def _accept(self, incoming: Incoming, offer: Offer) -> None:
+    def _accept(self, incoming: Transfer, offer: Offer) -> None:
         raise AssertionError("nobody offers anything")
+
+    def _tell(self, to: int, message: bytes) -> None:
+        raise AssertionError("nobody is told anything")

@@ -18,8 +18,8 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
-from deeppart.comm.base import Int64s, Operation, immediately
-from deeppart.comm.messages import HEADER_BYTES, Bytes, Incoming, Key, Kind, Offer, packed, unpacked
+from deeppart.comm.base import Int64s, Operation
+from deeppart.comm.messages import HEADER_BYTES, Bytes, Key, Kind, Offer, Transfer, packed, unpacked
 from deeppart.comm.trees import neighbours
 from deeppart.errors import CommError
 
@@ -42,13 +42,13 @@ class Transport(ABC):
     def __init__(self, lock: threading.Lock) -> None:
         self._lock = lock  # guards the attributes below, and what subclasses send by
         self.pid = os.getpid()
-        self._incoming: weakref.WeakValueDictionary[tuple[int, Key], Incoming] = weakref.WeakValueDictionary()
+        self._incoming: weakref.WeakValueDictionary[tuple[int, Key], Transfer] = weakref.WeakValueDictionary()
         #: Messages that arrived before they were waited for: a short message, or the offer of a long one.
         self._early: dict[tuple[int, Key], Bytes | Offer] = {}
         #: Channels are numbered from 1.
         self._channels, self._released_channels = 0, set[int]()
         self._spread_at = 0.0
-        self._closed = False
+        self._closed, self._is_torn = False, False
         self._meet(-1, 0)
 
     def _meet(self, rank: int, size: int) -> None:
@@ -58,43 +58,46 @@ class Transport(ABC):
         self._news: set[int] = set()  # channels with rows to be passed on
         self._hearers = set(neighbours(rank, size) if size > _FEW else range(size)) - {rank}
 
-    def send(self, to: int, key: Key, data: Bytes | bytes) -> Operation[None]:
+    def send(self, to: int, key: Key, data: Bytes | bytes) -> Operation[Bytes]:
         """Send a message. The transfer starts at the call; ``data`` must not change until it ends."""
         array = data if isinstance(data, np.ndarray) else np.frombuffer(data, dtype=np.uint8)
         if not array.flags.c_contiguous:
             raise ValueError("a message must be contiguous in memory")
+        outgoing = Transfer(to, key, array)
         with self._lock:
             self._refuse_closed()
             if to == self.rank:
                 self._on_arrival(to, key, array.copy())
-                return immediately(None)
-            if array.size <= SHORT_BYTES:
-                return self._put(to, packed(Kind.SHORT, key) + array.tobytes())
-            return self._offer(to, key, array)
+                outgoing.complete()
+            elif array.size <= SHORT_BYTES:
+                self._put(outgoing, packed(Kind.SHORT, key) + array.tobytes())
+            else:
+                self._offer(outgoing, array)
+        return self._finishing(outgoing)
 
     def receive(self, source: int, key: Key, buffer: Bytes | None = None) -> Operation[Bytes]:
         """Receive a message, into the buffer if there is one. The transfer starts at the call."""
-        incoming = Incoming(source, key, buffer)
+        incoming = Transfer(source, key, buffer)
         with self._lock:
             self._refuse_closed()
             self._incoming[source, key] = incoming
             if (early := self._early.pop((source, key), None)) is not None:
                 self._on_arrival(source, key, early)
-        return self._receiving(incoming)
+        return self._finishing(incoming)
 
-    def _receiving(self, incoming: Incoming) -> Operation[Bytes]:
+    def _finishing(self, transfer: Transfer) -> Operation[Bytes]:
         seen = 0
-        while not incoming.is_complete:
-            has_all = self._continue(incoming.key)
-            if not incoming.is_complete:
+        while not transfer.is_complete:
+            has_all = self._continue(transfer.key)
+            if not transfer.is_complete:
                 if has_all:
-                    self._check(incoming.source)
-                moved, seen = incoming.come > seen, incoming.come
-                yield moved
-        if incoming.problem is not None:
-            raise incoming.problem
-        assert incoming.buffer is not None
-        return incoming.buffer
+                    self._check(transfer.other)
+                is_moving, seen = transfer.moved > seen, transfer.moved
+                yield is_moving
+        if transfer.problem is not None:
+            raise transfer.problem
+        assert transfer.buffer is not None
+        return transfer.buffer
 
     def heartbeat(self, channel: int, operation: int) -> None:
         """Tell the others in which operation of a channel this rank waits, so that an error can name the rest."""
@@ -119,7 +122,7 @@ class Transport(ABC):
 
     def release_channel(self, channel: int) -> None:
         """Drop a channel on which nothing will be received again; with the last one, the session ends on this rank."""
-        if os.getpid() != self.pid:  # in a forked child another thread may have held the lock
+        if os.getpid() != self.pid:
             return
         with self._lock:
             self._released_channels.add(channel)
@@ -130,17 +133,19 @@ class Transport(ABC):
         if is_last:
             self.close()
 
-    @abstractmethod
     def progress(self) -> bool:
-        """Receive and send without waiting. If another thread is doing so, it does the work for this one.
+        """Receive and send without waiting; True if there was nothing more to receive."""
+        with self._lock:  # nothing else gives the lock back whatever signal interrupts this
+            return self._closed or self._progress()
 
-        Returns:
-            True if there was nothing more to receive.
-        """
-
-    @abstractmethod
     def close(self) -> None:
         """End the session on this rank; at most once, and not in a forked child."""
+        if os.getpid() != self.pid:  # another thread may have held the lock at the fork
+            return
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._end()
 
     def _continue(self, key: Key) -> bool:
         """Make progress, above all with messages of the same channel; see :meth:`progress`."""
@@ -154,20 +159,28 @@ class Transport(ABC):
     # All methods below are called with the lock held.
 
     @abstractmethod
-    def _put(self, to: int, message: bytes) -> Operation[None]:
+    def _progress(self) -> bool:
+        """See :meth:`progress`."""
+
+    @abstractmethod
+    def _end(self) -> None:
+        """See :meth:`close`."""
+
+    @abstractmethod
+    def _put(self, outgoing: Transfer, message: bytes) -> None:
         """Send a short message, with its header."""
 
     @abstractmethod
-    def _offer(self, to: int, key: Key, array: Bytes) -> Operation[None]:
+    def _offer(self, outgoing: Transfer, array: Bytes) -> None:
         """Offer a long message, and send it."""
 
     @abstractmethod
-    def _accept(self, incoming: Incoming, offer: Offer) -> None:
+    def _accept(self, incoming: Transfer, offer: Offer) -> None:
         """Begin to receive an offered message into the buffer."""
 
+    @abstractmethod
     def _tell(self, to: int, message: bytes) -> None:
-        """Send a short message that may be lost if the rank has ended the session."""
-        self._put(to, message)
+        """Send a short message that nobody waits for, and that may be lost if the rank has ended the session."""
 
     def _spread_presence(self) -> None:
         self._spread_at = time.monotonic()
@@ -183,21 +196,27 @@ class Transport(ABC):
             self._rows[channel] = np.maximum(old, row)
             self._news.add(channel)
 
-    def pass_on_presence(self, now: float) -> None:
+    def _pass_on_presence(self, now: float) -> None:
         """Pass on what others have told, now and then."""
         if now - self._spread_at > _SPREAD_S:
             self._spread_presence()
 
+    def tear(self) -> None:
+        """An interrupt has lost a message that had arrived: what it was for would wait until its timeout."""
+        self._is_torn = True
+
     def _refuse_closed(self) -> None:
         if self._closed:
             raise CommError("the session has ended on this rank", where=f"rank {self.rank}")
+        if self._is_torn:
+            raise CommError("an interrupt has lost a message from another rank", where=f"rank {self.rank}")
 
     def _on_message(self, rank: int, message: bytes | memoryview) -> None:
         """Handle a short message, the offer of a long one, or presence."""
         kind, key, first, second = unpacked(message)
         data = np.frombuffer(message, dtype=np.uint8, offset=HEADER_BYTES)
         if kind != Kind.WAITS:
-            self._on_arrival(rank, key, data if kind == Kind.SHORT else Offer(first, second))
+            self._on_arrival(rank, key, data if kind == Kind.SHORT else Offer(first, second, data.tobytes()))
         elif key[0] not in self._released_channels:
             self._merge(key[0], data.view(np.int64))
 
@@ -218,9 +237,9 @@ class Transport(ABC):
                 found=f"{nbytes} bytes",
                 where=f"from rank {rank} to rank {self.rank}",
             )
-            incoming.is_complete = True
+            incoming.complete()
         elif isinstance(what, np.ndarray):
             incoming.buffer[:] = what
-            incoming.come, incoming.is_complete = nbytes, True
+            incoming.complete()
         else:
             self._accept(incoming, what)

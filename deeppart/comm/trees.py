@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from deeppart.comm.base import Int64s, Operation, interleaved
+from deeppart.comm.messages import Bytes
 from deeppart.errors import CommError
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class Collective:
         self.rank, self.size = transport.rank, transport.size
         self._transport, self._channel, self._first = transport, channel, operation * _MESSAGES_OF_ONE
 
-    def send(self, to: int, number: int, data: bytes) -> Operation[None]:
+    def send(self, to: int, number: int, data: bytes) -> Operation[Bytes]:
         """Send the message of that number to a rank. The transfer starts at the call."""
         return self._transport.send(to, (self._channel, _TAG, self._first + number), data)
 

@@ -161,6 +161,26 @@ def test_world_size_of_launcher_and_library_differ(run_ranks: Any, tmp_path: Pat
     assert "5 processes" in met[0][1] and "2" in met[0][1]
 
 
+def useless_communicators(comm: Any) -> list[tuple[str, str, float]]:
+    from mpi4py import MPI
+
+    half = comm.Split(comm.rank % 2, comm.rank)
+    between = half.Create_intercomm(0, comm, 1 - comm.rank % 2)
+    found = [outcome(partial(deeppart.Checkpointer, config(Path()), each)) for each in (between, MPI.COMM_NULL)]
+    between.Free()
+    half.Free()
+    return found
+
+
+@pytest.mark.of_mpi
+@pytest.mark.mpi(min_size=2)
+def test_communicators_that_do_not_connect_the_ranks_of_a_job(run_on: Any) -> None:
+    """With one rank on each side of an intercommunicator, each would be a job of its own."""
+    for between, outside in run_on(2, useless_communicators):
+        assert between[0] == outside[0] == "LaunchError"
+        assert "an intercommunicator" in between[1] and "COMM_NULL" in outside[1]
+
+
 def with_errors_for_warnings(comm: Any, directory: Path) -> tuple[list[str], list[int]]:
     """As with ``python -W error``: what rank 0 alone warns of, at a checkpoint and a restore. It calls again then."""
     said = []

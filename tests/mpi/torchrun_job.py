@@ -20,7 +20,6 @@ import torch.distributed as dist
 
 import deeppart
 from deeppart.comm.sockets.rank_sockets import RankSockets
-from deeppart.comm.sockets.rendezvous import Entry
 
 TIMEOUT_S = 60.0
 
@@ -128,8 +127,8 @@ def intruded(directory: Path) -> None:
     if os.environ["RANK"] == "1":
         place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         store = dist.TCPStore(*place, is_master=False, wait_for_workers=False)
-        sockets = RankSockets("127.0.0.1", TIMEOUT_S)
-        for left in ("no entry", Entry(1, sockets.address).encode().decode()):
+        sockets = RankSockets("127.0.0.1", TIMEOUT_S, 1)
+        for left in ("no entry", sockets.address.encode().decode()):
             store.set("deeppart/rank/1", left)
             store.add("deeppart/came", 1)
             for _ in range(2):  # rank 0 says who is here after each look; one may have been under way

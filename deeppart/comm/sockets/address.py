@@ -30,6 +30,7 @@ class Address:
         public_key: of its CURVE key pair, 40 characters (Z85); new and unique for each session.
         host: the same for processes that could read each other's memory.
         pid: its process id on the host.
+        start: without MPI, the number of the session's start, counted by each rank: the n-th of one is that of all.
     """
 
     messages: str
@@ -37,10 +38,12 @@ class Address:
     public_key: str
     host: str
     pid: int
+    start: int
 
     def __post_init__(self) -> None:
         texts = (self.messages, self.pieces, self.public_key, self.host)
-        good = all(isinstance(each, str) for each in texts) and isinstance(self.pid, int)
+        numbers = (self.pid, self.start)
+        good = all(isinstance(each, str) for each in texts) and all(isinstance(each, int) for each in numbers)
         if not good or not all(map(_is_endpoint, texts[:2])) or not _is_key(self.public_key):
             raise ValueError("not the address of a rank")
 

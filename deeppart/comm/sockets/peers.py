@@ -10,7 +10,6 @@ from zmq.utils.monitor import recv_monitor_message
 
 from deeppart.comm.messages import Key, Kind, packed, unpacked
 from deeppart.comm.sockets.address import Address
-from deeppart.comm.sockets.long_messages import Pieces
 from deeppart.comm.sockets.rank_sockets import RankSockets, Socket, has_something
 
 #: After this many refused connections in a row a rank no longer has a socket.
@@ -30,7 +29,7 @@ class _Peer:
 
     messages: Socket
     monitor: Socket
-    pieces: Pieces | None = None
+    pieces: tuple[Socket, Socket] | None = None  # and its monitor
     retries: int = 0
     is_needed: bool = False
     is_connected: bool = False
@@ -38,11 +37,10 @@ class _Peer:
 
     def close(self, linger_ms: int) -> None:
         """Close the connections; messages may be sent for ``linger_ms``."""
-        self.messages.disable_monitor()
-        self.monitor.close(0)
-        self.messages.close(linger_ms)
-        if self.pieces is not None:
-            self.pieces.close(linger_ms)
+        for socket, monitor in ((self.messages, self.monitor), *([self.pieces] if self.pieces else [])):
+            socket.disable_monitor()
+            monitor.close(0)
+            socket.close(linger_ms)
 
 
 class Peers:
@@ -96,20 +94,23 @@ class Peers:
         if not _sent(self.need(to).messages, message):
             self._lose(to)
 
-    def open_pieces(self, to: int, password: bytes, proof_key: bytes) -> Pieces:
-        """The connection to a rank for pieces; password and proof key are used the first time."""
-        peer = self._peer(to)
+    def open_pieces(self, of: int, password: bytes) -> None:
+        """Connect to a rank for pieces of its messages, the first time."""
+        peer = self._peer(of)
         if peer.pieces is None:
-            socket = self._sockets.to_pieces(self.addresses[to], self.own_rank, password)
-            peer.pieces = Pieces(socket, socket.get_monitor_socket(zmq.Event.DISCONNECTED), proof_key)
-            socket.connect(self.addresses[to].pieces)
-            peer.pieces.greet()
-        return peer.pieces
+            socket = self._sockets.to_pieces(self.addresses[of], self.own_rank, password)
+            peer.pieces = socket, socket.get_monitor_socket(zmq.Event.DISCONNECTED)
+            socket.connect(self.addresses[of].pieces)
 
-    def push(self, to: int) -> bool:
-        """Continue to send pieces to a rank; True if there is more to do."""
-        peer = self._peers.get(to)
-        return peer is not None and peer.pieces is not None and to not in self.gone and peer.pieces.push()
+    def pieces(self, of: int) -> Socket:
+        """The socket for pieces of a rank's messages."""
+        pieces = self._peers[of].pieces
+        assert pieces is not None
+        return pieces[0]
+
+    def request(self, of: int, message: bytes) -> None:
+        """Request a piece. A closed connection takes none; that the rank has gone is detected elsewhere."""
+        _sent(self.pieces(of), message)
 
     def notify(self, kind: Kind, rank: int) -> None:
         """Tell all connected ranks, in either direction, that a rank has gone, or that this one ends."""
@@ -152,7 +153,7 @@ class Peers:
                 # A rank that does not know this one yet also closes the connection: that is retried.
                 if peer.lost_at is None and event == zmq.Event.DISCONNECTED and peer.is_connected:
                     peer.lost_at = now
-            if peer.pieces is not None and has_something(peer.pieces.monitor) and peer.lost_at is None:
+            if peer.pieces is not None and has_something(peer.pieces[1]) and peer.lost_at is None:
                 peer.lost_at = now  # pieces in transfer are lost
             is_lost = peer.lost_at is not None and now - peer.lost_at > _GRACE_S
             if (is_lost or (peer.is_needed and peer.retries > _MOST_RETRIES)) and rank not in self.ended:

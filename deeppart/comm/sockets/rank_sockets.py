@@ -22,8 +22,6 @@ from deeppart.comm.sockets.address import Address, host_name
 from deeppart.errors import BackgroundFailureWarning, CommError, warn_now
 
 Socket = zmq.Socket[bytes]
-#: Pieces of long messages in transfer to one rank at a time, and pieces that wait at their receiver.
-PIECES_AT_ONCE = 8
 #: A plain int, since it is used millions of times.
 _IN = int(zmq.POLLIN)
 #: Time between two attempts to connect.
@@ -52,7 +50,7 @@ class RankSockets:
         messages, pieces: the two sockets that others connect to.
     """
 
-    def __init__(self, interface: str, silence_s: float) -> None:
+    def __init__(self, interface: str, silence_s: float, start: int = 0) -> None:
         self._public, self._private = zmq.curve_keypair()
         self._silence_ms = max(2 * _HEARTBEAT_MS, int(1000 * silence_s))
         self._context: zmq.Context[Socket] = zmq.Context(io_threads=1)
@@ -70,7 +68,7 @@ class RankSockets:
                 todo="set GLOO_SOCKET_IFNAME to the interface on which the nodes reach each other (`ip address`)",
             ) from error
         messages, pieces = (each.getsockopt_string(zmq.LAST_ENDPOINT) for each in (self.messages, self.pieces))
-        self.address = Address(messages, pieces, self._public.decode(), host_name(), os.getpid())
+        self.address = Address(messages, pieces, self._public.decode(), host_name(), os.getpid(), start)
 
     def _bind(self, socket: Socket, interface: str, domain: bytes) -> None:
         socket.set(zmq.ZAP_DOMAIN, domain)
@@ -81,8 +79,7 @@ class RankSockets:
         else:
             socket.set(zmq.PLAIN_SERVER, 1)
         socket.set(zmq.ROUTER_HANDOVER, 1)
-        # Pieces wait at their sender until they are taken; messages are short, and must arrive before the sender ends.
-        socket.set(zmq.RCVHWM, 0 if domain == MESSAGES else PIECES_AT_ONCE)
+        socket.set(zmq.RCVHWM, 0)  # they are short, and must arrive before the sender ends
         socket.set(zmq.HANDSHAKE_IVL, _STRANGER_MS)
         socket.bind(f"tcp://[{interface}]:*" if ":" in interface else f"tcp://{interface}:*")
 
@@ -95,11 +92,10 @@ class RankSockets:
         return socket
 
     def to_pieces(self, address: Address, rank: int, password: bytes) -> Socket:
-        """A socket to a rank, for pieces of long messages from this one."""
+        """A socket to a rank, for pieces of its long messages."""
         socket = self._new(zmq.DEALER, address.pieces)
         socket.set(zmq.PLAIN_USERNAME, str(rank).encode())
         socket.set(zmq.PLAIN_PASSWORD, password)
-        socket.set(zmq.SNDHWM, PIECES_AT_ONCE)
         socket.set(zmq.RECONNECT_IVL, -1)  # another process may listen there after a disconnection
         return socket
 
@@ -153,15 +149,8 @@ class Authenticator:
         self._keys = {key: rank for rank, key in enumerate(public_keys)}
 
     def password(self, rank: int) -> bytes:
-        """The password with which a rank may send pieces to this one."""
-        return self._derived("password", rank)
-
-    def proof_key(self, rank: int) -> bytes:
-        """The key with which this rank proves itself to a rank that has its password: never sent to a port."""
-        return self._derived("proof", rank)
-
-    def _derived(self, what: str, rank: int) -> bytes:
-        return hmac.digest(self._secret, f"{what} {rank}".encode(), "sha256").hex().encode()
+        """The password with which a rank may request pieces of this one's messages to it."""
+        return hmac.digest(self._secret, str(rank).encode(), "sha256").hex().encode()
 
     def _answer(self) -> None:
         try:

@@ -16,7 +16,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Protocol, TypeVar
 
 from deeppart._threads import start_thread
@@ -55,29 +55,6 @@ class Store(Protocol):
     def delete_key(self, key: str, /) -> bool: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A rank's entry in the store.
-
-    Attributes:
-        start: the number of the start, counted by each rank: the n-th start of one rank is that of all.
-        address: the rank's address in that start.
-    """
-
-    start: int
-    address: Address
-
-    def encode(self) -> bytes:
-        """As JSON."""
-        return json.dumps({"start": self.start, "address": asdict(self.address)}).encode()
-
-    @classmethod
-    def decode(cls, data: bytes) -> Entry:
-        """The inverse of :meth:`encode`."""
-        found = json.loads(data)
-        return cls(int(found["start"]), Address(**found["address"]))
-
-
 class Search:
     """One rank's side of a start. Its thread calls the store, whose calls have no timeout.
 
@@ -90,9 +67,9 @@ class Search:
     """
 
     def __init__(
-        self, open_store: Callable[[], Store], rank: int, size: int, entry: Entry, secret: bytes | None = None
+        self, open_store: Callable[[], Store], rank: int, size: int, address: Address, secret: bytes | None = None
     ) -> None:
-        self._open_store, self._rank, self._size, self._entry = open_store, rank, size, entry
+        self._open_store, self._rank, self._size, self._address = open_store, rank, size, address
         self._secret = secret
         self._over = threading.Event()
         # Written by the thread only, each in one assignment.
@@ -149,12 +126,12 @@ class Search:
         return None
 
     def _roster_key(self, version: int) -> str:
-        return f"roster/{self._entry.start}/{version}"
+        return f"roster/{self._address.start}/{version}"
 
     def _register(self, store: Store) -> None:
-        """For ranks other than 0: put the entry, and wait for a roster with its address."""
+        """For ranks other than 0: put the address, and wait for a roster with it."""
         own, version, asked_at = f"rank/{self._rank}", 0, time.monotonic()
-        self._leave(store, own, self._entry.encode())
+        self._leave(store, own, self._address.encode())
         store.add("came", 1)
         for pause_s in _pauses_s(self._size):
             if self._over.wait(pause_s):
@@ -162,22 +139,22 @@ class Search:
             while store.check([self._roster_key(version + 1)]):
                 version += 1
                 roster = self._look(store, self._roster_key(version), _roster)
-                if roster is not None and len(roster) == self._size and roster[self._rank] == self._entry.address:
+                if roster is not None and len(roster) == self._size and roster[self._rank] == self._address:
                     self.roster, self.present = (version, roster), set(range(self._size))
             if self.roster is None and time.monotonic() - asked_at > _ASK_S:
                 asked_at = time.monotonic()
-                given_up = f"given-up/{self._entry.address.public_key}"
+                given_up = f"given-up/{self._address.public_key}"
                 if store.check([given_up]) and self._look(store, given_up, bytes) is not None:
                     self.is_given_up = True
                     return
                 if store.check(["present"]) and (present := self._look(store, "present", _ranks)) is not None:
                     self.present = present | {self._rank}
-        if self.roster is None and store.check([own]) and store.get(own) == self._sealed(own, self._entry.encode()):
+        if self.roster is None and store.check([own]) and store.get(own) == self._sealed(own, self._address.encode()):
             store.delete_key(own)  # unless the next start has replaced it already
 
     def _receive(self, store: Store) -> None:
         """For rank 0: collect the entries, and publish a roster whenever all are present and one is new."""
-        found = {0: self._entry.address}
+        found = {0: self._address}
         came, said_at, version = -1, 0.0, 0
         for pause_s in _pauses_s(self._size):
             before, came = came, store.add("came", 0)
@@ -201,15 +178,15 @@ class Search:
         for rank in range(1, self._size):
             key = f"rank/{rank}"
             if store.check([key]):
-                entry = self._look(store, key, Entry.decode)
-                if entry is None or entry.start > self._entry.start:
+                address = self._look(store, key, Address.decode)
+                if address is None or address.start > self._address.start:
                     continue  # not a rank's; or the rank has given up this start, and waits for the next
                 store.delete_key(key)
-                if entry.start < self._entry.start:
-                    self._leave(store, f"given-up/{entry.address.public_key}", b"")
+                if address.start < self._address.start:
+                    self._leave(store, f"given-up/{address.public_key}", b"")
                     continue
-                is_new = is_new or found.get(rank) != entry.address
-                found[rank] = entry.address
+                is_new = is_new or found.get(rank) != address
+                found[rank] = address
         return is_new
 
 
@@ -250,13 +227,10 @@ class Rendezvous:
 def meet(rendezvous: Rendezvous, timeout: float, secret: bytes | None = None) -> Comm:
     """A channel between all ranks of a rendezvous (collective). The n-th start of one rank is that of all."""
     rank, size = rendezvous.rank, rendezvous.size
-    if not rendezvous.in_turn.acquire(timeout=timeout):  # the starts of several threads
-        raise PeerTimeoutError(f"{_CONNECTING}: another start of this process has not ended", where=f"rank {rank}")
-    try:
+    with rendezvous.in_turn:  # the starts of several threads, each of which ends by its timeout
         rendezvous.starts += 1
-        transport = SocketTransport(RankSockets(rendezvous.interface(), timeout))
-        entry = Entry(rendezvous.starts, transport.address)
-        search = Search(lambda: rendezvous.open_store(timeout), rank, size, entry, secret)
+        transport = SocketTransport(RankSockets(rendezvous.interface(), timeout, rendezvous.starts))
+        search = Search(lambda: rendezvous.open_store(timeout), rank, size, transport.address, secret)
         waiting = NotConnected(rank, size)
         try:
             return finish(waiting, _connected(search, transport, waiting), _CONNECTING, timeout)
@@ -270,8 +244,6 @@ def meet(rendezvous: Rendezvous, timeout: float, secret: bytes | None = None) ->
             raise
         finally:
             search.end()
-    finally:
-        rendezvous.in_turn.release()
 
 
 def _connected(search: Search, transport: SocketTransport, waiting: NotConnected) -> Operation[Comm]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from deeppart.comm.sockets.address import interface_of_host, ip_address_towards
@@ -18,28 +19,25 @@ _STORE_SHARE, _LEAST_S = 0.8, 0.1
 
 
 class _Process:
-    """The meeting points of this process, reused by later sessions; the only one is :data:`_process`. On rank 0 the
-    server of ``env://`` lives as long as the object that is connected to it.
+    """The meeting points of this process, reused by later sessions; the only one is :data:`_process`.
+
     On rank 0 the server of ``env://`` lives as long as the object that is connected to it.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        #: By host, port, rank and size; and by process group. Guarded by the lock.
-        self._environments: dict[tuple[str, int, int, int], Rendezvous] = {}
+        #: Guarded by the lock.
+        self._environments: dict[Launch, Rendezvous] = {}
         self._groups: weakref.WeakKeyDictionary[Any, Rendezvous] = weakref.WeakKeyDictionary()
 
     def at_environment(self, launch: Launch) -> Rendezvous:
         assert launch.place is not None
-        host, port = launch.place
         with self._lock:
-            key = (host, port, launch.rank, launch.size)
-            if key not in self._environments:
-                open_store = _EnvironmentStore(host, port, launch)
-                self._environments[key] = Rendezvous(
-                    launch.rank, launch.size, open_store, lambda: _interface(host, port)
-                )
-            return self._environments[key]
+            if launch not in self._environments:
+                interface = partial(_interface, *launch.place)
+                store = _EnvironmentStore(*launch.place, launch)
+                self._environments[launch] = Rendezvous(launch.rank, launch.size, store, interface)
+            return self._environments[launch]
 
     def at_group(self, group: Any, rank: int, size: int, store: Store) -> Rendezvous:
         with self._lock:

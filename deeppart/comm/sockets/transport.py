@@ -1,10 +1,11 @@
 """Messages between the processes of one session, over ZeroMQ: authenticated, and encrypted except for long ones.
 
-A rank has two sockets that others connect to when they first send something. Both accept only ranks of this session:
+A rank has two sockets that others connect to when they first need to. Both accept only ranks of this session:
 *messages* by CURVE, whose public keys the ranks exchange when they meet; *pieces* of long messages, which would be
-three times as slow if encrypted, by a password that the receiver sends in a message. So a long message is first
-offered, and sent when its receiver is ready. A receiver that may read the sender's memory, as is usual on one host,
-does so instead.
+three times as slow if encrypted, by a password. A long message is offered in a message that has the password; its
+receiver requests it piece by piece. A receiver that may read the sender's memory, as is usual on one host, does so
+instead. Either way it has the message once the sender has confirmed, in a message, that it still offers it: by then
+another process might have the sender's process id or port, and all that it sends would be worthless.
 
 Progress is only made in :meth:`Transport.progress`, which every operation calls while it waits, in any thread; and in
 ZeroMQ's own thread, which does not need the interpreter lock.
@@ -18,20 +19,20 @@ import os
 import threading
 import time
 import weakref
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import zmq
 from zmq.utils import z85
 
 from deeppart.comm import trees
-from deeppart.comm.base import Operation, immediately, rank_names
+from deeppart.comm.base import Operation, rank_names
 from deeppart.comm.channel import Comm
-from deeppart.comm.messages import HEADER_BYTES, Bytes, Incoming, Key, Kind, Offer, packed, unpacked
+from deeppart.comm.messages import HEADER_BYTES, Bytes, Key, Kind, Offer, Transfer, packed, unpacked
 from deeppart.comm.sockets import peer_memory
 from deeppart.comm.sockets.address import Address
-from deeppart.comm.sockets.long_messages import Outgoing, prove
 from deeppart.comm.sockets.peers import Peers
 from deeppart.comm.sockets.rank_sockets import RankSockets, Socket, has_something
 from deeppart.comm.transport import Transport
@@ -39,6 +40,8 @@ from deeppart.errors import CommError, RanksDisagreeError
 
 #: Bytes read from another process before other work is done.
 READ_BYTES = 8 << 20
+#: Pieces of a long message, and how many of them are requested in advance.
+PIECE_BYTES, _PIECES_AT_ONCE = 1 << 20, 8
 #: Messages received before the lock is released for other threads.
 _AT_ONCE = 64
 #: If several operations wait concurrently, the first one polls for all: nothing new arrives within this time.
@@ -61,10 +64,11 @@ class SocketTransport(Transport):
         super().__init__(threading.Lock())
         self._sockets, self.address = sockets, sockets.address
         self._peers = Peers(sockets)
-        self._busy: set[int] = set()  # ranks to which long messages are being sent
-        self._outgoing: weakref.WeakValueDictionary[tuple[int, Key], Outgoing] = weakref.WeakValueDictionary()
+        self._outgoing: weakref.WeakValueDictionary[tuple[int, Key], Transfer] = weakref.WeakValueDictionary()
+        #: How many pieces each rank has still to send.
+        self._requested = Counter[int]()
         #: For each channel the offered messages that are waited for. Only atomic operations.
-        self._offered: defaultdict[int, deque[tuple[weakref.ref[Incoming], Offer]]] = defaultdict(deque)
+        self._offered: defaultdict[int, deque[tuple[weakref.ref[Transfer], Offer]]] = defaultdict(deque)
         self._emptied_at, self._looked_at = 0.0, 0.0
         # For a session that never started, or is never closed. A weak reference rather than __del__: the collector may
         # finalize objects in a cycle in any order, but the sockets must be closed in order.
@@ -75,22 +79,14 @@ class SocketTransport(Transport):
         """Set the addresses of all ranks, in rank order, once they have met; again if one was replaced."""
         keys = [z85.decode(address.public_key) for address in addresses]
         with self._lock:
-            self._busy -= self._peers.set_addresses(addresses, rank, version)
+            for replaced in self._peers.set_addresses(addresses, rank, version):
+                del self._requested[replaced]
             self._meet(rank, len(addresses))
         self._sockets.authenticator.allow(keys)
 
-    def _sending(self, to: int, outgoing: Outgoing) -> Operation[None]:
-        while not outgoing.is_complete:
-            before = outgoing.sent
-            has_all = self._continue(outgoing.key)
-            if not outgoing.is_complete:
-                if has_all:
-                    self._check(to)
-                yield outgoing.sent > before
-
     def _continue(self, key: Key) -> bool:
         """Handle arrived messages, and continue with an offered one of the same channel; see :meth:`progress`."""
-        is_still = not self._busy and time.monotonic() - self._emptied_at < _STILL_S
+        is_still = time.monotonic() - self._emptied_at < _STILL_S
         has_all = is_still or self.progress()
         offered = self._offered.get(key[0])
         if offered:
@@ -99,21 +95,21 @@ class SocketTransport(Transport):
                 offered.appendleft((reference, offer))
         return has_all
 
-    def _fetch(self, incoming: Incoming, offer: Offer) -> bool:
-        """Continue with an offered message: read it from the sender's memory, or request it; False if there is more."""
-        source, key, address = incoming.source, incoming.key, self._peers.addresses[incoming.source]
+    def _fetch(self, incoming: Transfer, offer: Offer) -> bool:
+        """Continue with an offered message: read the sender's memory, or request pieces; False if there is more."""
+        source, key, address = incoming.other, incoming.key, self._peers.addresses[incoming.other]
         is_read = address.host == self.address.host and _read(incoming, offer, address.pid)
-        if is_read and incoming.come < offer.nbytes:
+        if is_read and incoming.moved < offer.nbytes:
             return False
         with self._lock:
             self._refuse_closed()
             if is_read:
                 self._peers.put(source, packed(Kind.TAKEN, key))
                 return True
-            incoming.come = 0
-            authenticator = self._sockets.authenticator
-            secret = authenticator.password(source) + authenticator.proof_key(source)
-            self._peers.put(source, packed(Kind.READY, key) + secret)
+            incoming.moved = 0
+            self._peers.open_pieces(source, offer.password)
+            for offset in range(0, offer.nbytes, PIECE_BYTES)[:_PIECES_AT_ONCE]:
+                self._request(source, key, offset)
         return True
 
     def _check(self, other: int) -> None:
@@ -138,70 +134,62 @@ class SocketTransport(Transport):
             if other != self.rank:
                 self._peers.need(other)  # only a connected rank notices that the other one has gone
 
-    def progress(self) -> bool:
-        if not self._lock.acquire(blocking=False):
-            return False
-        try:
-            if self._closed or not self._peers.addresses:
-                return True
-            has_all = self._take(self._sockets.messages, self._on_frames)
-            has_all = self._take(self._sockets.pieces, self._on_piece) and has_all
-            for rank in list(self._busy):
-                if not self._peers.push(rank):
-                    self._busy.discard(rank)
-            now = time.monotonic()
-            self._emptied_at = now if has_all else 0.0
-            if now - self._looked_at > _LOOK_S:
-                self._looked_at = now
-                self._peers.check_connections(now)
-                self.pass_on_presence(now)
-            return has_all
-        finally:
-            self._lock.release()
-
-    def close(self) -> None:
-        """Also tell the others, and free everything. Waits two seconds at most."""
-        if os.getpid() != self.pid:  # another thread may have held the lock at the fork
-            return
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            if self._peers.addresses:
-                self._take(self._sockets.messages, self._on_frames)  # some ranks may have ended the session already
-                self._peers.check_connections(time.monotonic())
-                self._peers.notify(Kind.ENDS, 0)
-            self._finalizer.detach()
-            _shut(self._peers, self._sockets, _CLOSING_MS)
-
     # All methods below are called with the lock held.
 
-    def _put(self, to: int, message: bytes) -> Operation[None]:
-        self._peers.put(to, message)
-        return immediately(None)
+    def _progress(self) -> bool:
+        if not self._peers.addresses:
+            return True
+        has_all = self._take(self._sockets.messages, self._on_frames)
+        has_all = self._take(self._sockets.pieces, self._on_request) and has_all
+        for rank in list(self._requested):
+            has_all = self._take(self._peers.pieces(rank), partial(self._on_piece, rank)) and has_all
+        now = time.monotonic()
+        self._emptied_at = now if has_all else 0.0
+        if now - self._looked_at > _LOOK_S:
+            self._looked_at = now
+            self._peers.check_connections(now)
+            self._pass_on_presence(now)
+        return has_all
+
+    def _end(self) -> None:
+        """Also tell the others, and free everything. Waits two seconds at most."""
+        if self._peers.addresses:
+            self._take(self._sockets.messages, self._on_frames)  # some ranks may have ended the session already
+            self._peers.check_connections(time.monotonic())
+            self._peers.notify(Kind.ENDS, 0)
+        self._finalizer.detach()
+        _shut(self._peers, self._sockets, _CLOSING_MS)
+
+    def _put(self, outgoing: Transfer, message: bytes) -> None:
+        self._peers.put(outgoing.other, message)
+        outgoing.complete()
 
     def _tell(self, to: int, message: bytes) -> None:
         self._peers.tell(to, message)
 
-    def _offer(self, to: int, key: Key, array: Bytes) -> Operation[None]:
-        outgoing = self._outgoing[to, key] = Outgoing(key, array.data)  # lives as long as the operation
-        self._peers.put(to, packed(Kind.OFFER, key, array.size, array.ctypes.data))
-        return self._sending(to, outgoing)
+    def _offer(self, outgoing: Transfer, array: Bytes) -> None:
+        self._outgoing[outgoing.other, outgoing.key] = outgoing
+        password = self._sockets.authenticator.password(outgoing.other)
+        header = packed(Kind.OFFER, outgoing.key, array.size, array.ctypes.data)
+        self._peers.put(outgoing.other, header + password)
 
-    def _accept(self, incoming: Incoming, offer: Offer) -> None:
+    def _accept(self, incoming: Transfer, offer: Offer) -> None:
         self._offered[incoming.key[0]].append((weakref.ref(incoming), offer))
 
-    def _take(self, socket: Socket, handle: Callable[[int, Sequence[zmq.Frame]], None]) -> bool:
+    def _take(self, socket: Socket, handle: Callable[[Sequence[zmq.Frame]], None]) -> bool:
         """Receive some messages from a socket; True if there were no more."""
         for _ in range(_AT_ONCE):
             if not has_something(socket):
                 return True
-            frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            handle(int(frames[-1].get("User-Id")), frames)
+            try:
+                handle(socket.recv_multipart(zmq.NOBLOCK, copy=False))
+            except BaseException:  # it may be one of another thread
+                self.tear()
+                raise
         return not has_something(socket)
 
-    def _on_frames(self, rank: int, frames: Sequence[zmq.Frame]) -> None:
-        route, message = (frame.bytes for frame in frames)
+    def _on_frames(self, frames: Sequence[zmq.Frame]) -> None:
+        rank, (route, message) = _sender(frames), (frame.bytes for frame in frames)
         kind, key, _, _ = unpacked(message)
         self._peers.connected[route] = rank
         if kind in (Kind.SHORT, Kind.OFFER, Kind.WAITS):
@@ -210,46 +198,61 @@ class SocketTransport(Transport):
             self._peers.on_notice(rank, kind, key)
         elif kind == Kind.STOOD:
             if (incoming := self._incoming.get((rank, key))) is not None:
-                incoming.is_complete = True
+                incoming.complete()
         elif (outgoing := self._outgoing.get((rank, key))) is not None:  # otherwise it was abandoned
-            if kind == Kind.TAKEN:
-                outgoing.is_complete = True
-                self._peers.put(rank, packed(Kind.STOOD, key))
-            else:
-                self._begin(rank, outgoing, message[HEADER_BYTES:])
+            outgoing.complete()  # the receiver has taken it
+            self._peers.put(rank, packed(Kind.STOOD, key))
+
+    def _request(self, source: int, key: Key, offset: int) -> None:
+        self._peers.request(source, packed(Kind.READY, key, offset))
+        self._requested[source] += 1
+
+    def _on_request(self, frames: Sequence[zmq.Frame]) -> None:
+        """Send a piece of a message that is still offered."""
+        route, header = (frame.bytes for frame in frames)
+        _, key, offset, _ = unpacked(header)
+        outgoing = self._outgoing.get((_sender(frames), key))
+        if outgoing is not None and outgoing.buffer is not None:
+            piece = outgoing.buffer.data[offset : offset + PIECE_BYTES]
+            message: Sequence[bytes | memoryview] = (route, packed(Kind.PIECE, key, offset), piece)
+            self._sockets.pieces.send_multipart(message, zmq.NOBLOCK, copy=False)
+            outgoing.moved += piece.nbytes
 
     def _on_piece(self, rank: int, frames: Sequence[zmq.Frame]) -> None:
-        route, header, data = frames
-        kind, key, offset, _ = unpacked(header.buffer)
-        if kind == Kind.HELLO:
-            proof = prove(self._sockets.authenticator.proof_key(rank), data.bytes)
-            self._sockets.pieces.send_multipart([route.bytes, packed(Kind.PROOF, key), proof], zmq.NOBLOCK)
+        """Handle what is a piece, unless another process listens at the port of a rank that has gone."""
+        self._requested -= Counter([rank])  # keeps those above 0
+        header, data = frames[0].bytes, np.frombuffer(frames[-1].buffer, dtype=np.uint8)
+        if len(header) != HEADER_BYTES or header[0] != Kind.PIECE:
             return
+        _, key, offset, _ = unpacked(header)
         incoming = self._incoming.get((rank, key))
         if incoming is None or incoming.buffer is None:
             return  # it was abandoned
-        piece = np.frombuffer(data.buffer, dtype=np.uint8)
-        incoming.buffer[offset : offset + piece.size] = piece
-        incoming.come += piece.size
-        if incoming.come == incoming.buffer.size:
+        place = incoming.buffer[offset : offset + PIECE_BYTES]
+        if data.size != place.size:
+            return
+        place[:] = data
+        incoming.moved += data.size
+        if offset + _PIECES_AT_ONCE * PIECE_BYTES < incoming.buffer.size:
+            self._request(rank, key, offset + _PIECES_AT_ONCE * PIECE_BYTES)
+        if incoming.moved == incoming.buffer.size:
             self._peers.put(rank, packed(Kind.TAKEN, key))
 
-    def _begin(self, to: int, outgoing: Outgoing, password: bytes) -> None:
-        """Begin to send a long message to a rank that is ready: with its password, and the key of its proof."""
-        half = len(password) // 2
-        self._peers.open_pieces(to, password[:half], password[half:]).waiting.append(weakref.ref(outgoing))
-        self._busy.add(to)
+
+def _sender(frames: Sequence[zmq.Frame]) -> int:
+    """The rank that has sent a message, as the authenticator has found."""
+    return int(frames[-1].get("User-Id"))
 
 
-def _read(incoming: Incoming, offer: Offer, pid: int) -> bool:
+def _read(incoming: Transfer, offer: Offer, pid: int) -> bool:
     """Read more of a message from the sender's memory; False if that is forbidden, or the memory is gone."""
     assert incoming.buffer is not None
-    part = incoming.buffer[incoming.come : incoming.come + READ_BYTES]
+    part = incoming.buffer[incoming.moved : incoming.moved + READ_BYTES]
     try:
-        peer_memory.read_memory(pid, offer.place + incoming.come, part)
+        peer_memory.read_memory(pid, offer.place + incoming.moved, part)
     except OSError:
         return False
-    incoming.come += part.size
+    incoming.moved += part.size
     return True
 
 

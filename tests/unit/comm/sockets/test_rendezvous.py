@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from deeppart.comm.channel import Comm
+from deeppart.comm.sockets.address import Address
 from deeppart.comm.sockets.rank_sockets import RankSockets
-from deeppart.comm.sockets.rendezvous import Entry, Rendezvous, Search, meet
+from deeppart.comm.sockets.rendezvous import Rendezvous, Search, meet
 from deeppart.errors import CommError, PeerTimeoutError
 from tests.unit.comm.worlds import LIMIT_S, do, on_all
 
@@ -113,26 +114,26 @@ def test_who_did_not_come_is_named(shelf: Shelf) -> None:
     assert not [key for key in shelf.values if key in ("rank/1", "rank/3")], "they do not come any more"
 
 
-def old_entry(start_number: int) -> Entry:
+def old_address(start_number: int) -> Address:
     """Of a process that has ended."""
-    sockets = RankSockets("127.0.0.1", 5.0)
+    sockets = RankSockets("127.0.0.1", 5.0, start_number)
     sockets.close(0)
-    return Entry(start_number, sockets.address)
+    return sockets.address
 
 
 @pytest.mark.parametrize("late_s", [0.0, 0.5])
 @pytest.mark.parametrize("left", ["card", "roster", "both", "given-up", "later"])
 def test_what_a_job_before_has_left_does_no_harm(shelf: Shelf, left: str, late_s: float) -> None:
     """An elastic job that starts again meets at the same store."""
-    entries = [old_entry(2 if left == "later" else 1) for _ in range(3)]
+    addresses = [old_address(2 if left == "later" else 1) for _ in range(3)]
     if left in ("card", "both", "later"):
-        shelf.set("rank/2", entries[2].encode().decode())
+        shelf.set("rank/2", addresses[2].encode().decode())
         shelf.add("came", 1)
     if left in ("roster", "both"):
         for version in (1, 2):
-            shelf.set(f"roster/1/{version}", json.dumps([asdict(each.address) for each in entries]))
+            shelf.set(f"roster/1/{version}", json.dumps([asdict(each) for each in addresses]))
     if left == "given-up":
-        shelf.set(f"given-up/{entries[1].address.public_key}", "")
+        shelf.set(f"given-up/{addresses[1].public_key}", "")
         shelf.set("present", "[0, 1, 2]")
 
     def run(rank: int) -> Any:
@@ -161,11 +162,11 @@ SECRET, OTHER = b"s" * 32, b"o" * 32
 
 def test_an_entry_of_a_stranger_is_none_of_a_rank(shelf: Shelf) -> None:
     """Well-formed, without a tag, with the tag of another secret, or with that of another rank's entry."""
-    forged_entry = old_entry(1)
-    text = forged_entry.encode()
+    forged_address = old_address(1)
+    text = forged_address.encode()
 
     def sealed(secret: bytes, key: str) -> str:
-        return Search(threading.Event().wait, 0, 3, forged_entry, secret)._sealed(key, text).decode()  # type: ignore[arg-type]
+        return Search(threading.Event().wait, 0, 3, forged_address, secret)._sealed(key, text).decode()  # type: ignore[arg-type]
 
     for forged in (text.decode(), sealed(OTHER, "rank/1"), sealed(SECRET, "rank/2")):
         shelf.values.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -238,3 +239,49 @@ def test_nothing_is_left_when_it_is_closed_or_dropped() -> None:
             session(way)
             gc.collect()
         assert files() == before, way
+
+
+class Interrupted(BaseException):
+    """Raised by a signal handler, as KeyboardInterrupt is."""
+
+
+def test_an_interrupt_leaves_no_lock_behind(pair: list[Comm]) -> None:
+    """Wherever it comes: the session could not even be ended."""
+    transport, count, ends = transport_of(pair[0]), 0, time.monotonic() + LIMIT_S
+
+    def interrupt(*_: object) -> None:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        while count < 3000 and time.monotonic() < ends:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 1e-5 + 1e-7 * (count % 100))
+                while not transport._lock.locked():
+                    transport.progress()
+            except Interrupted:
+                count += 1
+            assert not transport._lock.locked()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_message_that_an_interrupt_has_lost_is_not_waited_for(
+    pair: list[Comm], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By whatever thread: it is the first that looks who receives the messages of all."""
+    transport = transport_of(pair[1])
+    waiting = pair[1].receive(0, 0)
+
+    def interrupt(*_: object) -> None:
+        raise Interrupted
+
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        patch.setattr(transport, "_on_frames", interrupt)
+        do(pair[0], pair[0].send(numbers(3), 1, 0))
+        ends = time.monotonic() + LIMIT_S
+        while time.monotonic() < ends:
+            transport.progress()
+    with pytest.raises(CommError, match="an interrupt has lost a message"):
+        do(pair[1], waiting)
