@@ -55,7 +55,7 @@ class Counted:
         self.messages = self.sent_bytes = self.received_bytes = 0
         send, arrived = Transport.send, Transport._on_arrival
 
-        def counted_send(transport: Transport, to: int, key: Any, data: Any) -> Operation[None]:
+        def counted_send(transport: Transport, to: int, key: Any, data: Any) -> Operation[Any]:
             if to != transport.rank:
                 self.messages += 1
                 self.sent_bytes += len(data)

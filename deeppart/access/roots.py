@@ -89,7 +89,7 @@ class Root:
     def open_folder(self, names: tuple[str, ...]) -> Folder:
         """The directory itself, or one below it."""
         path = self.path.joinpath(*names) if names else self.path
-        return Folder(_bound(path, self), self.rules, self._open(names), shared=True)
+        return Folder(_bound(path, self), self.rules, self._open(names))
 
     def _open(self, names: tuple[str, ...]) -> _Directory:
         path = os.path.join(self._absolute, *names)
@@ -303,8 +303,8 @@ class Folder:
     A context manager. Names are those of its entries. Made by :func:`open_folder`.
     """
 
-    def __init__(self, path: Path, rules: Rules, opened: _Directory, *, shared: bool = False) -> None:
-        self.path, self.rules, self._is_shared = path, rules, shared
+    def __init__(self, path: Path, rules: Rules, opened: _Directory) -> None:
+        self.path, self.rules = path, rules
         self._opened: _Directory | None = opened
 
     @property
@@ -415,10 +415,8 @@ class Folder:
             _sync(self.fd)
 
     def close(self) -> None:
-        """A second call does nothing."""
-        opened, self._opened = self._opened, None
-        if opened is not None and not self._is_shared:
-            opened.close()
+        """At the latest when nobody else has it any more; a second call does nothing."""
+        self._opened = None
 
     def __enter__(self) -> Folder:
         return self

@@ -143,6 +143,11 @@ class Rules:
         """True if only the owner may use what is made."""
         return self.node and self.permissions == "private"
 
+    @property
+    def trusts_all(self) -> bool:
+        """True if it does not matter whose anything is."""
+        return self.reading or self.permissions == "unchecked"
+
     def mode(self, *, directory: bool) -> int:
         """For ``mkdir`` and ``open``; the umask takes from it. What everyone may write to would be refused later."""
         mode = 0o700 if self.is_private else 0o775
@@ -150,7 +155,7 @@ class Rules:
 
     def check(self, path: Path | str, status: Status, *, above: bool = False) -> None:
         """Refuse a directory or file that others own or can write to; ``above``: one on the way to the root."""
-        if self.reading or self.permissions == "unchecked":
+        if self.trusts_all:
             return
         me = current_identity()
         if not self._is_owner_trusted(status, me, above):
@@ -166,17 +171,15 @@ class Rules:
     def check_link(self, path: Path | str, status: os.stat_result) -> None:
         """Refuse to follow a symbolic link on the way to the root that others have made."""
         found = Status(status.st_mode, status.st_uid, status.st_gid)
-        trusts_all = self.reading or self.permissions == "unchecked"
-        if not trusts_all and not self._is_owner_trusted(found, current_identity(), above=True):
+        if not self.trusts_all and not self._is_owner_trusted(found, current_identity(), above=True):
             raise ForeignAccessError(path, *_owned(found, self.node))
 
     def check_over(self, path: Path | str, status: Status) -> None:
         """Refuse to write over a file as for reading it, and unless it is this user's and has this name only."""
         self.check(path, status)
-        trusts_all = self.reading or self.permissions == "unchecked"
         me = current_identity()
         mates = self.permissions == "group" and status.gid in me.groups
-        if not (trusts_all or mates or status.uid == me.uid):
+        if not (self.trusts_all or mates or status.uid == me.uid):
             found = f"owned by {_user(status.uid)}"
         elif status.names > 1:
             found = f"{status.names} names"

@@ -11,7 +11,7 @@ import click
 from deeppart import offline
 from deeppart.cli.commands import printable
 from deeppart.cli.options import directory_argument, rank_option, sign_key_option, step_option
-from deeppart.cli.output import PlainConsole, Shown, command, long_text, unchecked_line, value_text, wants_json
+from deeppart.cli.output import PlainConsole, Shown, command, unchecked_line, value_text, wants_json
 from deeppart.part import Signing
 
 
@@ -68,7 +68,7 @@ def _text(item: offline.ReadLeaf | offline.ReadValue, *, is_full: bool, is_alone
     if isinstance(item, offline.ReadValue):
         if is_full:
             return _full_text(item.value)
-        return (long_text if is_alone else value_text)(item.value, item.form)
+        return value_text(item.value, item.form, is_alone=is_alone)
     array = item.as_numpy()
     if is_full:
         return np.array2string(array, threshold=sys.maxsize, floatmode="unique")

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections import deque
 from collections.abc import Sequence
 from importlib import import_module
-from itertools import islice
 from keyword import iskeyword
 from typing import Any, ClassVar
 
@@ -102,37 +100,14 @@ class Commands(click.Group):
             return tell(refusal, REFUSED, self._as_json(arguments), kind="ModuleNotFoundError")
 
     def _as_json(self, arguments: Sequence[str]) -> bool:
-        """Whether ``--json`` is asked for: as an option, not as the value of another one, nor as a name behind --."""
-        words = iter(arguments)
+        """Whether ``--json`` is asked for, of a command that has it or is none; a name may stand behind --."""
+        words = arguments[: arguments.index("--")] if "--" in arguments else arguments
         name = next((word for word in words if not word.startswith("-")), "")
-        if "--json" in arguments[: arguments.index(name) if name else None]:
-            return True  # at a place where it is not taken
         try:
             command = self.get_command(click.Context(self), name)
         except ImportError:  # which is being told
             command = None
-        values = {} if command is None else _values_of(command)
-        known = {name for each in (command.params if command else ()) for name in each.opts}
-        others = command is not None and not command.context_settings.get("allow_interspersed_args", True)
-        for word in words:
-            if word in ("--json", "--"):
-                return word == "--json"
-            if others and not word.startswith("-"):  # a command of its own, with options of its own
-                return False
-            if word.partition("=")[0] not in known:  # it may have a value
-                others = False
-            deque(islice(words, values.get(word, 0)), maxlen=0)
-        return False
-
-
-def _values_of(command: click.Command) -> dict[str, int]:
-    """Options of a command -> how many of the words behind each are its values."""
-    return {
-        name: each.nargs
-        for each in command.params
-        if isinstance(each, click.Option) and not each.is_flag and not each.count
-        for name in (*each.opts, *each.secondary_opts)
-    }
+        return "--json" in words and (command is None or any("--json" in each.opts for each in command.params))
 
 
 def end_quietly() -> int:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from deeppart import offline
 from deeppart.cli.commands import printable_lines
-from deeppart.cli.options import complete_directory, directory_argument, sign_key_option, step_option
+from deeppart.cli.options import directory_argument, local_option, sign_key_option, step_option
 from deeppart.cli.output import Shown, command, line
 from deeppart.comm import connect, finish
 from deeppart.config import expand_directory, job_name, launch, node_name
@@ -21,13 +21,13 @@ from deeppart.part import Signing
 _TIMEOUT_S = 120.0
 
 
-def _plan_on_nodes(directory: Path, local_dirs: tuple[str, ...], step: int | None, signing: Signing | None) -> Shown:
+def _plan_on_nodes(directory: Path, local_dirs: tuple[Path, ...], step: int | None, signing: Signing | None) -> Shown:
     """The plan, which one of the processes prints."""
     if len(local_dirs) > 1:
         raise click.UsageError("started on the nodes, every process has one --local DIR")
     comm = connect(None, _TIMEOUT_S)
     name = node_name()
-    local = [expand_directory(text, node=name, rank=comm.rank, job=job_name()) for text in local_dirs]
+    local = [expand_directory(str(each), node=name, rank=comm.rank, job=job_name()) for each in local_dirs]
     texts = finish(comm, comm.allgather(json.dumps([name, *map(str, local)]).encode()), "explain", _TIMEOUT_S)
     places = [json.loads(text) for text in texts]
     names = [place[0] for place in places]
@@ -55,19 +55,12 @@ def _lines(plan: offline.RestorePlan) -> Iterator[Any]:
 
 @command("Say what a restore would do.")
 @directory_argument
-@click.option(
-    "--local",
-    "local_dirs",
-    metavar="DIR",
-    multiple=True,
-    shell_complete=complete_directory,
-    help="Node-local directory. May be repeated.",
-)
+@local_option("to restore from")
 @sign_key_option
 @click.option("--ranks", metavar="N", type=click.IntRange(min=1), help="Ranks of the job that would restore.")
 @step_option("Only this step; by default the newest recoverable.")
 def explain(
-    directory: Path, local_dirs: tuple[str, ...], signing: Signing | None, ranks: int | None, step: int | None
+    directory: Path, local_dirs: tuple[Path, ...], signing: Signing | None, ranks: int | None, step: int | None
 ) -> Shown:
     """Say which step a restore would take, which rank would read which part from where, and why newer steps cannot
     be restored. Reads manifests, headers and indexes, no chunk; changes nothing.
@@ -78,5 +71,5 @@ def explain(
     """
     launched = launch()
     if launched is None or launched.size == 1:
-        return Shown(offline.plan_here(directory, [Path(text) for text in local_dirs], ranks, step, signing), _lines)
+        return Shown(offline.plan_here(directory, local_dirs, ranks, step, signing), _lines)
     return _plan_on_nodes(directory, local_dirs, step, signing)

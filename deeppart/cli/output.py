@@ -31,7 +31,6 @@ _MOST_CHARACTERS = 60
 _RUN_CHARACTERS = 36
 #: Of a value that was asked for by its path.
 _MOST_ALONE = 1000
-_UNLIMITED = 1 << 30
 #: Columns where the output is no terminal: nothing is cut or wrapped in a file or a pipe.
 _UNLIMITED_COLUMNS = 100_000
 
@@ -180,7 +179,10 @@ def _record_json(record: Any) -> dict[str, Any]:
 
 
 def table_of(records: Sequence[Any]) -> Table:
-    """A table of records of one class, by its ``columns``: heading -> field. Texts stand to the left."""
+    """A table of records of one class, by its ``columns``: heading -> field. Texts stand to the left.
+
+    Numbers are in the units that the names of their fields tell: ``nbytes``, ``age_s``, ``bytes_per_s``.
+    """
     names = type(records[0]).columns
     cells = [[_cell(name, getattr(record, name)) for name in names.values()] for record in records]
     right = [not any(type(getattr(record, name)) in (str, tuple) for record in records) for name in names.values()]
@@ -199,11 +201,6 @@ def table(*headings: str, left: Sequence[str] = ()) -> Table:
         else:
             made.add_column(heading, justify="right", no_wrap=True)
     return made
-
-
-def add_record(table: Table, record: Any, *names: str) -> None:
-    """A row of fields of a record, in the units that their names tell: ``nbytes``, ``age_s``, ``bytes_per_s``."""
-    table.add_row(*(_cell(name, getattr(record, name)) for name in names))
 
 
 def _cell(name: str, value: Any) -> str | Text:
@@ -316,23 +313,21 @@ def _scalar(value: Any) -> Any:
     return to_json(value) if value is None or type(value) in (bool, int, float, str) else repr(value)
 
 
-def value_text(value: Any, form: str | None = None) -> str:
-    """A small value on one line, at most so long as people read."""
-    from deeppart.state.tree import container_kind, describe_leaf_value
+def value_text(value: Any, form: str | None = None, *, is_alone: bool = False) -> str:
+    """A small value on one line, at most so long as people read.
 
-    if container_kind(value) is not None:
-        return cut(describe_leaf_value(value, _RUN_CHARACTERS, what=f"a {form}" if form else ""), most=_UNLIMITED)
-    return cut(_as_text(value))
-
-
-def long_text(value: Any, form: str | None = None) -> str:
-    """The same of a value that stands alone: a few lines of a terminal, and what is left out said at the end."""
+    If it stands alone, a few lines of a terminal, and what is left out said at the end.
+    """
     from deeppart.state.tree import container_kind, describe_leaf_value
 
     if container_kind(value) is not None:
         what = f"a {form}" if form else ""
-        return cut(describe_leaf_value(value, _MOST_ALONE, _MOST_ALONE, what), most=_UNLIMITED)
+        if is_alone:
+            return printable(describe_leaf_value(value, _MOST_ALONE, _MOST_ALONE, what))
+        return printable(describe_leaf_value(value, _RUN_CHARACTERS, what=what))
     text = printable(_as_text(value))
+    if not is_alone:
+        return cut(text)
     return text if len(text) <= _MOST_ALONE else f"{text[:_MOST_ALONE]} ... ({len(text):,} characters, --full has them)"
 
 
@@ -344,7 +339,7 @@ def _as_text(value: Any) -> str:
     return describe_value(value) if type(value) is io.BytesIO else repr(value)
 
 
-def cut(text: str, most: int = _MOST_CHARACTERS) -> str:
+def cut(text: str) -> str:
     """The beginning of a text, printable."""
     text = printable(text)
-    return text if len(text) <= most else text[: most - 3] + "..."
+    return text if len(text) <= _MOST_CHARACTERS else text[: _MOST_CHARACTERS - 3] + "..."

@@ -25,26 +25,23 @@ _MOST_PATH_COLUMNS = 160
 
 def _tree_lines(contents: offline.Contents) -> Iterator[Any]:
     tree = Tree(_heading(contents), guide_style="dim")
-    _grow(tree, contents.tree)
+    branches = [tree]  # the last one at each depth
+    for row in contents.rows:
+        del branches[max(1, len(row.keys)) :]
+        if not isinstance(row, offline.Container):
+            branches[-1].add(Text.assemble((_key(row.keys), "bold"), "  ", *_description(row)))
+        elif row.keys:
+            kind = f"{printable(row.text)} of {row.size}"
+            branches.append(branches[-1].add(Text.assemble((_key(row.keys), "bold"), "  ", (kind, "dim"))))
     yield tree
     yield from _end_lines(contents)
 
 
-def _grow(tree: Tree, node: offline.Container | offline.Leaf | offline.Value, key: str | None = None) -> None:
-    from deeppart.state.paths import KIND_NAMES
+def _key(keys: tuple[Any, ...]) -> str:
+    """The last key of a path."""
+    from deeppart.state.paths import readable
 
-    if not isinstance(node, offline.Container):
-        tree.add(Text.assemble((printable(key or node.path), "bold"), "  ", *_description(node)))
-        return
-    if node.kind == "object":  # its state_dict() has no path of its own
-        inner, name = node.children[0][1], node.name
-    else:
-        inner, name = node, " ".join(filter(None, (KIND_NAMES.get(node.kind, node.kind), node.name)))
-    children = inner.children if isinstance(inner, offline.Container) else ((None, inner),)
-    kind = f"{printable(name)} of {len(children)}"
-    branch = tree.add(Text.assemble((printable(key), "bold"), "  ", (kind, "dim"))) if key is not None else tree
-    for child_key, child in children:
-        _grow(branch, child, child_key)
+    return "''" if keys[-1:] == ("",) else printable(readable(keys[-1:]))
 
 
 def _heading(contents: offline.Contents) -> Text:
@@ -134,11 +131,12 @@ def _short(number: complex) -> str:
 
 
 def _value_description(leaf: offline.Value) -> list[tuple[str, str]]:
+    form = [(f"  {printable(leaf.form)}", "dim")] if leaf.form else []
     if leaf.per_rank is None:
-        return [("= ", ""), (value_text(leaf.value), "green")]
+        return [("= ", ""), (value_text(leaf.value), "green"), *form]
     texts = [f"{rank}: {value_text(value)}" for rank, value in list(leaf.per_rank.items())[:_MOST_RANKS]]
     more = ", ..." if len(leaf.per_rank) > _MOST_RANKS else ""
-    return [("= ", ""), (", ".join(texts) + more, "green"), ("  per rank", "yellow")]
+    return [("= ", ""), (", ".join(texts) + more, "green"), ("  per rank", "yellow"), *form]
 
 
 @command("Show the content of a checkpoint.")

@@ -10,13 +10,12 @@ from typing import Any
 import click
 from rich.console import Group
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from deeppart._times import seconds_of, timestamp
 from deeppart.cli.commands import printable
 from deeppart.cli.options import directory_argument
-from deeppart.cli.output import Shown, add_record, command, console, count, line, moment, table, wants_json
+from deeppart.cli.output import Shown, command, console, count, line, moment, table_of, wants_json
 from deeppart.errors import StorageError
 from deeppart.model import show_seconds
 from deeppart.offline import CheckpointView, JobView, age_of, look_at_job, name_ranks
@@ -63,7 +62,7 @@ def _lines(view: JobView) -> Iterator[Any]:
     for reason in view.reasons[: 2 * _MOST_SHOWN]:
         yield line(reason, "bold red")
     if view.levels:
-        yield _levels_table(view)
+        yield table_of(view.levels)
     yield from map(line, (*_in_flight(view), *_figures(view)))
     for rank, error in view.errors[-_MOST_SHOWN:]:
         what = f"level {error.level}" if error.level else "removing old steps"
@@ -90,15 +89,6 @@ def _head(view: JobView) -> Iterator[str]:
         written = show_seconds(age_of(lead.written, view.time))
         files = f"{count(len(view.ranks), 'status file')}, written {written} ago"
         yield f"{count(lead.world_size, 'rank')} on {count(lead.nodes, 'node')}; {files}"
-
-
-def _levels_table(view: JobView) -> Table:
-    shown = table(
-        "level", "last step", "age", "complete after", "written", "rate", "complete", "failed", left=("level",)
-    )
-    for level in view.levels:
-        add_record(shown, level, "name", "step", "age_s", "seconds", "nbytes", "bytes_per_s", "done", "failed")
-    return shown
 
 
 def _in_flight(view: JobView) -> Iterator[str]:

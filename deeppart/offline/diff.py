@@ -25,10 +25,9 @@ from deeppart.offline.elements import Numbers, bits, count_of, numbers, octets_o
 from deeppart.offline.find import Chosen, with_checkpoint
 from deeppart.offline.reading import OpenCheckpoint, Row
 from deeppart.part import Signing
-from deeppart.state.paths import KIND_NAMES, ExactPath, exact, readable
-from deeppart.state.paths import Path as KeyPath
+from deeppart.state.paths import ExactPath, exact
 from deeppart.state.tensors import Array, Bytes, LeafType
-from deeppart.state.tree import ArrayLeaf, Branch, Node, container_kind, describe_leaf_value
+from deeppart.state.tree import describe_leaf_value
 from deeppart.state.values import same_value
 
 #: only_a, only_b: of one checkpoint alone. type: other dtype, shape or container. tie: shares memory with another leaf,
@@ -155,80 +154,73 @@ def compare(
     saved, and not what is there now. At most 256 MiB of leaves, or the largest of each, are in memory at a time.
     """
 
-    def with_a(chosen_a: Chosen) -> Diff:
-        def with_both(chosen_b: Chosen) -> Diff:
-            with ExitStack() as files:
-                comparing = _Comparing(files, (chosen_a, chosen_b), rank or 0, tolerance)
-                comparing.compare(tuple(keys), rank, progress)
-                both = ((a, chosen_a), (b, chosen_b))
-                found = comparing.result(*(Compared(root, chosen.manifest, chosen.remarks) for root, chosen in both))
-                return replace(found, tolerance=tolerance, signatures_checked=signing is not None)
+    def use(*chosen: Chosen) -> Diff:
+        with ExitStack() as files:
+            comparing = _Comparing(files, chosen, rank or 0, tolerance)
+            comparing.compare(tuple(keys), rank, progress)
+        sides = [Compared(root, each.manifest, each.remarks) for root, each in zip((a, b), chosen, strict=True)]
+        return replace(comparing.result(*sides), tolerance=tolerance, signatures_checked=signing is not None)
 
-        return with_checkpoint(b, steps[1], with_both, signing)
+    def with_a(chosen_a: Chosen) -> Diff:
+        return with_checkpoint(b, steps[1], lambda chosen_b: use(chosen_a, chosen_b), signing)
 
     return with_checkpoint(a, steps[0], with_a, signing)
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """A container, a leaf or a small value of one of the two.
+class _Side:
+    """The rows of one of the two as one rank has saved it, in their order, items of small values included.
 
-    Attributes:
-        path: where it stands.
-        own: true if a rank has saved it for itself: of a container, everything in it.
-        held: what is in it, or it is.
-        container: kind and name of a container; None of all else.
-        leaf, kind: number and type of a leaf.
-        value: the small value, where the others are None.
+    Without what is a rank's own if the checkpoint has no such rank; and no row at all if the globs cover nothing.
     """
 
-    path: KeyPath
-    own: bool
-    held: Held
-    container: tuple[str, str] | None = None
-    leaf: int = -1
-    kind: LeafType | None = None
-    value: Any = None
+    def __init__(self, checkpoint: OpenCheckpoint, rank: int, keys: Sequence[str]) -> None:
+        self.lacks_rank = rank >= checkpoint.world_size
+        self.checkpoint = checkpoint if self.lacks_rank or rank == checkpoint.rank else checkpoint.as_rank(rank)
+        self.refusal: StructureMismatchError | None = None
+        self._rows: list[Row] = []
+        try:
+            tree, _ = self.checkpoint.select(keys or None)
+            self._rows += self.checkpoint.rows(tree, items=True)
+        except StructureMismatchError as error:
+            self.refusal = error
+        self._rows = [row for row in self._rows if not (row.own and self.lacks_rank)]
+        self.places = {exact(row.path): place for place, row in enumerate(self._rows)}
 
+    def row(self, key: ExactPath) -> Row | None:
+        """What stands at a path."""
+        return self._rows[self.places[key]] if key in self.places else None
 
-_Rows = dict[ExactPath, _Row]
+    def kind(self, row: Row) -> LeafType | None:
+        """The type of a leaf."""
+        return None if row.leaf is None else self.checkpoint.target.types[row.leaf]
 
+    def is_own(self, key: ExactPath) -> bool:
+        """True if the rank has saved it for itself: of a container, everything in it."""
+        inside = self._inside(key)
+        return bool(inside) and all(row.own for row in inside)
 
-def _rows_of(checkpoint: OpenCheckpoint, tree: Node, *, lacks_rank: bool) -> _Rows:
-    """All of a tree in its order, items of containers of small values included; without what is a rank's own if the
-    checkpoint has no such rank.
-    """
-    found: _Rows = {}
-    for row in checkpoint.rows(tree, items=True):
-        if row.own and lacks_rank:
-            continue
-        found[exact(row.path)] = made = _row_of(row, checkpoint)
-        if made.container is None:
-            for end in range(len(row.path)):  # the containers around it have it, too
-                above = found[exact(row.path[:end])]
-                counts = ((getattr(each.held, name) for each in (above, made)) for name in _COUNTS)
-                own = made.own and (above.own or not above.held.leaves + above.held.values)
-                found[exact(row.path[:end])] = replace(above, own=own, held=Held(above.held.text, *map(sum, counts)))
-    return found
+    def held(self, key: ExactPath) -> Held:
+        """What is at a path, or below it."""
+        kinds = list(map(self.kind, self._inside(key)))
+        leaves = [kind for kind in kinds if kind is not None]
+        text = self.text(self._rows[self.places[key]])
+        return Held(text, len(leaves), len(kinds) - len(leaves), sum(kind.nbytes for kind in leaves))
 
+    def text(self, row: Row) -> str:
+        """Type, or kind and size, for people."""
+        if row.is_container:
+            name, size = row.container
+            return f"{name} of {size}"
+        return str(self.kind(row) or f"{type(row.value).__name__} {describe_leaf_value(row.value)}")
 
-#: Of what is held.
-_COUNTS = ("leaves", "values", "nbytes")
-
-
-def _row_of(row: Row, checkpoint: OpenCheckpoint) -> _Row:
-    if row.is_container:
-        kind, name, size = container_kind(row.value) or "", "", len(row.value or ())
-        if isinstance(row.node, Branch):
-            kind, name, size = row.node.kind, row.node.name, len(row.node.keys)
-        text = f"{' '.join(filter(None, (KIND_NAMES.get(kind, kind), name)))} of {size}"
-        return _Row(row.path, False, Held(text, 0, 0, 0), (kind, name))
-    if isinstance(row.node, ArrayLeaf):
-        of_type = checkpoint.target.types[row.node.index]
-        held = Held(str(of_type), 1, 0, of_type.nbytes)
-        return _Row(row.path, row.own, held, leaf=row.node.index, kind=of_type)
-    text = f"{type(row.value).__name__} {describe_leaf_value(row.value)}"
-    return _Row(row.path, row.own, Held(text, 0, 1, 0), value=row.value)
+    def _inside(self, key: ExactPath) -> list[Row]:
+        """The leaves and values at a path and below it, which follow it."""
+        place = self.places[key]
+        end = next(
+            (at for at in range(place, len(self._rows)) if self._rows[at].path[: len(key)] != self._rows[place].path),
+            None,
+        )
+        return [row for row in self._rows[place:end] if not row.is_container]
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +243,7 @@ class _Comparing:
     def __init__(
         self,
         files: ExitStack,
-        chosen: tuple[Chosen, Chosen],
+        chosen: Sequence[Chosen],
         rank: int,
         tolerance: Tolerance | None,
     ) -> None:
@@ -267,8 +259,12 @@ class _Comparing:
         done = total = 0
         for each in self._ranks() if rank is None else [rank]:
             is_first = each == (rank or 0)
-            sides = [self._as_rank(checkpoint, each) for checkpoint in self._both]
-            pairs = self._compare_rows(sides, self._rows(sides, each, keys, is_first), each, is_first)
+            rows = [_Side(checkpoint, each, keys) for checkpoint in self._both]
+            refusals = [side.refusal for side in rows if side.refusal is not None]
+            if is_first and len(refusals) == len(rows):
+                raise refusals[-1]
+            pairs = self._compare_rows(rows, each, is_first)
+            sides = [side.checkpoint for side in rows]
             by_leaf: dict[int, list[_Pair]] = {}
             for pair in pairs:
                 by_leaf.setdefault(pair.leaves[0], []).append(pair)
@@ -287,58 +283,42 @@ class _Comparing:
             return range(1)
         return range(max(checkpoint.world_size for checkpoint in self._both))
 
-    @staticmethod
-    def _as_rank(checkpoint: OpenCheckpoint, rank: int) -> OpenCheckpoint:
-        lacks_rank = rank >= checkpoint.world_size
-        return checkpoint if lacks_rank or rank == checkpoint.rank else checkpoint.as_rank(rank)
-
-    @staticmethod
-    def _rows(sides: list[OpenCheckpoint], rank: int, keys: Sequence[str], is_first: bool) -> list[_Rows]:
-        """The rows of both that the globs cover; StructureMismatchError if they cover nothing of either."""
-        found: list[_Rows] = []
-        refusal: StructureMismatchError | None = None
-        for side in sides:
-            try:
-                tree, _ = side.select(keys or None)
-                found.append(_rows_of(side, tree, lacks_rank=rank >= side.world_size))
-            except StructureMismatchError as error:
-                refusal = error
-                found.append({})
-        if is_first and refusal is not None and not any(found):
-            raise refusal
-        return found
-
-    def _compare_rows(self, sides: list[OpenCheckpoint], rows: list[_Rows], rank: int, is_first: bool) -> list[_Pair]:
+    def _compare_rows(self, sides: Sequence[_Side], rank: int, is_first: bool) -> list[_Pair]:
         """Compare what needs no reading; returns the leaves to read. Of other ranks than the first, what is theirs."""
         pairs = []
-        for key in {**rows[0], **rows[1]}:
-            a, b = rows[0].get(key), rows[1].get(key)
-            own = any(row is not None and row.own for row in (a, b))
+        one, other = sides
+        for key in {**one.places, **other.places}:
+            a, b = one.row(key), other.row(key)
+            known = a or b
+            assert known is not None
+            own = any(key in side.places and side.is_own(key) for side in sides)
             if not own and not is_first:
                 continue
+            path = known.name
 
-            def add(kind: DifferenceKind, one: Any, other: Any, path: KeyPath, own: bool = own) -> None:
-                self._of_rows.append(Difference(readable(path), rank if own else None, kind, one, other))
+            def add(kind: DifferenceKind, of_a: Any, of_b: Any, path: str = path, own: bool = own) -> None:
+                self._of_rows.append(Difference(path, rank if own else None, kind, of_a, of_b))
 
             if a is None or b is None:
-                if a is not None and _is_alone(a, key, rows[1]):
-                    add("only_a", a.held, None, a.path)
-                elif b is not None and _is_alone(b, key, rows[0]):
-                    add("only_b", None, b.held, b.path)
-            elif a.container is not None and b.container is not None:
-                if a.container != b.container:
-                    add("type", a.held.text, b.held.text, a.path)
-            elif a.container is not None or b.container is not None or a.kind != b.kind:
-                add("type", a.held.text, b.held.text, a.path)
-            elif a.kind is not None:
-                pairs.append(_Pair(readable(a.path), rank if own else None, a.kind, (a.leaf, b.leaf)))
-                tied = sides[0].tied_to(a.leaf), sides[1].tied_to(b.leaf)
+                if a is not None and _is_alone(a, key, other):
+                    add("only_a", one.held(key), None)
+                elif b is not None and _is_alone(b, key, one):
+                    add("only_b", None, other.held(key))
+            elif a.is_container and b.is_container:
+                if a.container[0] != b.container[0]:
+                    add("type", one.text(a), other.text(b))
+            elif a.is_container or b.is_container or one.kind(a) != other.kind(b):
+                add("type", one.text(a), other.text(b))
+            elif a.leaf is not None and b.leaf is not None:
+                kind = one.checkpoint.target.types[a.leaf]
+                pairs.append(_Pair(path, rank if own else None, kind, (a.leaf, b.leaf)))
+                tied = one.checkpoint.tied_to(a.leaf), other.checkpoint.tied_to(b.leaf)
                 if tied[0] != tied[1]:
-                    add("tie", *tied, a.path)
+                    add("tie", *tied)
             else:
                 self._values += 1
                 if not same_small(a.value, b.value, self._tolerance):
-                    add("value", a.value, b.value, a.path)
+                    add("value", a.value, b.value)
                 elif self._tolerance is not None:
                     self._values_within += not same_small(a.value, b.value, None)
         return pairs
@@ -373,12 +353,12 @@ class _Comparing:
         return Diff(a, b, *counts, (*self._of_rows, *self._of_elements), tuple(self._problems))
 
 
-def _is_alone(row: _Row, key: ExactPath, others: _Rows) -> bool:
+def _is_alone(row: Row, key: ExactPath, others: _Side) -> bool:
     """True if something that the other checkpoint lacks is to be named, and not the container that it is in."""
-    if not others:  # the globs cover nothing there
-        return row.container is None
-    above = others.get(key[:-1])
-    return above is not None and above.container is not None
+    if not others.places:  # the globs cover nothing there
+        return not row.is_container
+    above = others.row(key[:-1])
+    return above is not None and above.is_container
 
 
 # --- elements ---------------------------------------------------------------------------------------------------------

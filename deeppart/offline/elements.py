@@ -6,7 +6,6 @@ float4 become floats, complex32 becomes complex. Integers stay what they are, an
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,6 +24,7 @@ Numbers = npt.NDArray[Any]
 #: OCP Microscaling Formats 1.0, table 5: E2M1 by its bits, without the sign, which is the fourth.
 _E2M1 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], dtype=np.float32)
 _HALVES = "float4_e2m1fn_x2"
+_ONLY_IN_TORCH = ("bfloat16", "float8", "complex32")
 
 
 def octets_of(array: Array) -> Bytes:
@@ -79,14 +79,12 @@ def in_numpy(octets: Bytes, kind: LeafType) -> Numbers:
         return octets.view(np.dtype(kind.dtype))
     if kind.dtype == "bool":
         return octets.astype(np.bool_)  # a byte from a file may be any
-    if kind.dtype == "bfloat16":
-        return (octets.view("<u2").astype(np.uint32) << 16).view(np.float32)
     if kind.dtype == _HALVES:
         return np.concatenate([_E2M1, -_E2M1])[_halves(octets)]
-    if kind.dtype.startswith("float8"):
-        return _values_of_bytes(kind.dtype)[octets]
-    if kind.dtype == "complex32":
-        return octets.view("<f2").astype(np.float32).view(np.complex64)
+    if kind.dtype.startswith(_ONLY_IN_TORCH):
+        wider = torch.complex64 if kind.dtype == "complex32" else torch.float32
+        found: Numbers = torch.from_numpy(octets.copy()).view(TORCH_DTYPES[kind.dtype]).to(wider).numpy()
+        return found
     return octets.view(np.dtype(kind.dtype).newbyteorder("<"))
 
 
@@ -103,10 +101,3 @@ def as_numpy(array: Array, kind: LeafType) -> Numbers:
 
 def _halves(octets: Bytes) -> Bytes:
     return np.stack([octets & 15, octets >> 4], axis=1).reshape(-1)
-
-
-@functools.lru_cache
-def _values_of_bytes(dtype: str) -> npt.NDArray[np.float32]:
-    """The value of each byte, as an element of a type of one byte."""
-    every = torch.arange(256, dtype=torch.uint8).view(TORCH_DTYPES[dtype])
-    return np.array(every.to(torch.float32).tolist(), dtype=np.float32)

@@ -28,9 +28,9 @@ from deeppart.mapped import LockedFile, lies_in_memory, pin, populate_pages
 from deeppart.model import Box
 from deeppart.offline.find import Chosen, OpenPart, open_part, structure_of, with_checkpoint
 from deeppart.part import FileSource, KeyFiles, PartReader, StoredBytes, read_key_files
-from deeppart.state.document import RankDocument, Structure, gather_global_state, with_global_state
+from deeppart.state.document import PartValue, RankDocument, Structure, gather_global_state, with_global_state
 from deeppart.state.objects import REGISTERED
-from deeppart.state.paths import ROOT, Path, covers, may_match_below, nearest_globs, readable
+from deeppart.state.paths import KIND_NAMES, ROOT, Path, covers, may_match_below, nearest_globs, readable
 from deeppart.state.pieces import ANY_PART, Fault, Held, LeafPiece, PartPieces, Source, own_faults, refuse
 from deeppart.state.restore import (
     LiveBox,
@@ -41,7 +41,7 @@ from deeppart.state.restore import (
     resolve_registered,
     tie,
 )
-from deeppart.state.tensors import COMPOSITES, SUBCLASS, Array, Bytes
+from deeppart.state.tensors import COMPOSITES, SUBCLASS, Array, Bytes, LeafType
 from deeppart.state.tree import (
     ArrayLeaf,
     Branch,
@@ -134,6 +134,7 @@ class Row:
         value: the small value.
         form: what a value or container is all of the data of, as text: ``deque(maxlen=9)``; None if of nothing.
         composite: kind of the tensor that it is a component of: "sparse_coo", "quantized", "jagged", ...; "" of none.
+        object: type name of the object of which it is the ``state_dict()`` or the data; "" of none.
     """
 
     path: Path
@@ -142,6 +143,7 @@ class Row:
     value: Any = None
     form: str | None = None
     composite: str = ""
+    object: str = ""
 
     @property
     def name(self) -> str:
@@ -163,12 +165,24 @@ class Row:
         """True if it stands for what is below it."""
         return isinstance(self.node, Branch) or container_kind(self.value) is not None
 
+    @property
+    def container(self) -> tuple[str, int]:
+        """What a container is, for people, and how many items it has."""
+        kind, name, size = container_kind(self.value) or "", "", len(self.value or ())
+        if isinstance(self.node, Branch):
+            kind, name, size = self.node.kind, self.node.name, len(self.node.keys)
+        return f"{KIND_NAMES.get(kind, kind)} {name}".rstrip(), size
+
+
+#: Of a part that is not there.
+_NOTHING = RankDocument({}, {})
+
 
 class OpenCheckpoint:
     """A committed checkpoint whose part files are open, as one of its ranks saved it.
 
     Attributes:
-        step, rank: as given.
+        step, rank: as given; ANY_PART: what all ranks share (:meth:`as_rank`).
         shared: the structure that the manifest has.
         parts: those that are open, by rank.
         held, global_state: what they have together.
@@ -208,8 +222,7 @@ class OpenCheckpoint:
             self._own_faults[number] = own_faults(structure, part.own.types, part.reader.spans)
         self._may_share = step.signing is None
         self.held = Held(shared, {number: part.reader.spans for number, part in self.parts.items()})
-        nothing = RankDocument({}, {})
-        own = [self.parts[number].own if number in self.parts else nothing for number in range(self.world_size)]
+        own = [self.parts[number].own if number in self.parts else _NOTHING for number in range(self.world_size)]
         self.global_state = gather_global_state(shared, [(each.trees, each.values) for each in own], self._where)
         if not problems:
             self.global_state.check(shared, self._where)
@@ -236,15 +249,16 @@ class OpenCheckpoint:
             expected = f"a rank below {self.world_size}"
             raise RestoreError(f"no rank {rank} saved this checkpoint", expected=expected, where=self._where)
 
-    def _look_as(self, rank: int) -> None:
-        self.rank, self._paths = rank, list[Path]()
-        self.structure = with_global_state(self._of_ranks[rank], self.global_state)
-        in_parts = self.global_state.contents(rank)
-        self.target = Target.of_rank(self.structure, self.parts[rank].own, in_parts, self._where)
+    def _look_as(self, rank: int | None) -> None:
+        self.rank, self._paths = ANY_PART if rank is None else rank, list[Path]()
+        structure, own = (self.shared, None) if rank is None else (self._of_ranks[rank], self.parts[rank].own)
+        self.structure = with_global_state(structure, self.global_state)
+        self.target = Target.of_rank(self.structure, own, self.global_state.contents(rank), self._where)
 
-    def as_rank(self, rank: int) -> OpenCheckpoint:
-        """The same open files, as another rank saved them."""
-        self._check_rank(rank)
+    def as_rank(self, rank: int | None) -> OpenCheckpoint:
+        """The same open files, as another rank saved them; None: what all ranks share, however many parts are open."""
+        if rank is not None:
+            self._check_rank(rank)
         other = copy.copy(self)
         other._look_as(rank)
         return other
@@ -263,11 +277,28 @@ class OpenCheckpoint:
 
     def is_own_value(self, value: int) -> bool:
         """True if the rank saved this small value for itself, and other ranks may have had others."""
+        found = self._value_in_parts(value)
+        if found is not None:
+            return found.differs and self.rank in (ANY_PART, *found.contents)
+        return bool(self.structure.per_rank_values[value])
+
+    def _value_in_parts(self, value: int) -> PartValue | None:
         in_parts = list(self.global_state.values.values())
         first = len(self.structure.values) - len(in_parts)
-        if value >= first:
-            return in_parts[value - first].differs and self.rank in in_parts[value - first].contents
-        return bool(self.structure.per_rank_values[value])
+        return None if value < first else in_parts[value - first]
+
+    def types_of_ranks(self, leaf: int) -> dict[int, LeafType]:
+        """The type of a leaf that ranks have saved for themselves, of each that is looked at."""
+        return {rank: part.own.types[leaf] for rank, part in self._looked_at() if leaf in part.own.types}
+
+    def values_of_ranks(self, value: int) -> dict[int, Any]:
+        """The same of a small value."""
+        if (found := self._value_in_parts(value)) is not None:
+            return dict(found.contents)
+        return {rank: part.own.values[value] for rank, part in self._looked_at() if value in part.own.values}
+
+    def _looked_at(self) -> Iterable[tuple[int, OpenPart]]:
+        return self.parts.items() if self.rank == ANY_PART else [(self.rank, self.parts[self.rank])]
 
     def rows(self, tree: Node | None = None, path: Path = (), *, items: bool = False) -> Iterator[Row]:
         """All of a tree that stands at a path, in its order, containers before what is in them; with ``items``, also
@@ -276,18 +307,18 @@ class OpenCheckpoint:
         return self._rows(self.structure.tree if tree is None else tree, path, items, "")
 
     def _rows(self, node: Node, path: Path, items: bool, composite: str) -> Iterator[Row]:
-        form = None
+        form, name = None, ""
         while isinstance(node, Branch) and node.kind == "object":
-            form, node = (None if node.form is None else str(node.form)), node.children[0]
+            form, name, node = (None if node.form is None else str(node.form)), name or node.name, node.children[0]
         if isinstance(node, ArrayLeaf):
-            yield Row(path, node, self.is_own_leaf(node.index), composite=composite)
+            yield Row(path, node, self.is_own_leaf(node.index), composite=composite, object=name)
         elif isinstance(node, ValueLeaf):
             value, own = self.target.values[node.index], self.is_own_value(node.index)
-            yield Row(path, node, own, value, form, composite)
+            yield Row(path, node, own, value, form, composite, name)
             if items and container_kind(value) is not None:
                 yield from _items(node, value, path, own)
         elif isinstance(node, Branch):
-            yield Row(path, node, form=form, composite=composite)
+            yield Row(path, node, form=form, composite=composite, object=name)
             kind = node.kind if node.kind in COMPOSITES and node.kind != SUBCLASS else composite
             for key, child in zip(node.keys, node.children, strict=True):
                 yield from self._rows(child, (*path, key), items, kind)
@@ -297,7 +328,7 @@ class OpenCheckpoint:
 
         Of a value container of which only some items are covered, only these are left among the values of the target.
         """
-        return select(self.structure, self.target.values, patterns)
+        return select(self.structure, self.target.values, patterns, self._where)
 
     def check(self, leaves: set[int]) -> None:
         """See that the parts hold every byte of these leaves exactly once, before any is read."""
@@ -450,7 +481,9 @@ def _items(node: Node, value: Any, path: Path, own: bool) -> Iterator[Row]:
             yield from _items(node, item, (*path, key), own)
 
 
-def select(structure: Structure, values: list[Any], patterns: Sequence[str] | None) -> tuple[Node, set[int]]:
+def select(
+    structure: Structure, values: list[Any], patterns: Sequence[str] | None, where: str | None = None
+) -> tuple[Node, set[int]]:
     """The part of the tree that the globs cover, and the leaf numbers in it; value containers are cut, too."""
     if patterns is None:
         return structure.tree, LeafNumbers.of(structure.tree).arrays
@@ -479,11 +512,11 @@ def select(structure: Structure, values: list[Any], patterns: Sequence[str] | No
 
     tree = prune(structure.tree, ())
     if tree is None:
-        raise no_match(structure, patterns)
+        raise _no_match(structure, patterns, where)
     return tree, kept
 
 
-def no_match(structure: Structure, patterns: Sequence[str], where: str | None = None) -> StructureMismatchError:
+def _no_match(structure: Structure, patterns: Sequence[str], where: str | None) -> StructureMismatchError:
     """The refusal of globs that cover nothing."""
     names = sorted(readable(path) for path, _ in structure.walk())
     near = dict.fromkeys(other for pattern in patterns for other in nearest_globs(pattern, names))

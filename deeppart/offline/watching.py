@@ -46,6 +46,17 @@ class LevelView:
         done, failed: how many.
     """
 
+    columns: ClassVar = {
+        "level": "name",
+        "last step": "step",
+        "age": "age_s",
+        "complete after": "seconds",
+        "written": "nbytes",
+        "rate": "bytes_per_s",
+        "complete": "done",
+        "failed": "failed",
+    }
+
     name: str
     every: int | None
     step: int | None

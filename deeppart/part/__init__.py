@@ -3,6 +3,7 @@
 Knows nothing of tensors, communication or directories: bytes are written to a sink and read from a source.
 """
 
+from deeppart.part.fields import is_hex32
 from deeppart.part.format import (
     DEFAULT_CHUNK_BYTES,
     FLAG_PER_RANK,
@@ -13,7 +14,6 @@ from deeppart.part.format import (
     RANK_TABLE,
     SPAN_DTYPE,
     PartHeader,
-    is_hex32,
     parse_part_file_name,
     parse_step_name,
     part_file_name,
@@ -23,10 +23,10 @@ from deeppart.part.format import (
 from deeppart.part.json_text import parse_json
 from deeppart.part.manifest import decode_manifest, encode_manifest
 from deeppart.part.parity import ParityReader, ParityWriter, is_parity_file_name, parity_file_name, set_id, stripes_of
-from deeppart.part.reader import PartReader
+from deeppart.part.reader import BadChunks, PartReader
 from deeppart.part.signing import KeyFiles, Signing, check_strong_digest, read_key_files, strong_digest
 from deeppart.part.source import FileSource, MemorySource, StoredBytes
-from deeppart.part.suspects import MAX_SUSPECT_BYTES, decode_suspicion, encode_suspicion
+from deeppart.part.suspects import decode_suspicion, encode_suspicion
 from deeppart.part.writer import ChunkPlace, PartSummary, PartWriter, Sink
 
 __all__ = [
@@ -35,10 +35,10 @@ __all__ = [
     "HEADER_BYTES",
     "MAX_CHUNK_BYTES",
     "MAX_LEAF_BYTES",
-    "MAX_SUSPECT_BYTES",
     "MAX_WORLD_SIZE",
     "RANK_TABLE",
     "SPAN_DTYPE",
+    "BadChunks",
     "ChunkPlace",
     "FileSource",
     "KeyFiles",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import struct
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ import xxhash
 
 from deeppart.errors import CorruptFileError, FormatError, NewerFormatError, short
 from deeppart.model import Attempt, StepKey
+from deeppart.part.fields import HEX32, number
 from deeppart.part.signing import STRONG_DIGEST_BYTES, TAG_BYTES
 
 #: Of all files of a checkpoint: parts, parity, manifests, suspect records, and the documents in them.
@@ -49,6 +50,7 @@ MAX_BASES: Final = 64
 MAX_RAW_BYTES: Final = MAX_CHUNK_BYTES * MAX_CHUNKS
 MAX_LEAF_BYTES: Final = 2**62
 MAX_COUNTER: Final = 2**63 - 1
+COUNTER: Final = number(0, MAX_COUNTER)
 MAX_WORLD_SIZE: Final = 2**24
 MAX_INDEX_BYTES: Final = (
     INDEX_HEAD_BYTES
@@ -106,7 +108,6 @@ DTYPE_TAG: Final = re.compile(rb"[A-Za-z0-9_.]{0,16}")
 
 _PART_NAME = re.compile(r"part-([0-9]{5,8})-of-([0-9]{5,8})\.dpp", re.ASCII)
 _STEP_NAME = re.compile(r"step-([0-9]{12,19})-([0-9a-f]{32})-([0-9]{6,19})", re.ASCII)
-_HEX32 = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
 
 def part_file_name(rank: int, world_size: int) -> str:
@@ -142,23 +143,23 @@ def parse_step_name(name: str) -> StepKey | None:
     return key if step_name(key) == name else None
 
 
-def is_hex32(text: object) -> bool:
-    """True if ``text`` is 32 lower-case hex digits: an identity or an xxh3-128 digest."""
-    return isinstance(text, str) and _HEX32.fullmatch(text) is not None
+#: Of an :class:`~deeppart.model.Attempt`.
+ATTEMPT_FIELDS: Final = {
+    "lineage": HEX32,
+    "session": HEX32,
+    "sequence": COUNTER,
+    "step": COUNTER,
+    "world_size": number(1, MAX_WORLD_SIZE),
+}
 
 
 def bad_attempt(attempt: Attempt, rank: int) -> str | None:
-    """Return what is wrong with an identity, or None: hex fields, counters, world size and rank within limits."""
-    numbers = (("sequence", attempt.sequence, MAX_COUNTER), ("step", attempt.step, MAX_COUNTER))
-    for name, value, limit in (*numbers, ("world_size", attempt.world_size, MAX_WORLD_SIZE)):
-        if type(value) is not int or not 0 <= value <= limit:
-            return f"{name} {short(value)} is not an integer from 0 to {limit}"
-    for name, text in (("lineage", attempt.lineage), ("session", attempt.session)):
-        if not is_hex32(text):
-            return f"{name} {short(text)} is not 32 lower-case hex digits"
-    if type(rank) is not int or not 0 <= rank < attempt.world_size:
-        return f"rank {short(rank)} is not in a world of {attempt.world_size}"
-    return None
+    """Return what is wrong with an identity, or None."""
+    for name, field in ATTEMPT_FIELDS.items():
+        if not field.accepts(value := getattr(attempt, name)):
+            return f"{name} {short(value)} is not {field.expected}"
+    is_there = number(0, attempt.world_size - 1).accepts(rank)
+    return None if is_there else f"rank {short(rank)} is not in a world of {attempt.world_size}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,33 +193,49 @@ class PartHeader:
             attempt.world_size,
             int(self.signed),
         )
-        body = fields.ljust(HEADER_BYTES - _DIGEST64_BYTES, b"\0")
-        return body + xxhash.xxh3_64_digest(body)
+        return header_block(fields)
 
     @classmethod
     def decode(cls, data: bytes | memoryview, *, where: str) -> PartHeader:
         """Read and check a header block of 4096 bytes."""
-        block = bytes(data)
-        magic, version, length, lineage, session, sequence, step, rank, world_size, signed = _HEADER.unpack_from(block)
-        if magic != HEADER_MAGIC:
-            raise corrupt("not a deeppart part file", expected=repr(HEADER_MAGIC), found=repr(magic), where=where)
-        # Before the version: all versions have magic, version and this digest at the same offsets (docs/format.md), so
-        # that a flipped bit in the version is not taken for another version.
-        body = block[: HEADER_BYTES - _DIGEST64_BYTES]
-        check_digest("header", body, block[len(body) :], where=where)
-        check_version("part file", version, where)
-        if signed > 1 or length != HEADER_BYTES or body[_HEADER.size :].strip(b"\0"):
-            raise corrupt(
-                "the header of a part is not as it is written",
-                expected=f"{HEADER_BYTES} bytes, signed or not, zeros behind the fields",
-                found=f"{length} bytes, signed {signed}",
-                where=where,
-            )
+        values = header_values(data, _HEADER, HEADER_MAGIC, "part file", where)
+        lineage, session, sequence, step, rank, world_size, signed = values
+        if signed > 1:
+            raise corrupt("the header of a part is not as it is written", found=f"signed {signed}", where=where)
         header = cls(Attempt(lineage.hex(), session.hex(), sequence, step, world_size), rank, bool(signed))
         wrong = bad_attempt(header.attempt, header.rank)
         if wrong is not None:
             raise corrupt("the header holds an impossible value", found=wrong, where=where)
         return header
+
+
+def header_block(fields: bytes) -> bytes:
+    """The first 4096 bytes of a file: its fields, zeros, and the digest of both."""
+    body = fields.ljust(HEADER_BYTES - _DIGEST64_BYTES, b"\0")
+    return body + xxhash.xxh3_64_digest(body)
+
+
+def header_values(
+    data: bytes | memoryview, layout: struct.Struct, magic: bytes, what: str, where: str
+) -> tuple[Any, ...]:
+    """The fields of a header block behind magic, version and length, all of which are checked."""
+    block = bytes(data)
+    found, version, length, *values = layout.unpack_from(block)
+    if found != magic:
+        raise corrupt(f"not a deeppart {what}", expected=repr(magic), found=repr(found), where=where)
+    # Before the version: all versions have magic, version and this digest at the same offsets (docs/format.md), so
+    # that a flipped bit in the version is not taken for another version.
+    body, digest = block[:-_DIGEST64_BYTES], block[-_DIGEST64_BYTES:]
+    check_digest("header", body, digest, where=where)
+    check_version(what, version, where)
+    if length != HEADER_BYTES or body[layout.size :].strip(b"\0"):
+        raise corrupt(
+            f"the header of a {what} is not as it is written",
+            expected=f"{HEADER_BYTES} bytes, zeros behind the fields",
+            found=f"{length} bytes",
+            where=where,
+        )
+    return tuple(values)
 
 
 @dataclass(frozen=True, slots=True)

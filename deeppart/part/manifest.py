@@ -16,9 +16,10 @@ from dataclasses import asdict
 from itertools import pairwise
 from typing import Final
 
-from deeppart.errors import CorruptFileError, short
+from deeppart.errors import short
 from deeppart.model import Attempt, BaseRecord, ComparedEarlier, Manifest, PartRecord
 from deeppart.part import format as fmt
+from deeppart.part.fields import ANYTHING, HEX32, Field, is_hex32, list_of, number
 from deeppart.part.sealed import Sealed
 from deeppart.part.signing import MANIFEST, Signing
 
@@ -33,15 +34,35 @@ _SEALED: Final = Sealed(
 )
 _CREATED = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}(\.\d{1,9})?(Z|\+00:00)", re.ASCII)
 _MAX_LIBRARY_CHARS = 200
-
-_FIELDS: Final = frozenset({"attempt", "compared", "created", "library", "parts", "structure"})
-_ATTEMPT_FIELDS: Final = frozenset({"lineage", "session", "sequence", "step", "world_size"})
-_BASE_FIELDS: Final = frozenset({"index_digest", "nbytes", "step", "sequence"})
-_PART_FIELDS: Final = frozenset(
-    {"rank", "file", "nbytes", "raw_bytes", "digest", "index_digest", "node_index_digest", "referenced_bytes", "bases"}
-)
 #: Upper bound of leaf numbers and of the number of leaves.
 _MOST_LEAVES: Final = 1 << 32
+
+_LENGTH: Final = number(fmt.MIN_FILE_BYTES, fmt.MAX_FILE_BYTES)
+_RAW_LENGTH: Final = number(0, fmt.MAX_RAW_BYTES)
+_FIELDS: Final = {
+    "attempt": ANYTHING,
+    "compared": list_of(0, _MOST_LEAVES, "comparisons"),
+    "created": Field(
+        "UTC time, ISO 8601", lambda value: isinstance(value, str) and _CREATED.fullmatch(value) is not None
+    ),
+    "library": Field(
+        f"1 to {_MAX_LIBRARY_CHARS} printable characters",
+        lambda value: isinstance(value, str) and value.isprintable() and 0 < len(value) <= _MAX_LIBRARY_CHARS,
+    ),
+    "parts": ANYTHING,
+    "structure": Field("an object", lambda value: isinstance(value, dict)),
+}
+_PART_FIELDS: Final = {
+    "rank": fmt.COUNTER,
+    "file": ANYTHING,
+    "nbytes": _LENGTH,
+    "raw_bytes": _RAW_LENGTH,
+    "digest": HEX32,
+    "index_digest": HEX32,
+    "node_index_digest": Field(f"{HEX32.expected}, or none", lambda value: value == "" or is_hex32(value)),
+    "referenced_bytes": _RAW_LENGTH,
+    "bases": list_of(0, fmt.MAX_BASES, "bases"),
+}
 
 
 def encode_manifest(manifest: Manifest, signing: Signing | None = None) -> bytes:
@@ -57,7 +78,7 @@ def encode_manifest(manifest: Manifest, signing: Signing | None = None) -> bytes
         "created": manifest.created,
         "library": manifest.library,
         "parts": [
-            {**{name: getattr(part, name) for name in _PART_FIELDS}, "bases": list(map(asdict, part.bases))}
+            {name: getattr(part, name) for name in _PART_FIELDS} | {"bases": list(map(asdict, part.bases))}
             for part in manifest.parts
         ],
         "structure": manifest.structure,
@@ -70,26 +91,17 @@ def encode_manifest(manifest: Manifest, signing: Signing | None = None) -> bytes
 def decode_manifest(data: bytes | memoryview, *, where: str, signing: Signing | None = None) -> Manifest:
     """Check the bytes of a manifest file and return its content."""
     document, signed = _SEALED.decode(data, where=where, signing=signing)
-    top = _SEALED.fields(document, _FIELDS, "a document", where)
-    attempt = Attempt(**_SEALED.fields(top["attempt"], _ATTEMPT_FIELDS, "an attempt", where))
-    wrong = fmt.bad_attempt(attempt, 0)
-    if wrong is not None:
-        raise _SEALED.damaged("names an impossible checkpoint", where, found=wrong)
-    created, library, structure = top["created"], top["library"], top["structure"]
-    if not isinstance(created, str) or _CREATED.fullmatch(created) is None:
-        raise _SEALED.damaged("has a malformed time", where, expected="UTC time, ISO 8601", found=short(created))
-    if not isinstance(library, str) or not library.isprintable() or not 0 < len(library) <= _MAX_LIBRARY_CHARS:
-        raise _SEALED.damaged("has a malformed library name", where, found=short(library))
-    if not isinstance(structure, dict):
-        raise _SEALED.damaged("has a structure that is not an object", where, found=short(structure))
-    parts = _parts(top["parts"], attempt, where)
-    return Manifest(attempt, created, library, parts, structure, _comparisons(top["compared"], where), signed=signed)
+    top = _SEALED.record(document, _FIELDS, "a document", where)
+    attempt = Attempt(**_SEALED.record(top["attempt"], fmt.ATTEMPT_FIELDS, "an attempt", where))
+    ranks = attempt.world_size
+    _SEALED.record(top, _FIELDS | {"parts": list_of(ranks, ranks, "parts")}, "a document", where)
+    parts = tuple(_part(item, rank, attempt, where) for rank, item in enumerate(top["parts"]))
+    compared = _comparisons(top["compared"], where)
+    return Manifest(attempt, top["created"], top["library"], parts, top["structure"], compared, signed=signed)
 
 
-def _comparisons(value: object, where: str) -> tuple[ComparedEarlier, ...]:
+def _comparisons(value: list[object], where: str) -> tuple[ComparedEarlier, ...]:
     """Check the list of earlier comparisons; steps ascend, and so do the leaves of each."""
-    if not isinstance(value, list):
-        raise _SEALED.damaged("has a list of comparisons that is not a list", where, found=short(value))
     groups: list[ComparedEarlier] = []
     for group in value:
         if not isinstance(group, list) or len(group) != 2 or not isinstance(group[1], list) or not group[1]:
@@ -124,63 +136,27 @@ def _leaf_ranges(items: list[object], where: str) -> tuple[tuple[int, int], ...]
     return tuple(ranges)
 
 
-def _parts(items: object, attempt: Attempt, where: str) -> tuple[PartRecord, ...]:
-    """Check the list of parts: one for each rank, in rank order."""
-    world_size = attempt.world_size
-    if not isinstance(items, list) or len(items) != world_size:
-        found = f"{len(items)} parts" if isinstance(items, list) else short(items)
-        raise _SEALED.damaged("does not list one part per rank", where, expected=f"{world_size} parts", found=found)
-    return tuple(_part(item, rank, attempt, where) for rank, item in enumerate(items))
-
-
 def _part(item: object, rank: int, attempt: Attempt, where: str) -> PartRecord:
     """Check one part; it must be that of ``rank``, its position in the list, so none is missing or repeated."""
-    fields = _SEALED.fields(item, _PART_FIELDS, f"a part {rank}", where)
-    name = fmt.part_file_name(rank, attempt.world_size)
-    if type(fields["rank"]) is not int or fields["rank"] != rank:
-        raise _wrong(rank, "another rank", fields["rank"], str(rank), where)
-    if fields["file"] != name:
-        raise _wrong(rank, "another file name", fields["file"], name, where)
-    limits = (
-        ("nbytes", fmt.MIN_FILE_BYTES, fmt.MAX_FILE_BYTES),
-        ("raw_bytes", 0, fmt.MAX_RAW_BYTES),
-        ("referenced_bytes", 0, fmt.MAX_RAW_BYTES),
+    fields, name = (
+        _SEALED.record(item, _PART_FIELDS, f"part {rank}", where),
+        fmt.part_file_name(rank, attempt.world_size),
     )
-    for key, least, most in limits:
-        value = fields[key]
-        if type(value) is not int or not least <= value <= most:  # `type`, because True is an int to isinstance
-            raise _wrong(rank, f"an impossible {key}", value, f"an integer from {least} to {most}", where)
-    for key in ("digest", "index_digest", "node_index_digest"):
-        if not fmt.is_hex32(fields[key]) and (key, fields[key]) != ("node_index_digest", ""):
-            raise _wrong(rank, f"a malformed {key}", fields[key], "32 lower-case hex digits", where)
-    return PartRecord(**fields | {"bases": _bases(fields["bases"], rank, attempt, where)})
+    if (fields["rank"], fields["file"]) != (rank, name):
+        found = f"part {fields['rank']}, {short(fields['file'])}"
+        raise _SEALED.damaged(f"has another part in the place of part {rank}", where, expected=name, found=found)
+    return PartRecord(**fields | {"bases": _bases(fields["bases"], rank, attempt, where) if fields["bases"] else ()})
 
 
-def _bases(items: object, rank: int, attempt: Attempt, where: str) -> tuple[BaseRecord, ...]:
+def _bases(items: list[object], rank: int, attempt: Attempt, where: str) -> tuple[BaseRecord, ...]:
     """Check the bases of a part: of this session, each once."""
-    if not isinstance(items, list) or len(items) > fmt.MAX_BASES:
-        raise _wrong(rank, "a malformed list of bases", items, f"at most {fmt.MAX_BASES}", where)
-    bases = []
-    for item in items:
-        fields = _SEALED.fields(item, _BASE_FIELDS, f"a base of part {rank}", where)
-        limits = (
-            ("nbytes", fmt.MIN_FILE_BYTES, fmt.MAX_FILE_BYTES),
-            ("step", 0, fmt.MAX_COUNTER),
-            ("sequence", 0, attempt.sequence - 1),
-        )
-        for key, least, most in limits:
-            value = fields[key]
-            if type(value) is not int or not least <= value <= most:
-                raise _wrong(rank, f"a base with an impossible {key}", value, f"from {least} to {most}", where)
-        if not fmt.is_hex32(fields["index_digest"]):
-            raise _wrong(
-                rank, "a base with a malformed index_digest", fields["index_digest"], "32 lower-case hex digits", where
-            )
-        bases.append(BaseRecord(**fields))
+    allowed = {
+        "index_digest": HEX32,
+        "nbytes": _LENGTH,
+        "step": fmt.COUNTER,
+        "sequence": number(0, attempt.sequence - 1),
+    }
+    bases = tuple(BaseRecord(**_SEALED.record(item, allowed, f"a base of part {rank}", where)) for item in items)
     if len({base.sequence for base in bases}) != len(bases):
-        raise _wrong(rank, "a base twice", items, "each once", where)
-    return tuple(bases)
-
-
-def _wrong(rank: int, what: str, found: object, expected: str, where: str) -> CorruptFileError:
-    return _SEALED.damaged(f"gives part {rank} {what}", where, expected=expected, found=short(found))
+        raise _SEALED.damaged(f"gives part {rank} a base twice", where, found=short(items))
+    return bases

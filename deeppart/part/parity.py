@@ -13,7 +13,8 @@ import json
 import re
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from dataclasses import asdict
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,8 @@ import xxhash
 from deeppart.errors import FormatError, short
 from deeppart.model import Attempt, ParityIdentity, ParityMember
 from deeppart.part import format as fmt
-from deeppart.part.format import PartFooter, bad_attempt, check_digest, check_version, corrupt, is_hex32
+from deeppart.part.fields import HEX32, number
+from deeppart.part.format import PartFooter, bad_attempt, check_digest, corrupt
 from deeppart.part.json_text import parse_json
 from deeppart.part.source import ByteSource
 from deeppart.part.writer import Sink
@@ -37,7 +39,6 @@ MAX_DIGEST_TABLE_BYTES: Final = 1 << 30
 _HEADER = struct.Struct("<8sII16s16sQQIIIIQQ16s")
 _INDEX_HEAD = struct.Struct("<8sQQ8s32s")
 _NAME = re.compile(r"parity-([0-9a-f]{16})-([0-9]{3})-of-([0-9]{3})\.dpy", re.ASCII)
-_MEMBER_KEYS: Final = {"part", "nbytes", "index_digest"}
 
 #: ``[row, parity block kept, block of its stripe]`` -> 16 digest bytes.
 DigestTable = npt.NDArray[np.uint8]
@@ -106,7 +107,7 @@ class ParityWriter:
                 expected=f"{self._stripes.rows} rows",
                 found=f"{len(self._digests)} rows",
             )
-        members = json.dumps([_member_document(member) for member in self._identity.members]).encode()
+        members = json.dumps([asdict(member) for member in self._identity.members]).encode()
         self._finished = True
         table = b"".join(digests.tobytes() for digests in self._digests)
         head = _INDEX_HEAD.pack(INDEX_MAGIC, len(members), len(table), self._header_digest, bytes(32))
@@ -209,8 +210,7 @@ def _encode_header(identity: ParityIdentity) -> bytes:
         identity.longest_bytes,
         _encode_name(identity),
     )
-    body = fields.ljust(fmt.HEADER_BYTES - 8, b"\0")
-    return body + xxhash.xxh3_64_digest(body)
+    return fmt.header_block(fields)
 
 
 class _Numbers(NamedTuple):
@@ -225,15 +225,10 @@ class _Numbers(NamedTuple):
 
 
 def _decode_header(block: bytes, where: str) -> tuple[Attempt, _Numbers]:
-    magic, version, length, lineage, session, sequence, step, world_size, *numbers, name = _HEADER.unpack_from(block)
-    if magic != PARITY_MAGIC:
-        raise corrupt("not a deeppart parity file", expected=repr(PARITY_MAGIC), found=repr(magic), where=where)
-    check_digest("header", block[:-8], block[-8:], where=where)
-    check_version("parity file", version, where)
-    if length != fmt.HEADER_BYTES or block[_HEADER.size : -8].strip(b"\0"):
-        raise corrupt("the header of a parity file is not as it is written", found=f"{length} bytes", where=where)
+    values = fmt.header_values(block, _HEADER, PARITY_MAGIC, "parity file", where)
+    lineage, session, sequence, step, world_size, *numbers = values
     attempt = Attempt(lineage.hex(), session.hex(), sequence, step, world_size)
-    return attempt, _Numbers._make([*numbers, name])
+    return attempt, _Numbers._make(numbers)
 
 
 def _decode_index(index: bytes, header_digest: bytes, where: str) -> tuple[tuple[ParityMember, ...], bytes]:
@@ -245,20 +240,10 @@ def _decode_index(index: bytes, header_digest: bytes, where: str) -> tuple[tuple
         raise corrupt("the index is not one of a parity file, or not this one's", where=where)
     try:
         documents = parse_json(index[_INDEX_HEAD.size : _INDEX_HEAD.size + members_length])
-        members = tuple(_member(document) for document in documents)
+        members = tuple(ParityMember(**document) for document in documents)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise corrupt("the members of a parity file cannot be read", found=str(error)[:200], where=where) from error
     return members, index[_INDEX_HEAD.size + members_length :]
-
-
-def _member_document(member: ParityMember) -> dict[str, Any]:
-    return {"part": member.part, "nbytes": member.nbytes, "index_digest": member.index_digest}
-
-
-def _member(document: dict[str, Any]) -> ParityMember:
-    if set(document) != _MEMBER_KEYS:
-        raise ValueError("unknown fields")
-    return ParityMember(document["part"], document["nbytes"], document["index_digest"])
 
 
 def _bad_identity(identity: ParityIdentity) -> str | None:
@@ -271,15 +256,17 @@ def _bad_identity(identity: ParityIdentity) -> str | None:
         return f"member {identity.place} of {members}, of which {tolerate} may be lost"
     if not 0 < identity.block_bytes <= MAX_BLOCK_BYTES or identity.block_bytes % ALIGNMENT:
         return f"blocks of {identity.block_bytes} bytes"
-    parts = []
+    parts = [member.part for member in identity.members if member.part is not None]
+    allowed = {
+        "part": number(0, identity.attempt.world_size - 1),
+        "nbytes": number(fmt.MIN_FILE_BYTES, fmt.MAX_FILE_BYTES),
+        "index_digest": HEX32,
+    }
     for member in identity.members:
         if member.part is None:
-            sound = type(member.nbytes) is int and member.nbytes == 0 and member.index_digest == ""
+            sound = type(member.nbytes) is int and member == ParityMember(None, 0, "")
         else:
-            parts.append(member.part)
-            sound = type(member.part) is int and 0 <= member.part < identity.attempt.world_size
-            sound = sound and type(member.nbytes) is int and fmt.MIN_FILE_BYTES <= member.nbytes <= fmt.MAX_FILE_BYTES
-            sound = sound and is_hex32(member.index_digest)
+            sound = all(field.accepts(getattr(member, name)) for name, field in allowed.items())
         if not sound:
             return f"a member with part {short(member.part)} of {short(member.nbytes)} bytes"
     if len(set(parts)) != len(parts) or not parts:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ import xxhash
 from deeppart._gc import collection_paused
 from deeppart.errors import CorruptFileError, FormatError, short
 from deeppart.part import format as fmt
+from deeppart.part.fields import Field
 from deeppart.part.json_text import parse_json
 from deeppart.part.signing import Signing
 
@@ -109,14 +110,18 @@ class Sealed:
             found = "nested too deeply" if isinstance(error, RecursionError) else str(error)
             raise self.damaged("has no readable JSON document", where, found=found) from error
 
-    def fields(self, value: object, names: frozenset[str], what: str, where: str) -> dict[str, Any]:
+    def record(self, value: object, fields: Mapping[str, Field], what: str, where: str) -> dict[str, Any]:
         """``value`` if it is a JSON object with exactly these fields."""
         if not isinstance(value, dict):
             raise self.damaged(f"has {what} that is not an object", where, found=short(value))
-        if value.keys() != names:
-            missing, unknown = sorted(names - value.keys()), sorted(value.keys() - names)
+        if value.keys() != fields.keys():
+            missing, unknown = sorted(fields.keys() - value.keys()), sorted(value.keys() - fields.keys())
             found = f"missing {missing}, unknown {short(', '.join(unknown))}"
-            raise self.damaged(f"has {what} with other fields", where, expected=str(sorted(names)), found=found)
+            raise self.damaged(f"has {what} with other fields", where, expected=str(sorted(fields)), found=found)
+        for name, field in fields.items():
+            if not field.accepts(value[name]):
+                found, summary = short(value[name]), f"has {what} with an impossible {name}"
+                raise self.damaged(summary, where, expected=field.expected, found=found)
         return value
 
     def damaged(

@@ -9,22 +9,34 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Final
 
-from deeppart.errors import short
 from deeppart.model import SuspectLeaf, Suspicion
 from deeppart.part import format as fmt
+from deeppart.part.fields import HEX32, Field, list_of, number
 from deeppart.part.sealed import Sealed
 
-#: Longest record a reader accepts, in bytes.
-MAX_SUSPECT_BYTES: Final = 64 << 20
 _RECORD: Final = Sealed(
     "suspect",
     "the record of suspect steps",
-    MAX_SUSPECT_BYTES,
+    64 << 20,
     None,
     "treat every step of that session as suspect; remove the file when none is left",
 )
-_FIELDS: Final = frozenset({"lineage", "session", "sequence", "step", "steps", "leaves"})
-_LEAF_FIELDS: Final = frozenset({"path", "ranks", "after", "after_step"})
+
+
+def _is_text(value: object) -> bool:
+    """True for text that can be printed; JSON can contain lone surrogates, which cannot."""
+    return isinstance(value, str) and value == value.encode(errors="replace").decode()
+
+
+_TEXT: Final = Field("text that can be printed", _is_text)
+_FIELDS: Final = {
+    "lineage": HEX32,
+    "session": HEX32,
+    "sequence": fmt.COUNTER,
+    "step": fmt.COUNTER,
+    "steps": Field("a list of steps", lambda value: isinstance(value, list) and all(map(fmt.COUNTER.accepts, value))),
+    "leaves": list_of(1, fmt.MAX_COUNTER, "leaves"),
+}
 
 
 def encode_suspicion(suspicion: Suspicion) -> bytes:
@@ -35,43 +47,8 @@ def encode_suspicion(suspicion: Suspicion) -> bytes:
 def decode_suspicion(data: bytes, *, where: str) -> Suspicion:
     """Check the bytes of a record and return its content."""
     document, _ = _RECORD.decode(data, where=where)
-    top = _RECORD.fields(document, _FIELDS, "a document", where)
-    for name in ("lineage", "session"):
-        if not fmt.is_hex32(top[name]):
-            raise _RECORD.damaged(f"has a malformed {name}", where, found=short(top[name]))
-    for name in ("sequence", "step"):
-        _check_count(top[name], name, where)
-    if not isinstance(top["steps"], list) or not isinstance(top["leaves"], list) or not top["leaves"]:
-        raise _RECORD.damaged("lists no steps or leaves", where, found=short(top["leaves"]))
-    for step in top["steps"]:
-        _check_count(step, "step", where)
-    leaves = tuple(_leaf(item, top["sequence"], where) for item in top["leaves"])
-    return Suspicion(top["lineage"], top["session"], top["sequence"], top["step"], tuple(top["steps"]), leaves)
-
-
-def _leaf(item: object, before: int, where: str) -> SuspectLeaf:
-    fields = _RECORD.fields(item, _LEAF_FIELDS, "a leaf", where)
-    for name in ("path", "ranks"):
-        if not _is_text(fields[name]):
-            raise _RECORD.damaged(f"has a malformed {name}", where, found=short(fields[name]))
-    for name in ("after", "after_step"):
-        _check_count(fields[name], name, where)
-    if fields["after"] >= before:
-        raise _RECORD.damaged("names a leaf that was compared later", where, found=short(fields["after"]))
-    return SuspectLeaf(**fields)
-
-
-def _is_text(value: object) -> bool:
-    """True for text that can be printed; JSON can contain lone surrogates, which cannot."""
-    if not isinstance(value, str):
-        return False
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _check_count(value: object, name: str, where: str) -> None:
-    if type(value) is not int or not 0 <= value <= fmt.MAX_COUNTER:
-        raise _RECORD.damaged(f"has an impossible {name}", where, found=short(value))
+    top = _RECORD.record(document, _FIELDS, "a document", where)
+    before = number(0, top["sequence"] - 1)  # a leaf was compared before that
+    allowed = {"path": _TEXT, "ranks": _TEXT, "after": before, "after_step": fmt.COUNTER}
+    leaves = tuple(SuspectLeaf(**_RECORD.record(item, allowed, "a leaf", where)) for item in top["leaves"])
+    return Suspicion(**top | {"steps": tuple(top["steps"]), "leaves": leaves})

@@ -31,7 +31,7 @@ from deeppart.part import (
     parse_step_name,
     step_name,
 )
-from deeppart.plan.restart import FilesByAttempt, Inventory, Read, Source
+from deeppart.plan.restart import FilesByAttempt, Read, Source
 from deeppart.recovery import LoadedPart, load_part
 from deeppart.repair.mending import Repaired, Required, check_file, put_part
 from deeppart.storage import DurableFile, NodeContents, PosixStore, is_temporary_name, read_steps
@@ -67,20 +67,15 @@ class _Repairing:
         self._root, self._signing, self._arena = root, signing, Arena()
         self._at = access.Roots.to_read(root, *(directory for directory, _ in directories)).at
         stocks = [stock for _, stock in directories]
+        found = NodeContents(
+            [part for stock in stocks for part in stock.parts], [each for stock in stocks for each in stock.parity]
+        )
         steps = read_steps(PosixStore(root), signing).committed
         self._steps = {step.key: step for step in steps}
         self._manifests = {step.manifest.attempt: step.manifest for step in steps}
         self._damaged = {str(path) for path in damaged}
-        self._parts = [part for stock in stocks for part in stock.parts]
-        self._parity = [each for stock in stocks for each in stock.parity]
-        self._files = FilesByAttempt(
-            Inventory(
-                found=(tuple(self._parts),),
-                node_of=(0,),
-                committed=tuple(step.as_committed() for step in steps),
-                parity=(tuple(self._parity),),
-            )
-        )
+        self._parts, self._parity = found.parts, found.parity
+        self._files = FilesByAttempt(NodeContents.inventory([found], steps))
 
     def remove_leftovers(self) -> None:
         """Remove temporary files from committed steps and beside damaged files, as far as the system lets us."""

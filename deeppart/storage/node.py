@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -41,8 +41,9 @@ from deeppart.part import (
     part_key,
     step_name,
 )
-from deeppart.plan.restart import StoredParity, StoredPart
+from deeppart.plan.restart import Inventory, StoredParity, StoredPart
 from deeppart.storage.files import DurableFile, Over
+from deeppart.storage.manifests import StoredStep
 from deeppart.storage.posix import PosixStore, make_directory
 from deeppart.storage.spares import Recycled
 from deeppart.storage.steps import is_gone, list_steps, remove_steps
@@ -173,6 +174,16 @@ class NodeContents:
     def lines(self, *kinds: str) -> list[str]:
         """The lines of some kinds; all by default."""
         return [note.text for note in self.notes if not kinds or note.kind in kinds]
+
+    @staticmethod
+    def inventory(nodes: Sequence[NodeContents], committed: Iterable[StoredStep]) -> Inventory:
+        """For the planner of a restore: of as many ranks as there are nodes, each on one of its own."""
+        return Inventory(
+            found=tuple(tuple(node.parts) for node in nodes),
+            node_of=tuple(range(len(nodes))),
+            committed=tuple(each.as_committed() for each in committed),
+            parity=tuple(tuple(node.parity) for node in nodes),
+        )
 
 
 def take_stock(directory: Path, lineage: str, signing: Signing | None) -> NodeContents:

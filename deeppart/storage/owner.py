@@ -18,7 +18,7 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -148,12 +148,12 @@ class DirectoryOwner:
 
     def _is_next_epoch(self) -> bool:
         """True if an earlier start of this job has the lock: its process hangs, or its node is cut off."""
-        run, _, number = _recorded(self._fd).get("epoch", "").partition(" ")
+        run, _, number = _recorded(self._fd).epoch.partition(" ")
         return self._epoch is not None and number.isdecimal() and run == self._epoch[0] and int(number) < self._epoch[1]
 
     def _in_use(self) -> DirectoryInUseError:
         expected = "one job at a time on a persistent_dir"
-        found = "; ".join([f"owned by {_recorded(self._fd).get('who', 'an unknown process')}", *_holders(self._path)])
+        found = "; ".join([f"owned by {_recorded(self._fd).who}", *_holders(self._path)])
         if any(other is not self and other._holds(self._fd) for other in list(_owners)):
             what = "this process checkpoints into this directory already"
             todo = "use its Checkpointer (deeppart.checkpoint() has one too), or close that, as `with` does"
@@ -184,12 +184,12 @@ class DirectoryOwner:
             with contextlib.suppress(OSError):  # the earlier start still has it
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 self._is_locked = True
-        owner, _ = self._read()
-        if owner.get("session") != self.session:
+        owner = self._read()
+        if owner.session != self.session:
             raise DirectoryInUseError(
                 "another job has taken this directory over; nothing is committed to it from here",
                 expected=f"session {self.session}",
-                found=f"{owner.get('who', 'an unknown process')}, since {owner.get('since', 'unknown')}",
+                found=f"{owner.who}, since {owner.since}",
                 where=str(self.directory),
                 todo="end one of the two jobs; the other goes on from the last commit",
             )
@@ -214,21 +214,19 @@ class DirectoryOwner:
         try:
             self.check()
         except DirectoryInUseError:
-            _, found = self._read()
-            if found.get(key.session, -1) < key.sequence:
+            if self._read().found.get(key.session, -1) < key.sequence:
                 raise
         except StorageError:
             pass  # nobody is known to have taken it over: the next commit will find out
 
-    def _read(self) -> tuple[dict[str, str], dict[str, int]]:
-        """The content of the lock file, and the commits that its writer found; empty if it cannot be understood for
-        longer than it takes to be written.
-        """
+    def _read(self) -> Owner:
+        """What the lock file says; nobody if it cannot be understood for longer than it takes to be written."""
+        owner = Owner(None)
         try:
             for _ in range(_LOOKS):
-                record, found = _parse(PosixStore(self.directory).get(LOCK_NAME, SMALL_FILE_BYTES))
-                if record:
-                    return record, found
+                owner = Owner.parse(PosixStore(self.directory).get(LOCK_NAME, SMALL_FILE_BYTES))
+                if owner.session:
+                    break
                 time.sleep(_LOCK_PAUSE_S)
         except MissingError as error:
             error.summary, error.todo = "persistent_dir has lost its lock file", LOST_TODO
@@ -237,7 +235,7 @@ class DirectoryOwner:
             raise StorageError(
                 "the lock file is not one of this library", found=error.summary, where=error.where
             ) from error
-        return {}, {}
+        return owner
 
     def close(self) -> None:
         """Let the next job in."""
@@ -270,23 +268,42 @@ def _lock(descriptor: int) -> None:
             time.sleep(_LOCK_PAUSE_S)
 
 
-def _recorded(descriptor: int) -> dict[str, str]:
-    """What an open lock file says of who has the directory; {} if it cannot be read."""
-    try:
-        return _parse(os.pread(descriptor, SMALL_FILE_BYTES, 0))[0]
-    except OSError:
-        return {}
-
-
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The job that took a directory last. Fields: docs/commands.md, ls; ``run``: by which `deeppart halt` names it."""
+    """The job that took a directory last, as its lock file says, in texts that a terminal can show. Fields:
+    docs/commands.md, ls.
+
+    Attributes:
+        epoch: the run of `deeppart run`, and which of its starts this is; "" of another job.
+        found: the last commit of each session that was there then, by its sequence (:func:`_newest_commits`).
+    """
 
     running: bool | None
-    who: str
-    since: str
-    session: str
-    run: str = field(default="", metadata={"json": False})
+    who: str = "an unknown process"
+    since: str = "unknown"
+    session: str = ""
+    epoch: str = field(default="", metadata={"json": False})
+    found: Mapping[str, int] = field(default_factory=dict, metadata={"json": False})
+
+    @classmethod
+    def parse(cls, data: bytes, running: bool | None = None) -> Owner:
+        """From the lock file; what cannot be read is not known."""
+        try:
+            document = parse_json(data)
+        except (ValueError, RecursionError):
+            document = None
+        document = document if isinstance(document, dict) else {}
+        texts = {name: document.get(name) for name in ("who", "since", "session", "epoch")}
+        known = {name: text for name, text in texts.items() if isinstance(text, str) and text}
+        shown = {name: (text if text.isprintable() else ascii(text)[1:-1])[:200] for name, text in known.items()}
+        found = document.get("found")
+        commits = found.items() if isinstance(found, dict) else ()
+        return cls(running, **shown, found={key: number for key, number in commits if type(number) is int})
+
+    @property
+    def run(self) -> str:
+        """The name by which `deeppart halt` knows it; "" if it is not known."""
+        return self.epoch.partition(" ")[0] or self.session
 
     @property
     def line(self) -> str | None:
@@ -307,9 +324,10 @@ def read_owner(root: Path) -> Owner | None:
     except FileNotFoundError:
         return None
     except OSError:
-        return _owner(None, {})
+        return Owner(None)
     try:
-        return _owner(_is_locked(descriptor), _recorded(descriptor))
+        running = _is_locked(descriptor)
+        return _recorded(descriptor, running)
     finally:
         os.close(descriptor)
 
@@ -332,7 +350,7 @@ def _lock_for_change(descriptor: int, root: Path, without_lock: bool) -> None:
     try:
         _lock(descriptor)
     except BlockingIOError as error:
-        owner = _owner(True, _recorded(descriptor))
+        owner = _recorded(descriptor, running=True)
         raise DirectoryInUseError(
             "a running job checkpoints into this directory: nothing is changed in it now",
             found=f"in use by {owner.who}, since {owner.since}",
@@ -363,10 +381,12 @@ def _is_locked(descriptor: int) -> bool | None:
     return False
 
 
-def _owner(running: bool | None, record: dict[str, str]) -> Owner:
-    who, since, session = (record.get(name, "") for name in ("who", "since", "session"))
-    run = record.get("epoch", "").partition(" ")[0]
-    return Owner(running, who or "an unknown process", since or "unknown", session, run or session)
+def _recorded(descriptor: int, running: bool | None = None) -> Owner:
+    """What an open lock file says of who has the directory."""
+    try:
+        return Owner.parse(os.pread(descriptor, SMALL_FILE_BYTES, 0), running)
+    except OSError:
+        return Owner(running)
 
 
 #: Of this process. Processes forked by it, such as data loader workers, must not hold the lock when it has ended.
@@ -392,23 +412,6 @@ def _holders(path: Path) -> list[str]:
                 if same and int(process.name) != os.getpid():
                     found.append(f"{process.name} ({(process / 'comm').read_text().strip()})")
     return [f"on this host the lock file is open in process {', '.join(found)}"] if found else []
-
-
-def _parse(data: bytes) -> tuple[dict[str, str], dict[str, int]]:
-    """The content of a lock file, as texts that a terminal can show, and the result of :func:`_newest_commits` when it
-    was written; both empty if it cannot be read.
-    """
-    try:
-        document = parse_json(data)
-    except (ValueError, RecursionError):
-        return {}, {}
-    if not isinstance(document, dict):
-        return {}, {}
-    texts = {name: text for name, text in document.items() if isinstance(text, str)}
-    texts = {name: (text if text.isprintable() else ascii(text)[1:-1])[:200] for name, text in texts.items()}
-    found = document.get("found")
-    commits = found.items() if isinstance(found, dict) else ()
-    return texts, {session: sequence for session, sequence in commits if type(sequence) is int}
 
 
 def _newest_commits(committed: Sequence[StepKey]) -> dict[str, list[StepKey]]:

@@ -22,7 +22,7 @@ from typing import Any
 from deeppart._times import now, seconds_of
 from deeppart.errors import UNUSABLE, FormatError, MissingError, StorageError
 from deeppart.model import Attempt, SuspectLeaf, Suspicion
-from deeppart.part import MAX_SUSPECT_BYTES, decode_suspicion, encode_suspicion, is_hex32, parse_json
+from deeppart.part import decode_suspicion, encode_suspicion, is_hex32, parse_json
 from deeppart.storage.store import Store
 
 _NAME = re.compile(r"suspect-([0-9a-f]{32})-([0-9]{6,19})", re.ASCII)
@@ -32,7 +32,8 @@ PROTECTION_NAME = "deeppart-protection.json"
 _FORMAT, _VERSION = "deeppart-protection", 1
 #: Older runs are forgotten.
 _MOST_RUNS = 500
-_MOST_BYTES = 1 << 20
+#: Most that is read of a record.
+_MOST_BYTES = 64 << 20
 _HALT_NAME, _HALT_FORMAT = "deeppart-halt.json", "deeppart-halt"
 
 
@@ -70,7 +71,7 @@ class Suspicions:
             problems.append(f"{len(names)} records of suspect steps: only {_MOST_RECORDS} of them are read")
         for name in names[-_MOST_RECORDS:]:
             try:
-                record = decode_suspicion(store.get(name, MAX_SUSPECT_BYTES), where=store.where(name))
+                record = decode_suspicion(store.get(name, _MOST_BYTES), where=store.where(name))
                 if _name(record) == name:
                     records.append(record)
                 else:

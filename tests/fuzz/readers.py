@@ -28,9 +28,9 @@ from deeppart.errors import DeeppartError, StateError
 from deeppart.extension.export import export
 from deeppart.offline.inspect.node_files import verify_nodes
 from deeppart.part import FileSource, PartReader, decode_manifest
-from deeppart.plan.restart import Inventory, survey
+from deeppart.plan.restart import survey
 from deeppart.state.tensors.composites import decompose
-from deeppart.storage import PosixStore, read_lineage, read_owner
+from deeppart.storage import NodeContents, PosixStore, read_lineage, read_owner, take_stock
 
 PACKAGE = Path(deeppart.__file__).parent
 
@@ -166,9 +166,9 @@ def _command(*arguments: object) -> None:
 
 def _nodes(local: Path) -> None:
     for directory in sorted(local.iterdir()):
-        found = verify_nodes([local], directory.name, None)
-        (_, stock), *_ = found.stocks
-        survey(Inventory((tuple(stock.parts),), (0,), (), parity=(tuple(stock.parity),)))
+        stock = take_stock(local, directory.name, None)
+        verify_nodes([(local, stock)], None)
+        survey(NodeContents.inventory([stock], ()))
 
 
 def _restore(root: Path, state: Any, change: str | None, outcome: Outcome) -> None:

@@ -18,14 +18,13 @@ from deeppart.access import storage_error
 from deeppart.errors import FormatError, RestoreError, SignatureError, StorageError
 from deeppart.mistaken_paths import no_such_directory, recognize
 from deeppart.model import LEVELS, Attempt, Level, Manifest, StepKey, SuspectLeaf
-from deeppart.offline.inspect.node_files import stock_of
+from deeppart.offline.inspect.node_files import look_at_nodes
 from deeppart.part import Signing, parse_part_file_name, step_name
-from deeppart.plan.restart import FilesByAttempt, Inventory
+from deeppart.plan.restart import FilesByAttempt
 from deeppart.storage import (
     MOST_LOOKS,
     NODE_FOLDERS,
     NodeContents,
-    Note,
     Owner,
     PosixStore,
     ReducedRun,
@@ -33,7 +32,6 @@ from deeppart.storage import (
     Store,
     StoredStep,
     Suspicions,
-    is_copy,
     read_lineage,
     read_owner,
     read_steps,
@@ -159,21 +157,22 @@ class Listing:
 def list_directory(root: Path, local_dirs: Sequence[Path] = (), signing: Signing | None = None) -> Listing:
     """Look at a persistent directory and at node-local ones that belong to it."""
     require_directory(root)
-    lineage, problems = _lineage(root, needed=bool(local_dirs))
-    stocks = []
-    for directory in local_dirs:
-        found = _take_stock(directory, lineage, signing)
-        problems += found.lines()
-        stocks.append((directory, found))
-    persistent: dict[int, list[PersistentStep]] = {}
+    lineage, stocks, problems = None, list[tuple[Path, NodeContents]](), list[str]()
+    try:
+        lineage = read_lineage(root)
+        stocks += look_at_nodes(root, local_dirs, signing)
+    except (FormatError, StorageError) as error:
+        problems.append(error.summary)
+    problems += [line for _, found in stocks for line in found.lines()]
     store = PosixStore(root)
     entries = examine(store, signing)
-    for entry in entries:
-        persistent.setdefault(entry.step, []).append(entry)
     local = _OnNodes(stocks, (entry.stored for entry in entries if entry.manifest is not None))
-    steps: list[StepSummary] = []
-    for step in sorted(persistent.keys() | {attempt.step for attempt in local.attempts}):
-        steps += _summaries(root, step, persistent.get(step, ()), local)
+    attempts = {entry.key: _attempt_of(entry, local) for entry in entries}
+    alone = [attempt for attempt in local.attempts if attempt not in attempts.values()]
+    # Parts of different attempts never count together.
+    steps = [_summary(root, each.key, each, None, local) for each in sorted(alone, key=lambda each: each.sequence)]
+    steps += [_summary(root, entry.key, attempts[entry.key], entry, local) for entry in entries]
+    steps.sort(key=lambda each: each.step)  # of one step, what is on nodes alone stays first
     lines, suspicions = {run.session: run.lines for run in ReducedRun.read_all(store)}, Suspicions.read(store)
     problems += suspicions.problems
     names = step_names(step.key for step in steps)
@@ -202,37 +201,13 @@ def require_directory(root: Path) -> None:
         raise RestoreError(mistaken.what, where=str(root.absolute()), todo=mistaken.todo)
 
 
-def _lineage(root: Path, *, needed: bool) -> tuple[str | None, list[str]]:
-    try:
-        if needed and is_copy(root):
-            return None, ["a copy that no job has used yet: what lies on nodes belongs to the original"]
-        return read_lineage(root), []
-    except (FormatError, StorageError) as error:
-        if needed:
-            raise
-        return None, [error.summary]
-
-
-def _take_stock(directory: Path, lineage: str | None, signing: Signing | None) -> NodeContents:
-    """The files of a lineage under a node-local directory."""
-    if lineage is None:
-        why = f"{directory}: not searched, because DIR has no lineage of its own to match it with"
-        return NodeContents(notes=[Note("unlisted", why)])
-    return stock_of(directory, lineage, signing)
-
-
 class _OnNodes:
     """The files of all node-local directories together; each directory counts as a node."""
 
     def __init__(self, stocks: Sequence[tuple[Path, NodeContents]], committed: Iterable[StoredStep]) -> None:
         self._stocks = stocks
         self._files = FilesByAttempt(
-            Inventory(
-                found=tuple(tuple(found.parts) for _, found in stocks),
-                node_of=tuple(range(len(stocks))),
-                committed=tuple(each.as_committed() for each in committed) if stocks else (),
-                parity=tuple(tuple(found.parity) for _, found in stocks),
-            )
+            NodeContents.inventory([found for _, found in stocks], committed if stocks else ())
         )
         self.attempts = [attempt for attempt in self._files.attempts() if self._files.known_parts(attempt)]
 
@@ -273,19 +248,11 @@ class _OnNodes:
         return sum(each.values())
 
 
-def _summaries(root: Path, step: int, entries: Sequence[PersistentStep], local: _OnNodes) -> list[StepSummary]:
-    """One summary per attempt at a step; parts of different attempts never count together."""
-    rest = [attempt for attempt in local.attempts if attempt.step == step]
-    rest.sort(key=lambda attempt: attempt.sequence)
-    summaries: list[StepSummary] = []
-    for entry in entries:
-        attempt = entry.manifest.attempt if entry.manifest is not None else None
-        if attempt is None and entry.state == StepState.UNFINISHED:
-            # Its own files cannot be restored from, but those of the same attempt on nodes can.
-            attempt = next((each for each in rest if entry.key == each.key), None)
-        summaries.append(_summary(root, entry.key, attempt, entry, local))
-        rest = [other for other in rest if other != attempt]
-    return [*(_summary(root, attempt.key, attempt, None, local) for attempt in rest), *summaries]
+def _attempt_of(entry: PersistentStep, local: _OnNodes) -> Attempt | None:
+    """Whose it is; of an unfinished step, from whose files nothing can be restored, the same attempt on nodes."""
+    if entry.manifest is not None or entry.state != StepState.UNFINISHED:
+        return None if entry.manifest is None else entry.manifest.attempt
+    return next((each for each in local.attempts if each.key == entry.key), None)
 
 
 def _summary(

@@ -13,6 +13,9 @@ from deeppart.model import Attempt, SuspectLeaf
 from deeppart.part import Signing, is_hex32, parse_step_name
 from deeppart.storage import NodeContents, Note, file_problem, is_copy, is_gone, read_lineage, take_stock
 
+#: Node-local directories, and what is there.
+Stocks = Sequence[tuple[Path, NodeContents]]
+
 
 @dataclass(frozen=True, slots=True)
 class NodeDamage:
@@ -35,7 +38,7 @@ class NodeFiles:
 
     json_also: ClassVar = ("state",)
 
-    stocks: tuple[tuple[Path, NodeContents], ...] = field(metadata={"json": False})
+    stocks: Stocks = field(metadata={"json": False})
     damage: tuple[NodeDamage, ...]
     files: int
     nbytes: int
@@ -49,16 +52,16 @@ class NodeFiles:
         return "damaged" if self.damage else "not read" if self.unread else "sound"
 
 
-def lineage_on_nodes(root: Path) -> str:
+def lineage_of(root: Path, *, with_nodes: bool = True) -> str:
     """The lineage of a checkpoint directory, which says what on nodes belongs to it."""
     lineage = read_lineage(root)
     if lineage is None:
         raise FormatError(
-            "the directory has no lineage record, so nothing tells which node-local files belong to it",
+            "no job has checkpointed in this directory: it has no lineage record, by which files on nodes are known",
             where=str(root),
-            todo="leave out --local",
+            todo="give the persistent_dir of a job" + (", or leave out --local" if with_nodes else ""),
         )
-    if is_copy(root):
+    if with_nodes and is_copy(root):
         raise FormatError(
             "the directory is a copy that no job has used yet: what lies on nodes belongs to the original",
             found=f"lineage {lineage}",
@@ -68,8 +71,15 @@ def lineage_on_nodes(root: Path) -> str:
     return lineage
 
 
-def stock_of(directory: Path, lineage: str, signing: Signing | None) -> NodeContents:
-    """The files of a lineage under a node-local directory that a person has named, who may have mistyped it."""
+def look_at_nodes(root: Path, directories: Sequence[Path], signing: Signing | None) -> Stocks:
+    """What lies under node-local directories that a person has named, who may have mistyped them, of a checkpoint
+    directory.
+    """
+    lineage = lineage_of(root) if directories else ""
+    return [(directory, _stock_of(directory, lineage, signing)) for directory in directories]
+
+
+def _stock_of(directory: Path, lineage: str, signing: Signing | None) -> NodeContents:
     found = NodeContents()
     try:
         names = access.names_in(directory)
@@ -84,18 +94,11 @@ def stock_of(directory: Path, lineage: str, signing: Signing | None) -> NodeCont
     return take_stock(directory, lineage, signing)
 
 
-def verify_nodes(
-    directories: Sequence[Path],
-    lineage: str,
-    signing: Signing | None,
-    step: int | None = None,
-) -> NodeFiles:
-    """Read everything that a lineage has under node-local directories."""
-    stocks, damage, remarks, unread = [], [], [], []
+def verify_nodes(stocks: Stocks, signing: Signing | None, step: int | None = None) -> NodeFiles:
+    """Read everything that was found under node-local directories."""
+    damage, remarks, unread = list[NodeDamage](), list[str](), list[str]()
     files = nbytes = 0
-    for directory in directories:
-        stock = stock_of(directory, lineage, signing)
-        stocks.append((directory, stock))
+    for directory, stock in stocks:
         remarks += stock.lines("remark")
         unread += stock.lines("unlisted")
         unsound = [(note.path, note.text) for note in stock.notes if note.path is not None]
@@ -106,7 +109,7 @@ def verify_nodes(
             if problem is not None:
                 damage.append(NodeDamage(directory, path, problem))
     damage = [each for each in damage if not is_gone(each.path)]  # a running job may have retired it meanwhile
-    return NodeFiles(tuple(stocks), tuple(damage), files, nbytes, tuple(remarks), tuple(unread))
+    return NodeFiles(stocks, tuple(damage), files, nbytes, tuple(remarks), tuple(unread))
 
 
 def _sound(stock: NodeContents, step: int | None) -> list[tuple[Path, int]]:

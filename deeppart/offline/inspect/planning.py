@@ -10,25 +10,22 @@ from pathlib import Path
 
 from deeppart import access
 from deeppart.comm import Comm, SingleComm, finish
-from deeppart.errors import FormatError
 from deeppart.model import Attempt, Level
 from deeppart.offline.inspect.listing import require_directory
-from deeppart.offline.inspect.node_files import lineage_on_nodes
+from deeppart.offline.inspect.node_files import lineage_of, look_at_nodes
 from deeppart.part import Signing, parse_step_name
 from deeppart.plan.restart import (
     Candidate,
     Inventory,
     Read,
     Source,
-    StoredParity,
-    StoredPart,
     assign,
     explain,
     explain_parts,
     survey,
 )
 from deeppart.recovery import Ranks, suspect_lines, take_inventory
-from deeppart.storage import PersistentLevel, PosixStore, read_lineage, read_step, take_stock
+from deeppart.storage import NodeContents, PersistentLevel, PosixStore, read_step
 
 #: (part, its file on the persistent level) -> what is wrong with that, or None.
 Look = Callable[[int, str], str | None]
@@ -91,23 +88,26 @@ def plan_here(
     root: Path, local_dirs: Sequence[Path], ranks: int | None, step: int | None, signing: Signing | None = None
 ) -> RestorePlan:
     """Plan with directories that this one process sees; each of ``local_dirs`` counts as a node."""
-    lineage = _lineage(root, needs_nodes=bool(local_dirs))
-    stocks = [take_stock(directory, lineage, signing) for directory in local_dirs]
+    require_directory(root)
+    lineage = lineage_of(root, with_nodes=bool(local_dirs))
+    stocks = [stock for _, stock in look_at_nodes(root, local_dirs, signing)]
     persistent = PersistentLevel(PosixStore(root), signing)
     inventory = take_inventory(Ranks(SingleComm(), (0,), _ALONE_S), None, persistent, lineage)
-    problems = (*inventory.damaged, *inventory.problems, *(line for stock in stocks for line in stock.lines()))
+    here = NodeContents.inventory(stocks, ())
     nodes = max(1, len(stocks))
     size = ranks or max((entry.attempt.world_size for entry in inventory.committed), default=0)
     if ranks is None:
         size = max([size, *(part.attempt.world_size for stock in stocks for part in stock.parts)])
     size = max(size, nodes)
     node_of = tuple(rank * nodes // size for rank in range(size))
-    found: list[tuple[StoredPart, ...]] = [()] * size
-    parity: list[tuple[StoredParity, ...]] = [()] * size
-    for node, stock in enumerate(stocks):
-        found[node_of.index(node)] = tuple(stock.parts)
-        parity[node_of.index(node)] = tuple(stock.parity)
-    spread = Inventory(tuple(found), node_of, inventory.committed, problems, inventory.damaged, tuple(parity))
+    at = {node_of.index(node): node for node in range(len(stocks))}  # one rank lists what its node has
+    spread = replace(
+        inventory,
+        found=tuple(here.found[at[rank]] if rank in at else () for rank in range(size)),
+        node_of=node_of,
+        problems=(*inventory.damaged, *inventory.problems, *(line for stock in stocks for line in stock.lines())),
+        parity=tuple(here.parity[at[rank]] if rank in at else () for rank in range(size)),
+    )
     return _plan(root, spread, size, step, signing)
 
 
@@ -125,7 +125,8 @@ def plan_together(
     """Plan on the nodes themselves, one process per rank or per node, of which one ``leads`` and reads ``local_dir``
     (collective). Rank 0 has the plan, the others only its step.
     """
-    lineage = _lineage(root, needs_nodes=local_dir is not None)
+    require_directory(root)
+    lineage = lineage_of(root, with_nodes=local_dir is not None)
     ranks, persistent = Ranks(comm, node_of, timeout, doing="explain"), PersistentLevel(PosixStore(root), signing)
     inventory = take_inventory(ranks, local_dir if leads else None, persistent, lineage)
     plan, text = RestorePlan(root), b""
@@ -133,18 +134,6 @@ def plan_together(
         plan = _plan(root, inventory, comm.size, step, signing)
         text = json.dumps(plan.step).encode()
     return replace(plan, step=json.loads(finish(comm, comm.broadcast(text), "explain", timeout)))
-
-
-def _lineage(root: Path, *, needs_nodes: bool) -> str:
-    require_directory(root)
-    lineage = read_lineage(root)
-    if lineage is None:
-        raise FormatError(
-            "no job has checkpointed in this directory: it has no lineage record",
-            where=str(root.absolute()),
-            todo="give the persistent_dir of a job",
-        )
-    return lineage_on_nodes(root) if needs_nodes else lineage
 
 
 def _looks(root: Path, signing: Signing | None) -> Look:

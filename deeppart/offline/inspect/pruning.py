@@ -23,7 +23,7 @@ from deeppart.offline.inspect.listing import (
     require_directory,
     step_names,
 )
-from deeppart.offline.inspect.node_files import lineage_on_nodes
+from deeppart.offline.inspect.node_files import lineage_of
 from deeppart.part import Signing, step_name
 from deeppart.storage import (
     NODE_FOLDERS,
@@ -282,7 +282,7 @@ def _local_steps(root: Path, local_dirs: Sequence[Path]) -> dict[StepKey, list[P
     found: dict[StepKey, list[Path]] = {}
     if not local_dirs:
         return found
-    lineage = lineage_on_nodes(root)
+    lineage = lineage_of(root)
     for directory in local_dirs:
         for level in NODE_FOLDERS:
             root_there = directory / lineage / NODE_FOLDERS[level]

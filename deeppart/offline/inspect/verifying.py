@@ -17,14 +17,13 @@ from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from deeppart.errors import DeeppartError, FormatError, NewerFormatError, RestoreError, StorageError
 from deeppart.model import Attempt, Box, Manifest, PartRecord, StepKey, SuspectLeaf
 from deeppart.offline.find import OpenPart, open_part, structure_of
 from deeppart.offline.inspect.listing import name_ranks, require_directory, step_names
-from deeppart.offline.inspect.node_files import NodeFiles, lineage_on_nodes, verify_nodes
-from deeppart.part import HEADER_BYTES, PartReader, Signing, parse_json, step_name
+from deeppart.offline.inspect.node_files import NodeFiles, look_at_nodes, verify_nodes
+from deeppart.part import BadChunks, PartReader, Signing, parse_json, step_name
 from deeppart.repair import Repaired, repair_files
 from deeppart.state.document import Structure
 from deeppart.state.paths import readable
@@ -78,9 +77,6 @@ def choose_steps(
 SOUND = "sound"
 #: A job retired it, or somebody pruned it, while it was being read.
 REMOVED = "removed"
-
-#: Read at a time from where no chunk says how much.
-_BLOCK_BYTES = 4 << 20
 
 Advance = Callable[[int], None]
 
@@ -163,11 +159,8 @@ class VerifyResult:
     def is_only_parts(self) -> bool:
         """True if only single part files are damaged, which other copies may replace."""
         kinds = {damage.kind for damage in self.damage}
-        return self.manifest is not None and (kinds <= {"part", "chunk", "digest"} or self._cover_follows(kinds))
-
-    def _cover_follows(self, kinds: set[str]) -> bool:
-        """Bytes that are missing because a part is."""
-        return kinds <= {"part", "chunk", "digest", "cover"} and "part" in kinds
+        follows = {"cover"} if "part" in kinds else set()  # bytes that are missing because a part is
+        return self.manifest is not None and kinds <= {"part", "chunk", "digest"} | follows
 
     @property
     def damaged_files(self) -> tuple[str, ...]:
@@ -247,7 +240,7 @@ def verify_directory(
             verified(results[-1])
         nodes = None
         if local_dirs:
-            nodes = verify_nodes(local_dirs, lineage_on_nodes(root), signing, step)
+            nodes = verify_nodes(look_at_nodes(root, local_dirs, signing), signing, step)
             nodes = replace(nodes, suspect=_suspect_on_nodes(nodes, results, suspicions))
         repairs = tuple(_repair(root, results, nodes, signing)) if repair else None
     return Verification(root, owner, signing is not None, tuple(results), nodes, repairs, suspicions.problems)
@@ -307,7 +300,6 @@ class _Checking:
         self._damage: list[Damage] = []
         self._spans: dict[int, npt.NDArray[np.void]] = {}
         self._unreadable: dict[int, int] = {}  # rank -> place in self._damage
-        self._buffer = np.empty(_BLOCK_BYTES, dtype=np.uint8)
         self.nbytes = self.raw_bytes = 0
 
     def run(self) -> list[Damage]:
@@ -317,7 +309,7 @@ class _Checking:
         self._cover()
         return self._damage
 
-    def part(self, record: PartRecord) -> list[Damage]:
+    def part(self, record: PartRecord) -> None:
         """Check one part, and add to everything that is wrong."""
         before = self.nbytes
         try:
@@ -330,45 +322,30 @@ class _Checking:
             self._damage.append(Damage("part", message, record.file, record.rank, leaves=leaves))
         whole = record.nbytes + record.referenced_bytes
         self._advance(whole - (self.nbytes - before))  # what was not read will not be
-        return self._damage
 
     def _part(self, part: OpenPart) -> None:
-        record = part.record
+        record, reader = part.record, part.reader
         structure = self._document(part)
         names = self._names if structure is self._structure else LeafNames(structure)
-        whole = xxhash.xxh3_128()
-        payload_end = record.nbytes - len(part.reader.frame()[1])
-        complete = self._plain(part, 0, HEADER_BYTES, whole)
-        gone = self._bases(part, names)
-        rows = part.reader.chunks[["offset", "encoded_length", "base"]].tolist()
-        for chunk, (offset, length, base) in enumerate(rows):
-            if base not in gone:
-                complete &= self._chunk(part, names, chunk, offset, length, base, whole)
-        complete &= self._plain(part, payload_end, record.nbytes, whole)
-        if complete and whole.hexdigest() != record.digest:
-            found = f"the digest of the whole file does not hold: {whole.hexdigest()} instead of {record.digest}"
+
+        def tell(bad: BadChunks) -> None:
+            file = f"{reader.base_place(bad.base)}/{record.file}" if bad.base else record.file
+            leaves = tuple(leaf for chunk in bad.chunks for leaf in names.in_chunk(reader, chunk))
+            if bad.offset is None:
+                message = _problem(bad.error, "an earlier part that holds chunks of this one is missing")
+                self._damage.append(Damage("part", message, file, record.rank, leaves=leaves))
+            else:
+                stop = bad.offset + int(reader.chunks["encoded_length"][bad.chunks[0]])
+                self._damage.append(Damage("chunk", _text(bad.error), file, record.rank, bad.offset, stop, leaves))
+
+        self._done(sum(map(len, reader.frame())))
+        digest = reader.check_bytes(tell, with_bases=True, pace=self._done)
+        if digest not in (None, record.digest):
+            found = f"the digest of the whole file does not hold: {digest} instead of {record.digest}"
             self._damage.append(Damage("digest", found, record.file, record.rank))
-        self._spans[record.rank] = part.reader.spans.copy()
-        self._add_faults(own_faults(structure, part.own.types, part.reader.spans), record, names=names)
-
-    def _bases(self, part: OpenPart, names: LeafNames) -> set[int]:
-        """Those of the part's bases that cannot be had at all; told once each, and not chunk by chunk."""
-        gone, reader, rank = set(), part.reader, part.record.rank
-        for base in range(1, len(reader.bases) + 1):
-            try:
-                reader.check_base(base)
-            except (FormatError, StorageError) as error:
-                gone.add(base)
-                file = self._base_file(part, base)
-                message = _problem(error, "an earlier part that holds chunks of this one is missing")
-                chunks = np.flatnonzero(reader.chunks["base"] == base).tolist()
-                leaves = tuple(leaf for chunk in chunks for leaf in names.in_chunk(reader, chunk))
-                self._damage.append(Damage("part", message, file, rank, leaves=leaves))
-        return gone
-
-    def _base_file(self, part: OpenPart, base: int) -> str:
-        """The key of a base."""
-        return f"{part.reader.base_place(base)}/{part.record.file}"
+        self.raw_bytes += reader.raw_bytes
+        self._spans[record.rank] = reader.spans.copy()
+        self._add_faults(own_faults(structure, part.own.types, reader.spans), record, names=names)
 
     def _document(self, part: OpenPart) -> Structure:
         """Check that the part describes leaves and values as the manifest does; the structure of its rank's state."""
@@ -390,55 +367,8 @@ class _Checking:
         self._damage += [Damage("part", message, record.file, record.rank) for message in messages]
         return structure
 
-    def _chunk(
-        self,
-        part: OpenPart,
-        names: LeafNames,
-        chunk: int,
-        offset: int,
-        length: int,
-        base: int,
-        whole: xxhash.xxh3_128,
-    ) -> bool:
-        """Check one chunk; False if it is damaged, so that the digest of the whole file need not be looked at."""
-        reader = part.reader
-        encoded = self._memory(length)
-        try:
-            reader.read_encoded(chunk, encoded)
-            if not base:
-                whole.update(encoded)
-            reader.decode_chunk(chunk, encoded)
-        except (FormatError, StorageError) as error:
-            file = self._base_file(part, base) if base else part.record.file
-            place = (file, part.record.rank, offset, offset + length)
-            self._damage.append(Damage("chunk", _text(error), *place, names.in_chunk(reader, chunk)))
-            return False
-        finally:
-            self._done(length, int(reader.chunks["raw_length"][chunk]))
-        return True
-
-    def _plain(self, part: OpenPart, start: int, stop: int, whole: xxhash.xxh3_128) -> bool:
-        """Add bytes outside the chunks, whose own digests were checked on opening, to the digest of the whole file."""
-        for offset in range(start, stop, _BLOCK_BYTES):
-            piece = self._memory(min(_BLOCK_BYTES, stop - offset))
-            try:
-                part.source.read_into(offset, piece)
-            except (FormatError, StorageError) as error:
-                place = (part.record.file, part.record.rank, offset, offset + len(piece))
-                self._damage.append(Damage("chunk", _text(error), *place))
-                return False
-            whole.update(piece)
-            self._done(len(piece), 0)
-        return True
-
-    def _memory(self, length: int) -> memoryview:
-        if length > len(self._buffer):
-            self._buffer = np.empty(length, dtype=np.uint8)
-        return self._buffer.data[:length]
-
-    def _done(self, nbytes: int, raw_bytes: int) -> None:
+    def _done(self, nbytes: int) -> None:
         self.nbytes += nbytes
-        self.raw_bytes += raw_bytes
         self._advance(nbytes)
 
     def _cover(self) -> None:

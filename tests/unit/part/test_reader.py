@@ -191,7 +191,7 @@ def test_mixed_files_are_found() -> None:
         ({"length": 8192}, "not as it is written"),
         ({"padding": b"\0\0\1"}, "not as it is written"),
         ({"rank": 2}, "rank 2 is not in a world of 2"),
-        ({"world_size": 0}, "rank 0 is not in a world of 0"),
+        ({"world_size": 0}, "world_size 0 is not an integer from 1"),
         ({"world_size": 2**24 + 1}, "world_size"),
         ({"sequence": 2**63}, "sequence"),
         ({"step": 2**64 - 1}, "step"),

@@ -166,4 +166,4 @@ def test_jobs_that_start_at_once_without_locks_have_one_lineage_and_one_owner(na
         assert len({lineage for lineage, _ in known}) == 1
         owner = DirectoryOwner.__new__(DirectoryOwner)
         owner.directory, owner._path = directory, directory / ".deeppart.lock"
-        assert owner._read()[0]["session"] in {session for _, session in known}
+        assert owner._read().session in {session for _, session in known}
