@@ -199,7 +199,7 @@ class Checkpointer:
             check_state(state, "checkpoint")
             step = check_step(step, "checkpoint(state, step)")
             self._saves.warn(step)
-            reporting.called(step, self._saves.safe_s)
+            reporting.called(step, self._saves.safe_s, fails=self._saves.fails)
             pending = self._save(state, step, force=force)
             if self._saves.stop != GO_ON and not self._saves.is_at_all_levels(pending):
                 if not self._pipeline.wait_until_idle(self.config.timeout):  # on_busy="skip" would skip it
@@ -222,7 +222,7 @@ class Checkpointer:
         pending.wait(max(pending.levels, key=LEVELS.index))
         self.close()
         if self.rank == 0:
-            say(f"step {pending.step} is saved, and the job ends, as it was asked to")
+            say(f"step {pending.step} is saved, and the ranks end, as they were asked to")
         sys.exit(EXIT_CODES[self._saves.stop])
 
     @collection_paused()  # one in between takes longer than a small restore, and finds nothing

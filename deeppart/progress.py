@@ -79,9 +79,9 @@ def leave_file(directory: Path) -> Path:
 
 
 def is_asked_to_leave() -> bool:
-    """Whether the agent has asked its ranks to make a checkpoint and end."""
+    """Whether the agent has asked its ranks to make a checkpoint and end; while these fail, it has to wait."""
     directory = os.environ.get(DIRECTORY_VARIABLE)
-    return directory is not None and os.path.exists(leave_file(Path(directory)))
+    return directory is not None and not reporting.fails and os.path.exists(leave_file(Path(directory)))
 
 
 def stacks_file(directory: Path, rank: int) -> Path:
@@ -128,9 +128,14 @@ def place_at_agent() -> tuple[Path, int, int] | None:
 
 
 class _Reporting:
-    """The reports of this process. One training thread calls it."""
+    """The reports of this process. One training thread calls it.
+
+    Attributes:
+        fails: whether the last checkpoint has failed at the slowest level: what was made since might be lost.
+    """
 
     def __init__(self) -> None:
+        self.fails = False
         self._pid = 0
         self._cell: mmap.mmap | None = None
         self._begin()
@@ -157,9 +162,9 @@ class _Reporting:
                 new.write_text(json.dumps([name for name, file in files.items() if is_installed(file)]))
                 new.rename(path)
 
-    def called(self, step: int, safe_s: float = 0.0) -> None:
-        """checkpoint() is called for a step; one took so long last at the slowest level."""
-        self._safe_s = safe_s
+    def called(self, step: int, safe_s: float = 0.0, *, fails: bool = False) -> None:
+        """checkpoint() is called for a step; one took so long last at the slowest level, or has failed."""
+        self._safe_s, self.fails = safe_s, fails
         self._report(step, called=1)
 
     def optimized(self, *_: object) -> None:

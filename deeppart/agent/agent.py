@@ -74,6 +74,7 @@ class Agent:
         self._others = deque(range(len(options.nodes)))
         self._view: list[int] = []  # the nodes that were there last
         self._has_joined = self._was_accepted = False  # there is an agent that leads; one has accepted this one
+        self._is_refused = False  # one leads that does not
         self._why = "none was asked"
 
     def run(self) -> int:
@@ -119,6 +120,7 @@ class Agent:
         """Follow another agent, or lead; the exit code once the job is over, otherwise None and which agent is lost."""
         self._has_joined, began_s, pause_s = False, time.monotonic(), _TRY_AGAIN_S
         while True:
+            self._is_refused = False
             for node in others:
                 code = self._follow(node)
                 if code is not None or self._has_joined:
@@ -126,7 +128,7 @@ class Agent:
             passed_s = time.monotonic() - began_s
             if self._gives_up(began_s + self._options.gather_s):
                 return self._without_others(), self._index
-            if passed_s >= lead_after_s:
+            if passed_s >= lead_after_s and not self._is_refused:
                 code = self._lead(expected, began_s + self._options.gather_s)
                 if code is not None or self._has_joined:
                     return code, self._index
@@ -161,6 +163,7 @@ class Agent:
             is_new = time.monotonic() < self._began_s + 2 * options.silence_s
             if isinstance(error, LaunchError) and not self._was_accepted and not is_new:
                 raise
+            self._is_refused |= isinstance(error, LaunchError)
             self._why = f"{options.nodes[leader]}: {error}"
             return None
         self._has_joined = self._was_accepted = True
@@ -209,7 +212,8 @@ class Agent:
             for node, message in found.messages:
                 job.receive(node, message)
             gone = (found.ended | found.silent) - {OBSERVER}
-            if found.has_left or (found.silent and not _goes_on(set(job.nodes) - gone, self._view)):
+            has_left = any(isinstance(message, Left) for _, message in found.messages)
+            if has_left or (found.silent and not _goes_on(set(job.nodes) - gone, self._view)):
                 followers.drop()
                 return None
             if gone:

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
+from deeppart.agent.command import STACKS_SIGNAL
 from deeppart.agent.messages import (
     Asked,
     Beat,
@@ -22,9 +23,9 @@ from deeppart.agent.messages import (
     Finish,
     Idle,
     Joined,
+    Leave,
     Message,
     Over,
-    Pass,
     Start,
     View,
 )
@@ -35,6 +36,8 @@ from deeppart.progress import STOPPED, Progress, time_to_end_s
 GIVEN_UP = 1
 #: Exit code of a job that had too few nodes left, and may be started again.
 TOO_FEW_NODES = os.EX_TEMPFAIL
+#: Ranks that hang have so long to print their stacks.
+_STACKS_WITHIN_S = 1.0
 
 
 def stop_code(number: int) -> int:
@@ -233,29 +236,38 @@ class Job:
     # --- starting ---
 
     def _usable(self) -> list[int]:
-        """The nodes that would run ranks now. Those that did keep their place, and with it their files."""
+        """The nodes that would run ranks now. Those that did keep their place, and with it their files.
+
+        Others are not waited for while they import, unless the job cannot start without them.
+        """
         there = [node for node in self.nodes if node not in self._aside]
+        at_once = [node for node in there if node in self._active or self._members[node].is_ready]
+        if self._active and self._room(at_once) >= self._options.least:
+            there = at_once
         others = [node for node in there if node not in self._active]
         kept = [node if node in there else others.pop(0) if others else None for node in self._active]
         wanted = len(self._options.nodes) - self._options.spares
         return [*(node for node in kept if node is not None), *others][:wanted]
 
+    def _room(self, nodes: Collection[int]) -> int:
+        """How many ranks there is room for on these nodes."""
+        return sum(self._members[node].ranks for node in nodes)
+
     def _look_for_room(self) -> None:
-        """Ask the ranks to leave at their next checkpoint if others are to run: more, once their nodes are ready."""
-        usable = [self._members[node] for node in self._usable()]
-        room, running = sum(each.ranks for each in usable), sum(self._members[node].count for node in self._busy)
+        """Ask the ranks to leave at their next checkpoint if more are to run, or fewer."""
+        room, running = self._room(self._usable()), sum(self._members[node].count for node in self._busy)
         target = min(room, self._wanted or room)
         is_ending = self._failure or self._stopping or self._is_changing or len(self._busy) < len(self._active)
-        if target == running or is_ending or (target > running and not all(each.is_ready for each in usable)):
+        if target == running or is_ending:
             return
         self._is_changing = True
         self._tell("change", ranks=target)
         for node in self._busy:
-            self._send(node, Finish(math.inf, leave=True))
+            self._send(node, Leave())
 
     def _start_if_enough(self, now_s: float) -> None:
         usable = self._usable()
-        room, least = sum(self._members[node].ranks for node in usable), self._options.least
+        room, least = self._room(usable), self._options.least
         if room < least or (len(usable) < self._expected and now_s < self._until_s):
             if now_s >= self._give_up_s:
                 missing = [each for at, each in enumerate(self._options.nodes) if at not in self._members]
@@ -321,8 +333,7 @@ class Job:
         if len(self._in_a_row) <= self._options.failures:
             return
         left = {*self._members} - self._aside - {failure.node}
-        room = sum(self._members[node].ranks for node in left)
-        if len(set(self._in_a_row)) == 1 and failure.node in self._members and room >= self._options.least:
+        if len(set(self._in_a_row)) == 1 and failure.node in self._members and self._room(left) >= self._options.least:
             name = self._members[failure.node].name
             self._tell("set aside", node=name, text=f"{len(self._in_a_row)} failures in a row")
             self._aside.add(failure.node)
@@ -359,8 +370,7 @@ class Job:
 
     def _stop_ranks(self, number: int, within_s: float = 0.0) -> None:
         for node in self._busy:
-            self._send(node, Finish(max(within_s, self._options.grace_s)))
-            self._send(node, Pass(number))
+            self._send(node, Finish(max(within_s, self._options.grace_s), number))
 
     def _look_for_end(self, left_s: float) -> None:
         """Ask the ranks for their last checkpoint so early that it is complete when the time is up."""
@@ -407,7 +417,7 @@ class Job:
         (node,) = (each for each in self._active if 0 <= first - self._members[each].first < self._members[each].count)
         self._failure = _Failure(node, first, -signal.SIGKILL)
         for node in self._busy:
-            self._send(node, Finish(0.0, stacks=True))
+            self._send(node, Finish(_STACKS_WITHIN_S, STACKS_SIGNAL))
 
     def _send_view(self) -> None:
         for node in self._members:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import deeppart
 from deeppart.agent.job import JobOptions
-from deeppart.agent.messages import OBSERVER, Dropped, Joined, Left, Lines, Message, decode, encode
+from deeppart.agent.messages import OBSERVER, Dropped, Joined, Lines, Message, decode, encode
 from deeppart.errors import LaunchError
 
 #: Each agent says that it is alive so often.
@@ -33,7 +33,7 @@ class Credentials:
     """What agents of one job have in common.
 
     Args:
-        job: what names it: that of the scheduler, and its nodes.
+        job: what names it: that of the scheduler, its nodes, and what it runs.
         secret: of its user; None if there is none.
     """
 
@@ -63,7 +63,8 @@ def connect(address: tuple[str, int], joined: Joined, credentials: Credentials, 
         answer = _greeting(lines, until_s)
         if "refused" in answer:
             where = f"{address[0]}:{address[1]}"
-            raise LaunchError("an agent does not accept this one", found=str(answer["refused"]), where=where)
+            todo = "start the same command, of one version and with one secret, once on each node of the job"
+            raise LaunchError("an agent does not accept this one", found=str(answer["refused"]), where=where, todo=todo)
         if not hmac.compare_digest(str(answer.get("welcome")), credentials.seal("lead", nonce)):
             raise ConnectionError("it does not know the secret of this job")
         end.settimeout(silence_s)
@@ -130,14 +131,12 @@ class Received(NamedTuple):
         messages: index of a node, and what it has said.
         ended: nodes whose agents have ended.
         silent: nodes that have said nothing for too long.
-        has_left: true if a node has given this agent up, and follows another one.
     """
 
     joined: list[Joined]
     messages: list[tuple[int, Message]]
     ended: set[int]
     silent: set[int]
-    has_left: bool
 
 
 class Followers:
@@ -183,7 +182,7 @@ class Followers:
     def receive(self) -> Received:
         """Take what has come; nodes that have ended or are silent are left out from now on."""
         now_s, ready = time.monotonic(), {key.fileobj for key, _ in self._selector.select(0)}
-        found, passed_s = Received([], [], set(), set(), has_left=False), self._silence.passed_s()
+        found, passed_s = Received([], [], set(), set()), self._silence.passed_s()
         self._silent_s = {node: silent_s + passed_s for node, silent_s in self._silent_s.items()}
         for node, lines in self._links.items():
             if lines not in ready:
@@ -216,7 +215,7 @@ class Followers:
                     self._silent_s[joined.node] = 0.0
             elif until_s < now_s and lines in self._strangers:
                 self._turn_away(lines)
-        return found._replace(has_left=any(isinstance(message, Left) for _, message in found.messages))
+        return found
 
     def _accept(self, listener: socket.socket) -> None:
         with suppress(OSError):

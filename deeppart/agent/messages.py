@@ -156,19 +156,14 @@ class Start(NamedTuple):
 
 
 class Finish(NamedTuple):
-    """End the ranks of this node: kill them after so many seconds. Before, print their stacks; or ask them to make a
-    checkpoint and end.
-    """
+    """End the ranks of this node: kill them after so many seconds, and send them a signal before, if it is not 0."""
 
     within_s: float
-    stacks: bool = False
-    leave: bool = False
+    first: int = 0
 
 
-class Pass(NamedTuple):
-    """Send a signal to the ranks of this node."""
-
-    number: int
+class Leave(NamedTuple):
+    """Ask the ranks of this node to make a checkpoint and end: another number of ranks is to start."""
 
 
 class Dropped(NamedTuple):
@@ -181,7 +176,7 @@ class Over(NamedTuple):
     code: int
 
 
-Message = Joined | Ended | Idle | Beat | Asked | Left | View | Start | Finish | Pass | Dropped | Over
+Message = Joined | Ended | Idle | Beat | Asked | Left | View | Start | Finish | Leave | Dropped | Over
 _KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in get_args(Message)}
 
 

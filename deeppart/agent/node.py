@@ -7,7 +7,6 @@ import math
 import os
 import selectors
 import shutil
-import signal
 import socket
 import sys
 import tempfile
@@ -17,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from deeppart.agent.command import NOT_FORKED, STACKS_SIGNAL, Command
-from deeppart.agent.messages import Ended, Finish, Idle, Message, Pass, Start
+from deeppart.agent.messages import Ended, Finish, Idle, Leave, Message, Start
 from deeppart.agent.starting import KILLED_WITHIN_S, Zygote
 from deeppart.errors import LaunchError
 from deeppart.progress import (
@@ -32,8 +31,6 @@ from deeppart.progress import (
     stacks_file,
 )
 
-#: Ranks have so long to print their stacks.
-_STACKS_WITHIN_S = 1.0
 #: How often ranks are killed that have not ended yet.
 _KILL_AGAIN_S = 0.1
 _DIRECTORY = "deeppart-run-"
@@ -105,21 +102,19 @@ class Node:
                     "the agent's files cannot be written", found=str(error.strerror), where=where, todo=todo
                 ) from error
             self._start_when_ready()
-        elif isinstance(message, Pass) and not self.is_idle:
-            self._zygote.signal(signal.Signals(message.number))
+        elif isinstance(message, Leave):
+            with suppress(OSError):  # the ranks of one node are enough
+                leave_file(self._directory).touch()
         elif isinstance(message, Finish) and not self.is_idle:
             self._fails = True
             self._kill_at_s = min(self._kill_at_s, time.monotonic() + message.within_s)
-            if message.leave:
-                with suppress(OSError):  # without room for it they stay
-                    leave_file(self._directory).touch()
-            if message.stacks:
-                self._shows_stacks, self._kill_at_s = True, time.monotonic() + _STACKS_WITHIN_S
-                self._zygote.signal(STACKS_SIGNAL)
+            self._shows_stacks |= message.first == STACKS_SIGNAL
             if self._is_due:  # no rank has been started
                 self._is_due = False
                 self._report(Ended(self.last.epoch, None, STOPPED))
                 self._be_idle()
+            elif message.first:
+                self._zygote.signal(message.first)
             self.look()
 
     def register(self, selector: selectors.BaseSelector) -> None:
@@ -137,11 +132,11 @@ class Node:
                 self._next = None if zygote.refused is None else self._in_place_of(zygote)
         if zygote is not self._zygote:
             return
-        for each in zygote.receive():
+        for rank, code in zygote.receive():
             self._left -= 1
-            if each.code != 0:
+            if code != 0:
                 self._fails = True
-                self._report(Ended(self.last.epoch, each.rank, each.code))
+                self._report(Ended(self.last.epoch, rank, code))
             if not self._left:
                 self._be_idle()
         if zygote.has_ended:

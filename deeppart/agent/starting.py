@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from deeppart.agent.command import Command
 from deeppart.agent.messages import Lines
@@ -26,13 +25,6 @@ main(int(sys.argv[1]))
 """
 #: After SIGKILL: a process that waits for storage may outlive it.
 KILLED_WITHIN_S = 30.0
-
-
-class Ended(NamedTuple):
-    """A rank has ended, with an exit code or, below 0, by a signal; None: the process that has started all ranks."""
-
-    rank: int | None
-    code: int
 
 
 class Zygote:
@@ -76,8 +68,10 @@ class Zygote:
         order = {"arguments": list(self._command.arguments), "in_process": bool(self._command.interpreter)}
         self._lines.send({"start": rank, "environment": dict(environment), **order})
 
-    def receive(self) -> list[Ended]:
-        """Take the messages that have come, waiting for one; returns the ranks that have ended."""
+    def receive(self) -> list[tuple[int, int]]:
+        """Take the messages that have come, waiting for one; the ranks that have ended, and their exit codes, below 0
+        for a signal.
+        """
         messages = self._lines.receive()
         if messages is None:
             self.has_ended = True
@@ -94,7 +88,7 @@ class Zygote:
             elif "ended" in message:
                 if (each := self.running.pop(message["ended"], None)) is not None:
                     os.close(each[0])
-                ended.append(Ended(message["ended"], message["code"]))
+                ended.append((message["ended"], message["code"]))
             elif "refused" in message:
                 self.refused = message["refused"], message["why"]
             else:

@@ -60,7 +60,9 @@ def halt(directory: Path, after: int, before: str | None, cancel: bool) -> Halti
     owner = read_owner(directory)
     if owner is None or owner.running is False or not owner.run:
         raise CheckpointError(
-            "no job is running in this directory", where=str(directory), todo="give the persistent_dir of a running job"
+            "no job is running in this directory",
+            where=str(directory),
+            todo="give the persistent_dir of a running job; while `deeppart run` starts its ranks again, try once more",
         )
     if cancel:
         Halt.remove(PosixStore(directory))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -164,7 +165,10 @@ def run(
     wanted = WantedRanks(least, most, read_schedule(schedule) if schedule else (), size_file) if changes else None
     end_s = end_of_job() if until is None else until
     options = JobOptions(ranks, hosts, spares, least, failures, modules, grace, hang, end_s=end_s)
-    job = f"{os.environ.get('SLURM_JOB_ID', '')} on {','.join(hosts)}"
+    runs = Command.of(command)
+    # Not the command itself, which may have a password: whom this agent does not accept is told what job it is of.
+    digest = hashlib.sha256(json.dumps(runs.arguments).encode()).hexdigest()[:8]
+    job = f"{os.environ.get('SLURM_JOB_ID', '')} on {','.join(hosts)} with command {digest}"
     credentials = Credentials(job, secret_of_ranks())
     if own is None:
         at = sys.argv.index("run") + 1
@@ -172,7 +176,7 @@ def run(
         words = [sys.executable, "-m", "deeppart", *sys.argv[1:at], "--nodes", ",".join(hosts), "--until", end]
         words += sys.argv[at:]
         return run_on_all_nodes(words, options, credentials)
-    return Agent(Command.of(command), options, tell, own, node_name(), credentials, wanted).run()
+    return Agent(runs, options, tell, own, node_name(), credentials, wanted).run()
 
 
 #: Where agents listen by default; under Slurm, so that jobs differ, the number of the job is added.

@@ -21,8 +21,8 @@ from deeppart.errors import (
     warn_caller,
     warn_of_all,
 )
-from deeppart.model import Attempt, Level, show_bytes
-from deeppart.pending import DONE, Pending
+from deeppart.model import LEVELS, Attempt, Level, show_bytes
+from deeppart.pending import DONE, FAILED, Pending
 from deeppart.save import Agreed, Call, Job, Saver
 from deeppart.session.background import Background
 from deeppart.session.record import Session
@@ -39,6 +39,7 @@ class Saves:
         sequence: number of the next checkpoint in this session.
         failures: how many levels of earlier checkpoints have failed, as far as reported.
         safe_s: how long a checkpoint took last at the slowest level; 0.0 before that.
+        fails: whether the last checkpoint that has ended at the slowest level has failed there.
         stop: what the ranks are asked to do after the last call (:mod:`deeppart.session.stops`).
     """
 
@@ -48,8 +49,8 @@ class Saves:
         self._session, self._saver, self._steps, self._stops = session, saver, steps, stops
         self._pipeline, self._auto, self._recent = background.pipeline, background.auto, background.recent
         self.sequence = self.failures = 0
-        self.safe_s, self.stop = 0.0, GO_ON
-        self._took = dict[str, float]()  # by each level, the last time
+        self.safe_s, self.fails, self.stop = 0.0, False, GO_ON
+        self._took, self._ended = dict[str, float](), dict[str, str]()  # by each level, the last time
 
     def save(self, state: Any, step: int, *, force: bool) -> Pending | None:
         """Save a state (collective); None if no level was due, and the state was not compared."""
@@ -102,8 +103,11 @@ class Saves:
         """Warn once of failures in the background, and forget finished checkpoints."""
         finished = [pending for pending in self._recent if pending.finished]
         for pending in finished:
-            self._took |= {name: level.seconds for name, level in pending.report.levels.items() if level.seconds}
+            levels = pending.report.levels.items()
+            self._took |= {name: level.seconds for name, level in levels if level.seconds}
+            self._ended |= {name: level.state for name, level in levels if level.state in (DONE, FAILED)}
         self.safe_s = max(self._took.values(), default=0.0)  # the last checkpoint of a job goes to all of them
+        self.fails = bool(self._ended) and self._ended[max(self._ended, key=LEVELS.index)] == FAILED
         for pending in self._recent:
             for failure in pending.failures():
                 self.failures += 1

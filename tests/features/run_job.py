@@ -14,6 +14,23 @@ import torch.distributed as dist
 import deeppart
 from deeppart.elastic import leave, should_stop
 
+#: Samples of a step, of all ranks together: in double precision its gradient is nearly the same on any number of them.
+BATCH = 12
+
+
+def make() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """The model before the first step, and its optimizer."""
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(20, 30), torch.nn.Tanh(), torch.nn.Linear(30, 1)).double()
+    return model, torch.optim.AdamW(model.parameters())
+
+
+def backward(model: torch.nn.Module, step: int, rank: int, ranks: int) -> None:
+    """A rank's part of the gradient of a step."""
+    x = torch.randn(BATCH, 20, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
+    model.zero_grad()
+    (model(x[rank::ranks]).square().sum() / BATCH).backward()
+
 
 def main(steps: int, result: str, way: str) -> None:
     """Train, unless ``way`` says otherwise: kill rank 1 in the first epoch, once step 6 is in memory; slow: for
@@ -23,17 +40,13 @@ def main(steps: int, result: str, way: str) -> None:
     """
     dist.init_process_group("gloo")
     rank, epoch = dist.get_rank(), int(os.environ.get("DEEPPART_EPOCH", "1"))
-    torch.manual_seed(1)
-    model = torch.nn.Sequential(torch.nn.Linear(20, 30), torch.nn.Tanh(), torch.nn.Linear(30, 1))
-    optimizer = torch.optim.AdamW(model.parameters())
+    model, optimizer = make()
     state = {"model": model, "optimizer": optimizer}
     with deeppart.Checkpointer() as checkpointer:
         first = step = checkpointer.restore(state) or 0
         while step < steps:
             step += 1
-            x = torch.randn(4, 20, generator=torch.Generator().manual_seed(100 * step + rank))
-            optimizer.zero_grad()
-            model(x).square().mean().backward()
+            backward(model, step, rank, dist.get_world_size())
             # Not by DDP, which orders its buckets anew after its first step: sums of three are rounded otherwise then.
             for parameter in model.parameters():
                 dist.all_reduce(parameter.grad)

@@ -15,8 +15,9 @@ import pytest
 import torch
 
 from deeppart.testing.states import difference
-from tests.faults.relaunch import disturbed
+from tests.faults.relaunch import Campaign, check_on_any_ranks, disturbed
 from tests.unit.cli_support import call, call_json
+from tests.waiting import wait_until
 
 SCRIPT = Path(__file__).with_name("run_job.py")
 TIMEOUT_S = 300
@@ -100,12 +101,37 @@ def test_a_script_that_handles_no_signal_ends_at_its_next_checkpoint(tmp_path: P
                 job.send_signal(signal.SIGUSR1)
             said.append(job.stderr.read())
             assert job.wait(TIMEOUT_S) == code, said
-    saved = [re.search(r"step (\d+) is saved, and the job ends", text) for text in said]
+    saved = [re.search(r"step (\d+) is saved, and the ranks end", text) for text in said]
     restored = re.search(r"restored step (\d+) ", said[1])
     assert saved[0] and saved[1] and restored and restored[1] == saved[0][1], said
     steps = [each["step"] for each in call_json("ls", tmp_path / "ckpt")["steps"]]
     assert int(saved[0][1]) in steps and steps[-1] == int(saved[1][1])
     assert "no job is running" in call("halt", tmp_path / "ckpt", code=2)
+
+
+def test_a_node_that_comes_back_gets_ranks_again(tmp_path: Path) -> None:
+    """Fewer ranks go on without it; nothing of what they make is made twice when it is there again."""
+    job = Campaign(tmp_path, nodes=2, spares=0)
+
+    def train(*ranks: int) -> None:
+        """Until an epoch of the last of these numbers of ranks has made some steps."""
+        wait_until(lambda: [e["ranks"] for e in job.events() if e["event"] == "started"] == [*ranks], TIMEOUT_S)
+        began = job.steps()
+        wait_until(lambda: job.steps() > began + 3, TIMEOUT_S)
+
+    try:
+        train(2)
+        job.agents[1].kill()
+        train(2, 1)
+        job.repair()
+        train(2, 1, 2)
+        job.finish()
+    finally:
+        job.close()
+    found = result(tmp_path)
+    check_on_any_ranks(found)
+    told = [(event["event"], event.get("ranks")) for event in job.events() if event["event"] != "training"]
+    assert told == [("started", 2), ("node lost", None), ("started", 1), ("change", 2), ("started", 2)]
 
 
 @pytest.mark.timeout(400)

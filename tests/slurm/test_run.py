@@ -15,10 +15,11 @@ from tests.slurm.rig import Rig
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm"), pytest.mark.timeout(240)]
 #: Seconds.
 LIMIT_S = 60.0
-#: A rank: says where it is, and leaves when it is told; its child, as a data loader's worker, is not told. It ends by
-#: the end of its input.
+#: A rank: says where it is, and leaves when it is told or asked; its child, as a data loader's worker, is not told. It
+#: ends by the end of its input.
 RANK = """
 import os, signal, subprocess, sys, time
+from deeppart.progress import is_asked_to_leave
 child = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
 def leave(*_):
     time.sleep(0.3)
@@ -26,7 +27,11 @@ def leave(*_):
 signal.signal(signal.SIGTERM, leave)
 names = ("DEEPPART_EPOCH", "RANK", "WORLD_SIZE", "SLURMD_NODENAME")
 open(os.path.join(sys.argv[1], ".".join(os.environ[name] for name in names)), "w").close()
-time.sleep(200)
+until_s = time.monotonic() + 200
+while time.monotonic() < until_s:
+    time.sleep(0.1)
+    if is_asked_to_leave():
+        leave()
 """
 BATCH = """#!/bin/bash
 exec "$PYTHON" -m deeppart run --ranks 1 --min 1 --size-file "$OUT/SIZE" --preload none --log "$OUT/events" \\

@@ -30,7 +30,7 @@ given = json.loads(sys.argv[1])
 def tell(event, **values):
     print(json.dumps([event, values]), flush=True)
 command, options, node = Command.of(given["command"]), JobOptions(**given["options"]), given["node"]
-sys.exit(Agent(command, options, tell, node, f"n{node}", Credentials("a job", None)).run())
+sys.exit(Agent(command, options, tell, node, f"n{node}", Credentials(given["job"], None)).run())
 """
 #: Each rank notes where it is, and trains until the test says that it is enough.
 SCRIPT = """
@@ -87,11 +87,11 @@ class Nodes:
         for node in range(count):
             self.begin(node)
 
-    def begin(self, node: int) -> None:
+    def begin(self, node: int, job: str = "a job") -> None:
         """Start the agent of a node."""
         command = [sys.executable, "train.py"]
         options = {**self.options, "nodes": self.lists.get(node, self.hosts)}
-        given = {"command": command, "options": options, "node": node}
+        given = {"command": command, "options": options, "node": node, "job": job}
         with open(self.directory / f"events-{node}", "ab") as events:
             agent = subprocess.Popen(
                 [sys.executable, "-c", AGENT, json.dumps(given)],
@@ -214,8 +214,20 @@ def test_a_node_that_comes_in_time_is_taken(nodes: Nodes) -> None:
     assert nodes.finish() == [0, 0]
 
 
+def test_the_first_node_does_not_lead_if_the_job_does_not_accept_it(nodes: Nodes) -> None:
+    """Of two nodes it could go on by itself. It comes back with another command, or of another version."""
+    nodes.start(2, least=1, gather_s=10.0, silence_s=2.0)
+    nodes.epoch(1, 2)
+    nodes.signal(0, signal.SIGKILL)
+    nodes.codes(0)
+    assert nodes.where(2, 1) == [1]
+    nodes.begin(0, job="another job")
+    assert nodes.codes(0) == [1]
+    assert nodes.finish(1) == [0] and len(nodes.events("started")) == 2
+
+
 def test_a_node_that_fails_again_and_again_is_set_aside(nodes: Nodes) -> None:
-    nodes.start(3, spares=1, failures=2)
+    nodes.start(3, spares=1, least=2, failures=2)
     before = nodes.where(1, 2)
     (nodes.directory / f"fail-on-{before[1]}").touch()
     (spare,) = {0, 1, 2} - {*before}
@@ -389,16 +401,16 @@ class Cli:
         self.listed = ",".join(f"127.0.0.1:{port}" for port in free_ports(2))
         self.agents: list[subprocess.Popen[str]] = []
 
-    def start(self, *options: str, secret: str | None = None, ranks: str = "1") -> subprocess.Popen[str]:
+    def start(self, *options: str, secret: str | None = None, command: str = "true") -> subprocess.Popen[str]:
         variables = {}
         if secret is not None:
             path = self.directory / secret
             path.touch(0o600)
             path.write_text(secret * 20)
             variables = {"DEEPPART_SECRET_FILE": str(path)}
-        words = [sys.executable, "-m", "deeppart", "run", "--ranks", ranks, "--preload", "none"]
+        words = [sys.executable, "-m", "deeppart", "run", "--ranks", "1", "--preload", "none"]
         agent = subprocess.Popen(
-            [*words, *(("--nodes", self.listed) if "--nodes" not in options else ()), *options, "--", "true"],
+            [*words, *(("--nodes", self.listed) if "--nodes" not in options else ()), *options, "--", command],
             env=os.environ | variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
         self.agents.append(agent)
@@ -426,6 +438,7 @@ def test_agents_that_do_not_belong_to_the_job_are_refused(cli: Cli) -> None:
         cli.start("--node", "1", secret="other"): "they have different secrets",
         cli.start("--node", "1"): "they have different secrets",
         cli.start("--node", "1", "--nodes", f"{cli.listed},127.0.0.1:9", secret="one"): "it is of job",
+        cli.start("--node", "1", secret="one", command="false"): "start the same command",
     }
     for stranger, said in others.items():
         assert stranger.wait(WAIT_S) == 2

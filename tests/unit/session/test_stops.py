@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.progress import DIRECTORY_VARIABLE
+from deeppart.progress import DIRECTORY_VARIABLE, STOPPED, leave_file
 from deeppart.session import stops
-from tests.unit.cli_support import call, call_json
+from tests.unit.cli_support import block, call, call_json
 from tests.waiting import wait_until
 
 PATIENCE_S = 60.0
@@ -99,3 +99,21 @@ def test_signals_that_the_script_does_not_handle_are_noted_although_it_handles_a
     assert not found.decides
     signal.raise_signal(signal.SIGUSR1)
     assert found.decides
+
+
+@pytest.mark.usefixtures("agent")
+@pytest.mark.filterwarnings("ignore::deeppart.errors.BackgroundFailureWarning")
+@pytest.mark.parametrize(("fails", "left_at"), [("persistent", 3), ("local", 2)])
+def test_ranks_do_not_leave_while_checkpoints_fail(tmp_path: Path, fails: str, left_at: int) -> None:
+    """They would lose what they have made since the last good one, although training goes on."""
+    with deeppart.Checkpointer(persistent_dir=str(tmp_path / "p"), local_dir=str(tmp_path / "l")) as ck:
+        (local,) = (tmp_path / "l").iterdir()
+        block(ck, tmp_path / "p" if fails == "persistent" else local, 1)
+        failed = ck.checkpoint({"a": 1}, 1)
+        wait_until(lambda: failed.finished, PATIENCE_S)
+        assert failed.report.levels[fails].state == "failed"
+        leave_file(tmp_path).touch()
+        with pytest.raises(SystemExit) as ended:
+            for step in (2, 3):
+                ck.checkpoint({"a": step}, step).wait(timeout=PATIENCE_S)
+    assert ended.value.code == STOPPED and deeppart.load(tmp_path / "p") == {"a": left_at}
