@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.optim.swa_utils import AveragedModel
 
 from deeppart.comm import Comm, finish
 from deeppart.errors import LeafMismatchError, UnsupportedLeafError
@@ -31,9 +32,9 @@ from deeppart.state.compare.layout import Flags, StateLayout, derive
 from deeppart.state.compare.optimizers import Trained, TrainingWatch
 from deeppart.state.compare.slices import DeferredSlices
 from deeppart.state.fingerprint import SMALL_LEAF_BYTES, full_digest, hash63, hash_json
-from deeppart.state.paths import ALL, NONE, ROTATE, VERIFY, Replication, readable
+from deeppart.state.paths import ALL, AUTO, NONE, ROTATE, VERIFY, Replication, readable
 from deeppart.state.tensors import leaf_type
-from deeppart.state.tree import FlatState, alias_digests, in_order
+from deeppart.state.tree import FlatState, LeafNumbers, alias_digests, in_order
 from deeppart.state.values import Encoded, encode_value
 
 _SCALARS = frozenset({int, float, bool, str, type(None)})
@@ -45,6 +46,12 @@ _MOST_REMEMBERED = 100_000
 MOST_NAMED = 64
 _NOTHING = np.iinfo(np.int64).min
 _Numbers = npt.NDArray[np.int64]
+
+
+def _averaged_leaves(flat: FlatState) -> frozenset[int]:
+    """The leaves of averages of models, which ranks compute alike from what an optimizer trains."""
+    models = (branch for branch in flat.objects if isinstance(branch.container, AveragedModel))
+    return frozenset(leaf for branch in models for leaf in LeafNumbers.of(branch).arrays)
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +332,9 @@ class Replicas:
     def _look_anew(self, flat: FlatState, owned: Mapping[int, torch.Tensor], what: str) -> None:
         """Prepare the digests of the leaves that are compared from now on, and agree on which rotate (collective)."""
         layout, compared = self.layout, set(self._compared())
-        verified, rotated = (np.flatnonzero(layout.in_mode(mode)).tolist() for mode in (VERIFY, ROTATE))
+        verified = np.flatnonzero(layout.in_mode(VERIFY)).tolist()
+        averaged = np.isin(np.arange(len(layout.types)), list(_averaged_leaves(flat)))
+        rotated = np.flatnonzero(layout.in_mode(ROTATE) | (layout.in_mode(AUTO) & averaged)).tolist()
         orders = np.zeros(len(layout.types), dtype=np.int64)
         leaves_of = [[leaf for leaf in each.leaves if leaf in compared] for each in self._sets]
         for each, leaves in zip(self._sets, leaves_of, strict=True):

@@ -86,6 +86,23 @@ def test_what_rotates_is_compared_a_slice_at_a_time_and_found_to_differ_later(
     assert steps is not None and int(steps[1]) == 2 and 3 <= int(steps[2]) < 12
 
 
+def test_averages_of_models_rotate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = torch.nn.Linear(400, 400, bias=False)
+
+    def averaged(step: int, rank: int, mine: dict[str, Any]) -> None:
+        average = mine.setdefault("ema", torch.optim.swa_utils.AveragedModel(model))
+        with torch.no_grad():
+            average.module.weight += step
+            if rank == 2 and step >= 3:
+                average.module.weight[132:140] += 1
+
+    monkeypatch.setattr(save_warnings, "HASHED_BYTES", 150_000)
+    [astray] = told_by(tmp_path, averaged, steps=12)
+    assert astray.startswith("ReplicaDivergenceWarning") and "ema/module.weight: rank 2 differs" in astray
+    steps = re.search(r"steps (\d+) to (\d+) are suspect", astray)
+    assert steps is not None and int(steps[1]) == 2 and 3 <= int(steps[2]) < 12
+
+
 def test_large_leaves_that_are_read_in_full_every_time_are_warned_of_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
