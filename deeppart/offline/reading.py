@@ -6,6 +6,7 @@ import copy
 import errno
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
@@ -58,7 +59,8 @@ from deeppart.storage import StoredStep
 
 #: Leaves are read so many bytes at a time, or one by one where they are larger.
 BATCH_BYTES = 256 << 20
-Buffer = memoryview | Bytes
+#: Chunks that are read at a time.
+MOST_THREADS = 4
 
 
 def load(
@@ -346,7 +348,19 @@ class OpenCheckpoint:
         scatter = Scatter(
             each for leaf, array in arrays.items() for each in self._wanted(leaf, LiveBox.whole(array), f"leaf {leaf}")
         )
-        self._fill(scatter, lambda part, chunk: self.parts[part].reader.read_chunk(chunk))
+
+        def bring(found: tuple[int, int, list[LeafPiece]]) -> None:
+            part, chunk, pieces = found
+            reader = self.parts[part].reader
+            into = scatter.direct(part, pieces, int(reader.chunks["raw_length"][chunk]))
+            if into is not None:
+                reader.read_into(chunk, into.data)
+            else:
+                scatter.write(part, pieces, np.frombuffer(reader.read_chunk(chunk), dtype=np.uint8))
+
+        with ThreadPoolExecutor(min(MOST_THREADS, len(os.sched_getaffinity(0))), "deeppart-load") as pool:
+            for _ in pool.map(bring, self._holding(scatter)):
+                pass
         tie(self.target, arrays)
         return arrays
 
@@ -374,12 +388,8 @@ class OpenCheckpoint:
         for leaf in views:
             for live in wanted[leaf]:
                 assign(live.array, arrays[leaf][live.box.slices()])
-        self._fill(scatter, lambda part, chunk: checked[part].data(chunk))
-
-    def _fill(self, scatter: Scatter, data_of: Callable[[int, int], Buffer]) -> None:
-        """Put what chunks hold into the arrays that want it."""
         for part, chunk, pieces in self._holding(scatter):
-            scatter.write(part, pieces, np.frombuffer(data_of(part, chunk), dtype=np.uint8))
+            scatter.write(part, pieces, checked[part].data(chunk))
 
     def _holding(self, scatter: Scatter) -> Iterator[tuple[int, int, list[LeafPiece]]]:
         """Part, chunk, and the pieces in it that are wanted, of all chunks that hold any."""

@@ -138,9 +138,9 @@ class PartReader:
 
     def read_chunk(self, i: int, scratch: memoryview | None = None) -> memoryview:
         """Read, check and decode chunk ``i``; return its raw bytes."""
-        length = int(self.chunks["encoded_length"][i])
         if scratch is None:
-            return self.decode_chunk(i, memoryview(self._source_of(i).read_at(int(self.chunks["offset"][i]), length)))
+            return self.decode_chunk(i, self._encoded(i))
+        length = int(self.chunks["encoded_length"][i])
         if scratch.nbytes < length:
             raise FormatError(
                 "the memory given for a chunk is too short for it",
@@ -151,6 +151,18 @@ class PartReader:
         encoded = scratch.cast("B")[:length]
         self.read_encoded(i, encoded)
         return self.decode_chunk(i, encoded)
+
+    def read_into(self, i: int, raw: memoryview) -> None:
+        """Read, check and decode chunk ``i`` into memory of its raw length."""
+        if int(self.chunks["codec"][i]) == RawCodec.codec_id:
+            self.read_encoded(i, raw)
+            self.check_chunk(i, raw)
+        else:
+            self.decode_chunk(i, self._encoded(i), raw)
+
+    def _encoded(self, i: int) -> memoryview:
+        offset, length = int(self.chunks["offset"][i]), int(self.chunks["encoded_length"][i])
+        return memoryview(self._source_of(i).read_at(offset, length))
 
     def read_encoded(self, i: int, encoded: memoryview) -> None:
         """Read the encoded bytes of chunk ``i``, from this part or its base; nothing is checked."""

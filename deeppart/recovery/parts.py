@@ -6,7 +6,6 @@ in the page cache of a file system of this node, is used in place.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -209,7 +208,6 @@ class OpenedPart:
             mapped = self._pinned.memory
         if mapped is not None:
             room = np.frombuffer(mapped, dtype=np.uint8)
-        scratch = threading.local()
 
         def bring(index: int) -> None:
             raw = part.chunk(index).data
@@ -217,13 +215,8 @@ class OpenedPart:
                 self._pinned.populate(int(chunks["offset"][index]), len(raw))
             if mapped is not None:
                 self._reader.check_chunk(index, raw)
-            elif int(chunks["codec"][index]) == RawCodec.codec_id:
-                self._reader.read_encoded(index, raw)
-                self._reader.check_chunk(index, raw)
             else:
-                encoded = _scratch(scratch, int(chunks["encoded_length"][index]))
-                self._reader.read_encoded(index, encoded)
-                self._reader.decode_chunk(index, encoded, raw)
+                self._reader.read_into(index, raw)
 
         is_whole = len(self._mine) == len(chunks) and chosen is None
         starts = None
@@ -260,11 +253,3 @@ def load_part(
     """Read one part into newly allocated memory and check every chunk."""
     opened = OpenedPart(source, read, attempt, signing)
     return opened.load(np.empty(opened.room_bytes(), dtype=np.uint8), threads)
-
-
-def _scratch(local: threading.local, length: int) -> memoryview:
-    """A buffer of the calling thread, for an encoded chunk."""
-    memory: memoryview | None = getattr(local, "memory", None)
-    if memory is None or len(memory) < length:
-        memory = local.memory = np.empty(length, dtype=np.uint8).data
-    return memory[:length]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field
@@ -38,7 +39,7 @@ class StateLayout:
 
     Attributes:
         root, array_types, pointers, orders: those of the state that this was last valid for.
-        outlines: of its structure, and what this rank alone has of it (:func:`_outlines`).
+        outlines: of its structure, and what this rank alone has of it (:func:`outlines_of`).
         tree: JSON form of the tree (rank 0's goes into the checkpoint).
         numbers: the leaf numbers in it.
         types: type of each leaf.
@@ -61,7 +62,7 @@ class StateLayout:
     """
 
     root: Node
-    outlines: list[Any]
+    outlines: tuple[str, str]
     array_types: list[Any]
     pointers: array[int]
     orders: list[Any]
@@ -234,19 +235,22 @@ def _of_groups(
     return found
 
 
-def _structure_digest(flat: FlatState, outlines: list[Any], replication: Replication) -> int:
+def _structure_digest(flat: FlatState, outlines: tuple[str, str], replication: Replication) -> int:
     """Digest of everything that must be equal on all ranks."""
     orders = [[encode_path(path), encode_path(keys)] for path, keys in flat.ordered if replication.mode(path) != ALL]
     return hash_json([outlines[0], orders])
 
 
-def outlines_of(flat: FlatState) -> list[Any]:
-    """The outline of the structure that all ranks share, those of rank-local items, and the boxes of shards."""
+def outlines_of(flat: FlatState) -> tuple[str, str]:
+    """The outline of the structure that all ranks share, and what this rank alone has: its rank-local items and shards.
+
+    As JSON texts: in Python ``(1,) == (True,)`` and ``0.0 == -0.0``, which are different keys.
+    """
     own = [
         [encode_path(each.path), None if each.node is None else outline(each.node, _kind_of)]
         for each in flat.rank_local
     ]
-    return [outline(flat.root, _kind_of), own, [leaf.boxes for leaf in flat.sharded]]
+    return json.dumps(outline(flat.root, _kind_of)), json.dumps([own, [leaf.boxes for leaf in flat.sharded]])
 
 
 def _kind_of(leaf: Leaf) -> list[Any]:
