@@ -88,13 +88,18 @@ def measure(ranks: int, *, alone: bool = False) -> dict[str, float]:
         ]
         for process in processes:
             process.start()
+        rows: list[dict[str, float]] = []
+        while len(rows) < ranks and not any(process.exitcode for process in processes):
+            if found.empty():
+                time.sleep(0.01)
+            else:  # a rank ends only once its row has room in the queue
+                rows.append(found.get())
         for process in processes:
             process.join(_TIMEOUT_S)
         if any(process.exitcode != 0 for process in processes):
             for process in processes:
                 process.kill()
             raise RuntimeError(f"of {ranks} ranks, {sum(process.exitcode != 0 for process in processes)} failed")
-        rows = [found.get() for _ in range(ranks)]
     return {name: max(row[name] for row in rows) for name in rows[0]}
 
 
