@@ -166,7 +166,7 @@ def run(
     end_s = end_of_job() if until is None else until
     options = JobOptions(ranks, hosts, spares, least, failures, modules, grace, hang, end_s=end_s)
     runs = Command.of(command)
-    # Not the command itself, which may have a password: whom this agent does not accept is told what job it is of.
+    # Not the command itself, which may have a password: an agent that is refused learns what job this one belongs to.
     digest = hashlib.sha256(json.dumps(runs.arguments).encode()).hexdigest()[:8]
     job = f"{os.environ.get('SLURM_JOB_ID', '')} on {','.join(hosts)} with command {digest}"
     credentials = Credentials(job, secret_of_ranks())

@@ -56,4 +56,4 @@ class _Alone(Transport):
         raise AssertionError("nobody offers anything")
 
     def _tell(self, to: int, message: bytes) -> None:
-        raise AssertionError("nobody is told anything")
+        raise AssertionError("there is no other rank")

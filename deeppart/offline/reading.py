@@ -6,7 +6,6 @@ import copy
 import errno
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from deeppart._gc import collection_paused
+from deeppart._threads import on_threads
 from deeppart.codec import RawCodec
 from deeppart.errors import (
     DeeppartError,
@@ -358,9 +358,8 @@ class OpenCheckpoint:
             else:
                 scatter.write(part, pieces, np.frombuffer(reader.read_chunk(chunk), dtype=np.uint8))
 
-        with ThreadPoolExecutor(min(MOST_THREADS, len(os.sched_getaffinity(0))), "deeppart-load") as pool:
-            for _ in pool.map(bring, self._holding(scatter)):
-                pass
+        threads = min(MOST_THREADS, len(os.sched_getaffinity(0)))
+        on_threads(bring, self._holding(scatter), threads, "deeppart-load")
         tie(self.target, arrays)
         return arrays
 

@@ -268,7 +268,7 @@ class PartReader:
         for base in range(1, len(self.bases) + 1) if with_bases else ():
             try:
                 self._base(base)
-            except (FormatError, StorageError) as error:  # told once, and not chunk by chunk
+            except (FormatError, StorageError) as error:  # reported once, not chunk by chunk
                 gone.add(base)
                 tell(BadChunks(tuple(np.flatnonzero(self.chunks["base"] == base).tolist()), base, error))
         buffer = np.empty(int(self.chunks["encoded_length"].max(initial=0)), dtype=np.uint8).data

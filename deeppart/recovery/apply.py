@@ -122,7 +122,7 @@ def _match(
     def matched() -> tuple[Matched, OldLeaves, ToFill, WantedPieces]:
         found = match(saved, held, flat, choice, policies, comm.rank, cast=request.cast)
         old, to_fill = memory_for_old_leaves(found), arrays_to_fill(found)
-        return found, old, to_fill, wanted_pieces(chain(wanted(found, to_fill.all()), wanted_of_old(old)))
+        return found, old, to_fill, wanted_pieces(chain(to_fill.wanted, wanted_of_old(old)))
 
     return ranks.together(matched, _MATCHING, what)
 
@@ -157,7 +157,7 @@ class _Filling:
         def hand_over() -> None:
             put(target, to_fill.complete(target), matched.flat)
 
-        self._bring(wanted(matched, to_fill.all()), hand_over, _HANDING, _TODO, has_begun=True)
+        self._bring(to_fill.wanted, hand_over, _HANDING, _TODO, has_begun=True)
 
     def _bring(
         self,
@@ -198,18 +198,16 @@ class ToFill:
 
     Attributes:
         boxes: the memory that receives each leaf, by leaf number: all of it, or this rank's shards.
+        wanted: the bytes of the parts that go there.
         components: memory for components of composite tensors, which are received separately first, by leaf number.
         shared: leaf numbers, arrays that share memory otherwise than when they were saved, and memory to receive each
             separately first.
     """
 
     boxes: dict[int, list[LiveBox]]
+    wanted: Sequence[Wanted]
     components: dict[int, Array]
-    shared: Sequence[tuple[int, LiveBox, LiveBox]] = ()
-
-    def all(self) -> Iterator[tuple[int, LiveBox]]:
-        """All arrays to be filled."""
-        return ((index, live) for index, boxes in self.boxes.items() for live in boxes)
+    shared: Sequence[tuple[int, LiveBox, LiveBox]]
 
     def all_alone(self) -> Iterator[tuple[int, LiveBox]]:
         """The memory for leaves that are received separately first."""
@@ -241,7 +239,8 @@ def arrays_to_fill(matched: Matched) -> ToFill:
         if index in boxes
     }
     shared = [(index, live, _separate(target, index, live.box)) for index, live in _shared_otherwise(matched)]
-    return ToFill(boxes, components, shared)
+    everything = ((index, live) for index, memory in boxes.items() for live in memory)
+    return ToFill(boxes, list(wanted(matched, everything)), components, shared)
 
 
 def _memory_for(target: Target, index: int) -> list[LiveBox]:

@@ -7,13 +7,13 @@ in the page cache of a file system of this node, is used in place.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from deeppart._threads import on_threads
 from deeppart.codec import RawCodec
 from deeppart.errors import CorruptFileError, StorageError
 from deeppart.mapped import LockedFile, lies_in_memory, pin
@@ -233,13 +233,7 @@ class OpenedPart:
             in_place = file if self._is_on_a_node else None  # files of the persistent level are never written over
         part = LoadedPart(self._reader, room, path, in_place, place, self._mine, chosen, starts)
         wanted = self._mine if chosen is None else [index for index in self._mine if chosen[index]]
-        with ThreadPoolExecutor(max(threads, LEAST_THREADS), "deeppart-load") as pool:
-            try:
-                for _ in pool.map(bring, wanted):
-                    pass
-            except BaseException:
-                pool.shutdown(cancel_futures=True)  # and waits: the memory will be reused
-                raise
+        on_threads(bring, wanted, max(threads, LEAST_THREADS), "deeppart-load")
         return part
 
 

@@ -274,8 +274,8 @@ def find_copies(ranks: Ranks, recovered: Recovered, what: str) -> NodeCopies:
     """Map the bytes that the mates of this rank have read (collective)."""
     places = [(part, astuple(loaded.place)) for part, loaded in recovered.mine.items() if loaded.place is not None]
     kernel, node_of, mine = running_kernel(), ranks.node_of, dict[Holding, NodeCopy]()
-    told = ranks.comm.allgather(json.dumps([kernel, places if kernel else []]).encode())
-    received = [json.loads(text) for text in ranks.finish(told, what)]
+    offered = json.dumps([kernel, places]).encode() if kernel and places else b""
+    received = [json.loads(text or '["", []]') for text in ranks.finish(ranks.comm.allgather(offered), what)]
     found = {(part, rank): FileRange(*each) for rank, (_, theirs) in enumerate(received) for part, each in theirs}
     holdings = [(read.part, reader) for read in recovered.reads for reader in read.readers]
     lacking = np.array([each not in found for each in holdings], dtype=np.int64)

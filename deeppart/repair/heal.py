@@ -80,8 +80,8 @@ class Healer:
             if path and not self._is_sound(self._at(path), Required(recovered.attempt, part))
         ]
         reports = self._drive(self._comm.allgather(json.dumps(damaged).encode() if damaged else b""))
-        told = ((sender, json.loads(text)) for sender, text in enumerate(reports) if text)
-        return {inventory.location(sender, path) for sender, paths in told for path in paths}
+        found = ((sender, path) for sender, text in enumerate(reports) if text for path in json.loads(text))
+        return {inventory.location(sender, path) for sender, path in found}
 
     def _is_sound(self, path: Path, required: Required) -> bool:
         try:

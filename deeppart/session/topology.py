@@ -74,11 +74,11 @@ def compare_settings(comm: Comm, config: Config, signing: Signing | None, what: 
     offered = json.dumps(given).encode() if comm.rank == 0 else None
     expected = json.loads(finish(comm, comm.broadcast(offered), what, config.timeout))
     # Each rank only sends the values in which it differs from rank 0.
-    differing = [each for each in json.loads(json.dumps(given)).items() if expected.get(each[0]) != each[1]]
+    differing = {key: value for key, value in given.items() if expected.get(key) != value}
     message = [name, directory, failure_domain(), processors, differing]
     texts = finish(comm, comm.allgather(json.dumps(message).encode()), what, config.timeout)
     names, directories, domains, all_processors, differences = zip(*map(json.loads, texts), strict=True)
-    others = {rank: dict(each) for rank, each in enumerate(differences) if each}
+    others = {rank: each for rank, each in enumerate(differences) if each}
 
     def compare(key: str, about: str, advice: str, show: Callable[[Any], str] = str) -> None:
         having = {rank: theirs[key] for rank, theirs in others.items() if key in theirs}

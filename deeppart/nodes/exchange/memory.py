@@ -86,8 +86,8 @@ def begin_together(comm: Comm, begin: Callable[[], Operation[T]]) -> Operation[T
         problem = error
     anywhere = yield from comm.maximum(np.array([problem is not None], np.int64))
     if anywhere[0]:
-        told = yield from comm.allgather(f"{type(problem).__name__}: {problem}".encode() if problem else b"")
-        texts = [f"rank {rank}: {text.decode()}" for rank, text in enumerate(told) if text]
+        received = yield from comm.allgather(f"{type(problem).__name__}: {problem}".encode() if problem else b"")
+        texts = [f"rank {rank}: {text.decode()}" for rank, text in enumerate(received) if text]
         found = "\n".join(texts).replace("\n", "\n    ")
         raise NotBegunError("an exchange between nodes could not begin", found=found) from problem
     return (yield from operation)

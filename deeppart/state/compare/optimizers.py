@@ -42,7 +42,7 @@ _WORD_BYTES = 8
 
 
 class Listener(Protocol):
-    """Is told of steps, in the stepping thread."""
+    """Called at each step, in the stepping thread."""
 
     def before_step(self, optimizer: Optimizer) -> None:
         """An optimizer is about to step."""
@@ -52,7 +52,7 @@ class Listener(Protocol):
 
 
 class _Registry:
-    """All optimizers that have stepped, and the listeners that are told of each step. One per process."""
+    """All optimizers that have stepped, and the listeners that are called at each step. One per process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -333,7 +333,8 @@ class Replicas:
         """Prepare the digests of the leaves that are compared from now on, and agree on which rotate (collective)."""
         layout, compared = self.layout, set(self._compared())
         verified = np.flatnonzero(layout.in_mode(VERIFY)).tolist()
-        averaged = np.isin(np.arange(len(layout.types)), list(_averaged_leaves(flat)))
+        averaged = np.zeros(len(layout.types), dtype=np.bool_)
+        averaged[list(_averaged_leaves(flat))] = True
         rotated = np.flatnonzero(layout.in_mode(ROTATE) | (layout.in_mode(AUTO) & averaged)).tolist()
         orders = np.zeros(len(layout.types), dtype=np.int64)
         leaves_of = [[leaf for leaf in each.leaves if leaf in compared] for each in self._sets]

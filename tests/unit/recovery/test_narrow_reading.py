@@ -15,7 +15,6 @@ from deeppart.errors import DeeppartError, RestoreError
 from deeppart.model import RestoreReport
 from deeppart.recovery import apply
 from deeppart.recovery.apply import arrays_to_fill, wanted_pieces
-from deeppart.recovery.apply import wanted as wanted_by
 from deeppart.recovery.tables import Tables, fetch_spans, without_unneeded
 from deeppart.state.capture import layout
 from deeppart.state.pieces import ANY_PART
@@ -213,12 +212,12 @@ def test_the_chunks_of_each_leaf(tmp_path: Path, saving: int, left_out: str | No
     save(tmp_path, [tied_state(rank, saving, 1.0) for rank in range(saving)])
     opened = open_step(tmp_path)
     matched = opened.matched(tied_state(0, 1, 0.0))
-    wanted = wanted_pieces(wanted_by(matched, arrays_to_fill(matched).all()))
+    wanted = wanted_pieces(arrays_to_fill(matched).wanted)
     tables = fetch_spans(opened.ranks, opened.tables, wanted.of(ANY_PART), "fetching")
     numbers = {path[0]: number for number, path in enumerate(matched.target.structure.array_paths()) if path}
     if left_out is not None:
         matched.target.dropped |= {numbers[left_out]}
-        wanted = wanted_pieces(wanted_by(matched, arrays_to_fill(matched).all()))
+        wanted = wanted_pieces(arrays_to_fill(matched).wanted)
     found: dict[str, set[bool]] = {}
     for index in without_unneeded(opened.ranks, tables, wanted, "choosing").indexes:
         for chunk, is_unread in enumerate(index.is_unread.tolist()):
