@@ -112,7 +112,8 @@ class Checkpointer:
             with raised_later(self._call_notes.note):
                 self._background = Background(self._session, self._call_notes)
             self._pipeline = self._background.pipeline
-            self._saver = Saver(self._comm, self.config, self._background.staging, self._background.suspicions.record)
+            record, threads = self._background.suspicions.record, self._session.processors.waiting
+            self._saver = Saver(self._comm, self.config, self._background.staging, record, threads=threads)
         except BaseException:  # such as: no more threads are possible
             self._session.abandon()
             raise

@@ -97,12 +97,13 @@ class Saver:
         staging: Staging,
         record: Callable[[int, int, Sequence[Divergence]], None],
         *,
+        threads: int = 1,
         quiet: bool = False,
     ) -> None:
         self._comm, self._record = comm, record
         self._timeout = config.timeout
         self._kappa = config.kappa
-        self._replicas = Replicas(comm, config.replicated, config.timeout)
+        self._replicas = Replicas(comm, config.replicated, config.timeout, threads)
         self._excluded = Excluded(config.exclude) if config.exclude else None
         self._template = Template()
         self._template.cuts = self._cuts(frozenset())

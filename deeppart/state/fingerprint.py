@@ -7,16 +7,18 @@ that a signed maximum of value and negated value tells whether all ranks agree.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import xxhash
 
+from deeppart._threads import on_threads
 from deeppart.state.tensors import (
     Bytes,
     HostMemory,
@@ -35,6 +37,8 @@ SAMPLES_PER_LEAF = 16
 #: 2**64 over the golden ratio: successive multiples, as fractions of 2**64, spread evenly over every interval.
 _ROTATION = 0x9E3779B97F4A7C15
 _PIECE_ELEMENTS = 1 << 20
+#: Elements that one thread digests at a time, and bytes from which on several threads do.
+_DIGESTED_ELEMENTS, _WORTH_THREADS_BYTES = 4 << 20, 32 << 20
 #: torch cannot copy a large transposed tensor of this dtype, though it can copy its bytes.
 _NO_COPY = getattr(torch, "float4_e2m1fn_x2", None)
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -170,17 +174,60 @@ def sample_digest(tensors: Sequence[torch.Tensor], turn: int) -> int:
     return int(hasher.intdigest()) >> 1
 
 
-def full_digest(data: Any) -> int:
-    """Fingerprint of all elements of a leaf, in C order. A leaf that is not flat is copied in pieces of a few MiB."""
-    if isinstance(data, torch.Tensor) and data.device.type != "cpu":
-        return device_digests([data])[0]
-    if is_flat(data):
-        return hash63(flat_bytes(data))
+def full_digests(leaves: Sequence[Any], threads: int = 1) -> list[int]:
+    """For each leaf a fingerprint of all its elements, in C order; on several threads if that pays."""
+    found = dict[int, int]()
+    on_devices = [at for at, leaf in enumerate(leaves) if is_on_device(leaf)]
+    found.update(zip(on_devices, device_digests([leaves[at] for at in on_devices]), strict=True))
+    pieces = [piece for at, leaf in enumerate(leaves) if at not in found for piece in _pieces(at, leaf)]
+    digests = np.zeros(len(pieces), dtype=np.int64)
+
+    def digest(number: int) -> None:
+        digests[number] = _piece_digest(leaves[pieces[number].leaf], pieces[number])
+
+    if threads > 1 and len(pieces) > 1 and sum(piece.nbytes for piece in pieces) >= _WORTH_THREADS_BYTES:
+        on_threads(digest, range(len(pieces)), threads, "deeppart-digest")
+    else:
+        for number in range(len(pieces)):
+            digest(number)
+    counts = np.bincount(np.array([piece.leaf for piece in pieces], dtype=np.int64), minlength=len(leaves))
+    for at, (begin, end) in enumerate(itertools.pairwise([0, *np.cumsum(counts).tolist()])):
+        if at not in found:
+            found[at] = hash63(digests[begin:end].tobytes())
+    return [found[at] for at in range(len(leaves))]
+
+
+def is_on_device(data: object) -> bool:
+    """True if a leaf is digested on its device."""
+    return isinstance(data, torch.Tensor) and not data.is_cpu
+
+
+class _Piece(NamedTuple):
+    """Elements of a leaf, counted in C order, and how many bytes they have."""
+
+    leaf: int
+    begin: int
+    end: int
+    nbytes: int
+
+
+def _pieces(number: int, leaf: Any) -> Iterator[_Piece]:
+    count = math.prod(leaf.shape)
+    itemsize = leaf.element_size() if isinstance(leaf, torch.Tensor) else leaf.itemsize
+    for begin in range(0, count, _DIGESTED_ELEMENTS):
+        end = min(count, begin + _DIGESTED_ELEMENTS)
+        yield _Piece(number, begin, end, (end - begin) * itemsize)
+
+
+def _piece_digest(leaf: Any, piece: _Piece) -> int:
+    """Fingerprint of a piece of a leaf in host memory. If the leaf is not flat, a few MiB are copied at a time."""
+    if is_flat(leaf):
+        itemsize = piece.nbytes // (piece.end - piece.begin)
+        return hash63(flat_bytes(leaf)[piece.begin * itemsize : piece.end * itemsize])
     hasher = xxhash.xxh3_64()
-    array = data.detach() if isinstance(data, torch.Tensor) else data
-    count = math.prod(array.shape)
-    for start in range(0, count, _PIECE_ELEMENTS):
-        for index, _ in rectangles(tuple(array.shape), start, min(count, start + _PIECE_ELEMENTS)):
+    array = leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
+    for start in range(piece.begin, piece.end, _PIECE_ELEMENTS):
+        for index, _ in rectangles(tuple(array.shape), start, min(piece.end, start + _PIECE_ELEMENTS)):
             hasher.update(flat_bytes(_flat_copy(array[index])).data)
     return int(hasher.intdigest()) >> 1
 

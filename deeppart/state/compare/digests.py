@@ -24,7 +24,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from deeppart.state.compare.optimizers import Trained, holds_alone
 from deeppart.state.compare.slices import DeferredSlices, RotatingSlices, memory_order
-from deeppart.state.fingerprint import SMALL_LEAF_BYTES, SmallLeaves, device_digests, full_digest, hash63
+from deeppart.state.fingerprint import SMALL_LEAF_BYTES, SmallLeaves, full_digests, hash63, is_on_device
 from deeppart.state.tensors import LeafType
 from deeppart.state.tree import FlatState
 
@@ -59,7 +59,9 @@ class LeafDigests:
         in_slices: Collection[int] = (),
         *,
         counters: bool = True,
+        threads: int = 1,
     ) -> None:
+        self._threads = threads
         self._types, self._counters, self._in_slices = types, counters, frozenset(in_slices)
         self._asked = frozenset(in_full) | self._in_slices
         self._leaves = np.array(leaves, dtype=np.int64)
@@ -129,7 +131,7 @@ class LeafDigests:
 
     def digest(self, flat: FlatState, turn: int, *, without_trained: bool = False) -> int:
         """One digest of all bytes that are compared at a turn."""
-        whole = np.array(_full_digests(flat, self._in_full), dtype=np.int64)
+        whole = np.array(full_digests([flat.data[leaf] for leaf in self._in_full], self._threads), dtype=np.int64)
         slices = [self._others.digests(flat.pointers, turn)]
         slices += [] if without_trained else [self._slices.digests(flat.pointers, turn)]
         small = np.array([self._small.digest(flat.data, flat.pointers)], dtype=np.int64)
@@ -137,7 +139,7 @@ class LeafDigests:
 
     def hashed(self, flat: FlatState) -> list[int]:
         """The large leaves in host memory that are read in full, though the setting asks for nothing."""
-        return [leaf for leaf in self._in_full if leaf not in self._asked and not _is_on_device(flat.data[leaf])]
+        return [leaf for leaf in self._in_full if leaf not in self._asked and not is_on_device(flat.data[leaf])]
 
     @property
     def in_full(self) -> Digests:
@@ -165,24 +167,6 @@ class LeafDigests:
         self._in_full: list[int] = self._leaves[self._is_large & (orders == 0)].tolist()
 
 
-def full_digests(flat: FlatState, leaves: Sequence[int]) -> Digests:
-    """For each leaf number a digest of all its bytes; 0 for leaves not in ``leaves``."""
-    found = np.zeros(len(flat.data), dtype=np.int64)
-    found[list(leaves)] = _full_digests(flat, leaves)
-    return found
-
-
-def _full_digests(flat: FlatState, leaves: Sequence[int]) -> list[int]:
-    on_devices = [leaf for leaf in leaves if _is_on_device(flat.data[leaf])]
-    found = dict(zip(on_devices, device_digests([flat.data[leaf] for leaf in on_devices]), strict=True))
-    return [found[leaf] if leaf in found else full_digest(flat.data[leaf]) for leaf in leaves]
-
-
 def _are_writes_counted(data: torch.Tensor, storage: Any) -> bool:
     """True if a tensor's version counter counts most writes: neither numpy nor another process has its memory."""
     return not data.is_inference() and storage.resizable() and not storage.is_shared()
-
-
-def _is_on_device(data: object) -> bool:
-    """True if a leaf is digested on its device."""
-    return isinstance(data, torch.Tensor) and not data.is_cpu

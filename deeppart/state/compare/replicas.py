@@ -26,12 +26,12 @@ from torch.optim.swa_utils import AveragedModel
 from deeppart.comm import Comm, finish
 from deeppart.errors import LeafMismatchError, UnsupportedLeafError
 from deeppart.model import ComparedEarlier
-from deeppart.state.compare.digests import LeafDigests, full_digests
+from deeppart.state.compare.digests import LeafDigests
 from deeppart.state.compare.history import NEVER, Calls, Divergence, compared_earlier
 from deeppart.state.compare.layout import Flags, StateLayout, derive
 from deeppart.state.compare.optimizers import Trained, TrainingWatch
 from deeppart.state.compare.slices import DeferredSlices
-from deeppart.state.fingerprint import SMALL_LEAF_BYTES, full_digest, hash63, hash_json
+from deeppart.state.fingerprint import SMALL_LEAF_BYTES, full_digests, hash63, hash_json
 from deeppart.state.paths import ALL, AUTO, NONE, ROTATE, VERIFY, Replication, readable
 from deeppart.state.tensors import leaf_type
 from deeppart.state.tree import FlatState, LeafNumbers, alias_digests, in_order
@@ -85,6 +85,8 @@ class _Set:
 class Replicas:
     """Keeps the layout of the state a job saves, and compares it across ranks. Used by the training thread alone.
 
+    It digests whole leaves on ``threads`` threads.
+
     Attributes:
         replication: the user's ``replicated`` setting.
         calls: the turns of this session.
@@ -93,8 +95,8 @@ class Replicas:
         compared_s: how long the leaves of all ranks were read at the last checkpoint.
     """
 
-    def __init__(self, comm: Comm, setting: str | Mapping[str, str], timeout: float) -> None:
-        self._comm = comm
+    def __init__(self, comm: Comm, setting: str | Mapping[str, str], timeout: float, threads: int = 1) -> None:
+        self._comm, self._threads = comm, threads
         self._timeout = timeout
         self.replication = Replication(setting if comm.size > 1 else ALL)
         is_due = self.replication.uniform not in (ALL, NONE, VERIFY)
@@ -308,7 +310,9 @@ class Replicas:
         trusted = np.flatnonzero(self._of_leaves(new) & layout.in_mode(ALL))
         _refuse_unequal_types(flat, trusted.tolist(), what)
         layout.differing |= self._of_leaves(new)
-        new |= self._unequal(full_digests(flat, self._compared()), what)
+        compared, digests = self._compared(), np.zeros(len(flat.data), dtype=np.int64)
+        digests[compared] = full_digests([flat.data[leaf] for leaf in compared], self._threads)
+        new |= self._unequal(digests, what)
         layout.differing |= self._of_leaves(new)
         layout.per_rank_values |= self._unequal_values(flat, what)
         values = np.flatnonzero(layout.per_rank_values & ~values_before).tolist()
@@ -340,7 +344,9 @@ class Replicas:
         leaves_of = [[leaf for leaf in each.leaves if leaf in compared] for each in self._sets]
         for each, leaves in zip(self._sets, leaves_of, strict=True):
             counters = each.number == 0 and not self._unsteady  # writes through a sharded tensor count only there
-            each.digests = LeafDigests(leaves, flat, layout.types, verified, rotated, counters=counters)
+            each.digests = LeafDigests(
+                leaves, flat, layout.types, verified, rotated, counters=counters, threads=self._threads
+            )
             each.digests.look(flat, self._trained)
             orders[leaves] = each.digests.orders
         unlike = self._of_leaves(self._unequal(orders, what))
@@ -455,7 +461,7 @@ def _encode(leaf: Any) -> Encoded:
 
 
 def _digest_of(data: Any) -> str:
-    return f"{leaf_type(data)} {full_digest(data)}"
+    return f"{leaf_type(data)} {full_digests([data])[0]}"
 
 
 def _refuse_unequal_types(flat: FlatState, leaves: Sequence[int], what: str) -> None:

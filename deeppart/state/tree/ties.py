@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from deeppart.state.fingerprint import full_digest, hash63
+from deeppart.state.fingerprint import full_digests, hash63
 from deeppart.state.memory import extent
 from deeppart.state.tensors import Array, LeafType, is_flat
 from deeppart.state.tree.flat import FlatState
@@ -251,4 +251,4 @@ def _copy(data: Array) -> Array:
 
 
 def _digest(data: Array) -> int:
-    return full_digest(data.cpu() if isinstance(data, torch.Tensor) else data)
+    return full_digests([data.cpu() if isinstance(data, torch.Tensor) else data])[0]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from deeppart.state import fingerprint
 from deeppart.state.compare import digests
 from deeppart.state.compare.digests import LeafDigests
 from deeppart.state.compare.optimizers import TrainingWatch
@@ -44,7 +45,8 @@ def seen(watch: TrainingWatch, *parameters: torch.nn.Parameter) -> Any:
 
 def test_leaves_on_a_device_are_all_read_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
     """The way that GPU leaves go, with tensors of the CPU."""
-    monkeypatch.setattr(digests, "_is_on_device", lambda data: isinstance(data, torch.Tensor))
+    for module in (digests, fingerprint):
+        monkeypatch.setattr(module, "is_on_device", lambda data: isinstance(data, torch.Tensor))
     data = torch.zeros(LARGE)
     flat = flatten({"data": data, "x": torch.zeros(LARGE)})
     compared = compare(flat)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from deeppart.state import fingerprint
-from deeppart.state.fingerprint import SAMPLES_PER_LEAF, device_digests, full_digest, sample_digest
+from deeppart.state.fingerprint import SAMPLES_PER_LEAF, device_digests, full_digests, sample_digest
 
 
 @pytest.mark.parametrize("count", [1, 15, 16, 17, 23 * 16, 587 * 3, 4099, 4800])
@@ -59,14 +59,16 @@ def test_a_whole_digest_is_of_every_element_in_c_order(
     layout: str, pieces: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fingerprint, "_PIECE_ELEMENTS", pieces)
+    monkeypatch.setattr(fingerprint, "_DIGESTED_ELEMENTS", 100 * pieces)
+    monkeypatch.setattr(fingerprint, "_WORTH_THREADS_BYTES", 100)
     data = LAYOUTS[layout]()
-    expected = full_digest(data)
-    assert full_digest(plain(data)) == expected
+    (expected,) = full_digests([data])
+    assert full_digests([data, plain(data)], threads=3) == [expected] * 2
     flat = plain(data).reshape(-1)
     for at in sorted({0, len(flat) // 3, len(flat) - 1}):
         other = plain(data).reshape(-1)
         other[at] = other[at] == 0
-        assert full_digest(other.reshape(data.shape)) != expected, at
+        assert full_digests([other.reshape(data.shape)], threads=2) != [expected], at
 
 
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if "numpy" not in name])
