@@ -11,10 +11,12 @@ Anyone who can reach the store's port can write there. Unreadable entries are sk
 
 from __future__ import annotations
 
+import base64
 import hmac
 import json
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Protocol, TypeVar
@@ -42,6 +44,8 @@ _ASK_S = 0.5
 _END_S = 0.5
 #: Hexadecimal digits of a tag: HMAC with SHA-256 (FIPS 198-1).
 _TAG_LENGTH = 64
+#: Bytes of an address as JSON, at most: it has two endpoints.
+_MOST_ADDRESS_BYTES = 2048
 _CONNECTING = "connecting the ranks"
 
 
@@ -117,7 +121,7 @@ class Search:
         if hmac.compare_digest(found, self._sealed(key, text)):
             try:
                 return read(text)
-            except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+            except (ValueError, TypeError, KeyError, OverflowError, RecursionError, zlib.error):
                 reason = "it cannot be read"
         line = f"skipped {key} in the store where ranks meet: {reason}"
         if line not in self.skipped:
@@ -127,6 +131,12 @@ class Search:
 
     def _roster_key(self, version: int) -> str:
         return f"roster/{self._address.start}/{version}"
+
+    def _unpacked(self, text: bytes) -> tuple[Address, ...]:
+        """The inverse of :func:`_packed`, of as many addresses as there are ranks."""
+        most_bytes = _MOST_ADDRESS_BYTES * self._size  # somebody else may have written it
+        data = zlib.decompressobj().decompress(base64.b85decode(text), most_bytes)
+        return tuple(Address(**each) for each in json.loads(data))
 
     def _register(self, store: Store) -> None:
         """For ranks other than 0: put the address, and wait for a roster with it."""
@@ -138,7 +148,7 @@ class Search:
                 break
             while store.check([self._roster_key(version + 1)]):
                 version += 1
-                roster = self._look(store, self._roster_key(version), _roster)
+                roster = self._look(store, self._roster_key(version), self._unpacked)
                 if roster is not None and len(roster) == self._size and roster[self._rank] == self._address:
                     self.roster, self.present = (version, roster), set(range(self._size))
             if self.roster is None and time.monotonic() - asked_at > _ASK_S:
@@ -163,7 +173,7 @@ class Search:
                 version += 1
                 while store.check([self._roster_key(version)]):
                     version += 1  # made by earlier processes: no rank finds its address in it
-                self._leave(store, self._roster_key(version), json.dumps([asdict(each) for each in roster]).encode())
+                self._leave(store, self._roster_key(version), _packed(roster))
                 self.roster, self.present = (version, roster), set(found)
             if time.monotonic() - said_at > _SAY_S and len(found) < self._size:
                 said_at = time.monotonic()
@@ -190,8 +200,9 @@ class Search:
         return is_new
 
 
-def _roster(text: bytes) -> tuple[Address, ...]:
-    return tuple(Address(**each) for each in json.loads(text))
+def _packed(roster: tuple[Address, ...]) -> bytes:
+    """All addresses, in some 70 bytes each: rank 0's store sends them to every rank."""
+    return base64.b85encode(zlib.compress(json.dumps([asdict(each) for each in roster]).encode()))
 
 
 def _ranks(text: bytes) -> set[int]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
+import base64
 import threading
 import time
+import zlib
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ import pytest
 from deeppart.comm.channel import Comm
 from deeppart.comm.sockets.address import Address
 from deeppart.comm.sockets.rank_sockets import RankSockets
-from deeppart.comm.sockets.rendezvous import Rendezvous, Search, meet
+from deeppart.comm.sockets.rendezvous import Rendezvous, Search, _packed, meet
 from deeppart.errors import CommError, PeerTimeoutError
 from tests.unit.comm.worlds import LIMIT_S, do, on_all
 
@@ -131,7 +131,7 @@ def test_what_a_job_before_has_left_does_no_harm(shelf: Shelf, left: str, late_s
         shelf.add("came", 1)
     if left in ("roster", "both"):
         for version in (1, 2):
-            shelf.set(f"roster/1/{version}", json.dumps([asdict(each) for each in addresses]))
+            shelf.set(f"roster/1/{version}", _packed(tuple(addresses)).decode())
     if left == "given-up":
         shelf.set(f"given-up/{addresses[1].public_key}", "")
         shelf.set("present", "[0, 1, 2]")
@@ -177,6 +177,13 @@ def test_an_entry_of_a_stranger_is_none_of_a_rank(shelf: Shelf) -> None:
             start(shelf, 0, 2, timeout=1.0, secret=SECRET)
         assert "for rank 1" in caught.value.summary and "rank/1" in str(caught.value.found)
         assert "DEEPPART_SECRET_FILE" in str(caught.value.todo)
+
+
+@pytest.mark.parametrize("text", [b"[" + b" " * (256 << 20), b"[0]", b"not compressed"], ids=["bomb", "other", "none"])
+def test_a_roster_of_a_stranger_is_skipped(shelf: Shelf, text: bytes) -> None:
+    packed = text if text == b"not compressed" else base64.b85encode(zlib.compress(text))
+    shelf.set("roster/1/1", packed.decode())
+    assert on_all(2, lambda rank: use(start(shelf, rank, 2))) == everyone(2)
 
 
 def test_ranks_with_one_secret_meet_and_others_do_not(shelf: Shelf) -> None:
