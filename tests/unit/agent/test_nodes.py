@@ -380,9 +380,9 @@ def _serve(server: socket.socket, says: str, done: threading.Event) -> None:
 
 
 def test_ranks_on_several_nodes_hang(nodes: Nodes, capfd: pytest.CaptureFixture[str]) -> None:
-    nodes.start(2, ranks=2, hang_s=1.0)
+    nodes.start(2, ranks=2, hang_s=4.0)
     first = nodes.epoch(1, 4)
-    time.sleep(3.0)
+    time.sleep(6.0)
     assert nodes.events("hang") == []
     (nodes.directory / "hang-1").touch()
     nodes.epoch(2, 4)

@@ -115,5 +115,6 @@ def test_ranks_do_not_leave_while_checkpoints_fail(tmp_path: Path, fails: str, l
         leave_file(tmp_path).touch()
         with pytest.raises(SystemExit) as ended:
             for step in (2, 3):
-                ck.checkpoint({"a": step}, step).wait(timeout=PATIENCE_S)
+                made = [ck.checkpoint({"a": step}, step)]
+                wait_until(lambda: made[0].finished, PATIENCE_S)  # noqa: B023 - called here
     assert ended.value.code == STOPPED and deeppart.load(tmp_path / "p") == {"a": left_at}
