@@ -26,7 +26,6 @@ from deeppart.errors import (
     say,
 )
 from deeppart.model import LEVELS, RestoreReport
-from deeppart.nodes import Arena
 from deeppart.pending import Pending
 from deeppart.progress import is_watched, pause_watch, reporting
 from deeppart.recovery import SavedStep
@@ -53,7 +52,6 @@ from deeppart.session import (
     warn_suspects,
     warn_unsaved,
 )
-from deeppart.state.capture import Staging
 from deeppart.state.paths import PerRank, PerRankPolicies, policies_or_refusal
 from deeppart.state.restore import Globs, Request, Strict, request_or_refusal
 
@@ -374,19 +372,13 @@ class Checkpointer:
         """The step that :meth:`restore` would restore here, without its bytes (collective); None if there is none."""
         with self._alone("restore"):
             raise_together(self._comm, self._unfinished(), "restore", self.config.timeout)
-            self._saver.staging_was_used()
-            return preview_restore(self._session, step, *self._memory_to_read())
+            return preview_restore(self._session, step, self._background.arena)
 
     def _raise_together(self, error: DeeppartError | None) -> None:
         """Raise this rank's error, if there is one, and one that quotes it on the others (collective)."""
         raise_together(self._comm, error, "restore", self.config.timeout)
 
     # --- the steps of restore() ---
-
-    def _memory_to_read(self) -> tuple[Staging, Arena]:
-        """Memory for a restore: not staging memory with a share that is to be restored."""
-        staging = self._background.staging if self._session.memory is None else Staging()
-        return staging, self._background.arena
 
     def _bring_back(
         self,
@@ -404,10 +396,9 @@ class Checkpointer:
         self._saver.agree_on_restore(step, policies, request.digest())
         raise_together(self._comm, refusal or unfinished, "restore", timeout)
         self._background.suspicions.wait(timeout)
-        self._saver.staging_was_used()
-        memory = self._memory_to_read()
+        wanted, arena = request.without(self.config.exclude), self._background.arena
         done, inventory, self.explanation = restore_step(
-            session, state, step, policies, request.without(self.config.exclude), memory, required=required
+            session, state, step, policies, wanted, arena, required=required
         )
         if done is None:
             self._steps.restored_from(None)

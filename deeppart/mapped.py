@@ -131,33 +131,22 @@ _kept = _Kept()
 os.register_at_fork(after_in_child=_kept.after_fork)
 
 
-def pin(source: FileSource, start: int, stop: int) -> LockedFile | None:
-    """Map a byte range of a file and lock the mapping; None if that is not possible or not useful."""
-    if file_system_of(source.path) not in _FILE_SYSTEMS:
-        return None
+def memory_in_place(source: FileSource, start: int, stop: int) -> memoryview | None:
+    """A byte range of a file as memory that keeps its bytes once they are populated: of a file in memory, or locked in
+    the page cache; None if that is not possible.
+    """
     try:
-        pinned = LockedFile(source.path, source.mapped(start, stop), start)
-        pinned.populate(start, 1)
-    except (OSError, AttributeError, StorageError):
+        if lies_in_memory(source.path):
+            return source.mapped(start, stop)
+        if file_system_of(source.path) not in _FILE_SYSTEMS:
+            return None
+        memory = source.mapped(start, stop)
+        address = int(np.frombuffer(memory, dtype=np.uint8).__array_interface__["data"][0])
+        _call(_LIBC.mlock2, address, memory.nbytes, _MLOCK_ONFAULT)
+        _populate(address, 1)
+    except (OSError, AttributeError, StorageError):  # by the limit, the library, the kernel, or the address space
         return None
-    return pinned
-
-
-class LockedFile:
-    """A mapped file whose populated pages are locked."""
-
-    def __init__(self, path: str, memory: memoryview, start: int) -> None:
-        self.memory = memory
-        self._path, self._start = path, start
-        self._address = int(np.frombuffer(memory, dtype=np.uint8).__array_interface__["data"][0])
-        _call(_LIBC.mlock2, self._address, memory.nbytes, _MLOCK_ONFAULT)
-
-    def populate(self, offset: int, length: int) -> None:
-        """Read a range of the file into memory, unless it is there already."""
-        try:
-            _populate(self._address + offset - self._start, length)
-        except OSError as error:
-            raise _unreadable(f"cannot read {length} bytes at {offset} of a part file", self._path, error) from error
+    return memory
 
 
 def populate_pages(memory: npt.NDArray[np.uint8], path: str) -> None:
@@ -168,11 +157,12 @@ def populate_pages(memory: npt.NDArray[np.uint8], path: str) -> None:
         _populate(int(memory.__array_interface__["data"][0]), memory.nbytes)
     except OSError as error:
         if error.errno != errno.EINVAL:  # an older kernel: page faults populate them
-            raise _unreadable(f"cannot read {memory.nbytes} bytes of a part file", path, error) from error
-
-
-def _unreadable(summary: str, path: str, error: OSError) -> StorageError:
-    return StorageError(summary, errno=error.errno, found=os.strerror(error.errno or 0), where=path)
+            raise StorageError(
+                f"cannot read {memory.nbytes} bytes of a part file",
+                errno=error.errno,
+                found=os.strerror(error.errno or 0),
+                where=path,
+            ) from error
 
 
 def _populate(address: int, length: int) -> None:

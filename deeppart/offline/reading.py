@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -15,7 +16,6 @@ import numpy as np
 
 from deeppart._gc import collection_paused
 from deeppart._threads import on_threads
-from deeppart.codec import RawCodec
 from deeppart.errors import (
     DeeppartError,
     FormatError,
@@ -25,10 +25,10 @@ from deeppart.errors import (
     StructureMismatchError,
     one_line,
 )
-from deeppart.mapped import LockedFile, lies_in_memory, pin, populate_pages
 from deeppart.model import Box
 from deeppart.offline.find import Chosen, OpenPart, open_part, structure_of, with_checkpoint
-from deeppart.part import FileSource, KeyFiles, PartReader, StoredBytes, read_key_files
+from deeppart.part import KeyFiles, read_key_files
+from deeppart.recovery import OpenedPart
 from deeppart.state.document import PartValue, RankDocument, Structure, gather_global_state, with_global_state
 from deeppart.state.objects import REGISTERED
 from deeppart.state.paths import KIND_NAMES, ROOT, Path, covers, may_match_below, nearest_globs, readable
@@ -42,7 +42,7 @@ from deeppart.state.restore import (
     resolve_registered,
     tie,
 )
-from deeppart.state.tensors import COMPOSITES, SUBCLASS, Array, Bytes, LeafType
+from deeppart.state.tensors import COMPOSITES, SUBCLASS, Array, LeafType
 from deeppart.state.tree import (
     ArrayLeaf,
     Branch,
@@ -352,14 +352,15 @@ class OpenCheckpoint:
         def bring(found: tuple[int, int, list[LeafPiece]]) -> None:
             part, chunk, pieces = found
             reader = self.parts[part].reader
-            into = scatter.direct(part, pieces, int(reader.chunks["raw_length"][chunk]))
-            if into is not None:
-                reader.read_into(chunk, into.data)
-            else:
-                scatter.write(part, pieces, np.frombuffer(reader.read_chunk(chunk), dtype=np.uint8))
+            scatter.bring(
+                part,
+                pieces,
+                int(reader.chunks["raw_length"][chunk]),
+                lambda: np.frombuffer(reader.read_chunk(chunk), dtype=np.uint8),
+                lambda into: reader.read_into(chunk, into.data),
+            )
 
-        threads = min(MOST_THREADS, len(os.sched_getaffinity(0)))
-        on_threads(bring, self._holding(scatter), threads, "deeppart-load")
+        on_threads(bring, self._holding(scatter), _threads(), "deeppart-load")
         tie(self.target, arrays)
         return arrays
 
@@ -377,18 +378,21 @@ class OpenCheckpoint:
             for live in boxes
             for each in self._wanted(leaf, live, readable(self.paths[leaf]))
         )
-        checked: dict[int, ChunkAccess] = {}
+        chosen: dict[int, list[int]] = {}
         for part, chunk, _ in self._holding(scatter):
-            if part not in checked:
-                opened = self.parts[part]
-                checked[part] = ChunkAccess(opened.reader, opened.source, may_share=self._may_share)
-            checked[part].check(chunk)
+            chosen.setdefault(part, []).append(chunk)
+        checked: dict[int, OpenedPart] = {}
+        for part, chunks in chosen.items():
+            opened = self.parts[part]
+            checked[part] = OpenedPart(opened.reader, opened.source, may_share=self._may_share)
+            checked[part].check(np.isin(np.arange(len(opened.reader.chunks)), chunks), _threads())
         arrays = self.read(views) if views else {}
         for leaf in views:
             for live in wanted[leaf]:
                 assign(live.array, arrays[leaf][live.box.slices()])
         for part, chunk, pieces in self._holding(scatter):
-            scatter.write(part, pieces, checked[part].data(chunk))
+            source, nbytes = checked[part], int(checked[part].reader.chunks["raw_length"][chunk])
+            scatter.bring(part, pieces, nbytes, partial(source.data, chunk), partial(source.read_into, chunk))
 
     def _holding(self, scatter: Scatter) -> Iterator[tuple[int, int, list[LeafPiece]]]:
         """Part, chunk, and the pieces in it that are wanted, of all chunks that hold any."""
@@ -467,6 +471,10 @@ class OpenCheckpoint:
     def _with_owners(self, leaves: set[int]) -> set[int]:
         aliases = self.structure.aliases
         return leaves | {aliases[leaf].owner for leaf in leaves if leaf in aliases}
+
+
+def _threads() -> int:
+    return min(MOST_THREADS, len(os.sched_getaffinity(0)))
 
 
 def in_batches(leaves: Iterable[int], nbytes: Callable[[int], int]) -> Iterator[list[int]]:
@@ -565,61 +573,3 @@ def _choose(value: Any, prefix: str, patterns: Sequence[str]) -> Any:
     if not found:
         return None
     return make_container(container_kind(value) or "", [key for key, _ in found], [item for _, item in found])
-
-
-class ChunkAccess:
-    """Chunks of a part that are checked first and used later, with little memory of their own.
-
-    A chunk that is stored raw, in a file that lies in memory or whose pages can be locked there, is used where it lies.
-    Any other is read twice, and checked both times: the second time it comes out of the page cache, mostly, into memory
-    that is still warm, which takes less time than fresh memory for all of them.
-    """
-
-    def __init__(self, reader: PartReader, source: StoredBytes, *, may_share: bool) -> None:
-        self._reader = reader
-        self._path = source.path if isinstance(source, FileSource) else ""
-        self._pinned: LockedFile | None = None
-        self._memory: memoryview | None = None
-        self._scratch = np.empty(0, dtype=np.uint8)
-        if may_share and source.size and isinstance(source, FileSource):
-            try:
-                if lies_in_memory(source.path):
-                    self._memory = source.mapped(0, source.size)
-                else:
-                    self._pinned = pin(source, 0, source.size)
-                    self._memory = None if self._pinned is None else self._pinned.memory
-            except StorageError:  # no address space: it is read
-                self._memory = None
-
-    def check(self, chunk: int) -> None:
-        """See that a chunk is what was saved."""
-        lying = self._lying(chunk)
-        if lying is None:
-            lying = self._room(chunk)
-            self._reader.read_encoded(chunk, lying)
-        elif self._pinned is not None:
-            self._pinned.populate(int(self._reader.chunks["offset"][chunk]), len(lying))
-        else:
-            populate_pages(np.frombuffer(lying, dtype=np.uint8), self._path)
-        self._reader.check_chunk(chunk, lying)
-
-    def data(self, chunk: int) -> Bytes:
-        """The raw bytes of a chunk that was checked, until the next call."""
-        lying = self._lying(chunk)
-        if lying is None:
-            lying = self._reader.read_chunk(chunk, self._room(chunk))
-        return np.frombuffer(lying, dtype=np.uint8)
-
-    def _lying(self, chunk: int) -> memoryview | None:
-        """The raw bytes where they lie in the file; None if they do not, or may not be used there."""
-        row = self._reader.chunks[chunk]
-        if self._memory is None or row["base"] != 0 or row["codec"] != RawCodec.codec_id:
-            return None
-        start = int(row["offset"])
-        return self._memory[start : start + int(row["encoded_length"])]
-
-    def _room(self, chunk: int) -> memoryview:
-        length = int(self._reader.chunks["encoded_length"][chunk])
-        if len(self._scratch) < length:
-            self._scratch = np.empty(length, dtype=np.uint8)
-        return self._scratch.data[:length]

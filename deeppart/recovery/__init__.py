@@ -1,24 +1,23 @@
 """Restores a checkpoint from the nearest surviving sources into the live state."""
 
 from deeppart.recovery.apply import restore_state
-from deeppart.recovery.candidates import Recovered, read_candidate, read_chunks, recover
+from deeppart.recovery.candidates import Recovered, check_chunks, read_candidate, recover
 from deeppart.recovery.inventory import take_inventory
 from deeppart.recovery.narrowing import look_at_live, refusal_of_state
-from deeppart.recovery.parts import LoadedPart, load_part
+from deeppart.recovery.parts import OpenedPart
 from deeppart.recovery.ranks import Ranks
 from deeppart.recovery.saved import SavedStep, load_step
 from deeppart.recovery.suspect_warnings import suspect_lines, warn_suspect
 
 __all__ = [
-    "LoadedPart",
+    "OpenedPart",
     "Ranks",
     "Recovered",
     "SavedStep",
-    "load_part",
+    "check_chunks",
     "load_step",
     "look_at_live",
     "read_candidate",
-    "read_chunks",
     "recover",
     "refusal_of_state",
     "restore_state",

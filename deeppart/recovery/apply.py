@@ -27,7 +27,7 @@ from deeppart.errors import (
 )
 from deeppart.model import Box, RestoreReport
 from deeppart.recovery.absent import share_out_absent
-from deeppart.recovery.candidates import Recovered, SourcesFailedError, failure_of, gather_failures, read_chunks
+from deeppart.recovery.candidates import Recovered, SourcesFailedError, check_chunks, failure_of, gather_failures
 from deeppart.recovery.distribute import Delivery, Failure
 from deeppart.recovery.matching import Matched, check_step, match, notices
 from deeppart.recovery.narrowing import LiveState, narrowed, with_own_of_all
@@ -89,7 +89,7 @@ def _restore_state(
     tables = share_tables(ranks, recovered, whole.documents.structure)
     matched, old, to_fill, needed = _match(ranks, recovered, tables, whole, live, policies, replication, what)
     tables = without_unneeded(ranks, fetch_spans(ranks, tables, needed.of(ANY_PART), what), needed, what)
-    read_chunks(ranks, recovered, {view.part: ~view.is_unread for view in tables.indexes})
+    check_chunks(ranks, recovered, {view.part: ~view.is_unread for view in tables.indexes})
     with closing(find_copies(ranks, recovered, f"{what}, parts in the memory of nodes")) as copies:
         filling = _Filling(ranks, recovered, copies, Delivery(ranks, recovered, tables, copies), what)
         if old:
@@ -182,7 +182,7 @@ class _Filling:
     def _check_sources(self, failure: Failure | None, *, has_begun: bool = False) -> None:
         """Raise SourcesFailedError if a source failed on any rank, or may have changed since its bytes were checked."""
         problems: list[tuple[int, Exception | None]]
-        problems = [(part, loaded.problem()) for part, loaded in self._recovered.mine.items()]
+        problems = [(part, opened.problem()) for part, opened in self._recovered.mine.items()]
         problems += [(part, copy.problem()) for (part, _), copy in self._copies.mine.items()]
         if failure is not None and failure.part is not None:
             problems.append((failure.part, failure.error))

@@ -1,4 +1,4 @@
-"""Recovers a step: opens its parts at surviving sources, and reads what is needed of them into memory, collectively.
+"""Recovers a step: opens its parts at surviving sources, and checks what is needed of them, collectively.
 
 Every needed chunk is read by exactly one rank, and its digest is checked before any rank continues. If a source turns
 out to be bad, when it is opened, read or used, the part's next source is used; if a step cannot be recovered, the step
@@ -39,9 +39,8 @@ from deeppart.plan.restart import (
     survey,
 )
 from deeppart.recovery.inventory import no_more_files
-from deeppart.recovery.parts import Chosen, LoadedPart, OpenedPart, load_part
+from deeppart.recovery.parts import Chosen, OpenedPart
 from deeppart.recovery.ranks import Ranks
-from deeppart.state.capture import Staging, staging_bytes
 
 T = TypeVar("T")
 #: Lines of an error about a step that cannot be recovered, at most.
@@ -53,19 +52,17 @@ SourceFailure = tuple[int, Location, str, bool]
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """A step whose parts are all open on some rank; see :func:`read_chunks`.
+    """A step whose parts are all open on some rank; see :func:`check_chunks`.
 
     Attributes:
         candidate: the checkpoint, without the sources that turned out to be bad.
         reads: the readers and source of each part, in part order.
-        opened: part number -> the part, for those of which this rank is to read any chunks.
-        mine: part number -> the chunks that this rank has read, for parts of which it has read any.
+        mine: part number -> the part, for those of which this rank reads any chunks.
     """
 
     candidate: Candidate
     reads: tuple[Read, ...]
-    opened: dict[int, OpenedPart]
-    mine: dict[int, LoadedPart]
+    mine: dict[int, OpenedPart]
 
     @property
     def slowest_level_read(self) -> str:
@@ -80,11 +77,10 @@ class Recovered:
 
     def reader(self, part: int) -> PartReader:
         """The index, spans and document of a part that this rank has opened or rebuilt."""
-        return self.mine[part].reader if part in self.mine else self.opened[part].reader
+        return self.mine[part].reader
 
     def forget(self) -> None:
-        """Drop what refers to the memory of parts, which will be used again."""
-        self.opened.clear()
+        """Drop what refers to the memory of parts, which may be locked."""
         self.mine.clear()
 
     def led_by(self, rank: int) -> list[int]:
@@ -209,41 +205,33 @@ def _open(
     attempt, what = candidate.attempt, f"{ranks.doing}, step {candidate.attempt.step}, "
     reads = assign(candidate, ranks.comm.size, whole=wanted is not None)
     reads = reads if wanted is None else tuple(read for read in reads if wanted(read))
-    opened, failures = _open_mine(ranks, attempt, reads, files)
+    mine, failures = _open_mine(ranks, attempt, reads, files)
     failed = gather_failures(ranks, failures, f"{what}opening")
-    mine: dict[int, LoadedPart] = {}
     rebuilds = [read for read in reads if read.source.rebuild is not None]
     if rebuilds and not failed:
         for careful in (False, True):  # nearly always, the files are undamaged
             doing = f"{what}rebuilding{' once more, block by block' if careful else ''}"
-            mine, failures, shortage = _rebuild_mine(ranks, attempt, rebuilds, careful, doing)
+            rebuilt, failures, shortage = _rebuild_mine(ranks, attempt, rebuilds, careful, doing)
             failed = gather_failures(ranks, failures, doing, shortage if careful else "")
             if not failed:
+                mine |= rebuilt
                 break
-    return Recovered(candidate, reads, opened, mine), failed
+    return Recovered(candidate, reads, mine), failed
 
 
-def read_chunks(ranks: Ranks, recovered: Recovered, chosen: Mapping[int, Chosen] | None = None) -> None:
-    """Read chunks of the opened parts into memory, and check them (collective); all of parts not in ``chosen``.
+def check_chunks(ranks: Ranks, recovered: Recovered, chosen: Mapping[int, Chosen] | None = None) -> None:
+    """See that chunks of the opened parts are what was saved (collective); all of parts not in ``chosen``.
 
     Raises:
         SourcesFailedError: some source could not be read.
     """
     failures: list[SourceFailure] = []
-    reads = [read for read in recovered.reads if read.part in recovered.opened]
-    of_parts = {read.part: None if chosen is None else chosen.get(read.part) for read in reads}
-    try:
-        rooms = _rooms(ranks.staging, {part: recovered.opened[part].room_bytes(of) for part, of in of_parts.items()})
-    except MemoryError as error:
-        failures = [(read.part, read.source.location, f"rank {ranks.rank}: {error}", False) for read in reads]
-        reads = []
-    for read in reads:
-        try:
-            opened, of = recovered.opened[read.part], of_parts[read.part]
-            recovered.mine[read.part] = opened.load(rooms[read.part], ranks.threads, of)
-        except Exception as error:  # of any type: the other ranks wait for the parts that this one reads
-            failures.append(failure_of(read, ranks.rank, error))
-    recovered.opened.clear()
+    for read in recovered.reads:
+        if read.part in recovered.mine:
+            try:
+                recovered.mine[read.part].check(None if chosen is None else chosen.get(read.part), ranks.threads)
+            except Exception as error:  # of any type: the other ranks wait for the parts that this one reads
+                failures.append(failure_of(read, ranks.rank, error))
     if failed := gather_failures(ranks, failures, f"{ranks.doing}, step {recovered.attempt.step}, reading"):
         raise SourcesFailedError(failed, has_begun=False)
 
@@ -282,7 +270,7 @@ def _open_mine(
         if ranks.rank in read.readers and read.source.rebuild is None:
             try:
                 source = files.enter_context(ranks.open_source(read.source.path))
-                opened[read.part] = OpenedPart(source, read, attempt, ranks.signing, ranks.rank)
+                opened[read.part] = OpenedPart.of(source, read, attempt, ranks.signing, ranks.rank)
             except Exception as error:  # of any type: the other ranks wait for the parts that this one reads
                 failures.append(failure_of(read, ranks.rank, error))
     return opened, failures
@@ -295,19 +283,9 @@ def failure_of(read: Read, rank: int, error: Exception) -> SourceFailure:
     return read.part, read.source.location, line, lacks_descriptors(error)
 
 
-def _rooms(staging: Staging, lengths: Mapping[int, int]) -> dict[int, Bytes]:
-    """Staging memory for parts: part -> its buffer."""
-    memory = staging_bytes(staging.reserve(sum(lengths.values())))
-    rooms, at = {}, 0
-    for part, length in lengths.items():
-        rooms[part] = memory[at : at + length]
-        at += length
-    return rooms
-
-
 def _rebuild_mine(
     ranks: Ranks, attempt: Attempt, reads: Sequence[Read], careful: bool, what: str
-) -> tuple[dict[int, LoadedPart], list[SourceFailure], str]:
+) -> tuple[dict[int, OpenedPart], list[SourceFailure], str]:
     """Rebuild parts without a surviving copy (collective)."""
     wanted = [Wanted(read.part, read.reader, read.source.rebuild) for read in reads if read.source.rebuild]
     space: dict[int, Bytes] = {}
@@ -321,7 +299,7 @@ def _rebuild_mine(
         rebuilt = ranks.finish(begin_together(ranks.comm, begin), what)
     except NotBegunError as error:  # on all ranks
         rebuilt = Rebuilt(dict.fromkeys((each.part for each in wanted), one_line(error)))
-    mine: dict[int, LoadedPart] = {}
+    mine: dict[int, OpenedPart] = {}
     failures: list[SourceFailure] = []
     for read in reads:
         if read.reader != ranks.rank:
@@ -331,7 +309,8 @@ def _rebuild_mine(
                 raise CheckpointError(rebuilt.refused[read.part], where=read.source.path)
             name = f"part {read.part}, rebuilt from {read.source.path}"
             data = space[read.part][: read.source.nbytes]
-            mine[read.part] = load_part(MemorySource(data.data, name), read, attempt, ranks.signing, ranks.threads)
+            mine[read.part] = OpenedPart.of(MemorySource(data.data, name), read, attempt, ranks.signing)
+            mine[read.part].check(None, ranks.threads)
         except Exception as error:
             failures.append(failure_of(read, ranks.rank, error))
     return mine, failures, one_line(rebuilt.shortage) if rebuilt.shortage is not None else ""

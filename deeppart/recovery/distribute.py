@@ -2,16 +2,16 @@
 
 Each rank determines which bytes of which chunk it needs. If all ranks need the same bytes of a chunk, as is usual, it
 is relayed: sent once to each node and on to its ranks (:mod:`deeppart.plan.restart.reading`). Of other chunks, each
-rank requests the bytes that it needs from the rank that has read them. Bytes in the memory of a rank or of its node are
-copied from there. Chunks of different readers are in transfer together, so that all links and cores are used; a chunk
-with one piece for one array is received directly into it.
+rank requests the bytes that it needs from the rank that reads it. What this rank reads, or has in the memory of its
+node, is copied from there. Chunks of different readers are in transfer together, so that all links and cores are used;
+a chunk with one piece for one array is read or received directly into it.
 """
 
 from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,27 +25,25 @@ import numpy.typing as npt
 
 from deeppart.comm import Operation, interleaved
 from deeppart.errors import FormatError, StorageError
-from deeppart.mapped import populate_pages
 from deeppart.model import Box
 from deeppart.nodes import Bytes
 from deeppart.plan.restart import Hop, Routes
 from deeppart.recovery.candidates import Recovered
-from deeppart.recovery.parts import LoadedPart
 from deeppart.recovery.ranks import Ranks
 from deeppart.recovery.tables import UNREAD, Holding, NodeCopies, PartIndexView, Tables
 from deeppart.state.pieces import ANY_PART, LeafPiece, PartPieces
 from deeppart.state.restore import Scatter, Want, cut_patch
 
 T = TypeVar("T")
-#: Relayed chunks in transfer at once.
+#: Chunks in transfer at once.
 WINDOW = 8
 #: Relayed chunks have this many tags in turn, since they are passed on in order of arrival. No rank has chunks in
 #: transfer that are so far from each other: two with the same tag arrive in the order in which they were sent.
 _TAGS = 1024
-#: Requested chunks in transfer from one rank to another.
-_ORDER_WINDOW = 4
 _ORDER_TAG = 2050
 _DIGEST_BITS = (1 << 61) - 1
+#: Operations to begin one after another, and what to call at the end of each.
+_Transfers = Iterator[tuple[Operation[None], Callable[[], None]]]
 
 
 class Failure(NamedTuple):
@@ -103,6 +101,17 @@ class _Chunk:
         """The number of requested bytes."""
         return sum(want.nbytes_of(self.pieces[number]) for number, want in self.wants)
 
+    def filling(self, scatter: Scatter, here: _Here) -> Callable[[], None]:
+        """A call that fills arrays from the chunk, which is here."""
+        return partial(scatter.bring, self.index.part, self.pieces, self.nbytes, here.data, here.read_into)
+
+
+class _Here(NamedTuple):
+    """How to get the raw bytes of a chunk without a message: in memory, or into memory."""
+
+    data: Callable[[], Bytes]
+    read_into: Callable[[Bytes], None]
+
 
 class Delivery:
     """Brings the bytes of a recovered step to the arrays that need them; collective.
@@ -116,7 +125,7 @@ class Delivery:
         self._routes = Routes(ranks.node_of, ranks.rank)
         #: All pieces of the parts that this rank has read.
         self._read = {
-            part: PartPieces(loaded.reader.spans, loaded.reader.raw_starts) for part, loaded in recovered.mine.items()
+            part: PartPieces(opened.reader.spans, opened.reader.raw_starts) for part, opened in recovered.mine.items()
         }
         lengths = [len(index.readers) for index in tables.indexes]
         #: Numbers of the first chunks of the parts, when chunks of all parts are counted; and the positions of all
@@ -134,18 +143,22 @@ class Delivery:
         others = [chunk for place, chunk in chunks if not is_relayed[place]]
         with _copiers(self._ranks.threads) as copy:
             self._ranks.finish(self._relaying(relayed, scatter, attempts, copy), self._what)
-            orders: list[list[_Chunk]] = [[] for _ in range(self._ranks.comm.size)]
+            remote = []
             for chunk in others:
-                here = self._bytes_here(chunk)
+                here = self._here(chunk)
                 if here is None:
-                    orders[chunk.reader].append(chunk)
+                    remote.append(chunk)
                 else:
-                    copy(attempts.at(self._filling(chunk, scatter, here), chunk.index.part))
-        if self._ranks.finish(self._ranks.comm.maximum(np.array([any(orders)], dtype=np.int64)), self._what).any():
-            encoded = [json.dumps([chunk.order() for chunk in each]).encode() if each else b"" for each in orders]
+                    copy(attempts.at(chunk.filling(scatter, here), chunk.index.part))
+        if self._ranks.finish(self._ranks.comm.maximum(np.array([bool(remote)], dtype=np.int64)), self._what).any():
+            orders: list[list[list[Any]]] = [[] for _ in range(self._ranks.comm.size)]
+            for chunk in remote:
+                orders[chunk.reader].append(chunk.order())
+            encoded = [json.dumps(each).encode() if each else b"" for each in orders]
             received = self._ranks.finish(self._ranks.comm.exchange(encoded), self._what)
             asked = [json.loads(text or b"[]") for text in received]
-            self._ranks.finish(self._answering(orders, asked, scatter, attempts), self._what)
+            answering, receiving = self._answers(asked, attempts), self._received(remote, scatter, attempts)
+            self._ranks.finish(interleaved([_in_window(answering), _in_window(receiving)]), self._what)
         return attempts.failure
 
     def _wanted(self, scatter: Scatter, attempts: _Attempts) -> list[tuple[int, _Chunk]]:
@@ -171,27 +184,20 @@ class Delivery:
         highest, lowest = most[: len(digests)], -most[len(digests) :]
         return np.asarray((highest == lowest) & (lowest > 0))
 
-    def _bytes_here(self, chunk: _Chunk) -> Callable[[], Bytes] | None:
-        """Returns the raw bytes of a chunk in the memory of this rank or its node; None if it is not there."""
+    def _here(self, chunk: _Chunk) -> _Here | None:
+        """How to get a chunk that this rank reads, or that is in the memory of its node; None for others."""
         if chunk.reader == self._ranks.rank:
-            return lambda: _chunk_in_memory(self._recovered.mine[chunk.index.part], chunk.number)
+            return _Here(partial(self._read_chunk, chunk.index.part, chunk.number), partial(self._read_into, chunk))
         if chunk.holding in self._copies.mine:
-            found = self._copies.mine[chunk.holding]
-            return lambda: found.byte_range(*chunk.byte_range)
+            (begin, end), found = chunk.byte_range, self._copies.mine[chunk.holding]
+            return _Here(partial(found.byte_range, begin, end), partial(found.read_into, begin))
         return None
 
-    def _filling(self, chunk: _Chunk, scatter: Scatter, data: Callable[[], Bytes]) -> Callable[[], None]:
-        """A call that fills arrays from a chunk in memory; directly from a mate's file if it has bytes of one leaf."""
-        part, found = chunk.index.part, self._copies.mine.get(chunk.holding)
+    def _read_chunk(self, part: int, chunk: int) -> Bytes:
+        return self._recovered.mine[part].data(chunk)
 
-        def fill() -> None:
-            target = None if found is None else scatter.direct(part, chunk.pieces, chunk.nbytes)
-            if found is None or target is None:
-                scatter.write(part, chunk.pieces, data())
-            else:
-                found.read_into(chunk.byte_range[0], target)
-
-        return fill
+    def _read_into(self, chunk: _Chunk, target: Bytes) -> None:
+        self._recovered.mine[chunk.index.part].read_into(chunk.number, target)
 
     # --- chunks that all ranks need ---
 
@@ -206,33 +212,30 @@ class Delivery:
         for number, chunk in enumerate(chunks):
             while window.is_full(number):
                 yield window.advance()
-            here = self._bytes_here(chunk)
+            part, tag, here = chunk.index.part, number % _TAGS, self._here(chunk)
+            fill = None if here is None else chunk.filling(scatter, here)
             hop = self._routes.hop(chunk.reader, number, seen=chunk.holding in self._copies.on_nodes)
-            if hop is not None:
-                window.add(number, *self._start(chunk, hop, here, number % _TAGS, scatter, attempts))
-            if here is not None:
-                copy(attempts.at(self._filling(chunk, scatter, here), chunk.index.part))
+            if hop is not None and hop.source is not None:
+                window.add(number, *self._start(chunk, hop, hop.source, tag, scatter, attempts))
+            elif hop is not None:
+                data = None if here is None else attempts.result(here.data, part)
+                sending = self._sending(np.zeros(chunk.nbytes, dtype=np.uint8) if data is None else data, hop, tag)
+                window.add(number, sending, _no_more)
+                fill = None if data is None else partial(scatter.write, part, chunk.pieces, data)
+            if fill is not None:
+                copy(attempts.at(fill, part))
                 if window.flying:
                     yield window.advance()
         yield from window.emptied()
 
     def _start(
-        self,
-        chunk: _Chunk,
-        hop: Hop,
-        here: Callable[[], Bytes] | None,
-        tag: int,
-        scatter: Scatter,
-        attempts: _Attempts,
+        self, chunk: _Chunk, hop: Hop, source: int, tag: int, scatter: Scatter, attempts: _Attempts
     ) -> tuple[Operation[None], Callable[[], None]]:
-        """Begin to receive a chunk, or to send one in memory; returns the operation and a call for its end."""
+        """Begin to receive a chunk and pass it on; returns the operation and a call for its end."""
         part = chunk.index.part
-        if hop.source is None:
-            sent = None if here is None else attempts.result(here, part)
-            return self._sending(np.zeros(chunk.nbytes, dtype=np.uint8) if sent is None else sent, hop, tag), _no_more
         target = attempts.result(lambda: scatter.direct(part, chunk.pieces, chunk.nbytes))
         data = np.empty(chunk.nbytes, dtype=np.uint8) if target is None else target
-        receiving = self._ranks.comm.receive_into(data, hop.source, tag)
+        receiving = self._ranks.comm.receive_into(data, source, tag)
         land = attempts.at(lambda: scatter.write(part, chunk.pieces, data)) if target is None else _no_more
         return self._passing_on(receiving, data, hop, tag), land
 
@@ -245,53 +248,48 @@ class Delivery:
 
     # --- chunks that some ranks need ---
 
-    def _answering(
-        self,
-        orders: Sequence[list[_Chunk]],
-        asked: Sequence[list[Any]],
-        scatter: Scatter,
-        attempts: _Attempts,
-    ) -> Operation[None]:
-        """Send requested bytes, and receive the bytes that this rank has requested: one message per chunk.
+    # Messages are sent and received in the order of all chunks: so no two ranks wait for each other, a rank has only a
+    # few in transfer, however many ranks there are, and reads each chunk once.
 
-        In round k every rank sends to the rank k further, and receives from the rank k before. So no rank has more than
-        a few chunks in transfer, however many ranks there are, and no two ranks wait for each other.
-        """
-        size, rank = self._ranks.comm.size, self._ranks.rank
-        for distance in range(1, size):
-            to, source = (rank + distance) % size, (rank - distance) % size
-            sending = (
-                (self._ranks.comm.send(self._cut(each, attempts), to, _ORDER_TAG), _no_more) for each in asked[to]
-            )
-            receiving = self._receiving(orders[source], source, scatter, attempts)
-            yield from interleaved([_in_window(sending), _in_window(receiving)])
+    def _answers(self, asked: Sequence[list[Any]], attempts: _Attempts) -> _Transfers:
+        """Send what other ranks have requested, one message for each chunk and rank."""
+        answers = [
+            (int(self._places[self._firsts[part] + chunk]), to, part, chunk, wants)
+            for to, orders in enumerate(asked)
+            for part, chunk, wants in orders
+        ]
+        last, data = -1, None
+        for place, to, part, chunk, wants in sorted(answers, key=itemgetter(0, 1)):
+            if place != last:
+                last, data = place, attempts.result(partial(self._read_chunk, part, chunk), part)
+            yield self._ranks.comm.send(self._packed(part, chunk, wants, data, attempts), to, _ORDER_TAG), _no_more
 
-    def _receiving(
-        self, orders: list[_Chunk], source: int, scatter: Scatter, attempts: _Attempts
-    ) -> Iterator[tuple[Operation[None], Callable[[], None]]]:
-        for chunk in orders:
+    def _received(self, chunks: Sequence[_Chunk], scatter: Scatter, attempts: _Attempts) -> _Transfers:
+        """Receive what this rank has requested."""
+        for chunk in chunks:
             target = attempts.result(partial(scatter.direct, chunk.index.part, chunk.pieces, chunk.nbytes))
             data = np.empty(chunk.ordered_bytes(), dtype=np.uint8) if target is None else target
-            receiving = self._ranks.comm.receive_into(data, source, _ORDER_TAG)
+            receiving = self._ranks.comm.receive_into(data, chunk.reader, _ORDER_TAG)
             yield receiving, _no_more if target is not None else attempts.at(_unpacking(chunk, data, scatter))
 
-    def _cut(self, order: list[Any], attempts: _Attempts) -> Bytes:
-        """The bytes that another rank has requested of a chunk, concatenated."""
-        part, chunk, wants = order
+    def _packed(
+        self, part: int, chunk: int, wants: Sequence[list[Any]], data: Bytes | None, attempts: _Attempts
+    ) -> Bytes:
+        """The bytes that another rank has requested of a chunk, concatenated; zeros if it could not be read."""
         pieces = {piece.at: piece for piece in self._read[part].of(chunk)}
         found = [(pieces[at], _want(rest)) for at, *rest in wants]
         packed = np.zeros(sum(want.nbytes_of(piece) for piece, want in found), dtype=np.uint8)
 
-        def pack() -> None:
-            data, at = _chunk_in_memory(self._recovered.mine[part], chunk), 0
+        def pack(data: Bytes) -> None:
+            at = 0
             for piece, want in found:
-                held = data[piece.at : piece.at + piece.length]
-                for elements in _elements(want, piece, held):
+                for elements in _elements(want, piece, data[piece.at : piece.at + piece.length]):
                     target = packed[at : at + elements.nbytes].view(elements.dtype).reshape(elements.shape)
                     np.copyto(target, elements)
                     at += elements.nbytes
 
-        attempts.result(pack, part)
+        if data is not None:
+            attempts.result(partial(pack, data), part)
         return packed
 
 
@@ -373,14 +371,6 @@ class _Attempts:
         return None
 
 
-def _chunk_in_memory(loaded: LoadedPart, chunk: int) -> Bytes:
-    """A chunk that this rank has read; raises if the file was truncated since, when an access would be a bus error."""
-    data = loaded.chunk(chunk)
-    if loaded.place is not None:
-        populate_pages(data, loaded.place.path)
-    return data
-
-
 @dataclass(slots=True)
 class _Flight:
     """A chunk in transfer to this rank, and on from it."""
@@ -429,9 +419,9 @@ class _Window:
             yield self.advance()
 
 
-def _in_window(transfers: Iterable[tuple[Operation[None], Callable[[], None]]]) -> Operation[None]:
-    """Make requested transfers in order, a few at once."""
-    window = _Window(_ORDER_WINDOW)
+def _in_window(transfers: _Transfers) -> Operation[None]:
+    """Make transfers in order, a few at once."""
+    window = _Window(WINDOW)
     for number, transfer in enumerate(transfers):
         while window.is_full(number):
             yield window.advance()
@@ -454,7 +444,7 @@ def _copiers(threads: int) -> Iterator[Callable[[Callable[[], None]], object]]:
         try:
             yield lambda make: under_way.append(pool.submit(make))
             for each in under_way:
-                each.result()  # bounded: copies in memory, whose errors are raised here
+                each.result()  # their errors are raised here
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise

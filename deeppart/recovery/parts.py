@@ -1,14 +1,16 @@
-"""Loads a part, or a range of its chunks, into memory, and checks and decodes every chunk.
+"""An open part whose chunks are checked first and used later, with little memory of their own.
 
-Reading, checking and decoding overlap on a few threads. A part that is stored raw and already in memory, on a tmpfs or
-in the page cache of a file system of this node, is used in place.
+A chunk that is stored raw in a file that lies in memory, or whose pages can be locked there, is used where it lies. Any
+other is read twice, and checked both times: the second time it comes out of the page cache, mostly.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +18,7 @@ import numpy.typing as npt
 from deeppart._threads import on_threads
 from deeppart.codec import RawCodec
 from deeppart.errors import CorruptFileError, StorageError
-from deeppart.mapped import LockedFile, lies_in_memory, pin
+from deeppart.mapped import memory_in_place, populate_pages
 from deeppart.model import Attempt
 from deeppart.nodes import Bytes
 from deeppart.part import FileSource, MemorySource, PartReader, Signing, StoredBytes
@@ -26,13 +28,13 @@ from deeppart.plan.restart import Read
 LEAST_THREADS = 2
 #: Why bytes that were used in place may have changed; None if they have not.
 Problem = CorruptFileError | StorageError | None
-#: By chunk number of a part, whether the chunk is read.
+#: By chunk number of a part, whether the chunk is needed.
 Chosen = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
 class FileRange:
-    """A range of a mapped file with the raw bytes that one rank has read of a part; for other ranks of its node.
+    """A range of a mapped file with the raw bytes that one rank has checked of a part; for other ranks of its node.
 
     Attributes:
         path, device, inode: of the file.
@@ -50,83 +52,169 @@ class FileRange:
     is_on_a_node: bool
 
 
-@dataclass(slots=True)
-class LoadedPart:
-    """A part, or the chunks of one that this rank has read, checked and decoded in memory.
+class OpenedPart:
+    """An open part with a valid header, footer and index, and a range of its chunks that this rank reads.
+
+    Its methods may be called by several threads.
 
     Attributes:
-        reader: index, spans and meta; its source is closed, or in memory.
-        raw: the raw stream, from the first of the chunks on.
-        source: the bytes of the file, to read it again if they are not ``raw``: its path, an object of another store,
-            or memory.
-        chunks: numbers of the chunks in memory; None for all.
-        read: by chunk number, whether it was read and checked; None: all of ``chunks`` were.
-        starts: where each of ``chunks`` begins in ``raw``, in bytes; None: as in the raw stream.
-        used_in_place: the file whose mapping ``raw`` is, or None.
-        place: the range of a file where other processes of this node find ``raw``, or None.
+        reader: index, spans and meta.
+        place: the range of the file where other processes of this node find the raw bytes of the chunks, or None.
     """
 
-    reader: PartReader
-    raw: Bytes
-    source: Path | StoredBytes | MemorySource | None
-    used_in_place: FileSource | None = None
-    place: FileRange | None = None
-    chunks: range | None = None
-    read: Chosen | None = None
-    starts: npt.NDArray[np.int64] | None = None
+    def __init__(
+        self,
+        reader: PartReader,
+        source: StoredBytes | MemorySource,
+        *,
+        may_share: bool,
+        chunks: range | None = None,
+        is_on_a_node: bool = False,
+    ) -> None:
+        """Map the chunks, if they may be used in place.
+
+        Args:
+            reader: of the part.
+            source: its bytes, open.
+            may_share: false if somebody might change the file between check and use, deliberately.
+            chunks: those that this rank reads; None for all.
+            is_on_a_node: see :class:`FileRange`.
+        """
+        self.reader, self._source, self._is_on_a_node = reader, source, is_on_a_node
+        self._chunks = range(len(reader.chunks)) if chunks is None else chunks
+        self._checked = np.zeros(len(reader.chunks), dtype=np.bool_)
+        self._scratch = threading.local()
+        rows = reader.chunks[self._chunks.start : self._chunks.stop]
+        raw = (rows["base"] == 0) & (rows["codec"] == RawCodec.codec_id)
+        self._memory: memoryview | None = None
+        self.place: FileRange | None = None
+        if not raw.any():
+            return
+        self._first = int(rows["offset"][raw].min())
+        stop = int((rows["offset"] + rows["encoded_length"])[raw].max())
+        if isinstance(source, MemorySource):
+            self._memory = source.mapped(self._first, stop)
+        elif may_share and isinstance(source, FileSource):
+            self._memory = memory_in_place(source, self._first, stop)
+            if raw.all() and self._memory is not None:
+                begins, nbytes = int(reader.raw_starts[self._chunks.start]), stop - self._first
+                self.place = FileRange(source.path, *source.identity, self._first, nbytes, begins, is_on_a_node)
+
+    @classmethod
+    def of(
+        cls,
+        source: StoredBytes | MemorySource,
+        read: Read,
+        attempt: Attempt,
+        signing: Signing | None,
+        rank: int | None = None,
+    ) -> Self:
+        """Open a part, and check its header, footer and index. ``rank`` reads a range of it (default: its reader)."""
+        reader = PartReader(
+            source,
+            where=read.source.path,
+            expected_attempt=attempt,
+            expected_rank=read.part,
+            expected_index_digest=read.source.index_digest,
+            signing=signing,
+        )
+        reader.check_bases()
+        chunks = read.chunks(reader.raw_starts.tolist())[read.reader if rank is None else rank]
+        # A file can be changed between check and use by a forger: with keys, nothing is used in place.
+        return cls(reader, source, may_share=signing is None, chunks=chunks, is_on_a_node=read.source.is_on_a_node)
+
+    def check(self, chosen: Chosen | None = None, threads: int = 1) -> None:
+        """See that chunks are what was saved: those of this rank, or the chosen ones among them."""
+        needed = ~self._checked if chosen is None else chosen & ~self._checked
+        wanted = [chunk for chunk in self._chunks if needed[chunk]]
+        on_threads(self._check, wanted, max(threads, LEAST_THREADS), "deeppart-check")
+
+    def _check(self, chunk: int) -> None:
+        encoded = self._lying(chunk)
+        if encoded is None:
+            encoded = self._room(chunk)
+            self.reader.read_encoded(chunk, encoded)
+        self.reader.check_chunk(chunk, encoded)
+        self._checked[chunk] = True
+
+    def data(self, chunk: int) -> Bytes:
+        """The raw bytes of a chunk: in place, or in new memory, checked again."""
+        lying = self._lying(chunk)
+        if lying is not None:
+            return np.frombuffer(lying, dtype=np.uint8)
+        found = np.empty(int(self.reader.chunks["raw_length"][chunk]), dtype=np.uint8)
+        self.reader.read_into(chunk, found.data)
+        return found
+
+    def read_into(self, chunk: int, target: Bytes) -> None:
+        """Copy the raw bytes of a chunk."""
+        if self._lying(chunk) is None:
+            self.reader.read_into(chunk, target.data)
+        else:
+            np.copyto(target, self.data(chunk))
+
+    def _lying(self, chunk: int) -> memoryview | None:
+        """The raw bytes where they lie, in memory; None if they do not, or may not be used there.
+
+        Raises:
+            StorageError: they cannot be read, or the file was truncated: an access would end the process by SIGBUS.
+        """
+        row = self.reader.chunks[chunk]
+        if self._memory is None or row["base"] != 0 or row["codec"] != RawCodec.codec_id:
+            return None
+        offset, length = int(row["offset"]), int(row["encoded_length"])
+        found = self._memory[offset - self._first : offset - self._first + length]
+        if isinstance(self._source, FileSource):
+            populate_pages(np.frombuffer(found, dtype=np.uint8), self._source.path)
+        return found
+
+    def _room(self, chunk: int) -> memoryview:
+        """Memory of this thread for the encoded bytes of a chunk."""
+        length = int(self.reader.chunks["encoded_length"][chunk])
+        room: memoryview | None = getattr(self._scratch, "room", None)
+        if room is None or len(room) < length:
+            room = self._scratch.room = np.empty(length, dtype=np.uint8).data
+        return room[:length]
 
     def problem(self) -> Problem:
-        """After the bytes have been used: why they may have changed since they were checked, or None.
+        """After bytes have been used in place: why they may have changed since they were checked, or None.
 
         A superseded job that still runs on this node may retire the step that is being restored. It renames the file
         before it writes over it (``storage/spares.py``): a file that still has its name has not changed. If the file
-        system cannot tell, the digests are checked again.
+        system cannot tell, the digests are checked again. Files of the persistent level are never written over.
         """
+        if self._memory is None or not self._is_on_a_node or not isinstance(self._source, FileSource):
+            return None
         try:
-            return None if self.used_in_place is None else problem_of(self.used_in_place)
+            return problem_of(self._source)
         except StorageError:
             return self._changed()
 
-    def _changed(self) -> CorruptFileError | None:
+    def _changed(self) -> Problem:
         try:
-            for index in range(len(self.reader.chunks)) if self.chunks is None else self.chunks:
-                if self.read is None or self.read[index]:
-                    self.reader.check_chunk(index, self.chunk(index).data)
-        except CorruptFileError as error:
+            for chunk in np.flatnonzero(self._checked).tolist():
+                if (lying := self._lying(chunk)) is not None:
+                    self.reader.check_chunk(chunk, lying)
+        except (CorruptFileError, StorageError) as error:
             return error
         return None
 
-    def chunk(self, index: int) -> Bytes:
-        """The raw bytes of a chunk, without a copy."""
-        start, stop = self.reader.raw_starts[index : index + 2].tolist()
-        if self.starts is not None:
-            at = int(self.starts[index - (self.chunks.start if self.chunks else 0)])
-            return self.raw[at : at + stop - start]
-        here = int(self.reader.raw_starts[self.chunks.start]) if self.chunks else 0
-        return self.raw[start - here : stop - here]
-
     def pieces(self) -> Iterator[memoryview | bytes]:
-        """The bytes of the whole file, in order; bytes that are not in memory as stored are read again and checked."""
+        """The bytes of the whole file, in order, read again and checked; the source may have been closed."""
         head, tail = self.reader.frame()
         yield head
-        if self.source is None:
-            yield self.raw.data
-            if (changed := self.problem()) is not None:
-                raise changed
-        elif isinstance(self.source, MemorySource):
-            yield self.source.read_at(len(head), self.source.size - len(head) - len(tail))
-        else:
-            with FileSource(self.source) if isinstance(self.source, Path) else self.source.reopen() as source:
-                for index in np.flatnonzero(self.reader.chunks["base"] == 0).tolist():
-                    row = self.reader.chunks[index]
-                    data = memoryview(source.read_at(int(row["offset"]), int(row["encoded_length"])))
-                    self.reader.check_chunk(index, data)
-                    yield data
+        memory = self._source if isinstance(self._source, MemorySource) else None
+        with nullcontext(memory) if memory is not None else self._source.reopen() as source:  # type: ignore[union-attr]
+            for chunk in np.flatnonzero(self.reader.chunks["base"] == 0).tolist():
+                row = self.reader.chunks[chunk]
+                data = memoryview(source.read_at(int(row["offset"]), int(row["encoded_length"])))
+                self.reader.check_chunk(chunk, data)
+                yield data
         yield tail
 
 
 def problem_of(file: FileSource) -> Problem:
-    """Why the bytes of a file may have changed while its memory was in use (:meth:`LoadedPart.problem`), or None.
+    """Why the bytes of a file may have changed while its memory was in use (:meth:`OpenedPart.problem`), or None.
 
     Raises:
         StorageError: the file system cannot tell.
@@ -139,111 +227,3 @@ def problem_of(file: FileSource) -> Problem:
         where=file.path,
         todo="end the other job",
     )
-
-
-class OpenedPart:
-    """An open part with a valid header, footer and index."""
-
-    def __init__(
-        self,
-        source: StoredBytes | MemorySource,
-        read: Read,
-        attempt: Attempt,
-        signing: Signing | None,
-        rank: int | None = None,
-    ) -> None:
-        self._source, self._is_on_a_node = source, read.source.is_on_a_node
-        self._reader = PartReader(
-            source,
-            where=read.source.path,
-            expected_attempt=attempt,
-            expected_rank=read.part,
-            expected_index_digest=read.source.index_digest,
-            signing=signing,
-        )
-        self._reader.check_bases()
-        raw_starts = self._reader.raw_starts.tolist()
-        self._mine = read.chunks(raw_starts)[read.reader if rank is None else rank]
-        raw_bytes = raw_starts[self._mine.stop] - raw_starts[self._mine.start]
-        stored_raw = (self._reader.chunks["codec"] == RawCodec.codec_id).all()
-        # True if the raw stream is the file's payload.
-        self._is_payload = bool(stored_raw) and not self._reader.bases
-        # A file can be changed between check and use by a forger: with keys, private memory is checked.
-        may_share = self._is_payload and signing is None and raw_bytes > 0
-        # Start of the raw bytes in the file, if they are there: chunks are contiguous.
-        self._start = int(self._reader.chunks["offset"][self._mine.start]) if self._mine else 0
-        self._stop = self._start + raw_bytes
-        self._in_place = isinstance(source, MemorySource) and self._is_payload
-        self._in_place |= may_share and isinstance(source, FileSource) and lies_in_memory(source.path)
-        self._pinned: LockedFile | None = None
-        if may_share and not self._in_place and isinstance(source, FileSource):
-            self._pinned = pin(source, self._start, self._stop)
-        self._raw_bytes = 0 if self._in_place or self._pinned is not None else raw_bytes
-
-    @property
-    def reader(self) -> PartReader:
-        """The reader of its index."""
-        return self._reader
-
-    def room_bytes(self, chosen: Chosen | None = None) -> int:
-        """Memory that :meth:`load` needs, in bytes."""
-        if not self._raw_bytes or chosen is None:
-            return self._raw_bytes
-        return int(self._lengths(chosen).sum())
-
-    def _lengths(self, chosen: Chosen) -> npt.NDArray[np.int64]:
-        """Raw bytes of this rank's chosen chunks; 0 for other chunks."""
-        mine = slice(self._mine.start, self._mine.stop)
-        return np.where(chosen[mine], self._reader.chunks["raw_length"][mine], 0).astype(np.int64)
-
-    def load(self, room: Bytes, threads: int, chosen: Chosen | None = None) -> LoadedPart:
-        """Read the part into memory and check every chunk."""
-        chunks = self._reader.chunks
-        if chosen is not None and chosen[self._mine.start : self._mine.stop].all():
-            chosen = None
-        mapped = None
-        if self._in_place and isinstance(self._source, FileSource | MemorySource):
-            mapped = self._source.mapped(self._start, self._stop)
-        if self._pinned is not None:
-            mapped = self._pinned.memory
-        if mapped is not None:
-            room = np.frombuffer(mapped, dtype=np.uint8)
-
-        def bring(index: int) -> None:
-            raw = part.chunk(index).data
-            if self._pinned is not None:
-                self._pinned.populate(int(chunks["offset"][index]), len(raw))
-            if mapped is not None:
-                self._reader.check_chunk(index, raw)
-            else:
-                self._reader.read_into(index, raw)
-
-        is_whole = len(self._mine) == len(chunks) and chosen is None
-        starts = None
-        if chosen is not None and mapped is None:
-            lengths = self._lengths(chosen)
-            starts = np.cumsum(lengths) - lengths
-        again = None if self._is_payload and is_whole else self._source
-        path = again.location if isinstance(again, FileSource) else again
-        in_place, place = None, None
-        if mapped is not None and isinstance(self._source, FileSource):
-            file = self._source
-            begins = int(self._reader.raw_starts[self._mine.start])
-            place = FileRange(file.path, *file.identity, self._start, len(room), begins, self._is_on_a_node)
-            in_place = file if self._is_on_a_node else None  # files of the persistent level are never written over
-        part = LoadedPart(self._reader, room, path, in_place, place, self._mine, chosen, starts)
-        wanted = self._mine if chosen is None else [index for index in self._mine if chosen[index]]
-        on_threads(bring, wanted, max(threads, LEAST_THREADS), "deeppart-load")
-        return part
-
-
-def load_part(
-    source: FileSource | MemorySource,
-    read: Read,
-    attempt: Attempt,
-    signing: Signing | None,
-    threads: int = LEAST_THREADS,
-) -> LoadedPart:
-    """Read one part into newly allocated memory and check every chunk."""
-    opened = OpenedPart(source, read, attempt, signing)
-    return opened.load(np.empty(opened.room_bytes(), dtype=np.uint8), threads)

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 from deeppart.comm import Comm, Operation, finish, together
 from deeppart.nodes import Arena
 from deeppart.part import FileSource, Signing, StoredBytes
-from deeppart.state.capture import Staging
 
 T = TypeVar("T")
 #: Size of the field with the length of a message's head.
@@ -29,10 +28,9 @@ class Ranks:
         doing: what they do, for messages.
         background: true if training goes on meanwhile.
         signing: the keys to check with, or None.
-        threads: this rank's threads that read and check, and that copy from the memory of its node.
+        threads: this rank's threads that check chunks, and that copy them into the live state.
         at: converts a path in text form, relative to its base directory, to a path.
         open_source: opens a file of a checkpoint, given by its location in text form.
-        staging: memory for the chunks that this rank reads.
         arena: memory for exchanges that rebuild parts.
     """
 
@@ -45,7 +43,6 @@ class Ranks:
     threads: int = 1
     at: Callable[[str], Path] = Path
     open_source: Callable[[str], StoredBytes] = FileSource
-    staging: Staging = field(default_factory=Staging)
     arena: Arena = field(default_factory=Arena)
 
     @property

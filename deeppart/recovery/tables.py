@@ -230,7 +230,7 @@ class NodeCopy:
     place: FileRange
 
     def problem(self) -> Problem:
-        """After the bytes have been used: why they may have changed (:meth:`LoadedPart.problem`), or None."""
+        """After the bytes have been used: why they may have changed (:meth:`OpenedPart.problem`), or None."""
         try:
             return problem_of(self.file) if self.place.is_on_a_node else None
         except StorageError as error:
@@ -272,7 +272,7 @@ class NodeCopies:
 
 def find_copies(ranks: Ranks, recovered: Recovered, what: str) -> NodeCopies:
     """Map the bytes that the mates of this rank have read (collective)."""
-    places = [(part, astuple(loaded.place)) for part, loaded in recovered.mine.items() if loaded.place is not None]
+    places = [(part, astuple(opened.place)) for part, opened in recovered.mine.items() if opened.place is not None]
     kernel, node_of, mine = running_kernel(), ranks.node_of, dict[Holding, NodeCopy]()
     offered = json.dumps([kernel, places]).encode() if kernel and places else b""
     received = [json.loads(text or '["", []]') for text in ranks.finish(ranks.comm.allgather(offered), what)]

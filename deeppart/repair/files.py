@@ -32,7 +32,7 @@ from deeppart.part import (
     step_name,
 )
 from deeppart.plan.restart import FilesByAttempt, Read, Source
-from deeppart.recovery import LoadedPart, load_part
+from deeppart.recovery import OpenedPart
 from deeppart.repair.mending import Repaired, Required, check_file, put_part
 from deeppart.storage import DurableFile, NodeContents, PosixStore, is_temporary_name, read_steps
 
@@ -182,8 +182,8 @@ class _Repairing:
             )
         return known[0]
 
-    def _load(self, required: Required, path: Path) -> tuple[LoadedPart, Source]:
-        """A sound copy of a part, in memory."""
+    def _load(self, required: Required, path: Path) -> tuple[OpenedPart, Source]:
+        """A sound copy of a part."""
         finding = self._files.findings(required.attempt)[required.rank]
         tried = list(finding.remarks)
         than = "" if self._is_persistent(path) else " than copies and parity here"
@@ -205,10 +205,10 @@ class _Repairing:
             todo="name the local_dir of more nodes with --local, or let a restored job rebuild it",
         )
 
-    def _read(self, read: Read, attempt: Attempt) -> LoadedPart:
+    def _read(self, read: Read, attempt: Attempt) -> OpenedPart:
         if read.source.rebuild is None:
             with FileSource(self._at(read.source.path)) as source:
-                return load_part(source, read, attempt, self._signing)
+                return self._checked(source, read, attempt)
         memory = np.empty(padded_bytes(read.source.rebuild.identity), dtype=np.uint8)
         comm = SingleComm()
         wanted = [Wanted(read.part, 0, read.source.rebuild)]
@@ -218,7 +218,12 @@ class _Repairing:
             if rebuilt.shortage is not None:
                 raise rebuilt.shortage
             raise CorruptFileError(rebuilt.refused[read.part], where=read.source.path)
-        return load_part(MemorySource(memory[: read.source.nbytes].data), read, attempt, self._signing)
+        return self._checked(MemorySource(memory[: read.source.nbytes].data), read, attempt)
+
+    def _checked(self, source: FileSource | MemorySource, read: Read, attempt: Attempt) -> OpenedPart:
+        opened = OpenedPart.of(source, read, attempt, self._signing)
+        opened.check()
+        return opened
 
 
 def _header_of(path: Path) -> PartHeader | None:

@@ -22,7 +22,7 @@ from deeppart.model import MEMORY, Attempt, Level, ParityMember
 from deeppart.nodes import Arena, Incoming, Outgoing, PartFile, Protection, begin_together, encode_sets, exchange_copies
 from deeppart.plan.redundancy import ParitySet
 from deeppart.plan.restart import Encode, Healing, Inventory, Location, Transfer, Wish, Write, plan_healing
-from deeppart.recovery import LoadedPart, Recovered
+from deeppart.recovery import OpenedPart, Recovered
 from deeppart.repair.mending import Checked, Required, check_file, put_part
 from deeppart.storage import DurableFile, NodeLevel, RateLimit
 
@@ -38,20 +38,11 @@ class Healer:
     ) -> None:
         self._comm, self._drive, self._levels, self._limit, self._arena = comm, drive, node_levels, limit, arena
 
-    def heal(
-        self,
-        healing: Healing,
-        attempt: Attempt,
-        memory: Mapping[int, LoadedPart],
-        release: Callable[[], None],
-    ) -> None:
+    def heal(self, healing: Healing, attempt: Attempt, parts: Mapping[int, OpenedPart]) -> None:
         """Do all of it (collective)."""
 
         def to_nodes() -> None:
-            try:
-                problem = self._write(healing.writes, attempt, memory)
-            finally:
-                release()
+            problem = self._write(healing.writes, attempt, parts)
             self._transfer(healing.moves, attempt)
             if problem is not None:
                 raise problem
@@ -107,18 +98,18 @@ class Healer:
         if anywhere is not None:
             raise CheckpointError("the redundancy of a step could not be rebuilt", found=str(anywhere))
 
-    def _write(self, writes: Sequence[Write], attempt: Attempt, memory: Mapping[int, LoadedPart]) -> Exception | None:
-        """Write parts that are in memory; the first problem, which says nothing of the other parts."""
+    def _write(self, writes: Sequence[Write], attempt: Attempt, parts: Mapping[int, OpenedPart]) -> Exception | None:
+        """Write parts that are open; the first problem, which says nothing of the other parts."""
         problem = None
         for part in sorted(write.part for write in writes if write.rank == self._comm.rank):
             try:
-                self._write_part(part, attempt, memory[part])
+                self._write_part(part, attempt, parts[part])
             except Exception as error:  # the other ranks are waiting
                 problem = problem or error
         return problem
 
-    def _write_part(self, part: int, attempt: Attempt, loaded: LoadedPart) -> None:
-        put_part(loaded, self._levels[Level.LOCAL].open_part(attempt, part, mend=True))
+    def _write_part(self, part: int, attempt: Attempt, opened: OpenedPart) -> None:
+        put_part(opened, self._levels[Level.LOCAL].open_part(attempt, part, mend=True))
 
     def _transfer(self, transfers: Sequence[Transfer], attempt: Attempt) -> None:
         """Send part files to other nodes (collective)."""
@@ -208,7 +199,6 @@ def heal_recovered(
     recovered: Recovered,
     inventory: Inventory,
     protection: Protection,
-    release: Callable[[], None],
     damaged: Collection[Location] = (),
 ) -> None:
     """Do what is planned, or what is planned instead where a file that it reads turns out damaged (collective).
@@ -217,22 +207,14 @@ def heal_recovered(
     any more are left alone, and named when all else is done.
     """
     known = set(damaged)
-    in_memory = {write.part for write in healing.writes}
     while True:
         worse = healer.damaged_files(healing, recovered, inventory)
         if worse <= known:
             break
         known |= worse
-        candidate = recovered.candidate.without_files(known)
-        # What another plan would write first has been in memory, and that may be in use again.
-        only_in_memory = {
-            part
-            for part, sources in enumerate(candidate.sources)
-            if sources and not any(source.is_on_a_node for source in sources)
-        }
-        recovered = replace(recovered, candidate=candidate.without_parts(only_in_memory - in_memory))
+        recovered = replace(recovered, candidate=recovered.candidate.without_files(known))
         healing = healing_for(protection, recovered, inventory, known)
-    healer.heal(healing, recovered.attempt, recovered.mine, release)
+    healer.heal(healing, recovered.attempt, recovered.mine)
     if recovered.candidate.lacking:
         parts = ", ".join(map(str, recovered.candidate.lacking))
         raise CheckpointError(

@@ -15,7 +15,7 @@ import xxhash
 from deeppart.errors import CorruptFileError
 from deeppart.model import Attempt
 from deeppart.part import FileSource, PartReader, Signing
-from deeppart.recovery import LoadedPart
+from deeppart.recovery import OpenedPart
 from deeppart.storage import DurableFile
 
 
@@ -86,7 +86,7 @@ def check_file(path: Path, required: Required, signing: Signing | None) -> Check
         return Checked(source.size, digest)
 
 
-def put_part(part: LoadedPart, file: DurableFile, digest: str | None = None) -> None:
+def put_part(part: OpenedPart, file: DurableFile, digest: str | None = None) -> None:
     """Write a part that was checked. ``digest``: of the file that is to be written; it gets its name only if it has
     that.
     """

@@ -20,7 +20,7 @@ from deeppart.errors import CheckpointError, CommError, ScrubNotice
 from deeppart.model import Attempt, show_bytes
 from deeppart.nodes import Protection
 from deeppart.plan.restart import Inventory, Location, Read, on_node, survey
-from deeppart.recovery import Ranks, Recovered, read_candidate, read_chunks, take_inventory
+from deeppart.recovery import Ranks, Recovered, check_chunks, read_candidate, take_inventory
 from deeppart.repair.heal import Healer, heal_recovered, healing_for
 from deeppart.repair.mending import outcome
 from deeppart.save import Pipeline
@@ -239,13 +239,10 @@ class Scrubber:
 
     def _repair(self, attempt: Attempt, damage: tuple[tuple[int, str, str], ...]) -> None:
         local = self._ground.directory if self._ground.leads else None
-        try:
-            inventory = take_inventory(self._ranks, local, self._persistent, self._ground.lineage)
-            repaired = self.report.repaired
-            damaged = {inventory.location(rank, path) for rank, path, _ in damage}
-            problem = self._repair_from(inventory, attempt, damaged)
-        finally:
-            self._ranks.staging.release()
+        inventory = take_inventory(self._ranks, local, self._persistent, self._ground.lineage)
+        repaired = self.report.repaired
+        damaged = {inventory.location(rank, path) for rank, path, _ in damage}
+        problem = self._repair_from(inventory, attempt, damaged)
         if self._ranks.rank == 0 and (problem or self.report.repaired > repaired):
             found = (
                 "; ".join(on_node(reason, rank) for rank, _, reason in damage)
@@ -264,7 +261,7 @@ class Scrubber:
         candidate = candidates[0].without_files(damaged)
         if candidate.lacking:
             return f"no sound source for part {candidate.lacking[0]}"
-        recovered, lines = read_candidate(self._ranks, candidate, self._read_whole, _is_on_no_node)
+        recovered, lines = read_candidate(self._ranks, candidate, self._check_whole, _is_on_no_node)
         if recovered is None:
             return "; ".join(lines)
         healing = healing_for(self._protection, recovered, inventory, damaged)
@@ -274,14 +271,14 @@ class Scrubber:
             return unprotected
         healer = Healer(self._ranks.comm, self._drive, self._levels, self._limit, self._ranks.arena)
         try:
-            heal_recovered(healer, healing, recovered, inventory, self._protection, lambda: None, damaged)
+            heal_recovered(healer, healing, recovered, inventory, self._protection, damaged)
         except CheckpointError as error:  # all ranks have it; the next cycle may do better
             return str(error)
         self._note(repaired=1)
         return unprotected
 
-    def _read_whole(self, recovered: Recovered) -> Recovered:
-        read_chunks(self._ranks, recovered)
+    def _check_whole(self, recovered: Recovered) -> Recovered:
+        check_chunks(self._ranks, recovered)
         return recovered
 
     def _drive(self, operation: Operation[Any]) -> Any:

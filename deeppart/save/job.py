@@ -57,7 +57,6 @@ class Reader(Enum):
     CAPTURE = "capture"
     STORE = "store"
     FLUSH = "flush"
-    HEAL = "heal"
 
 
 class StagingLease(Generic[T]):
@@ -269,11 +268,9 @@ class Repair:
     Attributes:
         attempt: the checkpoint, which is not retired meanwhile.
         what: a description for messages.
-        run: rebuilds it, given a channel, a function that drives operations on it, and one that frees staging memory.
-        lease: the lease of the staging memory, if it starts from parts in it.
+        run: rebuilds it, given a channel and a function that drives operations on it.
     """
 
     attempt: Attempt
     what: str
-    run: Callable[[Comm, Callable[..., Any], Callable[[], None]], None]
-    lease: StagingLease[Any]
+    run: Callable[[Comm, Callable[..., Any]], None]

@@ -144,8 +144,7 @@ class Pipeline:
         self._fail_all_if_broken()
 
     def submit_repair(self, repair: Repair) -> None:
-        """Take over the rebuilding of redundancy, with the lease of the staging memory if that is needed."""
-        self._take(repair.lease)
+        """Take over the rebuilding of redundancy."""
         self.call_notes.hold(repair.attempt)
         with self._changed:
             self._repairs.append(repair)
@@ -342,9 +341,8 @@ class Pipeline:
     def _repair(self, repair: Repair) -> None:
         """Heal redundancy; errors are reported at the next call."""
         channel = next(self._channels[level] for level in (*REDUNDANT_LEVELS, Level.LOCAL) if level in self._channels)
-        release = partial(repair.lease.done, Reader.HEAL)
         try:
-            repair.run(channel, partial(self._drive, channel, what=repair.what), release)
+            repair.run(channel, partial(self._drive, channel, what=repair.what))
         except BaseException as error:
             text = f"{repair.what} failed: {as_error(error, 'background work failed')}"
             self.call_notes.note(text, BackgroundFailureWarning)
@@ -352,7 +350,6 @@ class Pipeline:
             self._end_repair(repair)
 
     def _end_repair(self, repair: Repair) -> None:
-        repair.lease.done(Reader.HEAL)
         with self._changed:
             if repair not in self._repairs:
                 return

@@ -245,10 +245,6 @@ class Saver:
         """Mark per-rank leaves of a restored step as known to the user, who was warned when it was saved."""
         self._warnings.mark_known(per_rank)
 
-    def staging_was_used(self) -> None:
-        """Note that the staging memory was used for a restore."""
-        self._capture = None
-
     def close(self) -> None:
         """Release everything; nothing is saved after this."""
         self._replicas.close()

@@ -17,7 +17,6 @@ from deeppart.part import FileSource, StoredBytes
 from deeppart.recovery import Ranks
 from deeppart.save import Processors
 from deeppart.session.topology import Topology
-from deeppart.state.capture import Staging
 from deeppart.storage import DirectoryOwner, MemoryLevel, NodeLevel, PersistentLevel, RateLimit
 
 
@@ -69,8 +68,8 @@ class Session:
         """True if this is the first of the ranks that share its local directory, which lists and cleans it."""
         return bool(self.node_levels) and self.topology.first_in_directory(self.comm.rank) == self.comm.rank
 
-    def ranks(self, staging: Staging | None = None, arena: Arena | None = None) -> Ranks:
-        """The ranks, as they restore a step; ``staging``, ``arena``: memory for that, if not of its own."""
+    def ranks(self, arena: Arena | None = None) -> Ranks:
+        """The ranks, as they restore a step; ``arena``: memory for that, if not of its own."""
         return Ranks(
             self.comm,
             self.topology.node_of,
@@ -79,7 +78,6 @@ class Session:
             threads=self.processors.waiting,
             at=self.roots.at,
             open_source=self.open_source,
-            staging=staging or Staging(),
             arena=arena or Arena(),
         )
 

@@ -34,10 +34,9 @@ from deeppart.recovery import (
     warn_suspect,
 )
 from deeppart.repair import Healer, heal_recovered, healing_for
-from deeppart.save import Reader, Repair, StagingLease
+from deeppart.save import Repair
 from deeppart.session.background import Background
 from deeppart.session.record import Session
-from deeppart.state.capture import Staging
 from deeppart.state.paths import Excluded, Path, PerRankPolicies
 from deeppart.state.restore import Request
 
@@ -65,12 +64,12 @@ def restore_step(
     step: int | None,
     policies: PerRankPolicies,
     request: Request,
-    memory: tuple[Staging, Arena],
+    arena: Arena,
     *,
     required: bool = False,
 ) -> tuple[Restored | None, Inventory, tuple[str, ...]]:
     """Restore a step (collective); also what there was to restore, and lines about how it was found."""
-    ranks = session.ranks(*memory)
+    ranks = session.ranks(arena)
     inventories = _inventories(session, ranks, step)
     newest = next(inventories)
     is_filled = bool(survey(newest, step).candidates)
@@ -110,11 +109,11 @@ def _left_out(request: Request) -> Callable[[Path], bool] | None:
     return lambda path: any(excluded.covers(path[:end]) for end in range(1, len(path) + 1))
 
 
-def preview_restore(session: Session, step: int | None, staging: Staging, arena: Arena) -> SavedStep | None:
+def preview_restore(session: Session, step: int | None, arena: Arena) -> SavedStep | None:
     """The content of a step, or of the newest recoverable one, as this rank would restore it (collective): reads only
     documents, unless they have to be rebuilt.
     """
-    ranks = session.ranks(staging, arena)
+    ranks = session.ranks(arena)
 
     return recover(ranks, _inventories(session, ranks, step), step, partial(load_step, ranks))[0]
 
@@ -142,14 +141,12 @@ def heal_redundancy(
     background.retention.adopt(attempt.key)
     lines.append(f"step {step}: rebuilding redundancy in the background: {healing.describe()}")
 
-    def run(channel: Comm, drive: Any, release: Callable[[], None]) -> None:
+    def run(channel: Comm, drive: Any) -> None:
         healer = Healer(channel, drive, session.node_levels, session.limit, background.arena)
-        heal_recovered(healer, healing, recovered, inventory, session.protection, release)
+        heal_recovered(healer, healing, recovered, inventory, session.protection)
         pipeline.call_notes.restored(attempt)
 
-    mine = [write.part for write in healing.writes if write.rank == session.comm.rank]
-    lease = StagingLease(mine or None, (Reader.HEAL,))
-    pipeline.submit_repair(Repair(attempt, f"rebuilding the redundancy of step {step}", run, lease))
+    pipeline.submit_repair(Repair(attempt, f"rebuilding the redundancy of step {step}", run))
     return tuple(lines)
 
 

@@ -12,13 +12,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
 import deeppart
 from deeppart import mapped
 from deeppart.errors import StorageError
-from deeppart.mapped import LockedFile, bytes_in_memory, file_memory, file_system_of, forget_all, lies_in_memory, pin
+from deeppart.mapped import (
+    bytes_in_memory,
+    file_memory,
+    file_system_of,
+    forget_all,
+    lies_in_memory,
+    memory_in_place,
+    populate_pages,
+)
 from deeppart.part import FileSource
 from deeppart.recovery import parts
 
@@ -86,12 +95,12 @@ def disk_file(tmp_path: Path) -> Path:
     return made
 
 
-def pinned_file(path: Path) -> LockedFile:
+def locked_memory(path: Path) -> npt.NDArray[np.uint8]:
     with FileSource(path) as source:
-        found = pin(source, 0, source.size)
+        found = memory_in_place(source, 0, source.size)
     if found is None:
         pytest.skip(f"files on {file_system_of(path)} cannot be locked in memory here")
-    return found
+    return np.frombuffer(found, dtype=np.uint8)
 
 
 def locked_bytes() -> int:
@@ -101,11 +110,11 @@ def locked_bytes() -> int:
 
 def test_an_error_of_the_device_is_an_error(disk_file: Path) -> None:
     """Pages that are not there any more stand for pages that cannot be read: touching them would be a SIGBUS."""
-    found = pinned_file(disk_file)
+    found = locked_memory(disk_file)
     os.truncate(disk_file, 1_000_000)
-    found.populate(0, 1_000_000)
-    with pytest.raises(StorageError, match="cannot read 10 bytes at 5000000") as caught:
-        found.populate(5_000_000, 10)
+    populate_pages(found[:1_000_000], str(disk_file))
+    with pytest.raises(StorageError, match="cannot read 10 bytes") as caught:
+        populate_pages(found[5_000_000:5_000_010], str(disk_file))
     assert caught.value.errno == errno.EFAULT
 
 
@@ -130,7 +139,7 @@ def test_without_leave_to_lock_memory_files_are_read(tmp_path: Path, monkeypatch
 
 def test_a_restore_uses_files_where_they_lie(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(bytes(5000))
-    pinned_file(tmp_path / "file")
+    locked_memory(tmp_path / "file")
     restore_and_compare(tmp_path, in_place=True)
 
 
@@ -139,20 +148,20 @@ def restore_and_compare(tmp_path: Path, *, in_place: bool) -> None:
     state = {"w": torch.rand(3_000_000), "b": torch.rand(1001).to(torch.bfloat16), "n": torch.arange(77)}
     with deeppart.Checkpointer(config) as checkpointer:
         checkpointer.checkpoint(state, 1).wait("persistent")
-    rooms: list[int] = []
-    opened = parts.OpenedPart.load
+    places: list[bool] = []
+    check = parts.OpenedPart.check
 
-    def load(part: parts.OpenedPart, room: Any, *rest: Any) -> parts.LoadedPart:
-        rooms.append(part.room_bytes())
-        return opened(part, room, *rest)
+    def checking(part: parts.OpenedPart, *rest: Any) -> None:
+        places.append(part.place is not None)
+        check(part, *rest)
 
     live = {name: torch.zeros_like(value) for name, value in state.items()}
     gc.collect()  # what tests before this one have left behind is not to be released meanwhile
     before = locked_bytes()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parts.OpenedPart, "load", load)
+        patch.setattr(parts.OpenedPart, "check", checking)
         with deeppart.Checkpointer(config) as checkpointer:
             assert checkpointer.restore(live) == 1
     assert all(torch.equal(live[name], value) for name, value in state.items())
-    assert [room == 0 for room in rooms] == [in_place]
+    assert places == [in_place]
     assert locked_bytes() == before

@@ -44,10 +44,6 @@ class Candidate:
         """The candidate without some files, whichever parts they belong to; see :attr:`lacking`."""
         return self._with(lambda _, source: source.location not in files)
 
-    def without_parts(self, parts: Collection[int]) -> Candidate:
-        """The candidate without any sources of some parts."""
-        return self._with(lambda part, _: part not in parts)
-
     def _with(self, keeps: Callable[[int, Source], bool]) -> Candidate:
         sources = (
             tuple(source for source in places if keeps(part, source)) for part, places in enumerate(self.sources)

@@ -160,6 +160,21 @@ class Scatter:
             return None
         return flat_bytes(self._items[array_number])[piece.start : piece.start + piece.length]
 
+    def bring(
+        self,
+        part: int,
+        pieces: list[LeafPiece],
+        nbytes: int,
+        data: Callable[[], Bytes],
+        read_into: Callable[[Bytes], object],
+    ) -> None:
+        """Write a chunk's bytes into the arrays that need them, straight into one that needs the chunk alone."""
+        target = self.direct(part, pieces, nbytes)
+        if target is None:
+            self.write(part, pieces, data())
+        else:
+            read_into(target)
+
     def write(self, part: int, pieces: list[LeafPiece], data: Bytes) -> None:
         """Write a chunk's bytes into the arrays that need them."""
         wanted = [(piece, want) for piece in pieces for want in self.wants_of(part, piece)]

@@ -9,7 +9,7 @@ from typing import Any
 
 from deeppart.comm import Comm, SingleComm
 from deeppart.model import Attempt
-from deeppart.recovery import Ranks, Recovered, SavedStep, load_step, read_chunks, recover, take_inventory
+from deeppart.recovery import Ranks, Recovered, SavedStep, check_chunks, load_step, recover, take_inventory
 from deeppart.recovery.absent import share_out_absent
 from deeppart.recovery.distribute import Delivery
 from deeppart.recovery.matching import Matched, check_step, match
@@ -73,7 +73,7 @@ def open_step(root: Path, comm: Comm | None = None, *, on_nodes: bool = False) -
     inventory = take_inventory(ranks, None, PersistentLevel(PosixStore(root)), "")
 
     def whole(recovered: Recovered) -> Recovered:
-        read_chunks(ranks, recovered)
+        check_chunks(ranks, recovered)
         return recovered
 
     recovered, _, told = recover(ranks, [inventory], None, whole)

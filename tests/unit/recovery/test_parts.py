@@ -13,15 +13,15 @@ import torch
 import deeppart
 from deeppart import access
 from deeppart.errors import CorruptFileError
+from deeppart.mapped import lies_in_memory
 from deeppart.part import FileSource, PartReader
 from deeppart.plan.restart import Read, Source
-from deeppart.recovery import LoadedPart, load_part
-from deeppart.recovery import parts as loading
+from deeppart.recovery import OpenedPart
 
 
 @pytest.fixture
-def used(memory: Path) -> tuple[LoadedPart, Path]:
-    """A local part on a tmpfs, loaded, and its path."""
+def used(memory: Path) -> tuple[OpenedPart, Path]:
+    """A local part on a tmpfs, checked, and its path."""
     config = deeppart.Config(
         persistent_dir=str(memory / "persistent"), local_dir=str(memory / "local"), compression="none"
     )
@@ -31,14 +31,15 @@ def used(memory: Path) -> tuple[LoadedPart, Path]:
     file = FileSource(path)
     reader = PartReader(file, where=str(path))
     source = Source("local", str(path), (0,), file.size, reader.index_digest)
-    part = load_part(file, Read(0, 0, source), reader.attempt, None)
-    if not loading.lies_in_memory(path):  # type: ignore[attr-defined]
+    part = OpenedPart.of(file, Read(0, 0, source), reader.attempt, None)
+    part.check()
+    if not lies_in_memory(path):
         pytest.skip("there is no tmpfs")
-    assert part.used_in_place is file
+    assert part.place is not None
     return part, path
 
 
-def test_what_has_lost_its_name_may_have_changed(used: tuple[LoadedPart, Path]) -> None:
+def test_what_has_lost_its_name_may_have_changed(used: tuple[OpenedPart, Path]) -> None:
     part, path = used
     assert part.problem() is None
     path.rename(path.with_name("spare"))
@@ -48,7 +49,7 @@ def test_what_has_lost_its_name_may_have_changed(used: tuple[LoadedPart, Path]) 
 
 
 def test_where_the_name_cannot_be_asked_for_the_digests_are(
-    used: tuple[LoadedPart, Path], monkeypatch: pytest.MonkeyPatch
+    used: tuple[OpenedPart, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def lstat(path: Any) -> os.stat_result:
         raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))

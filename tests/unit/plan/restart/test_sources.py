@@ -44,7 +44,6 @@ def test_a_bad_file_says_nothing_of_one_with_the_same_path_on_another_node() -> 
     assert [[source.readers for source in places] for places in rest.sources] == [[(1,)], [(0,), (1,)]]
     assert rest.lacking == ()
     assert rest.without_files([Location(1, "/local/10/0")]).lacking == (0,)
-    assert rest.without_parts([1]).lacking == (1,)
 
 
 def test_a_node_that_lacks_only_its_part_or_only_its_parity() -> None:
