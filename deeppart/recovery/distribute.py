@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from operator import itemgetter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -106,6 +106,12 @@ class _Chunk:
         return partial(scatter.bring, self.index.part, self.pieces, self.nbytes, here.data, here.read_into)
 
 
+class _Begin(Protocol):
+    """Begins a call, perhaps in another thread."""
+
+    def __call__(self, call: Callable[[], T]) -> Future[T]: ...
+
+
 class _Here(NamedTuple):
     """How to get the raw bytes of a chunk without a message: in memory, or into memory."""
 
@@ -141,15 +147,15 @@ class Delivery:
         is_relayed = self._agree(chunks)
         relayed = [chunk for place, chunk in chunks if is_relayed[place]]
         others = [chunk for place, chunk in chunks if not is_relayed[place]]
-        with _copiers(self._ranks.threads) as copy:
-            self._ranks.finish(self._relaying(relayed, scatter, attempts, copy), self._what)
+        with _workers(self._ranks.threads) as begin:
+            self._ranks.finish(self._relaying(relayed, scatter, attempts, begin), self._what)
             remote = []
             for chunk in others:
                 here = self._here(chunk)
                 if here is None:
                     remote.append(chunk)
                 else:
-                    copy(attempts.at(chunk.filling(scatter, here), chunk.index.part))
+                    begin(attempts.at(chunk.filling(scatter, here), chunk.index.part))
         if self._ranks.finish(self._ranks.comm.maximum(np.array([bool(remote)], dtype=np.int64)), self._what).any():
             orders: list[list[list[Any]]] = [[] for _ in range(self._ranks.comm.size)]
             for chunk in remote:
@@ -202,31 +208,40 @@ class Delivery:
     # --- chunks that all ranks need ---
 
     def _relaying(
-        self,
-        chunks: Sequence[_Chunk],
-        scatter: Scatter,
-        attempts: _Attempts,
-        copy: Callable[[Callable[[], None]], object],
+        self, chunks: Sequence[_Chunk], scatter: Scatter, attempts: _Attempts, begin: _Begin
     ) -> Operation[None]:
         window = _Window(WINDOW)
         for number, chunk in enumerate(chunks):
             while window.is_full(number):
                 yield window.advance()
             part, tag, here = chunk.index.part, number % _TAGS, self._here(chunk)
-            fill = None if here is None else chunk.filling(scatter, here)
             hop = self._routes.hop(chunk.reader, number, seen=chunk.holding in self._copies.on_nodes)
             if hop is not None and hop.source is not None:
                 window.add(number, *self._start(chunk, hop, hop.source, tag, scatter, attempts))
+            elif hop is not None and here is not None:
+                reading = begin(partial(self._read_and_write, chunk, here, scatter, attempts))
+                window.add(number, self._sending_read(reading, chunk, hop, tag), _no_more)
             elif hop is not None:
-                data = None if here is None else attempts.result(here.data, part)
-                sending = self._sending(np.zeros(chunk.nbytes, dtype=np.uint8) if data is None else data, hop, tag)
-                window.add(number, sending, _no_more)
-                fill = None if data is None else partial(scatter.write, part, chunk.pieces, data)
-            if fill is not None:
-                copy(attempts.at(fill, part))
-                if window.flying:
-                    yield window.advance()
+                window.add(number, self._sending(np.zeros(chunk.nbytes, dtype=np.uint8), hop, tag), _no_more)
+            if here is not None and (hop is None or hop.source is not None):
+                begin(attempts.at(chunk.filling(scatter, here), part))
+            if here is not None and window.flying:
+                yield window.advance()
         yield from window.emptied()
+
+    def _read_and_write(self, chunk: _Chunk, here: _Here, scatter: Scatter, attempts: _Attempts) -> Bytes | None:
+        """Fill arrays from a chunk that is sent, too; its bytes, or None after an error."""
+        part = chunk.index.part
+        data = attempts.result(here.data, part)
+        if data is not None:
+            attempts.result(partial(scatter.write, part, chunk.pieces, data), part)
+        return data
+
+    def _sending_read(self, reading: Future[Bytes | None], chunk: _Chunk, hop: Hop, tag: int) -> Operation[None]:
+        while not reading.done():
+            yield False
+        data = reading.result()
+        yield from self._sending(np.zeros(chunk.nbytes, dtype=np.uint8) if data is None else data, hop, tag)
 
     def _start(
         self, chunk: _Chunk, hop: Hop, source: int, tag: int, scatter: Scatter, attempts: _Attempts
@@ -434,17 +449,19 @@ def _no_more() -> None:
 
 
 @contextmanager
-def _copiers(threads: int) -> Iterator[Callable[[Callable[[], None]], object]]:
-    """A function that makes copies: in the calling thread, or in several, which have finished all of them on exit."""
-    if threads < 2:
-        yield lambda make: make()
-        return
-    with ThreadPoolExecutor(threads, "deeppart-copy") as pool:
-        under_way: list[Future[None]] = []
+def _workers(threads: int) -> Iterator[_Begin]:
+    """A function that begins calls that do not raise: in this thread, or in several; all have ended on exit."""
+    with ThreadPoolExecutor(max(1, threads), "deeppart-fill") as pool:
+
+        def begin(call: Callable[[], T]) -> Future[T]:
+            if threads > 1:
+                return pool.submit(call)
+            ended = Future[T]()
+            ended.set_result(call())
+            return ended
+
         try:
-            yield lambda make: under_way.append(pool.submit(make))
-            for each in under_way:
-                each.result()  # their errors are raised here
+            yield begin
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise

@@ -198,7 +198,7 @@ def warn_restored(
 
 
 def still_busy(timeout: float) -> CheckpointError:
-    """The error if an earlier checkpoint still uses the staging memory that a restore needs."""
+    """The error if an earlier checkpoint is still being written: which steps there are is not settled yet."""
     return CheckpointError(
         "restore: an earlier checkpoint is still being written",
         found="; ".join([f"not finished after {timeout:g} s", *hanging()]),
