@@ -217,9 +217,11 @@ def one_line(error: DeeppartError) -> str:
     return ": ".join(text for text in (error.where, error.summary, error.found) if text)
 
 
-def lacks_descriptors(error: BaseException) -> bool:
-    """True if an error says nothing about a file, because this process or machine has no file descriptors left."""
-    return isinstance(error, StorageError) and error.errno in (errno.EMFILE, errno.ENFILE)
+def lacks_resources(error: BaseException) -> bool:
+    """True if an error says nothing about a file: this process has no descriptors, memory or threads left."""
+    if isinstance(error, StorageError):
+        return error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "new thread" in str(error))
 
 
 class DirectoryInUseError(StorageError):

@@ -310,7 +310,9 @@ def _nested(items: Any) -> Any:
 
 
 def _scalar(value: Any) -> Any:
-    return to_json(value) if value is None or type(value) in (bool, int, float, str) else repr(value)
+    from deeppart.state.values import text_of
+
+    return to_json(value) if value is None or type(value) in (bool, int, float, str) else text_of(value)
 
 
 def value_text(value: Any, form: str | None = None, *, is_alone: bool = False) -> str:
@@ -332,11 +334,11 @@ def value_text(value: Any, form: str | None = None, *, is_alone: bool = False) -
 
 
 def _as_text(value: Any) -> str:
-    from deeppart.state.values import describe_value
+    from deeppart.state.values import describe_value, text_of
 
     if type(value) is int and value.bit_length() >= _MOST_BITS:
         return hex(value)
-    return describe_value(value) if type(value) is io.BytesIO else repr(value)
+    return describe_value(value) if type(value) is io.BytesIO else text_of(value)
 
 
 def cut(text: str) -> str:

@@ -23,11 +23,12 @@ from deeppart.errors import (
     DeeppartError,
     DeeppartWarning,
     RemoteRankError,
+    StateError,
     StructureMismatchError,
 )
 from deeppart.model import Box, RestoreReport
 from deeppart.recovery.absent import share_out_absent
-from deeppart.recovery.candidates import Recovered, SourcesFailedError, check_chunks, failure_of, gather_failures
+from deeppart.recovery.candidates import Recovered, SourcesFailedError, begun, check_chunks, failure_of, gather_failures
 from deeppart.recovery.distribute import Delivery, Failure
 from deeppart.recovery.matching import Matched, check_step, match, notices
 from deeppart.recovery.narrowing import LiveState, narrowed, with_own_of_all
@@ -47,14 +48,13 @@ from deeppart.state.restore import (
     put,
     tie,
 )
-from deeppart.state.tensors import Array, new_array
+from deeppart.state.tensors import Array, new_array, overlaps_itself
 from deeppart.state.tree import ArrayLeaf, ValueLeaf, address, assign, conflicting, overlapping, walk_tree
 
 T = TypeVar("T")
 _MATCHING = "matching the live state with the checkpoint failed"
 _COMPARING = "live leaves that share some of their memory could not be compared"
 _HANDING = "handing what was restored to the live state failed"
-_TODO = "fix what that rank reports and build the state again: it may hold bytes of the checkpoint already"
 
 
 def restore_state(
@@ -157,14 +157,16 @@ class _Filling:
         def hand_over() -> None:
             put(target, to_fill.complete(target), matched.flat)
 
-        self._bring(to_fill.wanted, hand_over, _HANDING, _TODO, has_begun=True)
+        try:
+            self._bring(to_fill.wanted, hand_over, _HANDING, has_begun=True)
+        except DeeppartError as error:
+            raise begun(error) from error.__cause__
 
     def _bring(
         self,
         needed: Iterable[Wanted],
         then: Callable[[], T],
         failed: str,
-        todo: str | None = None,
         *,
         has_begun: bool = False,
     ) -> T:
@@ -177,7 +179,7 @@ class _Filling:
                 raise failure.error
             return then()
 
-        return self._ranks.together(do, failed, self._what, todo)
+        return self._ranks.together(do, failed, self._what)
 
     def _check_sources(self, failure: Failure | None, *, has_begun: bool = False) -> None:
         """Raise SourcesFailedError if a source failed on any rank, or may have changed since its bytes were checked."""
@@ -232,6 +234,7 @@ class ToFill:
 def arrays_to_fill(matched: Matched) -> ToFill:
     """Collect the arrays to fill, and find live leaves that share memory in other ways than saved."""
     target = matched.target
+    check_writable(matched)
     boxes = {index: _memory_for(target, index) for index in target.numbers()}
     components = {
         index: boxes[index][0].array if target.live(index) is None else new_array(target.types[index])
@@ -241,6 +244,27 @@ def arrays_to_fill(matched: Matched) -> ToFill:
     shared = [(index, live, _separate(target, index, live.box)) for index, live in _shared_otherwise(matched)]
     everything = ((index, live) for index, memory in boxes.items() for live in memory)
     return ToFill(boxes, list(wanted(matched, everything)), components, shared)
+
+
+def check_writable(matched: Matched) -> None:
+    """Raise StateError for a live array that cannot be written in place."""
+    saved, target = matched.saved, matched.target
+    arrays = [(index, box.array) for index, place in target.places.items() for box in place.boxes]
+    for index, data in arrays:
+        if index not in target.tied and overlaps_itself(data):
+            raise StateError(
+                "a live array has several elements at one address and cannot be restored in place",
+                found=f"shape {list(data.shape)}, as expand() makes it",
+                where=f"path {readable(saved.structure.array_paths()[index])}",
+                todo="give restore a contiguous one: clone() it",
+            )
+    for index, data in arrays:
+        if isinstance(data, np.ndarray) and not data.flags.writeable:
+            raise StateError(
+                "a live array is read-only and cannot be restored in place",
+                where=f"path {readable(saved.structure.array_paths()[index])}",
+                todo="give restore a writable array",
+            )
 
 
 def _memory_for(target: Target, index: int) -> list[LiveBox]:

@@ -21,7 +21,7 @@ from deeppart.errors import (
     DeeppartError,
     RestoreError,
     as_error,
-    lacks_descriptors,
+    lacks_resources,
     on_ranks,
     one_line,
 )
@@ -38,7 +38,7 @@ from deeppart.plan.restart import (
     on_node,
     survey,
 )
-from deeppart.recovery.inventory import no_more_files
+from deeppart.recovery.inventory import out_of_resources
 from deeppart.recovery.parts import Chosen, OpenedPart
 from deeppart.recovery.ranks import Ranks
 
@@ -46,7 +46,7 @@ T = TypeVar("T")
 #: Lines of an error about a step that cannot be recovered, at most.
 _MOST_REASONS = 40
 _BUILD_AGAIN = "the live state holds some bytes of the step: build it again, and restore again"
-#: (part, the failed source, why, and whether that is not the source's fault: see :func:`lacks_descriptors`)
+#: (part, the failed source, why, and whether that is not the source's fault: see :func:`lacks_resources`)
 SourceFailure = tuple[int, Location, str, bool]
 
 
@@ -193,8 +193,8 @@ def read_candidate(
                 rest, is_last_try = sources, True
             candidate = rest
     except DeeppartError as error:
-        if has_begun and error.todo != _BUILD_AGAIN:
-            error.todo = f"{error.todo}; {_BUILD_AGAIN}" if error.todo else _BUILD_AGAIN
+        if has_begun:
+            begun(error)
         raise
 
 
@@ -236,6 +236,13 @@ def check_chunks(ranks: Ranks, recovered: Recovered, chosen: Mapping[int, Chosen
         raise SourcesFailedError(failed, has_begun=False)
 
 
+def begun(error: DeeppartError) -> DeeppartError:
+    """The error, which says what to do once the live state may hold bytes of the step."""
+    if not (error.todo or "").endswith(_BUILD_AGAIN):
+        error.todo = f"{error.todo}; {_BUILD_AGAIN}" if error.todo else _BUILD_AGAIN
+    return error
+
+
 def _half_filled(rank: int, label: str, lines: list[str]) -> RestoreError:
     return RestoreError(
         f"{label}: a source failed while the live state was being filled, and there is no other",
@@ -256,7 +263,7 @@ def gather_failures(ranks: Ranks, failures: list[SourceFailure], what: str, shor
     if received:
         lines += [f"rank {rank}: {reason}" for rank, (_, reason) in enumerate(texts) if reason]
     if lines:
-        raise no_more_files(f"{what}: the files of a checkpoint cannot be opened", lines, ranks.rank)
+        raise out_of_resources(f"{what}: the files of a checkpoint cannot be read", lines, ranks.rank)
     return [(part, Location(rank, path), reason, lacks) for _, (part, rank, path, reason, lacks) in received]
 
 
@@ -280,7 +287,7 @@ def failure_of(read: Read, rank: int, error: Exception) -> SourceFailure:
     """A line about a failed source and its node; other nodes may have a file with the same path."""
     line = one_line(as_error(error, f"reading {read.source.path} failed"))
     line = on_node(line, rank) if read.source.is_on_a_node else line
-    return read.part, read.source.location, line, lacks_descriptors(error)
+    return read.part, read.source.location, line, lacks_resources(error)
 
 
 def _rebuild_mine(

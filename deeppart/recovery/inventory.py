@@ -7,7 +7,7 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
-from deeppart.errors import RestoreError, as_error, lacks_descriptors, on_ranks, one_line
+from deeppart.errors import RestoreError, as_error, lacks_resources, on_ranks, one_line
 from deeppart.model import Attempt, PartRecord
 from deeppart.part import Signing
 from deeppart.plan.restart import Committed, Inventory, StoredParity, StoredPart, on_node
@@ -40,7 +40,7 @@ def take_inventory(
     message = json.dumps([refused, *files, *notes, stock.lines("unlisted", "damaged", "refused")]).encode()
     received = [json.loads(text) for text in ranks.finish(comm.allgather(message), what)]
     if lines := [f"rank {rank}: {line}" for rank, (theirs, *_) in enumerate(received) for line in theirs]:
-        raise no_more_files("what there is to restore cannot be listed", lines, comm.rank)
+        raise out_of_resources("what there is to restore cannot be listed", lines, comm.rank)
     gathered = [rest for _, *rest in received]
     if len(set(node_of)) > 1:  # the same path is a different file on each of them
         for rank, (_, _, *texts) in enumerate(gathered):
@@ -74,7 +74,7 @@ def _list_node_files(
         return found
     except Exception as error:
         line = one_line(as_error(error, f"listing {local or 'staging memory'} failed"))
-        refused += [line] if lacks_descriptors(error) else []
+        refused += [line] if lacks_resources(error) else []
         return NodeContents(notes=[Note("unlisted", line)])
 
 
@@ -90,7 +90,7 @@ def _list_committed(
             persistent.check_mounted()
     except Exception as error:  # of any type: the other ranks wait for this list
         line = one_line(as_error(error, f"listing the checkpoints in {persistent.store.where()} failed"))
-        refused += [line] if lacks_descriptors(error) else []
+        refused += [line] if lacks_resources(error) else []
         return [], [], [line], [], None
     committed = []
     for each in steps.committed:
@@ -102,13 +102,13 @@ def _list_committed(
     return committed, unfinished, damaged, unusable, steps.since
 
 
-def no_more_files(summary: str, lines: list[str], rank: int) -> RestoreError:
-    """The error of all ranks if any process has no file descriptors left: no older checkpoint may be restored then."""
+def out_of_resources(summary: str, lines: list[str], rank: int) -> RestoreError:
+    """The error of all ranks if any lacks descriptors, memory or threads: no older checkpoint is restored then."""
     error = RestoreError(
         summary,
-        expected="processes that can open the files of a checkpoint",
+        expected="processes that can open and read the files of a checkpoint",
         found="\n    ".join(lines[:_MOST_LINES]),
-        todo="raise the limit of open files of the job's processes (`ulimit -n`), and restore again; nothing is known "
-        "to be wrong with the checkpoint",
+        todo="give the job's processes more of what they lack (open files: `ulimit -n`; memory), and restore again; "
+        "nothing is known to be wrong with the checkpoint",
     )
     return on_ranks(error, rank)

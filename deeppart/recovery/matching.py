@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from deeppart.comm import Comm
 from deeppart.errors import (
     DeeppartError,
@@ -14,7 +12,6 @@ from deeppart.errors import (
     LeafMismatchError,
     PerRankError,
     PerRankNotice,
-    StateError,
     StructureMismatchError,
 )
 from deeppart.model import Box
@@ -36,7 +33,6 @@ from deeppart.state.paths import (
 )
 from deeppart.state.pieces import Held
 from deeppart.state.restore import DROPPED, Choice, Target, find_targets
-from deeppart.state.tensors import overlaps_itself
 from deeppart.state.tree import (
     FlatState,
     LeafNumbers,
@@ -106,7 +102,6 @@ def match(
     except (StructureMismatchError, LeafMismatchError) as error:
         _advise(error, matched)
         raise
-    check_writable(matched)
     torn = [(name, policies.of(name), numbers) for name, numbers in _torn(matched)]
     if refused := [name for name, way, _ in torn if way not in (RANK0, DROP)]:
         raise _torn_error(saved, refused)
@@ -121,27 +116,6 @@ def match(
     for index in left.values:
         target.values[index] = DROPPED
     return matched
-
-
-def check_writable(matched: Matched) -> None:
-    """Raise StateError for a live array that cannot be written in place."""
-    saved, target = matched.saved, matched.target
-    arrays = [(index, box.array) for index, place in target.places.items() for box in place.boxes]
-    for index, data in arrays:
-        if index not in target.tied and overlaps_itself(data):
-            raise StateError(
-                "a live array has several elements at one address and cannot be restored in place",
-                found=f"shape {list(data.shape)}, as expand() makes it",
-                where=f"path {readable(saved.structure.array_paths()[index])}",
-                todo="give restore a contiguous one: clone() it",
-            )
-    for index, data in arrays:
-        if isinstance(data, np.ndarray) and not data.flags.writeable:
-            raise StateError(
-                "a live array is read-only and cannot be restored in place",
-                where=f"path {readable(saved.structure.array_paths()[index])}",
-                todo="give restore a writable array",
-            )
 
 
 def _with_owners(matched: Matched, gone: Set[int]) -> None:

@@ -146,9 +146,13 @@ def _encode(value: Any) -> Encoded:
     return [found.tag, *found.encode(value, _encode_key)]
 
 
-def _encode_key(key: Any) -> Encoded:
+def _encode_key(key: Any, room: int = MOST_LEVELS) -> Encoded:
     if type(key) is tuple:
-        return ["tuple", _encode_items(key, _encode_key)]
+        if room == 0:
+            raise UnsupportedLeafError(
+                f"the state holds more than {MOST_LEVELS} tuples inside each other", todo="use another key"
+            )
+        return ["tuple", _encode_items(key, lambda each: _encode_key(each, room - 1))]
     if type(key) is io.BytesIO:
         raise UnsupportedLeafError("the state holds an io.BytesIO as a key or within a value", todo="use its content")
     return _encode(key)
@@ -261,11 +265,19 @@ def same_value(one: Any, other: Any) -> bool:
 
 def describe_value(value: Any) -> str:
     """A small value in at most 80 characters."""
-    if type(value) is int and value.bit_length() > 256:  # Python refuses to print thousands of digits
+    if type(value) is int and value.bit_length() > 256:
         return f"an int of {value.bit_length()} bits"
     if type(value) is io.BytesIO:
         return f"io.BytesIO of {len(value.getbuffer())} bytes, at {value.tell()}"
-    return f"{value!r:.80}"
+    return f"{text_of(value):.80}"
+
+
+def text_of(value: Any) -> str:
+    """A small value as text: its repr, or as in files if it has an int that is too large for Python to print."""
+    try:
+        return repr(value)
+    except ValueError:
+        return json.dumps(encode_value(value, ""))
 
 
 def is_unicode(text: str) -> bool:

@@ -18,7 +18,7 @@ from deeppart.errors import (
     MissingError,
     NewerFormatError,
     StorageError,
-    lacks_descriptors,
+    lacks_resources,
     one_line,
 )
 from deeppart.model import Manifest, StepKey
@@ -221,7 +221,7 @@ def read_step(store: Store, key: StepKey, signing: Signing | None) -> StoredStep
     try:
         return StoredStep(store, key, signing, None, read_manifest(store, key, signing))
     except (FormatError, StorageError) as error:
-        if lacks_descriptors(error):  # which says nothing of the step
+        if lacks_resources(error):  # which says nothing of the step
             raise
         return StoredStep(store, key, signing, error)
 

@@ -24,7 +24,7 @@ from deeppart.errors import (
     MissingError,
     SignatureError,
     StorageError,
-    lacks_descriptors,
+    lacks_resources,
     one_line,
 )
 from deeppart.mapped import forget_removed
@@ -215,7 +215,7 @@ def list_level(root: Path, level: str, lineage: str, signing: Signing | None, fo
             try:
                 _look_at(store, f"{place}/{name}", level, lineage, signing, found)
             except (FormatError, StorageError) as error:
-                if lacks_descriptors(error):
+                if lacks_resources(error):
                     raise
                 if is_gone(root / place / name):
                     continue
@@ -224,7 +224,7 @@ def list_level(root: Path, level: str, lineage: str, signing: Signing | None, fo
 
 
 def _not_listed(error: StorageError, directory: Path, found: NodeContents) -> None:
-    if lacks_descriptors(error):
+    if lacks_resources(error):
         raise error
     found.notes.append(Note("unlisted", f"{error.summary}: {error.found}: {directory}"))
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import xxhash
 
 from deeppart.comm import Comm, Operation
-from deeppart.errors import DeeppartError, StorageError, lacks_descriptors
+from deeppart.errors import DeeppartError, StorageError, lacks_resources
 from deeppart.model import ParityIdentity
 from deeppart.nodes.exchange.memory import Blocks, Bytes
 from deeppart.part import ParityReader, set_id, stripes_of
@@ -119,7 +119,7 @@ class SetFiles:
         try:
             return read()
         except StorageError as error:
-            if self.shortage is None and lacks_descriptors(error):
+            if self.shortage is None and lacks_resources(error):
                 self.shortage = error
             raise
 

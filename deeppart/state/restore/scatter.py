@@ -18,6 +18,7 @@ from deeppart.model import Box
 from deeppart.state.memory import HeldMemory, memmove
 from deeppart.state.pieces import ANY_PART, LeafPiece, PartPieces, Source, WantedPieces
 from deeppart.state.tensors import Array, Bytes, flat_bytes, lies_flat_on_host, rectangles
+from deeppart.state.tree import assign
 
 #: Copies of at least this length run without the interpreter lock.
 _LONG_BYTES = 256 << 10
@@ -225,7 +226,7 @@ class Scatter:
                 view = array.detach()[patch.target]
                 # The bytes may be unaligned and read-only; a typed tensor needs aligned, writable ones.
                 plain = np.array(found, order="C").reshape(-1).view(np.uint8)
-                view.copy_(torch.from_numpy(plain).view(array.dtype).view(view.shape))
+                assign(view, torch.from_numpy(plain).view(array.dtype).view(view.shape))
             else:
                 view = array[patch.target]
                 view[...] = np.ascontiguousarray(found).view(array.dtype).reshape(view.shape)

@@ -240,7 +240,7 @@ def conflicting(live: Mapping[int, Array], wanted: Mapping[int, Array]) -> list[
 def assign(target: Any, value: Any) -> None:
     """Copy all elements of ``value`` into an existing array."""
     if isinstance(target, torch.Tensor):
-        with torch.no_grad():
+        with torch.inference_mode() if target.is_inference() else torch.no_grad():
             target.copy_(value)
     else:
         np.copyto(target, value)

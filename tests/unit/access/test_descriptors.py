@@ -14,7 +14,7 @@ import pytest
 
 from deeppart import access
 from deeppart.access import ReadFile, answers
-from deeppart.errors import StorageError, lacks_descriptors
+from deeppart.errors import StorageError, lacks_resources
 from deeppart.part import FileSource
 from tests.descriptors import open_at
 
@@ -71,7 +71,7 @@ def test_an_error_names_the_limit_and_what_to_do(tmp_path: Path) -> None:
     path.write_bytes(b"there")
     with exhausted(soft_only=False), pytest.raises(StorageError) as caught:
         FileSource(path)
-    assert caught.value.errno == errno.EMFILE and lacks_descriptors(caught.value)
+    assert caught.value.errno == errno.EMFILE and lacks_resources(caught.value)
     assert "may not open more than" in str(caught.value) and "ulimit -n" in str(caught.value)
     assert "fs.file-max" in answers(OSError(errno.ENFILE, "full"))["todo"]
     assert answers(OSError(errno.ENOENT, "none")) == {}

@@ -1,4 +1,4 @@
-"""The inventory of a restore: a process that may not open more files stops it, on all ranks."""
+"""A process that lacks files, memory or threads stops a restore, on all ranks, instead of an older step being taken."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import deeppart
 from deeppart.errors import RestoreError, StorageError
 from deeppart.part import FileSource
-from deeppart.recovery import inventory
+from deeppart.recovery import OpenedPart, inventory
 from deeppart.storage import manifests
 from tests.unit.cli_support import make_state, save
 
@@ -53,7 +53,28 @@ def test_a_part_that_cannot_be_opened_now_does_not_lead_to_an_older_step(
 
     with monkeypatch.context() as patch:
         patch.setattr("deeppart.storage.posix.FileSource", opened)
-        with pytest.raises(RestoreError, match="cannot be opened") as caught:
+        with pytest.raises(RestoreError, match="cannot be read") as caught:
             restore(root, local)
     assert "may not open more than 7" in str(caught.value) and "ulimit -n" in str(caught.value)
+    assert restore(root, local) == 2
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't start new thread")])
+def test_a_lack_of_memory_or_threads_does_not_lead_to_an_older_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    root, local = tmp_path / "p", tmp_path / "l"
+    save(root, 1, 2)
+    check = OpenedPart.check
+
+    def checked(part: OpenedPart, *rest: Any) -> None:
+        if part.reader.attempt.step == 2:
+            raise error
+        check(part, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(OpenedPart, "check", checked)
+        with pytest.raises(RestoreError, match="cannot be read") as caught:
+            restore(root, local)
+    assert "memory" in str(caught.value) and "nothing is known to be wrong" in str(caught.value)
     assert restore(root, local) == 2

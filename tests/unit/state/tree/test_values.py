@@ -14,6 +14,7 @@ import re
 import struct
 import types
 import zoneinfo
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,18 @@ import torch
 from deeppart.errors import CorruptFileError, UnsupportedLeafError
 from deeppart.state.paths.keys import canonical_order, component, id_key
 from deeppart.state.tree.flattening import flatten
-from deeppart.state.values import conversion, decode_value, encode_key, encode_value, put_in, same_value
+from deeppart.state.values import (
+    MOST_LEVELS,
+    conversion,
+    decode_key,
+    decode_value,
+    describe_value,
+    encode_key,
+    encode_value,
+    put_in,
+    same_value,
+    text_of,
+)
 from deeppart.testing.states import value_bits
 from tests.features.script_files import bits
 from tests.features.script_values import Phase, Rights, values
@@ -224,3 +236,19 @@ def test_the_message_names_conversions_that_can_be_stored(value: Any, conversion
         flatten({"v": eval(expression, {"x": value, "OmegaConf": OmegaConf, "np": np})})
     if not conversions:
         assert "leave it out" in todo or "convert the value" in todo
+
+
+def test_keys_are_nested_no_deeper_than_they_can_be_read_again() -> None:
+    key: Any = 1
+    for _ in range(MOST_LEVELS):
+        key = (key,)
+    assert decode_key(json.loads(json.dumps(encode_key(key, "x"))), "x") == key
+    with pytest.raises(UnsupportedLeafError, match="more than 16 tuples"):
+        encode_key((key,), "x")
+
+
+def test_a_value_with_an_int_that_python_does_not_print_has_a_text() -> None:
+    large = 10**5000
+    for value in (Fraction(1, large), range(large), {large}, slice(large)):
+        assert describe_value(value)
+        assert text_of(value)
