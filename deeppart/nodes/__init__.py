@@ -1,18 +1,16 @@
 """Exchange between nodes: copies and parity."""
 
 from deeppart.nodes.erasure import ReedSolomon, check_available
-from deeppart.nodes.exchange.memory import Arena, Bytes, NotBegunError, begin_together
-from deeppart.nodes.exchange.parity import PartFile, encode_sets
-from deeppart.nodes.exchange.partner import Incoming, Outgoing, exchange_copies
+from deeppart.nodes.exchange.memory import Arena, Bytes, NotBegunError, PartFile, begin_together
+from deeppart.nodes.exchange.parity import encode_sets
+from deeppart.nodes.exchange.partner import exchange_copies
 from deeppart.nodes.exchange.rebuild import Rebuilt, Wanted, padded_bytes, rebuild_parts
 from deeppart.nodes.pairing import Protection, protect
 
 __all__ = [
     "Arena",
     "Bytes",
-    "Incoming",
     "NotBegunError",
-    "Outgoing",
     "PartFile",
     "Protection",
     "Rebuilt",

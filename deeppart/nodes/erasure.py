@@ -44,16 +44,11 @@ class ReedSolomon:
         self._library.gf_gen_cauchy1_matrix(self._matrix.ctypes.data, data + parity, data)
         if parity == 1:
             self._matrix[-1] = 1
-        self._encoding = self._tables(self._matrix[data:])
         self._solving = functools.lru_cache(maxsize=256)(self._solve)
 
     def encode(self, data: Sequence[Bytes], parity: Sequence[Bytes]) -> None:
-        """Compute all blocks of parity. Releases the GIL."""
-        self._check(len(data) == self.data and len(parity) == self.parity, data, parity)
-        if self.parity == 1:
-            _exclusive_or(data, parity[0])
-        else:
-            self._run(self._encoding, data, parity)
+        """Compute all blocks of parity from all of data."""
+        self.rebuild(data, range(self.data), range(self.data, self.data + self.parity), parity)
 
     def rebuild(
         self, blocks: Sequence[Bytes], rows: Sequence[int], wanted: Sequence[int], out: Sequence[Bytes]

@@ -77,39 +77,39 @@ class ParityWriter:
             raise FormatError("a parity file cannot be written", found=wrong)
         self._sink, self._identity = sink, identity
         self._stripes = stripes_of(identity)
-        self._digests: list[npt.NDArray[np.uint8]] = []
-        self._finished = False
+        self._rows, self._finished = 0, False
         header = _encode_header(identity)
         self._header_digest = header[-8:]
         sink.write(header)
 
-    def add_row(self, blocks: Sequence[npt.NDArray[np.uint8]], digests: npt.NDArray[np.uint8]) -> None:
+    def add_row(self, blocks: Sequence[npt.NDArray[np.uint8]]) -> None:
         """Append the next row."""
-        stripes, row = self._stripes, len(self._digests)
-        expected = (stripes.tolerate, stripes.members, DIGEST_BYTES)
+        stripes, row = self._stripes, self._rows
         lengths = [block.nbytes for block in blocks]
-        right = digests.dtype == np.uint8 and digests.shape == expected
-        if row >= stripes.rows or not right or lengths != [stripes.length(row)] * stripes.tolerate:
+        if row >= stripes.rows or lengths != [stripes.length(row)] * stripes.tolerate:
             raise FormatError(
                 "a row of parity has another shape than its set",
-                expected=f"{stripes.rows} rows, blocks of {stripes.length(row)} bytes, digests {expected}",
-                found=f"row {row}, blocks of {lengths} bytes, digests {digests.shape}",
+                expected=f"{stripes.rows} rows, blocks of {stripes.length(row)} bytes",
+                found=f"row {row}, blocks of {lengths} bytes",
             )
         for block in blocks:
             self._sink.write(block.data)
-        self._digests.append(digests)
+        self._rows += 1
 
-    def finish(self) -> str:
+    def finish(self, digests: DigestTable) -> str:
         """Write index and footer; returns the index's xxh3-128, 32 hex digits."""
-        if len(self._digests) != self._stripes.rows or self._finished:
+        stripes = self._stripes
+        expected = (stripes.rows, stripes.tolerate, stripes.members, DIGEST_BYTES)
+        right = digests.dtype == np.uint8 and digests.shape == expected
+        if self._rows != stripes.rows or self._finished or not right:
             raise FormatError(
-                "a parity file was finished too early, or twice",
-                expected=f"{self._stripes.rows} rows",
-                found=f"{len(self._digests)} rows",
+                "a parity file was finished too early, or twice, or with digests of other blocks",
+                expected=f"{stripes.rows} rows, digests {expected}",
+                found=f"{self._rows} rows, digests {digests.shape}",
             )
         members = json.dumps([asdict(member) for member in self._identity.members]).encode()
         self._finished = True
-        table = b"".join(digests.tobytes() for digests in self._digests)
+        table = digests.tobytes()
         head = _INDEX_HEAD.pack(INDEX_MAGIC, len(members), len(table), self._header_digest, bytes(32))
         index = head + members + table
         offset = fmt.HEADER_BYTES + self._stripes.parity_bytes

@@ -18,12 +18,12 @@ from typing import Any
 
 from deeppart.comm import Comm, Operation, commit_round
 from deeppart.errors import CheckpointError, DeeppartError, StorageError
-from deeppart.model import MEMORY, Attempt, Level, ParityMember
-from deeppart.nodes import Arena, Incoming, Outgoing, PartFile, Protection, begin_together, encode_sets, exchange_copies
+from deeppart.model import MEMORY, Attempt, Level
+from deeppart.nodes import Arena, PartFile, Protection, begin_together, encode_sets, exchange_copies
 from deeppart.plan.redundancy import ParitySet
 from deeppart.plan.restart import Encode, Healing, Inventory, Location, Transfer, Wish, Write, plan_healing
 from deeppart.recovery import OpenedPart, Recovered
-from deeppart.repair.mending import Checked, Required, check_file, put_part
+from deeppart.repair.mending import Required, check_file, put_part
 from deeppart.storage import DurableFile, NodeLevel, RateLimit
 
 #: Drives an operation to its end, on the thread that the MPI library wants.
@@ -61,10 +61,8 @@ class Healer:
         read = {(each.part, each.source.path) for each in recovered.reads if each.source.location.rank == node}
         mine = {(each.part, each.path) for each in (*healing.moves, *healing.copies) if each.source == rank}
         for each in healing.encodes:
-            stored = zip(each.which.members, each.members, each.paths, strict=True)
-            mine |= {
-                (part.part, path) for member, part, path in stored if member.rank == rank and part.part is not None
-            }
+            stored = zip(each.which.members, each.paths, strict=True)
+            mine |= {(member.part, path) for member, path in stored if member.rank == rank and member.part is not None}
         damaged = [
             path
             for part, path in sorted(mine - read)
@@ -81,7 +79,7 @@ class Healer:
             return False
         return True
 
-    def _check(self, path: Path, required: Required) -> Checked:
+    def _check(self, path: Path, required: Required) -> PartFile:
         return check_file(path, required, self._levels[Level.LOCAL].signing)
 
     def _at(self, path: str) -> Path:
@@ -113,52 +111,34 @@ class Healer:
 
     def _transfer(self, transfers: Sequence[Transfer], attempt: Attempt) -> None:
         """Send part files to other nodes (collective)."""
-        rank = self._comm.rank
         if not transfers:
             return
-        sends, problem = [], None
-        for each in transfers:
-            if each.source == rank:
-                try:
-                    sends.append(self._outgoing(each, attempt))
-                except Exception as error:  # of whatever kind: the other ranks are waiting for the file
-                    problem = problem or error
-                    # So that no rank waits for it.
-                    sends.append(Outgoing(each.part, Path(each.path), 0, "", each.target))
+        rank = self._comm.rank
+        parts = {each.part: self._part(attempt, each.part, each.path) for each in transfers if each.source == rank}
         levels = {each.part: each.level for each in transfers if each.target == rank}
-        receives = [Incoming(each.part, each.source) for each in transfers if each.target == rank]
 
-        def opened(incoming: Incoming) -> DurableFile:
-            return self._levels[levels[incoming.part]].open_part(attempt, incoming.part, mend=True)
+        def opened(part: int) -> DurableFile:
+            return self._levels[levels[part]].open_part(attempt, part, mend=True)
 
-        self._commit(partial(exchange_copies, self._comm, sends, receives, opened, self._arena, self._limit))
-        if problem is not None:
-            raise problem
-
-    def _outgoing(self, transfer: Transfer, attempt: Attempt) -> Outgoing:
-        """Check a part before copies of it are made."""
-        local = self._levels[Level.LOCAL]
-        path = self._at(transfer.path) if transfer.path else local.part_path(attempt, transfer.part)
-        checked = self._check(path, Required(attempt, transfer.part))
-        return Outgoing(transfer.part, path, checked.nbytes, checked.digest, transfer.target)
+        self._commit(partial(exchange_copies, self._comm, transfers, parts, opened, self._arena, self._limit))
 
     def _encode(self, encodes: Sequence[Encode], attempt: Attempt) -> None:
         sets: list[tuple[ParitySet, PartFile | None]] = []
         for each in encodes:
-            for member, stored, path in zip(each.which.members, each.members, each.paths, strict=True):
+            for member, path in zip(each.which.members, each.paths, strict=True):
                 if member.rank == self._comm.rank:
-                    mine = None if stored.part is None else self._part_file(attempt, stored.part, stored, path)
+                    mine = None if member.part is None else self._part(attempt, member.part, path)
                     sets.append((each.which, mine))
         opened = partial(self._levels[Level.PARITY].open_parity, mend=True)
         self._commit(partial(encode_sets, self._comm, sets, attempt, opened, self._arena, self._limit))
 
-    def _part_file(self, attempt: Attempt, part: int, stored: ParityMember, path: str) -> PartFile:
+    def _part(self, attempt: Attempt, part: int, path: str) -> PartFile:
+        """Check a part before copies or parity of it are made; the others are told in the exchange what is wrong."""
         file = self._at(path) if path else self._levels[Level.LOCAL].part_path(attempt, part)
         try:
-            digest = self._check(file, Required(attempt, part)).digest
-        except Exception:
-            digest = ""  # the others are told in the exchange
-        return PartFile(file, stored.nbytes, stored.index_digest, digest)
+            return self._check(file, Required(attempt, part))
+        except Exception as error:  # of whatever kind: the other ranks are waiting
+            return PartFile(file, 0, "", "", error)
 
     def _commit(self, begin: Callable[[], Operation[list[DurableFile]]]) -> None:
         files: list[DurableFile] = self._drive(begin_together(self._comm, begin))

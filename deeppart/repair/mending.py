@@ -14,6 +14,7 @@ import xxhash
 
 from deeppart.errors import CorruptFileError
 from deeppart.model import Attempt
+from deeppart.nodes import PartFile
 from deeppart.part import FileSource, PartReader, Signing
 from deeppart.recovery import OpenedPart
 from deeppart.storage import DurableFile
@@ -36,19 +37,6 @@ class Required:
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
-    """A part file, all of which is sound.
-
-    Attributes:
-        nbytes: its length.
-        digest: xxh3-128 of all of it.
-    """
-
-    nbytes: int
-    digest: str
-
-
-@dataclass(frozen=True, slots=True)
 class Repaired:
     """The result for one damaged file. Fields: docs/commands.md, verify."""
 
@@ -65,7 +53,7 @@ def outcome(source: str | None, problem: str | None) -> str:
     return f"repaired from {source}" if problem is None else f"not repaired: {problem}"
 
 
-def check_file(path: Path, required: Required, signing: Signing | None) -> Checked:
+def check_file(path: Path, required: Required, signing: Signing | None) -> PartFile:
     """Read all of a part's file; raises FormatError or StorageError if it is not sound, or not what is required."""
     with FileSource(path) as source:
         reader = PartReader(
@@ -83,7 +71,7 @@ def check_file(path: Path, required: Required, signing: Signing | None) -> Check
                 where=str(path),
             )
         digest = reader.verify(expected_digest=required.digest)
-        return Checked(source.size, digest)
+        return PartFile(path, source.size, reader.index_digest, digest)
 
 
 def put_part(part: OpenedPart, file: DurableFile, digest: str | None = None) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from deeppart import access
 from deeppart.comm import Comm, Operation
 from deeppart.model import Attempt, Level
-from deeppart.nodes import Arena, Incoming, Outgoing, PartFile, Protection, begin_together, encode_sets, exchange_copies
+from deeppart.nodes import Arena, PartFile, Protection, begin_together, encode_sets, exchange_copies
 from deeppart.part import PartSummary
 from deeppart.storage import DurableFile, NodeLevel, RateLimit
 
@@ -28,8 +28,7 @@ class Protector:
         self, rank: int, protection: Protection, node_levels: Mapping[str, NodeLevel], limit: RateLimit | None
     ) -> None:
         self._rank, self._levels, self._limit = rank, node_levels, limit
-        self._sends = [copy for copy in protection.copies if copy.source == rank]
-        self._receives = [copy for copy in protection.copies if copy.target == rank]
+        self._copies = [copy for copy in protection.copies if rank in (copy.source, copy.target)]
         self._sets = [each for each in protection.sets if any(member.rank == rank for member in each.members)]
         self._arena = Arena()
 
@@ -51,22 +50,20 @@ class Protector:
         return named
 
     def _copy(self, comm: Comm, attempt: Attempt, summary: PartSummary) -> Operation[list[DurableFile]]:
-        path = self._levels[Level.LOCAL].part_path(attempt, self._rank)
-        sends = [Outgoing(copy.part, path, summary.nbytes, summary.digest, copy.target) for copy in self._sends]
-        receives = [Incoming(copy.part, copy.source) for copy in self._receives]
-
-        def opened(incoming: Incoming) -> DurableFile:
-            return self._levels[Level.PARTNER].open_part(attempt, incoming.part)
-
-        return exchange_copies(comm, sends, receives, opened, self._arena, self._limit)
+        opened = partial(self._levels[Level.PARTNER].open_part, attempt)
+        own = {self._rank: self._own(attempt, summary)}
+        return exchange_copies(comm, self._copies, own, opened, self._arena, self._limit)
 
     def _encode(self, comm: Comm, attempt: Attempt, summary: PartSummary) -> Operation[list[DurableFile]]:
-        path = self._levels[Level.LOCAL].part_path(attempt, self._rank)
-        own = PartFile(path, summary.nbytes, summary.index_digest, summary.digest)
+        own = self._own(attempt, summary)
         sets = [
             (each, own if each.members[each.place_of(self._rank)].part == self._rank else None) for each in self._sets
         ]
         return encode_sets(comm, sets, attempt, self._levels[Level.PARITY].open_parity, self._arena, self._limit)
+
+    def _own(self, attempt: Attempt, summary: PartSummary) -> PartFile:
+        path = self._levels[Level.LOCAL].part_path(attempt, self._rank)
+        return PartFile(path, summary.nbytes, summary.index_digest, summary.digest)
 
 
 def remove_files(paths: Iterable[Path]) -> None:

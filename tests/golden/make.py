@@ -198,8 +198,8 @@ def write_parity() -> tuple[bytes, str]:
     digests = np.frombuffer(DIGESTS, dtype=np.uint8).reshape(stripes.rows, 2, 4, 16)
     for row in range(stripes.rows):
         starts = [stripes.parity_start(row, index) for index in range(2)]
-        writer.add_row([blocks[start : start + stripes.length(row)] for start in starts], digests[row])
-    index_digest = writer.finish()
+        writer.add_row([blocks[start : start + stripes.length(row)] for start in starts])
+    index_digest = writer.finish(digests)
     return sink.getvalue(), index_digest
 
 

@@ -1,4 +1,8 @@
-"""What exchanges between nodes share: memory reused, as fresh memory costs more than filling it; blocks of files."""
+"""What exchanges between nodes share: memory reused, as fresh memory costs more than filling it; files that are sent.
+
+A rank that cannot read or write goes on to the end of an exchange with useless bytes, so that nobody waits for it, and
+raises then: the commit round tells the others.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,8 @@ import mmap
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import TypeVar
 
 import numpy as np
@@ -17,10 +21,10 @@ import numpy.typing as npt
 
 from deeppart import access
 from deeppart.comm import Comm, Operation
-from deeppart.errors import CheckpointError
+from deeppart.errors import CheckpointError, CorruptFileError, DeeppartError, as_error
 from deeppart.mapped import file_memory, lies_in_memory
 from deeppart.part import FileSource
-from deeppart.storage import RateLimit
+from deeppart.storage import DurableFile, RateLimit
 
 Bytes = npt.NDArray[np.uint8]
 T = TypeVar("T")
@@ -99,7 +103,7 @@ def json_head(document: object) -> Bytes:
 
 
 class Blocks:
-    """A file, block by block, for sending and for checking. A context manager.
+    """A file, block by block, for sending and for checking.
 
     On a tmpfs, reading a block by ``pread`` costs as much as sending it; mapping costs nearly nothing. The mapping is
     one that could be written to, and never is: networks register memory for writing, whatever it is used for.
@@ -113,12 +117,14 @@ class Blocks:
                 self._fd = access.open_file(path, os.O_RDWR, over=False)
 
     def get(self, offset: int, length: int, memory: Bytes) -> Bytes:
-        """The bytes from ``offset``, in ``memory`` or where they lie; not to be written to."""
-        there = file_memory(self._fd, offset, length) if self._fd >= 0 and length else None
-        if there is not None:
-            return there
+        """Bytes from ``offset``, then zeros to the length of ``memory``: in it or where they lie; not to be changed."""
+        if self._fd >= 0 and 0 < length == memory.size:
+            there = file_memory(self._fd, offset, length)
+            if there is not None:
+                return there
         self.source.read_into(offset, memory[:length].data)
-        return memory[:length]
+        memory[length:] = 0
+        return memory
 
     def close(self) -> None:
         """Close the file; blocks that were given out stay valid."""
@@ -128,13 +134,94 @@ class Blocks:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
 
-    def __enter__(self) -> Blocks:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+@dataclass(frozen=True, slots=True)
+class PartFile:
+    """A part file of which there are to be copies or parity on other nodes.
+
+    Attributes:
+        path: the file.
+        nbytes: its length.
+        index_digest: xxh3-128 of its index, 32 hex digits.
+        digest: xxh3-128 of the whole file as it was written or has been checked, 32 hex digits; "" if it could not be.
+        problem: why it could not be; None if it could.
+    """
+
+    path: Path
+    nbytes: int
+    index_digest: str
+    digest: str
+    problem: Exception | None = None
+
+
+class PartBlocks:
+    """Blocks of a part file that other ranks wait for: after an error, which is noted, they are useless bytes."""
+
+    def __init__(self, part: PartFile, problems: list[DeeppartError]) -> None:
+        self._problems = problems
+        self._blocks: Blocks | None = None
+        try:
+            if part.problem is not None:
+                raise part.problem
+            self._blocks = Blocks(part.path)
+            if self._blocks.source.size != part.nbytes:
+                found = f"{self._blocks.source.size} bytes instead of {part.nbytes}"
+                raise CorruptFileError("a part file has changed its length", found=found, where=str(part.path))
+        except Exception as error:
+            self._fail(error)
+
+    def get(self, offset: int, length: int, memory: Bytes) -> Bytes:
+        """Bytes from ``offset``, as :meth:`Blocks.get`."""
+        if self._blocks is not None:
+            try:
+                return self._blocks.get(offset, length, memory)
+            except Exception as error:
+                self._fail(error)
+        return memory
+
+    def _fail(self, error: Exception) -> None:
+        self._problems.append(as_error(error, "a part file could not be read"))
         self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        blocks, self._blocks = self._blocks, None
+        if blocks is not None:
+            blocks.close()
+
+
+class Storing:
+    """A file of what comes from other ranks: after an error, which is noted, the rest of it is dropped.
+
+    Attributes:
+        file: the file; None if it could not be begun.
+    """
+
+    def __init__(self, begin: Callable[[], DurableFile], problems: list[DeeppartError]) -> None:
+        self._problems, self._failed = problems, False
+        self.file: DurableFile | None = None
+        try:
+            self.file = begin()
+        except Exception as error:  # of whatever kind: others send all the same
+            self.fail(error)
+
+    def write(self, buffer: memoryview | bytes, /) -> None:
+        """Append to the file."""
+        if self.file is not None and not self._failed:
+            try:
+                self.file.write(buffer)
+            except Exception as error:
+                self.fail(error)
+
+    def abort(self) -> None:
+        """Give up what was written."""
+        if self.file is not None:
+            self.file.abort()
+
+    def fail(self, error: Exception) -> None:
+        """Note what is wrong."""
+        self._failed = True
+        self._problems.append(as_error(error, "a file from other nodes could not be written"))
 
 
 def paced(limit: RateLimit | None, nbytes: int) -> Operation[None]:

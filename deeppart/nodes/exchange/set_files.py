@@ -133,17 +133,14 @@ class SetFiles:
         return self._noting(lambda: self._get(entry, kind, piece, row, index, memory))
 
     def _get(self, entry: ParitySetFiles, kind: str, piece: BlockFile, row: int, index: int, memory: Bytes) -> Bytes:
-        length = entry.stripes.length(row)
+        block = memory[: entry.stripes.length(row)]
         if kind == "parity":
-            return self._open(piece).get(self.parity(piece).offset(row, index), length, memory)
+            return self._open(piece).get(self.parity(piece).offset(row, index), block.size, block)
         filled = entry.stripes.filled(row, index, entry.identity.members[piece.place].nbytes)
-        if filled == length:
-            return self._open(piece).get(entry.stripes.start(row, index), length, memory)
-        block = memory[:length]
-        if filled:
-            self._open(piece).source.read_into(entry.stripes.start(row, index), block[:filled].data)
-        block[filled:] = 0
-        return block
+        if not filled:
+            block[:] = 0  # not read: there may be no file
+            return block
+        return self._open(piece).get(entry.stripes.start(row, index), filled, block)
 
 
 def _tell_digests(files: SetFiles, sets: dict[str, ParitySetFiles]) -> bytes:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from deeppart.model import Level, ParityIdentity, ParityMember
-from deeppart.plan.redundancy import Nodes, ParitySet, block_bytes_for, parity_sets, partner_nodes
+from deeppart.plan.redundancy import Copy, Nodes, ParitySet, block_bytes_for, parity_sets, partner_nodes
 from deeppart.plan.restart.inventory import StoredParity
 from deeppart.plan.restart.planner import Candidate
 from deeppart.plan.restart.sources import Source
@@ -26,22 +26,16 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
-    """A copy of a part file to another node.
+class Transfer(Copy):
+    """A copy that is lacking.
 
     Attributes:
-        part: its number.
-        source: the rank that reads it.
-        path: the file to read; "" for the one that the first phase of this plan creates on its node.
-        target: the rank that stores it.
         level: "local" or "partner".
+        path: the file to read; "" for the one that the first phase of this plan creates on its node.
     """
 
-    part: int
-    source: int
-    path: str
-    target: int
     level: str
+    path: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +43,11 @@ class Encode:
     """A parity set to be computed.
 
     Attributes:
-        which: the members, as ranks.
-        members: the members, as parity files name them.
+        which: the members.
         paths: per member, the part's file; "" for the one that this plan creates on its node.
     """
 
     which: ParitySet
-    members: tuple[ParityMember, ...]
     paths: tuple[str, ...]
 
 
@@ -145,11 +137,11 @@ def plan_healing(
             stored[part] = files.get(home, files[first])
             if home not in files:
                 source = _rank(wish.nodes, first, part)
-                moves.append(Transfer(part, source, files[first].path, rank, Level.LOCAL))
+                moves.append(Transfer(part, source, rank, Level.LOCAL, files[first].path))
         held[home].append((part, rank))
         if wish.partner and partners[home] != home and partners[home] not in files:
             target = _rank(wish.nodes, partners[home], part)
-            copies.append(Transfer(part, rank, paths[part], target, Level.PARTNER))
+            copies.append(Transfer(part, rank, target, Level.PARTNER, paths[part]))
     encodes = _encodes(candidate, held, paths, stored, parity, wish) if wish.group_size else ()
     return Healing(tuple(writes), tuple(moves), tuple(copies), encodes, tuple(unprotected))
 
@@ -197,5 +189,5 @@ def _encodes(
         ]
         if not all(share in there for share in shares):
             files = tuple("" if member.part is None else paths[member.part] for member in which.members)
-            encodes.append(Encode(which, members, files))
+            encodes.append(Encode(which, files))
     return tuple(encodes)

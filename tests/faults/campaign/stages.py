@@ -52,13 +52,13 @@ STAGES: dict[str, Stage] = {
     "local level: before the round": Stage(_COMPLETE, level="local", needs="local"),
     "local level: after the round": Stage(_COMPLETE, level="local", after=True, needs="local"),
     "partner copies: sending": Stage("deeppart.nodes.exchange.partner._send", needs="partner"),
-    "partner copies: receiving": Stage("deeppart.nodes.exchange.partner._Sink.write", needs="partner"),
+    "partner copies: receiving": Stage("deeppart.nodes.exchange.partner._land", needs="partner"),
     "partner copies: before the name": Stage(f"{_FILE}.commit", level="partner", needs="partner"),
     "partner copies: after the name": Stage(f"{_FILE}.commit", level="partner", after=True, needs="partner"),
     "partner level: before the round": Stage(_COMPLETE, level="partner", needs="partner"),
     "partner level: after the round": Stage(_COMPLETE, level="partner", after=True, needs="partner"),
-    "parity: encoding": Stage("deeppart.nodes.exchange.parity._Encoding._encode", needs="parity"),
-    "parity: storing": Stage("deeppart.nodes.exchange.parity._Encoding._store", needs="parity"),
+    "parity: encoding": Stage("deeppart.nodes.exchange.parity._Encoding.computed", needs="parity"),
+    "parity: storing": Stage("deeppart.nodes.exchange.parity._Encoding.ended", needs="parity"),
     "parity: before the name": Stage(f"{_FILE}.commit", level="parity", needs="parity"),
     "parity: after the name": Stage(f"{_FILE}.commit", level="parity", after=True, needs="parity"),
     "parity level: before the round": Stage(_COMPLETE, level="parity", needs="parity"),
@@ -78,7 +78,7 @@ STAGES: dict[str, Stage] = {
     "restore: listing a node": Stage("deeppart.recovery.inventory.take_stock", "restore", needs="local", who=LEADER),
     "restore: reading a part": Stage("deeppart.recovery.parts.OpenedPart.check", "restore", after=True),
     "restore: checking blocks": Stage("deeppart.nodes.exchange.set_files._good_blocks", "restore", needs="rebuild"),
-    "restore: rebuilding": Stage("deeppart.nodes.exchange.rebuild._Moving._start", "restore", needs="rebuild"),
+    "restore: rebuilding": Stage("deeppart.nodes.exchange.coding.Coding._begin", "restore", needs="rebuild"),
     "restore: scattering": Stage("deeppart.recovery.distribute._Flight.__init__", "restore"),
     "healing: writing parts": Stage("deeppart.repair.heal.Healer._write", "restore", after=True, needs="heal"),
     "healing: copying": Stage("deeppart.repair.heal.Healer._transfer", "restore", needs="heal"),
@@ -88,7 +88,7 @@ STAGES: dict[str, Stage] = {
 #: Where files change that were good when they were looked at last. Apart: a new one above is another draw of kills.
 CHANGES: dict[str, Stage] = {
     "parity: beginning": Stage("deeppart.nodes.exchange.parity._introduce", needs="parity"),
-    "parity: sending": Stage("deeppart.nodes.exchange.parity._Encoding._share", needs="parity"),
+    "parity: sending": Stage("deeppart.nodes.exchange.parity._Encoding.computed", needs="parity"),
     "partner copies: beginning": Stage("deeppart.nodes.exchange.partner._send_all", needs="partner"),
     "healing: planning": Stage("deeppart.repair.heal.Healer.damaged_files", "restore", needs="heal"),
     "healing: moving": Stage("deeppart.repair.heal.Healer._transfer", "restore", needs="heal"),
@@ -107,7 +107,7 @@ _BROKEN = {
     "digests": "deeppart.part.reader.PartReader.check_chunk",
     "rebuild": "deeppart.nodes.erasure.ReedSolomon.rebuild",
     "retention": "deeppart.save.keeping.Keeping.removable",
-    "encoding": "deeppart.nodes.exchange.parity._Encoding._compare",
+    "encoding": "deeppart.nodes.exchange.parity._Encoding.check",
     "hang": "deeppart.recovery.parts.OpenedPart.check",
 }
 BREAKS = tuple(_BROKEN)
@@ -224,8 +224,9 @@ def break_library(how: str) -> Callable[[], None]:
 
     def wrong(self: Any, blocks: Any, rows: Any, wanted: Any, out: Any) -> None:
         original(self, blocks, rows, wanted, out)
-        for block in out:
-            block[: block.size // 2] ^= 1
+        for row, block in zip(wanted, out, strict=True):
+            if row < self.data:  # parity of it is right
+                block[: block.size // 2] ^= 1
 
     def everything(self: Any) -> Any:
         return set(importlib.import_module("deeppart.storage.steps").list_steps(self._store))

@@ -11,8 +11,9 @@ import xxhash
 
 from deeppart.comm import connect, finish
 from deeppart.errors import DeeppartError, StorageError
-from deeppart.nodes import Arena, Incoming, Outgoing, exchange_copies
+from deeppart.nodes import Arena, PartFile, exchange_copies
 from deeppart.nodes.exchange.partner import BLOCK_BYTES
+from deeppart.plan.redundancy import Copy
 from deeppart.storage import DurableFile
 
 pytestmark = pytest.mark.mpi(min_size=2)
@@ -39,14 +40,14 @@ def exchanged(world: Any, directory: Path, fault: str = "") -> tuple[str, list[s
     if fault == "gone" and comm.rank == 0:
         part.unlink()
 
-    def open_copy(incoming: Incoming) -> DurableFile:
-        assert incoming == Incoming(other, other)
+    def open_copy(number: int) -> DurableFile:
+        assert number == other
         if fault == "full" and comm.rank == 1:
             raise StorageError("no space left")
-        return DurableFile(copies / f"part-{incoming.part}")
+        return DurableFile(copies / f"part-{number}")
 
-    outgoing = Outgoing(comm.rank, part, LENGTHS[comm.rank], digest, other)
-    operation = exchange_copies(comm, [outgoing], [Incoming(other, other)], open_copy, Arena(), None)
+    parts = {comm.rank: PartFile(part, LENGTHS[comm.rank], "", digest)}
+    operation = exchange_copies(comm, [Copy(0, 0, 1), Copy(1, 1, 0)], parts, open_copy, Arena(), None)
     error = ""
     try:
         for file in finish(comm, operation, "a test", TIMEOUT_S):

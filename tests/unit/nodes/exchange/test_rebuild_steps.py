@@ -87,7 +87,7 @@ def test_the_steps_give_every_byte_back(drawn: tuple[list[int], int, list[int], 
     steps, failures = plan_steps(entry, wanted)
     assert not failures
     for step in steps:
-        assert all(each.place not in lost or each.holder is None for each in step.inputs)
+        assert all(each.place not in lost for each in step.inputs)
         blocks = [
             block_of(parts[each.place], stripes, step.row, each.index)
             if each.kind == "data"
@@ -95,11 +95,12 @@ def test_the_steps_give_every_byte_back(drawn: tuple[list[int], int, list[int], 
             for each in step.inputs
         ]
         out = [np.zeros(stripes.length(step.row), np.uint8) for _ in step.results]
-        code.rebuild(blocks, [each.code_row for each in step.inputs], [each.block for each in step.results], out)
+        rows = [each.index + (each.kind == "parity") * stripes.data_blocks for each in step.inputs]
+        code.rebuild(blocks, rows, [each.index for each in step.results], out)
         for block, result in zip(out, step.results, strict=True):
-            start = stripes.start(step.row, result.block)
-            assert not memory[result.wanted.part][start : start + block.size].any(), "computed twice"
-            memory[result.wanted.part][start : start + block.size] = block
+            start = stripes.start(step.row, result.index)
+            assert not memory[result.place][start : start + block.size].any(), "computed twice"
+            memory[result.place][start : start + block.size] = block
     for each in wanted:
         np.testing.assert_array_equal(memory[each.part][: lengths[each.place]], parts[each.place])
 
@@ -112,5 +113,5 @@ def test_a_part_that_cannot_be_computed_does_not_keep_the_others() -> None:
     entry.good = {("data", place, 0): np.ones((rows, k), np.bool_) for place in (0, 2, 3)}
     steps, failures = plan_steps(entry, wanted)
     assert failures == {1: "rebuild from parity: of the 3 blocks needed for row 0, 2 are sound"}
-    assert {result.wanted.part for step in steps for result in step.results} == {2}
-    assert len(steps) == rows * k and all(step.is_copy for step in steps)
+    assert {result.place for step in steps for result in step.results} == {2}
+    assert len(steps) == rows * k and all(len(step.inputs) == 1 for step in steps)

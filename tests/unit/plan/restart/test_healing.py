@@ -43,7 +43,7 @@ def test_where_all_is_there_nothing_is_done() -> None:
 def test_a_lost_node_gets_its_part_from_the_copy_and_the_copy_that_it_held() -> None:
     healing = heal(inventory(*copies_of(STEP, [1])), wish(partner=True))  # type: ignore[arg-type]
     path = copied(STEP, 1).path
-    assert healing.moves == (Transfer(1, 2, path, 1, "local"),)
+    assert healing.moves == (Transfer(1, 2, 1, "local", path),)
     assert [(each.part, each.source, each.target) for each in healing.copies] == [(0, 0, 1)]
     assert healing.writes == () and healing.describe() == "1 part to its node, 1 copy"
 
@@ -52,7 +52,7 @@ def test_what_no_node_has_is_written_by_whoever_has_it_in_memory() -> None:
     found = inventory(*parts_left(STEP, [2]), commits=[committed(STEP)])
     healing = heal(found, wish(partner=True))
     assert healing.writes == (Write(2, 2),)
-    assert Transfer(2, 2, "", 3, "partner") in healing.copies, "from the file that it has just written"
+    assert Transfer(2, 2, 3, "partner", "") in healing.copies, "from the file that it has just written"
 
 
 def test_a_part_without_a_source_is_left_alone() -> None:
@@ -68,7 +68,7 @@ def test_parity_is_encoded_anew_where_a_share_is_gone() -> None:
     whole = candidate(protected(parts, shares(STEP)))
     missing = plan_healing(whole, {}, shares_there[1:], wish(group=4))
     (encode,) = missing.encodes
-    assert isinstance(encode, Encode) and [member.part for member in encode.members] == [0, 1, 2, 3]
+    assert isinstance(encode, Encode) and [member.part for member in encode.which.members] == [0, 1, 2, 3]
     assert encode.paths == tuple(mine.path for (mine,) in parts)
     assert missing.describe() == "1 parity set"
 
