@@ -28,7 +28,7 @@ from deeppart.errors import (
 from deeppart.model import Box
 from deeppart.offline.find import Chosen, OpenPart, open_part, structure_of, with_checkpoint
 from deeppart.part import KeyFiles, read_key_files
-from deeppart.recovery import OpenedPart
+from deeppart.recovery import CheckedPart
 from deeppart.state.document import PartValue, RankDocument, Structure, gather_global_state, with_global_state
 from deeppart.state.objects import REGISTERED
 from deeppart.state.paths import KIND_NAMES, ROOT, Path, covers, may_match_below, nearest_globs, readable
@@ -381,10 +381,10 @@ class OpenCheckpoint:
         chosen: dict[int, list[int]] = {}
         for part, chunk, _ in self._holding(scatter):
             chosen.setdefault(part, []).append(chunk)
-        checked: dict[int, OpenedPart] = {}
+        checked: dict[int, CheckedPart] = {}
         for part, chunks in chosen.items():
             opened = self.parts[part]
-            checked[part] = OpenedPart(opened.reader, opened.source, may_share=self._may_share)
+            checked[part] = CheckedPart(opened.reader, opened.source, may_share=self._may_share)
             checked[part].check(np.isin(np.arange(len(opened.reader.chunks)), chunks), _threads())
         arrays = self.read(views) if views else {}
         for leaf in views:

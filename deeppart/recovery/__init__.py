@@ -4,13 +4,13 @@ from deeppart.recovery.apply import restore_state
 from deeppart.recovery.candidates import Recovered, check_chunks, read_candidate, recover
 from deeppart.recovery.inventory import take_inventory
 from deeppart.recovery.narrowing import look_at_live, refusal_of_state
-from deeppart.recovery.parts import OpenedPart
+from deeppart.recovery.parts import CheckedPart
 from deeppart.recovery.ranks import Ranks
 from deeppart.recovery.saved import SavedStep, load_step
 from deeppart.recovery.suspect_warnings import suspect_lines, warn_suspect
 
 __all__ = [
-    "OpenedPart",
+    "CheckedPart",
     "Ranks",
     "Recovered",
     "SavedStep",

@@ -39,7 +39,7 @@ from deeppart.plan.restart import (
     survey,
 )
 from deeppart.recovery.inventory import out_of_resources
-from deeppart.recovery.parts import Chosen, OpenedPart
+from deeppart.recovery.parts import CheckedPart, Chosen
 from deeppart.recovery.ranks import Ranks
 
 T = TypeVar("T")
@@ -62,7 +62,7 @@ class Recovered:
 
     candidate: Candidate
     reads: tuple[Read, ...]
-    mine: dict[int, OpenedPart]
+    mine: dict[int, CheckedPart]
 
     @property
     def slowest_level_read(self) -> str:
@@ -269,15 +269,15 @@ def gather_failures(ranks: Ranks, failures: list[SourceFailure], what: str, shor
 
 def _open_mine(
     ranks: Ranks, attempt: Attempt, reads: Sequence[Read], files: ExitStack
-) -> tuple[dict[int, OpenedPart], list[SourceFailure]]:
+) -> tuple[dict[int, CheckedPart], list[SourceFailure]]:
     """Open this rank's parts; and failures."""
-    opened: dict[int, OpenedPart] = {}
+    opened: dict[int, CheckedPart] = {}
     failures: list[SourceFailure] = []
     for read in reads:
         if ranks.rank in read.readers and read.source.rebuild is None:
             try:
                 source = files.enter_context(ranks.open_source(read.source.path))
-                opened[read.part] = OpenedPart.of(source, read, attempt, ranks.signing, ranks.rank)
+                opened[read.part] = CheckedPart.of(source, read, attempt, ranks.signing, ranks.rank)
             except Exception as error:  # of any type: the other ranks wait for the parts that this one reads
                 failures.append(failure_of(read, ranks.rank, error))
     return opened, failures
@@ -292,7 +292,7 @@ def failure_of(read: Read, rank: int, error: Exception) -> SourceFailure:
 
 def _rebuild_mine(
     ranks: Ranks, attempt: Attempt, reads: Sequence[Read], careful: bool, what: str
-) -> tuple[dict[int, OpenedPart], list[SourceFailure], str]:
+) -> tuple[dict[int, CheckedPart], list[SourceFailure], str]:
     """Rebuild parts without a surviving copy (collective)."""
     wanted = [Wanted(read.part, read.reader, read.source.rebuild) for read in reads if read.source.rebuild]
     space: dict[int, Bytes] = {}
@@ -306,7 +306,7 @@ def _rebuild_mine(
         rebuilt = ranks.finish(begin_together(ranks.comm, begin), what)
     except NotBegunError as error:  # on all ranks
         rebuilt = Rebuilt(dict.fromkeys((each.part for each in wanted), one_line(error)))
-    mine: dict[int, OpenedPart] = {}
+    mine: dict[int, CheckedPart] = {}
     failures: list[SourceFailure] = []
     for read in reads:
         if read.reader != ranks.rank:
@@ -316,7 +316,7 @@ def _rebuild_mine(
                 raise CheckpointError(rebuilt.refused[read.part], where=read.source.path)
             name = f"part {read.part}, rebuilt from {read.source.path}"
             data = space[read.part][: read.source.nbytes]
-            mine[read.part] = OpenedPart.of(MemorySource(data.data, name), read, attempt, ranks.signing)
+            mine[read.part] = CheckedPart.of(MemorySource(data.data, name), read, attempt, ranks.signing)
             mine[read.part].check(None, ranks.threads)
         except Exception as error:
             failures.append(failure_of(read, ranks.rank, error))

@@ -52,8 +52,8 @@ class FileRange:
     is_on_a_node: bool
 
 
-class OpenedPart:
-    """An open part with a valid header, footer and index, and a range of its chunks that this rank reads.
+class CheckedPart:
+    """An open part with a valid header, footer and index, of whose chunks this rank checks and uses a range.
 
     Its methods may be called by several threads.
 
@@ -214,7 +214,7 @@ class OpenedPart:
 
 
 def problem_of(file: FileSource) -> Problem:
-    """Why the bytes of a file may have changed while its memory was in use (:meth:`OpenedPart.problem`), or None.
+    """Why the bytes of a file may have changed while its memory was in use (:meth:`CheckedPart.problem`), or None.
 
     Raises:
         StorageError: the file system cannot tell.

@@ -230,7 +230,7 @@ class NodeCopy:
     place: FileRange
 
     def problem(self) -> Problem:
-        """After the bytes have been used: why they may have changed (:meth:`OpenedPart.problem`), or None."""
+        """After the bytes have been used: why they may have changed (:meth:`CheckedPart.problem`), or None."""
         try:
             return problem_of(self.file) if self.place.is_on_a_node else None
         except StorageError as error:

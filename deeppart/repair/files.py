@@ -32,7 +32,7 @@ from deeppart.part import (
     step_name,
 )
 from deeppart.plan.restart import FilesByAttempt, Read, Source
-from deeppart.recovery import OpenedPart
+from deeppart.recovery import CheckedPart
 from deeppart.repair.mending import Repaired, Required, check_file, put_part
 from deeppart.storage import DurableFile, NodeContents, PosixStore, is_temporary_name, read_steps
 
@@ -182,7 +182,7 @@ class _Repairing:
             )
         return known[0]
 
-    def _load(self, required: Required, path: Path) -> tuple[OpenedPart, Source]:
+    def _load(self, required: Required, path: Path) -> tuple[CheckedPart, Source]:
         """A sound copy of a part."""
         finding = self._files.findings(required.attempt)[required.rank]
         tried = list(finding.remarks)
@@ -205,7 +205,7 @@ class _Repairing:
             todo="name the local_dir of more nodes with --local, or let a restored job rebuild it",
         )
 
-    def _read(self, read: Read, attempt: Attempt) -> OpenedPart:
+    def _read(self, read: Read, attempt: Attempt) -> CheckedPart:
         if read.source.rebuild is None:
             with FileSource(self._at(read.source.path)) as source:
                 return self._checked(source, read, attempt)
@@ -220,8 +220,8 @@ class _Repairing:
             raise CorruptFileError(rebuilt.refused[read.part], where=read.source.path)
         return self._checked(MemorySource(memory[: read.source.nbytes].data), read, attempt)
 
-    def _checked(self, source: FileSource | MemorySource, read: Read, attempt: Attempt) -> OpenedPart:
-        opened = OpenedPart.of(source, read, attempt, self._signing)
+    def _checked(self, source: FileSource | MemorySource, read: Read, attempt: Attempt) -> CheckedPart:
+        opened = CheckedPart.of(source, read, attempt, self._signing)
         opened.check()
         return opened
 

@@ -22,7 +22,7 @@ from deeppart.model import MEMORY, Attempt, Level
 from deeppart.nodes import Arena, PartFile, Protection, begin_together, encode_sets, exchange_copies
 from deeppart.plan.redundancy import ParitySet
 from deeppart.plan.restart import Encode, Healing, Inventory, Location, Transfer, Wish, Write, plan_healing
-from deeppart.recovery import OpenedPart, Recovered
+from deeppart.recovery import CheckedPart, Recovered
 from deeppart.repair.mending import Required, check_file, put_part
 from deeppart.storage import DurableFile, NodeLevel, RateLimit
 
@@ -38,7 +38,7 @@ class Healer:
     ) -> None:
         self._comm, self._drive, self._levels, self._limit, self._arena = comm, drive, node_levels, limit, arena
 
-    def heal(self, healing: Healing, attempt: Attempt, parts: Mapping[int, OpenedPart]) -> None:
+    def heal(self, healing: Healing, attempt: Attempt, parts: Mapping[int, CheckedPart]) -> None:
         """Do all of it (collective)."""
 
         def to_nodes() -> None:
@@ -96,7 +96,7 @@ class Healer:
         if anywhere is not None:
             raise CheckpointError("the redundancy of a step could not be rebuilt", found=str(anywhere))
 
-    def _write(self, writes: Sequence[Write], attempt: Attempt, parts: Mapping[int, OpenedPart]) -> Exception | None:
+    def _write(self, writes: Sequence[Write], attempt: Attempt, parts: Mapping[int, CheckedPart]) -> Exception | None:
         """Write parts that are open; the first problem, which says nothing of the other parts."""
         problem = None
         for part in sorted(write.part for write in writes if write.rank == self._comm.rank):
@@ -106,7 +106,7 @@ class Healer:
                 problem = problem or error
         return problem
 
-    def _write_part(self, part: int, attempt: Attempt, opened: OpenedPart) -> None:
+    def _write_part(self, part: int, attempt: Attempt, opened: CheckedPart) -> None:
         put_part(opened, self._levels[Level.LOCAL].open_part(attempt, part, mend=True))
 
     def _transfer(self, transfers: Sequence[Transfer], attempt: Attempt) -> None:

@@ -16,7 +16,7 @@ from deeppart.errors import CorruptFileError
 from deeppart.model import Attempt
 from deeppart.nodes import PartFile
 from deeppart.part import FileSource, PartReader, Signing
-from deeppart.recovery import OpenedPart
+from deeppart.recovery import CheckedPart
 from deeppart.storage import DurableFile
 
 
@@ -74,7 +74,7 @@ def check_file(path: Path, required: Required, signing: Signing | None) -> PartF
         return PartFile(path, source.size, reader.index_digest, digest)
 
 
-def put_part(part: OpenedPart, file: DurableFile, digest: str | None = None) -> None:
+def put_part(part: CheckedPart, file: DurableFile, digest: str | None = None) -> None:
     """Write a part that was checked. ``digest``: of the file that is to be written; it gets its name only if it has
     that.
     """

@@ -18,7 +18,7 @@ import deeppart
 from deeppart.errors import CheckpointError
 from deeppart.part import PartSummary
 from deeppart.recovery import apply, inventory, matching, saved
-from deeppart.recovery.parts import OpenedPart
+from deeppart.recovery.parts import CheckedPart
 from deeppart.save import Incremental, StagingLease, pipeline, protect, share_planning, workers, write
 from deeppart.save.job import Opened
 from deeppart.session import open as starting
@@ -200,13 +200,13 @@ def opening(comm: Any, directory: Path, owner: Any, name: str, on_rank: int) -> 
         (starting, "NodeLevel", 1, ["RemoteRankError", "CheckpointError"]),
         (inventory, "read_steps", 0, ["step 1", "step 1"]),
         (inventory, "take_stock", 1, ["step 1", "step 1"]),
-        (OpenedPart, "check", 1, ["step 1", "step 1"]),
+        (CheckedPart, "check", 1, ["step 1", "step 1"]),
         (matching, "find_targets", 1, ["RemoteRankError", "CheckpointError"]),
         (apply, "overlapping", 1, ["RemoteRankError", "CheckpointError"]),
         (apply, "put", 1, ["RemoteRankError", "CheckpointError"]),
         (saved, "decode_meta", 1, ["RemoteRankError", "CheckpointError"]),
         (saved, "saved_step", 1, ["RemoteRankError", "CheckpointError"]),
-        (OpenedPart, "check", 0, ["step 1", "step 1"]),
+        (CheckedPart, "check", 0, ["step 1", "step 1"]),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )

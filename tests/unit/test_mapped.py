@@ -149,9 +149,9 @@ def restore_and_compare(tmp_path: Path, *, in_place: bool) -> None:
     with deeppart.Checkpointer(config) as checkpointer:
         checkpointer.checkpoint(state, 1).wait("persistent")
     places: list[bool] = []
-    check = parts.OpenedPart.check
+    check = parts.CheckedPart.check
 
-    def checking(part: parts.OpenedPart, *rest: Any) -> None:
+    def checking(part: parts.CheckedPart, *rest: Any) -> None:
         places.append(part.place is not None)
         check(part, *rest)
 
@@ -159,7 +159,7 @@ def restore_and_compare(tmp_path: Path, *, in_place: bool) -> None:
     gc.collect()  # what tests before this one have left behind is not to be released meanwhile
     before = locked_bytes()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parts.OpenedPart, "check", checking)
+        patch.setattr(parts.CheckedPart, "check", checking)
         with deeppart.Checkpointer(config) as checkpointer:
             assert checkpointer.restore(live) == 1
     assert all(torch.equal(live[name], value) for name, value in state.items())

@@ -76,7 +76,7 @@ STAGES: dict[str, Stage] = {
         "deeppart.storage.persistent.remove_step", after=True, needs="retire", who=ROOT
     ),
     "restore: listing a node": Stage("deeppart.recovery.inventory.take_stock", "restore", needs="local", who=LEADER),
-    "restore: reading a part": Stage("deeppart.recovery.parts.OpenedPart.check", "restore", after=True),
+    "restore: reading a part": Stage("deeppart.recovery.parts.CheckedPart.check", "restore", after=True),
     "restore: checking blocks": Stage("deeppart.nodes.exchange.set_files._good_blocks", "restore", needs="rebuild"),
     "restore: rebuilding": Stage("deeppart.nodes.exchange.coding.Coding._begin", "restore", needs="rebuild"),
     "restore: scattering": Stage("deeppart.recovery.distribute._Flight.__init__", "restore"),
@@ -108,7 +108,7 @@ _BROKEN = {
     "rebuild": "deeppart.nodes.erasure.ReedSolomon.rebuild",
     "retention": "deeppart.save.keeping.Keeping.removable",
     "encoding": "deeppart.nodes.exchange.parity._Encoding.check",
-    "hang": "deeppart.recovery.parts.OpenedPart.check",
+    "hang": "deeppart.recovery.parts.CheckedPart.check",
 }
 BREAKS = tuple(_BROKEN)
 

@@ -12,7 +12,7 @@ import torch
 
 import deeppart
 from deeppart.plan.restart import reading
-from deeppart.recovery.parts import OpenedPart
+from deeppart.recovery.parts import CheckedPart
 from tests.unit.cli_support import flip
 from tests.unit.sharded_states import rows
 
@@ -76,7 +76,7 @@ def restore(
     """What is not as it was saved, the chunks that this rank has read with their lengths, and the explanation."""
     state = state_of(comm.rank, comm.size, 0)
     chunks: list[tuple[int, int, int]] = []
-    check = OpenedPart.check
+    check = CheckedPart.check
 
     def recording(self: Any, *what: Any) -> None:
         check(self, *what)
@@ -84,7 +84,7 @@ def restore(
         chunks.extend((self.reader.rank, chunk, lengths[chunk]) for chunk in self._chunks)
 
     with pytest.MonkeyPatch.context() as patch, deeppart.Checkpointer(config(directory, way, **more), comm) as ck:
-        patch.setattr(OpenedPart, "check", recording)
+        patch.setattr(CheckedPart, "check", recording)
         assert ck.restore(state, per_rank=cycle) == step
         wrong = [name for name, x in global_state(step).items() if not torch.equal(state["replicated"][name], x)]
         for name, x in global_state(step).items():

@@ -11,7 +11,7 @@ import pytest
 import deeppart
 from deeppart.errors import RestoreError, StorageError
 from deeppart.part import FileSource
-from deeppart.recovery import OpenedPart, inventory
+from deeppart.recovery import CheckedPart, inventory
 from deeppart.storage import manifests
 from tests.unit.cli_support import make_state, save
 
@@ -65,15 +65,15 @@ def test_a_lack_of_memory_or_threads_does_not_lead_to_an_older_step(
 ) -> None:
     root, local = tmp_path / "p", tmp_path / "l"
     save(root, 1, 2)
-    check = OpenedPart.check
+    check = CheckedPart.check
 
-    def checked(part: OpenedPart, *rest: Any) -> None:
+    def checked(part: CheckedPart, *rest: Any) -> None:
         if part.reader.attempt.step == 2:
             raise error
         check(part, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(OpenedPart, "check", checked)
+        patch.setattr(CheckedPart, "check", checked)
         with pytest.raises(RestoreError, match="cannot be read") as caught:
             restore(root, local)
     assert "memory" in str(caught.value) and "nothing is known to be wrong" in str(caught.value)

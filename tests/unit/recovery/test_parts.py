@@ -16,11 +16,11 @@ from deeppart.errors import CorruptFileError
 from deeppart.mapped import lies_in_memory
 from deeppart.part import FileSource, PartReader
 from deeppart.plan.restart import Read, Source
-from deeppart.recovery import OpenedPart
+from deeppart.recovery import CheckedPart
 
 
 @pytest.fixture
-def used(memory: Path) -> tuple[OpenedPart, Path]:
+def used(memory: Path) -> tuple[CheckedPart, Path]:
     """A local part on a tmpfs, checked, and its path."""
     config = deeppart.Config(
         persistent_dir=str(memory / "persistent"), local_dir=str(memory / "local"), compression="none"
@@ -31,7 +31,7 @@ def used(memory: Path) -> tuple[OpenedPart, Path]:
     file = FileSource(path)
     reader = PartReader(file, where=str(path))
     source = Source("local", str(path), (0,), file.size, reader.index_digest)
-    part = OpenedPart.of(file, Read(0, 0, source), reader.attempt, None)
+    part = CheckedPart.of(file, Read(0, 0, source), reader.attempt, None)
     part.check()
     if not lies_in_memory(path):
         pytest.skip("there is no tmpfs")
@@ -39,7 +39,7 @@ def used(memory: Path) -> tuple[OpenedPart, Path]:
     return part, path
 
 
-def test_what_has_lost_its_name_may_have_changed(used: tuple[OpenedPart, Path]) -> None:
+def test_what_has_lost_its_name_may_have_changed(used: tuple[CheckedPart, Path]) -> None:
     part, path = used
     assert part.problem() is None
     path.rename(path.with_name("spare"))
@@ -49,7 +49,7 @@ def test_what_has_lost_its_name_may_have_changed(used: tuple[OpenedPart, Path]) 
 
 
 def test_where_the_name_cannot_be_asked_for_the_digests_are(
-    used: tuple[OpenedPart, Path], monkeypatch: pytest.MonkeyPatch
+    used: tuple[CheckedPart, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def lstat(path: Any) -> os.stat_result:
         raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
