@@ -11,13 +11,13 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from deeppart._gc import collection_paused
 from deeppart.cadence import CadenceReport
-from deeppart.comm import SingleComm, raise_together
+from deeppart.comm import SingleComm, agree, raise_together
 from deeppart.config import Config, check_state, check_step, refuse_in_fork
 from deeppart.errors import (
     CheckpointError,
@@ -192,7 +192,8 @@ class Checkpointer:
                 this checkpointer is under way.
             RanksDisagreeError, RemoteRankError, PeerTimeoutError: from the other ranks.
             SystemExit: the job was asked to end, by ``deeppart halt``, or, under ``deeppart run``, by a signal that the
-                script does not handle. The state is saved at all levels, and the checkpointer is closed.
+                script does not handle. The state is saved at all levels, and the checkpointer is closed. If that fails,
+                training goes on, and later calls try again.
         """
         with self._alone("checkpoint"):
             check_state(state, "checkpoint")
@@ -216,9 +217,16 @@ class Checkpointer:
         self._background.recorder.begun(pending)
         return pending
 
-    def _end_job(self, pending: Pending) -> NoReturn:
-        """The ranks were asked to end after a checkpoint, and the script does not handle it."""
-        pending.wait(max(pending.levels, key=LEVELS.index))
+    def _end_job(self, pending: Pending) -> None:
+        """End the ranks, which the script does not do; if the checkpoint has failed, they go on."""
+        level, what = max(pending.levels, key=LEVELS.index), f"checkpoint(step={pending.step}), whether it is complete"
+        pending.wait_settled(level)
+        fails = {"fails": int(not pending.done(level))}
+        if agree(self._comm, {}, fails, what, self.config.timeout).flags["fails"]:
+            if self.rank == 0:
+                say(f"step {pending.step} is not saved, so the ranks do not end yet: a later checkpoint tries again")
+            self._saves.go_on()
+            return
         self.close()
         if self.rank == 0:
             say(f"step {pending.step} is saved, and the ranks end, as they were asked to")

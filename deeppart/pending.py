@@ -106,13 +106,12 @@ class Pending:
             PeerTimeoutError: not complete within ``timeout``; the checkpoint continues.
         """
         progress = self._level(level)
-        with pause_watch(), self._changed:
-            if not self._changed.wait_for(lambda: progress.state in _FINAL, timeout):
-                raise PeerTimeoutError(
-                    f"step {self.step}: not complete at level {level!r} within {timeout:g} s",
-                    found="; ".join([f"the level is {progress.state}", *hanging()]),
-                    todo="wait longer, or see pending.report for the slow stage",
-                )
+        if not self.wait_settled(level, timeout):
+            raise PeerTimeoutError(
+                f"step {self.step}: not complete at level {level!r} within {timeout:g} s",
+                found="; ".join([f"the level is {progress.state}", *hanging()]),
+                todo="wait longer, or see pending.report for the slow stage",
+            )
         if progress.error is not None:
             progress.raised = True
             raise progress.error
@@ -155,6 +154,12 @@ class Pending:
             return replace(self._report, levels=levels, hanging=() if self.finished else hanging())
 
     # --- for the checkpointer and the pipeline ---
+
+    def wait_settled(self, level: str, timeout: float | None = None) -> bool:
+        """Wait until a level is in its final state; False if it is not within ``timeout``."""
+        progress = self._level(level)
+        with pause_watch(), self._changed:
+            return self._changed.wait_for(lambda: progress.state in _FINAL, timeout)
 
     def failures(self) -> list[LevelProgress]:
         """The levels that have failed since the last call."""

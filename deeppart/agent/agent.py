@@ -39,6 +39,7 @@ from deeppart.errors import LaunchError
 _TRY_AGAIN_S = 0.1
 #: The one that leads waits so long for the others to take note of the end.
 _END_S = 3.0
+_ENDED = "its agent has ended"
 
 
 class Agent:
@@ -106,7 +107,9 @@ class Agent:
             code, lost = self._take_part(others, before * patience_s, min(there, wanted))
             if code is not None:
                 return code
-            self._tell("note", text=f"the agent of node {lost} does not lead any more, or cannot be reached")
+            other = f"node {options.nodes[lost]} is not followed any more"
+            what = "this node does not lead any more" if lost == self._index else other
+            self._tell("note", text=f"{what}: {self._why}")
             self._node.do(Finish(0.0))
             while not self._node.is_idle:
                 self._wait()
@@ -145,8 +148,11 @@ class Agent:
         """The exit code while no agent leads."""
         if self._asked:
             return stop_code(self._asked)
-        self._tell("given up", text=f"no agent leads, or too few nodes answer: {self._why}")
+        self._tell("given up", text=f"no agent leads, or too few nodes answer; one that does not: {self._why}")
         return TOO_FEW_NODES
+
+    def _silence_text(self) -> str:
+        return f"nothing was heard of it for {self._options.silence_s:g} s"
 
     def _joined(self) -> Joined:
         last, newest = self._node.last, self._node.newest
@@ -175,8 +181,9 @@ class Agent:
                 if ready:
                     messages = receive(lines)
                     if messages is None:
-                        if not is_dropped:  # its agent has ended
-                            self._view = [node for node in self._view if node != leader]
+                        self._why = "it was cut off from this one or from too many others"
+                        if not is_dropped:
+                            self._why, self._view = _ENDED, [node for node in self._view if node != leader]
                         return None
                     silent_s = 0.0
                     for message in messages:
@@ -188,6 +195,7 @@ class Agent:
                         else:
                             self._node.do(message)
                 elif silent_s > options.silence_s:
+                    self._why = self._silence_text()
                     lines.send(encode(Left()))
                     return None
                 for message in self._due():
@@ -211,9 +219,11 @@ class Agent:
             found = followers.receive()
             for node, message in found.messages:
                 job.receive(node, message)
-            gone = (found.ended | found.silent) - {OBSERVER}
+            gone = dict.fromkeys(found.ended, _ENDED) | dict.fromkeys(found.silent, self._silence_text())
+            gone.pop(OBSERVER, None)
             has_left = any(isinstance(message, Left) for _, message in found.messages)
-            if has_left or (found.silent and not _goes_on(set(job.nodes) - gone, self._view)):
+            if has_left or (found.silent and not _goes_on(set(job.nodes) - gone.keys(), self._view)):
+                self._why = "another one takes it for lost, or too many others are lost"
                 followers.drop()
                 return None
             if gone:

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from deeppart.errors import ConfigError
+
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
 #: Signals that are passed on to the ranks.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
@@ -65,6 +67,12 @@ class Command:
                 if file.is_file():
                     return file
         return None
+
+    def check(self) -> None:
+        """Refuse a script that does not exist: ranks would only fail again and again."""
+        script = self.script()
+        if script is not None and not script.exists():
+            raise ConfigError("there is no such script", where=str(script.absolute()), todo="correct the command")
 
     def imports(self) -> list[str]:
         """The modules that the script imports before it does anything else, and training later; [] if it has none."""

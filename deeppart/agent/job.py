@@ -12,7 +12,7 @@ import os
 import signal
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from deeppart.agent.command import STACKS_SIGNAL
@@ -36,6 +36,9 @@ from deeppart.progress import STOPPED, Progress, time_to_end_s
 GIVEN_UP = 1
 #: Exit code of a job that had too few nodes left, and may be started again.
 TOO_FEW_NODES = os.EX_TEMPFAIL
+#: A node that was lost is trusted again after this time at the latest.
+_MOST_WAIT_S = 3600.0
+_FORKS = "the process that forks the ranks"
 #: Ranks that hang have so long to print their stacks.
 _STACKS_WITHIN_S = 1.0
 
@@ -61,6 +64,7 @@ class JobOptions:
             None: they are never taken for hung.
         silence_s: seconds without a message after which a node is lost.
         gather_s: seconds within which nodes must be there, at the start and after the one that leads was lost.
+        steady_s: seconds that a node that was lost must stay until it is trusted again; each further loss doubles them.
         end_s: when the time of the job is up, in seconds since 1970; infinite if that is not known.
     """
 
@@ -74,6 +78,7 @@ class JobOptions:
     hang_s: float | None = None
     silence_s: float = 3.0
     gather_s: float = 60.0
+    steady_s: float = 10.0
     end_s: float = math.inf
 
     def address(self, node: int) -> tuple[str, int]:
@@ -84,11 +89,12 @@ class JobOptions:
 
 @dataclass(slots=True)
 class _Member:
-    """A node that is there."""
+    """A node that is there; ``steady_s``: from when on it is trusted to stay."""
 
     name: str
     ranks: int
     port: int
+    steady_s: float = 0.0
     first: int = 0
     count: int = 0
     is_ready: bool = False
@@ -107,7 +113,7 @@ class _Failure:
         """In words, for the ranks of the next epoch; ``node``: the name of it."""
         if self.code is None:
             return f"node {node} was lost"
-        who = "all ranks" if self.rank is None else f"rank {self.rank}"
+        who = _FORKS if self.rank is None else f"rank {self.rank}"
         return f"{who} on {node}: {exit_text(self.code)}"
 
 
@@ -116,6 +122,10 @@ def exit_text(code: int) -> str:
     if code >= 0:
         return f"exit code {code}"
     return f"killed by {signal.Signals(-code).name if -code in set(signal.Signals) else f'signal {-code}'}"
+
+
+def _known(step: int) -> int | None:
+    return None if step < 0 else step
 
 
 class Job:
@@ -144,12 +154,16 @@ class Job:
     ) -> None:
         self._options, self._send, self._tell = options, send, tell
         self._expected, self._until_s, self._give_up_s = expected, until_s, give_up_s
+        self._told_until_s = math.nan  # of the wait for nodes that was told
         self._run, self._epoch, self._newest, self._newest_now = uuid.uuid4().hex, 0, -1, -1
         self._members: dict[int, _Member] = {}
         self._active: list[int] = []  # with ranks in the last epoch, in the order of these
         self._has_started, self._busy = False, set[int]()  # an epoch that has not ended; nodes whose ranks run
         self._aside: set[int] = set()
+        self._now_s = 0.0  # at the last look
+        self._waits_s: dict[int, float] = {}  # how long nodes that were lost must stay once they have come back
         self._failure: _Failure | None = None
+        self._done: list[int] = []  # ranks of this epoch that have ended with exit code 0, before a failure
         self._why = ""  # the last epoch has ended
         self._failed_at_s, self._kill_s = math.nan, 0.0  # when, and how long its ranks took to end
         self._is_told = True  # that the ranks of this epoch train
@@ -168,18 +182,21 @@ class Job:
 
     def join(self, joined: Joined) -> None:
         """A node is there."""
-        self._members[joined.node] = _Member(joined.name, joined.ranks, joined.port)
+        steady_s = self._now_s + self._waits_s.get(joined.node, 0.0)
+        self._members[joined.node] = _Member(joined.name, joined.ranks, joined.port, steady_s)
         if joined.epoch > self._epoch:
             self._run, self._epoch = joined.run, joined.epoch
         self._newest = max(self._newest, joined.step)
         self._stopping = self._stopping or joined.asked
         self._send_view()
 
-    def lose(self, nodes: Collection[int]) -> None:
-        """Nodes are gone."""
-        for node in nodes:
+    def lose(self, nodes: Mapping[int, str]) -> None:
+        """Nodes are gone, and why."""
+        for node, why in nodes.items():
             member = self._members.pop(node)
-            self._tell("node lost", node=member.name)
+            wait_s = min(2 * self._waits_s.get(node, self._options.steady_s / 2), _MOST_WAIT_S)
+            self._waits_s[node] = wait_s
+            self._tell("node lost", node=member.name, text=f"{why}; trusted again {wait_s:g} s after it has come back")
             if node in self._busy:
                 self._busy.remove(node)
                 self._fail(_Failure(node, None, None))
@@ -197,9 +214,12 @@ class Job:
             member.progress, member.is_ready = message.progress, message.is_ready
         elif isinstance(message, Ended) and message.epoch == self._epoch and node in self._busy:
             rank = None if message.rank is None else member.first + message.rank
-            self._fail(_Failure(node, rank, message.code))
+            if message.code != 0:
+                self._fail(_Failure(node, rank, message.code))
+            elif rank is not None and self._failure is None:
+                self._done.append(rank)
         elif isinstance(message, Idle) and message.epoch == self._epoch:
-            member.port = message.port
+            member.port, member.is_ready = message.port, message.is_ready
             self._newest_now = max(self._newest_now, message.step)
             self._busy.discard(node)
 
@@ -214,6 +234,7 @@ class Job:
         """
         if self.code is None:
             self._look_for_end(left_s)
+        self._now_s = now_s
         if self.code is not None:
             return
         if self._failure is not None and math.isnan(self._failed_at_s):
@@ -238,16 +259,20 @@ class Job:
     def _usable(self) -> list[int]:
         """The nodes that would run ranks now. Those that did keep their place, and with it their files.
 
-        Others are not waited for while they import, unless the job cannot start without them.
+        Without those that import, or were lost lately, the job goes on if there is room for the fewest ranks.
         """
         there = [node for node in self.nodes if node not in self._aside]
-        at_once = [node for node in there if node in self._active or self._members[node].is_ready]
+        at_once = [node for node in there if node in self._busy or self._is_steady(self._members[node])]
         if self._active and self._room(at_once) >= self._options.least:
             there = at_once
         others = [node for node in there if node not in self._active]
         kept = [node if node in there else others.pop(0) if others else None for node in self._active]
         wanted = len(self._options.nodes) - self._options.spares
         return [*(node for node in kept if node is not None), *others][:wanted]
+
+    def _is_steady(self, member: _Member) -> bool:
+        """Whether a node can fork ranks at once, and is trusted to stay."""
+        return member.is_ready and member.steady_s <= self._now_s
 
     def _room(self, nodes: Collection[int]) -> int:
         """How many ranks there is room for on these nodes."""
@@ -269,11 +294,15 @@ class Job:
         usable = self._usable()
         room, least = self._room(usable), self._options.least
         if room < least or (len(usable) < self._expected and now_s < self._until_s):
-            if now_s >= self._give_up_s:
-                missing = [each for at, each in enumerate(self._options.nodes) if at not in self._members]
-                text = f"there is room for {room} ranks, of at least {least}; not there: {', '.join(missing)}"
+            missing = [each for at, each in enumerate(self._options.nodes) if at not in self._members]
+            text = f"there is room for {room} ranks, of at least {least}; not there: {', '.join(missing)}"
+            left_s = self._give_up_s - now_s
+            if left_s <= 0:
                 self._tell("given up", text=text)
                 self._finish(TOO_FEW_NODES)
+            elif left_s < self._options.gather_s - self._options.silence_s and self._told_until_s != self._give_up_s:
+                self._told_until_s = self._give_up_s
+                self._tell("note", text=f"waiting {left_s:.0f} s for nodes: {text}")
             return
         ranks = min(room, self._wanted or room)
         for member in self._members.values():
@@ -285,6 +314,7 @@ class Job:
         self._active = [node for node in usable if self._members[node].count]
         self._epoch += 1
         self._has_started, self._failure, self._newest_now, self._is_told = True, None, -1, False
+        self._done.clear()
         self._watch.begin()
         members, first = [self._members[node] for node in self._active], 0
         address, port = self._options.address(self._active[0])[0], members[0].port
@@ -347,9 +377,14 @@ class Job:
             several = len(self._options.nodes) > 1 and failure.node in self._members
             name = self._members[failure.node].name if several else None
             step = max(self._newest, self._newest_now)
-            self._tell(
-                "failed", rank=failure.rank, node=name, exit_code=failure.code, step=None if step < 0 else step
-            )  # fmt: skip
+            known = {"node": name, "exit_code": failure.code, "step": _known(step)}
+            text = f"it was {_FORKS}" if failure.rank is None else self._done_text()
+            self._tell("failed", rank=failure.rank, **known, text=text)
+
+    def _done_text(self) -> str | None:
+        """Which ranks were done while the others were not: these may have waited for them."""
+        ranks = " and ".join(map(str, sorted(self._done)[:10]))
+        return f"after rank {ranks} had ended with exit code 0" if ranks else None
 
     def _finish(self, code: int) -> None:
         self.code = code
@@ -403,7 +438,7 @@ class Job:
         if 0.0 < ready_s <= restored_s:
             known |= {"start_s": ready_s, "restore_s": restored_s - ready_s, "step_s": stepped_s - restored_s}
         rounded = {name: round(value, 3) for name, value in known.items()}
-        self._tell("training", epoch=self._epoch, step=max(each.step for each in ranks), **rounded)
+        self._tell("training", epoch=self._epoch, step=_known(max(each.step for each in ranks)), **rounded)
 
     def _look_for_hang(self, now_s: float) -> None:
         ranks = [] if self._stopping else self._reported()

@@ -81,7 +81,7 @@ class Joined(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """A rank has ended with an exit code other than 0, negative for a signal.
+    """A rank has ended; its exit code is negative for a signal.
 
     Attributes:
         rank: its number on the node; None: the process that starts ranks has ended, and they with it.
@@ -93,11 +93,12 @@ class Ended(NamedTuple):
 
 
 class Idle(NamedTuple):
-    """All ranks of the node have ended; ``step`` and ``port`` as in :class:`Joined`."""
+    """All ranks of the node have ended; the others as in :class:`Joined` and :class:`Beat`."""
 
     epoch: int
     step: int
     port: int
+    is_ready: bool
 
 
 class Beat(NamedTuple):

@@ -134,9 +134,8 @@ class Node:
             return
         for rank, code in zygote.receive():
             self._left -= 1
-            if code != 0:
-                self._fails = True
-                self._report(Ended(self.last.epoch, rank, code))
+            self._fails |= code != 0
+            self._report(Ended(self.last.epoch, rank, code))
             if not self._left:
                 self._be_idle()
         if zygote.has_ended:
@@ -178,7 +177,7 @@ class Node:
         self._zygote.forget()
         self.progress()
         self._kill_at_s = math.inf
-        self._report(Idle(self.last.epoch, self.newest, free_port()))
+        self._report(Idle(self.last.epoch, self.newest, free_port(), self.is_ready))
 
     def _start_when_ready(self) -> None:
         """Start the ranks that are to be started; by the zygote with the modules of the last epoch if it is ready."""
@@ -198,6 +197,7 @@ class Node:
         for rank in range(self.last.local):
             with suppress(OSError):
                 text = stacks_file(self._directory, rank).read_text(errors="replace")
+                text = text or "  no stacks: it has ended, is stopped, or waits in a system call, as for storage\n"
                 sys.stderr.write(f"deeppart run: rank {self.last.first + rank}:\n{text}")
 
     def _environment(self, rank: int, start: Start) -> dict[str, str]:
@@ -230,7 +230,10 @@ class Node:
         old.close()
         code = old.exit_code or 1
         was_killed = old.is_ready or (old.refused is None and code < 0)
-        self._zygote = self._new_zygote(list(old.modules)) if was_killed else self._in_place_of(old)
+        if was_killed and self._next is not None:
+            self._zygote, self._next = self._next, None
+        else:
+            self._zygote = self._new_zygote(list(old.modules)) if was_killed else self._in_place_of(old)
         if was_killed and not self.is_idle:
             self._is_due, self._left, self._fails = False, 0, True
             self._report(Ended(self.last.epoch, None, code))

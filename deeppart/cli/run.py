@@ -166,6 +166,8 @@ def run(
     end_s = end_of_job() if until is None else until
     options = JobOptions(ranks, hosts, spares, least, failures, modules, grace, hang, end_s=end_s)
     runs = Command.of(command)
+    if own is not None:
+        runs.check()
     # Not the command itself, which may have a password: an agent that is refused learns what job this one belongs to.
     digest = hashlib.sha256(json.dumps(runs.arguments).encode()).hexdigest()[:8]
     job = f"{os.environ.get('SLURM_JOB_ID', '')} on {','.join(hosts)} with command {digest}"

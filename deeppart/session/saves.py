@@ -87,6 +87,11 @@ class Saves:
         pending.note_returned()
         return pending
 
+    def go_on(self) -> None:
+        """The checkpoint after which the ranks were to end has failed: report it; they are asked again."""
+        self.stop = GO_ON
+        self.report_failures()
+
     def is_at_all_levels(self, pending: Pending) -> bool:
         """Whether a checkpoint goes to all levels that are on."""
         return all(name in pending.levels for name, every in self._session.protection.every.items() if every)

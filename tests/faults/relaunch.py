@@ -6,8 +6,8 @@
 be it the one that leads, is killed or stopped (SIGSTOP) for a while, at any moment, also while ranks start, restore or
 save. Agents that were killed are started again. Exit code 1 if the job ends too early, hangs, or has other weights.
 
-With ``--spares 0`` fewer ranks go on, and more when an agent has come back: sums are rounded otherwise then, and the
-weights must be the same to nine digits.
+With ``--spares 0`` fewer ranks go on, and more when an agent has come back and is trusted, for which the end is waited
+for: sums are rounded otherwise then, and the weights must be the same to nine digits.
 """
 
 from __future__ import annotations
@@ -36,6 +36,10 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "tests" / "features" / "run_job.py"
 #: Without a new step for so long the job hangs.
 PATIENCE_S = 120.0
+#: An agent that was started or goes on has joined after this time.
+JOINED_S = 15.0
+#: A node that was lost again and again gets ranks again within an hour.
+TRUST_S = 3700.0
 FAULTS = ("rank", "ranks", "zygote", "agent", "stop rank", "stop agent")
 
 
@@ -52,13 +56,15 @@ class Campaign:
         hosts = ",".join(f"127.0.0.1:{port}" for port in free_ports(nodes))
         self._options = ["--nodes", hosts, "--spares", str(spares), "--ranks", str(ranks)]
         self._options += ["--failures", "100000", "--hang", "20s", *(() if spares else ("--min", "1"))]
-        self._most = ranks * (nodes - spares)
+        self._most, self._has_spares = ranks * (nodes - spares), spares > 0
         self._log = (directory / "log").open("ab")
+        self._came_s = 0.0  # when an agent was last started, or went on
         self.agents = [self._start(node) for node in range(nodes)]
         self._stopped: dict[int, float] = {}  # pid -> when it is to go on
         self.done: Counter[str] = Counter()
 
     def _start(self, node: int) -> subprocess.Popen[bytes]:
+        self._came_s = time.monotonic()
         words = [*self._options, "--node", str(node), "--log", str(self._directory / "events")]
         environment = os.environ | {
             "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "DEEPPART_PERSISTENT_DIR": str(self._directory / "ckpt"),
@@ -86,14 +92,14 @@ class Campaign:
         """Do something to the job."""
         fault = self._draw.choice(FAULTS)
         agent = self._draw.choice(self.agents)
-        zygotes = _children(agent.pid)
-        ranks = [rank for zygote in zygotes for rank in _children(zygote)]
+        zygotes = children(agent.pid)
+        ranks = [rank for zygote in zygotes for rank in children(zygote)]
         if fault.endswith("agent"):
             chosen = [agent.pid]
         elif fault == "zygote":
             chosen = zygotes[:1]
         else:
-            chosen = [pid for each in self.agents for z in _children(each.pid) for pid in _children(z)]
+            chosen = [pid for each in self.agents for z in children(each.pid) for pid in children(z)]
             self._draw.shuffle(chosen)
             chosen = ranks[:1] or chosen[:1] if fault != "ranks" else chosen[: self._draw.randint(2, 3)]
         for pid in chosen:
@@ -110,6 +116,7 @@ class Campaign:
         for pid, until_s in list(self._stopped.items()):
             if time.monotonic() > until_s:
                 del self._stopped[pid]
+                self._came_s = time.monotonic()
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGCONT)
         for node, agent in enumerate(self.agents):
@@ -133,13 +140,18 @@ class Campaign:
             if time.monotonic() > next_s and sum(self.done.values()) < kills:
                 self.disturb()
                 next_s = time.monotonic() + self._draw.choice((0.1, 0.5, 1.0, 2.0, 4.0))
-        until_s = time.monotonic() + PATIENCE_S
+        patience_s = PATIENCE_S if self._has_spares else TRUST_S
+        until_s = time.monotonic() + patience_s
         # An agent that comes back after the end does not know that the job is done.
-        while [each["ranks"] for each in self.events() if each["event"] == "started"][-1] < self._most:
+        while (
+            self._stopped
+            or time.monotonic() < self._came_s + JOINED_S
+            or [each["ranks"] for each in self.events() if each["event"] == "started"][-1] < self._most
+        ):
             time.sleep(0.1)
             self.repair()
             if time.monotonic() > until_s:
-                raise AssertionError(f"not all ranks run again for {PATIENCE_S:g} s")
+                raise AssertionError(f"not all ranks run again for {patience_s:g} s")
         self.finish()
 
     def finish(self) -> None:
@@ -163,7 +175,8 @@ class Campaign:
         self._log.close()
 
 
-def _children(pid: int) -> list[int]:
+def children(pid: int) -> list[int]:
+    """The processes that a process with one thread has started."""
     try:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 from deeppart.testing.states import difference
-from tests.faults.relaunch import Campaign, check_on_any_ranks, disturbed
+from tests.faults.relaunch import Campaign, check_on_any_ranks, children, disturbed
 from tests.unit.cli_support import call, call_json
 from tests.waiting import wait_until
 
@@ -107,6 +108,32 @@ def test_a_script_that_handles_no_signal_ends_at_its_next_checkpoint(tmp_path: P
     steps = [each["step"] for each in call_json("ls", tmp_path / "ckpt")["steps"]]
     assert int(saved[0][1]) in steps and steps[-1] == int(saved[1][1])
     assert "no job is running" in call("halt", tmp_path / "ckpt", code=2)
+
+
+def test_ranks_whose_last_checkpoint_fails_train_on_until_one_succeeds(tmp_path: Path) -> None:
+    """Nothing that they have made since the one before is lost."""
+
+    def limit_files(nbytes: int) -> None:
+        for rank in [rank for zygote in children(job.pid) for rank in children(zygote)]:
+            resource.prlimit(rank, resource.RLIMIT_FSIZE, (nbytes, resource.RLIM_INFINITY))
+
+    words = command(tmp_path, 10_000, "plain")
+    with subprocess.Popen(
+        words, env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as job:
+        assert job.stdout is not None and job.stderr is not None and job.stdout.readline() == "begun\n"
+        limit_files(1000)  # as a full file system
+        job.send_signal(signal.SIGUSR1)
+        refused = next(
+            filter(None, (re.search(r"step (\d+) is not saved, so the ranks do", line) for line in job.stderr))
+        )
+        limit_files(resource.RLIM_INFINITY)
+        said = job.stderr.read()
+        assert job.wait(TIMEOUT_S) == 143, said
+    saved = re.search(r"step (\d+) is saved, and the ranks end", said)
+    assert saved and int(saved[1]) > int(refused[1]), said
+    assert int(saved[1]) in [each["step"] for each in call_json("ls", tmp_path / "ckpt")["steps"]]
+    assert [each["event"] for each in events(tmp_path)] == ["started", "signal"]
 
 
 def test_a_node_that_comes_back_gets_ranks_again(tmp_path: Path) -> None:

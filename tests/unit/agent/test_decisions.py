@@ -33,6 +33,7 @@ class Decided:
         self.sent: list[tuple[int, Message]] = []
         self.events: list[str] = []
         self.told: list[dict[str, Any]] = []
+        self.importing: set[int] = set()  # nodes that would not be ready after an epoch
         listed = tuple(f"n{node}:1" for node in range(nodes))
         chosen = JobOptions(**{"ranks": 2, "nodes": listed, **options})
         self.job = Job(
@@ -54,6 +55,9 @@ class Decided:
     def join(self, node: int) -> None:
         self.job.join(Joined(node, f"n{node}", 2, 1000 + node))
         self.look()
+
+    def lose(self, *nodes: int) -> None:
+        self.job.lose(dict.fromkeys(nodes, "its agent has ended"))
 
     def beat(self, *nodes: int) -> None:
         for node in nodes:
@@ -79,7 +83,7 @@ class Decided:
     def idle(self, *nodes: int, step: int = -1) -> None:
         epoch = self.of(Start)[-1][1].epoch
         for node in nodes:
-            self.job.receive(node, Idle(epoch, step, 2000 + node))
+            self.job.receive(node, Idle(epoch, step, 2000 + node, node not in self.importing))
         self.look()
 
     def fail(self, node: int, *others: int, code: int = 1, step: int = -1) -> None:
@@ -109,13 +113,14 @@ def test_ranks_are_divided_evenly_and_within_what_a_node_runs() -> None:
 def test_a_node_that_comes_back_gets_ranks_once_it_is_ready() -> None:
     """At the next checkpoint of the others, which are not killed before."""
     job = Decided(3, least=1)
-    job.job.lose([2])
+    job.lose(2)
     job.idle(0, 1)
     assert job.starts() == [(0, 0, 2), (1, 2, 2)]
     job.beat(0, 1)
     killed = len(job.of(Finish))
     job.join(2)
     assert not job.of(Leave) and job.events[-1] == "started"
+    job.look(10.0)
     job.beat(2)
     job.beat(2)
     assert [node for node, _ in job.of(Leave)] == [0, 1], "once"
@@ -127,26 +132,65 @@ def test_a_node_that_comes_back_gets_ranks_once_it_is_ready() -> None:
 def test_a_node_that_imports_is_not_waited_for_if_others_are_enough() -> None:
     """Its storage may hang. It gets ranks later; at once, if there would be too few without it."""
     job = Decided(3, least=4, failures=9)
-    job.job.lose([2])
+    job.lose(2)
     job.idle(0, 1)
     job.join(2)
+    job.look(10.0)
     job.fail(0, 1)
     assert [node for node, _, _ in job.starts()] == [0, 1] and not job.of(Leave)
     job.beat(2)
     assert {node for node, _ in job.of(Leave)} == {0, 1}
     job.fail(0, 1, code=STOPPED)
-    job.job.lose([2])
+    job.lose(2)
     job.idle(0, 1)
-    job.job.lose([1])
+    job.lose(1)
     job.join(2)
     job.idle(0)
     assert [node for node, _, _ in job.starts()] == [0, 2]
 
 
+def test_a_node_whose_process_that_forks_was_killed_is_replaced_by_a_spare() -> None:
+    """At once; it is the spare then. Without a spare it is waited for, unless there may be fewer ranks."""
+    job = Decided(3, spares=1, least=4)
+    job.beat(0, 1, 2)
+    job.importing.add(0)
+    job.fail(0, 1)
+    assert job.starts() == [(2, 0, 2), (1, 2, 2)]
+    job.fail(1, 2)
+    assert job.starts() == [(2, 0, 2), (1, 2, 2)], "0 still imports"
+    job.importing = {1, 2}
+    job.beat(0)
+    job.fail(1, 2)
+    assert job.starts() == [(2, 0, 2), (1, 2, 2)], "too few others"
+    assert not job.of(Leave)
+
+
+def test_a_node_that_was_lost_is_trusted_again_after_a_time_that_doubles() -> None:
+    job = Decided(3, least=4, steady_s=10.0, failures=9)
+    job.beat(0, 1, 2)
+    for wait_s in (10.0, 20.0, 40.0):
+        job.lose(2)
+        job.idle(0, 1)
+        job.join(2)
+        job.look(wait_s - 1.0)
+        job.beat(0, 1, 2)
+        assert job.events[-1] == "started"
+        job.look(1.0)
+        assert job.events[-1] == "change"
+        job.fail(0, 1, code=STOPPED)
+        assert [node for node, _, _ in job.starts()] == [0, 1, 2]
+    job.lose(2)
+    job.idle(0, 1)
+    job.join(2)
+    job.lose(1)
+    job.idle(0)
+    assert [node for node, _, _ in job.starts()] == [0, 2], "needed"
+
+
 def test_a_spare_that_comes_back_gets_none() -> None:
     job = Decided(3, least=1, spares=1)
     job.beat(0, 1, 2)
-    job.job.lose([0])
+    job.lose(0)
     job.idle(1)
     job.join(0)
     job.beat(0, 1, 2)
@@ -158,7 +202,7 @@ def test_a_node_that_is_done_may_be_lost() -> None:
     job = Decided(2, hang_s=1.0)
     job.job.receive(0, Beat([Progress(1, 0.0, 50)] * 2))
     job.idle(1)
-    job.job.lose([1])
+    job.lose(1)
     for _ in range(100):
         job.job.receive(0, Beat([Progress(1, 0.0, 60)] * 2))
         job.look(1.0)
@@ -172,7 +216,7 @@ def test_what_an_epoch_before_has_sent_counts_no_more() -> None:
     job.fail(0, 1)
     assert len(job.of(Start)) == 4
     job.job.receive(1, Ended(1, 0, 1))
-    job.job.receive(1, Idle(1, 7, 1))
+    job.job.receive(1, Idle(1, 7, 1, True))
     job.look()
     assert not [each for each in job.of(Finish) if each[1].within_s != 0.0] and len(job.of(Finish)) == 2
     job.idle(0, 1)
@@ -204,10 +248,10 @@ def test_an_observer_asks_and_is_no_node() -> None:
 @pytest.mark.parametrize(("left", "code"), [(60.0, None), (61.0, TOO_FEW_NODES)])
 def test_nodes_are_waited_for_a_minute(left: float, code: int | None) -> None:
     job = Decided(3, least=4, spares=0)
-    job.job.lose([1])
+    job.lose(1)
     job.idle(0, 2)
     assert [node for node, _, _ in job.starts()] == [0, 2], "room for four"
-    job.job.lose([2])
+    job.lose(2)
     job.idle(0)
     job.look(left - 0.5)
     job.look()

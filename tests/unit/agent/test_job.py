@@ -136,6 +136,20 @@ note(epoch=epoch)
     assert ("ValueError: bad" in text) == ("bad" in how) and "zygote.py" not in text
 
 
+def test_a_rank_that_was_done_before_is_named(run: Run) -> None:
+    body = """
+if epoch == 1 and rank == 0:
+    while not os.path.exists("rank-1-epoch-1"):
+        time.sleep(0.02)
+    time.sleep(1.0)
+    sys.exit(1)
+note()
+"""
+    assert run(body) == 0
+    (failed,) = run.of("failed")
+    assert failed["rank"] == 0 and failed["text"] == "after rank 1 had ended with exit code 0"
+
+
 def test_a_step_that_only_one_rank_has_reached_is_progress(run: Run) -> None:
     body = """
 if rank:
@@ -262,7 +276,8 @@ if epoch == 1:
 note(epoch=epoch)
 """
     assert run(body) == 0
-    assert run.of("failed")[0]["rank"] is None and run.noted(1, 2) == {"epoch": 2}
+    assert run.of("failed")[0]["rank"] is None
+    assert run.of("failed")[0]["text"] == "it was the process that forks the ranks" and run.noted(1, 2) == {"epoch": 2}
     assert not any(is_running(run.noted(rank, 1)["pid"]) for rank in range(2))
 
 

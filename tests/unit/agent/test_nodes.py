@@ -35,9 +35,9 @@ sys.exit(Agent(command, options, tell, node, f"n{node}", Credentials(given["job"
 #: Each rank notes where it is, and trains until the test says that it is enough.
 SCRIPT = """
 import json, os, signal, sys, time
-from deeppart.progress import reporting
+from deeppart.progress import is_asked_to_leave, reporting
 rank, epoch, group, node = (int(os.environ[name]) for name in ("RANK", "DEEPPART_EPOCH", "GROUP_RANK", "NODE"))
-known = dict(group=group, node=node, ranks=int(os.environ["WORLD_SIZE"]), pid=os.getpid(),
+known = dict(group=group, node=node, ranks=int(os.environ["WORLD_SIZE"]), pid=os.getpid(), zygote=os.getppid(),
              meet=os.environ["MASTER_ADDR"] + ":" + os.environ["MASTER_PORT"])
 def stop(*_):
     with open(f"stopped-{rank}", "a") as file:
@@ -50,6 +50,8 @@ with open(f".{epoch}-{rank}", "w") as file:
 os.rename(f".{epoch}-{rank}", f"{epoch}-{rank}")
 left = 10**9
 while not os.path.exists("enough"):
+    if is_asked_to_leave():
+        sys.exit(143)
     if os.path.exists(f"fail-{epoch}-{rank}") or os.path.exists(f"fail-on-{node}"):
         sys.exit(5)
     if os.path.exists(f"hang-{epoch}"):  # rank 3 at once, the others three seconds later
@@ -58,6 +60,13 @@ while not os.path.exists("enough"):
         left -= 1
         reporting.called(1)
     time.sleep(0.02)
+"""
+#: A module that is not imported while there is a file.
+SLOW = """
+import os, time
+while os.path.exists("slow"):
+    time.sleep(0.02)
+open(f"ready-{os.getpid()}", "w").close()
 """
 WAIT_S = 120.0
 
@@ -184,6 +193,48 @@ def test_a_spare_takes_the_place_of_a_node(nodes: Nodes, leads: bool, how: signa
     assert nodes.finish(*({0, 1, 2, 3} - {lost})) == [0, 0, 0]
 
 
+def test_a_spare_does_not_wait_for_a_process_that_imports_anew(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node whose process that forks was killed is a spare once it has imported."""
+    package = nodes.directory / "site-packages"  # as if it was installed
+    package.mkdir()
+    (package / "slow.py").write_text(SLOW)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(package), os.environ.get("PYTHONPATH", "")]))
+
+    def all_ready(count: int) -> None:
+        until(lambda: len(list(nodes.directory.glob("ready-*"))) == count, nodes.events)
+        time.sleep(2.0)  # the one that leads is told
+
+    nodes.start(3, spares=1, least=2, preload=["slow"])
+    first = nodes.epoch(1, 2)
+    all_ready(3)
+    (nodes.directory / "slow").touch()
+    os.kill(first[1]["zygote"], signal.SIGKILL)
+    (spare,) = {0, 1, 2} - {each["node"] for each in first}
+    assert nodes.where(2, 2) == [first[0]["node"], spare] and gone(first[1:])
+    (nodes.directory / "slow").unlink()
+    all_ready(4)
+    assert len(nodes.events("started")) == 2
+    (nodes.directory / "fail-2-1").touch()
+    assert nodes.where(3, 2) == [first[0]["node"], spare]
+    assert nodes.finish() == [0, 0, 0]
+
+
+def test_a_node_that_comes_and_goes_does_not_start_the_others_again_each_time(nodes: Nodes) -> None:
+    nodes.start(3, least=1, steady_s=60.0)
+    nodes.epoch(1, 3)
+    for losses in range(1, 4):
+        nodes.signal(1, signal.SIGKILL)
+        nodes.codes(1)
+        until(lambda losses=losses: len(nodes.events("node lost")) == losses, nodes.events)  # type: ignore[misc]
+        nodes.begin(1)
+        until(lambda: _handles(nodes.agents[1].pid, signal.SIGTERM), nodes.events)
+        time.sleep(1.0)  # it joins
+    assert nodes.where(2, 2) == [0, 2] and len(nodes.events("started")) == 2
+    told = "its agent has ended; trusted again 240 s after it has come back"
+    assert nodes.events("node lost")[-1] == {"node": "n1", "text": told}
+    assert nodes.finish() == [0, 0, 0]
+
+
 def test_without_spares_there_are_fewer_ranks(nodes: Nodes) -> None:
     nodes.start(3, ranks=2, least=1)
     nodes.epoch(1, 6)
@@ -195,11 +246,12 @@ def test_without_spares_there_are_fewer_ranks(nodes: Nodes) -> None:
 
 
 def test_with_too_few_nodes_the_job_ends_and_may_be_started_again(nodes: Nodes) -> None:
-    nodes.start(2, least=2, gather_s=4.0)
+    nodes.start(2, least=2, gather_s=8.0)
     first = nodes.epoch(1, 2)
     nodes.signal(1, signal.SIGKILL)
     assert nodes.codes(0) == [TOO_FEW_NODES]
     (given_up,) = nodes.events("given up")
+    assert [each["text"].partition(": ")[2] for each in nodes.events("note")] == [given_up["text"]], "waiting"
     assert gone(first) and given_up["text"] == f"there is room for 1 ranks, of at least 2; not there: {nodes.hosts[1]}"
 
 

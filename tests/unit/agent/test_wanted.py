@@ -64,6 +64,7 @@ def test_a_file_that_goes_or_is_none_changes_nothing(tmp_path: Path) -> None:
         (["--ranks", "2", "--log", "/nowhere/log"], "/nowhere/log"),
         (["--ranks", "2", "--hang", "soon"], "auto, off"),
         (["--min", "2"], "--ranks"),
+        (["--ranks", "2", "--", "nowhere/train.py"], "there is no such script"),
         (["--ranks", "2", "--grce", "5"], "No such option"),
         (["--ranks", "1", "--nodes", "a:1,b:1,a:1", "--node", "0"], "listed twice"),
         (["--ranks", "1", "--nodes", "a,,b", "--node", "0"], "has no name"),

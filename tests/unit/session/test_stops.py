@@ -118,3 +118,19 @@ def test_ranks_do_not_leave_while_checkpoints_fail(tmp_path: Path, fails: str, l
                 made = [ck.checkpoint({"a": step}, step)]
                 wait_until(lambda: made[0].finished, PATIENCE_S)  # noqa: B023 - called here
     assert ended.value.code == STOPPED and deeppart.load(tmp_path / "p") == {"a": left_at}
+
+
+@pytest.mark.usefixtures("agent")
+def test_ranks_whose_last_checkpoint_fails_go_on_and_leave_later(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with deeppart.Checkpointer(persistent_dir=str(tmp_path / "p")) as ck:
+        block(ck, tmp_path / "p", 1)
+        leave_file(tmp_path).touch()
+        with pytest.warns(deeppart.errors.BackgroundFailureWarning, match="step 1 is not complete"):
+            assert ck.checkpoint({"a": 1}, 1).report.levels["persistent"].state == "failed"
+        assert "step 1 is not saved, so the ranks do not end yet" in capfd.readouterr().err
+        with pytest.raises(SystemExit) as ended:
+            for step in (2, 3):
+                ck.checkpoint({"a": step}, step).wait(timeout=PATIENCE_S)
+    assert ended.value.code == STOPPED and deeppart.load(tmp_path / "p") == {"a": 3}
