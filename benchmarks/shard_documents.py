@@ -109,14 +109,13 @@ def document_of(tensors: dict[str, tuple[int, ...]], ranks: int) -> bytes:
         rows.local_offsets, rows.local_sizes = [tuple(0 for _ in shape)], [first.sizes]
         state[name] = rows
     flat, every = flatten(state), range(len(tensors))
-    numbers = Numbers(every, (), every, (0, 0), [0] * len(tensors))
+    numbers = Numbers(every, every, 0, [0] * len(tensors))
     document = PartDocument(
         encode_tree(flat.root, numbers),
         [leaf_type(data) for data in flat.data],
+        [],
         {},
         np.zeros(len(tensors), dtype=np.bool_),
-        np.zeros(0, dtype=np.bool_),
-        [],
         True,
         tensors=[SavedTensor(leaf.kind, divisions[tuple(leaf.kind.shape)]) for leaf in flat.sharded],
         numbers=numbers,

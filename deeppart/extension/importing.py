@@ -102,7 +102,7 @@ def write_step(
             if not session.persistent.may_be_committed(attempt.key):
                 session.persistent.remove(attempt.key)
             raise
-        return Written(step, len(agreed.layout.types), len(agreed.layout.per_rank_values), layout.nbytes)
+        return Written(step, len(agreed.layout.types), len(agreed.flat.values), layout.nbytes)
 
 
 def _config(directory: str | os.PathLike[str], sign_key_file: KeyFiles) -> Config:

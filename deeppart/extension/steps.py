@@ -22,7 +22,7 @@ from deeppart.recovery import SavedStep
 from deeppart.state.document import with_global_state
 from deeppart.state.restore import DROPPED, LiveBox, Target, build, is_composite, resolve_registered
 from deeppart.state.tensors import SUBCLASS, is_plain
-from deeppart.state.tree import DICTS, ArrayLeaf, Branch, LeafNumbers, Node, ValueLeaf, every_node
+from deeppart.state.tree import DICTS, ArrayLeaf, Branch, Node, ValueLeaf, every_node, numbers_in
 from deeppart.storage import PosixStore, committed_steps
 
 
@@ -198,7 +198,7 @@ class Step:
         if node.form is None and node.kind == "list":
             children = map(self._placeholder, node.children)
             return [None if child is DROPPED else child for child in children]
-        if LeafNumbers.of(node).arrays:
+        if numbers_in(node, ArrayLeaf):
             inside = (each for _, each in every_node(node, ()) if isinstance(each, Branch) and each.kind == SUBCLASS)
             name = next((each.name for each in inside), "")
             return Placeholder(is_tensor=is_composite(node) and node.form is None, subclass=name)
@@ -214,5 +214,4 @@ def _target(step: SavedStep, rank: int) -> Target:
     of_ranks, own = step.documents.of_ranks, step.documents.own
     source_rank = min(rank, len(of_ranks) - 1) if step.same_world else 0
     structure = with_global_state(of_ranks[source_rank], step.global_state)
-    values = step.global_state.contents(rank if step.same_world else None)
-    return Target.of_rank(structure, own[source_rank], values, f"step {step.attempt.step}")
+    return Target.of_rank(structure, own[source_rank], rank if step.same_world else None)

@@ -29,7 +29,7 @@ from deeppart.model import Box
 from deeppart.offline.find import Chosen, OpenPart, open_part, structure_of, with_checkpoint
 from deeppart.part import KeyFiles, read_key_files
 from deeppart.recovery import CheckedPart
-from deeppart.state.document import PartValue, RankDocument, Structure, gather_global_state, with_global_state
+from deeppart.state.document import RankDocument, Structure, gather_global_state, with_global_state
 from deeppart.state.objects import REGISTERED
 from deeppart.state.paths import KIND_NAMES, ROOT, Path, covers, may_match_below, nearest_globs, readable
 from deeppart.state.pieces import ANY_PART, Fault, Held, LeafPiece, PartPieces, Source, own_faults, refuse
@@ -46,13 +46,13 @@ from deeppart.state.tensors import COMPOSITES, SUBCLASS, Array, LeafType
 from deeppart.state.tree import (
     ArrayLeaf,
     Branch,
-    LeafNumbers,
     Node,
     ValueLeaf,
     assign,
     container_items,
     container_kind,
     make_container,
+    numbers_in,
 )
 from deeppart.state.values import CONTAINERS
 from deeppart.storage import StoredStep
@@ -225,12 +225,11 @@ class OpenCheckpoint:
         self._may_share = step.signing is None
         self.held = Held(shared, {number: part.reader.spans for number, part in self.parts.items()})
         own = [self.parts[number].own if number in self.parts else _NOTHING for number in range(self.world_size)]
-        self.global_state = gather_global_state(shared, [(each.trees, each.values) for each in own], self._where)
+        self.global_state = gather_global_state(shared, own, self._where)
         if not problems:
             self.global_state.check(shared, self._where)
         self.has_own = bool(
             shared.per_rank.any()
-            or shared.per_rank_values.any()
             or any(not self.global_state.has_part(tree) for each in own for tree in each.trees)
             or self.held.own
             or any(value.differs for value in self.global_state.values.values())
@@ -255,7 +254,7 @@ class OpenCheckpoint:
         self.rank, self._paths = ANY_PART if rank is None else rank, list[Path]()
         structure, own = (self.shared, None) if rank is None else (self._of_ranks[rank], self.parts[rank].own)
         self.structure = with_global_state(structure, self.global_state)
-        self.target = Target.of_rank(self.structure, own, self.global_state.contents(rank), self._where)
+        self.target = Target.of_rank(self.structure, own, rank)
 
     def as_rank(self, rank: int | None) -> OpenCheckpoint:
         """The same open files, as another rank saved them; None: what all ranks share, however many parts are open."""
@@ -267,27 +266,18 @@ class OpenCheckpoint:
 
     @property
     def paths(self) -> list[Path]:
-        """Of the leaves, by number."""
-        self._paths = self._paths or self.structure.array_paths()
+        """Of the leaves and values, by number."""
+        self._paths = self._paths or self.structure.paths()
         return self._paths
 
-    def is_own_leaf(self, leaf: int) -> bool:
-        """True if the rank saved these bytes for itself, and other ranks may have had others."""
-        if leaf in self.structure.divisions:
-            return any(self.rank in ranks for ranks in self.held.own_of(leaf).values())
-        return bool(self.structure.per_rank[leaf])
-
-    def is_own_value(self, value: int) -> bool:
-        """True if the rank saved this small value for itself, and other ranks may have had others."""
-        found = self._value_in_parts(value)
-        if found is not None:
-            return found.differs and self.rank in (ANY_PART, *found.contents)
-        return bool(self.structure.per_rank_values[value])
-
-    def _value_in_parts(self, value: int) -> PartValue | None:
-        in_parts = list(self.global_state.values.values())
-        first = len(self.structure.values) - len(in_parts)
-        return None if value < first else in_parts[value - first]
+    def is_own(self, number: int) -> bool:
+        """True if the rank saved this leaf or value for itself, and other ranks may have had others."""
+        structure = self.structure
+        if number in structure.divisions:
+            return any(self.rank in ranks for ranks in self.held.own_of(number).values())
+        if (value := structure.in_parts.get(number)) is not None:
+            return value.differs and self.rank in (ANY_PART, *value.contents)
+        return bool(structure.per_rank[number])
 
     def types_of_ranks(self, leaf: int) -> dict[int, LeafType]:
         """The type of a leaf that ranks have saved for themselves, of each that is looked at."""
@@ -295,7 +285,7 @@ class OpenCheckpoint:
 
     def values_of_ranks(self, value: int) -> dict[int, Any]:
         """The same of a small value."""
-        if (found := self._value_in_parts(value)) is not None:
+        if (found := self.structure.in_parts.get(value)) is not None:
             return dict(found.contents)
         return {rank: part.own.values[value] for rank, part in self._looked_at() if value in part.own.values}
 
@@ -313,9 +303,9 @@ class OpenCheckpoint:
         while isinstance(node, Branch) and node.kind == "object":
             form, name, node = (None if node.form is None else str(node.form)), name or node.name, node.children[0]
         if isinstance(node, ArrayLeaf):
-            yield Row(path, node, self.is_own_leaf(node.index), composite=composite, object=name)
+            yield Row(path, node, self.is_own(node.index), composite=composite, object=name)
         elif isinstance(node, ValueLeaf):
-            value, own = self.target.values[node.index], self.is_own_value(node.index)
+            value, own = self.target.values[node.index], self.is_own(node.index)
             yield Row(path, node, own, value, form, composite, name)
             if items and container_kind(value) is not None:
                 yield from _items(node, value, path, own)
@@ -343,7 +333,7 @@ class OpenCheckpoint:
 
     def read(self, leaves: set[int]) -> dict[int, Array]:
         """New arrays on the CPU, with every chunk's digest checked; reads no chunk that holds none of these leaves."""
-        self.target.dropped = frozenset(set(range(len(self.structure.types))) - self._with_owners(leaves))
+        self.target.dropped = frozenset(self.structure.types.keys() - self._with_owners(leaves))
         arrays = self.target.new_arrays()
         scatter = Scatter(
             each for leaf, array in arrays.items() for each in self._wanted(leaf, LiveBox.whole(array), f"leaf {leaf}")
@@ -499,18 +489,18 @@ def _items(node: Node, value: Any, path: Path, own: bool) -> Iterator[Row]:
 
 
 def select(
-    structure: Structure, values: list[Any], patterns: Sequence[str] | None, where: str | None = None
+    structure: Structure, values: dict[int, Any], patterns: Sequence[str] | None, where: str | None = None
 ) -> tuple[Node, set[int]]:
     """The part of the tree that the globs cover, and the leaf numbers in it; value containers are cut, too."""
     if patterns is None:
-        return structure.tree, LeafNumbers.of(structure.tree).arrays
+        return structure.tree, numbers_in(structure.tree, ArrayLeaf)
     kept: set[int] = set()
 
     def prune(node: Node, path: tuple[Any, ...]) -> Node | None:
         text = readable(path)
         container = not isinstance(node, ArrayLeaf)
         if (path or not isinstance(node, Branch)) and covers(text, patterns, container=container):
-            kept.update(LeafNumbers.of(node).arrays)
+            kept.update(numbers_in(node, ArrayLeaf))
             return node
         if not isinstance(node, Branch):
             return _select_items(node, values, text, patterns) if isinstance(node, ValueLeaf) else None
@@ -519,7 +509,7 @@ def select(
         if not found:
             return None
         if node.kind in COMPOSITES:  # a tensor is wanted as a whole
-            kept.update(LeafNumbers.of(node).arrays)
+            kept.update(numbers_in(node, ArrayLeaf))
             return node
         children = tuple(child for _, child in found)
         whole = len(found) == len(node.children)
@@ -546,7 +536,7 @@ def _no_match(structure: Structure, patterns: Sequence[str], where: str | None) 
     )
 
 
-def _select_items(node: ValueLeaf, values: list[Any], path: str, patterns: Sequence[str]) -> ValueLeaf | None:
+def _select_items(node: ValueLeaf, values: dict[int, Any], path: str, patterns: Sequence[str]) -> ValueLeaf | None:
     """A value container of which some items are covered: their paths are those that they would have one by one."""
     value = values[node.index]
     beneath = [pattern for pattern in patterns if may_match_below(path, pattern)]

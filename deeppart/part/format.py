@@ -23,7 +23,7 @@ from deeppart.part.fields import HEX32, number
 from deeppart.part.signing import STRONG_DIGEST_BYTES, TAG_BYTES
 
 #: Of all files of a checkpoint: parts, parity, manifests, suspect records, and the documents in them.
-FORMAT_VERSION: Final = 8
+FORMAT_VERSION: Final = 9
 
 #: First byte not ASCII, then CR LF, ^Z, LF, as PNG does: a transfer in text mode damages it visibly.
 HEADER_MAGIC: Final = b"\x89DPP\r\n\x1a\n"

@@ -255,14 +255,14 @@ def check_writable(matched: Matched) -> None:
             raise StateError(
                 "a live array has several elements at one address and cannot be restored in place",
                 found=f"shape {list(data.shape)}, as expand() makes it",
-                where=f"path {readable(saved.structure.array_paths()[index])}",
+                where=f"path {readable(saved.structure.paths()[index])}",
                 todo="give restore a contiguous one: clone() it",
             )
     for index, data in arrays:
         if isinstance(data, np.ndarray) and not data.flags.writeable:
             raise StateError(
                 "a live array is read-only and cannot be restored in place",
-                where=f"path {readable(saved.structure.array_paths()[index])}",
+                where=f"path {readable(saved.structure.paths()[index])}",
                 todo="give restore a writable array",
             )
 
@@ -303,7 +303,7 @@ def sources_of(matched: Matched) -> Callable[[int, Box], Iterable[Source]]:
     aliases, rank = saved.structure.aliases, matched.rank if saved.same_world else None
 
     def of(index: int, box: Box) -> Iterable[Source]:
-        if index in saved.tensors:
+        if index in saved.structure.divisions:
             return matched.held.sources(index, box, rank)
         if index in target.own and not saved.same_world:
             return ()  # mapped from leaves of the old ranks
@@ -359,7 +359,7 @@ def check_conflicts(matched: Matched, to_fill: ToFill) -> None:
 
 
 def _overlap_error(matched: Matched, conflicts: list[int], among: list[int]) -> StructureMismatchError:
-    paths = matched.target.structure.array_paths()
+    paths = matched.target.structure.paths()
     names = [readable(paths[index]) for index in conflicts]
     others = [readable(paths[index]) for index in among if index not in conflicts]
     return StructureMismatchError(

@@ -45,7 +45,7 @@ from deeppart.recovery.ranks import Ranks
 T = TypeVar("T")
 #: Lines of an error about a step that cannot be recovered, at most.
 _MOST_REASONS = 40
-_BUILD_AGAIN = "the live state holds some bytes of the step: build it again, and restore again"
+_BUILD_AGAIN = "the live state holds some bytes of the step: build the state again, and restore again"
 #: (part, the failed source, why, and whether that is not the source's fault: see :func:`lacks_resources`)
 SourceFailure = tuple[int, Location, str, bool]
 
@@ -238,7 +238,7 @@ def check_chunks(ranks: Ranks, recovered: Recovered, chosen: Mapping[int, Chosen
 
 def begun(error: DeeppartError) -> DeeppartError:
     """The error, which says what to do once the live state may hold bytes of the step."""
-    if not (error.todo or "").endswith(_BUILD_AGAIN):
+    if "build the state again" not in (error.todo or ""):
         error.todo = f"{error.todo}; {_BUILD_AGAIN}" if error.todo else _BUILD_AGAIN
     return error
 

@@ -32,14 +32,15 @@ from deeppart.state.paths import (
     strict_error,
 )
 from deeppart.state.pieces import Held
-from deeppart.state.restore import DROPPED, Choice, Target, find_targets
+from deeppart.state.restore import Choice, Target, find_targets
 from deeppart.state.tree import (
     FlatState,
-    LeafNumbers,
     Node,
     RankLocal,
+    numbers_in,
     units_of,
     with_items_at,
+    with_units,
 )
 
 
@@ -86,35 +87,29 @@ def match(
     """Match the live state of a rank with a checked step; changes nothing."""
     own = saved.policies_of(policies)
     matched = Matched(saved, held, flat, _target(saved, own, rank), own, rank, choice)
-    target, sharded = matched.target, frozenset(saved.tensors)
+    target, sharded = matched.target, frozenset(saved.structure.divisions)
     target.may_cast, target.is_chosen = cast, saved.tree_as_saved is not None
     marks: dict[ExactPath, Node | None] = {
         exact(item.path): RankLocal() if item.is_none else None for item in (*choice.left_to_others, *choice.left_out)
     }
     target.structure = replace(target.structure, tree=with_items_at(target.structure.tree, marks))
-    gone = saved.left_out | {number for item in choice.left_to_others for number in item.leaves.arrays}
-    target.dropped |= gone | {number for item in choice.left_out for number in item.leaves.arrays}
+    gone = saved.left_out | {number for item in choice.left_to_others for number in item.numbers}
+    target.drop(gone | {number for item in choice.left_out for number in item.numbers})
     if sharded:
-        target.dropped |= sharded - LeafNumbers.of(target.structure.tree).arrays  # in rank-local items of other ranks
+        target.drop(sharded - numbers_in(target.structure.tree))  # in rank-local items of other ranks
     try:
         find_targets(target, flat)
         _with_owners(matched, gone)
     except (StructureMismatchError, LeafMismatchError) as error:
         _advise(error, matched)
         raise
-    torn = [(name, policies.of(name), numbers) for name, numbers in _torn(matched)]
+    torn = [(name, policies.of(name), number) for name, number in _torn(matched)]
     if refused := [name for name, way, _ in torn if way not in (RANK0, DROP)]:
         raise _torn_error(saved, refused)
-    left = LeafNumbers()
-    for _, way, numbers in torn:
-        if way == DROP:
-            left.add(numbers)
-    left.add_units(target.structure.tree)
-    target.dropped |= left.arrays
-    for index in left.arrays & target.places.keys():
+    left = with_units(target.structure.tree, {number for _, way, number in torn if way == DROP})
+    target.drop(left)
+    for index in left & target.places.keys():
         del target.places[index]
-    for index in left.values:
-        target.values[index] = DROPPED
     return matched
 
 
@@ -125,7 +120,7 @@ def _with_owners(matched: Matched, gone: Set[int]) -> None:
     saved, target = matched.saved, matched.target
     if not gone:
         return
-    placed = LeafNumbers.of(target.structure.tree).arrays
+    placed = numbers_in(target.structure.tree)
     needed = {alias.owner for index, alias in target.structure.aliases.items() if index in placed} & gone
     own = {owner for owner in needed if target.structure.per_rank[owner]}
     if own and not saved.same_world:
@@ -133,30 +128,30 @@ def _with_owners(matched: Matched, gone: Set[int]) -> None:
         raise StructureMismatchError(
             "a per-rank leaf was saved as an alias of another leaf, which is not restored",
             expected=f"both, on another number of ranks than the {saved.attempt.world_size} that saved it",
-            where=f"path {readable(target.structure.array_paths()[min(aliases)])}",
+            where=f"path {readable(target.structure.paths()[min(aliases)])}",
             todo="ask for both, or neither",
         )
     target.dropped -= needed
     target.own |= own
 
 
-def _torn(matched: Matched) -> Iterator[tuple[str, LeafNumbers]]:
+def _torn(matched: Matched) -> Iterator[tuple[str, int]]:
     """Names and numbers of the sharded tensors, and values in parts of the state, that differ between ranks, unless
     this rank gets its own ones back.
     """
     saved, target, rank = matched.saved, matched.target, matched.rank if matched.saved.same_world else None
-    for index, tensor in saved.tensors.items():
-        own = {tensor.division.box(number): ranks for number, ranks in matched.held.own_of(index).items()}
+    for index, division in saved.structure.divisions.items():
+        own = {division.box(number): ranks for number, ranks in matched.held.own_of(index).items()}
         if not own or index in target.dropped:
             continue
         place = target.places.get(index)
-        live = [Box.whole(tensor.kind.shape)] if place is None else [each.box for each in place.boxes]
+        live = [Box.whole(division.shape)] if place is None else [each.box for each in place.boxes]
         others = [box for box in live if rank is None or rank not in own.get(box, ())]
         if any(box.common(other) is not None for box in others for other in own):
-            yield tensor.name, LeafNumbers({index})
-    torn = {n: value for n, value in saved.part_values().items() if value.differs and rank not in value.contents}
-    for index in sorted(torn.keys() & LeafNumbers.of(target.structure.tree).values) if torn else ():
-        yield torn[index].name, LeafNumbers(values={index})
+            yield readable(saved.global_state.tensors[index]), index
+    torn = {n: value for n, value in saved.structure.in_parts.items() if value.differs and rank not in value.contents}
+    for index in sorted(torn.keys() & numbers_in(target.structure.tree)) if torn else ():
+        yield torn[index].name, index
 
 
 def _torn_error(saved: SavedStep, names: Sequence[str]) -> PerRankError:
@@ -192,17 +187,15 @@ def _advise(error: DeeppartError, matched: Matched) -> None:
 
 
 def _target(saved: SavedStep, own: RankLocalPolicies, rank: int) -> Target:
-    structure, documents, where = saved.structure, saved.documents.own, f"step {saved.attempt.step}"
+    structure, documents = saved.structure, saved.documents.own
     if saved.same_world:
         mine = documents[rank] if len(documents) > rank else documents[0]
-        target = Target.of_rank(structure, mine, saved.global_state.contents(rank), where)
+        target = Target.of_rank(structure, mine, rank)
     else:
-        target = Target.of_rank(structure, None, saved.global_state.contents(None), where)
-        leaves = saved.own_leaves | own.left.arrays
-        for index in own.left.values:
-            target.values[index] = DROPPED
-        target.dropped = leaves | {index for index, alias in structure.aliases.items() if alias.owner in leaves}
-    target.own = saved.own_leaves
+        target = Target.of_rank(structure, None, None)
+        leaves = saved.own | own.left
+        target.drop(leaves | {index for index, alias in structure.aliases.items() if alias.owner in leaves})
+    target.own = saved.own
     return target
 
 

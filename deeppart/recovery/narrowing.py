@@ -17,18 +17,18 @@ from deeppart.errors import CorruptFileError, DeeppartError, StateError, Unsuppo
 from deeppart.recovery.saved import SavedStep
 from deeppart.state.objects import is_optimizer
 from deeppart.state.paths import ExactPath, Excluded, IdKey, Path, exact, readable
-from deeppart.state.restore import Choice, Request, choose, decode_values, unmet_globs
+from deeppart.state.restore import Choice, Request, choose, unmet_globs
 from deeppart.state.tensors import check_tensor
 from deeppart.state.tree import (
     DICTS,
     Branch,
     FlatState,
-    LeafNumbers,
     Node,
     RankLocal,
     RankLocalRules,
     every_node,
     flatten,
+    numbers_in,
     walk_tree,
 )
 from deeppart.state.values import encode_value
@@ -83,23 +83,21 @@ def narrowed(saved: SavedStep, flat: FlatState, request: Request, outermost: Out
     It has the per-rank items that this rank can take; see :func:`with_own_of_all`.
     """
     tree = saved.structure.tree
-    values = decode_values(saved.structure, f"step {saved.attempt.step}")
-    choice = choose(tree, flat.root, values, request, outermost)
+    choice = choose(tree, flat.root, saved.structure.values, request, outermost)
     if choice.tree is tree and request.is_default:
         return saved, choice
     choice.unmet = unmet_globs(request, tree, flat.root, [each.path for each in saved.rank_local])
-    before, after = LeafNumbers.of(tree), LeafNumbers.of(choice.tree)
-    if not after.arrays <= before.arrays:
+    before, after = numbers_in(tree), numbers_in(choice.tree)
+    if not after <= before:
         raise CorruptFileError("a leaf is twice in the structure of a checkpoint", where=f"{saved.attempt.step}")
     rank_local, divided = _asked_rank_local(saved, choice.tree, request)
     step = replace(
         saved,
         structure=replace(saved.structure, tree=choice.tree),
-        own_leaves=saved.own_leaves & after.arrays,
-        own_values=saved.own_values & after.values,
+        own=saved.own & after,
         rank_local=tuple(each for each in saved.rank_local if exact(each.path) in rank_local),
         tree_as_saved=tree,
-        left_out=frozenset(before.arrays - after.arrays),
+        left_out=frozenset(before - after),
         divided_rank_local=frozenset(divided),
     )
     return step, choice
@@ -114,14 +112,12 @@ def with_own_of_all(saved: SavedStep, whole: SavedStep, comm: Comm, what: str, t
     if whole.same_world or not whole.any_own:
         return saved
     mine = {exact(each.path) for each in saved.rank_local}
-    leaves, values = sorted(whole.own_leaves), sorted(whole.own_values)
-    found = [index in saved.own_leaves for index in leaves] + [index in saved.own_values for index in values]
-    found += [exact(each.path) in mine for each in whole.rank_local]
+    numbers = sorted(whole.own)
+    found = [index in saved.own for index in numbers] + [exact(each.path) in mine for each in whole.rank_local]
     asked = iter(finish(comm, comm.maximum(np.array(found, dtype=np.int64)), what, timeout).tolist())
     return replace(  # each takes as many of the answers as it has numbers
         saved,
-        own_leaves=frozenset(compress(leaves, asked)),
-        own_values=frozenset(compress(values, asked)),
+        own=frozenset(compress(numbers, asked)),
         rank_local=tuple(compress(whole.rank_local, asked)),
     )
 

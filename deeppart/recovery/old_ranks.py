@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from deeppart.state.objects import DATACLASS, ObjectForm, data_of, form_of, make
 from deeppart.state.paths import RANK0, Path, PerRankPolicy, exact, readable
 from deeppart.state.restore import Wanted, detached, find_targets, whole_leaves
 from deeppart.state.tensors import Array, leaf_type, new_array
-from deeppart.state.tree import ArrayLeaf, Branch, LeafNumbers, Node, ValueLeaf, every_node, flatten
+from deeppart.state.tree import ArrayLeaf, Branch, Node, ValueLeaf, every_node, flatten, numbers_in
 
 #: For each old rank its per-rank leaves by number.
 OldLeaves = list[dict[int, Array]]
@@ -34,14 +35,14 @@ OldLeaves = list[dict[int, Array]]
 def memory_for_old_leaves(matched: Matched) -> OldLeaves:
     """Arrays for the per-rank leaves of the old ranks that are needed; [] if none are."""
     saved, own = matched.saved, matched.own
-    policies = [*own.leaves.values(), *own.values.values(), *own.rank_local.values()]
+    policies = [*own.leaves.values(), *own.rank_local.values()]
     if saved.same_world or not policies:
         return []
     documents = saved.documents.own if any(map(callable, policies)) else saved.documents.own[:1]
     return [
         {
             index: new_array(document.types[index])
-            for index in sorted(_asked_of(rank, document, own))
+            for index in sorted(_asked_of(rank, document, own) & document.types.keys())
             if index not in structure.aliases
         }
         for rank, (document, structure) in enumerate(zip(documents, saved.of_ranks, strict=False))
@@ -54,7 +55,7 @@ def _asked_of(rank: int, document: RankDocument, own: RankLocalPolicies) -> set[
     for tree in document.trees:
         policy = own.rank_local.get(exact(tree.path))
         if callable(policy) or (policy == RANK0 and rank == 0):
-            found |= LeafNumbers.of(tree.node).arrays & document.types.keys()
+            found |= numbers_in(tree.node)
     return found | {document.aliases[index].owner for index in found & document.aliases.keys()}
 
 
@@ -93,19 +94,16 @@ class _Mapping:
         asked = self._own.leaves.keys() - structure.aliases.keys()
         forms = _forms_of_values(structure.tree)
         for path, node in structure.walk():
-            if isinstance(node, ArrayLeaf) and node.index in asked:
-                policy = self._own.leaves[node.index]
-                old = [entry[node.index] for entry in (self._old if callable(policy) else self._old[:1])]
-                self._arrays[node.index] = self._value_for_rank(policy, path, old)
-            elif isinstance(node, ValueLeaf) and node.index in self._own.values:
-                values = [document.values[node.index] for document in documents]
-                form, policy = forms.get(node.index), self._own.values[node.index]
-                found = (
-                    self._value_for_rank(policy, path, values)
-                    if form is None
-                    else self._object_for_rank(policy, path, form, values)
-                )
-                self._target.values[node.index] = found
+            if not isinstance(node, (ArrayLeaf, ValueLeaf)) or node.index not in asked:
+                continue
+            number, policy = node.index, self._own.leaves[node.index]
+            if isinstance(node, ArrayLeaf):
+                old = [entry[number] for entry in (self._old if callable(policy) else self._old[:1])]
+                self._arrays[number] = self._value_for_rank(policy, path, old)
+            else:
+                values = [document.values[number] for document in documents]
+                made = self._value_for_rank if number not in forms else partial(self._object_for_rank, forms[number])
+                self._target.values[number] = made(policy, path, values)
         self._map_rank_local()
         self._take()
 
@@ -115,7 +113,7 @@ class _Mapping:
             return detached(policy(readable(path), old, *self._place))
         return old[0]
 
-    def _object_for_rank(self, policy: PerRankPolicy, path: Path, form: ObjectForm, old: list[Any]) -> Any:
+    def _object_for_rank(self, form: ObjectForm, policy: PerRankPolicy, path: Path, old: list[Any]) -> Any:
         """The data of an object, such as a deque; the caller's function is given the old ranks' objects."""
         if not callable(policy):
             return old[0]
@@ -150,24 +148,21 @@ class _Mapping:
                 )
             ]
             made = flatten(self._value_for_rank(policy, tree.path, contents))
-            first = len(self._target.types), len(self._target.values)
-            node, _ = decode_tree(encode_tree(made.root, Numbers.after(*first)), "a per_rank function")
-            trees.append(RankLocalTree(tree.path, tree.position, node))
-            self._target.types += [leaf_type(data) for data in made.data]
-            self._target.values += [leaf.value for leaf in made.values]
-            added = range(first[0], first[0] + len(made.data))
-            self._arrays |= dict(zip(added, made.data, strict=True))
-            self._target.own |= set(added)
-        if trees:
-            count = len(self._target.types)
             # Not the saved structure: leaves that only other ranks restore are no longer in this one.
             structure = self._target.structure
-            self._target.structure = replace(
-                structure,
-                tree=insert(structure.tree, trees),
-                types=tuple(self._target.types),
-                per_rank=np.array([index in self._target.own for index in range(count)], dtype=np.bool_),
-            )
+            numbers = range(len(structure), len(structure) + len(made.leaves))
+            arrays = dict(zip(numbers, made.data, strict=False))
+            values = {number: leaf.value for number, leaf in zip(numbers[len(arrays) :], made.values, strict=True)}
+            node, _ = decode_tree(encode_tree(made.root, Numbers(numbers)), values, "a per_rank function")
+            trees.append(RankLocalTree(tree.path, tree.position, node))
+            types = {number: leaf_type(data) for number, data in arrays.items()}
+            self._target.structure = structure.extended(structure.tree, types, values, per_rank=True)
+            self._target.types |= types
+            self._target.values |= values
+            self._arrays |= arrays
+            self._target.own |= set(numbers)
+        structure = self._target.structure
+        self._target.structure = replace(structure, tree=insert(structure.tree, trees))
 
     def _asked_rank_local(self) -> list[RankLocalTree]:
         """The mapped rank-local items; an item that rank 0 lacks stays unchanged for "rank0"."""
@@ -187,7 +182,7 @@ class _Mapping:
 
     def _take(self) -> None:
         """Put the mapped arrays into the target, whose types become theirs."""
-        paths = self._target.structure.array_paths()
+        paths = self._target.structure.paths()
         for index, value in self._arrays.items():
             if not isinstance(value, (torch.Tensor, np.ndarray)):
                 raise LeafMismatchError(
@@ -204,7 +199,7 @@ class _Mapping:
             ) from error
         # Leaves that only other ranks restore stay dropped: as global tensors they would be sent to all of them.
         aliases = self._target.structure.aliases
-        left = self._own.left.arrays
+        left = self._own.left
         own = self._target.own - left - {index for index, alias in aliases.items() if alias.owner in left}
         self._target.dropped -= {index for index, alias in aliases.items() if alias.owner in own} | own
         find_targets(self._target, self._flat)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
-
-import numpy as np
 
 from deeppart._gc import collection_paused
 from deeppart.comm import together
@@ -17,14 +15,11 @@ from deeppart.recovery.ranks import Ranks
 from deeppart.recovery.tables import Tables
 from deeppart.state.document import (
     GlobalState,
-    GlobalTensor,
-    PartValue,
     RankDocument,
     RankLocalTree,
     Structure,
     decode_meta,
     gather_global_state,
-    values_in,
     with_global_state,
     without_rank_local,
 )
@@ -32,7 +27,7 @@ from deeppart.state.paths import DROP, RANK0, STRICT, ExactPath, Path, PerRankPo
 from deeppart.state.pieces import Held, check_places, own_faults, refuse
 from deeppart.state.restore import Target, build, tie
 from deeppart.state.tensors import Array
-from deeppart.state.tree import LeafNumbers, Node, ValueLeaf
+from deeppart.state.tree import ArrayLeaf, Node, ValueLeaf, with_units
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +36,16 @@ class RankLocalPolicies:
 
     Attributes:
         names: the saved paths with their policies.
-        leaves, values, rank_local: the policies ("rank0" or a function) of what is mapped, by number or path. An alias
-            has the policy of its owner.
-        left: leaves that stay unchanged in the live state, including the other leaves of their units.
+        leaves, rank_local: the policies ("rank0" or a function) of what is mapped: of leaves and values by number, and
+            of rank-local items by path. An alias has the policy of its owner.
+        left: numbers of what stays unchanged in the live state, including the others of its units.
         metrics: paths of floating-point numbers.
     """
 
     names: dict[str, PerRankPolicy] = field(default_factory=dict)
     leaves: dict[int, PerRankPolicy] = field(default_factory=dict)
-    values: dict[int, PerRankPolicy] = field(default_factory=dict)
     rank_local: dict[ExactPath, PerRankPolicy] = field(default_factory=dict)
-    left: LeafNumbers = field(default_factory=LeafNumbers)
+    left: frozenset[int] = frozenset()
     metrics: frozenset[str] = frozenset()
 
     def refused(self) -> dict[str, str]:
@@ -70,11 +64,9 @@ class SavedStep:
         rank_local: the paths of rank-local items on any rank.
         same_world: as many ranks restore it as saved it.
         structure: the structure that this rank restores.
-        own_leaves: numbers of the per-rank leaves.
-        own_values: numbers of the per-rank values.
-        global_state: the global tensors, and the values in parts of the state; these values come last in ``structure``.
-        first_value: number of the first of them there.
-        left_out: numbers of the leaves that this rank does not restore.
+        own: numbers of the per-rank leaves and values.
+        global_state: the global tensors, and the parts of the state.
+        left_out: numbers of the leaves and values that this rank does not restore.
         tree_as_saved: the tree of ``structure`` before leaves were left out.
         divided_rank_local: paths of rank-local items that are requested in part only, or that have another name here.
     """
@@ -84,22 +76,11 @@ class SavedStep:
     rank_local: tuple[RankLocalTree, ...]
     same_world: bool
     structure: Structure
-    own_leaves: frozenset[int]
-    own_values: frozenset[int]
+    own: frozenset[int]
     global_state: GlobalState
-    first_value: int
     left_out: frozenset[int] = frozenset()
     divided_rank_local: frozenset[ExactPath] = frozenset()
     tree_as_saved: Node | None = None
-
-    @property
-    def tensors(self) -> Mapping[int, GlobalTensor]:
-        """The global tensors by leaf number."""
-        return self.global_state.tensors
-
-    def part_values(self) -> dict[int, PartValue]:
-        """The values in parts of the state by number."""
-        return dict(enumerate(self.global_state.values.values(), start=self.first_value))
 
     @property
     def of_ranks(self) -> tuple[Structure, ...]:
@@ -109,11 +90,7 @@ class SavedStep:
     @property
     def any_own(self) -> bool:
         """True if anything is per rank."""
-        return bool(self.own_leaves or self.own_values or self.rank_local)
-
-    def all_own_leaves(self) -> frozenset[int]:
-        """Numbers of the leaves that are per rank on any rank, requested or not."""
-        return frozenset(np.flatnonzero(self.structure.per_rank).tolist())
+        return bool(self.own or self.rank_local)
 
     def policies_of(self, policies: PerRankPolicies) -> RankLocalPolicies:
         """The policies of the per-rank leaves on another number of ranks; the same on all of them."""
@@ -121,29 +98,22 @@ class SavedStep:
             return RankLocalPolicies()
         # A leaf that this rank does not restore may be restored by another rank, under its saved name.
         whole = self.structure if self.tree_as_saved is None else replace(self.structure, tree=self.tree_as_saved)
-        paths, owners = whole.array_paths(), ((index, alias.owner) for index, alias in whole.aliases.items())
-        leaves = {index: readable(paths[index]) for index in sorted(self.own_leaves)}
+        paths, owners = whole.paths(), ((index, alias.owner) for index, alias in whole.aliases.items())
+        leaves = {index: readable(paths[index]) for index in sorted(self.own)}
         leaves |= {index: leaves[owner] for index, owner in owners if {index, owner} <= leaves.keys()}
-        values = {
-            node.index: readable(path)
-            for path, node in whole.walk()
-            if isinstance(node, ValueLeaf) and node.index in self.own_values
-        }
         rank_local = {exact(tree.path): readable(tree.path) for tree in self.rank_local}
-        names = {name: policies.of(name) for name in (*leaves.values(), *values.values(), *rank_local.values())}
-        left = LeafNumbers(
-            *({number for number, name in each.items() if names[name] == DROP} for each in (leaves, values))
-        )
-        left.add_units(self.structure.tree)
+        names = {name: policies.of(name) for name in (*leaves.values(), *rank_local.values())}
+        left = with_units(self.structure.tree, {index for index, name in leaves.items() if names[name] == DROP})
+        values = self.documents.own[0].values
         return RankLocalPolicies(
             names,
-            {index: names[name] for index, name in leaves.items() if index not in left.arrays},
-            {index: names[name] for index, name in values.items() if index not in left.values},
+            {index: names[name] for index, name in leaves.items() if index not in left},
             {path: names[name] for path, name in rank_local.items() if names[name] != DROP},
             left,
             frozenset(
-                [name for index, name in leaves.items() if not whole.types[index].is_whole]
-                + [name for index, name in values.items() if isinstance(self.documents.own[0].values.get(index), float)]
+                name
+                for index, name in leaves.items()
+                if isinstance(values.get(index), float) or (index in whole.types and not whole.types[index].is_whole)
             ),
         )
 
@@ -152,31 +122,28 @@ def saved_step(attempt: Attempt, documents: Documents, rank: int, size: int) -> 
     """The step, for one of ``size`` ranks."""
     shared, where = documents.structure, f"step {attempt.step}"
     of_ranks = documents.of_ranks
-    global_state = gather_global_state(shared, [(own.trees, own.values) for own in documents.own], where)
+    global_state = gather_global_state(shared, documents.own, where)
     global_state.check(shared, where)
     rank_local = rank_local_paths(documents.own, global_state)
     same_world = attempt.world_size == size
     mine = min(rank, len(of_ranks) - 1)
     base = of_ranks[mine] if same_world else without_rank_local(shared, rank_local)
-    own_leaves = frozenset(np.flatnonzero(base.per_rank).tolist())
-    own_values = frozenset(np.flatnonzero(base.per_rank_values).tolist())
-    if same_world:
-        in_parts = (values_in(tree) for tree in documents.own[mine].trees if global_state.has_part(tree))
-        own_values -= frozenset(number for each in in_parts for _, number in each)
-    elif own_values:
-        named = [node.index for path, node in base.walk() if isinstance(node, ValueLeaf) and is_parameter_names(path)]
-        own_values -= frozenset(named)
     structure = with_global_state(base, global_state)
+    per_rank = structure.per_rank.tolist()
+    own = frozenset(
+        node.index
+        for path, node in (structure.walk() if any(per_rank) else ())
+        if isinstance(node, (ArrayLeaf, ValueLeaf)) and per_rank[node.index]
+        if same_world or not is_parameter_names(path)
+    )
     return SavedStep(
         attempt,
         documents,
         tuple(tree for tree in rank_local if same_world or not is_parameter_names(tree.path)),
         same_world,
         structure,
-        own_leaves,
-        own_values,
+        own,
         global_state,
-        len(base.values),
     )
 
 
@@ -231,7 +198,7 @@ def share_documents(ranks: Ranks, recovered: Recovered) -> Documents:
     mine = recovered.reader(0).meta if leader == ranks.rank else None
     text = ranks.finish(ranks.comm.broadcast(mine, leader), what)
     first, structure, complete = together(ranks.comm, lambda: _decoded_first(text, what), _FAILED, within)
-    if not (structure.per_rank.any() or structure.per_rank_values.any() or structure.has_rank_local):
+    if not (structure.per_rank.any() or structure.has_rank_local):
         return Documents(structure, (first,), (complete,))
     texts = _others(ranks, recovered, what)
     others = together(ranks.comm, lambda: _decoded_others(texts, structure, what), _FAILED, within)
@@ -294,9 +261,8 @@ def content_at(document: RankDocument, structure: Structure, arrays: dict[int, A
     tree = next((tree for tree in document.trees if exact(tree.path) == exact(path)), None)
     if tree is None:
         return None
-    values = [document.values.get(index) for index in range(len(structure.values))]
     own = replace(structure, aliases=document.aliases)
     lacking = frozenset(alias.owner for alias in own.aliases.values() if alias.owner not in arrays)
-    target = Target(own, document.all_types(structure), values, dropped=lacking | structure.divisions.keys())
+    target = Target(own, document.types, document.values, dropped=lacking | structure.divisions.keys())
     tie(target, arrays)
     return build(target, arrays, tree.node)

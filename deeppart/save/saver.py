@@ -32,7 +32,7 @@ from deeppart.state.compare import DIGESTS, Divergence, Replicas, StateLayout, r
 from deeppart.state.document import Numbers, PartDocument, encode_path, encode_rank_local
 from deeppart.state.fingerprint import hash_json
 from deeppart.state.paths import ExactPath, Excluded, PerRankPolicies
-from deeppart.state.tree import FlatState, RankLocalRules, Template
+from deeppart.state.tree import FlatState, Holder, RankLocalRules, Template
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +79,7 @@ class Agreed:
 #: The call that a rank is in, as it is sent to other ranks.
 _CHECKPOINT, _RESTORE, _PREPARE = 1, 2, 3
 _CALL = frozenset({"call", "step", "turn", "levels"})
-_RANK0_FLAGS = ("rank0_arrays", "rank0_values")
-_FLAGS = ("error", "holds", "fresh", "busy", "stop", *_RANK0_FLAGS)
+_FLAGS = ("error", "holds", "fresh", "busy", "stop", "rank0")
 
 
 class Saver:
@@ -139,19 +138,18 @@ class Saver:
         what = call.name
         error = flattened if isinstance(flattened, DeeppartError) else None
         owned: Mapping[int, torch.Tensor] = {}
-        digests, rank0 = dict.fromkeys(DIGESTS, 0), (0, 0)
+        digests, rank0 = dict.fromkeys(DIGESTS, 0), 0
         if not isinstance(flattened, DeeppartError):
             if self._lazy is not None and call.due:
                 owned = self._lazy.owned(flattened)
             digests = self._replicas.digests(flattened, call.turn, owned, fresh=self._fresh)
-            rank0 = flattened.rank0_sizes
+            rank0 = _count_of_rank0(flattened)
         levels = sum(1 << place for place, level in enumerate(LEVELS) if level in call.due)
         kind = _PREPARE if call.prepares else _CHECKPOINT
         fields = {"call": kind, "step": call.step, "turn": call.turn, "levels": levels, **digests}
         unplanned = isinstance(self._share, str)
         flags = {"error": int(error is not None), "holds": int(self._holds(flattened))}
-        flags |= {"fresh": int(self._fresh or unplanned), "busy": int(busy), "stop": stop}
-        flags |= dict(zip(_RANK0_FLAGS, rank0, strict=True))
+        flags |= {"fresh": int(self._fresh or unplanned), "busy": int(busy), "stop": stop, "rank0": rank0}
         agreed = agree(self._comm, fields, flags, what, self._timeout)
         if agreed.differing & _CALL:
             raise_disagreement(self._comm, what, self._timeout)
@@ -167,7 +165,7 @@ class Saver:
         self.stop = agreed.flags["stop"]
         if agreed.flags["busy"]:
             return None
-        rank0 = _rank0_of(agreed.flags)
+        rank0 = agreed.flags["rank0"]
         fresh, flat = bool(agreed.flags["fresh"]), flattened
         if "structure" in agreed.differing or (fresh and self._has_own_cuts()):
             (flat, rank0), fresh = self._recut(flat, what), True
@@ -223,8 +221,7 @@ class Saver:
         """False if ``exclude`` has left nothing of this rank's state."""
         if isinstance(flattened, DeeppartError) or self._excluded is None or not self._excluded.used:
             return True
-        arrays, values = flattened.sizes()
-        return arrays + values > 0
+        return len(flattened.holders) > 0
 
     def try_capture(self, agreed: Agreed) -> Staged | CheckpointError:
         """Like :meth:`capture`, but returns errors: the other ranks continue, and receive them in the commit round."""
@@ -261,7 +258,7 @@ class Saver:
     def _has_own_cuts(self) -> bool:
         return self._template.cuts is not None and bool(self._template.cuts.mine)
 
-    def _recut(self, flat: FlatState, what: str) -> tuple[FlatState, tuple[int, int]]:
+    def _recut(self, flat: FlatState, what: str) -> tuple[FlatState, int]:
         """Agree where to divide states whose structures differ between ranks, and flatten again (collective)."""
         if self._has_own_cuts():
             flat = self._template.cut(self._cuts(frozenset()))
@@ -272,8 +269,7 @@ class Saver:
         self._replicas.prepare(flat)
         self._fresh = True
         digest = self._replicas.layout.structure_digest
-        counts = dict(zip(_RANK0_FLAGS, flat.rank0_sizes, strict=True))
-        agreed = agree(self._comm, {"structure": digest}, counts, what, self._timeout)
+        agreed = agree(self._comm, {"structure": digest}, {"rank0": _count_of_rank0(flat)}, what, self._timeout)
         if "structure" in agreed.differing:
             raise StructureMismatchError(
                 f"{what}: the state's structure differs between ranks in a way that cannot be named",
@@ -281,25 +277,20 @@ class Saver:
                 where=f"rank {self._comm.rank}",
                 todo="build the state in the same way on all ranks; overlapping patterns of `replicated` may hide it",
             )
-        return flat, _rank0_of(agreed.flags)
+        return flat, agreed.flags["rank0"]
 
     def _document(self, agreed: Agreed) -> PartDocument:
         flat, layout = agreed.flat, agreed.layout
-        per_rank, per_rank_values = layout.per_rank.copy(), layout.per_rank_values.copy()
-        per_rank[flat.shared[0] : flat.common[0]] = False
-        per_rank_values[flat.shared[1] : flat.common[1]] = False
-        per_rank[flat.before_shards :] = False
         rank0 = [encode_path(each.path) for each in flat.rank_local if not each.mine and each.node is not None]
         return PartDocument(
             tree=layout.tree,
             types=layout.types,
+            values=self._replicas.values,
             aliases=dict(layout.aliases),
-            per_rank=per_rank,
-            per_rank_values=per_rank_values,
+            per_rank=layout.own,
             trees=encode_rank_local(flat, layout.numbers),
             rank0=rank0,
             has_rank_local=self._has_own_cuts(),
-            values=self._replicas.values,
             with_structure=self._comm.rank == 0,
             compared=self._replicas.compared_earlier(agreed.call.turn) if self._comm.rank == 0 else (),
             tensors=() if self._holders is None else self._holders.tensors,
@@ -307,7 +298,7 @@ class Saver:
         )
 
     def _renew(
-        self, call: Call, flat: FlatState, rank0: tuple[int, int], owned: Mapping[int, torch.Tensor], *, fresh: bool
+        self, call: Call, flat: FlatState, rank0: int, owned: Mapping[int, torch.Tensor], *, fresh: bool
     ) -> tuple[Divergence, ...]:
         """Compare everything and plan again, because something is new. A call that is refused is not a turn."""
         what, within = call.name, (call.name, self._timeout)
@@ -330,7 +321,7 @@ class Saver:
         holders = None
         if self._holders is not None:
             holders = self._holders.alone(self._replicas.unlike_shards, self._comm.rank)
-        all_tell = self._has_own_cuts() or any(rank0) or holders is not None
+        all_tell = self._has_own_cuts() or rank0 > 0 or holders is not None
         self._share = plan_share(self._comm, layout, flat, self._kappa, within, all_tell=all_tell, holders=holders)
         if self._lazy is not None and isinstance(self._share, ShareLayout):
             self._lazy.set_share(self._share, layout.types)
@@ -345,31 +336,30 @@ class Saver:
 
     def _find_holders(self, flat: FlatState, within: tuple[str, float]) -> Holders | None:
         """Find the other holders of the shards of a new structure (collective); None if it has no shards."""
-        if not flat.shared_sharded and not self._has_own_cuts():
+        if not flat.sharded and not self._has_own_cuts():
             return None
         holders = find_holders(self._comm, flat, self._replicas.layout, within)
         self._replicas.layout.untie(holders.untied(flat))
         return holders
 
-    def _number(self, flat: FlatState, rank0: tuple[int, int]) -> None:
-        """Determine the numbers of leaves in files, and encode the tree with them."""
+    def _number(self, flat: FlatState, rank0: int) -> None:
+        """Determine the numbers of leaves and values in files, and encode the tree with them."""
         layout = self._replicas.layout
-        if not flat.rank_local and not flat.sharded and not self._has_own_cuts() and not any(rank0):
+        if not flat.rank_local and not flat.sharded and not self._has_own_cuts() and not rank0:
             if layout.numbers.boxes is not None:  # other ranks had something of their own until now
                 layout.take_numbers(flat, Numbers())
             return
-        holders = self._holders or Holders()
-        before = flat.shared[0] + rank0[0], flat.shared[1] + rank0[1]
-        arrays, values = np.arange(len(flat.arrays)), np.arange(len(flat.values))
-        boxes = np.zeros(len(flat.arrays), dtype=np.int64)
-        tensors = [before[0] + each for each in holders.numbers]
-        arrays[flat.common[0] :] += before[0] - flat.common[0] + len(holders.tensors)
-        values[flat.common[1] :] += before[1] - flat.common[1]
+        holders, shared = self._holders or Holders(), len(layout.shared)
+        numbers, boxes = np.zeros((2, len(flat.holders)), dtype=np.int64)
+        described = shared + rank0
+        for who, first in ((Holder.ALL, 0), (Holder.RANK0, shared), (Holder.THIS, described + len(holders.tensors))):
+            theirs = np.flatnonzero(flat.holders == who)
+            numbers[theirs] = first + np.arange(len(theirs))
+        tensors = [described + each for each in holders.numbers]
         for leaf, tensor in zip(flat.sharded, tensors, strict=True):
             for number in leaf.numbers:
-                arrays[number], boxes[number] = tensor, holders.boxes[number]
-        numbers = Numbers(arrays.tolist(), values.tolist(), tensors, flat.common, boxes.tolist())
-        layout.take_numbers(flat, numbers)
+                numbers[number], boxes[number] = tensor, holders.boxes[number]
+        layout.take_numbers(flat, Numbers(numbers.tolist(), tensors, described, boxes.tolist()))
 
     def _record_suspects(self, call: Call, diverged: Sequence[Divergence]) -> None:
         """Record that earlier checkpoints are suspect, before any rank warns and may end the job (collective)."""
@@ -391,10 +381,9 @@ class Saver:
             raise_disagreement(self._comm, f"restore(step={step}, per_rank={policies}{more})", self._timeout)
 
 
-def _rank0_of(flags: Mapping[str, int]) -> tuple[int, int]:
-    """The :attr:`FlatState.rank0_sizes` on which the ranks have agreed."""
-    arrays, values = (flags[name] for name in _RANK0_FLAGS)
-    return arrays, values
+def _count_of_rank0(flat: FlatState) -> int:
+    """How many leaves and values this rank saves as rank 0 for all."""
+    return int(np.count_nonzero(flat.holders == Holder.RANK0))
 
 
 _MOST_TOLD = 8

@@ -38,21 +38,17 @@ _Span = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class _Leaves:
-    """Numbers of the arrays, by the ranks that have them.
+    """Numbers of the arrays that have bytes, by the ranks that have them.
 
     Attributes:
-        shared: arrays of the structure that all ranks share.
-        rank0: arrays that rank 0 saves for all.
-        own: rank-local arrays.
-        everywhere: shards that all ranks have.
-        held: shards that some ranks have, by these ranks.
+        all: those that all ranks have, shards last.
+        some: shards that some ranks have, by these ranks.
+        alone: those that this rank saves, also as rank 0 for all.
     """
 
-    shared: list[int]
-    rank0: list[int]
-    own: list[int]
-    everywhere: list[int]
-    held: dict[tuple[int, ...], list[int]]
+    all: list[int] = field(default_factory=list)
+    some: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
+    alone: list[int] = field(default_factory=list)
 
 
 def plan_share(
@@ -69,53 +65,44 @@ def plan_share(
     leaves, types = _leaves(layout, flat, holders, comm.size), layout.types
     kappa_bytes = _kappa(comm, leaves, types, kappa, within, holders)
     carried = np.zeros(comm.size, dtype=np.int64)
-    carries = leaves.own + leaves.rank0
-    carried[comm.rank] = sum(types[i].nbytes for i in carries) + kappa_bytes * len(carries)
-    if layout.differing[: flat.shared[0]].any() or all_tell:
+    carried[comm.rank] = sum(types[i].nbytes for i in leaves.alone) + kappa_bytes * len(leaves.alone)
+    if layout.differing[layout.shared].any() or all_tell:
         carried = _everyones(comm, carried, within)
     planning = _Planning(comm, layout, flat, kappa_bytes)
     failure = ""
-    rank_spans = [(leaf, 0, types[leaf].nbytes) for leaf in leaves.own]
+    spans = [(leaf, 0, types[leaf].nbytes) for leaf in leaves.alone]
     for size in _set_sizes(comm, leaves, within) if holders is not None else ():
-        sets = {ranks: held for ranks, held in leaves.held.items() if len(ranks) == size}
+        sets = {ranks: held for ranks, held in leaves.some.items() if len(ranks) == size}
         try:
-            rank_spans += planning.of_sets(sets, carried)
+            spans += planning.of_sets(sets, carried)
         except Exception as error:  # of any type: the other ranks continue
             failure = f"{type(error).__name__}: {error}"
         carried = _everyones(comm, planning.added(carried), within)
     if failure:
         return failure
     try:
-        spans = planning.of_all(leaves, carried)
-        spans += [(leaf, 0, types[leaf].nbytes) for leaf in leaves.rank0]
-        own = [span for span in rank_spans if _is_own(span[0], flat, holders)]
-        spans += [span for span in rank_spans if not _is_own(span[0], flat, holders)]
-        return lay_out(types, spans, own, trained_leaves(flat))
+        is_own = layout.own
+        is_own[list(holders.own if holders is not None else ())] = True
+        own = [span for span in spans if is_own[span[0]]]
+        shared = planning.of_all(leaves, carried) + [span for span in spans if not is_own[span[0]]]
+        return lay_out(types, shared, own, trained_leaves(flat))
     except Exception as error:
         return f"{type(error).__name__}: {error}"
 
 
 def _leaves(layout: StateLayout, flat: FlatState, holders: Holders | None, size: int) -> _Leaves:
-    found, per_rank = _Leaves([], [], [], [], {}), layout.per_rank
+    found, per_rank, ranks_of = _Leaves(), layout.per_rank, {} if holders is None else holders.ranks
     for leaf, kind in enumerate(layout.types):
         if not kind.nbytes or leaf in layout.aliases:
             continue
-        if not per_rank[leaf]:
-            found.shared.append(leaf)
-        elif flat.shared[0] <= leaf < flat.common[0]:
-            found.rank0.append(leaf)
-        elif leaf < flat.before_shards or holders is None or len(holders.ranks[leaf]) == 1:
-            found.own.append(leaf)
-        elif len(holders.ranks[leaf]) == size:
-            found.everywhere.append(leaf)
+        ranks = ranks_of.get(leaf, ())
+        if not per_rank[leaf] or 1 < len(ranks) == size:
+            found.all.append(leaf)
+        elif len(ranks) > 1:
+            found.some.setdefault(ranks, []).append(leaf)
         else:
-            found.held.setdefault(holders.ranks[leaf], []).append(leaf)
+            found.alone.append(leaf)
     return found
-
-
-def _is_own(leaf: int, flat: FlatState, holders: Holders | None) -> bool:
-    """True if a leaf outside the shared structure is saved as bytes of this rank alone."""
-    return leaf < flat.before_shards or holders is None or leaf in holders.own
 
 
 class _Planning:
@@ -147,7 +134,8 @@ class _Planning:
 
     def of_all(self, leaves: _Leaves, carried: npt.NDArray[np.int64]) -> list[_Span]:
         """This rank's spans of leaves that all ranks have: of the shared structure, and of shards."""
-        numbers = leaves.shared + self._in_order(leaves.everywhere)
+        shards = [leaf for leaf in leaves.all if leaf in self._offsets]
+        numbers = leaves.all[: len(leaves.all) - len(shards)] + self._in_order(shards)
         plan = share_set(self._specs(numbers), self._kappa, carried)
         return [(numbers[span.leaf], span.start, span.length) for span in plan.share(self._rank).spans]
 
@@ -172,9 +160,9 @@ def _kappa(
     """The cost of a span; the lowest of the defaults if ranks have different shards."""
     if kappa is not None:
         return int(kappa)
-    held = [leaf for each in leaves.held.values() for leaf in each] + leaves.everywhere
-    mine = [leaf for leaf in leaves.own if holders is not None and leaf in holders.ranks]
-    counted = leaves.shared + (held + mine if holders is not None else [])
+    some = [leaf for each in leaves.some.values() for leaf in each]
+    mine = [leaf for leaf in leaves.alone if holders is not None and leaf in holders.ranks]
+    counted = leaves.all + some + mine
     usual = usual_kappa(np.array([types[i].nbytes for i in counted], dtype=np.int64))
     if holders is None:
         return usual
@@ -184,7 +172,7 @@ def _kappa(
 def _set_sizes(comm: Comm, leaves: _Leaves, within: tuple[str, float]) -> list[int]:
     """The sizes of the sets of holders on all ranks, ascending."""
     found = np.zeros(comm.size + 1, dtype=np.int64)
-    found[[len(ranks) for ranks in leaves.held]] = 1
+    found[[len(ranks) for ranks in leaves.some]] = 1
     sizes: list[int] = np.flatnonzero(_everyones(comm, found, within)).tolist()
     return sizes
 

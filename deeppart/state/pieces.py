@@ -268,8 +268,9 @@ class Held:
     def faults_of(self, rank: int, keepers: Keepers, kept: Sequence[Spans]) -> list[Fault]:
         """The faults in one rank's share of the leaves and in the boxes whose spans it keeps."""
         structure, ranks = self.structure, keepers.ranks
-        leaves = np.arange(len(structure.types))
-        sizes = np.fromiter((kind.nbytes for kind in structure.types), np.uint64, len(structure.types))
+        leaves = np.arange(len(structure))
+        sizes = np.zeros(len(structure), dtype=np.uint64)
+        sizes[list(structure.types)] = [kind.nbytes for kind in structure.types.values()]
         sizes[structure.per_rank | (leaves % ranks != rank)] = 0
         sizes[list(structure.aliases.keys() | structure.divisions.keys())] = 0
         tables = [
@@ -289,9 +290,9 @@ def own_faults(structure: Structure, own_types: Mapping[int, LeafType], spans: S
         own_types: the types of the leaves that this rank has saved for itself.
         spans: the spans of its part.
     """
-    sizes = np.zeros(len(structure.types), dtype=np.uint64)
+    sizes = np.zeros(len(structure), dtype=np.uint64)
     for leaf in np.flatnonzero(structure.per_rank).tolist():
-        if leaf not in structure.aliases:
+        if leaf in structure.types and leaf not in structure.aliases:
             sizes[leaf] = own_types.get(leaf, structure.types[leaf]).nbytes
     rows = spans[spans["table"] == RANK_TABLE]
     if not len(rows) and not sizes.any():
@@ -308,11 +309,11 @@ def refuse(
 ) -> None:
     """Raise the first fault of a wanted leaf; None for all leaves."""
     fault = next((each for each in faults if wanted is None or each.leaf in wanted), None)
-    if fault is not None and fault.leaf >= len(structure.types):
+    if fault is not None and fault.leaf not in structure.types:
         raise CorruptFileError("a part holds a leaf that the structure document lacks", where=where)
     if fault is not None:
         kind = own_types.get(fault.leaf, structure.types[fault.leaf])
-        path = structure.array_paths()[fault.leaf]
+        path = structure.paths()[fault.leaf]
         name, nbytes = f"leaf {fault.leaf}", kind.nbytes
         if fault.leaf in structure.divisions:
             name, nbytes = _box_of(structure.divisions[fault.leaf], fault.box, kind.itemsize)
@@ -347,7 +348,7 @@ def _tensors(
 
 def box_counts(structure: Structure) -> npt.NDArray[np.int64]:
     """By leaf number, how many boxes a leaf is divided into; 0 for a leaf that is one piece."""
-    counts = np.zeros(len(structure.types), dtype=np.int64)
+    counts = np.zeros(len(structure), dtype=np.int64)
     divisions = {id(division): division for division in structure.divisions.values()}  # few distinct ones
     lengths = {key: len(division) for key, division in divisions.items()}
     counts[list(structure.divisions)] = [lengths[id(division)] for division in structure.divisions.values()]
@@ -474,14 +475,14 @@ def check_places(
     Neither a span nor the end of a chunk divides an element.
     """
     leaf, begins = spans["leaf"].astype(np.int64), spans["raw_offset"]
-    if len(leaf) and int(leaf.max()) >= len(structure.types):
+    used, place = np.unique(leaf, return_inverse=True)  # a part has few of the leaves
+    if not structure.types.keys() >= set(used.tolist()):
         raise CorruptFileError("a part holds a leaf that the structure document lacks", where=where)
     own = spans["table"] == RANK_TABLE
-    aliases = np.zeros(len(structure.types), dtype=np.bool_)
+    aliases = np.zeros(len(structure), dtype=np.bool_)
     aliases[list(structure.aliases)] = True
     boxes = box_counts(structure)
     divided = boxes > 0
-    used, place = np.unique(leaf, return_inverse=True)  # a part has few of the leaves
     kinds = [own_types.get(number, structure.types[number]) for number in used.tolist()]
     itemsizes = np.array([kind.itemsize for kind in kinds], dtype=np.uint64)[place]
     first = np.searchsorted(raw_starts, begins, side="right") - 1

@@ -6,6 +6,7 @@ import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -114,7 +115,7 @@ def test_spans_of_the_wrong_kind(checkpoint: Path, edit: Edit) -> None:
     ],
 )
 def test_a_tie_beyond_its_owner_is_refused(checkpoint: Path, leaf: list[int], here: list[int]) -> None:
-    reforge(checkpoint, *tie(["numpy", "|u1", leaf, 1, [2, 12, [1]]], ["numpy", "|u1", here]))
+    reforge(checkpoint, *tie(["numpy", "|u1", leaf, [2, 12, [1]]], ["numpy", "|u1", here]))
     refused_by_all(checkpoint)
 
 
@@ -217,8 +218,7 @@ def test_a_lock_record_cannot_steer_a_terminal(tmp_path: Path) -> None:
         holder.close()
 
 
-@pytest.mark.parametrize("which", ["leaves", "values"])
-def test_a_part_that_names_what_the_structure_lacks(checkpoint: Path, which: str) -> None:
-    own = {"leaves": ["torch", "float32", [3]], "values": 5}[which]
-    reforge(checkpoint, lambda part: part.meta[which].update({"99": own}))
+@pytest.mark.parametrize("own", [["torch", "float32", [3]], ["value", 5]], ids=["leaf", "value"])
+def test_a_part_that_names_what_the_structure_lacks(checkpoint: Path, own: list[Any]) -> None:
+    reforge(checkpoint, lambda part: part.meta["leaves"].update({"99": own}))
     refused_by_all(checkpoint)

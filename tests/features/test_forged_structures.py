@@ -16,19 +16,19 @@ from deeppart.state.tensors.leaves import LeafType
 from deeppart.state.values import decode_value
 from tests.fuzz.odd_values import RUNS
 
-SOUND = {"tree": ["dict", None, ["w"], [["a", 0]]], "leaves": [["torch", "float32", [3], 0]], "values": []}
-SOUND |= {"per_rank_values": [], "rank0": [], "rank_local": False, "boxes": []}
+SOUND = {"tree": ["dict", None, ["w"], [0]], "leaves": [["torch", "float32", [3]]], "per_rank": []}
+SOUND |= {"rank0": [], "rank_local": False, "boxes": []}
 
 
-def nested(depth: int) -> list[Any]:
-    tree: list[Any] = ["a", 0]
+def nested(depth: int) -> Any:
+    tree: Any = 0
     for _ in range(depth):
         tree = ["list", None, None, [tree]]
     return tree
 
 
 def test_a_sound_structure_is_read() -> None:
-    assert decode_structure(SOUND, "here").types == (LeafType("torch", "float32", (3,)),)
+    assert decode_structure(SOUND, "here").types == {0: LeafType("torch", "float32", (3,))}
     decode_structure({**SOUND, "tree": nested(200)}, "here")
 
 
@@ -37,26 +37,28 @@ def test_a_sound_structure_is_read() -> None:
     [
         {"tree": nested(201)},
         {"tree": nested(480)},
-        {"tree": ["a", 0, "more"]},
+        {"tree": [0]},
         {"tree": ["list", None, None, "aa"]},
-        {"tree": ["object", 5, None, [["a", 0]]]},
-        {"tree": ["odict", {"": 5}, ["w"], [["a", 0]]]},
-        {"tree": ["odict", [["", {}]], ["w"], [["a", 0]]]},
-        {"leaves": [["torch", "float32", [1 << 62], 0]]},
-        {"leaves": [["torch", "float32", [0, 1 << 40, 1 << 40], 0]]},
-        {"leaves": [["torch", "float32", [1] * 65, 0]]},
-        {"leaves": [["torch", "float32", [1 << 61] * 200_000, 0]]},
-        {"leaves": [["torch", "float32", "3", 0]]},
-        {"leaves": [["torch", "float32", [True], 0]]},
-        {"leaves": [["torch", "float32", [3], 0, None]]},
-        {"leaves": [["numpy", ",,,", [3], 0]]},
-        {"leaves": [["numpy", "(1000000000000,)f4", [3], 0]]},
-        {"leaves": [["numpy", "<U268435455", [0], 0]]},
-        {"leaves": [["numpy", "f4", [3], 0]]},
-        {"leaves": [["numpy", "<M8[25s/3]", [3], 0]]},
-        {"leaves": [["numpy", ["<f4"], [3], 0]]},
+        {"tree": ["object", 5, None, [0]]},
+        {"tree": ["odict", {"": 5}, ["w"], [0]]},
+        {"tree": ["odict", [["", {}]], ["w"], [0]]},
+        {"leaves": [["torch", "float32", [1 << 62]]]},
+        {"leaves": [["torch", "float32", [0, 1 << 40, 1 << 40]]]},
+        {"leaves": [["torch", "float32", [1] * 65]]},
+        {"leaves": [["torch", "float32", [1 << 61] * 200_000]]},
+        {"leaves": [["torch", "float32", "3"]]},
+        {"leaves": [["torch", "float32", [True]]]},
+        {"leaves": [["torch", "float32", [3], None]]},
+        {"leaves": [["numpy", ",,,", [3]]]},
+        {"leaves": [["numpy", "(1000000000000,)f4", [3]]]},
+        {"leaves": [["numpy", "<U268435455", [0]]]},
+        {"leaves": [["numpy", "f4", [3]]]},
+        {"leaves": [["numpy", "<M8[25s/3]", [3]]]},
+        {"leaves": [["numpy", ["<f4"], [3]]]},
         {"leaves": {"0": []}},
-        {"values": {"0": 1}},
+        {"leaves": [{"value": 1, "0": 1}]},
+        {"leaves": ["value"]},
+        {"per_rank": {"0": 1}},
     ],
 )
 def test_a_structure_that_no_writer_means(change: dict[str, Any]) -> None:
@@ -67,8 +69,8 @@ def test_a_structure_that_no_writer_means(change: dict[str, Any]) -> None:
 
 def test_long_keys_above_many_leaves() -> None:
     """A megabyte that would be written out for each of two thousand leaves."""
-    leaves = [["torch", "float32", [1], 0]] * 2000
-    tree = ["dict", None, ["x" * (1 << 20)], [["list", None, None, [["a", index] for index in range(2000)]]]]
+    leaves = [["torch", "float32", [1]]] * 2000
+    tree = ["dict", None, ["x" * (1 << 20)], [["list", None, None, list(range(2000))]]]
     with pytest.raises(CorruptFileError, match="cannot be read"):
         decode_structure({**SOUND, "tree": tree, "leaves": leaves}, "here")
 

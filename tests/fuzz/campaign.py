@@ -188,7 +188,7 @@ def _edit_structure(images: dict[str, PartImage], manifest: ManifestImage | None
         if rng.random() < 0.97:
             rng.setstate(state)
         structure = holder["structure"]
-        part = rng.choice(("tree", "leaves", "values", "per_rank_values", None))
+        part = rng.choice(("tree", "leaves", "per_rank", None))
         if rng.random() < 0.75:
             document_edits.edit_structure(structure, rng)
         elif part is None or not isinstance(structure, dict) or part not in structure:

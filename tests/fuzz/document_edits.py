@@ -122,21 +122,18 @@ SHAPES: tuple[Any, ...] = (
 
 def edit_structure(structure: dict[str, Any], rng: random.Random) -> None:
     """One edit of a structure document that knows what stands where."""
-    leaves, values, tree = structure["leaves"], structure["values"], structure["tree"]
+    leaves = structure["leaves"]
     kind = rng.randrange(10)
     if structure["boxes"] and rng.random() < 0.3:
         _edit_division(rng.choice(structure["boxes"]), rng)
-    elif kind < 4 and leaves:
+    elif kind < 6 and leaves:
         edit_leaf(rng.choice(leaves), rng, len(leaves))
-    elif kind < 6 and values:
-        other = (*TAGGED, rng.choice(TEXTS), rng.choice(NUMBERS), odd_value(rng))
-        values[rng.randrange(len(values))] = rng.choice(other)
     elif kind == 6:
-        structure[rng.choice(("rank0", "rank_local", "boxes", "per_rank_values"))] = odd_value(rng)
-    elif kind == 7 and values:
-        structure["per_rank_values"] = [rng.randrange(-1, len(values) + 1) for _ in range(rng.randrange(3))]
+        structure[rng.choice(("rank0", "rank_local", "boxes", "per_rank"))] = odd_value(rng)
+    elif kind == 7 and leaves:
+        structure["per_rank"] = [rng.randrange(-1, len(leaves) + 1) for _ in range(rng.randrange(3))]
     else:
-        _edit_node(rng.choice(_nodes(tree)), rng)
+        _edit_node(rng.choice(_nodes(structure["tree"])), rng)
 
 
 def _edit_division(division: list[Any], rng: random.Random) -> None:
@@ -153,9 +150,13 @@ def _edit_division(division: list[Any], rng: random.Random) -> None:
 
 
 def edit_leaf(leaf: list[Any], rng: random.Random, count: int) -> None:
-    """Another type, shape, table or tie of a leaf: ``[kind, dtype, shape, own, tie]`` or the first three of these."""
+    """Another type, shape or tie of a leaf: ``[kind, dtype, shape, tie]`` or the first three of these; or other content
+    of a value.
+    """
     kind = rng.randrange(6)
-    if kind < 2:
+    if len(leaf) < 3:
+        leaf[rng.random() < 0.95 :] = [rng.choice((*TAGGED, rng.choice(TEXTS), rng.choice(NUMBERS), odd_value(rng)))]
+    elif kind < 2:
         leaf[1] = rng.choice(DTYPES)
         if rng.random() < 0.6:
             leaf[0] = "torch" if leaf[1][:1].isalpha() and rng.random() < 0.9 else "numpy"
@@ -165,14 +166,12 @@ def edit_leaf(leaf: list[Any], rng: random.Random, count: int) -> None:
         leaf[2] = rng.choice(
             (odd, odd, [*shape, 1], shape[1:], [*shape, rng.choice(NUMBERS)], [2 * n for n in shape if type(n) is int])
         )
-    elif len(leaf) > 3 and kind == 4:
-        leaf[3] = rng.choice((1, 0, 1, 0, odd_value(rng)))
-    elif len(leaf) > 3:
+    elif kind == 4:
         shape = leaf[2] if isinstance(leaf[2], list) else []
         strides: list[Any] = [rng.choice((0, 1, 2, 5, 1 << 30, (1 << 62) - 1, -1, 1 << 61)) for _ in shape]
-        leaf[4:] = [[rng.randrange(count), rng.choice((0, 0, 4, 8, 2, 1 << 40, -4)), strides]]
+        leaf[3:] = [[rng.randrange(count), rng.choice((0, 0, 4, 8, 2, 1 << 40, -4)), strides]]
     else:
-        leaf[0] = rng.choice(("torch", "numpy", "cuda", 5))
+        leaf[0] = rng.choice(("torch", "numpy", "value", "cuda", 5))
 
 
 def _nodes(tree: Any) -> list[list[Any]]:
@@ -187,7 +186,7 @@ def _nodes(tree: Any) -> list[list[Any]]:
     return found or [["list", None, None, []]]
 
 
-_KINDS = ("a", "v", "r", "dict", "odict", "counter", "list", "tuple", "namedtuple", "object", "deque", *COMPOSITES, "z")
+_KINDS = (0, 1, "r", "dict", "odict", "counter", "list", "tuple", "namedtuple", "object", "deque", *COMPOSITES, "z")
 
 
 def _edit_node(node: list[Any], rng: random.Random) -> None:
@@ -213,10 +212,11 @@ def _edit_node(node: list[Any], rng: random.Random) -> None:
             node[0] = rng.choice((*sorted(COMPOSITES), "dict", "odict", "counter"))
             node[2] = list(KEYS.get(node[0], node[2]))
         else:
-            rng.choice((node[2], node[3])).append(rng.choice(("context", ["v", 0], ["a", 0], odd_value(rng))))
+            rng.choice((node[2], node[3])).append(rng.choice(("context", 0, 1, odd_value(rng))))
             rng.shuffle(node[3])
-    elif node[0] in ("a", "v") and len(node) > 1:
-        node[1] = rng.choice((0, 1, 2, rng.randrange(30), -1, "0", True, 1.0, 1 << 70))
+    elif len(node) > 3 and isinstance(node[3], list) and node[3]:
+        other = (0, 1, 2, rng.randrange(30), -1, "0", True, 1.0, 1 << 70)
+        node[3][rng.randrange(len(node[3]))] = rng.choice(other)
 
 
 def _around(kind: str, node: list[Any]) -> list[Any]:
@@ -231,12 +231,9 @@ def _deep(node: list[Any], rng: random.Random) -> list[Any]:
 
 def edit_meta(meta: dict[str, Any], rng: random.Random) -> None:
     """One edit of what a part says of its rank's own leaves and values."""
-    leaves, values = meta["leaves"], meta["values"]
-    kind = rng.randrange(6)
-    if leaves and kind < 3:
+    leaves = meta["leaves"]
+    if leaves and rng.random() < 0.7:
         edit_leaf(leaves[rng.choice(sorted(leaves))], rng, 4)
-    elif values and kind == 3:
-        values[rng.choice(sorted(values))] = rng.choice((*TAGGED, odd_value(rng)))
     else:
         name = rng.choice(("0", "1", "2", "3", "-1", "01", " 1", "9" * 30, "x", "\u0663"))
-        rng.choice((leaves, values))[name] = rng.choice((["torch", "float32", [3]], ["numpy", "|u1", [4]], 5, None))
+        leaves[name] = rng.choice((["torch", "float32", [3]], ["numpy", "|u1", [4]], ["value", 5], 5, None))

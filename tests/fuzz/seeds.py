@@ -142,23 +142,24 @@ def _save(root: Path, *states: Any, **options: Any) -> None:
 
 
 def tie(leaf: list[Any], here: list[Any]) -> tuple[Callable[[PartImage], None], Callable[[dict[str, Any]], None]]:
-    """Leaf 3 shares the memory of leaf 2, of which every rank has its own, as numpy arrays."""
+    """Leaf 4 shares the memory of leaf 2, of which every rank has its own, as numpy arrays."""
 
     def document(part: PartImage) -> None:
-        part.meta["leaves"] = {"2": ["numpy", "|u1", [16]], "3": here}
+        part.meta["leaves"] |= {"2": ["numpy", "|u1", [16]], "4": here}
 
     def structure(document: dict[str, Any]) -> None:
-        document["leaves"][2] = ["numpy", "|u1", [16], 1]
+        document["leaves"][2] = ["numpy", "|u1", [16]]
         document["leaves"].append(leaf)
+        document["per_rank"].append(4)
         document["tree"][2].append("tied")
-        document["tree"][3].append(["a", 3])
+        document["tree"][3].append(4)
 
     return document, structure
 
 
 def _with_ties(root: Path, ranks: int) -> None:
     cli_support.forge(root, 4, ranks)
-    reforge(root, *tie(["numpy", "|u1", [4], 1, [2, 8, [2]]], ["numpy", "|u1", [4]]))
+    reforge(root, *tie(["numpy", "|u1", [4], [2, 8, [2]]], ["numpy", "|u1", [4]]))
 
 
 def _of_ranks() -> dict[str, Any]:

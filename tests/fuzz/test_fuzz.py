@@ -48,7 +48,7 @@ def edited(files: Files, breakage: str) -> Files:
         if breakage == "types":
             next(leaf for leaf in structure["leaves"] if leaf[0] == "numpy")[1] = ",,,"
         else:
-            next(leaf for leaf in structure["leaves"] if len(leaf) > 4 and leaf[0] == "torch")[4][1] = 1 << 40
+            next(leaf for leaf in structure["leaves"] if len(leaf) > 3 and leaf[0] == "torch")[3][1] = 1 << 40
     if breakage == "signatures":
         row = image.chunks[0]
         row["encoded"], row["raw_digest"] = bytes(len(row["encoded"])), None

@@ -31,7 +31,7 @@ def tag(secret: bytes, purpose: bytes, data: bytes) -> bytes:
 def header(
     *,
     magic: bytes = b"\x89DPP\r\n\x1a\n",
-    version: int = 8,
+    version: int = 9,
     length: int = 4096,
     sequence: int = 7,
     step: int = 1200,
@@ -140,7 +140,7 @@ def strong_digest(encoded: bytes) -> bytes:
 def seal(
     document: Any,
     *,
-    version: int = 8,
+    version: int = 9,
     digest: str | None = None,
     nbytes: int | None = None,
     secret: bytes | None = None,
@@ -271,7 +271,7 @@ def parity_header(
     set_id: str,
     *,
     magic: bytes = b"\x89DPY\r\n\x1a\n",
-    version: int = 8,
+    version: int = 9,
     length: int = 4096,
     sequence: int = 7,
     step: int = 1200,

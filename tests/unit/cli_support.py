@@ -168,10 +168,10 @@ def forge(
     """A checkpoint of several ranks, made in one process with every digest right; the callbacks make it wrong.
 
     Leaves: ``a`` 900 float32 over all ranks, ``b`` 100 int64 on rank 0, ``rng`` 16 bytes and ``position`` per rank.
-    Leaf numbers: a 0, b 1, rng 2.
+    Numbers: a 0, b 1, rng 2, position 3.
     """
     root.mkdir(parents=True, exist_ok=True)
-    per_rank = np.array([False, False, True])
+    per_rank = np.array([False, False, True, True])
     attempt = Attempt("ab" * 16, "cd" * 16, len(list_steps(PosixStore(root))), step, ranks)
     edge = [4 * round(900 * rank / ranks) for rank in range(ranks + 1)]
     shares: Spans = [[(0, edge[rank], edge[rank + 1] - edge[rank])] for rank in range(ranks)]
@@ -194,7 +194,7 @@ def forge(
             raw = flat_bytes(flat.data[leaf])[start : start + length]
             data[at : at + len(raw)] = raw
         values = [encode_value(leaf.value, "") for leaf in flat.values]
-        described = PartDocument(encode_tree(flat.root), types, {}, per_rank, np.array([True]), values, rank == 0)
+        described = PartDocument(encode_tree(flat.root), types, values, {}, per_rank, rank == 0)
         path = step_directory(root, attempt.key) / part_file_name(rank, ranks)
         file = DurableFile(path)
         summary = write_part(Staged(layout, data, described), file, RAW, attempt, rank)

@@ -16,7 +16,7 @@ from deeppart.offline import OpenCheckpoint, Row, in_batches
 from deeppart.state.paths import Path, readable
 from deeppart.state.restore import build
 from deeppart.state.tensors import COMPOSITES, Array, LeafType, flat_bytes
-from deeppart.state.tree import Branch, LeafNumbers, Node, contiguous_strides, inside_objects
+from deeppart.state.tree import ArrayLeaf, Branch, Node, contiguous_strides, inside_objects, numbers_in
 
 Progress = Callable[[int, int], None]
 
@@ -45,7 +45,7 @@ class Content:
         self.tree, self.leaves = checkpoint.select(keys)
         if inner is not None:
             self.tree = _descend(self.tree, inner)
-            self.leaves = LeafNumbers.of(self.tree).arrays
+            self.leaves = numbers_in(self.tree, ArrayLeaf)
         checkpoint.check(self.leaves)
 
     @property
@@ -82,7 +82,7 @@ class Content:
             The state, and the paths of the objects.
         """
         target, objects = self.checkpoint.target, list[str]()
-        target.dropped = frozenset(set(range(len(self.types))) - self.leaves)
+        target.dropped = frozenset(self.types.keys() - self.leaves)
         return build(target, dict(arrays), _without_forms(self.tree, (), objects)), objects
 
     def view_of(self, leaf: int, others: Collection[int]) -> tuple[int, int, tuple[int, ...]]:
@@ -98,7 +98,7 @@ class Content:
         return leaf, 0, contiguous_strides(types[leaf].shape)
 
     @property
-    def types(self) -> Sequence[LeafType]:
+    def types(self) -> Mapping[int, LeafType]:
         """The types of all leaves of the checkpoint, by number."""
         return self.checkpoint.target.types
 

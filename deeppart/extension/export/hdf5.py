@@ -26,16 +26,16 @@ from deeppart.extension.export.content import Content
 from deeppart.extension.export.output import OutputFile
 from deeppart.model import VERSION
 from deeppart.offline import select
-from deeppart.state.document import Numbers, decode_structure, encode_structure, encode_tree
+from deeppart.state.document import Numbers, decode_structure, encode_leaf, encode_small, encode_structure, encode_tree
 from deeppart.state.paths import component
-from deeppart.state.restore import Target, build, decode_values, leaves_to_check, tie
+from deeppart.state.restore import Target, build, leaves_to_check, tie
 from deeppart.state.tensors import Array, LeafType, flat_bytes
-from deeppart.state.tree import ArrayLeaf, Branch, LeafNumbers, Node, ValueLeaf, container_kind, inside_objects
+from deeppart.state.tree import ArrayLeaf, Branch, Node, ValueLeaf, container_kind, inside_objects, numbers_in
 from deeppart.state.values import encode_value
 
 #: The file attribute with the version, and the data set with the structure document.
 ARCHIVE, STRUCTURE = "deeppart_archive", "structure"
-ARCHIVE_VERSION = 2
+ARCHIVE_VERSION = 3
 
 
 class Hdf5Writer:
@@ -95,7 +95,7 @@ class _Archive:
             self._locations[node.index] = (group, name)
         elif isinstance(node, ValueLeaf):
             made = write_value(group, name, self._checkpoint.target.values[node.index])
-            self._mark_rank_local(made, self._checkpoint.structure.per_rank_values[node.index])
+            self._mark_rank_local(made, self._checkpoint.structure.per_rank[node.index])
         else:
             assert isinstance(node, Branch), "the structure of one rank has no marks"
             made = group.create_group(name)
@@ -123,35 +123,21 @@ class _Archive:
     def _structure(self) -> bytes:
         """The structure document: leaves and values are renumbered, and views of unexported leaves become leaves."""
         structure, target = self._checkpoint.structure, self._checkpoint.target
-        leaves, values = sorted(self._leaves), sorted(LeafNumbers.of(self._tree).values)
-        numbers = Numbers(_new_numbers(leaves, len(target.types)), _new_numbers(values, len(target.values)))
-        types = [target.types[leaf] for leaf in leaves]
-        aliases = {
-            numbers.arrays[leaf]: replace(alias, owner=numbers.arrays[alias.owner])
-            for leaf, alias in structure.aliases.items()
-            if leaf in self._leaves and alias.owner in self._leaves
-            if types[numbers.arrays[leaf]].kind == "torch" or self._content.same_as(leaf) is not None
-        }
-        document = encode_structure(
-            encode_tree(self._tree, numbers),
-            types,
-            np.zeros(len(leaves), dtype=np.bool_),
-            aliases,
-            [encode_value(target.values[value], f"value {value}") for value in values],
-            np.zeros(len(values), dtype=np.bool_),
-            [],
-            False,
-        )
-        names = [f"{group.name}/{name}" for group, name in map(self._locations.__getitem__, leaves)]
+        values = numbers_in(self._tree, (ValueLeaf,))
+        numbers = {old: new for new, old in enumerate(sorted(self._leaves | values))}
+
+        def encoded(old: int) -> list[Any]:
+            if old in values:
+                return encode_small(encode_value(target.values[old], f"value {old}"))
+            kind, alias = target.types[old], structure.aliases.get(old)
+            if alias is None or alias.owner not in self._leaves:
+                return encode_leaf(kind, None)
+            is_kept = kind.kind == "torch" or self._content.same_as(old) is not None
+            return encode_leaf(kind, replace(alias, owner=numbers[alias.owner]) if is_kept else None)
+
+        document = encode_structure(encode_tree(self._tree, Numbers(numbers)), list(map(encoded, numbers)))
+        names = [f"{group.name}/{name}" for group, name in map(self._locations.__getitem__, sorted(self._leaves))]
         return json.dumps({"structure": document, "names": names}).encode()
-
-
-def _new_numbers(kept: Sequence[int], count: int) -> list[int]:
-    """Old number -> index in ``kept``."""
-    found = [0] * count
-    for index, number in enumerate(kept):
-        found[number] = index
-    return found
 
 
 class Archived:
@@ -168,14 +154,15 @@ class Archived:
         types, aliases = structure.types, structure.aliases
         if len(names) != len(types) or not all(type(name) is str for name in names):
             raise ValueError("the number of data sets is not that of the leaves")
-        self._target = Target(structure, list(types), decode_values(structure, where))
+        self._target = Target(structure, dict(types), dict(structure.values))
         for leaf, alias in aliases.items():
             if types[leaf].kind == "numpy" and not self._target.is_twin(leaf, alias):
                 raise ValueError(f"leaf {leaf} is a numpy view of leaf {alias.owner}, which is never written")
         self._tree, kept = select(structure, self._target.values, keys)
         needed = kept | {aliases[leaf].owner for leaf in kept if leaf in aliases}
-        self._target.dropped = frozenset(range(len(types))) - needed
-        self.stored = [(leaf, types[leaf], names[leaf]) for leaf in sorted(needed - aliases.keys())]
+        self._target.dropped = frozenset(types.keys() - needed)
+        stored = dict(zip(types, names, strict=True))
+        self.stored = [(leaf, types[leaf], stored[leaf]) for leaf in sorted(needed - aliases.keys())]
         if len({name for *_, name in self.stored}) < len(self.stored):
             raise ValueError("two leaves have the same data set")
         self.components = leaves_to_check(self._target)

@@ -272,7 +272,7 @@ class _Table:
 
     def _leaf(self, row: Row, index: int, view: OpenCheckpoint) -> Leaf:
         kind, division = view.target.types[index], view.structure.divisions.get(index)
-        owner, is_rank_local = view.owner_of(index), index >= len(view.shared.types)
+        owner, is_rank_local = view.owner_of(index), index >= len(view.shared)
         holdings = tuple(self._holdings.get((owner, view.rank if is_rank_local else None), ()))
         leaf = Leaf(row.name, kind, None, view.tied_to(index), holdings, keys=row.path, numbers={None: index})
         if division is not None:

@@ -28,7 +28,7 @@ from deeppart.repair import Repaired, repair_files
 from deeppart.state.document import Structure
 from deeppart.state.paths import readable
 from deeppart.state.pieces import EXTRA, GAP, Fault, Held, own_faults
-from deeppart.state.tree import Alias, ValueLeaf
+from deeppart.state.tree import Alias
 from deeppart.storage import (
     MANIFEST_NAME,
     Owner,
@@ -408,8 +408,7 @@ class LeafNames:
 
     def __init__(self, structure: Structure) -> None:
         self._structure = structure
-        self._paths = [readable(path) for path in structure.array_paths()]
-        self._values = {node.index: path for path, node in structure.walk() if isinstance(node, ValueLeaf)}
+        self._paths = [readable(path) for path in structure.paths()]
         self._tied: dict[int, list[tuple[str, int, int]]] = {}
         for index, alias in structure.aliases.items():
             extent = self._extent(index, alias)
@@ -425,10 +424,7 @@ class LeafNames:
     def all_own(self, rank: int) -> tuple[DamagedLeaf, ...]:
         """Everything that only this rank's part holds."""
         own = np.flatnonzero(self._structure.per_rank).tolist()
-        leaves = [DamagedLeaf(self._paths[index], rank, None, None) for index in own]
-        for index in np.flatnonzero(self._structure.per_rank_values).tolist():
-            leaves.append(DamagedLeaf(readable(self._values[index]), rank, None, None))
-        return tuple(leaves)
+        return tuple(DamagedLeaf(self._paths[index], rank, None, None) for index in own)
 
     def of_faults(self, faults: Iterable[Fault], rank: int | None) -> tuple[DamagedLeaf, ...]:
         """The leaves in which coverage faults lie."""

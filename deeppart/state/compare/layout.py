@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from deeppart.state.tree import (
     Alias,
     ArrayLeaf,
     FlatState,
+    Holder,
     Leaf,
     Node,
     ShardedLeaf,
@@ -39,29 +40,29 @@ class StateLayout:
 
     Attributes:
         root, array_types, pointers, orders: those of the state that this was last valid for.
+        holders: of the state (:class:`~deeppart.state.tree.flat.FlatState`).
         outlines: of its structure, and what this rank alone has of it (:func:`outlines_of`).
         tree: JSON form of the tree (rank 0's goes into the checkpoint).
-        numbers: the leaf numbers in it.
+        numbers: the numbers in it.
         types: type of each leaf.
         own_aliases: leaves that are saved as views of others, according to this rank alone.
         own_groups: for each leaf the lowest number of the leaves with overlapping memory on this rank
-            (:func:`~deeppart.state.tree.ties.memory_groups`); its own number if all leaves are treated alike.
+            (:func:`~deeppart.state.tree.ties.memory_groups`); its own number if all leaves are treated alike, or for a
+            value.
         aliases: those of ``own_aliases`` that all ranks have, once they have compared.
         structure_digest: fingerprint of containers and keys, equal on all ranks of a sound job.
-        differing: leaves that were found, or are declared, to differ between the ranks that have them.
-        per_rank_values: the same for values; and rank-local values.
+        differing: leaves and values that were found, or are declared, to differ between the ranks that have them.
         unordered: values that are dicts with another order of entries on some ranks, which is not a difference.
         compared: true once the ranks have compared all of it.
         record: when each leaf was last compared in full.
         names: identifies each leaf from one structure to the next.
-        shared: how many arrays and values are in the shared structure. The rest are rank 0's, rank-local, or shards.
-        before_shards: the number of arrays before the first shard.
-        own_modes, modes: how strictly each leaf is treated according to its path alone, and to all leaves that share
-            its memory on any rank.
-        value_modes: how strictly each value is treated.
+        shared: numbers of the leaves and values in the structure that all ranks share.
+        own_modes, modes: how strictly each leaf or value is treated according to its path alone, and to all leaves that
+            share its memory on any rank.
     """
 
     root: Node
+    holders: npt.NDArray[np.int64]
     outlines: tuple[str, str]
     array_types: list[Any]
     pointers: array[int]
@@ -74,33 +75,42 @@ class StateLayout:
     aliases: dict[int, Alias]
     structure_digest: int
     differing: Flags
-    per_rank_values: Flags
     record: ComparedRecord
     names: list[Hashable]
-    shared: tuple[int, int]
-    before_shards: int
+    shared: npt.NDArray[np.int64]
     own_modes: npt.NDArray[np.int64]
     modes: npt.NDArray[np.int64]
-    value_modes: npt.NDArray[np.int64]
     unordered: set[int] = field(default_factory=set)
     compared: bool = False
 
     @property
     def per_rank(self) -> Flags:
-        """The leaves that differ between ranks, or may."""
-        found = self.differing.copy()
-        found[self.shared[0] :] = True
+        """The leaves and values that differ between ranks, or may."""
+        found: Flags = self.differing | (self.holders != Holder.ALL)
+        return found
+
+    @property
+    def own(self) -> Flags:
+        """Those of them, without shards, of which each rank saves its own."""
+        found: Flags = self.per_rank & (self.holders != Holder.RANK0) & (self.holders != Holder.SOME)
         return found
 
     def type_digests(self) -> npt.NDArray[np.int64]:
-        """For each shared leaf a digest of its type and alias; 0 if it differs."""
-        ids = list(map(id, self.types[: self.shared[0]]))  # thousands of leaves share a handful of type objects
-        of_types = {each: hash63(str(kind).encode()) for each, kind in zip(ids, self.types, strict=False)}
-        found = np.fromiter(map(of_types.__getitem__, ids), dtype=np.int64, count=len(ids))
+        """For each shared leaf a digest of its type and alias; 0 if it differs, and for all others."""
+        ids = list(map(id, self.types))  # thousands of leaves share a handful of type objects
+        of_types = {each: hash63(str(kind).encode()) for each, kind in zip(ids, self.types, strict=True)}
+        found = np.zeros(len(self.holders), dtype=np.int64)
+        found[: len(ids)] = np.fromiter(map(of_types.__getitem__, ids), dtype=np.int64, count=len(ids))
         for leaf, alias in self.aliases.items():
-            if leaf < len(ids):
-                found[leaf] = hash63(f"{self.types[leaf]}{alias}".encode())
-        found[self.differing[: len(ids)]] = 0
+            found[leaf] = hash63(f"{self.types[leaf]}{alias}".encode())
+        found[self.per_rank] = 0
+        return found
+
+    def tie_digests(self) -> npt.NDArray[np.int64]:
+        """For each leaf a digest of its alias, with which ranks compare their ties; 0 if it is none."""
+        found = np.zeros(len(self.holders), dtype=np.int64)
+        for leaf, alias in self.aliases.items():
+            found[leaf] = hash63(str(alias).encode())
         return found
 
     def take_numbers(self, flat: FlatState, numbers: Numbers) -> None:
@@ -110,12 +120,11 @@ class StateLayout:
     def begin(self) -> None:
         """Forget what the ranks have agreed on."""
         self.aliases = dict(self.own_aliases)
-        self.modes = _of_groups(self.own_modes, self.own_groups, self.shared[0], self.before_shards)
+        self.modes = _of_groups(self.own_modes, self.own_groups, self.holders)
 
     def forget_differences(self) -> None:
         """Reset to the declared differences, until the ranks have compared."""
         self.differing[:] = self.in_mode(NONE)
-        self.per_rank_values[:] = self.value_modes == _LEVELS[NONE]
 
     def untie(self, leaves: Collection[int]) -> None:
         """Save these leaves on their own, because some rank has not tied them."""
@@ -123,26 +132,20 @@ class StateLayout:
             self.aliases.pop(index, None)
 
     def take_modes(self, modes: npt.NDArray[np.int64]) -> bool:
-        """Set the modes of shared leaves to the strictest of all ranks; returns whether any changed."""
-        shared, asked = self.shared[0], self.own_modes.copy()
-        asked[:shared] = modes
-        self.modes = _of_groups(asked, self.own_groups, shared, self.before_shards)
-        return bool((asked[:shared] != self.modes[:shared]).any())
+        """Set the modes of all shared leaves to the strictest of all ranks; returns whether any changed."""
+        asked = self.own_modes.copy()
+        asked[self.shared] = modes
+        self.modes = _of_groups(asked, self.own_groups, self.holders)
+        return bool((modes != self.modes[self.shared]).any())
 
     def in_mode(self, mode: str) -> Flags:
-        """The leaves that are treated in a way."""
+        """The leaves and values that are treated in a way."""
         found: Flags = self.modes == _LEVELS[mode]
-        return found
-
-    @property
-    def trusted_values(self) -> Flags:
-        """Values that are assumed to be equal, and not compared."""
-        found: Flags = self.value_modes == _LEVELS[ALL]
         return found
 
     def owners(self) -> npt.NDArray[np.int64]:
         """For each leaf the one as which it is compared: its owner, or itself."""
-        owners = np.arange(len(self.types))
+        owners = np.arange(len(self.holders))
         for index, alias in self.aliases.items():
             owners[index] = alias.owner
         return owners
@@ -170,15 +173,14 @@ def derive(flat: FlatState, replication: Replication) -> StateLayout:
     """Derive the layout of a new structure; every leaf counts as replicated until ranks have compared it."""
     types = [leaf_type(data) for data in flat.data]
     aliases = find_aliases(flat, types)
-    groups = _groups(flat, types, replication)
-    own_modes = _modes(flat.arrays, replication)
-    modes = _of_groups(own_modes, groups, flat.shared[0], flat.before_shards)
-    value_modes = _modes(flat.values, replication)
-    value_modes[flat.shared[1] :] = _LEVELS[NONE]
+    groups, leaves = _groups(flat, types, replication), flat.leaves
+    own_modes = np.array([_LEVELS[_mode(leaf, replication)] for leaf in leaves], dtype=np.int64)
+    modes = _of_groups(own_modes, groups, flat.holders)
     boxes = {leaf: box for each in flat.sharded for leaf, box in zip(each.numbers, each.boxes, strict=True)}
     numbers, outlines = Numbers(tensors=range(len(flat.sharded))), outlines_of(flat)
     return StateLayout(
         root=flat.root,
+        holders=flat.holders,
         outlines=outlines,
         array_types=flat.types,
         pointers=flat.pointers,
@@ -191,23 +193,16 @@ def derive(flat: FlatState, replication: Replication) -> StateLayout:
         aliases=dict(aliases),
         structure_digest=_structure_digest(flat, outlines, replication),
         differing=modes == _LEVELS[NONE],
-        per_rank_values=value_modes == _LEVELS[NONE],
-        record=ComparedRecord(len(types)),
+        record=ComparedRecord(len(leaves)),
         names=[(leaf.path, boxes[leaf.index]) if leaf.index in boxes else leaf.path for leaf in flat.arrays],
-        shared=flat.shared,
-        before_shards=flat.before_shards,
+        shared=np.flatnonzero(flat.holders == Holder.ALL),
         own_modes=own_modes,
         modes=modes,
-        value_modes=value_modes,
     )
 
 
-def _modes(leaves: Sequence[ArrayLeaf | ValueLeaf], replication: Replication) -> npt.NDArray[np.int64]:
-    """The mode of each leaf, by its path alone."""
-    return np.array([_LEVELS[_mode(leaf, replication)] for leaf in leaves], dtype=np.int64)
-
-
 def _mode(leaf: ArrayLeaf | ValueLeaf, replication: Replication) -> str:
+    """How strictly a leaf or value is treated, by its path alone."""
     mode = replication.mode(leaf.path)
     if mode == RANK0 and leaf.inside:  # a single component of a tensor cannot be rank 0's
         return replication.mode(leaf.path[: -leaf.inside])
@@ -216,11 +211,14 @@ def _mode(leaf: ArrayLeaf | ValueLeaf, replication: Replication) -> str:
 
 def _groups(flat: FlatState, types: list[LeafType], replication: Replication) -> npt.NDArray[np.int64]:
     """Groups of leaves that share memory; each leaf alone if all are treated alike."""
-    return memory_groups(flat, types) if replication.uniform is None else np.arange(len(types))
+    found = np.arange(len(flat.holders))
+    if replication.uniform is None:
+        found[: len(types)] = memory_groups(flat, types)
+    return found
 
 
 def _of_groups(
-    modes: npt.NDArray[np.int64], groups: npt.NDArray[np.int64], shared: int, before_shards: int
+    modes: npt.NDArray[np.int64], groups: npt.NDArray[np.int64], holders: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
     """Give leaves that share memory the strictest of their modes.
 
@@ -229,10 +227,7 @@ def _of_groups(
     """
     strictest = np.full(len(modes), _LEVELS[RANK0])
     np.maximum.at(strictest, groups, modes)
-    found: npt.NDArray[np.int64] = strictest[groups]
-    found[shared:before_shards] = _LEVELS[NONE]
-    found[before_shards:] = modes[before_shards:]
-    return found
+    return np.select([holders == Holder.ALL, holders == Holder.SOME], [strictest[groups], modes], _LEVELS[NONE])
 
 
 def _structure_digest(flat: FlatState, outlines: tuple[str, str], replication: Replication) -> int:

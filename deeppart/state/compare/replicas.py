@@ -34,7 +34,7 @@ from deeppart.state.compare.slices import DeferredSlices
 from deeppart.state.fingerprint import SMALL_LEAF_BYTES, full_digests, hash63, hash_json
 from deeppart.state.paths import ALL, AUTO, NONE, ROTATE, VERIFY, Replication, readable
 from deeppart.state.tensors import leaf_type
-from deeppart.state.tree import FlatState, LeafNumbers, alias_digests, in_order
+from deeppart.state.tree import ArrayLeaf, FlatState, Holder, in_order, numbers_in
 from deeppart.state.values import Encoded, encode_value
 
 _SCALARS = frozenset({int, float, bool, str, type(None)})
@@ -51,7 +51,7 @@ _Numbers = npt.NDArray[np.int64]
 def _averaged_leaves(flat: FlatState) -> frozenset[int]:
     """The leaves of averages of models, which ranks compute alike from what an optimizer trains."""
     models = (branch for branch in flat.objects if isinstance(branch.container, AveragedModel))
-    return frozenset(leaf for branch in models for leaf in LeafNumbers.of(branch).arrays)
+    return frozenset(leaf for branch in models for leaf in numbers_in(branch, ArrayLeaf))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Differences:
 
     Attributes:
         per_rank: paths of leaves and values that differ, and were not known to be equal before.
-        diverged: leaves that were equal before.
+        diverged: leaves that were equal before; values may become different.
     """
 
     per_rank: tuple[str, ...] = ()
@@ -110,7 +110,7 @@ class Replicas:
         self._last: _Numbers | None = None
         self._sets: list[_Set] = []
         self._sets_of_job = 1
-        #: For each leaf its column in the row of all sets' leaves; -1 if this rank alone has it.
+        #: For each leaf or value its column in a row of what all ranks share and all sets' shards; -1 if it has none.
         self._columns = np.zeros(0, dtype=np.int64)
         self._width = 0
         #: No state of this structure was compared yet. Digests have differed although the full comparison found equal
@@ -136,8 +136,8 @@ class Replicas:
     def unlike_shards(self) -> frozenset[int]:
         """This rank's shards whose other holders have other bytes: each rank saves its own."""
         layout = self.layout
-        found = layout.differing & (self._columns >= 0)
-        return frozenset(leaf for leaf in np.flatnonzero(found).tolist() if leaf >= layout.before_shards)
+        found = layout.differing & (self._columns >= 0) & (layout.holders == Holder.SOME)
+        return frozenset(np.flatnonzero(found).tolist())
 
     def close(self) -> None:
         """Stop watching the optimizers."""
@@ -156,7 +156,7 @@ class Replicas:
 
     def _remember(self, layout: StateLayout) -> None:
         """Keep the history of replicated leaves, by name, when the structure changes."""
-        for name, turn in zip(layout.names, self._last_alike().tolist(), strict=True):
+        for name, turn in zip(layout.names, self._last_alike().tolist(), strict=False):
             self._earlier.pop(name, None)
             if turn != NEVER:
                 self._earlier[name] = turn
@@ -165,13 +165,15 @@ class Replicas:
             self._earlier = dict(list(self._earlier.items())[-most:])
 
     def _last_alike(self) -> _Numbers:
-        """For each leaf the turn at which it was last found equal on all ranks in full."""
+        """For each leaf the turn at which it was last found equal on all ranks in full; NEVER for values."""
         layout = self.layout
         if self._last is not None:
             return self._last
         if layout.compared:
             return layout.record.turns[layout.owners()]
-        return np.array([self._earlier.get(name, NEVER) for name in layout.names], dtype=np.int64)
+        turns = np.full(len(layout.holders), NEVER, dtype=np.int64)
+        turns[: len(layout.names)] = [self._earlier.get(name, NEVER) for name in layout.names]
+        return turns
 
     # --- at every checkpoint ------------------------------------------------------------------------------------------
 
@@ -184,8 +186,7 @@ class Replicas:
         self._trained = {} if self._watch is None else self._watch.trained()
         content = 0
         if not fresh:
-            compared = np.flatnonzero(~(layout.per_rank_values | layout.trusted_values)).tolist()
-            values = hash_json([self._comparable(flat, index) for index in compared])
+            values = hash_json([self._comparable(flat, number) for number in self._compared()[1].tolist()])
             started = time.monotonic()
             shared = self._digest(self._sets[0], flat, turn, owned)
             self.compared_s = time.monotonic() - started
@@ -253,7 +254,7 @@ class Replicas:
         if self._comm.size == 1:
             return ()
         layout = self.layout
-        owners = layout.owners()
+        owners = layout.owners()[: len(layout.types)]
         return compared_earlier(layout.record.turns[owners], layout.per_rank[owners], turn, self.calls)
 
     # --- a new structure, or a difference -----------------------------------------------------------------------------
@@ -264,22 +265,22 @@ class Replicas:
         modes: on that rank, none of them may receive another rank's bytes.
         """
         layout = self.layout
-        shared = layout.shared[0]
+        shared = layout.shared
         self._is_new, self._unsteady, self._deferred, self._hashed = True, False, None, set()
         self._last = self._last_alike()  # before ties that other ranks lack are dropped
         layout.begin()
         changed = self.replication.uniform is None
         while changed:  # a rank may have memory shared with a leaf that became stricter on another rank
-            spreads = layout.take_modes(self._maximum(layout.modes[:shared], what))
+            spreads = layout.take_modes(self._maximum(layout.modes[shared], what))
             changed = bool(self._maximum(np.array([spreads], np.int64), what)[0])
-        ties = alias_digests(layout.aliases, len(layout.types))[:shared]
-        layout.untie(np.flatnonzero(self._unequal_in_row(ties, np.ones(shared, np.bool_), what)).tolist())
+        ties = layout.tie_digests()[shared]
+        layout.untie(shared[self._unequal_in_row(ties, np.ones(len(shared), np.bool_), what)].tolist())
         layout.forget_differences()
 
     def take_holders(self, held: Mapping[tuple[int, ...], list[int]] | None, what: str) -> None:
         """Set the holders of this rank's shards, at least two each (collective unless None: there are none)."""
         layout = self.layout
-        shared, sets = layout.shared[0], [_Set(0, list(range(layout.shared[0])))]
+        shared, sets = len(layout.shared), [_Set(0, layout.shared[layout.shared < len(layout.types)].tolist())]
         every: list[tuple[tuple[int, ...], int]] = []
         if held is not None:
             mine = [[ranks, len(leaves)] for ranks, leaves in sorted(held.items()) if ranks[0] == self._comm.rank]
@@ -287,8 +288,8 @@ class Replicas:
             every = sorted((tuple(ranks), count) for text in texts for ranks, count in json.loads(text))
         starts = dict(zip((ranks for ranks, _ in every), np.cumsum([shared, *(n for _, n in every)]), strict=False))
         numbers = {ranks: number for number, (ranks, _) in enumerate(every, 1)}
-        self._columns = np.full(len(layout.types), -1, dtype=np.int64)
-        self._columns[:shared] = np.arange(shared)
+        self._columns = np.full(len(layout.holders), -1, dtype=np.int64)
+        self._columns[layout.shared] = np.arange(shared)
         for ranks, leaves in sorted((held or {}).items()):
             self._columns[leaves] = starts[ranks] + np.arange(len(leaves))
             sets.append(_Set(numbers[ranks], leaves))
@@ -303,44 +304,47 @@ class Replicas:
         Whatever damaged one leaf may have damaged others that were not due this time: so all are read.
         """
         layout, last = self.layout, self._last_alike()
-        values_before = layout.per_rank_values.copy()
-        types = np.zeros(len(layout.types), dtype=np.int64)
-        types[: layout.shared[0]] = layout.type_digests()
-        new = self._unequal(types, what)
+        new = self._unequal(layout.type_digests(), what)
         trusted = np.flatnonzero(self._of_leaves(new) & layout.in_mode(ALL))
         _refuse_unequal_types(flat, trusted.tolist(), what)
         layout.differing |= self._of_leaves(new)
-        compared, digests = self._compared(), np.zeros(len(flat.data), dtype=np.int64)
-        digests[compared] = full_digests([flat.data[leaf] for leaf in compared], self._threads)
-        new |= self._unequal(digests, what)
+        new |= self._without_reordered(flat, self._unequal(self._full_digests(flat), what), what)
         layout.differing |= self._of_leaves(new)
-        layout.per_rank_values |= self._unequal_values(flat, what)
-        values = np.flatnonzero(layout.per_rank_values & ~values_before).tolist()
-        self._unsteady |= not (self._is_new or new.any() or values)
+        self._unsteady |= not (self._is_new or new.any())
         self._is_new, self._deferred = False, None
         self._look_anew(flat, owned, what)
-        layout.record.all_of(np.array(self._compared(), dtype=np.int64), turn)
+        layout.record.all_of(self._compared()[0], turn)
         found = self._describe(flat, np.flatnonzero(new).tolist(), last, (turn, step), what)
         # Only now: if the call is refused before, the user gets no warning.
         layout.compared, self._last = True, None
-        return Differences((*found.per_rank, *(readable(flat.values[i].path) for i in values)), found.diverged)
+        return found
 
-    def _compared(self) -> list[int]:
-        """The leaves that are compared: several holders, not known to differ, not trusted, and not aliases."""
+    def _compared(self) -> tuple[_Numbers, _Numbers]:
+        """The leaves, and the values, that are compared: with several holders, not known to differ, not trusted, and no
+        aliases.
+        """
         layout = self.layout
         found = (self._columns >= 0) & ~layout.differing & ~layout.in_mode(ALL)
         found[list(layout.aliases)] = False
-        compared: list[int] = np.flatnonzero(found).tolist()
-        return compared
+        leaves, values = np.split(found, [len(layout.types)])
+        return np.flatnonzero(leaves), np.flatnonzero(values) + len(leaves)
+
+    def _full_digests(self, flat: FlatState) -> _Numbers:
+        """For each leaf and value that is compared a digest of all of it; 0 for all others."""
+        leaves, values = self._compared()
+        found = np.zeros(len(self.layout.holders), dtype=np.int64)
+        found[leaves] = full_digests([flat.data[leaf] for leaf in leaves.tolist()], self._threads)
+        found[values] = [hash_json(self._comparable(flat, number)) for number in values.tolist()]
+        return found
 
     def _look_anew(self, flat: FlatState, owned: Mapping[int, torch.Tensor], what: str) -> None:
         """Prepare the digests of the leaves that are compared from now on, and agree on which rotate (collective)."""
-        layout, compared = self.layout, set(self._compared())
+        layout, compared = self.layout, set(self._compared()[0].tolist())
         verified = np.flatnonzero(layout.in_mode(VERIFY)).tolist()
-        averaged = np.zeros(len(layout.types), dtype=np.bool_)
+        averaged = np.zeros(len(layout.holders), dtype=np.bool_)
         averaged[list(_averaged_leaves(flat))] = True
         rotated = np.flatnonzero(layout.in_mode(ROTATE) | (layout.in_mode(AUTO) & averaged)).tolist()
-        orders = np.zeros(len(layout.types), dtype=np.int64)
+        orders = np.zeros(len(layout.holders), dtype=np.int64)
         leaves_of = [[leaf for leaf in each.leaves if leaf in compared] for each in self._sets]
         for each, leaves in zip(self._sets, leaves_of, strict=True):
             counters = each.number == 0 and not self._unsteady  # writes through a sharded tensor count only there
@@ -358,26 +362,21 @@ class Replicas:
         self._may_defer = shared is not None and shared.may_wait(flat, owned) and not self._unsteady
         self._defers = not self._maximum(np.array([not self._may_defer], np.int64), what)[0]
 
-    def _comparable(self, flat: FlatState, index: int) -> Encoded:
+    def _comparable(self, flat: FlatState, number: int) -> Encoded:
         """The form in which a value is compared: its encoding, dicts in canonical order."""
-        return in_order(flat.values[index].value) if index in self.layout.unordered else self.values[index]
+        index = number - len(flat.arrays)
+        return in_order(flat.values[index].value) if number in self.layout.unordered else self.values[index]
 
-    def _unequal_values(self, flat: FlatState, what: str) -> Flags:
-        """Values that differ between ranks (collective); plain dicts may have different orders."""
-        layout, shared = self.layout, self.layout.shared[1]
-        skipped = layout.per_rank_values | layout.trusted_values
-        digests = np.zeros(len(skipped), dtype=np.int64)
-        for index in np.flatnonzero(~skipped).tolist():
-            digests[index] = hash_json(self._comparable(flat, index))
-        unequal = np.zeros(len(skipped), dtype=np.bool_)
-        unequal[:shared] = self._unequal_in_row(digests[:shared], np.ones(shared, np.bool_), what)
-        asked = np.flatnonzero(unequal).tolist()
+    def _without_reordered(self, flat: FlatState, unequal: Flags, what: str) -> Flags:
+        """The row without the plain dicts that ranks have in different orders (collective)."""
+        layout, first = self.layout, len(flat.arrays)
+        asked = [number for number in layout.shared[unequal[: len(layout.shared)]].tolist() if number >= first]
         if asked:
-            ordered = np.array([hash_json(in_order(flat.values[index].value)) for index in asked], np.int64)
-            still = self._unequal_in_row(ordered, np.ones(len(asked), np.bool_), what)
-            same = [index for index, differs in zip(asked, still.tolist(), strict=True) if not differs]
+            digests = np.array([hash_json(in_order(flat.values[each - first].value)) for each in asked], np.int64)
+            still = self._unequal_in_row(digests, np.ones(len(asked), np.bool_), what)
+            same = [number for number, differs in zip(asked, still.tolist(), strict=True) if not differs]
             layout.unordered.update(same)
-            unequal[same] = False
+            unequal[self._columns[same]] = False
         return unequal
 
     # --- describing differences ---------------------------------------------------------------------------------------
@@ -386,7 +385,7 @@ class Replicas:
         self, flat: FlatState, new: Sequence[int], last: _Numbers, now: tuple[int, int], what: str
     ) -> Differences:
         """Describe differing columns with their ranks and the suspect checkpoints (collective)."""
-        layout, shared = self.layout, self.layout.shared[0]
+        layout, shared = self.layout, len(self.layout.shared)
         if not new:
             return Differences()
         # A leaf that was equal on all ranks is known to all of them, or its history starts over: the minimum decides.
@@ -396,12 +395,17 @@ class Replicas:
         leaves = dict(zip(self._columns.tolist(), range(len(last)), strict=True))
         # A tied leaf may have a longer history than its owner, if it was tied just now.
         found = set(new)
-        tied = {leaf: each.owner for leaf, each in layout.aliases.items() if leaf < shared and each.owner in found}
+        tied = {
+            leaf: each.owner
+            for leaf, each in layout.aliases.items()
+            if layout.holders[leaf] == Holder.ALL and each.owner in found
+        }
         after = {column: int(turns[column]) for column in (*new, *tied)}
         after |= {leaf: after[owner] for leaf, owner in tied.items() if after[leaf] == NEVER}
         intervals = {turn: self.calls.interval(turn, *now) for turn in {*after.values()} - {NEVER}}
         diverged = sorted(column for column, turn in after.items() if turn != NEVER)
-        paths = {column: readable(flat.arrays[column].path) for column in after if column < shared}
+        of_all = flat.leaves
+        paths = {column: readable(of_all[layout.shared[column]].path) for column in after if column < shared}
         groups: dict[int, dict[str, list[int]]] = {}
         if diverged or len(paths) < len(after):
             # Only the holders of shards know their paths.

@@ -110,7 +110,8 @@ def _described(leaf: Leaf) -> list[Any]:
 
 def _differences(reference: list[Any], mine: list[Any], path: Path, replication: Replication) -> Iterator[Difference]:
     """The paths at which this rank's state differs from rank 0's."""
-    if reference == mine or _RANK_LOCAL in (reference[0], mine[0]):
+    # Only as text are 1, 1.0 and True different keys.
+    if (reference == mine and json.dumps(reference) == json.dumps(mine)) or _RANK_LOCAL in (reference[0], mine[0]):
         return
     if {reference[0], mine[0]} == {_NONE, _VALUE}:
         return  # values may differ, also from None
@@ -149,7 +150,7 @@ def _key_differences(
         is_own, shown = replication.mode(inner) == NONE, f"{verb} {_name(item)} at {readable(inner)}"
         allowed = not is_own and not equal and (has_shards or replication.in_parts(inner))
         is_part = allowed and all(replication.mode(leaf) not in (NONE, RANK0) for leaf, _ in _leaves(item, inner))
-        yield Difference(inner, allowed or is_own, shown, is_part)
+        yield Difference(inner, allowed or (is_own and not equal), shown, is_part)
 
 
 def _may_differ(one: list[Any], other: list[Any], path: Path) -> bool:

@@ -6,11 +6,7 @@ rank-local items of each rank, and ``global_state.py`` the combined state of all
 
 from deeppart.state.document.global_state import (
     GlobalState,
-    GlobalTensor,
-    PartValue,
     gather_global_state,
-    joined,
-    values_in,
     with_global_state,
 )
 from deeppart.state.document.part_document import (
@@ -22,9 +18,7 @@ from deeppart.state.document.part_document import (
     insert,
     without_rank_local,
 )
-from deeppart.state.document.structure import (
-    Structure,
-)
+from deeppart.state.document.structure import Structure
 from deeppart.state.document.structure_json import (
     Numbers,
     SavedTensor,
@@ -34,7 +28,9 @@ from deeppart.state.document.structure_json import (
     decode_structure,
     decode_tree,
     encode_division,
+    encode_leaf,
     encode_path,
+    encode_small,
     encode_structure,
     encode_tree,
     outline,
@@ -42,10 +38,8 @@ from deeppart.state.document.structure_json import (
 
 __all__ = [
     "GlobalState",
-    "GlobalTensor",
     "Numbers",
     "PartDocument",
-    "PartValue",
     "RankDocument",
     "RankLocalTree",
     "SavedTensor",
@@ -57,15 +51,15 @@ __all__ = [
     "decode_structure",
     "decode_tree",
     "encode_division",
+    "encode_leaf",
     "encode_path",
     "encode_rank_local",
+    "encode_small",
     "encode_structure",
     "encode_tree",
     "gather_global_state",
     "insert",
-    "joined",
     "outline",
-    "values_in",
     "with_global_state",
     "without_rank_local",
 ]

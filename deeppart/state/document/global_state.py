@@ -12,41 +12,12 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
-import numpy as np
-
 from deeppart.errors import CorruptFileError
-from deeppart.model import Division
-from deeppart.state.document.part_document import RankLocalTree, insert
-from deeppart.state.document.structure import Structure
+from deeppart.state.document.part_document import RankDocument, RankLocalTree, insert
+from deeppart.state.document.structure import PartValue, Structure
 from deeppart.state.paths import ExactPath, IdKey, Path, exact, readable
-from deeppart.state.tensors import LeafType
 from deeppart.state.tree import DICTS, ArrayLeaf, Branch, Node, ValueLeaf, walk_tree, with_items_at
 from deeppart.state.values import same_value
-
-#: The rank-local trees of each rank, and its per-rank values by number.
-RankItems = Sequence[tuple[Sequence[RankLocalTree], Mapping[int, Any]]]
-
-
-@dataclass(frozen=True, slots=True)
-class GlobalTensor:
-    """A sharded tensor, as all parts together have it.
-
-    Attributes:
-        number: its leaf number.
-        kind: its type.
-        path: its path; the same on all ranks that have it.
-        division: the boxes in which it was saved.
-    """
-
-    number: int
-    kind: LeafType
-    path: Path
-    division: Division
-
-    @property
-    def name(self) -> str:
-        """The path as text."""
-        return readable(self.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +25,13 @@ class GlobalState:
     """All sharded tensors of a step, and all parts of its state.
 
     Attributes:
-        tensors: the global tensors, by leaf number.
+        tensors: number of a global tensor -> its path, which is the same on all ranks that have it.
         values: small values in parts of the state, by path; in the order of their numbers.
         parts: the rank-local trees that are parts of the state, with their ranks.
         part_paths: their paths.
     """
 
-    tensors: Mapping[int, GlobalTensor]
+    tensors: Mapping[int, Path]
     values: Mapping[ExactPath, PartValue] = field(default_factory=dict)
     parts: tuple[tuple[int, RankLocalTree], ...] = ()
     part_paths: frozenset[ExactPath] = frozenset()
@@ -68,10 +39,6 @@ class GlobalState:
     def has_part(self, tree: RankLocalTree) -> bool:
         """True if a rank-local tree is a part of the state."""
         return exact(tree.path) in self.part_paths
-
-    def contents(self, rank: int | None) -> list[Any]:
-        """The values in parts of the state of one rank; those that it lacked, or all for None, from the lowest rank."""
-        return [value.of(-1 if rank is None else rank) for value in self.values.values()]
 
     def check(self, structure: Structure, where: str) -> None:
         """Check that each sharded tensor has a path, once the documents of all parts were read."""
@@ -83,45 +50,38 @@ class GlobalState:
             )
 
 
-def gather_global_state(structure: Structure, own: RankItems, where: str) -> GlobalState:
+def gather_global_state(structure: Structure, documents: Sequence[RankDocument], where: str) -> GlobalState:
     """Combine the structure document with the documents of the parts."""
-    tensors: dict[int, GlobalTensor] = {}
+    tensors: dict[int, Path] = {}
     if structure.divisions:
         found = list(structure.walk())
-        found += [each for trees, _ in own for tree in trees for each in walk_tree(tree.node, tree.path)]
+        found += [each for own in documents for tree in own.trees for each in walk_tree(tree.node, tree.path)]
         for path, node in found:
             if not isinstance(node, ArrayLeaf) or node.index not in structure.divisions:
                 continue
-            number = node.index
-            tensor = GlobalTensor(number, structure.types[number], path, structure.divisions[number])
-            known = tensors.setdefault(number, tensor)
-            if known is not tensor and exact(known.path) != exact(path):
+            known = tensors.setdefault(node.index, path)
+            if known is not path and exact(known) != exact(path):
                 raise CorruptFileError(
                     "one sharded tensor stands at two paths",
-                    expected=f"leaf {number} at {known.name} on all ranks",
+                    expected=f"leaf {node.index} at {readable(known)} on all ranks",
                     found=readable(path),
                     where=where,
                 )
-    parts = find_parts(own, structure.divisions)
+    parts = find_parts(documents, structure.divisions)
     paths = frozenset(exact(tree.path) for _, tree in parts)
-    return GlobalState(dict(sorted(tensors.items())), gather_values(parts, own), tuple(parts), paths)
+    return GlobalState(dict(sorted(tensors.items())), gather_values(parts, documents), tuple(parts), paths)
 
 
 def with_global_state(base: Structure, global_state: GlobalState) -> Structure:
     """A structure that includes all parts of the state."""
     if not global_state.parts:
         return base
-    values = len(global_state.values)
-    of_values = {key: len(base.values) + position for position, key in enumerate(global_state.values)}
+    numbers = {key: number for number, key in enumerate(global_state.values, start=len(base))}
     parts = [
-        (rank, replace(each, node=_renumbered(each.node, each.path, of_values))) for rank, each in global_state.parts
+        (rank, replace(each, node=_renumbered(each.node, each.path, numbers))) for rank, each in global_state.parts
     ]
-    return replace(
-        base,
-        tree=with_parts(base.tree, parts),
-        values=base.values + (None,) * values,
-        per_rank_values=np.append(base.per_rank_values, np.zeros(values, dtype=np.bool_)),
-    )
+    whole = base.extended(with_parts(base.tree, parts), {}, numbers.values(), per_rank=False)
+    return replace(whole, in_parts={number: global_state.values[key] for key, number in numbers.items()})
 
 
 def _renumbered(node: Node, path: tuple[Any, ...], numbers: Mapping[ExactPath, int]) -> Node:
@@ -136,25 +96,6 @@ def _renumbered(node: Node, path: tuple[Any, ...], numbers: Mapping[ExactPath, i
 # --- parts of one state -----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class PartValue:
-    """A small value in a part of the state, as all ranks that had it saved it.
-
-    Attributes:
-        name: its path as text.
-        contents: rank -> its value, ascending.
-        differs: true if the ranks' values differ.
-    """
-
-    name: str
-    contents: Mapping[int, Any]
-    differs: bool
-
-    def of(self, rank: int) -> Any:
-        """The value of one rank; if it had none, that of the lowest rank that had one."""
-        return self.contents[rank] if rank in self.contents else next(iter(self.contents.values()))
-
-
 def may_be_part(tree: RankLocalTree, tensors: Container[int]) -> bool:
     """True if a rank-local tree may be a part of one state.
 
@@ -167,7 +108,7 @@ def may_be_part(tree: RankLocalTree, tensors: Container[int]) -> bool:
     return tree.part or (bool(leaves) and not any(isinstance(leaf, ValueLeaf) for leaf in leaves))
 
 
-def find_parts(own: RankItems, tensors: Container[int]) -> list[tuple[int, RankLocalTree]]:
+def find_parts(documents: Sequence[RankDocument], tensors: Container[int]) -> list[tuple[int, RankLocalTree]]:
     """The trees that are parts of one state, with their ranks, in rank order.
 
     Either the trees of all ranks at a path are parts, or none. Dicts may have different keys; if anything else differs,
@@ -177,8 +118,8 @@ def find_parts(own: RankItems, tensors: Container[int]) -> list[tuple[int, RankL
     joint: dict[ExactPath, Node] = {}  # the union of the trees at a path so far
     refused: set[ExactPath] = set()
     of_equal: dict[Path, ExactPath] = {}  # equal keys, such as 1 and True, cannot both be in one dict
-    for rank, (items, _) in enumerate(own):
-        for tree in items:
+    for rank, own in enumerate(documents):
+        for tree in own.trees:
             key = exact(tree.path)
             trees.setdefault(key, []).append((rank, tree))
             union = join(joint.get(key, tree.node), tree.node)
@@ -238,7 +179,9 @@ def values_in(tree: RankLocalTree) -> Iterator[tuple[Path, int]]:
     return ((path, leaf.index) for path, leaf in walk_tree(tree.node, tree.path) if isinstance(leaf, ValueLeaf))
 
 
-def gather_values(parts: Sequence[tuple[int, RankLocalTree]], own: RankItems) -> dict[ExactPath, PartValue]:
+def gather_values(
+    parts: Sequence[tuple[int, RankLocalTree]], documents: Sequence[RankDocument]
+) -> dict[ExactPath, PartValue]:
     """The values in parts of the state that :func:`find_parts` found."""
     found: dict[ExactPath, dict[int, Any]] = {}
     names: dict[ExactPath, str] = {}
@@ -247,7 +190,7 @@ def gather_values(parts: Sequence[tuple[int, RankLocalTree]], own: RankItems) ->
             key = exact(path)
             if key not in found:
                 found[key], names[key] = {}, readable(path)
-            found[key][rank] = own[rank][1][number]
+            found[key][rank] = documents[rank].values[number]
     return {key: PartValue(names[key], contents, _differ(contents)) for key, contents in found.items()}
 
 
@@ -265,12 +208,3 @@ def with_parts(root: Node, parts: Sequence[tuple[int, RankLocalTree]]) -> Node:
         assert joint is not None, "find_parts() has joined them"
         found = joint
     return found
-
-
-def joined(trees: Sequence[RankLocalTree]) -> list[RankLocalTree]:
-    """The trees of several ranks, merged into one for each path."""
-    found: dict[ExactPath, RankLocalTree] = {}
-    for each in trees:
-        first = found.setdefault(exact(each.path), each)
-        found[exact(each.path)] = replace(first, node=join(first.node, each.node) or first.node)
-    return list(found.values())

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,20 +31,20 @@ from deeppart.state.document.structure_json import (
     SavedTensor,
     check_aliases,
     check_nesting,
-    decode_alias,
+    decode_leaves,
     decode_path,
     decode_structure,
     decode_tree,
-    decode_type,
     encode_leaf,
     encode_path,
+    encode_small,
     encode_structure,
     encode_tree,
 )
 from deeppart.state.paths import IdKey, Path, id_key, id_keys, readable
 from deeppart.state.tensors import LeafType
-from deeppart.state.tree import DICTS, Alias, Branch, FlatState, LeafNumbers, Node, RankLocal, every_node
-from deeppart.state.values import Encoded, decode_value
+from deeppart.state.tree import DICTS, Alias, Branch, FlatState, Node, RankLocal, every_node, numbers_in
+from deeppart.state.values import Encoded
 
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
 
@@ -56,9 +56,9 @@ class PartDocument:
     Attributes:
         tree: JSON form of the tree that all ranks share.
         types: type of each leaf on this rank.
+        values: encoded values of this checkpoint, which are numbered after the leaves.
         aliases: leaves that share memory.
-        per_rank, per_rank_values: which leaves and values differ between ranks; no shard does.
-        values: encoded values of this checkpoint.
+        per_rank: by number, which leaves and values differ between ranks; no shard does.
         with_structure: true for rank 0, whose part has the structure.
         compared: for the manifest: the replicated leaves that were last compared in full before this step.
         trees: JSON form of the rank-local items of this rank.
@@ -70,10 +70,9 @@ class PartDocument:
 
     tree: Any
     types: list[LeafType]
+    values: list[Encoded]
     aliases: dict[int, Alias]
     per_rank: npt.NDArray[np.bool_]
-    per_rank_values: npt.NDArray[np.bool_]
-    values: list[Encoded]
     with_structure: bool
     compared: tuple[ComparedEarlier, ...] = ()
     trees: Sequence[Any] = ()
@@ -84,15 +83,14 @@ class PartDocument:
 
     def structure(self) -> dict[str, Any]:
         """The structure document."""
-        leaves, values = self.numbers.described
+        per_rank = self.per_rank.tolist()
+        numbered = sorted(zip(self.numbers.leaves, range(len(per_rank)), strict=False))
+        shared = [(number, index) for number, index in numbered if number < self.numbers.described]
         return encode_structure(
             self.tree,
-            self.types[:leaves],
-            self.per_rank[:leaves],
-            {index: alias for index, alias in self.aliases.items() if index < leaves},
-            self.values[:values],
-            self.per_rank_values[:values],
-            list(self.rank0),
+            [self._leaf(index, is_shared=True) for _, index in shared],
+            [number for number, index in shared if per_rank[index]],
+            self.rank0,
             self.has_rank_local,
             self.tensors,
         )
@@ -102,30 +100,30 @@ class PartDocument:
         if self.numbers.boxes is None:
             return spans
         rows = spans.copy()
-        for name, numbers in (("leaf", self.numbers.arrays), ("box", self.numbers.boxes)):
+        for name, numbers in (("leaf", self.numbers.leaves), ("box", self.numbers.boxes)):
             rows[name] = np.array(numbers, dtype=np.int64)[spans["leaf"]]
         return rows
 
     @collection_paused()
     def meta(self) -> bytes:
         """The part's JSON document."""
-        numbers = self.numbers
-        own = np.flatnonzero(self.per_rank).tolist()
-        values = np.flatnonzero(self.per_rank_values).tolist()
+        numbers, own = self.numbers.leaves, np.flatnonzero(self.per_rank).tolist()
         document: dict[str, Any] = {
-            "leaves": {str(numbers.arrays[index]): self._leaf(index) for index in own},
-            "values": {str(numbers.values[index]): self.values[index] for index in values},
+            "leaves": {str(numbers[index]): self._leaf(index, is_shared=False) for index in own},
             "trees": list(self.trees) if self.has_rank_local else [],
         }
         if self.with_structure:
             document["structure"] = self.structure()
         return json.dumps(document, separators=(",", ":")).encode()
 
-    def _leaf(self, index: int) -> list[Any]:
-        alias = self.aliases.get(index) if index >= self.numbers.described[0] else None
-        if alias is not None:
-            alias = replace(alias, owner=self.numbers.arrays[alias.owner])
-        return encode_leaf(self.types[index], alias)
+    def _leaf(self, index: int, *, is_shared: bool) -> list[Any]:
+        """A leaf or value in the structure document, or in that of this rank."""
+        if index >= len(self.types):
+            return encode_small(None if is_shared and self.per_rank[index] else self.values[index - len(self.types)])
+        alias, numbers = self.aliases.get(index), self.numbers.leaves
+        if alias is not None and (is_shared or numbers[index] >= self.numbers.described):
+            return encode_leaf(self.types[index], replace(alias, owner=numbers[alias.owner]))
+        return encode_leaf(self.types[index], None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +149,8 @@ class RankDocument:
     """The decoded document of one part.
 
     Attributes:
-        types: leaf number -> type.
-        values: value number -> decoded value.
+        types: number of a leaf -> its type.
+        values: number of a value -> it.
         structure: the structure, in rank 0's part.
         trees: the rank-local trees of this rank.
         aliases: leaves of ``trees`` that share memory.
@@ -169,54 +167,44 @@ class RankDocument:
 
         Refuses a document whose leaves or values are not the per-rank ones of the structure and those of ``trees``.
         """
-        shared, shared_values = len(structure.types), len(structure.values)
-        leaves = set(np.flatnonzero(structure.per_rank).tolist())
-        values = set(np.flatnonzero(structure.per_rank_values).tolist())
-        added, added_values = sorted(self.types.keys() - leaves), sorted(self.values.keys() - values)
-        sound = leaves <= self.types.keys() and values <= self.values.keys()
-        sound = sound and added == list(range(shared, shared + len(added)))
-        sound = sound and added_values == list(range(shared_values, shared_values + len(added_values)))
-        if not sound or (not structure.has_rank_local and (added or added_values or self.trees)):
+        shared, numbers = len(structure), self.types.keys() | self.values.keys()
+        per_rank = set(np.flatnonzero(structure.per_rank).tolist())
+        added = sorted(numbers - per_rank)
+        sound = per_rank <= numbers and added == list(range(shared, shared + len(added)))
+        sound = sound and not (
+            self.types.keys() & structure.values.keys() or self.values.keys() & structure.types.keys()
+        )
+        if not sound or (not structure.has_rank_local and (added or self.trees)):
             raise CorruptFileError(
                 "a part's document does not fit the structure document",
-                expected=f"per-rank leaves {sorted(leaves)[:8]}, values {sorted(values)[:8]}"
-                + f"; rank-local ones from {shared} and {shared_values} on" * structure.has_rank_local,
+                expected=f"per-rank leaves and values {sorted(per_rank)[:8]}"
+                + f"; rank-local ones from {shared} on" * structure.has_rank_local,
                 found=f"leaves {sorted(self.types)[:8]}, values {sorted(self.values)[:8]}",
                 where=where,
             )
         try:
             own = self.types  # their shapes may differ from those on rank 0
             tied = {index: alias for index, alias in structure.aliases.items() if index in own or alias.owner in own}
-            check_aliases(self.all_types(structure) if tied else (), tied)
-            return self._inserted(structure, added, added_values) if structure.has_rank_local else structure
+            check_aliases({**structure.types, **own} if tied else {}, tied)
+            return self._inserted(structure, set(added)) if structure.has_rank_local else structure
         except (ValueError, KeyError, IndexError, TypeError) as error:
             raise CorruptFileError(
                 "a part's document does not fit the structure document", found=str(error), where=where
             ) from error
 
-    def _inserted(self, structure: Structure, added: list[int], added_values: list[int]) -> Structure:
+    def _inserted(self, structure: Structure, added: set[int]) -> Structure:
         """The structure with the rank-local items, whose leaves and values are added."""
-        named = {index for tree in self.trees for index in LeafNumbers.of(tree.node).arrays}
-        if not named.issuperset(added) or not structure.placeless.issuperset(named.difference(added)):
+        named = {number for tree in self.trees for number in numbers_in(tree.node)}
+        if not added <= named or not named - added <= structure.placeless:
             raise ValueError("a rank-local leaf is in no tree, or a tree names one that is not described")
         tree = insert(structure.tree, self.trees)
         if not structure.is_unmarked and _has_placeholders(tree):
             raise ValueError("a placeholder stands for no rank-local item")
         if self.trees:
             check_nesting(tree)
-        return replace(
-            structure,
-            tree=tree,
-            types=structure.types + tuple(self.types[index] for index in added),
-            per_rank=np.append(structure.per_rank, np.ones(len(added), dtype=np.bool_)),
-            aliases=structure.aliases | self.aliases,
-            values=structure.values + (None,) * len(added_values),
-            per_rank_values=np.append(structure.per_rank_values, np.ones(len(added_values), dtype=np.bool_)),
-        )
-
-    def all_types(self, structure: Structure) -> list[LeafType]:
-        """Type of every leaf as this rank saved it."""
-        return [self.types.get(index, kind) for index, kind in enumerate(structure.types)]
+        types = {number: kind for number, kind in self.types.items() if number in added}
+        whole = structure.extended(tree, types, added & self.values.keys(), per_rank=True)
+        return replace(whole, aliases=structure.aliases | self.aliases)
 
 
 @collection_paused()
@@ -224,19 +212,16 @@ def decode_meta(meta: bytes, where: str, *, with_structure: bool = True) -> Rank
     """Read a part's JSON document."""
     try:
         document = parse_json(meta)
-        leaves = {_number(text): leaf for text, leaf in document["leaves"].items()}
-        types = {number: decode_type(kind, dtype, shape, where) for number, (kind, dtype, shape, *_) in leaves.items()}
-        aliases = {number: decode_alias(views) for number, (_, _, _, *views) in leaves.items() if views}
-        values = {_number(index): decode_value(value, where) for index, value in document["values"].items()}
-        trees = decode_rank_local(document["trees"], set(values), where)
+        leaves = decode_leaves(((_number(text), leaf) for text, leaf in document["leaves"].items()), where)
+        trees = decode_rank_local(document["trees"], leaves.values, where)
         structure = document.get("structure") if with_structure else None
-        check_aliases(types, aliases)
+        check_aliases(leaves.types, leaves.aliases)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise CorruptFileError(
             "a part's document cannot be read", found=f"{type(error).__name__}: {error}", where=where
         ) from error
     decoded = None if structure is None else decode_structure(structure, where)
-    return RankDocument(types, values, decoded, trees, aliases)
+    return RankDocument(leaves.types, leaves.values, decoded, trees, leaves.aliases)
 
 
 def _number(text: str) -> int:
@@ -258,24 +243,24 @@ def encode_rank_local(flat: FlatState, numbers: Numbers) -> list[Any]:
     ]
 
 
-def decode_rank_local(documents: Sequence[Any], values: set[int], where: str) -> tuple[RankLocalTree, ...]:
-    """Inverse of :func:`encode_rank_local`."""
+def decode_rank_local(documents: Sequence[Any], values: Container[int], where: str) -> tuple[RankLocalTree, ...]:
+    """Inverse of :func:`encode_rank_local`; ``values``: which numbers are of small values."""
     trees = []
-    arrays: list[int] = []
     named: list[int] = []
     if type(documents) is not list:
         raise TypeError("no list of trees")
     for path, position, document, *part in documents:
-        node, seen = decode_tree(document, where)
+        node, seen = decode_tree(document, values, where)
+        if seen.marks:
+            raise ValueError("a placeholder in a rank-local tree")
         if position is not None and (type(position) is not int or not 0 <= position < 1 << 62):
             raise ValueError(f"position {position!r:.80}")
         if part and (part != [1] or type(part[0]) is not int):
             raise ValueError(f"{part!r:.80} does not mark a part of one state")
         trees.append(RankLocalTree(decode_path(path, where), position, node, bool(part)))
-        arrays += seen.arrays
-        named += seen.values
-    if len(set(arrays)) != len(arrays) or len(set(named)) != len(named) or not values.issuperset(named):
-        raise ValueError("a tree names a leaf twice, or one that is not described")
+        named += seen.numbers
+    if len(set(named)) != len(named):
+        raise ValueError("a leaf is named twice")
     return tuple(trees)
 
 
@@ -312,10 +297,10 @@ def _insert(node: Node, trees: Sequence[tuple[Path, RankLocalTree]]) -> Node:
     added = [each for group in below.values() for each in group]
     if (node.kind not in DICTS and added) or any(rest or tree.position is None for rest, tree in added):
         raise ValueError(f"no position for {readable(added[0][1].path)}")
-    if len(added) != len(below):
-        raise ValueError("a dict key is repeated")
     for _, tree in sorted(added, key=lambda each: each[1].position or 0):
         entries.insert(tree.position or 0, (tree.path[-1], tree.node))
+    if added and len({key for key, _ in entries}) != len(entries):  # 1, 1.0 and True are the same key
+        raise ValueError("a dict key is repeated")
     return node.with_items(entries)
 
 

@@ -11,7 +11,7 @@ import itertools
 import keyword
 import re
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 from typing import Any, NamedTuple
@@ -37,13 +37,14 @@ from deeppart.state.tree import (
     Node,
     RankLocal,
     ShardedLeaf,
+    UnmadeLeaf,
     ValueLeaf,
     contiguous_strides,
 )
 from deeppart.state.values import Encoded, decode_key, decode_value, encode_key, encode_value, is_unicode
 
-#: The first item of a leaf in the JSON form of a tree, and of a placeholder.
-ARRAY, VALUE, RANK_LOCAL = "a", "v", "r"
+#: The first item of a placeholder in the JSON form of a tree, and of a small value among the leaves.
+RANK_LOCAL, VALUE = "r", "value"
 #: Boxes of one global tensor, at most: the largest number of ranks.
 MOST_BOXES = 1 << 24
 #: Total characters of the paths of all leaves, at most.
@@ -54,38 +55,28 @@ _IDENTIFIER = re.compile(r"[^\W\d]\w*")
 
 
 class Numbers(NamedTuple):
-    """Maps the numbers that leaves have on one rank to their numbers in files.
+    """Maps the numbers that leaves and values have on one rank to their numbers in files.
 
-    In files the leaves of the structure document come first: those that all ranks share, those that rank 0 saves for
-    all, and global tensors. Rank-local leaves follow.
+    In files those of the structure document come first: what all ranks share, what rank 0 saves for all, and global
+    tensors. What is rank-local follows.
 
     Attributes:
-        arrays, values: numbers in files of arrays and small values; for a shard, the number of its tensor.
+        leaves: numbers in files; for a shard, the number of its tensor.
         tensors: those of the sharded tensors.
-        described: how many arrays and values of this rank are in the structure document, without global tensors.
-        boxes: number of the box of each shard; 0 for every other array. None if arrays have the same numbers in files.
+        described: the first number in files that is not of what all ranks share, or rank 0 saves for all.
+        boxes: number of the box of each shard; 0 for every other leaf. None if all have the same numbers in files.
     """
 
-    arrays: Sequence[int] = range(1 << 62)
-    values: Sequence[int] = range(1 << 62)
+    leaves: Sequence[int] | Mapping[int, int] = range(1 << 62)
     tensors: Sequence[int] = ()
-    described: tuple[int, int] = (1 << 62, 1 << 62)
+    described: int = 1 << 62
     boxes: Sequence[int] | None = None
 
-    @classmethod
-    def after(cls, arrays: int, values: int) -> Numbers:
-        """Consecutive numbers after so many arrays and values."""
-        return cls(range(arrays, 1 << 62), range(values, 1 << 62))
-
-    def encode(self, leaf: Leaf) -> list[Any]:
-        """The JSON form of a leaf."""
-        if isinstance(leaf, ValueLeaf):
-            return [VALUE, self.values[leaf.index]]
-        if isinstance(leaf, ShardedLeaf):
-            return [ARRAY, self.tensors[leaf.index]]
-        if isinstance(leaf, ArrayLeaf):
-            return [ARRAY, self.arrays[leaf.index]]
-        raise TypeError("a tensor without memory is in no state that is saved")
+    def of(self, leaf: Leaf) -> int:
+        """The number of a leaf in files, which is its JSON form."""
+        if isinstance(leaf, UnmadeLeaf):
+            raise TypeError("a tensor without memory is in no state that is saved")
+        return self.tensors[leaf.index] if isinstance(leaf, ShardedLeaf) else self.leaves[leaf.index]
 
 
 AS_THEY_ARE = Numbers()
@@ -96,7 +87,7 @@ def encode_tree(root: Node, numbers: Numbers = AS_THEY_ARE) -> Any:
     if isinstance(root, RankLocal):
         return [RANK_LOCAL] if root.mine or root.node is None else encode_tree(root.node, numbers)
     if not isinstance(root, Branch):
-        return numbers.encode(root)
+        return numbers.of(root)
     metadata = root.metadata or getattr(root.container, "_metadata", None)
     about = _encode_metadata(metadata) if root.kind in DICTS else _about(root)
     order = None if root.container is None or root.kind not in DICTS else list(root.container)
@@ -130,9 +121,7 @@ def _about(branch: Branch) -> Any:
     return branch.name if branch.kind == "object" else branch.name or None
 
 
-def _encode_branch(
-    branch: Branch, about: Any, order: Sequence[Key] | None, encode: Callable[[Node], list[Any]]
-) -> list[Any]:
+def _encode_branch(branch: Branch, about: Any, order: Sequence[Key] | None, encode: Callable[[Node], Any]) -> list[Any]:
     """The JSON form of a container; that of a dict has its keys in this order, without rank-local items."""
     keys, children = branch.keys, list(map(encode, branch.children))
     if branch.kind not in DICTS:
@@ -177,41 +166,46 @@ class SavedTensor(NamedTuple):
 
 def encode_structure(
     tree: Any,
-    types: list[LeafType],
-    per_rank: npt.NDArray[np.bool_],
-    aliases: dict[int, Alias],
-    values: list[Encoded],
-    per_rank_values: npt.NDArray[np.bool_],
-    rank0: list[Any],
-    has_rank_local: bool,
+    leaves: list[Any],
+    per_rank: Sequence[int] = (),
+    rank0: Sequence[Any] = (),
+    has_rank_local: bool = False,
     tensors: Sequence[SavedTensor] = (),
 ) -> dict[str, Any]:
-    """The structure document; ``tree`` comes from :func:`encode_tree`, ``rank0`` from :func:`encode_path`.
+    """The structure document.
 
-    ``tensors``, the global tensors, are the last leaves.
+    Args:
+        tree: from :func:`encode_tree`.
+        leaves: leaves and values in the order of their numbers, from :func:`encode_leaf` and :func:`encode_small`.
+        per_rank: numbers of those that differ between ranks.
+        rank0: paths, from :func:`encode_path`.
+        has_rank_local: true if parts may have trees.
+        tensors: the global tensors, which are numbered last.
     """
-    own = map(int, per_rank.tolist())
-    leaves = [encode_leaf(kind, aliases.get(i), flag) for i, (kind, flag) in enumerate(zip(types, own, strict=True))]
+    described = []
     for tensor in tensors:
         whole = contiguous_strides(tensor.kind.shape)
-        alias = None if tensor.owner is None else Alias(len(types) + tensor.owner, 0, whole)
-        leaves.append(encode_leaf(tensor.kind, alias, 0))
-    shared = [None if own else value for value, own in zip(values, per_rank_values.tolist(), strict=True)]
+        alias = None if tensor.owner is None else Alias(len(leaves) + tensor.owner, 0, whole)
+        described.append(encode_leaf(tensor.kind, alias))
     return {
         "tree": tree,
-        "leaves": leaves,
-        "values": shared,
-        "per_rank_values": np.flatnonzero(per_rank_values).tolist(),
-        "rank0": rank0,
+        "leaves": leaves + described,
+        "per_rank": list(per_rank),
+        "rank0": list(rank0),
         "rank_local": has_rank_local,
         "boxes": [encode_division(tensor.division) for tensor in tensors],
     }
 
 
-def encode_leaf(kind: LeafType, alias: Alias | None, *own: int) -> list[Any]:
-    """A leaf in a document; in the structure document with a flag for one that each rank has saved for itself."""
+def encode_leaf(kind: LeafType, alias: Alias | None) -> list[Any]:
+    """A leaf in a document."""
     view = [] if alias is None else [[alias.owner, alias.offset, list(alias.strides)]]
-    return [kind.kind, kind.dtype, list(kind.shape), *own, *view]
+    return [kind.kind, kind.dtype, list(kind.shape), *view]
+
+
+def encode_small(value: Encoded) -> list[Any]:
+    """An encoded value in a document."""
+    return [VALUE, value]
 
 
 def encode_division(division: Division) -> list[Any]:
@@ -244,27 +238,15 @@ def decode_structure(document: Any, where: str) -> Structure:
 
 
 def _decode_structure(document: Any, where: str) -> Structure:
-    types: list[LeafType] = []
-    aliases: dict[int, Alias] = {}
-    per_rank = np.zeros(len(document["leaves"]), dtype=np.bool_)
-    for index, (kind, dtype, shape, own, *views) in enumerate(_list(document["leaves"])):
-        if _count(own) > 1:
-            raise ValueError(f"leaf {index} has an impossible flag")
-        per_rank[index] = bool(own)
-        types.append(decode_type(kind, dtype, _list(shape), where))
-        if views:
-            aliases[index] = decode_alias(views)
-    values = tuple(_list(document["values"]))
-    own_values = np.zeros(len(values), dtype=np.bool_)
-    own_values[[_count(index) for index in _list(document["per_rank_values"])]] = True
-    seen = Named()
-    tree = _decode_node(document["tree"], seen, where)
+    leaves = decode_leaves(enumerate(_list(document["leaves"])), where)
+    types, aliases, count = leaves.types, leaves.aliases, len(document["leaves"])
+    per_rank = np.zeros(count, dtype=np.bool_)
+    per_rank[[_count(number) for number in _list(document["per_rank"])]] = True
+    tree, seen = decode_tree(document["tree"], leaves.values, where)
     divisions = _decode_divisions(_list(document["boxes"]), types, per_rank)
-    named, placeless = set(seen.arrays), frozenset(divisions.keys() - set(seen.arrays))
-    if len(named) != len(seen.arrays) or named | placeless != set(range(len(types))):
-        raise ValueError("the tree does not name every leaf exactly once")
-    if sorted(seen.values) != list(range(len(values))):
-        raise ValueError("the tree does not name every value exactly once")
+    placeless = frozenset(divisions.keys() - set(seen.numbers))
+    if sorted((*seen.numbers, *placeless)) != list(range(count)):
+        raise ValueError("the tree does not name every leaf and value exactly once")
     check_nesting(tree)
     rank0 = frozenset(exact(decode_path(path, where)) for path in _list(document["rank0"]))
     has_rank_local = document["rank_local"]
@@ -272,20 +254,19 @@ def _decode_structure(document: Any, where: str) -> Structure:
         raise ValueError(f"rank_local: {short(has_rank_local)}")
     check_aliases(types, aliases)
     _check_ties(types, aliases, divisions)
-    what = (tree, tuple(types), per_rank, aliases, values, own_values, rank0, has_rank_local)
+    what = (tree, types, leaves.values, per_rank, aliases, rank0, has_rank_local)
     return Structure(*what, divisions=divisions, placeless=placeless, is_unmarked=not seen.marks)
 
 
 def _decode_divisions(
-    documents: list[Any], types: Sequence[LeafType], per_rank: npt.NDArray[np.bool_]
+    documents: list[Any], types: Mapping[int, LeafType], per_rank: npt.NDArray[np.bool_]
 ) -> dict[int, Division]:
     """The divisions of the global tensors, which are the last leaves."""
-    first = len(types) - len(documents)
     found: dict[int, Division] = {}
     known: dict[str, Division] = {}  # many tensors share few divisions
-    for number, encoded in enumerate(documents, start=first):
+    for number, encoded in enumerate(documents, start=len(per_rank) - len(documents)):
         kind = types[number]
-        if number < 0 or kind.kind != "torch" or per_rank[number]:
+        if kind.kind != "torch" or per_rank[number]:
             raise ValueError(f"leaf {number} cannot be divided")
         text = f"{kind.shape} {encoded}"
         if text not in known:
@@ -335,7 +316,7 @@ def _decode_cuts(encoded: Any, length: int) -> range | tuple[int, ...]:
     return cuts
 
 
-def _check_ties(types: Sequence[LeafType], aliases: Mapping[int, Alias], divisions: Mapping[int, Division]) -> None:
+def _check_ties(types: Mapping[int, LeafType], aliases: Mapping[int, Alias], divisions: Mapping[int, Division]) -> None:
     """Check that a global tensor shares memory only with all of another one that is divided alike."""
     for index, alias in aliases.items():
         if index not in divisions and alias.owner not in divisions:
@@ -346,27 +327,55 @@ def _check_ties(types: Sequence[LeafType], aliases: Mapping[int, Alias], divisio
             raise ValueError(f"leaf {index} does not share all of the global tensor {alias.owner}")
 
 
+class Leaves(NamedTuple):
+    """Leaves and values of a document by number: types, values, and leaves that share memory."""
+
+    types: dict[int, LeafType]
+    values: dict[int, Any]
+    aliases: dict[int, Alias]
+
+
+def decode_leaves(documents: Iterable[tuple[int, Any]], where: str) -> Leaves:
+    """Read numbered leaves and values."""
+    found = Leaves({}, {}, {})
+    for number, document in documents:
+        kind, *rest = _list(document)
+        if kind == VALUE:
+            (encoded,) = rest
+            found.values[number] = decode_value(encoded, where)
+            continue
+        dtype, shape, *views = rest
+        found.types[number] = _decode_type(kind, dtype, _list(shape), where)
+        if views:
+            ((owner, offset, strides),) = views
+            found.aliases[number] = Alias(_count(owner), _count(offset), tuple(map(_count, _list(strides))))
+    return found
+
+
 @dataclass(slots=True)
 class Named:
-    """Collects the numbers of leaves and values that a tree names, and counts its placeholders."""
+    """Collects the numbers that a tree names, and counts its placeholders.
 
-    arrays: list[int] = field(default_factory=list)
-    values: list[int] = field(default_factory=list)
+    Attributes:
+        values: which numbers are of small values; all others are of leaves.
+    """
+
+    values: Container[int]
+    numbers: list[int] = field(default_factory=list)
     marks: int = 0
 
 
-def decode_tree(document: Any, where: str) -> tuple[Node, Named]:
-    """Read a rank-local tree; returns it and the numbers that it names."""
-    seen = Named()
+def decode_tree(document: Any, values: Container[int], where: str) -> tuple[Node, Named]:
+    """Read a tree; returns it and what it names."""
+    seen = Named(values)
     return _decode_node(document, seen, where), seen
 
 
 def _decode_node(document: Any, seen: Named, where: str) -> Node:
+    if type(document) is int:
+        seen.numbers.append(_count(document))
+        return ValueLeaf(document) if document in seen.values else ArrayLeaf(document)
     kind, *rest = _list(document)
-    if kind in (ARRAY, VALUE):
-        (number,) = rest
-        (seen.arrays if kind == ARRAY else seen.values).append(_count(number))
-        return ArrayLeaf(number) if kind == ARRAY else ValueLeaf(number)
     if kind == RANK_LOCAL and not rest:
         seen.marks += 1
         return RankLocal()
@@ -439,19 +448,13 @@ def _decode_form(kind: str, encoded: Any) -> ObjectForm:
     return ObjectForm(kind, tuple(about))
 
 
-def decode_type(kind: Any, dtype: Any, shape: list[Any], where: str) -> LeafType:
+def _decode_type(kind: Any, dtype: Any, shape: list[Any], where: str) -> LeafType:
     """The type of a leaf."""
     try:
         return _known_type(kind, dtype, *shape)
     except (CorruptFileError, TypeError):
         LeafType(kind, dtype, tuple(shape)).check(where)
         raise
-
-
-def decode_alias(views: list[Any]) -> Alias:
-    """The view of another leaf that stands after the type of a leaf."""
-    ((owner, offset, strides),) = views
-    return Alias(_count(owner), _count(offset), tuple(_count(stride) for stride in _list(strides)))
 
 
 @functools.lru_cache(4096, typed=True)  # many leaves share few types
@@ -496,7 +499,7 @@ def check_nesting(tree: Node) -> None:
         raise ValueError(f"the paths of all leaves have {total} characters, more than {MOST_PATH_CHARACTERS}")
 
 
-def check_aliases(types: Sequence[LeafType] | Mapping[int, LeafType], aliases: Mapping[int, Alias]) -> None:
+def check_aliases(types: Mapping[int, LeafType], aliases: Mapping[int, Alias]) -> None:
     """Check that each alias is within its owner."""
     for index, alias in aliases.items():
         kind, owner = types[index], types[alias.owner]

@@ -28,7 +28,7 @@ from deeppart.state.restore.scatter import (
     whole_leaves,
 )
 from deeppart.state.restore.sharing import tie
-from deeppart.state.restore.target import DROPPED, Target, decode_values
+from deeppart.state.restore.target import DROPPED, Target
 
 __all__ = [
     "DROPPED",
@@ -48,7 +48,6 @@ __all__ = [
     "check_composites",
     "choose",
     "cut_patch",
-    "decode_values",
     "detached",
     "find_targets",
     "is_composite",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -26,13 +26,13 @@ from deeppart.state.tree import (
     DICTS,
     ArrayLeaf,
     Branch,
-    LeafNumbers,
     Node,
     RankLocal,
     ValueLeaf,
     container_items,
     container_kind,
     every_node,
+    numbers_in,
     walk_tree,
 )
 
@@ -45,14 +45,14 @@ class Absent:
 
     Attributes:
         path: its path.
-        leaves: its leaves.
+        numbers: those of its leaves and values.
         around: the live dict.
         is_none: the live dict has None under the key.
         in_module: the dict is a module's.
     """
 
     path: Path
-    leaves: LeafNumbers
+    numbers: set[int]
     around: Branch
     is_none: bool
     in_module: bool
@@ -88,7 +88,7 @@ class Choice:
 
 
 def choose(
-    saved: Node, live: Node, values: Sequence[Any], request: Request, outermost: Collection[IdKey] | None
+    saved: Node, live: Node, values: Mapping[int, Any], request: Request, outermost: Collection[IdKey] | None
 ) -> Choice:
     """Select the items to restore; changes nothing."""
     walk = _Choosing(values, request, outermost)
@@ -123,7 +123,7 @@ class _Choosing:
         found: the result so far.
     """
 
-    def __init__(self, values: Sequence[Any], request: Request, outermost: Collection[IdKey] | None) -> None:
+    def __init__(self, values: Mapping[int, Any], request: Request, outermost: Collection[IdKey] | None) -> None:
         self._values, self._request, self._outermost = values, request, outermost
         self._rules_met: set[int] = set()
         self._any_asked = request.keys is None
@@ -199,7 +199,7 @@ class _Choosing:
             kept.append((key, found))
             is_none = isinstance(here, ValueLeaf) and here.value is None
             if (here is None or (is_none and found is not _STAYS)) and saved.kind in DICTS and not at.in_optimizer:
-                self.found.absent.append(Absent(inner, LeafNumbers.of(found), live, is_none, at.in_module))
+                self.found.absent.append(Absent(inner, numbers_in(found), live, is_none, at.in_module))
         lacking = live.keys_besides(theirs)
         is_whole = saved.kind == "list" and is_cut(saved, live, is_record=False)
         # An absent count is 0: a mixture with live counts would be those of two runs.

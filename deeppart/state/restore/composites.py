@@ -35,12 +35,12 @@ from deeppart.state.tree import (
     ArrayLeaf,
     Branch,
     FlatState,
-    LeafNumbers,
     Node,
     UnmadeLeaf,
     ValueLeaf,
     describe_leaf_value,
     every_node,
+    numbers_in,
 )
 from deeppart.state.values import same_value
 
@@ -91,7 +91,7 @@ def check_values(saved: Branch, live: Branch, target: Target, path: Path) -> Non
 
 def is_dropped(saved: Branch, target: Target) -> bool:
     """True if a tensor is left unchanged because some of its components are not restored."""
-    return not target.dropped.isdisjoint(LeafNumbers.of(saved).arrays)
+    return not target.dropped.isdisjoint(numbers_in(saved))
 
 
 def check_unmade(saved: ArrayLeaf, live: UnmadeLeaf, target: Target, path: Path, *, movable: bool) -> None:

@@ -110,7 +110,7 @@ def check_optimizer(
         _check_moments(saved, parameters, target.types)
 
 
-def _check_moments(saved: Branch, parameters: Parameters, types: Sequence[LeafType]) -> None:
+def _check_moments(saved: Branch, parameters: Parameters, types: Mapping[int, LeafType]) -> None:
     """What an optimizer keeps for each element of a parameter has the shape of the one that gets it by its number."""
     path, state = parameters.path, saved.by_key().get("state")
     for inner, moments in state.items((*path, "state")) if isinstance(state, Branch) else ():
@@ -135,7 +135,7 @@ def _state_keys(state_dict: Branch) -> Sequence[object]:
     return state.keys if isinstance(state, Branch) else ()
 
 
-def _groups(state_dict: Branch, values: Sequence[Any] | None = None) -> list[dict[Any, Any]]:
+def _groups(state_dict: Branch, values: Mapping[int, Any] | None = None) -> list[dict[Any, Any]]:
     """The parameter groups of an optimizer's state_dict."""
     groups = plain(state_dict.by_key().get("param_groups"), values)
     return [group for group in groups if isinstance(group, dict)] if isinstance(groups, list) else []
@@ -160,7 +160,7 @@ def goes_by(optimizer: torch.optim.Optimizer) -> set[str]:
     return names
 
 
-def is_unreached(saved: Branch, live: Branch, values: Sequence[Any]) -> bool:
+def is_unreached(saved: Branch, live: Branch, values: Mapping[int, Any]) -> bool:
     """True if a dict is the result of an optimizer's ``state_dict()``, and not all that is restored reaches it.
 
     The dict is not the optimizer's. Their tensors are the same if it has stepped, but items created in the dict do not
@@ -181,7 +181,7 @@ def _sequence(group: dict[Any, Any], name: str) -> Sequence[Any]:
     return found if isinstance(found, (list, tuple)) else ()
 
 
-def plain(node: Any, values: Sequence[Any] | None = None) -> Any:
+def plain(node: Any, values: Mapping[int, Any] | None = None) -> Any:
     """Lists, dicts and small values of a tree, with None for its other leaves; a container of values is one already.
 
     Args:

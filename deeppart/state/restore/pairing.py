@@ -381,7 +381,7 @@ class _Pairing:
             # Live leaves are compared when they are filled; a created one is the same at both paths.
             places = (place_of(self._target, each.index) for each in (one, other))
             return one.index in self._target.places or len(set(places)) == 1
-        values = [("stays",) if value is DROPPED else value for value in self._target.values]
+        values = {number: ("stays",) if each is DROPPED else each for number, each in self._target.values.items()}
         return same_value(plain(one, values), plain(other, values))
 
     def _kind_error(self, saved: Node, live: Node, path: Path) -> StateError:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from deeppart._gc import collection_paused
+import numpy as np
+
 from deeppart.errors import LeafMismatchError, StructureMismatchError
 from deeppart.state.document import RankDocument, Structure
 from deeppart.state.paths import Key, Path, readable
@@ -29,7 +30,7 @@ from deeppart.state.tree import (
     holds_containers,
     walk_tree,
 )
-from deeppart.state.values import MUTABLE, decode_value
+from deeppart.state.values import MUTABLE
 
 OR_CONVERT = "or convert what deeppart.load gives"
 _NUMBERS = frozenset({int, float, bool, complex})
@@ -84,12 +85,12 @@ class Target:
 
     Attributes:
         structure: the saved structure.
-        types: type of each leaf as this rank will receive it.
-        values: decoded value per value number, or DROPPED.
+        types: leaf number -> its type, as this rank will receive it.
+        values: number of a value -> it, or DROPPED.
         places: leaf number -> the tensor or array to write into; for other leaves, arrays are made.
         tied: numbers of leaves whose place is a view of another one, just as when they were saved.
         root: the pair of the states, once they were matched.
-        dropped: numbers of leaves that are not restored.
+        dropped: numbers of leaves and values that are not restored.
         may_cast: true if floating-point leaves may have another dtype in the live state.
         own: numbers of the leaves of which each rank gets its own bytes.
         mapped: leaf number -> content of such a leaf, from those that another number of ranks had.
@@ -104,8 +105,8 @@ class Target:
     """
 
     structure: Structure
-    types: list[LeafType]
-    values: list[Any]
+    types: dict[int, LeafType]
+    values: dict[int, Any]
     places: dict[int, Place] = field(default_factory=dict)
     tied: set[int] = field(default_factory=set)
     root: Pair | None = None
@@ -121,17 +122,21 @@ class Target:
     is_chosen: bool = False
 
     @classmethod
-    def of_rank(cls, structure: Structure, own: RankDocument | None, in_parts: Sequence[Any], where: str) -> Target:
-        """For what one rank had; without its per-rank leaves and values if its document is None.
+    def of_rank(cls, structure: Structure, own: RankDocument | None, rank: int | None) -> Target:
+        """For what one rank had; without its per-rank leaves and values if its document is None."""
+        in_parts = {number: value.of(rank) for number, value in structure.in_parts.items()}
+        found = cls(structure, dict(structure.types), {**structure.values, **in_parts})
+        if own is None:
+            found.drop(frozenset(np.flatnonzero(structure.per_rank).tolist()))
+        else:
+            found.types |= own.types
+            found.values |= own.values
+        return found
 
-        Args:
-            in_parts: the values in parts of the state, which come last.
-        """
-        values = decode_values(structure, where)
-        for index, value in own.values.items() if own is not None else ():
-            values[index] = value
-        values[len(values) - len(in_parts) :] = in_parts
-        return cls(structure, list(structure.types) if own is None else own.all_types(structure), values)
+    def drop(self, numbers: Set[int]) -> None:
+        """Restore none of these leaves and values."""
+        self.dropped |= numbers
+        self.values.update(dict.fromkeys(self.values.keys() & numbers, DROPPED))
 
     def class_of(self, module: str, name: str) -> type | None:
         """The script's class for a name in a file; None if there is none, or several in other modules."""
@@ -155,7 +160,7 @@ class Target:
     def numbers(self) -> list[int]:
         """Numbers of the leaves to restore, without aliases."""
         aliases, dropped = self.structure.aliases, self.dropped
-        return [index for index in range(len(self.types)) if index not in aliases and index not in dropped]
+        return [index for index in self.types if index not in aliases and index not in dropped]
 
     def untie_shards(self) -> None:
         """Drop the ties of leaves that are sharded in the live state: each is filled separately."""
@@ -207,18 +212,10 @@ def place_of(target: Target, index: int) -> Alias:
     return Alias(index, 0, contiguous_strides(target.types[index].shape)) if alias is None else alias
 
 
-def decode_values(structure: Structure, where: str) -> list[Any]:
-    """Decode the shared values; per-rank ones are DROPPED until filled in."""
-    own = structure.per_rank_values.tolist()
-    pairs = zip(structure.values, own, strict=True)
-    with collection_paused():
-        return [DROPPED if skip else decode_value(value, where) for value, skip in pairs]
-
-
 # --- saved and live items in a common form ----------------------------------------------------------------------------
 
 
-def is_lacking(saved: Node, live: Node, types: Sequence[LeafType]) -> bool:
+def is_lacking(saved: Node, live: Node, types: Mapping[int, LeafType]) -> bool:
     """True if the live state has no counterpart yet of a saved array or container, so that one is created.
 
     That is None; a tensor on the meta device; or a number where an array of one element was saved: a best loss may
@@ -234,7 +231,7 @@ def is_lacking(saved: Node, live: Node, types: Sequence[LeafType]) -> bool:
     return live.value is None and not isinstance(saved, ValueLeaf) and not takes_itself
 
 
-def meet(saved: Node, live: Node, values: Sequence[Any]) -> tuple[Node, Node]:
+def meet(saved: Node, live: Node, values: Mapping[int, Any]) -> tuple[Node, Node]:
     """Both items in one form: with an object around both or neither, and both as containers of leaves or as value
     containers.
 

@@ -1,21 +1,17 @@
-"""Flattens a live state: a tree of containers, and its leaves and small values numbered in the same order on all ranks.
+"""Flattens a live state: a tree of containers, and its leaves and small values, numbered in one order on all ranks.
 
 :func:`flatten` makes a :class:`FlatState`; :class:`Template` makes the next one of a state with the same structure much
 faster. ``ties.py`` finds leaves that share memory; ``value_containers.py`` defines which lists and dicts of small
 values are saved as one value.
 """
 
-from deeppart.state.tree.flat import (
-    FlatState,
-    RankLocalRules,
-)
+from deeppart.state.tree.flat import FlatState, Holder, RankLocalRules
 from deeppart.state.tree.flattening import DEEPEST_NESTING, flatten
 from deeppart.state.tree.nodes import (
     DICTS,
     ArrayLeaf,
     Branch,
     Leaf,
-    LeafNumbers,
     Node,
     RankLocal,
     ShardedLeaf,
@@ -23,15 +19,16 @@ from deeppart.state.tree.nodes import (
     ValueLeaf,
     every_node,
     inside_objects,
+    numbers_in,
     units_of,
     walk_tree,
     with_items_at,
+    with_units,
 )
 from deeppart.state.tree.template import Template
 from deeppart.state.tree.ties import (
     Alias,
     address,
-    alias_digests,
     assign,
     conflicting,
     contiguous_strides,
@@ -50,7 +47,6 @@ from deeppart.state.tree.value_containers import (
     holds_containers,
     in_order,
     make_container,
-    paths_inside,
 )
 
 __all__ = [
@@ -64,8 +60,8 @@ __all__ = [
     "ArrayLeaf",
     "Branch",
     "FlatState",
+    "Holder",
     "Leaf",
-    "LeafNumbers",
     "Node",
     "RankLocal",
     "RankLocalRules",
@@ -74,7 +70,6 @@ __all__ = [
     "UnmadeLeaf",
     "ValueLeaf",
     "address",
-    "alias_digests",
     "assign",
     "conflicting",
     "container_items",
@@ -89,9 +84,10 @@ __all__ = [
     "inside_objects",
     "make_container",
     "memory_groups",
+    "numbers_in",
     "overlapping",
-    "paths_inside",
     "units_of",
     "walk_tree",
     "with_items_at",
+    "with_units",
 ]

@@ -6,8 +6,11 @@ import functools
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from deeppart.state.memory import Extents, HeldMemory
@@ -16,6 +19,15 @@ from deeppart.state.tree.nodes import ArrayLeaf, Branch, Node, RankLocal, Sharde
 
 #: In place of the device of a numpy array.
 NUMPY = ("numpy",)
+
+
+class Holder(IntEnum):
+    """Who has a leaf or value: all ranks, rank 0 for all, this rank for itself; or some ranks, of a shard."""
+
+    ALL = 0
+    RANK0 = 1
+    THIS = 2
+    SOME = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +64,15 @@ class RankLocalRules:
 class FlatState:
     """A flattened state.
 
+    Leaves and values are numbered together: first arrays, then values, each in the order of ``holders`` and within that
+    in canonical order.
+
     Attributes:
         root: the tree.
-        arrays: leaves with bytes, in canonical order; ``arrays[i].index == i``.
+        arrays: leaves with bytes; ``arrays[i].index == i``.
         data: their tensors and numpy arrays.
-        values: small values, in canonical order.
+        values: small values.
+        holders: by number, who has it (:class:`Holder`).
         types: dtype, shape, device (``NUMPY`` for none) and memory order of each array, flat. The order is True if
             contiguous, otherwise the array's strides.
         pointers: memory address of each array.
@@ -66,13 +82,8 @@ class FlatState:
         orders: number and insertion order of each dict that is not in canonical order.
         ordered: path of each OrderedDict in the shared structure that is not in canonical order, and the order of the
             keys that all ranks share.
-        rank_local: items outside the structure that all ranks share; rank 0's first, then this rank's. Their leaves
-            follow those of the shared structure, in this order.
-        shared: how many arrays and values are in the structure that all ranks share.
-        common: how many arrays and values are in the shared structure or rank 0's.
+        rank_local: items outside the structure that all ranks share; rank 0's first, then this rank's.
         sharded: the sharded tensors, in canonical order, those of ``rank_local`` last.
-        shared_sharded: how many of them are in the structure that all ranks share.
-        before_shards: the number of arrays before the first shard; shards come last.
         unmade: the tensors on the meta device.
     """
 
@@ -80,6 +91,7 @@ class FlatState:
     arrays: list[ArrayLeaf] = field(default_factory=list)
     data: list[Any] = field(default_factory=list)
     values: list[ValueLeaf] = field(default_factory=list)
+    holders: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     types: list[Any] = field(default_factory=list)
     pointers: array[int] = field(default_factory=lambda: array("q"))
     unresolved: dict[int, torch.Tensor] = field(default_factory=dict)
@@ -88,11 +100,7 @@ class FlatState:
     orders: list[tuple[int, list[Key]]] = field(default_factory=list)
     ordered: list[tuple[Path, list[Key]]] = field(default_factory=list)
     rank_local: list[RankLocal] = field(default_factory=list)
-    shared: tuple[int, int] = (0, 0)
-    common: tuple[int, int] = (0, 0)
     sharded: list[ShardedLeaf] = field(default_factory=list)
-    shared_sharded: int = 0
-    before_shards: int = 0
     unmade: list[UnmadeLeaf] = field(default_factory=list)
 
     @functools.cached_property
@@ -101,13 +109,9 @@ class FlatState:
         return list(_objects_below(self.root))
 
     @property
-    def rank0_sizes(self) -> tuple[int, int]:
-        """How many arrays and values rank 0 saves for all ranks."""
-        return self.common[0] - self.shared[0], self.common[1] - self.shared[1]
-
-    def sizes(self) -> tuple[int, int]:
-        """The numbers of arrays and values."""
-        return len(self.arrays), len(self.values)
+    def leaves(self) -> list[ArrayLeaf | ValueLeaf]:
+        """All leaves and values by number."""
+        return [*self.arrays, *self.values]
 
 
 def _objects_below(node: Node) -> Iterator[Branch]:

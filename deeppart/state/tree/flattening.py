@@ -129,7 +129,7 @@ class _Walk:
     def finish(self) -> None:
         """Flatten the rank-local items: rank 0's, then this rank's."""
         flat = self.flat
-        flat.shared, flat.shared_sharded = flat.sizes(), len(flat.sharded)
+        ends = [(len(flat.arrays), len(flat.values))]
         leads = self._cuts is not None and self._cuts.leads
         self._cuts = None if self._cuts is None else RankLocalRules(splits=self._cuts.splits, excluded=self._excluded)
         for mine in (False, True):
@@ -141,15 +141,17 @@ class _Walk:
                     self._open, self._in_rank0 = set(opened), not mine
                     self._in_part = rank_local.part
                     rank_local.node = self.node(item, rank_local.path)
-            if not mine:
-                flat.common = len(flat.arrays), len(flat.values)
-        flat.before_shards = len(flat.arrays)
+            ends.append((len(flat.arrays), len(flat.values)))
         for leaf, shards in self._shards:
             leaf.first = len(flat.arrays)
             for tensor in shards.tensors:
                 if not is_plain(tensor):
                     check_tensor(tensor, readable(leaf.path))
                 self._leaf(self._noted(tensor), leaf.path)
+        for number, value in enumerate(flat.values, start=len(flat.arrays)):
+            value.index = number
+        counts = zip(zip(*ends, strict=True), (len(flat.arrays), len(flat.values)), strict=True)
+        flat.holders = np.concatenate([np.searchsorted(each, np.arange(count), "right") for each, count in counts])
 
     def _cut(self, cuts: RankLocalRules, path: Path, item: Any) -> RankLocal | None:
         if cuts.mine and exact(path) in cuts.mine:
@@ -237,7 +239,7 @@ class _Walk:
         return leaf
 
     def _value(self, value: Any, path: Path) -> ValueLeaf:
-        leaf = ValueLeaf(len(self.flat.values), value, path)
+        leaf = ValueLeaf(-1, value, path)  # numbered at the end
         self.flat.values.append(leaf)
         return leaf
 

@@ -7,8 +7,8 @@ refers to the live object.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from typing import Any
 
 from deeppart.model import Box
@@ -35,7 +35,7 @@ class ArrayLeaf:
     """A tensor or numpy array.
 
     Attributes:
-        index: its number among the arrays. In a live state, ``FlatState.data[index]`` is the array itself.
+        index: its number. In a live state, ``FlatState.data[index]`` is the array itself.
         path: its path; only in a live tree.
         inside: how many of the last keys of its path are within a tensor of which it is a component.
     """
@@ -50,7 +50,7 @@ class ValueLeaf:
     """A small value, or a container of nothing but small values (:mod:`.value_containers`).
 
     Attributes:
-        index: its number among the values.
+        index: its number; in a live state, small values are numbered after all arrays.
         value: the live value; only in a live tree: those of a saved tree are in a table.
         path, inside: as of :class:`ArrayLeaf`.
     """
@@ -175,6 +175,7 @@ class Branch:
 
 Leaf = ArrayLeaf | ValueLeaf | ShardedLeaf | UnmadeLeaf
 Node = Branch | Leaf | RankLocal
+_NUMBERED = (ArrayLeaf, ValueLeaf)
 
 
 def inside_objects(node: Node) -> Node:
@@ -199,45 +200,9 @@ def walk_tree(node: Node, path: Path) -> Iterator[tuple[Path, Leaf]]:
     return ((inner, each) for inner, each in every_node(node, path) if not isinstance(each, (Branch, RankLocal)))
 
 
-@dataclass(frozen=True, slots=True)
-class LeafNumbers:
-    """Numbers of leaves.
-
-    Attributes:
-        arrays, values: numbers of arrays and of small values.
-    """
-
-    arrays: set[int] = field(default_factory=set)
-    values: set[int] = field(default_factory=set)
-
-    @classmethod
-    def of(cls, node: Node) -> LeafNumbers:
-        """The numbers of all leaves of a tree, without rank-local items."""
-        leaves = [leaf for _, leaf in walk_tree(node, ())]
-        arrays = {leaf.index for leaf in leaves if isinstance(leaf, ArrayLeaf)}
-        return cls(arrays, {leaf.index for leaf in leaves if isinstance(leaf, ValueLeaf)})
-
-    def any(self) -> bool:
-        """True if there is any number."""
-        return bool(self.arrays or self.values)
-
-    def covers(self, other: LeafNumbers) -> bool:
-        """True if it contains all numbers of ``other``."""
-        return self.arrays.issuperset(other.arrays) and self.values.issuperset(other.values)
-
-    def meets(self, other: LeafNumbers) -> bool:
-        """True if it has a number in common with ``other``."""
-        return not (self.arrays.isdisjoint(other.arrays) and self.values.isdisjoint(other.values))
-
-    def add(self, other: LeafNumbers) -> None:
-        """Add the numbers of ``other``."""
-        self.arrays.update(other.arrays)
-        self.values.update(other.values)
-
-    def add_units(self, tree: Node) -> None:
-        """Add the other numbers of containers that can only be restored as one (:func:`units_of`)."""
-        for _, numbers in units_of(tree, self) if self.any() else ():
-            self.add(numbers)
+def numbers_in(node: Node, kinds: type[ArrayLeaf] | tuple[type[ArrayLeaf | ValueLeaf], ...] = _NUMBERED) -> set[int]:
+    """The numbers of all leaves and values of a tree, or of those of one kind; without rank-local items."""
+    return {each.index for _, each in every_node(node, ()) if isinstance(each, kinds)}
 
 
 def with_items_at(root: Node, items: Mapping[ExactPath, Node | None]) -> Node:
@@ -266,13 +231,18 @@ def _with_items_at(node: Node, path: Path, items: Mapping[ExactPath, Node | None
 # --- containers that are restored as a whole --------------------------------------------------------------------------
 
 
-def units_of(tree: Node, wanted: LeafNumbers) -> list[tuple[Path, LeafNumbers]]:
-    """The outermost containers with any of these leaves that can only be restored as one.
+def units_of(tree: Node, wanted: Set[int]) -> list[tuple[Path, set[int]]]:
+    """The outermost containers with any of these numbers that can only be restored as one, with all of their numbers.
 
     The root is not among them, unless it is a tensor.
     """
-    units = [(path, LeafNumbers.of(branch)) for path, branch in _outermost(tree, ())]
-    return [(path, numbers) for path, numbers in units if numbers.meets(wanted)]
+    units = [(path, numbers_in(branch)) for path, branch in _outermost(tree, ())] if wanted else []
+    return [(path, numbers) for path, numbers in units if not numbers.isdisjoint(wanted)]
+
+
+def with_units(tree: Node, wanted: Set[int]) -> frozenset[int]:
+    """These numbers, and the others of their :func:`units_of`."""
+    return frozenset(wanted).union(*(numbers for _, numbers in units_of(tree, wanted)))
 
 
 def _outermost(node: Node, path: Path) -> Iterator[tuple[Path, Branch]]:

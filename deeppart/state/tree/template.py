@@ -227,7 +227,7 @@ class Template:
         for each in flat.rank_local:
             if each.node is not None and not self._fits(each.node, self._later[id(each)]):
                 return False
-        kinds = self._kinds[flat.before_shards :]
+        kinds = self._kinds[flat.sharded[0].first if flat.sharded else len(self._kinds) :]
         return self._take([tensor for leaf in flat.sharded for tensor in self._shards[leaf.index]], kinds)
 
     def _take(self, items: Sequence[Any], kinds: Iterable[_ArrayKind]) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from deeppart.state.fingerprint import full_digests, hash63
+from deeppart.state.fingerprint import full_digests
 from deeppart.state.memory import extent
 from deeppart.state.tensors import Array, LeafType, is_flat
 from deeppart.state.tree.flat import FlatState
@@ -55,14 +55,13 @@ def find_aliases(flat: FlatState, types: list[LeafType]) -> dict[int, Alias]:
     order = order[lengths[order] > 0]
     if not _any_overlap(starts[order], lengths[order]):
         return {}
-    limits = flat.shared[0], flat.common[0], flat.before_shards
-    sections = np.searchsorted(limits, np.arange(len(types)), side="right").tolist()
+    holders = flat.holders.tolist()
     shards = {n: (leaf.kind, box) for leaf in flat.sharded for n, box in zip(leaf.numbers, leaf.boxes, strict=True)}
     aliases: dict[int, Alias] = {}
-    owners: dict[object, tuple[int, int]] = {}  # for each section and kind: the last owner, and its end
+    owners: dict[object, tuple[int, int]] = {}  # for each holder and kind: the last owner, and its end
     for index in order.tolist():
         start, end = int(starts[index]), int(starts[index] + lengths[index])
-        key = sections[index], types[index].kind
+        key = holders[index], types[index].kind
         owner, owner_end = owners.get(key, (-1, -1))
         if owner >= 0 and end <= owner_end:
             alias = _alias(flat.data[index], types[index], owner, start - int(starts[owner]))
@@ -77,7 +76,7 @@ def find_aliases(flat: FlatState, types: list[LeafType]) -> dict[int, Alias]:
     for index in ragged:
         data, kind = flat.data[index], types[index]
         if index not in aliases and kind.nbytes and not _is_lazy(data):
-            view = address(data), kind, _strides(data), sections[index], shards.get(index)
+            view = address(data), kind, _strides(data), holders[index], shards.get(index)
             owner = first.setdefault(view, index)
             if owner != index:
                 # The owner is saved in C order, so its twin is, too.
@@ -118,14 +117,6 @@ def _reaches(flat: FlatState, types: list[LeafType]) -> tuple[npt.NDArray[np.int
     for index in ragged:
         starts[index], lengths[index] = extent(flat.data[index])
     return starts, lengths, ragged
-
-
-def alias_digests(aliases: Mapping[int, Alias], leaves: int) -> npt.NDArray[np.int64]:
-    """For each leaf a digest of its alias, with which ranks compare their ties; 0 if it is none."""
-    digests = np.zeros(leaves, dtype=np.int64)
-    for index, alias in aliases.items():
-        digests[index] = hash63(str(alias).encode())
-    return digests
 
 
 def _is_lazy(data: Array) -> bool:

@@ -8,7 +8,7 @@ of records, say.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import chain, islice
 from typing import Any
 
@@ -116,14 +116,6 @@ def make_container(kind: str, keys: Iterable[Any], items: Iterable[Any]) -> Any:
     if kind in TABLE_MAKERS:
         return TABLE_MAKERS[kind](zip(keys, items, strict=True))
     return list(items) if kind == "list" else tuple(items)
-
-
-def paths_inside(value: Any) -> Iterator[tuple[Any, ...]]:
-    """The relative paths of all small values and containers inside a value container."""
-    for key, item in zip(*container_items(value), strict=True):
-        yield (key,)
-        if type(item) in CONTAINERS:
-            yield from ((key, *path) for path in paths_inside(item))
 
 
 def describe_leaf_value(value: Any, room: int = 50, most: int = 4, what: str = "") -> str:

@@ -275,4 +275,4 @@ def test_what_fails_on_one_rank_ends_the_restore_of_all_at_once(
     for text, in_vain in run_on(3, failing, in_memory, before, node_size):
         assert any(each in text for each in ("cannot be read", "cannot read", "the file ends before"))
         assert in_vain == []
-        assert before is write_fails or "build it again" in text, "there was no other source"
+        assert before is write_fails or "build the state again" in text, "there was no other source"

@@ -191,7 +191,7 @@ EDITS: dict[str, tuple[Callable[[Any], object], type[DeeppartError], str]] = {
     "a view of an array": (
         document(
             lambda d: d["structure"]["leaves"].__setitem__(
-                slice(0, 2), [["numpy", "<f4", [4], 0], ["numpy", "<f4", [2], 0, [0, 0, [1]]]]
+                slice(0, 2), [["numpy", "<f4", [4]], ["numpy", "<f4", [2], [0, 0, [1]]]]
             )
         ),
         CorruptFileError,

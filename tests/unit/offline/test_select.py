@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from deeppart.errors import StructureMismatchError
 from deeppart.offline.reading import select
 from deeppart.state.document.structure import Structure
-from deeppart.state.document.structure_json import decode_structure, encode_structure, encode_tree
+from deeppart.state.document.structure_json import (
+    decode_structure,
+    encode_leaf,
+    encode_small,
+    encode_structure,
+    encode_tree,
+)
 from deeppart.state.paths.keys import readable
 from deeppart.state.tensors.leaves import leaf_type
 from deeppart.state.tree import walk_tree
@@ -20,13 +25,13 @@ from deeppart.state.tree.flattening import flatten
 from deeppart.state.values import encode_value
 
 
-def saved(state: Any) -> tuple[Structure, list[Any]]:
+def saved(state: Any) -> tuple[Structure, dict[int, Any]]:
     """A structure as it comes from a manifest, and its values."""
     flat = flatten(state)
-    types, values = [leaf_type(data) for data in flat.data], [encode_value(leaf.value, "") for leaf in flat.values]
-    none = [np.zeros(len(each), dtype=np.bool_) for each in (types, values)]
-    document = encode_structure(encode_tree(flat.root), types, none[0], {}, values, none[1], [], False)
-    return decode_structure(document, "here"), [leaf.value for leaf in flat.values]
+    leaves = [encode_leaf(leaf_type(data), None) for data in flat.data]
+    leaves += [encode_small(encode_value(leaf.value, "")) for leaf in flat.values]
+    document = encode_structure(encode_tree(flat.root), leaves)
+    return decode_structure(document, "here"), {leaf.index: leaf.value for leaf in flat.values}
 
 
 def chosen(state: Any, patterns: Sequence[str] | None) -> tuple[list[str], list[str]]:
@@ -34,7 +39,7 @@ def chosen(state: Any, patterns: Sequence[str] | None) -> tuple[list[str], list[
     structure, values = saved(state)
     tree, leaves = select(structure, values, patterns)
     left = [readable(path) for path, _ in walk_tree(tree, ())]
-    return left, sorted(readable(structure.array_paths()[leaf]) for leaf in leaves)
+    return left, sorted(readable(structure.paths()[leaf]) for leaf in leaves)
 
 
 STATE = {

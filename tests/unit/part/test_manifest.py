@@ -107,9 +107,9 @@ def test_comparisons_come_back() -> None:
         assert decode_manifest(encode_manifest(manifest), where="again") == manifest
 
 
-@pytest.mark.parametrize(("version", "kind"), [(0, FormatError), (7, FormatError), (9, NewerFormatError)])
+@pytest.mark.parametrize(("version", "kind"), [(0, FormatError), (8, FormatError), (10, NewerFormatError)])
 def test_another_version_is_told_from_damage(version: int, kind: type[FormatError]) -> None:
-    with pytest.raises(FormatError, match=f"version {version}; .* version 8") as caught:
+    with pytest.raises(FormatError, match=f"version {version}; .* version 9") as caught:
         decode_manifest(forge.seal({"anything": 1}, version=version), where="manifest under test")
     assert type(caught.value) is kind
     refused(forge.seal({"anything": 1}, version=version, digest="0" * 32))
@@ -122,12 +122,12 @@ def test_another_version_is_told_from_damage(version: int, kind: type[FormatErro
         b"\n",
         b"deeppart-manifest",
         SOUND.replace(b"\n", b"\r\n", 1),
-        SOUND.replace(b"manifest 8", b"manifest 08", 1),
-        SOUND.replace(b"manifest 8", b"manifest  8", 1),
+        SOUND.replace(b"manifest 9", b"manifest 09", 1),
+        SOUND.replace(b"manifest 9", b"manifest  9", 1),
         SOUND.replace(b"bytes=", b"bytes=0", 1),
         SOUND.replace(b"bytes=", b"bytes=+", 1),
         SOUND.replace(b"bytes=", b"bytes=" + b"9" * 5000, 1),
-        SOUND.replace(b"manifest 8", b"manifest " + b"9" * 5000, 1),
+        SOUND.replace(b"manifest 9", b"manifest " + b"9" * 5000, 1),
         SOUND.replace(b"xxh3-128=", b"xxh3-128=" + b"0" * 200, 1),
         forge.seal(b"", nbytes=0),
         forge.seal(forge.manifest_document(), nbytes=10**10),

@@ -38,7 +38,7 @@ def test_bytes_of_a_record() -> None:
 
 def sealed(document: object) -> bytes:
     body = json.dumps(document).encode()
-    return f"deeppart-suspect 8 xxh3-128={xxhash.xxh3_128_hexdigest(body)} bytes={len(body)}\n".encode() + body
+    return f"deeppart-suspect 9 xxh3-128={xxhash.xxh3_128_hexdigest(body)} bytes={len(body)}\n".encode() + body
 
 
 @pytest.mark.parametrize(

@@ -71,14 +71,16 @@ def brought(root: Path, comm: Comm, *, lose: int = -1, free: int = -1) -> Any:
     saved, rank = opened.saved, comm.rank
     column = Box((0, rank, 0), (9, 1, 5))
     live = torch.full(column.sizes, -1)
-    ((leaf, tensor),) = saved.tensors.items()
+    (leaf,) = saved.structure.divisions
     sources = list(check_spans(saved, opened.tables, opened.recovered, rank).sources(leaf, column))
     wanted = piece_keys((each.leaf, each.number) for each in sources)
     tables = fetch_spans(opened.ranks, opened.tables, wanted, "fetching")
     delivery = replace(opened, tables=tables).delivery
     if lose == rank:
         opened.recovered.mine.clear()
-    scatter = Scatter(Wanted(each, LiveBox(live, column), tensor.kind.itemsize, "w") for each in sources)
+    scatter = Scatter(
+        Wanted(each, LiveBox(live, column), saved.structure.types[leaf].itemsize, "w") for each in sources
+    )
     if free == rank:
         live.untyped_storage().resize_(0)
     return live, delivery.bring(scatter)

@@ -41,7 +41,7 @@ def _last_lacks_a_leaf(rank: int, part: PartImage) -> None:
 
 def _first_lacks_a_value(rank: int, part: PartImage) -> None:
     if rank == 0:
-        part.meta["values"] = {}
+        del part.meta["leaves"]["3"]
 
 
 def _another_leaf_is_its_own(rank: int, part: PartImage) -> None:

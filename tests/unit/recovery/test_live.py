@@ -77,4 +77,4 @@ def test_an_error_after_bytes_were_written_says_so(tmp_path: Path) -> None:
         live: dict[str, Any] = {"w": torch.zeros(3), "x": Refusing()}
         with pytest.raises((StateError, CheckpointError)) as caught:
             checkpointer.restore(live)
-    assert live["w"].all() and "build it again" in str(caught.value.todo)
+    assert live["w"].all() and "build the state again" in str(caught.value.todo)

@@ -141,7 +141,7 @@ def test_no_rank_makes_memory_for_stages_of_others(tmp_path: Path, per_rank: Any
         old = memory_for_old_leaves(matched)
         assert opened.delivery.bring(Scatter(wanted_of_old(old))) is None
         map_old_leaves(matched, old, comm.rank, comm.size)
-        paths = matched.target.structure.array_paths()
+        paths = matched.target.structure.paths()
         return [readable(paths[index]) for index in matched.target.numbers() if index not in matched.target.own]
 
     assert on_ranks(2, made) == [["first/w"], ["last/w"]]

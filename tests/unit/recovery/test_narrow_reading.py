@@ -214,7 +214,7 @@ def test_the_chunks_of_each_leaf(tmp_path: Path, saving: int, left_out: str | No
     matched = opened.matched(tied_state(0, 1, 0.0))
     wanted = wanted_pieces(arrays_to_fill(matched).wanted)
     tables = fetch_spans(opened.ranks, opened.tables, wanted.of(ANY_PART), "fetching")
-    numbers = {path[0]: number for number, path in enumerate(matched.target.structure.array_paths()) if path}
+    numbers = {path[0]: number for number, path in enumerate(matched.target.structure.paths()) if path}
     if left_out is not None:
         matched.target.dropped |= {numbers[left_out]}
         wanted = wanted_pieces(arrays_to_fill(matched).wanted)
@@ -222,7 +222,7 @@ def test_the_chunks_of_each_leaf(tmp_path: Path, saving: int, left_out: str | No
     for index in without_unneeded(opened.ranks, tables, wanted, "choosing").indexes:
         for chunk, is_unread in enumerate(index.is_unread.tolist()):
             (leaf,) = {piece.leaf for piece in index.pieces.of(chunk)}
-            name = matched.saved.documents.structure.array_paths()[leaf][0]
+            name = matched.saved.documents.structure.paths()[leaf][0]
             found.setdefault(name, set()).add(is_unread)
     names = {"plain", "sharded", "first"}
     assert found == {name: {name == left_out} for name in names}

@@ -64,7 +64,7 @@ def test_strict_refuses_what_is_a_ranks_own_and_drop_leaves_it_alone(opened: Ope
     assert "rng" in str(caught.value.found) and "position" in str(caught.value.found)
     assert "3 ranks" in caught.value.summary and "1 rank" in caught.value.summary and caught.value.where == "step 4"
     matched = opened.matched(live_for_forged(), "drop")
-    assert matched.target.dropped == {2} and matched.target.places.keys() == {0, 1}
+    assert matched.target.dropped == {2, 3} and matched.target.places.keys() == {0, 1}
     (notice,) = notices(matched, 1)
     assert isinstance(notice, PerRankNotice) and "rng" in str(notice) and "position" in str(notice)
     assert "of 3 ranks on 1" in str(notice) and "stays as it was" in str(notice)
@@ -93,8 +93,8 @@ def test_of_a_table_each_leaf_goes_its_way(opened: Opened, table: Any, leaves: l
     assert {index: array.tolist() for index, array in matched.target.mapped.items()} == (
         {} if rng == "drop" else {2: [0 if rng == "rank0" else 2] * 16}
     )
-    assert matched.target.dropped == ({2} if rng == "drop" else set())
-    assert matched.target.values == [DROPPED if position == "drop" else 1000 if position == "rank0" else 1002]
+    assert matched.target.dropped == {number for number, way in ((2, rng), (3, position)) if way == "drop"}
+    assert matched.target.values == {3: DROPPED if position == "drop" else 1000 if position == "rank0" else 1002}
 
 
 @pytest.mark.filterwarnings("ignore::deeppart.errors.PerRankNotice")
@@ -188,7 +188,7 @@ def test_a_function_is_asked_once_for_each_path_with_what_all_old_ranks_had(open
         "rng": ([[rank] * 16 for rank in range(RANKS)], 5, 7),
         "position": ([1000, 1001, 1002], 5, 7),
     }
-    assert matched.target.mapped[2].tolist() == [1] * 16 and matched.target.values == [1001]
+    assert matched.target.mapped[2].tolist() == [1] * 16 and matched.target.values == {3: 1001}
 
 
 def test_what_a_function_gives_is_copied(opened: Opened) -> None:
@@ -203,7 +203,7 @@ def test_what_a_function_gives_is_copied(opened: Opened) -> None:
     assert (
         matched.target.mapped[2] is not state["rng"] and matched.target.mapped[2].data_ptr() != state["rng"].data_ptr()
     )
-    (value,) = matched.target.values
+    (value,) = matched.target.values.values()
     assert value == state["position"] and value is not state["position"] and value[1] is not state["position"][1]
 
 

@@ -34,9 +34,7 @@ def staged(*kinds: tuple[str, int]) -> Staged:
             for kind in sorted(types, key=lambda kind: -kind.itemsize)
         ]
     )
-    document = PartDocument(
-        ["list", None, None, []], types, {}, np.zeros(len(types), bool), np.zeros(0, bool), [], False
-    )
+    document = PartDocument(["list", None, None, []], types, [], {}, np.zeros(len(types), bool), False)
     return Staged(layout, data.numpy(), document)
 
 

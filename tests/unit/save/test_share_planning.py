@@ -17,7 +17,7 @@ from deeppart.state.capture.layout import SHARED, ShareLayout
 from deeppart.state.compare import derive
 from deeppart.state.paths.globs import Replication
 from deeppart.state.paths.keys import readable
-from deeppart.state.tree.flat import FlatState
+from deeppart.state.tree.flat import FlatState, Holder
 from deeppart.state.tree.flattening import flatten
 from tests.unit.comm.worlds import on_all, world
 from tests.unit.plan.shard_partitions import halves
@@ -84,7 +84,7 @@ def test_every_byte_of_every_box_is_saved_once_by_one_that_has_it(seed: int) -> 
         (int(row["start"]), int(row["length"]))
         for flat, share in found
         for row in share.spans
-        if int(row["leaf"]) < flat.before_shards
+        if flat.holders[row["leaf"]] != Holder.SOME
     )
     assert sum(length for _, length in shared) == 20_000
 

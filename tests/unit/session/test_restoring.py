@@ -52,7 +52,7 @@ def test_the_documents_alone_are_read(tmp_path: Path) -> None:
             found = checkpointer._preview(None)
             opened = [path for name, path in counted.log if name == "open" and "part" in path]
         assert found is not None and found.attempt.step == 5 and checkpointer.next_step() == 6
-        assert found.structure.types == (LeafType("torch", "int64", (1 << 20,)),)
+        assert found.structure.types == {0: LeafType("torch", "int64", (1 << 20,))}
         assert len(set(opened)) <= 1
         earlier = checkpointer._preview(3)
         assert earlier is not None and earlier.attempt.step == 3

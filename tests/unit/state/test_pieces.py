@@ -87,7 +87,8 @@ def test_boxes_that_a_document_claims_cost_nothing() -> None:
 TYPES = (LeafType("torch", "uint8", (40,)), LeafType("torch", "int32", (5,)), LeafType("torch", "int32", (2, 3)))
 STRUCTURE = Structure(
     Branch("list", (0, 1, 2), (ArrayLeaf(0), ArrayLeaf(1), ArrayLeaf(2))),
-    TYPES,
+    dict(enumerate(TYPES)),
+    {},
     np.zeros(3, dtype=np.bool_),
     divisions={1: GRID, 2: ODD},
 )

@@ -27,7 +27,7 @@ def test_an_archive_holds_the_state(tmp_path: Path) -> None:
     assert "step 20: 8 leaves and 7 values" in printed
     with h5py.File(out) as file:
         assert dict(file.attrs) | {"library": "", "created": ""} == {
-            "deeppart_archive": 2,
+            "deeppart_archive": 3,
             "step": 20,
             "world_size": 1,
             "rank": 0,

@@ -58,14 +58,14 @@ def test_why_not_complete(tmp_path: Path) -> None:
     os.truncate(part_path(tmp_path, 2, 2, 3), 4000)
     manifest_path(tmp_path, 3).unlink()
     flip(manifest_path(tmp_path, 4), 200)
-    manifest_path(tmp_path, 5).write_bytes(by_hand.seal({"new": "fields"}, version=9))
+    manifest_path(tmp_path, 5).write_bytes(by_hand.seal({"new": "fields"}, version=10))
     steps = {step["step"]: step for step in call_json("ls", tmp_path, code=1)["steps"]}
     found = {step: (entry["state"], entry["reasons"][0]) for step, entry in steps.items()}
     assert found[1] == ("damaged", "part 1 is missing")
     assert found[2][0] == "damaged" and "the part file is truncated" in found[2][1] and "4000 bytes" in found[2][1]
     assert found[3] == ("unfinished", "no manifest: the checkpoint was not completed")
     assert found[4][0] == "damaged" and "digest of the manifest does not hold" in found[4][1]
-    assert found[5][0] == "newer" and "format version 9" in found[5][1]
+    assert found[5][0] == "newer" and "format version 10" in found[5][1]
     assert steps[1]["places"][0]["parts"] == [0, 2]
     assert steps[3]["nbytes"] > 0 and steps[3]["raw_bytes"] is None
     text = call("ls", tmp_path, code=1)

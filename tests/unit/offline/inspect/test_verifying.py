@@ -104,12 +104,12 @@ def test_manifests(tmp_path: Path) -> None:
     for step in range(1, 5):
         save(tmp_path, step)
     flip(manifest_path(tmp_path, 2), 250)
-    manifest_path(tmp_path, 3).write_bytes(by_hand.seal({"new": "fields"}, version=9))
+    manifest_path(tmp_path, 3).write_bytes(by_hand.seal({"new": "fields"}, version=10))
     manifest_path(tmp_path, 4).unlink()
     document = call_json("verify", tmp_path, "--all", code=1)
     assert [step["state"] for step in document["steps"]] == ["sound", "damaged", "newer", "unfinished"]
     assert "digest of the manifest does not hold" in document["steps"][1]["damage"][0]["message"]
-    assert "format version 8" in document["steps"][2]["damage"][0]["message"]
+    assert "format version 10" in document["steps"][2]["damage"][0]["message"]
     assert "no manifest" in call("verify", tmp_path, "--step", 4, code=1)
     # the newest commit is what is verified, not the newest that is sound
     assert [step["step"] for step in call_json("verify", tmp_path, code=1)["steps"]] == [3]
@@ -135,7 +135,7 @@ def test_a_document_that_makes_no_sense_is_damage(
     entry: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With every digest right, as only a crafted file has it: still no traceback."""
-    meta = json.dumps({"leaves": {"2": entry}, "values": {}, "trees": []}).encode()
+    meta = json.dumps({"leaves": {"2": entry}, "trees": []}).encode()
     with monkeypatch.context() as patch:
         patch.setattr(PartDocument, "meta", lambda self: meta)
         forge(tmp_path, 1)

@@ -90,3 +90,12 @@ def test_on_another_number_of_ranks(tmp_path: Path, per_rank: Any) -> None:
     restore(tmp_path / "ckpt", [live], per_rank=per_rank)
     expected = {"rank0": make(0), "drop": make(1) | {"s": {7}, "q": collections.deque([7]), "c": Settings(7)}}
     assert bits(live) == bits(expected[per_rank] if isinstance(per_rank, str) else make(1))
+
+
+@pytest.mark.parametrize("other", [True, 1.0])
+@pytest.mark.parametrize("replicated", ["auto", {"d/*": "none"}])
+def test_keys_that_are_one_to_a_dict_are_refused_by_name(tmp_path: Path, other: Any, replicated: Any) -> None:
+    """Nor can they be each rank's own: restored into one dict, one of them would be lost."""
+    states: list[Any] = [{"d": {1: torch.zeros(2)}}, {"d": {other: torch.zeros(2)}}]
+    with pytest.raises(StructureMismatchError, match=f"lacks an array at d/1; rank 1 has an array at d/{other}"):
+        save(tmp_path, states, replicated=replicated)

@@ -376,7 +376,7 @@ def test_tied_tensors_are_saved_once_and_stay_tied(tmp_path: Path) -> None:
         mine = rows(NUMBERS, rank, 2)
         states.append({"head": mine, "embed": mine})
     structure = structure_of(tmp_path, states)
-    assert structure.array_paths() == [("embed",), ("head",)], "in the order of their keys"
+    assert structure.paths() == [("embed",), ("head",)], "in the order of their keys"
     assert structure.aliases == {1: Alias(0, 0, (4, 1))}
     assert structure.divisions == dict.fromkeys((0, 1), Division((7, 4), (range(0, 7, 4), range(0, 4, 4))))
     loaded = deeppart.load(tmp_path)
@@ -397,11 +397,10 @@ def test_one_tensor_at_two_paths_or_at_none_is_refused(saved: Path) -> None:
     documents, _ = decoded(read_metas(saved))
     structure = documents[0].structure
     assert structure is not None and len(structure.placeless) == 2
-    own = [(each.trees, each.values) for each in documents]
-    gather_global_state(structure, own, "step 1").check(structure, "step 1")
-    moved = [replace(tree, path=("optim", "other")) for tree in documents[1].trees]
+    gather_global_state(structure, documents, "step 1").check(structure, "step 1")
+    moved = replace(documents[1], trees=tuple(replace(tree, path=("optim", "other")) for tree in documents[1].trees))
     with pytest.raises(CorruptFileError, match="stands at two paths") as caught:
-        gather_global_state(structure, [own[0], (moved, own[1][1]), *own[2:]], "step 1")
+        gather_global_state(structure, [documents[0], moved, *documents[2:]], "step 1")
     assert "state.first.m" in str(caught.value) and "optim/other" in str(caught.value)
     with pytest.raises(CorruptFileError, match="stands in no tree"):
-        gather_global_state(structure, own[:2], "step 1").check(structure, "step 1")
+        gather_global_state(structure, documents[:2], "step 1").check(structure, "step 1")

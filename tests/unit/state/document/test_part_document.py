@@ -13,6 +13,8 @@ import torch
 from deeppart.errors import CorruptFileError
 from deeppart.model import Box
 from deeppart.state.document.global_state import gather_global_state, with_global_state
+from deeppart.state.document.part_document import RankLocalTree, insert
+from deeppart.state.tree import Branch, flatten
 from tests.unit.part_documents import decoded, read_metas
 from tests.unit.sharded_states import piece, rows, save
 
@@ -37,11 +39,11 @@ def read(metas: list[Any]) -> None:
     documents, of_ranks = decoded(metas)
     shared = documents[0].structure
     assert shared is not None
-    global_state = gather_global_state(shared, [(each.trees, each.values) for each in documents], "here")
+    global_state = gather_global_state(shared, documents, "here")
     global_state.check(shared, "here")
     for structure in of_ranks:
         joined = with_global_state(structure, global_state)
-        joined.array_paths()
+        joined.paths()
 
 
 def divide(*encoded: Any, number: int = 0) -> Callable[[list[Any]], None]:
@@ -96,23 +98,25 @@ WRONG: dict[str, Callable[[list[Any]], Any]] = {
     "more tensors than leaves": lambda metas: metas[0]["structure"].update(boxes=[[4, 5]] * 9),
     "none at all": lambda metas: metas[0]["structure"].pop("boxes"),
     "no list": lambda metas: metas[0]["structure"].update(boxes={}),
-    "a tensor that is each rank's own": lambda metas: leaf(1)(metas).__setitem__(3, 1),
+    "a tensor that is each rank's own": lambda metas: metas[0]["structure"].update(per_rank=[1]),
+    "a value in place of a tensor": lambda metas: leaf(1)(metas).__setitem__(slice(None), ["value", 1]),
     "an array of texts": lambda metas: leaf(1)(metas).__setitem__(slice(2), ["numpy", "<U3"]),
     "a tensor without its place": lambda metas: metas[0]["structure"].update(rank_local=False),
-    "a tensor twice in a tree": lambda metas: tree(metas).__setitem__(1, ["a", 3]),
-    "a tree that names a shared tensor": lambda metas: tree(metas).__setitem__(0, ["a", 1]),
-    "a tree that names a plain leaf": lambda metas: tree(metas).__setitem__(0, ["a", 0]),
-    "a tree that names no leaf": lambda metas: tree(metas).__setitem__(0, ["a", 99]),
+    "a tensor twice in a tree": lambda metas: tree(metas).__setitem__(1, 3),
+    "a tree that names a shared tensor": lambda metas: tree(metas).__setitem__(0, 1),
+    "a tree that names a plain leaf": lambda metas: tree(metas).__setitem__(0, 0),
+    "a tree that names no leaf": lambda metas: tree(metas).__setitem__(0, 99),
     "a tensor in no tree": lambda metas: tree(metas).__setitem__(0, ["list", None, None, []]),
+    "a placeholder in a tree": lambda metas: tree(metas).append(["r"]),
     "a huge place among the keys": lambda metas: metas[1]["trees"][0].__setitem__(1, 1 << 70),
     "a path where something stands": lambda metas: metas[1]["trees"][0].__setitem__(0, ["p"]),
     "a path below a tensor": lambda metas: metas[1]["trees"][0].__setitem__(0, ["w", "x"]),
-    "a tie to a plain leaf": lambda metas: leaf(4)(metas)[4].__setitem__(0, 0),
-    "a tie to a tensor of another dtype": lambda metas: leaf(4)(metas)[4].__setitem__(0, 1),
-    "a tie to a tensor that is divided in another way": lambda metas: leaf(4)(metas)[4].__setitem__(0, 3),
-    "a tie to half of a leaf": lambda metas: leaf(4)(metas)[4].__setitem__(1, 8),
-    "a tie in another order": lambda metas: leaf(4)(metas)[4].__setitem__(2, [1, 7]),
-    "a tie in steps of none": lambda metas: leaf(4)(metas)[4].__setitem__(2, [0, 0]),
+    "a tie to a plain leaf": lambda metas: leaf(4)(metas)[3].__setitem__(0, 0),
+    "a tie to a tensor of another dtype": lambda metas: leaf(4)(metas)[3].__setitem__(0, 1),
+    "a tie to a tensor that is divided in another way": lambda metas: leaf(4)(metas)[3].__setitem__(0, 3),
+    "a tie to half of a leaf": lambda metas: leaf(4)(metas)[3].__setitem__(1, 8),
+    "a tie in another order": lambda metas: leaf(4)(metas)[3].__setitem__(2, [1, 7]),
+    "a tie in steps of none": lambda metas: leaf(4)(metas)[3].__setitem__(2, [0, 0]),
     "a plain leaf that is tied to a tensor": lambda metas: leaf(0)(metas).append([2, 0, [1]]),
 }
 
@@ -123,3 +127,11 @@ def test_what_cannot_be_is_refused(metas: list[Any], name: str) -> None:
     WRONG[name](edited)
     with pytest.raises(CorruptFileError):
         read(edited)
+
+
+@pytest.mark.parametrize("key", [True, 1.0])
+def test_a_key_that_equals_another_one_is_refused(key: Any) -> None:
+    root = flatten({1: torch.zeros(2), "y": torch.zeros(2)}).root
+    assert isinstance(root, Branch)
+    with pytest.raises(ValueError, match="repeated"):
+        insert(root, [RankLocalTree((key,), 2, root.children[0])])

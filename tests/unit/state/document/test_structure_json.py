@@ -16,20 +16,20 @@ import torch
 
 import deeppart
 from deeppart.errors import CorruptFileError
+from deeppart.state.document.part_document import PartDocument
 from deeppart.state.document.structure import Structure
 from deeppart.state.document.structure_json import (
     Numbers,
     check_aliases,
     check_nesting,
     decode_structure,
-    encode_structure,
     encode_tree,
 )
 from deeppart.state.paths.keys import readable
 from deeppart.state.restore.building import build
-from deeppart.state.restore.target import Target, decode_values
+from deeppart.state.restore.target import Target
 from deeppart.state.tensors.leaves import LeafType, leaf_type
-from deeppart.state.tree import ArrayLeaf, Branch, LeafNumbers, Node, units_of
+from deeppart.state.tree import ArrayLeaf, Branch, Node, units_of
 from deeppart.state.tree.flat import FlatState, RankLocalRules
 from deeppart.state.tree.flattening import DEEPEST_NESTING, flatten
 from deeppart.state.tree.ties import Alias, find_aliases
@@ -46,17 +46,10 @@ HUGE = 7**20000  # 16,903 digits; str() of an int refuses beyond 4,300
 def document_of(flat: FlatState, own: Collection[str] = ()) -> dict[str, Any]:
     """The structure document of a state; ``own``: readable paths of what is each rank's own."""
     types = [leaf_type(data) for data in flat.data]
-    document = encode_structure(
-        encode_tree(flat.root),
-        types,
-        np.array([readable(leaf.path) in own for leaf in flat.arrays], dtype=np.bool_),
-        find_aliases(flat, types),
-        [encode_value(leaf.value, readable(leaf.path)) for leaf in flat.values],
-        np.array([readable(leaf.path) in own for leaf in flat.values], dtype=np.bool_),
-        [],
-        False,
-    )
-    found: dict[str, Any] = json.loads(json.dumps(document))
+    values = [encode_value(leaf.value, readable(leaf.path)) for leaf in flat.values]
+    per_rank = np.array([readable(leaf.path) in own for leaf in flat.leaves], dtype=np.bool_)
+    document = PartDocument(encode_tree(flat.root), types, values, find_aliases(flat, types), per_rank, True)
+    found: dict[str, Any] = json.loads(json.dumps(document.structure()))
     return found
 
 
@@ -67,7 +60,7 @@ def structure_of(state: Any, own: Collection[str] = ()) -> Structure:
 
 def target_of(structure: Structure) -> Target:
     """Where all of it goes, with nothing matched yet."""
-    return Target(structure, list(structure.types), decode_values(structure, "here"))
+    return Target(structure, dict(structure.types), dict(structure.values))
 
 
 class Typed(NamedTuple):
@@ -124,9 +117,9 @@ def test_order_of_dicts_is_that_of_each_checkpoint(tmp_path: Path) -> None:
 # --- the JSON that stands for them ------------------------------------------------------------------------------------
 
 
-def tree_of(state: Any, first: tuple[int, int] = (0, 0), cuts: RankLocalRules | None = None) -> Any:
+def tree_of(state: Any, first: int = 0, cuts: RankLocalRules | None = None) -> Any:
     """The tree as it stands in a file."""
-    return json.loads(json.dumps(encode_tree(flatten(state, cuts=cuts).root, Numbers.after(*first))))
+    return json.loads(json.dumps(encode_tree(flatten(state, cuts=cuts).root, Numbers(range(first, 1000)))))
 
 
 def test_names_of_versions_in_a_state_dict_are_kept_and_nothing_else_of_it() -> None:
@@ -141,7 +134,7 @@ def test_names_of_versions_in_a_state_dict_are_kept_and_nothing_else_of_it() -> 
 def test_what_is_no_metadata_of_torch_is_left_out(metadata: Any) -> None:
     state = OrderedDict(w=1)
     state._metadata = metadata  # type: ignore[attr-defined]
-    assert tree_of(state) == ["odict", None, ["w"], [["v", 0]]]
+    assert tree_of(state) == ["odict", None, ["w"], [0]]
 
 
 BASE = torch.arange(12.0)
@@ -164,10 +157,9 @@ def test_what_was_written_is_read_as_it_was() -> None:
     found = build(target_of(structure), dict(enumerate(flat.data)), structure.tree)
     expected = STATE | {"items": [*STATE["items"][:2], (None, None), *STATE["items"][3:]]}
     assert difference(expected, found) is None
-    paths = structure.array_paths()
-    assert [leaf.path for leaf in flat.arrays] == paths
-    assert [paths[index] for index in np.flatnonzero(structure.per_rank)] == [("z",)]
-    assert structure.per_rank_values.sum() == 1
+    paths = structure.paths()
+    assert [leaf.path for leaf in flat.leaves] == paths
+    assert [paths[index] for index in np.flatnonzero(structure.per_rank)] == [("z",), ("items", 2, 1)]
     (alias,) = structure.aliases.items()
     assert alias == (paths.index(("view",)), Alias(paths.index(("z",)), 8, (2,)))
     assert structure.rank0 == frozenset() and not structure.has_rank_local
@@ -175,7 +167,7 @@ def test_what_was_written_is_read_as_it_was() -> None:
 
 def in_leaf(index: int, place: int, value: Any) -> Callable[[dict[str, Any]], None]:
     def change(found: dict[str, Any]) -> None:
-        found["leaves"][index][place] = value
+        found["leaves"][index][place : place + 1] = [value]
 
     return change
 
@@ -187,40 +179,43 @@ def put(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
     return change
 
 
-#: Leaves by number: box/w, items/1, view, z.
+#: Leaves by number: box/w, items/1, view, z; then values.
 DAMAGE: dict[str, Callable[[dict[str, Any]], Any]] = {
     "no tree": lambda found: found.pop("tree"),
-    "no values": lambda found: found.pop("values"),
+    "no leaves": lambda found: found.pop("leaves"),
     "no rank0": lambda found: found.pop("rank0"),
     "no rank_local": lambda found: found.pop("rank_local"),
     "no divisions": lambda found: found.pop("boxes"),
-    "no numbers of per-rank values": lambda found: found.pop("per_rank_values"),
+    "no numbers of what is per rank": lambda found: found.pop("per_rank"),
     "rank_local is a number": put("rank_local", 1),
     "rank0 is no list": put("rank0", {"x": 1}),
     "a path of rank0 is no path": put("rank0", [[["no tag", 1]]]),
-    "a per-rank value that is none": put("per_rank_values", [99]),
-    "a per-rank value below 0": put("per_rank_values", [-1]),
-    "a leaf too many": lambda found: found["leaves"].append(["torch", "float32", [1], 0]),
+    "a per-rank value that is none": put("per_rank", [99]),
+    "a per-rank value below 0": put("per_rank", [-1]),
+    "a per-rank value by a truth value": put("per_rank", [True]),
+    "a leaf too many": lambda found: found["leaves"].append(["torch", "float32", [1]]),
     "a leaf too few": lambda found: found["leaves"].pop(0),
-    "a value too many": lambda found: found["values"].append(1),
-    "a leaf named twice": put("tree", ["list", None, None, [["a", index] for index in (0, 1, 2, 3, 3)]]),
-    "a leaf that is not there": put("tree", ["list", None, None, [["a", index] for index in (0, 1, 2, 4)]]),
+    "a value too many": lambda found: found["leaves"].append(["value", 1]),
+    "a value of two": lambda found: found["leaves"][-1].append(1),
+    "a value of none": lambda found: found["leaves"][-1].pop(),
+    "a leaf that is no list": lambda found: found["leaves"].append({"value": 1, "x": 1}),
+    "a leaf named twice": lambda found: found["tree"][3].append(3),
+    "a leaf that is not there": lambda found: found["tree"][3].append(99),
     "a node of no kind": put("tree", ["x", None, None, []]),
     "a node without a kind": put("tree", []),
     "a node that is a text": put("tree", "a0"),
-    "keys that are no values": put("tree", ["dict", None, [["x"]], [["a", 0]]]),
-    "more keys than children": put("tree", ["dict", None, ["x", "y"], [["a", 0]]]),
-    "a value of a negative number": put("tree", ["list", None, None, [["v", -1]]]),
-    "a value of a fraction": put("tree", ["list", None, None, [["v", 1.5]]]),
-    "own twice": in_leaf(0, 3, 2),
-    "own by a truth value": in_leaf(0, 3, True),
+    "keys that are no values": put("tree", ["dict", None, [["x"]], [0]]),
+    "more keys than children": put("tree", ["dict", None, ["x", "y"], [0]]),
+    "a negative number": put("tree", ["list", None, None, [-1]]),
+    "a fraction": put("tree", ["list", None, None, [1.5]]),
+    "a truth value": put("tree", ["list", None, None, [True]]),
     "another kind": in_leaf(0, 0, "jax"),
     "another dtype": in_leaf(0, 1, "float1"),
     "a negative length": in_leaf(0, 2, [-1]),
-    "a view beyond its owner": in_leaf(2, 4, [3, 40, [2]]),
-    "a view of itself": in_leaf(2, 4, [2, 0, [1]]),
-    "a view that is none": in_leaf(2, 4, [3, 8]),
-    "a view that steps back": in_leaf(2, 4, [3, 8, [-1]]),
+    "a view beyond its owner": in_leaf(2, 3, [3, 40, [2]]),
+    "a view of itself": in_leaf(2, 3, [2, 0, [1]]),
+    "a view that is none": in_leaf(2, 3, [3, 8]),
+    "a view that steps back": in_leaf(2, 3, [3, 8, [-1]]),
     "two views at once": lambda found: found["leaves"][2].append([3, 8, [2]]),
 }
 
@@ -272,19 +267,19 @@ VIEWS: dict[str, tuple[LeafType, Alias, bool]] = {
 def test_a_view_lies_within_its_owner(name: str) -> None:
     kind, alias, good = VIEWS[name]
     if good:
-        check_aliases([OWNER, kind], {1: alias})
+        check_aliases({0: OWNER, 1: kind}, {1: alias})
     else:
         with pytest.raises(ValueError, match=r"leaf 1|zip"):
-            check_aliases([OWNER, kind], {1: alias})
+            check_aliases({0: OWNER, 1: kind}, {1: alias})
 
 
 def test_an_owner_is_no_view_itself() -> None:
     with pytest.raises(ValueError, match="leaf 2 is not inside leaf 1"):
-        check_aliases([OWNER, VIEW, VIEW], {1: Alias(0, 0, (1,)), 2: Alias(1, 0, (1,))})
+        check_aliases({0: OWNER, 1: VIEW, 2: VIEW}, {1: Alias(0, 0, (1,)), 2: Alias(1, 0, (1,))})
 
 
 COO, RAGGED = ["indices", "values", "shape", "coalesced"], ["values", "offsets", "lengths", "ragged_dim"]
-A, B, V, W = ["a", 0], ["a", 1], ["v", 0], ["v", 1]
+A, B, V, W = range(4)  # two leaves, two values
 EMPTY: list[Any] = ["dict", None, [], []]
 NODES: list[Any] = [
     ["sparse_coo", None, COO],
@@ -333,7 +328,6 @@ NODES: list[Any] = [
     ["list", None, ["x"], [A]],
     ["list", None, None, "a"],
     ["r", 5],
-    ["a", 0, 1],
     *(["namedtuple", name, ["x"], [A]] for name in ("", "a b", "a.b", "1a", "class", "None", "a\n", 5, None)),
     *(["namedtuple", "Point", fields, [A]] for fields in (["a b"], [""], [5], ["x", "y"], [], "x")),
     *(["namedtuple", "Point", fields, [A, B]] for fields in (["x", "x"], ["\ufb01", "fi"])),
@@ -343,27 +337,33 @@ NODES: list[Any] = [
 
 @pytest.mark.parametrize("node", NODES, ids=lambda node: json.dumps(node)[:60])
 def test_a_node_that_no_writer_means(node: Any) -> None:
-    arrays, values = json.dumps(node).count('["a", '), json.dumps(node).count('["v", ')
-    document = {
-        "leaves": [["torch", "float32", [3], 0]] * arrays, "values": [1] * values, "per_rank_values": [], "rank0": [],
-        "rank_local": False, "boxes": [],
-    }  # fmt: skip
+    leaves = [["torch", "float32", [3]]] * 2 + [["value", 1]] * 2
+    document = {"leaves": leaves, "per_rank": [], "rank0": [], "rank_local": False, "boxes": []}
+    decode_structure({**document, "tree": ["list", None, None, [A, B, V, W]]}, "here")
+    left = [number for number in range(4) if number not in _numbers_of(node)]
     with pytest.raises(CorruptFileError) as caught:
-        decode_structure({**document, "tree": node}, "here")
+        decode_structure({**document, "tree": ["list", None, None, [node, *left]]}, "here")
     assert len(str(caught.value)) < 2000
 
 
-def units(state: Any, *, none: bool = False) -> list[tuple[tuple[Any, ...], LeafNumbers]]:
+def _numbers_of(node: Any) -> set[Any]:
+    """The numbers in the children of a node, to any depth."""
+    if not isinstance(node, list):
+        return {node}
+    children = node[3] if len(node) > 3 and isinstance(node[3], list) else []
+    return {number for child in children for number in _numbers_of(child)}
+
+
+def units(state: Any, *, none: bool = False) -> list[tuple[tuple[Any, ...], set[int]]]:
     """Those that hold any of the state's leaves and values, or none of them."""
     structure = structure_of(state)
-    numbers = LeafNumbers(set(range(len(structure.types))), set(range(len(structure.values))))
-    return units_of(structure.tree, LeafNumbers() if none else numbers)
+    return units_of(structure.tree, set() if none else set(range(len(structure))))
 
 
 def test_the_outermost_tuple_is_one() -> None:
     tensor = torch.zeros(2)
     ((path, numbers),) = units({"a": ([1, tensor], (tensor + 1, 2)), "b": [tensor + 2]})
-    assert path == ("a",) and len(numbers.arrays) == 2
+    assert path == ("a",) and len(numbers) == 4, "two tensors, and two numbers"
     assert units({"a": ([1, tensor],)}, none=True) == []
 
 

@@ -22,8 +22,7 @@ HERE = Phase.__module__
 
 def target_of(value: Any, key: Any = "v") -> Target:
     tree = Branch("dict", (key,), (ValueLeaf(0),))
-    own = np.zeros(1, dtype=np.bool_)
-    return Target(Structure(tree, (), np.zeros(0, dtype=np.bool_), per_rank_values=own), [], [value])
+    return Target(Structure(tree, {}, {0: None}, np.zeros(1, dtype=np.bool_)), {}, {0: value})
 
 
 def resolved(value: Any, live: Any, key: Any = "v") -> Any:
@@ -94,4 +93,4 @@ def test_without_a_live_state_what_is_not_registered_stays(monkeypatch: pytest.M
     monkeypatch.setattr("deeppart.state.restore.classes.known_classes", dict)  # other tests register some
     saved = member(Phase, "WARMUP", "w")
     target = target_of([saved])
-    assert resolve_registered(target, target.structure.tree) is target.structure.tree and target.values == [[saved]]
+    assert resolve_registered(target, target.structure.tree) is target.structure.tree and target.values == {0: [saved]}

@@ -182,8 +182,8 @@ def strided(add: float = 0.0, *, length: int = 9) -> Any:
 
 def same(one: FlatState, other: FlatState) -> bool:
     """Equal descriptions, and the same memory."""
-    kinds = (outlines_of(one), one.types, one.sizes(), one.before_shards) == (
-        outlines_of(other), other.types, other.sizes(), other.before_shards
+    kinds = (outlines_of(one), one.types, one.holders.tolist()) == (
+        outlines_of(other), other.types, other.holders.tolist()
     )  # fmt: skip
     leaves = [(leaf.path, leaf.kind, leaf.boxes, leaf.first) for leaf in one.sharded] == [
         (leaf.path, leaf.kind, leaf.boxes, leaf.first) for leaf in other.sharded
