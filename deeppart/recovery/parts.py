@@ -148,10 +148,11 @@ class CheckedPart:
 
     def read_into(self, chunk: int, target: Bytes) -> None:
         """Copy the raw bytes of a chunk."""
-        if self._lying(chunk) is None:
+        lying = self._lying(chunk)
+        if lying is None:
             self.reader.read_into(chunk, target.data)
         else:
-            np.copyto(target, self.data(chunk))
+            np.copyto(target, np.frombuffer(lying, dtype=np.uint8))
 
     def _lying(self, chunk: int) -> memoryview | None:
         """The raw bytes where they lie, in memory; None if they do not, or may not be used there.
@@ -165,7 +166,10 @@ class CheckedPart:
         offset, length = int(row["offset"]), int(row["encoded_length"])
         found = self._memory[offset - self._first : offset - self._first + length]
         if isinstance(self._source, FileSource):
-            populate_pages(np.frombuffer(found, dtype=np.uint8), self._source.path)
+            if not self._checked[chunk]:
+                populate_pages(np.frombuffer(found, dtype=np.uint8), self._source.path)
+            elif not self._source.has_its_length():  # which takes less time than to populate
+                raise CorruptFileError("a part file was truncated while it was being used", where=self._source.path)
         return found
 
     def _room(self, chunk: int) -> memoryview:
