@@ -232,8 +232,11 @@ class Delivery:
     def _read_and_write(self, chunk: _Chunk, here: _Here, scatter: Scatter, attempts: _Attempts) -> Bytes | None:
         """Fill arrays from a chunk that is sent, too; its bytes, or None after an error."""
         part = chunk.index.part
-        data = attempts.result(here.data, part)
-        if data is not None:
+        target = attempts.result(partial(scatter.direct, part, chunk.pieces, chunk.nbytes), part)
+        data = attempts.result(here.data, part) if target is None else target
+        if target is not None:
+            attempts.result(partial(here.read_into, target), part)
+        elif data is not None:
             attempts.result(partial(scatter.write, part, chunk.pieces, data), part)
         return data
 

@@ -143,16 +143,26 @@ class CheckedPart:
         if lying is not None:
             return np.frombuffer(lying, dtype=np.uint8)
         found = np.empty(int(self.reader.chunks["raw_length"][chunk]), dtype=np.uint8)
-        self.reader.read_into(chunk, found.data)
+        self._read(chunk, found.data)
         return found
 
     def read_into(self, chunk: int, target: Bytes) -> None:
         """Copy the raw bytes of a chunk."""
         lying = self._lying(chunk)
         if lying is None:
-            self.reader.read_into(chunk, target.data)
+            self._read(chunk, target.data)
         else:
             np.copyto(target, np.frombuffer(lying, dtype=np.uint8))
+
+    def _read(self, chunk: int, raw: memoryview) -> None:
+        """Read, check and decode a chunk."""
+        is_raw = self.reader.chunks["codec"][chunk] == RawCodec.codec_id
+        encoded = raw if is_raw else self._room(chunk)
+        self.reader.read_encoded(chunk, encoded)
+        if is_raw:
+            self.reader.check_chunk(chunk, raw)
+        else:
+            self.reader.decode_chunk(chunk, encoded, raw)
 
     def _lying(self, chunk: int) -> memoryview | None:
         """The raw bytes where they lie, in memory; None if they do not, or may not be used there.
