@@ -180,7 +180,7 @@ def opening(comm: Any, directory: Path, owner: Any, name: str, on_rank: int) -> 
     comm.Barrier()
     live, began, outcome = state(0), time.monotonic(), ""
     with pytest.MonkeyPatch.context() as patch:
-        left = let_fail(patch, owner, name, comm.rank == on_rank, MemoryError("none left"))
+        left = let_fail(patch, owner, name, comm.rank == on_rank, ValueError("of whatever kind"))
         try:
             with on_nodes(comm, directory) as ck:
                 outcome = f"step {ck.restore(live)}"
