@@ -1,7 +1,7 @@
 """An open part whose chunks are checked first and used later, with little memory of their own.
 
 A chunk that is stored raw in a file that lies in memory, or whose pages can be locked there, is used where it lies. Any
-other is read twice, and checked both times: the second time it comes out of the page cache, mostly.
+other is read, checked and decoded twice: the second time it comes out of the page cache, mostly.
 """
 
 from __future__ import annotations
@@ -130,11 +130,11 @@ class CheckedPart:
         on_threads(self._check, wanted, max(threads, LEAST_THREADS), "deeppart-check")
 
     def _check(self, chunk: int) -> None:
-        encoded = self._lying(chunk)
-        if encoded is None:
-            encoded = self._room(chunk)
-            self.reader.read_encoded(chunk, encoded)
-        self.reader.check_chunk(chunk, encoded)
+        lying = self._lying(chunk)
+        if lying is not None:
+            self.reader.check_chunk(chunk, lying)
+        else:  # decoded, too: what was damaged before it was encoded must lead to another source, or an older step
+            self._read(chunk, self._room("raw", int(self.reader.chunks["raw_length"][chunk])))
         self._checked[chunk] = True
 
     def data(self, chunk: int) -> Bytes:
@@ -157,7 +157,7 @@ class CheckedPart:
     def _read(self, chunk: int, raw: memoryview) -> None:
         """Read, check and decode a chunk."""
         is_raw = self.reader.chunks["codec"][chunk] == RawCodec.codec_id
-        encoded = raw if is_raw else self._room(chunk)
+        encoded = raw if is_raw else self._room("encoded", int(self.reader.chunks["encoded_length"][chunk]))
         self.reader.read_encoded(chunk, encoded)
         if is_raw:
             self.reader.check_chunk(chunk, raw)
@@ -182,12 +182,12 @@ class CheckedPart:
                 raise CorruptFileError("a part file was truncated while it was being used", where=self._source.path)
         return found
 
-    def _room(self, chunk: int) -> memoryview:
-        """Memory of this thread for the encoded bytes of a chunk."""
-        length = int(self.reader.chunks["encoded_length"][chunk])
-        room: memoryview | None = getattr(self._scratch, "room", None)
+    def _room(self, name: str, length: int) -> memoryview:
+        """Memory of this thread, for one chunk at a time."""
+        room: memoryview | None = getattr(self._scratch, name, None)
         if room is None or len(room) < length:
-            room = self._scratch.room = np.empty(length, dtype=np.uint8).data
+            room = np.empty(length, dtype=np.uint8).data
+            setattr(self._scratch, name, room)
         return room[:length]
 
     def problem(self) -> Problem:

@@ -12,6 +12,7 @@ import torch
 
 import deeppart
 from deeppart import access
+from deeppart.codec.zstd import ZstdCodec
 from deeppart.errors import CorruptFileError
 from deeppart.mapped import lies_in_memory
 from deeppart.part import FileSource, PartReader
@@ -61,3 +62,24 @@ def test_where_the_name_cannot_be_asked_for_the_digests_are(
         file.seek(5000)
         file.write(b"not what it was")
     assert isinstance(part.problem(), CorruptFileError)
+
+
+def test_what_was_damaged_before_it_was_encoded_leads_to_an_older_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And is found before any byte of the live state changes."""
+    state = {"a": torch.arange(50_000.0), "b": torch.arange(50_000.0)}
+    encode = ZstdCodec.encode
+
+    def flipped(codec: ZstdCodec, raw: memoryview, room: memoryview | None = None) -> bytes:
+        return encode(codec, memoryview(bytes(255 - each for each in bytes(raw))), room)
+
+    with deeppart.Checkpointer(persistent_dir=str(tmp_path), compression="zstd") as checkpointer:
+        checkpointer.checkpoint(state, 1).wait()
+        monkeypatch.setattr(ZstdCodec, "encode", flipped)
+        checkpointer.checkpoint({**state, "b": state["b"] + 1}, 2).wait()
+    monkeypatch.undo()
+    live = {"a": torch.zeros(50_000), "b": torch.zeros(50_000)}
+    with deeppart.Checkpointer(persistent_dir=str(tmp_path)) as checkpointer, pytest.warns(deeppart.DeeppartWarning):
+        assert checkpointer.restore(live) == 1
+    assert torch.equal(live["b"], state["b"])
