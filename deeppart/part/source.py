@@ -127,9 +127,12 @@ class FileSource:
         return (status.st_dev, status.st_ino) == self.identity and status.st_size == self.size
 
     def has_its_length(self) -> bool:
-        """True if the open file is not shorter or longer than when it was opened: asks the descriptor alone."""
-        with self._file.descriptor() as descriptor:
-            return os.fstat(descriptor).st_size == self.size
+        """True if the open file is as long as when it was opened; false also if that cannot be determined."""
+        try:
+            with self._file.descriptor() as descriptor:
+                return os.fstat(descriptor).st_size == self.size
+        except OSError:
+            return False
 
     def mapped(self, start: int, stop: int) -> memoryview:
         """A range of the file as read-only memory; stays valid when the source is closed.

@@ -175,11 +175,9 @@ class CheckedPart:
             return None
         offset, length = int(row["offset"]), int(row["encoded_length"])
         found = self._memory[offset - self._first : offset - self._first + length]
-        if isinstance(self._source, FileSource):
-            if not self._checked[chunk]:
-                populate_pages(np.frombuffer(found, dtype=np.uint8), self._source.path)
-            elif not self._source.has_its_length():  # which takes less time than to populate
-                raise CorruptFileError("a part file was truncated while it was being used", where=self._source.path)
+        # To ask for the length takes less time than to populate pages that are in place already.
+        if isinstance(self._source, FileSource) and not (self._checked[chunk] and self._source.has_its_length()):
+            populate_pages(np.frombuffer(found, dtype=np.uint8), self._source.path)
         return found
 
     def _room(self, name: str, length: int) -> memoryview:

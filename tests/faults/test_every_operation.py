@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import deeppart
+from deeppart import mapped as in_place
 from deeppart.errors import BackgroundFailureWarning, CheckpointError, DeeppartError, RestoreError, StorageError
-from deeppart.recovery import parts
 from deeppart.testing.faults import TYPICAL_ERRORS, StorageFaults
 from deeppart.testing.states import difference
 from tests.copying import copy_as_original
@@ -226,9 +226,11 @@ def test_every_operation_of_starting(memory: Path, code: str, lasting: bool) -> 
 def test_every_operation_of_a_restore(
     memory: Path, level: str, code: str, mapped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What cannot be read gives way to another level or to an earlier step; otherwise the live state is as it was."""
+    """What cannot be read gives way to another level or to an earlier step; otherwise the live state is as it was, or
+    the error says that it is not.
+    """
     if not mapped:
-        monkeypatch.setattr(parts, "lies_in_memory", lambda path: False)
+        monkeypatch.setattr(in_place, "lies_in_memory", lambda path: False)
     settings: dict[str, Any] = {"local_dir": None} if level == "alone" else {}
     settings["compression"] = "none" if mapped else "zstd"
     with deeppart.Checkpointer(config(memory, **settings)) as ck:
@@ -248,7 +250,9 @@ def test_every_operation_of_a_restore(
                         try:
                             came = ck.restore(live)
                         except RestoreError as error:
-                            assert difference(blank(), live) is None, str(error)
+                            # What is not used in place is read again when it is needed, and may have gone by then.
+                            if mapped or "build the state again" not in str(error):
+                                assert difference(blank(), live) is None, str(error)
                     refused = faults.refused
             if came is None:
                 assert difference(blank(), live) is None

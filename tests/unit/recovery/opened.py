@@ -9,7 +9,6 @@ from typing import Any
 
 from deeppart.comm import Comm, SingleComm
 from deeppart.model import Attempt
-from deeppart.part import FileSource
 from deeppart.recovery import Ranks, Recovered, SavedStep, check_chunks, load_step, recover, take_inventory
 from deeppart.recovery.absent import share_out_absent
 from deeppart.recovery.distribute import Delivery
@@ -61,13 +60,6 @@ class Opened:
         return match(saved, held, flat, choice, policies, self.ranks.rank, cast=False)
 
 
-class _StaysOpen(FileSource):
-    """A file that tests use after recover() has returned."""
-
-    def close(self) -> None:
-        """Nothing: the descriptor is closed with the last reference."""
-
-
 def open_step(root: Path, comm: Comm | None = None, *, on_nodes: bool = False) -> Opened:
     """The newest step of a persistent directory, read by this process or by the ranks together.
 
@@ -77,7 +69,7 @@ def open_step(root: Path, comm: Comm | None = None, *, on_nodes: bool = False) -
     comm = SingleComm() if comm is None else comm
     node_of = tuple(range(comm.size)) if on_nodes else (0,) * comm.size
 
-    ranks = Ranks(comm, node_of, TIMEOUT_S, open_source=_StaysOpen)
+    ranks = Ranks(comm, node_of, TIMEOUT_S)
     inventory = take_inventory(ranks, None, PersistentLevel(PosixStore(root)), "")
 
     def whole(recovered: Recovered) -> Recovered:
