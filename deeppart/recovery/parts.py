@@ -139,7 +139,7 @@ class CheckedPart:
 
     def data(self, chunk: int) -> Bytes:
         """The raw bytes of a chunk: in place, or in new memory, checked again."""
-        lying = self._lying(chunk)
+        lying = self._to_use(chunk)
         if lying is not None:
             return np.frombuffer(lying, dtype=np.uint8)
         found = np.empty(int(self.reader.chunks["raw_length"][chunk]), dtype=np.uint8)
@@ -148,11 +148,17 @@ class CheckedPart:
 
     def read_into(self, chunk: int, target: Bytes) -> None:
         """Copy the raw bytes of a chunk."""
-        lying = self._lying(chunk)
+        lying = self._to_use(chunk)
         if lying is None:
             self._read(chunk, target.data)
         else:
             np.copyto(target, np.frombuffer(lying, dtype=np.uint8))
+
+    def _to_use(self, chunk: int) -> memoryview | None:
+        """What :meth:`_lying` returns, of a chunk that was checked: nothing is used in place before that."""
+        if not self._checked[chunk]:
+            self._check(chunk)
+        return self._lying(chunk)
 
     def _read(self, chunk: int, raw: memoryview) -> None:
         """Read, check and decode a chunk."""
