@@ -16,7 +16,7 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 
 import deeppart
-from deeppart.testing.states import blank, difference
+from deeppart.testing.states import Box, blank, difference
 from deeppart.testing.strategies import states
 from tests.sampling import examples
 
@@ -45,6 +45,9 @@ def save(ck: deeppart.Checkpointer, state: Any) -> int:
 @example(state={"state": "\ud800\udc00"})
 @example(state={"state": {(1,): torch.ones(2), "x": {0.0: 1}}})
 @example(state={"state": {(True,): torch.ones(2), "x": {-0.0: 1}}})
+@example(state={"state": Box(Box(Box({})))})
+@example(state={"state": Box({})})  # which has the outline of the one before
+@example(state={"state": {}})
 def test_any_state_comes_back(checkpointer: deeppart.Checkpointer, state: Any) -> None:
     step = save(checkpointer, state)
     loaded = deeppart.load(checkpointer.config.persistent_dir, step)

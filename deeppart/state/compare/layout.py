@@ -152,19 +152,19 @@ class StateLayout:
 
     def stands_for(self, flat: FlatState, replication: Replication) -> bool:
         """True if all of this is still valid for a state; a changed order of its dicts is taken over."""
-        if flat.root is not self.root:  # the template did not fit
-            if flat.types != self.array_types or outlines_of(flat) != self.outlines:
-                return False
-            self.root = flat.root
+        is_other = flat.root is not self.root  # the template did not fit
+        if is_other and (flat.types != self.array_types or outlines_of(flat) != self.outlines):
+            return False
         if flat.pointers != self.pointers:
             aliases = find_aliases(flat, self.types)
             groups = _groups(flat, self.types, replication)
             if aliases != self.own_aliases or not np.array_equal(groups, self.own_groups):
                 return False
             self.pointers = flat.pointers
-        if flat.orders != self.orders:
-            # The order that `load` gives dicts, and that distinguishes OrderedDicts of ranks.
-            self.tree, self.orders = encode_tree(flat.root, self.numbers), flat.orders
+        if is_other or flat.orders != self.orders:
+            # Outlines are without objects, and without the order that `load` gives dicts, and that distinguishes
+            # OrderedDicts of ranks.
+            self.root, self.tree, self.orders = flat.root, encode_tree(flat.root, self.numbers), flat.orders
             self.structure_digest = _structure_digest(flat, self.outlines, replication)
         return True
 
