@@ -154,7 +154,7 @@ class Job:
     ) -> None:
         self._options, self._send, self._tell = options, send, tell
         self._expected, self._until_s, self._give_up_s = expected, until_s, give_up_s
-        self._told_until_s = math.nan  # of the wait for nodes that was told
+        self._noted_until_s = math.nan  # of the wait for nodes that was reported
         self._run, self._epoch, self._newest, self._newest_now = uuid.uuid4().hex, 0, -1, -1
         self._members: dict[int, _Member] = {}
         self._active: list[int] = []  # with ranks in the last epoch, in the order of these
@@ -300,8 +300,8 @@ class Job:
             if left_s <= 0:
                 self._tell("given up", text=text)
                 self._finish(TOO_FEW_NODES)
-            elif left_s < self._options.gather_s - self._options.silence_s and self._told_until_s != self._give_up_s:
-                self._told_until_s = self._give_up_s
+            elif left_s < self._options.gather_s - self._options.silence_s and self._noted_until_s != self._give_up_s:
+                self._noted_until_s = self._give_up_s
                 self._tell("note", text=f"waiting {left_s:.0f} s for nodes: {text}")
             return
         ranks = min(room, self._wanted or room)

@@ -136,29 +136,22 @@ class PartReader:
         marked: npt.NDArray[np.bool_] = (self.chunks["flags"] & fmt.FLAG_PER_RANK) != 0
         return marked
 
-    def read_chunk(self, i: int, scratch: memoryview | None = None) -> memoryview:
+    def read_chunk(self, i: int) -> memoryview:
         """Read, check and decode chunk ``i``; return its raw bytes."""
-        if scratch is None:
-            return self.decode_chunk(i, self._encoded(i))
-        length = int(self.chunks["encoded_length"][i])
-        if scratch.nbytes < length:
-            raise FormatError(
-                "the memory given for a chunk is too short for it",
-                expected=f"at least {length} bytes",
-                found=f"{scratch.nbytes} bytes",
-                where=self._where_chunk(i),
-            )
-        encoded = scratch.cast("B")[:length]
-        self.read_encoded(i, encoded)
-        return self.decode_chunk(i, encoded)
+        return self.decode_chunk(i, self._encoded(i))
 
-    def read_into(self, i: int, raw: memoryview) -> None:
-        """Read, check and decode chunk ``i`` into memory of its raw length."""
+    def read_into(self, i: int, raw: memoryview, scratch: memoryview | None = None) -> None:
+        """Read, check and decode chunk ``i`` into memory of its raw length; ``scratch`` may take its encoded bytes."""
         if int(self.chunks["codec"][i]) == RawCodec.codec_id:
             self.read_encoded(i, raw)
             self.check_chunk(i, raw)
+            return
+        if scratch is None:
+            encoded = self._encoded(i)
         else:
-            self.decode_chunk(i, self._encoded(i), raw)
+            encoded = scratch[: int(self.chunks["encoded_length"][i])]
+            self.read_encoded(i, encoded)
+        self.decode_chunk(i, encoded, raw)
 
     def _encoded(self, i: int) -> memoryview:
         offset, length = int(self.chunks["offset"][i]), int(self.chunks["encoded_length"][i])

@@ -55,6 +55,7 @@ T = TypeVar("T")
 _MATCHING = "matching the live state with the checkpoint failed"
 _COMPARING = "live leaves that share some of their memory could not be compared"
 _HANDING = "handing what was restored to the live state failed"
+_TODO = "fix what that rank reports"
 
 
 def restore_state(
@@ -179,7 +180,7 @@ class _Filling:
                 raise failure.error
             return then()
 
-        return self._ranks.together(do, failed, self._what)
+        return self._ranks.together(do, failed, self._what, _TODO if has_begun else None)
 
     def _check_sources(self, failure: Failure | None, *, has_begun: bool = False) -> None:
         """Raise SourcesFailedError if a source failed on any rank, or may have changed since its bytes were checked."""

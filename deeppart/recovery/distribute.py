@@ -101,8 +101,8 @@ class _Chunk:
         """The number of requested bytes."""
         return sum(want.nbytes_of(self.pieces[number]) for number, want in self.wants)
 
-    def filling(self, scatter: Scatter, here: _Here) -> Callable[[], None]:
-        """A call that fills arrays from the chunk, which is here."""
+    def filling(self, scatter: Scatter, here: _Here) -> Callable[[], Bytes]:
+        """A call that fills arrays from the chunk, which is here, and returns its bytes."""
         return partial(scatter.bring, self.index.part, self.pieces, self.nbytes, here.data, here.read_into)
 
 
@@ -155,7 +155,7 @@ class Delivery:
                 if here is None:
                     remote.append(chunk)
                 else:
-                    begin(attempts.at(chunk.filling(scatter, here), chunk.index.part))
+                    begin(partial(attempts.result, chunk.filling(scatter, here), chunk.index.part))
         if self._ranks.finish(self._ranks.comm.maximum(np.array([bool(remote)], dtype=np.int64)), self._what).any():
             orders: list[list[list[Any]]] = [[] for _ in range(self._ranks.comm.size)]
             for chunk in remote:
@@ -218,32 +218,20 @@ class Delivery:
             hop = self._routes.hop(chunk.reader, number, seen=chunk.holding in self._copies.on_nodes)
             if hop is not None and hop.source is not None:
                 window.add(number, *self._start(chunk, hop, hop.source, tag, scatter, attempts))
-            elif hop is not None and here is not None:
-                reading = begin(partial(self._read_and_write, chunk, here, scatter, attempts))
-                window.add(number, self._sending_read(reading, chunk, hop, tag), _no_more)
-            elif hop is not None:
-                window.add(number, self._sending(np.zeros(chunk.nbytes, dtype=np.uint8), hop, tag), _no_more)
-            if here is not None and (hop is None or hop.source is not None):
-                begin(attempts.at(chunk.filling(scatter, here), part))
-            if here is not None and window.flying:
+            filling = None if here is None else begin(partial(attempts.result, chunk.filling(scatter, here), part))
+            if hop is not None and hop.source is None:
+                window.add(number, self._sending_filled(filling, chunk, hop, tag), _no_more)
+            if filling is not None and window.flying:
                 yield window.advance()
         yield from window.emptied()
 
-    def _read_and_write(self, chunk: _Chunk, here: _Here, scatter: Scatter, attempts: _Attempts) -> Bytes | None:
-        """Fill arrays from a chunk that is sent, too; its bytes, or None after an error."""
-        part = chunk.index.part
-        target = attempts.result(partial(scatter.direct, part, chunk.pieces, chunk.nbytes), part)
-        data = attempts.result(here.data, part) if target is None else target
-        if target is not None:
-            attempts.result(partial(here.read_into, target), part)
-        elif data is not None:
-            attempts.result(partial(scatter.write, part, chunk.pieces, data), part)
-        return data
-
-    def _sending_read(self, reading: Future[Bytes | None], chunk: _Chunk, hop: Hop, tag: int) -> Operation[None]:
-        while not reading.done():
+    def _sending_filled(
+        self, filling: Future[Bytes | None] | None, chunk: _Chunk, hop: Hop, tag: int
+    ) -> Operation[None]:
+        """Send a chunk once arrays have been filled from it; zeros if it could not be read."""
+        while filling is not None and not filling.done():
             yield False
-        data = reading.result()
+        data = None if filling is None else filling.result()
         yield from self._sending(np.zeros(chunk.nbytes, dtype=np.uint8) if data is None else data, hop, tag)
 
     def _start(

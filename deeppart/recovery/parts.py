@@ -162,13 +162,7 @@ class CheckedPart:
 
     def _read(self, chunk: int, raw: memoryview) -> None:
         """Read, check and decode a chunk."""
-        is_raw = self.reader.chunks["codec"][chunk] == RawCodec.codec_id
-        encoded = raw if is_raw else self._room("encoded", int(self.reader.chunks["encoded_length"][chunk]))
-        self.reader.read_encoded(chunk, encoded)
-        if is_raw:
-            self.reader.check_chunk(chunk, raw)
-        else:
-            self.reader.decode_chunk(chunk, encoded, raw)
+        self.reader.read_into(chunk, raw, self._room("encoded", int(self.reader.chunks["encoded_length"][chunk])))
 
     def _lying(self, chunk: int) -> memoryview | None:
         """The raw bytes where they lie, in memory; None if they do not, or may not be used there.

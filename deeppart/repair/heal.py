@@ -133,7 +133,7 @@ class Healer:
         self._commit(partial(encode_sets, self._comm, sets, attempt, opened, self._arena, self._limit))
 
     def _part(self, attempt: Attempt, part: int, path: str) -> PartFile:
-        """Check a part before copies or parity of it are made; the others are told in the exchange what is wrong."""
+        """Check a part before copies or parity of it are made; the exchange tells the others what is wrong."""
         file = self._at(path) if path else self._levels[Level.LOCAL].part_path(attempt, part)
         try:
             return self._check(file, Required(attempt, part))

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +25,6 @@ from deeppart.pending import DONE, Pending
 from deeppart.save.growing_file import GrowingFile
 from deeppart.state.capture import DeferredCopy, ShareLayout
 from deeppart.state.document import PartDocument
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +57,7 @@ class Reader(Enum):
     FLUSH = "flush"
 
 
-class StagingLease(Generic[T]):
+class StagingLease:
     """Tracks the readers of the share in staging memory, which is free again after the last one. Thread-safe.
 
     States, in this order; a lease without memory is over from the start:
@@ -71,7 +69,7 @@ class StagingLease(Generic[T]):
     A reader for which :meth:`keep` was called is never done: the memory is never reused.
     """
 
-    def __init__(self, memory: T | None, readers: Iterable[Reader]) -> None:
+    def __init__(self, memory: Staged | None, readers: Iterable[Reader]) -> None:
         self._lock = threading.Lock()
         #: Guarded by the lock, like the attributes after it.
         self._memory = memory
@@ -80,7 +78,7 @@ class StagingLease(Generic[T]):
         self._when_over: Callable[[], None] = lambda: None
 
     @property
-    def memory(self) -> T | None:
+    def memory(self) -> Staged | None:
         """The memory to read; None once the lease is over."""
         with self._lock:
             return self._memory
@@ -99,7 +97,7 @@ class StagingLease(Generic[T]):
                 return
         callback()
 
-    def claim(self) -> T | None:
+    def claim(self) -> Staged | None:
         """Keep the memory for the flush thread, and return it; None if the lease is over (for this thread)."""
         with self._lock:
             if Reader.FLUSH in self._readers:
@@ -208,7 +206,7 @@ class Job:
     attempt: Attempt
     due: frozenset[str]
     pending: Pending
-    lease: StagingLease[Staged]
+    lease: StagingLease
     layout: ShareLayout | None
     document: PartDocument | None
     failure: DeeppartError | None

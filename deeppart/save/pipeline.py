@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import InvalidStateError
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from deeppart import access
 from deeppart.comm import Comm, Operation, RoundResult, commit_round, finish
@@ -96,7 +96,7 @@ class Pipeline:
         self._in_flight: list[Job] = []
         self.failure: CheckpointError | None = None
         self._repairs: list[Repair] = []
-        self._lease: StagingLease[Any] = StagingLease(None, ())  # the latest; used by the training thread alone
+        self._lease = StagingLease(None, ())  # the latest; used by the training thread alone
         self._capturer = Capturer() if config.capture == "lazy" else None
         names = ["capture"] * (self._capturer is not None) + ["store"]
         names += ["protect"] * any(level in channels for level in REDUNDANT_LEVELS)
@@ -130,7 +130,9 @@ class Pipeline:
 
     def submit(self, job: Job) -> None:
         """Take over a checkpoint; its staging memory is leased to the pipeline until it is free again."""
-        self._take(job.lease)
+        if not job.lease.over:
+            self._lease = job.lease
+            self._lease.when_over(self._wake)
         with self._changed:
             self._in_flight.append(job)
         if self._capturer is not None:
@@ -189,11 +191,6 @@ class Pipeline:
         if not self.idle:  # a stage hangs
             self.failure = self.failure or CheckpointError("the checkpointer was closed before this was finished")
             self._fail_all_if_broken()
-
-    def _take(self, lease: StagingLease[Any]) -> None:
-        if not lease.over:
-            self._lease = lease
-            lease.when_over(self._wake)
 
     def _wake(self) -> None:
         with self._changed:

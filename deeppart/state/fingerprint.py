@@ -203,27 +203,29 @@ def is_on_device(data: object) -> bool:
 
 
 class _Piece(NamedTuple):
-    """Elements of a leaf, counted in C order, and how many bytes they have."""
+    """Elements of a leaf, counted in C order, and the bytes of each."""
 
     leaf: int
     begin: int
     end: int
-    nbytes: int
+    itemsize: int
+
+    @property
+    def nbytes(self) -> int:
+        return (self.end - self.begin) * self.itemsize
 
 
 def _pieces(number: int, leaf: Any) -> Iterator[_Piece]:
     count = math.prod(leaf.shape)
     itemsize = leaf.element_size() if isinstance(leaf, torch.Tensor) else leaf.itemsize
     for begin in range(0, count, _DIGESTED_ELEMENTS):
-        end = min(count, begin + _DIGESTED_ELEMENTS)
-        yield _Piece(number, begin, end, (end - begin) * itemsize)
+        yield _Piece(number, begin, min(count, begin + _DIGESTED_ELEMENTS), itemsize)
 
 
 def _piece_digest(leaf: Any, piece: _Piece) -> int:
     """Fingerprint of a piece of a leaf in host memory. If the leaf is not flat, a few MiB are copied at a time."""
     if is_flat(leaf):
-        itemsize = piece.nbytes // (piece.end - piece.begin)
-        return hash63(flat_bytes(leaf)[piece.begin * itemsize : piece.end * itemsize])
+        return hash63(flat_bytes(leaf)[piece.begin * piece.itemsize : piece.end * piece.itemsize])
     hasher = xxhash.xxh3_64()
     array = leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
     for start in range(piece.begin, piece.end, _PIECE_ELEMENTS):

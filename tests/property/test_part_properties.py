@@ -161,7 +161,7 @@ def test_chunk_of_every_codec_shares_nothing_it_should_not() -> None:
     writer = PartWriter(sink, Attempt("0" * 32, "1" * 32, 0, 0, 1), 0)
     writer.add_chunk(raw, EncodedChunk(1, ZstdCodec().encode(raw)))
     writer.finish(np.array([(0, 0, 0, 0, 1000, 0)], dtype=SPAN_DTYPE), b"")
-    scratch = bytearray(1000)
-    back = PartReader(MemorySource(sink.getvalue()), where="shared").read_chunk(0, memoryview(scratch))
+    scratch, back = bytearray(1000), bytearray(b"\xaa" * 1000)
+    PartReader(MemorySource(sink.getvalue()), where="shared").read_into(0, memoryview(back), memoryview(scratch))
     scratch[:] = b"\xff" * 1000
     assert bytes(back) == bytes(1000)

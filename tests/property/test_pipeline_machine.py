@@ -108,7 +108,7 @@ class PipelineMachine(RuleBasedStateMachine):
         self.root = Path(tempfile.mkdtemp(prefix="deeppart-machine-"))
         self.gates, self.patch = Gates(), pytest.MonkeyPatch()
         self.saved: dict[int, tuple[deeppart.Pending, int]] = {}  # step -> pending, and refusals before it
-        self.leases: list[StagingLease[Any]] = []
+        self.leases: list[StagingLease] = []
         self.read: list[tuple[Any, int]] = []  # shares that are being read, with the digests of what was there
         self.step = 0
         self.others = set(threading.enumerate())  # of tests before, whose storage hangs for good

@@ -11,6 +11,7 @@ computed what it waits for to finish, before they wait for anything themselves t
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -25,7 +26,7 @@ from deeppart.plan.redundancy import ROWS_AT_ONCE
 from deeppart.storage import RateLimit
 
 #: Of those computed, and of the blocks that these are computed from, to which their row of the code is added: they are
-#: sent in the order of their files. Lower tags are free for whoever uses this.
+#: sent in the order of their files. Lower tags are free for subclasses.
 _RESULT_TAG, _INPUT_TAG = 2, 3
 #: Begun before the one that is computed; as many more are computed, and not finished.
 _ROUNDS_AHEAD = ROWS_AT_ONCE // 2
@@ -88,13 +89,13 @@ def memory_lengths(members: int, block_bytes: int) -> list[int]:
     return [block_bytes] * (ROWS_AT_ONCE * 2 * members)
 
 
-class Coding:
+class Coding(ABC):
     """One rank's share of computing blocks of one set; subclasses know where blocks come from and go to.
 
     For the steps of a round, a rank may read, compute and receive no more than twice as many blocks as a stripe has.
     """
 
-    #: Whether :meth:`computed` is told digests.
+    #: Whether blocks are digested for :meth:`computed`.
     digesting = False
 
     def __init__(self, comm: Comm, identity: ParityIdentity, arena: Arena, limit: RateLimit | None = None) -> None:
@@ -102,21 +103,21 @@ class Coding:
         self._stripes = stripes_of(identity)
         self._code = ReedSolomon(self._stripes.data_blocks, self._stripes.tolerate)
 
+    @abstractmethod
     def read(self, row: int, block: Block, memory: Bytes) -> Bytes:
         """A block that this rank reads, in ``memory`` or where it lies. Those of a file are read in their order in it.
 
         Not to raise: others wait for the block.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def room(self, row: int, block: Block, memory: Bytes) -> Bytes:
         """Where a block that this rank wants comes to lie; ``memory`` is there for it until the round ends."""
-        raise NotImplementedError
 
-    def computed(self, step: Step, digests: list[bytes]) -> None:
+    def computed(self, step: Step, digests: list[bytes]) -> None:  # noqa: B027 - nothing by default
         """A step has been done on this rank, of inputs and with results that have these digests."""
 
-    def ended(self, steps: Sequence[Step]) -> None:
+    def ended(self, steps: Sequence[Step]) -> None:  # noqa: B027 - nothing by default
         """All that this rank wants of a round has come."""
 
     def run(self, rounds: Iterable[Sequence[Step]]) -> Operation[None]:

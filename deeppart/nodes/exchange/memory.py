@@ -1,6 +1,6 @@
 """What exchanges between nodes share: memory reused, as fresh memory costs more than filling it; files that are sent.
 
-A rank that cannot read or write goes on to the end of an exchange with useless bytes, so that nobody waits for it, and
+A rank that cannot read or write goes on to the end of an exchange with useless bytes, so that no rank waits for it, and
 raises then: the commit round tells the others.
 """
 

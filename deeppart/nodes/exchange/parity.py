@@ -192,12 +192,12 @@ class _Encoding(Coding):
             if other != self._place:
                 self._encoded[other] = np.empty_like(mine[:, self._columns(other, self._place)], order="C")
                 moves.append(self._comm.receive_into(self._encoded[other].reshape(-1), rank, _DIGESTS_TAG))
-                told = np.ascontiguousarray(mine[:, self._columns(self._place, other)])
-                moves.append(self._comm.send(told.reshape(-1), rank, _DIGESTS_TAG))
+                sent = np.ascontiguousarray(mine[:, self._columns(self._place, other)])
+                moves.append(self._comm.send(sent.reshape(-1), rank, _DIGESTS_TAG))
         yield from interleaved(moves)
 
     def _columns(self, stripe: int, member: int) -> slice:
-        """Which digests of a stripe a member is told: all if it keeps parity of it, else that of its own block."""
+        """Which digests of a stripe a member receives: all if it keeps parity of it, else that of its own block."""
         index = (member - stripe) % self._stripes.members - self._stripes.tolerate
         return slice(None) if index < 0 else slice(index, index + 1)
 

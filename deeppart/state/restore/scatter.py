@@ -168,13 +168,16 @@ class Scatter:
         nbytes: int,
         data: Callable[[], Bytes],
         read_into: Callable[[Bytes], object],
-    ) -> None:
-        """Write a chunk's bytes into the arrays that need them, straight into one that needs the chunk alone."""
-        target = self.direct(part, pieces, nbytes)
-        if target is None:
-            self.write(part, pieces, data())
+    ) -> Bytes:
+        """Write a chunk's bytes into the arrays that need them, straight into one that needs the chunk alone; returns
+        the bytes.
+        """
+        found = self.direct(part, pieces, nbytes)
+        if found is None:
+            self.write(part, pieces, found := data())
         else:
-            read_into(target)
+            read_into(found)
+        return found
 
     def write(self, part: int, pieces: list[LeafPiece], data: Bytes) -> None:
         """Write a chunk's bytes into the arrays that need them."""

@@ -79,7 +79,7 @@ def test_while_the_share_is_still_in_memory(
     claimed = threading.Event()
     claim, commit = StagingLease.claim, DurableFile.commit
 
-    def claim_and_tell(self: StagingLease[Any]) -> Any:
+    def claim_and_tell(self: StagingLease) -> Any:
         staged = claim(self)
         claimed.set()
         return staged
