@@ -249,7 +249,7 @@ def _half_filled(rank: int, label: str, lines: list[str]) -> RestoreError:
         found="\n    ".join(lines[-_MOST_REASONS:]),
         where=f"rank {rank}",
         tried="every source of this step, twice; an older one would leave bytes of both",
-        todo=_BUILD_AGAIN,
+        todo=f"{_BUILD_AGAIN}; if that fails, too, an older step",
     )
 
 

@@ -1,7 +1,7 @@
 """An open part whose chunks are checked first and used later, with little memory of their own.
 
 A chunk that is stored raw in a file that lies in memory, or whose pages can be locked there, is used where it lies. Any
-other is read, checked and decoded twice: the second time it comes out of the page cache, mostly.
+other is read twice, the second time out of the page cache, mostly, and decoded then.
 """
 
 from __future__ import annotations
@@ -124,17 +124,17 @@ class CheckedPart:
         return cls(reader, source, may_share=signing is None, chunks=chunks, is_on_a_node=read.source.is_on_a_node)
 
     def check(self, chosen: Chosen | None = None, threads: int = 1) -> None:
-        """See that chunks are what was saved: those of this rank, or the chosen ones among them."""
+        """See that chunks are what was stored: those of this rank, or the chosen ones among them. None is decoded."""
         needed = ~self._checked if chosen is None else chosen & ~self._checked
         wanted = [chunk for chunk in self._chunks if needed[chunk]]
         on_threads(self._check, wanted, max(threads, LEAST_THREADS), "deeppart-check")
 
     def _check(self, chunk: int) -> None:
-        lying = self._lying(chunk)
-        if lying is not None:
-            self.reader.check_chunk(chunk, lying)
-        else:  # decoded, too: what was damaged before it was encoded must lead to another source, or an older step
-            self._read(chunk, self._room("raw", int(self.reader.chunks["raw_length"][chunk])))
+        encoded = self._lying(chunk)
+        if encoded is None:
+            encoded = self._room(chunk)
+            self.reader.read_encoded(chunk, encoded)
+        self.reader.check_chunk(chunk, encoded)
         self._checked[chunk] = True
 
     def data(self, chunk: int) -> Bytes:
@@ -162,7 +162,7 @@ class CheckedPart:
 
     def _read(self, chunk: int, raw: memoryview) -> None:
         """Read, check and decode a chunk."""
-        self.reader.read_into(chunk, raw, self._room("encoded", int(self.reader.chunks["encoded_length"][chunk])))
+        self.reader.read_into(chunk, raw, self._room(chunk))
 
     def _lying(self, chunk: int) -> memoryview | None:
         """The raw bytes where they lie, in memory; None if they do not, or may not be used there.
@@ -180,12 +180,12 @@ class CheckedPart:
             populate_pages(np.frombuffer(found, dtype=np.uint8), self._source.path)
         return found
 
-    def _room(self, name: str, length: int) -> memoryview:
-        """Memory of this thread, for one chunk at a time."""
-        room: memoryview | None = getattr(self._scratch, name, None)
+    def _room(self, chunk: int) -> memoryview:
+        """Memory of this thread for the encoded bytes of one chunk at a time."""
+        length = int(self.reader.chunks["encoded_length"][chunk])
+        room: memoryview | None = getattr(self._scratch, "room", None)
         if room is None or len(room) < length:
-            room = np.empty(length, dtype=np.uint8).data
-            setattr(self._scratch, name, room)
+            room = self._scratch.room = np.empty(length, dtype=np.uint8).data
         return room[:length]
 
     def problem(self) -> Problem:

@@ -64,10 +64,10 @@ def test_where_the_name_cannot_be_asked_for_the_digests_are(
     assert isinstance(part.problem(), CorruptFileError)
 
 
-def test_what_was_damaged_before_it_was_encoded_leads_to_an_older_step(
+def test_what_was_damaged_before_it_was_encoded_is_refused_with_a_way_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And is found before any byte of the live state changes."""
+    """It is found when it is decoded, which is once: while the live state is being filled."""
     state = {"a": torch.arange(50_000.0), "b": torch.arange(50_000.0)}
     encode = ZstdCodec.encode
 
@@ -80,6 +80,10 @@ def test_what_was_damaged_before_it_was_encoded_leads_to_an_older_step(
         checkpointer.checkpoint({**state, "b": state["b"] + 1}, 2).wait()
     monkeypatch.undo()
     live = {"a": torch.zeros(50_000), "b": torch.zeros(50_000)}
-    with deeppart.Checkpointer(persistent_dir=str(tmp_path)) as checkpointer, pytest.warns(deeppart.DeeppartWarning):
-        assert checkpointer.restore(live) == 1
+    with deeppart.Checkpointer(persistent_dir=str(tmp_path)) as checkpointer:
+        with pytest.raises(deeppart.RestoreError, match=r"(?s)decoded.*build the state again.*older step") as caught:
+            checkpointer.restore(live)
+        assert "step 2" in str(caught.value)
+        with pytest.warns(deeppart.DeeppartWarning, match="step 2 is in the directory too"):
+            assert checkpointer.restore(live, step=1) == 1
     assert torch.equal(live["b"], state["b"])
