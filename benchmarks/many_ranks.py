@@ -80,10 +80,10 @@ def measure(ranks: int, *, alone: bool = False) -> dict[str, float]:
     """Of the slowest rank, in seconds; how many others a rank is connected with, and what it sends, at most."""
     fork = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as directory:
-        found = fork.SimpleQueue()
+        found, is_over = fork.SimpleQueue(), fork.Event()
         began = time.monotonic()
         processes = [
-            fork.Process(target=_rank, args=(rank, ranks, Path(directory), began, found, alone))
+            fork.Process(target=_rank, args=(rank, ranks, Path(directory), began, found, is_over, alone))
             for rank in range(ranks)
         ]
         for process in processes:
@@ -92,8 +92,9 @@ def measure(ranks: int, *, alone: bool = False) -> dict[str, float]:
         while len(rows) < ranks and not any(process.exitcode for process in processes):
             if found.empty():
                 time.sleep(0.01)
-            else:  # a rank ends only once its row has room in the queue
+            else:
                 rows.append(found.get())
+        is_over.set()
         for process in processes:
             process.join(_TIMEOUT_S)
         if any(process.exitcode != 0 for process in processes):
@@ -103,7 +104,7 @@ def measure(ranks: int, *, alone: bool = False) -> dict[str, float]:
     return {name: max(row[name] for row in rows) for name in rows[0]}
 
 
-def _rank(rank: int, size: int, directory: Path, began: float, found: Any, alone: bool) -> None:
+def _rank(rank: int, size: int, directory: Path, began: float, found: Any, is_over: Any, alone: bool) -> None:
     store = directory / "store"
     comm = meet(Rendezvous(rank, size, lambda _: FileStore(str(store), -1), lambda: "127.0.0.1"), _TIMEOUT_S)
     row = {"met_s": time.monotonic() - began}
@@ -116,12 +117,9 @@ def _rank(rank: int, size: int, directory: Path, began: float, found: Any, alone
     transport = comm._transport
     assert isinstance(transport, SocketTransport)
     row["connections"] = len(transport._peers._peers)
-    finish(comm, comm.allgather(b""), "many ranks", _TIMEOUT_S)
-    if alone:
-        comm.release()
-    else:
-        row |= _session(comm, directory)
-    found.put(row)
+    found.put(row if alone else row | _session(comm, directory))
+    is_over.wait(_TIMEOUT_S)  # messages of this rank, which has all of its own, may still be on their way
+    comm.release()
     os._exit(0)
 
 

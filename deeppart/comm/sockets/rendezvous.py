@@ -68,6 +68,7 @@ class Search:
         error: why the thread has ended; None while it runs.
         present: ranks that have arrived, as far as known.
         skipped: lines about entries of the store that were not accepted.
+        news: set when the thread has a roster, or ends.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Search:
     ) -> None:
         self._open_store, self._rank, self._size, self._address = open_store, rank, size, address
         self._secret = secret
-        self._over = threading.Event()
+        self._over, self.news = threading.Event(), threading.Event()
         # Written by the thread only, each in one assignment.
         self.roster: tuple[int, tuple[Address, ...]] | None = None
         self.error: BaseException | None = None
@@ -97,10 +98,12 @@ class Search:
             self._receive(store)
         else:
             self._register(store)
+        self.news.set()
 
     def _failed(self, error: BaseException) -> None:
         """The thread has ended with an error, whose type depends on torch."""
         self.error = error
+        self.news.set()
 
     def _sealed(self, key: str, text: bytes) -> bytes:
         """A value with a tag, which includes the key: an entry of one rank is not valid for another."""
@@ -151,6 +154,7 @@ class Search:
                 roster = self._look(store, self._roster_key(version), self._unpacked)
                 if roster is not None and len(roster) == self._size and roster[self._rank] == self._address:
                     self.roster, self.present = (version, roster), set(range(self._size))
+                    self.news.set()
             if self.roster is None and time.monotonic() - asked_at > _ASK_S:
                 asked_at = time.monotonic()
                 given_up = f"given-up/{self._address.public_key}"
@@ -175,6 +179,7 @@ class Search:
                     version += 1  # made by earlier processes: no rank finds its address in it
                 self._leave(store, self._roster_key(version), _packed(roster))
                 self.roster, self.present = (version, roster), set(found)
+                self.news.set()
             if time.monotonic() - said_at > _SAY_S and len(found) < self._size:
                 said_at = time.monotonic()
                 self.present = set(found)
@@ -261,8 +266,6 @@ def _connected(search: Search, transport: SocketTransport, waiting: NotConnected
     rank, version, connecting = waiting.rank, 0, None
     while True:
         waiting.arrived = search.present
-        if search.error is not None:
-            raise _no_store(search.error, rank) from search.error
         if search.is_given_up:
             raise PeerTimeoutError(
                 f"{_CONNECTING}: rank 0 has timed out, and has already begun its next start",
@@ -275,6 +278,8 @@ def _connected(search: Search, transport: SocketTransport, waiting: NotConnected
                 connecting = connect_all(transport, rank, roster, version)
             except ValueError as error:
                 raise _no_store(error, rank) from error
+        if connecting is None and search.error is not None:  # otherwise, the store is hardly needed any more
+            raise _no_store(search.error, rank) from search.error
         if connecting is not None:
             try:
                 next(connecting)
@@ -283,6 +288,9 @@ def _connected(search: Search, transport: SocketTransport, waiting: NotConnected
                 return found
             except CommError:  # a rank with an old address has gone: the new one is still to come
                 connecting = None
+                search.news.clear()
+        else:
+            search.news.wait(_LOOK_MOST_S)
         yield False
 
 

@@ -157,6 +157,33 @@ def test_no_store(shelf: Shelf) -> None:
         assert "nobody there" in str(caught.value) and "MASTER_ADDR" in str(caught.value)
 
 
+def test_a_store_that_goes_away_once_the_roster_is_known_does_no_harm(shelf: Shelf) -> None:
+    """As that of rank 0's process does, which may be the first to have met all others."""
+    is_lost = threading.Event()
+
+    class Losing(Shelf):
+        def __init__(self, rank: int) -> None:
+            self.rank, self.lock, self.values, self.has_roster = rank, shelf.lock, shelf.values, False
+
+        def get(self, key: str) -> bytes:
+            self.has_roster = key.startswith("roster")
+            if self.has_roster and self.rank == 2:
+                assert is_lost.wait(LIMIT_S)
+                time.sleep(0.3)  # rank 1 has to wait for rank 2
+            return super().get(key)
+
+        def check(self, keys: list[str]) -> bool:
+            if self.has_roster and self.rank == 1:
+                is_lost.set()
+                raise ConnectionResetError
+            return super().check(keys)
+
+    def run(rank: int) -> Any:
+        return use(start(shelf, rank, 3, open_store=lambda _: Losing(rank)))
+
+    assert on_all(3, run) == everyone(3)
+
+
 SECRET, OTHER = b"s" * 32, b"o" * 32
 
 
