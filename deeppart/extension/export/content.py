@@ -121,6 +121,7 @@ class Content:
         for batch in in_batches(order, lambda leaf: self.types[leaf].nbytes):
             arrays = self.checkpoint.read(set(batch))
             yield from ((leaf, arrays[leaf]) for leaf in batch)
+            del arrays  # before the next ones are read
 
     def stream(self, order: Sequence[int]) -> Iterator[tuple[int, Iterable[memoryview]]]:
         """The verified bytes of leaves in the given order, little endian and in C order."""
