@@ -24,7 +24,7 @@ import deeppart
 from deeppart.cadence import History
 from deeppart.cli import main
 from deeppart.elastic.profile import read_profile
-from deeppart.errors import DeeppartError
+from deeppart.errors import DeeppartError, StateError
 from deeppart.extension.export import export
 from deeppart.offline.inspect.node_files import verify_nodes
 from deeppart.part import FileSource, PartReader, decode_manifest
@@ -184,7 +184,8 @@ def _restore(root: Path, state: Any, change: str | None, outcome: Outcome) -> No
         with deeppart.Checkpointer(config) as checkpointer:
             checkpointer.restore(state, per_rank=per_rank)
     except DeeppartError as error:
-        says_so = "build the state again" in str(error) or "load_state_dict of" in str(error)
+        of_object = isinstance(error, StateError) and "load_state_dict of" in str(error)
+        says_so = of_object or "build the state again" in str(error)
         if not says_so and described(state) != before:
             outcome.problems.append(f"restore: a live state half changed by {type(error).__name__} at {_place(error)}")
         raise

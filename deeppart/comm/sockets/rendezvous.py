@@ -91,19 +91,20 @@ class Search:
         self._thread.join(_END_S)
 
     def _run(self) -> None:
-        store = self._open_store()
-        if self._over.is_set():  # no rank may wait for one that has given up
-            return
-        if self._rank == 0:
-            self._receive(store)
-        else:
-            self._register(store)
-        self.news.set()
+        try:
+            store = self._open_store()
+            if self._over.is_set():  # no rank may wait for one that has given up
+                return
+            if self._rank == 0:
+                self._receive(store)
+            else:
+                self._register(store)
+        finally:
+            self.news.set()
 
     def _failed(self, error: BaseException) -> None:
         """The thread has ended with an error, whose type depends on torch."""
         self.error = error
-        self.news.set()
 
     def _sealed(self, key: str, text: bytes) -> bytes:
         """A value with a tag, which includes the key: an entry of one rank is not valid for another."""
@@ -278,9 +279,11 @@ def _connected(search: Search, transport: SocketTransport, waiting: NotConnected
                 connecting = connect_all(transport, rank, roster, version)
             except ValueError as error:
                 raise _no_store(error, rank) from error
-        if connecting is None and search.error is not None:  # otherwise, the store is hardly needed any more
-            raise _no_store(search.error, rank) from search.error
-        if connecting is not None:
+        if connecting is None:
+            if search.error is not None:  # once the roster is known, the store is hardly needed any more
+                raise _no_store(search.error, rank) from search.error
+            search.news.wait(_LOOK_MOST_S)
+        else:
             try:
                 next(connecting)
             except StopIteration as stop:
@@ -288,9 +291,6 @@ def _connected(search: Search, transport: SocketTransport, waiting: NotConnected
                 return found
             except CommError:  # a rank with an old address has gone: the new one is still to come
                 connecting = None
-                search.news.clear()
-        else:
-            search.news.wait(_LOOK_MOST_S)
         yield False
 
 
