@@ -56,6 +56,8 @@ def measure(directory: Path, megabytes: int, repeat: int) -> dict[str, list[floa
         checkpointer.checkpoint(state, step=1).wait()
         return {
             "deeppart.load": seconds(lambda: deeppart.load(steps), repeat),
+            "deeppart.load, mmap": seconds(lambda: deeppart.load(steps, mmap=True), repeat),
+            "safetensors, mapped, unchecked": seconds(lambda: load_file(tensors), repeat),
             "safetensors, copied": seconds(lambda: {k: v.clone() for k, v in load_file(tensors).items()}, repeat),
             "torch.load": seconds(lambda: torch.load(pickled), repeat),
             "deeppart.restore": seconds(lambda: checkpointer.restore(live), repeat),

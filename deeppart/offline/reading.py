@@ -16,7 +16,9 @@ import numpy as np
 
 from deeppart._gc import collection_paused
 from deeppart._threads import on_threads
+from deeppart.codec import RawCodec
 from deeppart.errors import (
+    ConfigError,
     DeeppartError,
     FormatError,
     RestoreError,
@@ -25,9 +27,10 @@ from deeppart.errors import (
     StructureMismatchError,
     one_line,
 )
+from deeppart.mapped import populate_pages
 from deeppart.model import Box
 from deeppart.offline.find import Chosen, OpenPart, open_part, structure_of, with_checkpoint
-from deeppart.part import KeyFiles, read_key_files
+from deeppart.part import FileSource, KeyFiles, read_key_files
 from deeppart.recovery import CheckedPart
 from deeppart.state.document import RankDocument, Structure, gather_global_state, with_global_state
 from deeppart.state.objects import REGISTERED
@@ -42,7 +45,7 @@ from deeppart.state.restore import (
     resolve_registered,
     tie,
 )
-from deeppart.state.tensors import COMPOSITES, SUBCLASS, Array, LeafType
+from deeppart.state.tensors import COMPOSITES, SUBCLASS, Array, HostMemory, LeafType, array_over, new_array
 from deeppart.state.tree import (
     ArrayLeaf,
     Branch,
@@ -69,6 +72,7 @@ def load(
     keys: str | Sequence[str] | None = None,
     rank: int = 0,
     sign_key_file: KeyFiles = None,
+    mmap: bool = False,
 ) -> Any:
     """Read a committed checkpoint in one process, onto the CPU.
 
@@ -82,6 +86,10 @@ def load(
         rank: whose values to take for leaves that each rank saved for itself.
         sign_key_file: file, or files, with the key that the checkpoint must be signed with (``Config.sign_key_file``);
             None: signatures are not checked.
+        mmap: map leaves instead of reading them, after their digests were checked. Their memory is the page cache,
+            which processes of one machine share; what is changed is copied then, and the file stays. Leaves that were
+            compressed, divided between ranks, or unchanged since an earlier step (``incremental``) are read all the
+            same. As with ``torch.load(mmap=True)``, a device that fails later ends the process by SIGBUS.
 
     Returns:
         The nested state, with containers as saved, objects as what their ``state_dict()`` returned, tensors on the
@@ -94,7 +102,7 @@ def load(
         RestoreError: no such checkpoint.
         FormatError: a file that is needed is damaged.
         SignatureError: or not signed with the key.
-        ConfigError: a key file is not used.
+        ConfigError: a key file is not used, or given with ``mmap``.
         StructureMismatchError: ``keys`` match nothing.
         StorageError: a file cannot be read.
 
@@ -106,20 +114,27 @@ def load(
         {'best': {'loss': 0.5}}
     """
     signing = read_key_files(sign_key_file)
+    if mmap and signing is not None:
+        raise ConfigError(
+            "a signed checkpoint cannot be mapped: its files might be changed after the signatures were checked",
+            expected="mmap or sign_key_file",
+            found="both",
+            todo="leave out mmap",
+        )
 
     def use(chosen: Chosen) -> Any:
         chosen.warn()
-        return _load(chosen, keys, rank)
+        return _load(chosen, keys, rank, mmap=mmap)
 
     return with_checkpoint(FilePath(path), step, use, signing)
 
 
-def _load(chosen: Chosen, keys: str | Sequence[str] | None, rank: int) -> Any:
+def _load(chosen: Chosen, keys: str | Sequence[str] | None, rank: int, *, mmap: bool) -> Any:
     with ExitStack() as files:
         checkpoint = OpenCheckpoint(files, chosen.step, rank)
         tree, leaves = checkpoint.select([keys] if isinstance(keys, str) else keys)
         checkpoint.check(leaves)
-        arrays = checkpoint.read(leaves)
+        arrays = checkpoint.read(leaves, mmap=mmap)
     with collection_paused():
         tree = resolve_registered(checkpoint.target, tree)
         return build(checkpoint.target, arrays, tree)
@@ -331,10 +346,15 @@ class OpenCheckpoint:
             wanted = leaves if part == self.rank else tensors
             refuse(faults, wanted, self._of_ranks[part], self.parts[part].own.types, f"{self._where}, part {part}")
 
-    def read(self, leaves: set[int]) -> dict[int, Array]:
-        """New arrays on the CPU, with every chunk's digest checked; reads no chunk that holds none of these leaves."""
+    def read(self, leaves: set[int], *, mmap: bool = False) -> dict[int, Array]:
+        """New arrays on the CPU, with every chunk's digest checked; reads no chunk that holds none of these leaves.
+
+        With ``mmap``, leaves that lie in a file as they do in memory are mapped.
+        """
         self.target.dropped = frozenset(self.structure.types.keys() - self._with_owners(leaves))
-        arrays = self.target.new_arrays()
+        mapped = self._mapped() if mmap else {}
+        types = self.target.types
+        arrays = {leaf: new_array(types[leaf]) for leaf in self.target.numbers() if leaf not in mapped}
         scatter = Scatter(
             each for leaf, array in arrays.items() for each in self._wanted(leaf, LiveBox.whole(array), f"leaf {leaf}")
         )
@@ -351,8 +371,18 @@ class OpenCheckpoint:
             )
 
         on_threads(bring, self._holding(scatter), _threads(), "deeppart-load")
+        arrays |= mapped
         tie(self.target, arrays)
         return arrays
+
+    def _mapped(self) -> dict[int, Array]:
+        """The leaves of the target that can be mapped."""
+        structure, found = self.structure, dict[int, Array]()
+        kinds = {leaf: self.target.types[leaf] for leaf in self.target.numbers() if leaf not in structure.divisions}
+        for number, part in self.parts.items():
+            here = {leaf: kind for leaf, kind in kinds.items() if number == self.rank or not structure.per_rank[leaf]}
+            found |= _map_leaves(part, self._pieces[number], here)
+        return found
 
     def read_boxes(self, wanted: Mapping[int, Sequence[LiveBox]]) -> None:
         """Fill boxes of leaves; reads no chunk that holds nothing of them.
@@ -461,6 +491,46 @@ class OpenCheckpoint:
     def _with_owners(self, leaves: set[int]) -> set[int]:
         aliases = self.structure.aliases
         return leaves | {aliases[leaf].owner for leaf in leaves if leaf in aliases}
+
+
+def _map_leaves(part: OpenPart, pieces: PartPieces, kinds: Mapping[int, LeafType]) -> dict[int, Array]:
+    """Those of some leaves that lie in the file of a part in one piece, as arrays over it, with their digests checked.
+
+    The arrays are writable, as the mapping is private.
+    """
+    reader, source, spans = part.reader, part.source, part.reader.spans
+    if not isinstance(source, FileSource):
+        return {}
+    chunks, starts = reader.chunks, reader.raw_starts
+    raw = (chunks["codec"] == RawCodec.codec_id) & (chunks["base"] == 0)
+    ends = chunks["offset"] + chunks["encoded_length"]
+    follows = raw[1:] & raw[:-1] & (chunks["offset"][1:] == ends[:-1])
+    runs = np.cumsum(np.concatenate(([True], ~follows)))  # chunks with the same number lie one after another
+    rows = np.flatnonzero(np.isin(spans["leaf"], [*kinds]) & (spans["length"] > 0))
+    begins, lengths = spans["raw_offset"][rows], spans["length"][rows]
+    first, last = np.searchsorted(starts, begins, "right") - 1, np.searchsorted(starts, begins + lengths, "left") - 1
+    offsets = chunks["offset"][first] + begins - starts[first]
+    types = [kinds[leaf] for leaf in spans["leaf"][rows].tolist()]
+    lies = raw[first] & (runs[first] == runs[last])
+    lies &= lengths == np.array([kind.nbytes for kind in types], dtype=np.uint64)
+    lies &= offsets % np.array([kind.itemsize for kind in types], dtype=np.uint64) == 0
+    if not lies.any():
+        return {}
+    memory = np.frombuffer(source.mapped(0, source.size), dtype=np.uint8)
+
+    def check(chunk: int) -> None:
+        held = memory[int(chunks["offset"][chunk]) : int(ends[chunk])]
+        populate_pages(held, source.path)
+        reader.check_chunk(chunk, held.data)
+
+    is_mapped = np.zeros(len(spans), dtype=np.bool_)
+    is_mapped[rows[lies]] = True
+    on_threads(check, np.flatnonzero(pieces.chunks_with(is_mapped)).tolist(), _threads(), "deeppart-load")
+    found: dict[int, Array] = {}
+    for row in np.flatnonzero(lies).tolist():
+        octets = np.asarray(HostMemory(memory.ctypes.data + int(offsets[row]), types[row].nbytes, memory))
+        found[int(spans["leaf"][rows[row]])] = array_over(octets, types[row])
+    return found
 
 
 def _threads() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,6 @@ def test_every_rank_gets_its_own_back(run_on: Any, shared_path: Path) -> None:
     run_on(2, save, shared_path)
     for rank, found in enumerate(run_on(2, restore, shared_path)):
         assert found == bits(state(rank, 2))
-    for rank in (0, 1):
-        loaded, expected = bits(deeppart.load(shared_path, rank=rank)), bits(state(rank, 2))
+    for rank, mmap in itertools.product((0, 1), (False, True)):
+        loaded, expected = bits(deeppart.load(shared_path, rank=rank, mmap=mmap)), bits(state(rank, 2))
         assert all(loaded[key] == expected[key] for key in ("some", "kinds", "other numbers"))

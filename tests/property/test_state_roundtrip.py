@@ -50,8 +50,9 @@ def save(ck: deeppart.Checkpointer, state: Any) -> int:
 @example(state={"state": {}})
 def test_any_state_comes_back(checkpointer: deeppart.Checkpointer, state: Any) -> None:
     step = save(checkpointer, state)
-    loaded = deeppart.load(checkpointer.config.persistent_dir, step)
-    assert difference(state, loaded) is None
+    for mmap in (False, True):
+        loaded = deeppart.load(checkpointer.config.persistent_dir, step, mmap=mmap)
+        assert difference(state, loaded) is None
     live = blank(state)
     before = live["state"]
     assert checkpointer.restore(live) == step
@@ -87,10 +88,12 @@ def memory(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 @settings(max_examples=examples(120), suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(state=tied_states())
-def test_what_shares_memory_shares_it_again(checkpointer: deeppart.Checkpointer, state: dict[str, Any]) -> None:
+@given(state=tied_states(), mmap=st.booleans())
+def test_what_shares_memory_shares_it_again(
+    checkpointer: deeppart.Checkpointer, state: dict[str, Any], mmap: bool
+) -> None:
     step = save(checkpointer, state)
-    loaded = deeppart.load(checkpointer.config.persistent_dir, step)
+    loaded = deeppart.load(checkpointer.config.persistent_dir, step, mmap=mmap)
     assert difference(state, loaded) is None
     flat = {name for name, tensor in state.items() if tensor.is_contiguous() and tensor.numel() > 1}
     for one, other in itertools.permutations(state, 2):

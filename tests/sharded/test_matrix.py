@@ -89,4 +89,5 @@ def test_every_byte_comes_from_every_layout_to_every_other(tmp_path: Path) -> No
     assert found[0].keys() == set(pairs)
     assert [each for of_rank in found for each in of_rank.items() if each[1]] == []
     for layout, ranks, _ in SOURCES:
-        assert wrong(deeppart.load(tmp_path / f"{layout}-{ranks}"), 2) == []
+        for mmap in (False, True):
+            assert wrong(deeppart.load(tmp_path / f"{layout}-{ranks}", mmap=mmap), 2) == []

@@ -13,7 +13,7 @@ from deeppart.errors import LeafMismatchError, StructureMismatchError
 from deeppart.state.document import RankDocument, Structure
 from deeppart.state.paths import Key, Path, readable
 from deeppart.state.restore.scatter import LiveBox
-from deeppart.state.tensors import Array, LeafType, new_array
+from deeppart.state.tensors import Array, LeafType
 from deeppart.state.tree import (
     CONTAINER_KINDS,
     DICTS,
@@ -152,10 +152,6 @@ class Target:
         """The live array that receives a whole leaf; None if there is none, or a sharded one, or of another dtype."""
         place = self.places.get(index)
         return None if place is None or place.is_sharded or self.is_cast(index) else place.item
-
-    def new_arrays(self) -> dict[int, Array]:
-        """A new array for each leaf to restore, without aliases."""
-        return {index: new_array(self.types[index]) for index in self.numbers()}
 
     def numbers(self) -> list[int]:
         """Numbers of the leaves to restore, without aliases."""

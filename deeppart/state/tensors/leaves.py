@@ -267,6 +267,13 @@ def new_array(kind: LeafType) -> Array:
         ) from error
 
 
+def array_over(octets: Bytes, kind: LeafType) -> Array:
+    """A tensor or array of this type whose elements, in C order, are these bytes."""
+    if kind.kind == "torch":
+        return torch.from_numpy(octets).view(kind.torch_dtype).view(kind.shape)
+    return octets.view(kind.dtype).reshape(kind.shape)
+
+
 def is_flat(data: Array) -> bool:
     """True if the elements are in memory in C order without gaps, as stored (no pending conjugation)."""
     if isinstance(data, torch.Tensor):

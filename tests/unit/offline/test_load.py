@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.errors import CorruptFileError
+from deeppart.errors import ConfigError, CorruptFileError
 from deeppart.offline.find import find_step
 from deeppart.offline.reading import OpenCheckpoint
 from deeppart.part import FileSource
@@ -84,6 +84,52 @@ def test_damage_elsewhere_does_no_harm(checkpoint: Path) -> None:
         data[at] ^= 1
         part.write_bytes(data)
     deeppart.load(checkpoint)
+
+
+def test_what_is_mapped_is_checked_and_not_read(checkpoint: Path, bytes_read: list[int]) -> None:
+    loaded = deeppart.load(checkpoint, mmap=True)
+    assert sum(bytes_read) <= tables(checkpoint)
+    assert torch.equal(loaded["long"], torch.arange(30 * MIB // 4, dtype=torch.int32))
+    assert all(bool((leaf == number).all()) for number, leaf in enumerate(loaded["small"]))
+    for number in range(8):
+        loaded[f"layer{number}"]["w"].add_(1)
+    again = deeppart.load(checkpoint, keys="layer*", mmap=True)
+    assert all(bool((again[f"layer{number}"]["w"] == number).all()) for number in range(8)), "the file has not changed"
+    assert bool((loaded["layer7"]["w"] == 8).all())
+
+
+def test_damage_is_found_before_a_leaf_is_mapped(checkpoint: Path) -> None:
+    (part,) = checkpoint.glob("*/part-*")
+    data = bytearray(part.read_bytes())
+    at = data.index(bytes([5]) * 1000) + 500_000  # in layer5
+    part.write_bytes(data[:at] + b"\0" + data[at + 1 :])
+    try:
+        assert bool((deeppart.load(checkpoint, keys="layer4/*", mmap=True)["layer4"]["w"] == 4).all())
+        with pytest.raises(CorruptFileError, match="chunk"):
+            deeppart.load(checkpoint, mmap=True)
+    finally:
+        part.write_bytes(data)
+
+
+def test_what_does_not_lie_in_one_file_as_in_memory_is_read(tmp_path: Path, bytes_read: list[int]) -> None:
+    torch.manual_seed(1)
+    state = {"same": torch.randn(MIB), "zeros": torch.zeros(MIB), "new": torch.randn(MIB)}
+    config = deeppart.Config(persistent_dir=str(tmp_path), compression="zstd", incremental=True, keep={"persistent": 2})
+    with deeppart.Checkpointer(config) as checkpointer:
+        checkpointer.checkpoint(state, step=1).wait(timeout=200)
+        state["new"] += 1
+        checkpointer.checkpoint(state, step=2).wait(timeout=200)
+    loaded = deeppart.load(tmp_path, mmap=True)
+    assert sum(bytes_read) >= 4 * MIB
+    assert loaded.keys() == state.keys() and all(torch.equal(state[name], loaded[name]) for name in state)
+
+
+def test_a_signed_checkpoint_is_not_mapped(checkpoint: Path, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_bytes(b"k" * 64)
+    key.chmod(0o600)
+    with pytest.raises(ConfigError, match="mapped"):
+        deeppart.load(checkpoint, sign_key_file=key, mmap=True)
 
 
 def opened(files: ExitStack, directory: Path) -> OpenCheckpoint:
