@@ -220,5 +220,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that no job and no data is left behind
+    for number in (signal.SIGTERM, signal.SIGINT):  # of which shells let background processes ignore the second
+        signal.signal(number, signal.default_int_handler)  # so that no job and no data is left behind
     sys.exit(main())
