@@ -421,11 +421,9 @@ class Job:
         self._stop_ranks(signal.SIGUSR1, left_s)
 
     def _reported(self) -> list[Progress]:
-        """What all ranks have reported, in their order; nothing while a node has not, or if some have ended."""
-        if self._failure is not None or len(self._busy) < len(self._active):
-            return []
-        found = [self._members[node].progress for node in self._active]
-        return [rank for ranks in found for rank in ranks] if all(found) else []
+        """What all ranks have reported, in their order, also those that have ended; nothing while a node has not."""
+        found = [self._members[node].progress if node in self._members else [] for node in self._active]
+        return [rank for ranks in found for rank in ranks] if self._failure is None and all(found) else []
 
     def _look_for_steps(self) -> None:
         """Tell once in an epoch that all ranks have made a step, and how long it took until then."""
@@ -445,10 +443,10 @@ class Job:
         hang = self._watch.look(ranks, now_s) if ranks else None
         if hang is None:
             return
-        behind = " and ".join(f"rank {rank}" for rank in hang.ranks)
-        text = f"no step for {hang.silent_s:.0f} s, of {hang.step_s:.2g} s each; behind: {behind}"
-        self._tell("hang", text=text)
-        first = hang.ranks[0]
+        behind = [rank for rank in hang.ranks if rank not in self._done] or hang.ranks
+        names = " and ".join(f"rank {rank}" for rank in behind)
+        self._tell("hang", text=f"no step for {hang.silent_s:.0f} s, of {hang.step_s:.2g} s each; behind: {names}")
+        first = behind[0]
         (node,) = (each for each in self._active if 0 <= first - self._members[each].first < self._members[each].count)
         self._failure = _Failure(node, first, -signal.SIGKILL)
         for node in self._busy:

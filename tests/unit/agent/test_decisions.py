@@ -211,6 +211,25 @@ def test_a_node_that_is_done_may_be_lost() -> None:
     assert job.job.code == 0
 
 
+def test_ranks_that_hang_after_another_node_is_done_are_found() -> None:
+    """They wait for ranks that have ended with 0."""
+    job = Decided(2, hang_s=1.0)
+    for trained in range(30):
+        for node in (0, 1):
+            job.job.receive(node, Beat([Progress(1, trained, trained)] * 2))
+        job.look(0.1)
+    for rank in (0, 1):
+        job.job.receive(0, Ended(1, rank, 0))
+    job.idle(0)
+    for _ in range(2):
+        assert "hang" not in job.events
+        job.look(1.0)
+    assert job.told[job.events.index("hang")]["text"].endswith("behind: rank 2 and rank 3")
+    assert [node for node, _ in job.of(Finish)] == [1]
+    job.idle(1)
+    assert job.starts()[-1][0] == 1 and job.told[job.events.index("failed")]["rank"] == 2
+
+
 def test_what_an_epoch_before_has_sent_counts_no_more() -> None:
     job = Decided(2, failures=5)
     job.fail(0, 1)
