@@ -1,6 +1,6 @@
 """From the death of a rank or a node to the next finished step, by what starts the ranks again.
 
-    python benchmarks/relaunch.py [--ranks 4] [--megabytes 25,296] [--kills 5] [--only "run,nodes,silent,torchrun,nvrx"]
+    python benchmarks/relaunch.py [--ranks 4] [--megabytes 25,296] [--kills 5] [--only "run,torchrun"]
 
 A DDP training on gloo with AdamW and a checkpoint every fifth step; after a random number of steps something is killed
 (SIGKILL), so many times. Shown are seconds from the kill to the end of the first step after it: median (fastest,
@@ -12,6 +12,8 @@ has them; and what an agent and its zygote cost while the ranks train: processor
 - silent: the same, but the agent and its ranks are stopped (SIGSTOP), as if the node had lost its power
 - torchrun: with the variable that docs/elastic-torchrun.md names; a random rank is killed
 - nvrx: ft_launcher of NVIDIA's resiliency extension (pip install nvidia-resiliency-ext); a random rank is killed
+- torchft: replicas of one process each (pip install torchft-nightly), without checkpoints; a random one is killed, and
+  started again at once; the others go on meanwhile, and also shown is when all train again
 
 --json FILE keeps all figures, --png FILE draws the phases.
 
@@ -39,9 +41,10 @@ from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-LAUNCHERS = ("run", "nodes", "silent", "torchrun", "nvrx")
-OTHERS = ("torchrun", "nvrx")
+OTHERS = ("torchrun", "nvrx", "torchft")
+LAUNCHERS = ("run", "nodes", "silent", *OTHERS)
 _NVRX = "nvidia_resiliency_ext.fault_tolerance.launcher"
+_PACKAGES = {"nvrx": "nvidia_resiliency_ext", "torchft": "torchft"}
 _PATIENCE_S = 120.0
 #: Until a new agent has joined, and its zygote has imported what the script imports.
 _SPARE_S = 12.0
@@ -87,6 +90,45 @@ if __name__ == "__main__":
 """
 
 
+REPLICA = """
+import os, sys, time
+from datetime import timedelta
+import torch, torch.distributed as dist
+from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
+
+def main():
+    rank = os.environ["RANK"]
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    torch.manual_seed(1)
+    width = int((float(sys.argv[1]) * 1e6 / 4 / 3 / 4) ** 0.5)
+    model = torch.nn.Sequential(*(torch.nn.Linear(width, width, bias=False) for _ in range(4)))
+    inner = torch.optim.AdamW(model.parameters())
+    parts = {"model": model, "optimizer": inner}
+    manager = Manager(
+        pg=ProcessGroupGloo(timeout=timedelta(seconds=10)), min_replica_size=1, replica_id=rank, rank=0, world_size=1,
+        state_dict=lambda: {name: part.state_dict() for name, part in parts.items()},
+        load_state_dict=lambda found: [part.load_state_dict(found[name]) for name, part in parts.items()],
+        store_addr="127.0.0.1", store_port=store.port, timeout=timedelta(seconds=20),
+    )
+    replica, optimizer = DistributedDataParallel(manager, model), Optimizer(manager, inner)
+    with open(f"pid-{rank}.new", "w") as file:
+        file.write(str(os.getpid()))
+    os.rename(f"pid-{rank}.new", f"pid-{rank}")
+    while True:
+        step = manager.current_step()
+        optimizer.zero_grad()
+        replica(torch.ones(1, width)).mean().backward()
+        optimizer.step()
+        if manager.current_step() > step and manager.participating_rank() == 0:
+            with open("steps", "a") as file:
+                file.write(f"{step + 1} {time.time()} {manager.num_participants()}\\n")
+        time.sleep(0.02)
+
+if __name__ == "__main__":
+    main()
+"""
+
+
 class Job:
     """A training, and the processes that keep it alive."""
 
@@ -94,12 +136,19 @@ class Job:
         self._launcher, self._ranks, self._directory = launcher, ranks, directory
         self._words = ["train.py", str(megabytes)]
         self._log = (directory / "log").open("w")
-        (directory / "train.py").write_text(SCRIPT)
-        count = ranks + 1 if launcher in ("nodes", "silent") else 1
+        (directory / "train.py").write_text(REPLICA if launcher == "torchft" else SCRIPT)
+        count = ranks + 1 if launcher in ("nodes", "silent", "torchft") else 1
         self._nodes = ",".join(f"127.0.0.1:{port}" for port in _free_ports(count))
         self.processes = [self._start(node) for node in range(count)]
 
     def _start(self, node: int) -> subprocess.Popen[bytes]:
+        if self._launcher == "torchft":  # the last is the process at which replicas meet
+            address = self._nodes.split(",")[-1]
+            lighthouse = [str(Path(sys.executable).with_name("torchft_lighthouse")), "--bind", address]
+            lighthouse += ["--min_replicas", "1", "--join_timeout_ms", "1000"]
+            words = [sys.executable, *self._words] if node < self._ranks else lighthouse
+            own = {"RANK": str(node), "TORCHFT_LIGHTHOUSE": f"http://{address}", "OMP_NUM_THREADS": "1"}
+            return self._run(words, own)
         if self._launcher in OTHERS:
             meeting = ["--nnodes=1", "--rdzv-backend=c10d", f"--rdzv-endpoint={self._nodes}"]
             words = ["-m", "torch.distributed.run" if self._launcher == "torchrun" else _NVRX, *meeting]
@@ -109,15 +158,18 @@ class Job:
             options = ["--ranks", str(self._ranks)] if self._launcher == "run" else several
             words = ["-m", "deeppart", "run", *options, "--failures", "1000", "--log", f"events-{node}"]
             words += ["--", sys.executable, *self._words]
-        environment = os.environ | {
+        environment = {
             "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
             "DEEPPART_PERSISTENT_DIR": str(self._directory / "ckpt"),
             "DEEPPART_LOCAL_DIR": str(self._directory / f"local-{node}"),
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
             "OMP_NUM_THREADS": "1",
         }
+        return self._run([sys.executable, *words], environment)
+
+    def _run(self, words: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, *words], cwd=self._directory, env=environment, stdout=self._log, stderr=self._log
+            words, cwd=self._directory, env=os.environ | environment, stdout=self._log, stderr=self._log
         )
 
     def used_s(self) -> float:
@@ -144,6 +196,8 @@ class Job:
         pid = int((self._directory / f"pid-{rank}").read_text())
         if self._launcher in ("run", *OTHERS):
             os.kill(pid, signal.SIGKILL)
+            if self._launcher == "torchft":
+                self.replace(rank)
             return None
         zygote = _parent(pid)
         (node,) = (node for node, each in enumerate(self.processes) if each.pid == _parent(zygote))
@@ -245,7 +299,9 @@ def kills(launcher: str, ranks: int, megabytes: float, count: int, seed: int) ->
                 _wait_for_steps(directory, lines + 1)
                 after_s = float((directory / "steps").read_text().splitlines()[lines].split()[1])
                 kill: dict[str, Any] = {"seconds": after_s - killed_s}
-                if launcher != "nodes":  # where the processor time of the killed agent is gone
+                if launcher == "torchft":
+                    kill["all_s"] = _wait_for_all(directory, lines, ranks) - killed_s
+                if launcher not in ("nodes", "torchft"):  # where the processor time of the killed agent is gone
                     kill["processor_s"] = job.used_s() - before
                 if launcher not in OTHERS:
                     _wait_until(lambda: len(job.trainings()) > len(found) + 1)
@@ -266,6 +322,17 @@ def kills(launcher: str, ranks: int, megabytes: float, count: int, seed: int) ->
 
 def _wait_for_steps(directory: Path, count: int) -> None:
     _wait_until(lambda: last_step(directory)[0] >= count)
+
+
+def _wait_for_all(directory: Path, lines: int, ranks: int) -> float:
+    """When the first step was made after so many in which all replicas took part."""
+
+    def with_all() -> list[float]:
+        found = [line.split() for line in (directory / "steps").read_text().splitlines()[lines:]]
+        return [float(fields[1]) for fields in found if fields[2:] == [str(ranks)]]
+
+    _wait_until(lambda: bool(with_all()))
+    return with_all()[0]
 
 
 def _wait_until(is_so: Callable[[], bool]) -> None:
@@ -325,8 +392,8 @@ def main() -> int:
     kept = json.loads(options.json.read_text()) if options.json is not None and options.json.exists() else []
     print(f"{options.ranks} ranks, {options.kills} kills; load {os.getloadavg()[0]:.1f}")
     for launcher, size in itertools.product(options.only.split(","), map(float, options.megabytes.split(","))):
-        if launcher == "nvrx" and importlib.util.find_spec(_NVRX.partition(".")[0]) is None:
-            print("nvrx: not installed")
+        if launcher in _PACKAGES and importlib.util.find_spec(_PACKAGES[launcher]) is None:
+            print(f"{launcher}: not installed")
             continue
         try:
             result = kills(launcher, options.ranks, size, options.kills, options.seed)
@@ -337,6 +404,8 @@ def main() -> int:
         used = [each["processor_s"] for each in found if "processor_s" in each]
         processor = f", {shown(used)} s of processor time" if used else ""
         print(f"{launcher}, {size:g} MB: {shown([each['seconds'] for each in found])} s{processor}", flush=True)
+        if launcher == "torchft":
+            print(f"    all replicas: {shown([each['all_s'] for each in found])} s")
         if phases := phases_of(result):
             costs = result["costs"]
             print("   ", ", ".join(f"{name} {seconds:.2f} s" for name, seconds in phases.items()))
