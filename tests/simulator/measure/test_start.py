@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from glob import glob
 from pathlib import Path
 
 import pytest
@@ -55,7 +56,7 @@ measure(2, [SaveTask(1 << 20, 8, rounds=100_000)], Directories(Path({str(tmp_pat
 """
     process = subprocess.Popen([sys.executable, "-c", ask], start_new_session=True)
     try:
-        wait_until(lambda: any(tmp_path.glob("*/0/*")))  # the first checkpoint is under way
+        wait_until(lambda: any(glob(f"{tmp_path}/*/0/*")))  # the first checkpoint is under way
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 128 + signal.SIGTERM
         assert list(tmp_path.iterdir()) == []
