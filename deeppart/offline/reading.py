@@ -89,7 +89,8 @@ def load(
         mmap: map leaves instead of reading them, after their digests were checked. Their memory is the page cache,
             which processes of one machine share; what is changed is copied then, and the file stays. Leaves that were
             compressed, divided between ranks, or unchanged since an earlier step (``incremental``) are read all the
-            same. As with ``torch.load(mmap=True)``, a device that fails later ends the process by SIGBUS.
+            same. As with ``torch.load(mmap=True)``, mapped leaves cannot be resized, and a device that fails later ends
+            the process by SIGBUS.
 
     Returns:
         The nested state, with containers as saved, objects as what their ``state_dict()`` returned, tensors on the
@@ -516,19 +517,21 @@ def _map_leaves(part: OpenPart, pieces: PartPieces, kinds: Mapping[int, LeafType
     lies &= offsets % np.array([kind.itemsize for kind in types], dtype=np.uint64) == 0
     if not lies.any():
         return {}
-    memory = np.frombuffer(source.mapped(0, source.size), dtype=np.uint8)
+    is_mapped = np.zeros(len(spans), dtype=np.bool_)
+    is_mapped[rows[lies]] = True
+    needed = np.flatnonzero(pieces.chunks_with(is_mapped))
+    origin = int(chunks["offset"][needed].min())
+    memory = np.frombuffer(source.mapped(origin, int(ends[needed].max())), dtype=np.uint8)
 
     def check(chunk: int) -> None:
-        held = memory[int(chunks["offset"][chunk]) : int(ends[chunk])]
+        held = memory[int(chunks["offset"][chunk]) - origin : int(ends[chunk]) - origin]
         populate_pages(held, source.path)
         reader.check_chunk(chunk, held.data)
 
-    is_mapped = np.zeros(len(spans), dtype=np.bool_)
-    is_mapped[rows[lies]] = True
-    on_threads(check, np.flatnonzero(pieces.chunks_with(is_mapped)).tolist(), _threads(), "deeppart-load")
+    on_threads(check, needed.tolist(), _threads(), "deeppart-load")
     found: dict[int, Array] = {}
     for row in np.flatnonzero(lies).tolist():
-        octets = np.asarray(HostMemory(memory.ctypes.data + int(offsets[row]), types[row].nbytes, memory))
+        octets = np.asarray(HostMemory(memory.ctypes.data + int(offsets[row]) - origin, types[row].nbytes, memory))
         found[int(spans["leaf"][rows[row]])] = array_over(octets, types[row])
     return found
 

@@ -25,6 +25,9 @@ from deeppart import access
 from deeppart.errors import CorruptFileError, MissingError, StorageError
 from deeppart.part.format import corrupt
 
+#: ``mmap(2)``: no memory is reserved for pages that will not be written to. Python has the name from 3.13 on.
+_MAP_NORESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000 if os.uname().machine in ("x86_64", "aarch64") else 0)
+
 
 class ByteSource(Protocol):
     """Random access to the bytes of one part."""
@@ -137,10 +140,10 @@ class FileSource:
     def mapped(self, start: int, stop: int) -> memoryview:
         """A range of the file as read-only memory; stays valid when the source is closed.
 
-        Only for files that are in memory anyway: elsewhere a read error would be a SIGBUS. The private mapping is
-        writable, though never written to: MPICH's broadcasts fail on write-protected pages.
+        For files that are in memory anyway: elsewhere a read error would be a SIGBUS. The private mapping is writable:
+        MPICH's broadcasts fail on write-protected pages, and what ``load(mmap=True)`` returns may be written to.
         """
-        return self._map(mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE, start, stop)
+        return self._map(mmap.MAP_PRIVATE | _MAP_NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE, start, stop)
 
     def viewed(self) -> memoryview:
         """The whole file as memory, like :meth:`mapped`, but not to be sent by MPI: no memory is reserved for it."""
