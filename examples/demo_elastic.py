@@ -117,8 +117,9 @@ def pieces(out: Path) -> list[dict[str, float]]:
         after = [n for n in notes if n["time"] > start["time"]]
         run = after[0]["run"]
         after = [n for n in after if n["run"] == run]
-        agreed = max(n["time"] for n in before if n.get("mark") == "agreed")
-        left = max(n["time"] for n in before if n.get("mark") == "left")
+        last = max(n["time"] for n in before)  # asked after should_stop(), ranks leave in checkpoint(), without marks
+        agreed = max((n["time"] for n in before if n.get("mark") == "agreed"), default=last)
+        left = max((n["time"] for n in before if n.get("mark") == "left"), default=last)
         met = [n for n in after if n.get("mark") == "met"]
         forked, imported = max(n["started"] for n in met), max(n["imported"] for n in met)
         joined = max(n["time"] for n in met)

@@ -150,7 +150,7 @@ class DeeppartCallback(TrainerCallback):
             "rng": rng_state(),
             "progress": {
                 "trainer_state": _trainer_state(trainer),
-                "loss": trainer._tr_loss.detach().clone(),
+                "loss": trainer._tr_loss.item(),  # no tensor, of which ranks are warned when they come to differ
                 "logged": trainer._globalstep_last_logged,
                 "flos": trainer.current_flos,
             },
@@ -186,11 +186,11 @@ class _Resumed:
                 found=f"training from step {step}",
                 todo="call trainer.train(resume_from_checkpoint=callback.resume(trainer))",
             )
-        trainer._tr_loss += progress["loss"].to(trainer._tr_loss.device)
+        trainer._tr_loss += progress["loss"]
         trainer._globalstep_last_logged = progress["logged"]
         trainer.current_flos = progress["flos"]
         # As after the Trainer's own restart, its final mean covers the steps of this call only.
-        trainer._total_loss_scalar -= float(progress["loss"])
+        trainer._total_loss_scalar -= progress["loss"]
 
     def _optimizer_and_scheduler(self, _folder: str | None) -> None:
         trainer = self._trainer
