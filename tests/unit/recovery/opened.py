@@ -21,7 +21,7 @@ from deeppart.state.restore import Request
 from deeppart.storage import PersistentLevel, PosixStore
 from tests.fuzz.images import ManifestImage, PartImage
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 100.0
 
 
 @dataclass(frozen=True)
