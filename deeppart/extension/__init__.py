@@ -1,6 +1,7 @@
 """The API for adapters of trainers and formats, beside the public one (docs/api/extension.md).
 
-:mod:`deeppart.interop` and :mod:`deeppart.elastic` use only this and the public API.
+:mod:`deeppart.interop` and :mod:`deeppart.elastic` use only this and the public API, with what reads settings and
+reports progress (:mod:`deeppart.config`, :mod:`deeppart.progress`), and the writer of HDF5 archives.
 """
 
 from __future__ import annotations

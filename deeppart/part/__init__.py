@@ -1,4 +1,4 @@
-"""The bytes of a part file (one rank's encoded share) and of a manifest. See docs/format.md.
+"""The bytes of part files (one rank's encoded share each), parity files, manifests and suspicions. See docs/format.md.
 
 Knows nothing of tensors, communication or directories: bytes are written to a sink and read from a source.
 """

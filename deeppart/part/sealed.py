@@ -1,6 +1,6 @@
 r"""Sealed documents: one ASCII line with the digest of the JSON after it (docs/format.md).
 
-    deeppart-<kind> 7 xxh3-128=<32 hex digits> bytes=<n>[ blake2b=<64 hex digits>]\n
+    deeppart-<kind> <version> xxh3-128=<32 hex digits> bytes=<n>[ blake2b=<64 hex digits>]\n
     <n bytes of JSON: ASCII, keys sorted, no spaces>
 
 The digest is checked before the JSON is parsed. What was encoded is decoded and compared before it is returned.

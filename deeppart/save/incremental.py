@@ -2,7 +2,7 @@
 
 A chunk whose raw bytes have the digest of a stored chunk is not written again: its row refers to the part with the
 bytes, the *base*, of the same rank and session. References always name the part with the bytes, so no reader follows a
-chain. A base is kept, whole, as long as a committed step refers to it (:mod:`deeppart.save.retention`); ``choose``
+chain. A base is kept, whole, as long as a committed step refers to it (:mod:`deeppart.save.keeping`); ``choose``
 makes sure that enough of it is still needed. Parts on nodes have no references: they are written over, copied and
 encoded as files.
 

@@ -1,4 +1,4 @@
-"""Requests to stop: signals, files, and ranks that agree on the step; for :mod:`deeppart.elastic` and trainers."""
+"""Requests to stop: signals, files, and ranks that agree on the step."""
 
 from deeppart.stopping.agreement import Agreement, agreement_of_job
 from deeppart.stopping.notices import Signals, WatchedFile
