@@ -98,8 +98,9 @@ class Measurement:
             saves = [self._save(contestant, optimizer, path) for _ in range(_WARM_UPS + 1)]
         others_bytes = contestant.close()
         found = {f"first_{what}": value for what, value in saves[0].items() if what == "blocked_s"} | saves[-1]
-        found["bytes"] = float(sum(file.stat().st_size for file in _files(_newest(path))))
         found["save_memory_bytes"] = self._slowest(saving.growth_bytes + others_bytes)
+        # By now rank 0, too, has closed its contestant, which removes the step before.
+        found["bytes"] = float(sum(file.stat().st_size for file in _files(_newest(path))))
         self._warm_cache(_newest(path))
         for mesh in (self._all, self._fewer):
             seconds, nbytes = self._restore(name, contestant, mesh)

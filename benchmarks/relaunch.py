@@ -105,10 +105,10 @@ def main():
     inner = torch.optim.AdamW(model.parameters())
     parts = {"model": model, "optimizer": inner}
     manager = Manager(
-        pg=ProcessGroupGloo(timeout=timedelta(seconds=10)), min_replica_size=1, replica_id=rank, rank=0, world_size=1,
+        pg=ProcessGroupGloo(timeout=timedelta(seconds=60)), min_replica_size=1, replica_id=rank, rank=0, world_size=1,
         state_dict=lambda: {name: part.state_dict() for name, part in parts.items()},
         load_state_dict=lambda found: [part.load_state_dict(found[name]) for name, part in parts.items()],
-        store_addr="127.0.0.1", store_port=store.port, timeout=timedelta(seconds=20),
+        store_addr="127.0.0.1", store_port=store.port, timeout=timedelta(seconds=60),
     )
     replica, optimizer = DistributedDataParallel(manager, model), Optimizer(manager, inner)
     with open(f"pid-{rank}.new", "w") as file:
