@@ -296,11 +296,11 @@ def step_names(keys: Iterable[StepKey]) -> dict[StepKey, str]:
 
 def name_step(key: StepKey) -> str:
     """Step and session, the latter by its first digits, and its sequence."""
-    return f"{key.step} (session {key.session[:8]}..., {key.sequence})" if key.session else f"{key.step} (older layout)"
+    return f"{key.step} (session {key.session[:8]}..., {key.sequence})"
 
 
-def name_ranks(ranks: Iterable[int], most: int = 8) -> str:
-    """Ranks as ranges: ``0-3, 7``."""
+def name_ranks(ranks: Iterable[int]) -> str:
+    """Ranks as ranges, eight at most: ``0-3, 7``."""
     ranges: list[tuple[int, int]] = []
     for rank in sorted(ranks):
         if ranges and ranges[-1][1] == rank - 1:
@@ -308,7 +308,7 @@ def name_ranks(ranks: Iterable[int], most: int = 8) -> str:
         else:
             ranges.append((rank, rank))
     texts = [str(first) if first == last else f"{first}-{last}" for first, last in ranges]
-    return ", ".join(texts[:most]) + (", ..." if len(texts) > most else "")
+    return ", ".join(texts[:8]) + (", ..." if len(texts) > 8 else "")
 
 
 #: Every part that the manifest names is on the persistent level.

@@ -156,10 +156,10 @@ def array_lacks_memory(found: npt.NDArray[Any]) -> tuple[int, int] | None:
     return None
 
 
-def freed_memory(path: str, expected: int, found: int, *, what: str = "the state holds a tensor") -> FreedMemoryError:
+def freed_memory(path: str, expected: int, found: int) -> FreedMemoryError:
     """The error that names a leaf whose memory is gone or too small."""
     return FreedMemoryError(
-        f"{what} whose memory was freed, or is smaller than it says: {path}",
+        f"the state holds a tensor whose memory was freed, or is smaller than it says: {path}",
         expected=f"{expected} bytes",
         found=f"{found} bytes",
         where=f"path {path}",
