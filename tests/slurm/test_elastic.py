@@ -105,9 +105,9 @@ def test_a_job_goes_on_after_a_rank_has_died_and_on_other_nodes(slurm: Rig, tmp_
     assert not local.exists(), "the training is done"
     steps = steps_in(tmp_path / "out")
     assert sorted(steps) == list(range(1, 2 * SAMPLES // 32 + 1))
-    last = {step: max(lines, key=lambda note: float(note["time"])) for step, lines in steps.items()}
-    sizes = [last[step]["ranks"] for step in sorted(steps)]
+    newest = {step: max(lines, key=lambda note: float(note["time"])) for step, lines in steps.items()}
+    sizes = [newest[step]["ranks"] for step in sorted(steps)]
     assert sizes == sorted(sizes, reverse=True) and set(sizes) == {3, 2}
     seen = [(note["epoch"], sample) for step, lines in steps.items()
-            for note in lines if note["run"] == last[step]["run"] for sample in note["samples"]]  # fmt: skip
+            for note in lines if note["run"] == newest[step]["run"] for sample in note["samples"]]  # fmt: skip
     assert sorted(seen) == [(epoch, sample) for epoch in range(2) for sample in range(SAMPLES)]
