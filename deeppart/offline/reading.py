@@ -503,16 +503,15 @@ def _map_leaves(part: OpenPart, pieces: PartPieces, kinds: Mapping[int, LeafType
     if not isinstance(source, FileSource):
         return {}
     chunks, starts = reader.chunks, reader.raw_starts
-    raw = (chunks["codec"] == RawCodec.codec_id) & (chunks["base"] == 0)
     ends = chunks["offset"] + chunks["encoded_length"]
-    follows = raw[1:] & raw[:-1] & (chunks["offset"][1:] == ends[:-1])
-    runs = np.cumsum(np.concatenate(([True], ~follows)))  # chunks with the same number lie one after another
+    # Those of the file lie one after another. How many before each are encoded, or in a base:
+    others = np.append(0, np.cumsum((chunks["codec"] != RawCodec.codec_id) | (chunks["base"] != 0)))
     rows = np.flatnonzero(np.isin(spans["leaf"], [*kinds]) & (spans["length"] > 0))
     begins, lengths = spans["raw_offset"][rows], spans["length"][rows]
     first, last = np.searchsorted(starts, begins, "right") - 1, np.searchsorted(starts, begins + lengths, "left") - 1
     offsets = chunks["offset"][first] + begins - starts[first]
     types = [kinds[leaf] for leaf in spans["leaf"][rows].tolist()]
-    lies = raw[first] & (runs[first] == runs[last])
+    lies = others[first] == others[last + 1]
     lies &= lengths == np.array([kind.nbytes for kind in types], dtype=np.uint64)
     lies &= offsets % np.array([kind.itemsize for kind in types], dtype=np.uint64) == 0
     if not lies.any():

@@ -85,6 +85,7 @@ def _operations(
         dearer: list[tuple[str, Callable[[], object]]] = [
             ("load keys", lambda: deeppart.load(root, keys=["*a*", "*/1*"])),
             ("load rank", lambda: deeppart.load(root, rank=1)),
+            ("load mmap", lambda: described(deeppart.load(root, mmap=True))),
             ("ls", lambda: _command("ls", root)),
             ("show", lambda: _command("show", root)),
             ("show flat", lambda: _command("show", root, "--flat")),
