@@ -506,7 +506,7 @@ def _map_leaves(part: OpenPart, pieces: PartPieces, kinds: Mapping[int, LeafType
     ends = chunks["offset"] + chunks["encoded_length"]
     # Those of the file lie one after another. How many before each are encoded, or in a base:
     others = np.append(0, np.cumsum((chunks["codec"] != RawCodec.codec_id) | (chunks["base"] != 0)))
-    rows = np.flatnonzero(np.isin(spans["leaf"], [*kinds]) & (spans["length"] > 0))
+    rows = np.flatnonzero(np.isin(spans["leaf"], [*kinds]))
     begins, lengths = spans["raw_offset"][rows], spans["length"][rows]
     first, last = np.searchsorted(starts, begins, "right") - 1, np.searchsorted(starts, begins + lengths, "left") - 1
     offsets = chunks["offset"][first] + begins - starts[first]
