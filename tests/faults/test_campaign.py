@@ -245,13 +245,17 @@ def test_the_sweep_reaches_the_last_operation(tmp_path: Path, monkeypatch: pytes
 def test_a_campaign_that_is_interrupted_says_what_it_has_done(number: signal.Signals) -> None:
     if reason := launchers.unavailable():
         pytest.skip(reason)
-    command = [sys.executable, "-m", "tests.faults.campaign", *SMALL, "--runs", "500", "--json", "--verbose"]
+    command = [sys.executable, "-X", "faulthandler", "-m", "tests.faults.campaign", *SMALL, "--runs", "500"]
+    command += ["--json", "--verbose"]
     with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
         try:
             assert job.stderr is not None
             assert any(line.startswith("scenario ") for line in job.stderr)  # one is over
             job.send_signal(number)
             output, errors = job.communicate(timeout=100)
+        except subprocess.TimeoutExpired:
+            job.send_signal(signal.SIGABRT)  # it prints where its threads are
+            pytest.fail(job.communicate(timeout=20)[1])
         finally:
             job.kill()
     result = json.loads(output)

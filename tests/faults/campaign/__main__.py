@@ -90,7 +90,8 @@ class Campaign:
                 self._workers.append(threading.Thread(target=self._work, args=(self._directory,)))
                 self._workers[-1].start()
             for worker in self._workers:
-                worker.join()
+                while worker.is_alive():  # a signal may reach another thread, and is handled when this one runs
+                    worker.join(0.2)
         except KeyboardInterrupt:
             self._over = self.interrupted = True
 
