@@ -117,7 +117,8 @@ def pieces(out: Path) -> list[dict[str, float]]:
         after = [n for n in notes if n["time"] > start["time"]]
         run = after[0]["run"]
         after = [n for n in after if n["run"] == run]
-        last = max(n["time"] for n in before)  # asked after should_stop(), ranks leave in checkpoint(), without marks
+        # Asked after should_stop(), ranks leave in checkpoint(), without marks.
+        last = max((n["time"] for n in before), default=event["time"])
         agreed = max((n["time"] for n in before if n.get("mark") == "agreed"), default=last)
         left = max((n["time"] for n in before if n.get("mark") == "left"), default=last)
         met = [n for n in after if n.get("mark") == "met"]
