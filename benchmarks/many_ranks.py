@@ -32,6 +32,7 @@ from torch.distributed import FileStore
 
 from deeppart import Checkpointer
 from deeppart.comm import Comm, Operation, finish
+from deeppart.comm.messages import HEADER_BYTES, Kind, unpacked
 from deeppart.comm.sockets.rendezvous import Rendezvous, meet
 from deeppart.comm.sockets.transport import SocketTransport
 from deeppart.comm.transport import Transport
@@ -49,11 +50,16 @@ PHASES = "start", "checkpoint", "restore", "close"
 
 
 class Counted:
-    """Counts what a transport of this process sends and receives, from now on."""
+    """Counts what a transport of this process sends and receives, from now on.
 
-    def __init__(self) -> None:
+    Args:
+        barrier: of all ranks; keeps what the others send in the next phase out of the count of this one.
+    """
+
+    def __init__(self, barrier: Any) -> None:
+        self._barrier = barrier
         self.messages = self.sent_bytes = self.received_bytes = 0
-        send, arrived = Transport.send, Transport._on_arrival
+        send, receive = Transport.send, Transport._on_message
 
         def counted_send(transport: Transport, to: int, key: Any, data: Any) -> Operation[Any]:
             if to != transport.rank:
@@ -61,18 +67,21 @@ class Counted:
                 self.sent_bytes += len(data)
             return send(transport, to, key, data)
 
-        def counted_arrival(transport: Transport, source: int, key: Any, found: Any) -> None:
-            if source != transport.rank:
-                self.received_bytes += found.size if isinstance(found, np.ndarray) else found.nbytes
-            arrived(transport, source, key, found)
+        def counted_message(transport: Transport, source: int, message: bytes | memoryview) -> None:
+            kind, _, first, _ = unpacked(message)
+            if kind != Kind.WAITS:
+                self.received_bytes += len(message) - HEADER_BYTES if kind == Kind.SHORT else first
+            receive(transport, source, message)
 
-        Transport.send, Transport._on_arrival = counted_send, counted_arrival  # type: ignore[method-assign, assignment]
+        Transport.send, Transport._on_message = counted_send, counted_message  # type: ignore[method-assign, assignment]
 
     def take(self, phase: str) -> dict[str, float]:
-        """What has come together since the last call."""
+        """What has come together since the last call (collective)."""
+        self._barrier.wait(_TIMEOUT_S)
         most = max(self.sent_bytes, self.received_bytes)
         found = {f"{phase}_messages": float(self.messages), f"{phase}_kb": most / 1000}
         self.messages = self.sent_bytes = self.received_bytes = 0
+        self._barrier.wait(_TIMEOUT_S)
         return found
 
 
@@ -80,10 +89,12 @@ def measure(ranks: int, *, alone: bool = False) -> dict[str, float]:
     """Of the slowest rank, in seconds; how many others a rank is connected with, and what it sends, at most."""
     fork = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as directory:
-        found, is_over = fork.SimpleQueue(), fork.Event()
+        found, is_over, barrier = fork.SimpleQueue(), fork.Event(), fork.Barrier(ranks)
         began = time.monotonic()
         processes = [
-            fork.Process(target=_rank, args=(rank, ranks, Path(directory), began, found, is_over, alone))
+            fork.Process(
+                target=_rank, args=(rank, ranks, Path(directory), began, found, is_over, None if alone else barrier)
+            )
             for rank in range(ranks)
         ]
         for process in processes:
@@ -104,7 +115,7 @@ def measure(ranks: int, *, alone: bool = False) -> dict[str, float]:
     return {name: max(row[name] for row in rows) for name in rows[0]}
 
 
-def _rank(rank: int, size: int, directory: Path, began: float, found: Any, is_over: Any, alone: bool) -> None:
+def _rank(rank: int, size: int, directory: Path, began: float, found: Any, is_over: Any, barrier: Any) -> None:
     store = directory / "store"
     comm = meet(Rendezvous(rank, size, lambda _: FileStore(str(store), -1), lambda: "127.0.0.1"), _TIMEOUT_S)
     row = {"met_s": time.monotonic() - began}
@@ -117,16 +128,15 @@ def _rank(rank: int, size: int, directory: Path, began: float, found: Any, is_ov
     transport = comm._transport
     assert isinstance(transport, SocketTransport)
     row["connections"] = len(transport._peers._peers)
-    found.put(row if alone else row | _session(comm, directory))
+    found.put(row if barrier is None else row | _session(comm, directory, Counted(barrier)))
     is_over.wait(_TIMEOUT_S)  # messages of this rank, which has all of its own, may still be on their way
     comm.release()
     os._exit(0)
 
 
-def _session(comm: Comm, directory: Path) -> dict[str, float]:
+def _session(comm: Comm, directory: Path, counted: Counted) -> dict[str, float]:
     """What this rank sends and receives in each phase of a session."""
     state = {"model": {str(number): torch.full((256,), float(number)) for number in range(32)}, "rank": comm.rank}
-    counted = Counted()
     checkpointer = Checkpointer(persistent_dir=directory / "steps", comm=comm, timeout=_TIMEOUT_S)
     row = counted.take("start")
     for step in (1, 2):
