@@ -119,7 +119,6 @@ CONTENTS: dict[str, list[tuple[str, list[str]]]] = {
                     "elastic",
                     "extension",
                     "goodput",
-                    "testing",
                     "command-line",
                 )
             ],

@@ -12,7 +12,7 @@ import torch
 from torch.testing._internal.two_tensor import TwoTensor
 
 from deeppart.state.tensors.composites import decompose
-from deeppart.testing.states import array_bytes, value_bits
+from tests.states import array_bytes, value_bits
 
 #: A NaN with a payload, whose bits arithmetic would not keep.
 NAN = torch.tensor([0x7FC12345], dtype=torch.int32).view(torch.float32)

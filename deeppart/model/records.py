@@ -110,12 +110,6 @@ class Attempt:
         sequence: count of checkpoints in this session, from 0.
         step: the user's step number.
         world_size: number of ranks, and so of parts.
-
-    Example:
-        >>> from deeppart.testing import attempt
-        >>> made = attempt(100, ranks=4)
-        >>> made.step, made.world_size
-        (100, 4)
     """
 
     lineage: str

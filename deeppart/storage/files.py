@@ -181,14 +181,6 @@ class DurableFile(Appending):
 
     Raises:
         StorageError: from every method, when the operating system refuses.
-
-    Example:
-        >>> from pathlib import Path
-        >>> from deeppart.testing import DurableFile
-        >>> file = DurableFile(Path("part").absolute())
-        >>> file.write(b"all or nothing")
-        >>> Path("part").exists(), file.commit(), Path("part").read_bytes()
-        (False, None, b'all or nothing')
     """
 
     def __init__(

@@ -3,7 +3,7 @@
 A key is a text such as ``step-.../part-00000-of-00002.dpp``, relative to the store; what is before its slash is its
 *place*. An object is made once and not changed. The exceptions are small records that are no part of a checkpoint
 (:meth:`Store.replace`). :class:`deeppart.storage.PosixStore` is a directory. Another store is a class with these
-methods that passes ``deeppart.testing.STORE_CHECKS``.
+methods that passes tests/conformance/stores.py.
 """
 
 from __future__ import annotations

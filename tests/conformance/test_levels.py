@@ -1,4 +1,4 @@
-"""Every storage level passes the shipped suite, on every kind of file system at hand."""
+"""Every storage level passes the suite, on every kind of file system at hand."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from deeppart.storage import LINEAGE_NAME, DurableFile, NodeLevel, PersistentLevel, PosixStore, RateLimit
-from deeppart.testing.levels import LEVEL_CHECKS, Level
+from tests.conformance.levels import LEVEL_CHECKS, Level
 
 
 def persistent(directory: Path, limit: RateLimit | None = None) -> PersistentLevel:

@@ -1,4 +1,4 @@
-"""Every store passes the shipped suite; and a persistent level needs no more than a store."""
+"""Every store passes the suite; and a persistent level needs no more than a store."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ import deeppart
 from deeppart import access
 from deeppart.comm import Comm
 from deeppart.storage import LINEAGE_NAME, PersistentLevel, PosixStore, Store, committed_steps, list_steps
-from deeppart.testing import LEVEL_CHECKS, STORE_CHECKS, Level, difference
+from tests.conformance.levels import LEVEL_CHECKS, Level
+from tests.conformance.stores import STORE_CHECKS
 from tests.memory_store import MemoryStore
+from tests.states import difference
 from tests.unit.sharded_states import checkpointer, on_ranks
 
 STORES: dict[str, Callable[[Path], Store]] = {

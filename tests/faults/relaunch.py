@@ -28,9 +28,9 @@ from typing import Any
 
 import torch
 
-from deeppart.testing.states import difference
 from tests.features.run_job import backward, make
 from tests.ports import free_ports
+from tests.states import difference
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "tests" / "features" / "run_job.py"

@@ -21,9 +21,9 @@ from deeppart.errors import DeeppartError, FormatError, RestoreError, StorageErr
 from deeppart.part import FileSource, PartReader
 from deeppart.session import process_sessions
 from deeppart.storage import LOCK_NAME
-from deeppart.testing.states import difference
 from tests.copying import copy_as_original
 from tests.sampling import sampled
+from tests.states import difference
 
 #: One worker runs all of these, so that what they share is made once.
 pytestmark = pytest.mark.xdist_group("damage")

@@ -14,10 +14,10 @@ import torch
 import deeppart
 from deeppart import mapped as in_place
 from deeppart.errors import BackgroundFailureWarning, CheckpointError, DeeppartError, RestoreError, StorageError
-from deeppart.testing.faults import TYPICAL_ERRORS, StorageFaults
-from deeppart.testing.states import difference
 from tests.copying import copy_as_original
 from tests.sampling import chosen
+from tests.states import difference
+from tests.storage_faults import TYPICAL_ERRORS, StorageFaults
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("no_pauses")

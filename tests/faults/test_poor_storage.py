@@ -152,7 +152,7 @@ def test_a_kernel_that_does_not_answer(poor: tuple[Path, Path], tmp_path: Path, 
 _JOB = """
 import sys, torch, deeppart
 from pathlib import Path
-from deeppart.testing.faults import StorageFaults
+from tests.storage_faults import StorageFaults
 root = Path(sys.argv[1])
 ck = deeppart.Checkpointer(persistent_dir=str(root / "p"), timeout=1.0, every={"local": 0, "persistent": 1})
 storage = StorageFaults(root / "p").__enter__()

@@ -17,8 +17,8 @@ from deeppart.errors import BackgroundFailureWarning, CheckpointError, StorageEr
 from deeppart.model import Attempt
 from deeppart.part import part_file_name
 from deeppart.storage import NodeLevel
-from deeppart.testing.states import difference
 from tests.faults.mounts import run
+from tests.states import difference
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("no_pauses")

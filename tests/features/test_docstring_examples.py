@@ -19,10 +19,9 @@ import deeppart
 import deeppart.elastic
 import deeppart.errors
 import deeppart.partition
-import deeppart.testing
 import deeppart.types
 
-PUBLIC = (deeppart, deeppart.elastic, deeppart.errors, deeppart.partition, deeppart.testing, deeppart.types)
+PUBLIC = (deeppart, deeppart.elastic, deeppart.errors, deeppart.partition, deeppart.types)
 MOST_LINES = 8
 
 

@@ -13,7 +13,7 @@ import torch
 
 import deeppart
 from deeppart.errors import StructureMismatchError
-from deeppart.testing.states import difference
+from tests.states import difference
 from tests.unit.round_trip import config, restore, save
 
 State = dict[str, Any]

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from deeppart.testing.states import difference
 from tests.faults.relaunch import Campaign, check_on_any_ranks, children, disturbed
+from tests.states import difference
 from tests.unit.cli_support import call, call_json
 from tests.waiting import wait_until
 

@@ -20,9 +20,9 @@ from torch.optim import lr_scheduler, swa_utils
 
 import deeppart
 from deeppart.errors import LeafMismatchError, StateError, StructureMismatchError, UnsupportedLeafError
-from deeppart.testing import Box
 from tests.features.script_files import bits
 from tests.features.script_values import Level, Phase, Plan, Rights, Settings, containers, state
+from tests.states import Box
 from tests.unit.round_trip import config, restore, save
 from tests.unit.trained import save_and_restore
 

@@ -13,7 +13,7 @@ from torch.optim import lr_scheduler
 
 import deeppart
 from deeppart.errors import StructureMismatchError
-from deeppart.testing.states import difference
+from tests.states import difference
 from tests.unit.trained import network, save_and_restore, train
 
 # --- modules ----------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.testing.states import blank, difference
+from tests.states import blank, difference
 from tests.unit.round_trip import restore, save
 
 

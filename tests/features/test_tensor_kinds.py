@@ -10,7 +10,7 @@ import torch
 
 import deeppart
 from deeppart.errors import CorruptFileError, StructureMismatchError
-from deeppart.testing.states import difference
+from tests.states import difference
 from tests.tensor_kinds import KINDS, bits, coo, csr, jagged, quantized, two
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning", "ignore:.*:DeprecationWarning")

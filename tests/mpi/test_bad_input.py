@@ -15,8 +15,8 @@ import torch
 
 import deeppart
 from deeppart.offline.inspect.listing import list_directory
-from deeppart.testing import StorageFaults
 from tests.mpi.outcomes import LONG_S, config, outcome, world
+from tests.storage_faults import StorageFaults
 from tests.waiting import wait_until
 
 

@@ -15,8 +15,8 @@ from torch import nn
 import deeppart
 from deeppart.errors import CheckpointError
 from deeppart.state.compare import SLICES
-from deeppart.testing.states import difference
 from tests.mpi.on_nodes import config
+from tests.states import difference
 from tests.unit.memory_ways import Slow
 
 pytestmark = pytest.mark.mpi(min_size=4)

@@ -93,12 +93,12 @@ def _is_access(value: ast.expr) -> bool:
 def test_files_are_reached_by_way_of_access() -> None:
     """And an exception that nothing needs any more is taken away.
 
-    Left out are access itself, helpers for tests, and the agent: the caller's script, and its directory in memory.
+    Left out are access itself and the agent: the caller's script, and its directory in memory.
     """
     found = {
         (name, call): f"{name}:{line}: {call}"
         for path in ROOT.rglob("*.py")
-        if not (name := str(path.relative_to(ROOT))).startswith(("access/", "testing/", "agent/"))
+        if not (name := str(path.relative_to(ROOT))).startswith(("access/", "agent/"))
         for line, call in calls(path.read_text())
     }
     assert [found[each] for each in sorted(found) if each not in MEANT] == []

@@ -18,13 +18,12 @@ import deeppart
 import deeppart.elastic
 import deeppart.errors
 import deeppart.partition
-import deeppart.testing
 import deeppart.types
 
 ROOT = Path(__file__).resolve().parents[2]
-PUBLIC = (deeppart, deeppart.elastic, deeppart.errors, deeppart.partition, deeppart.testing, deeppart.types)
-#: Not for users: what the pipeline tells a handle, and what only the library's own levels ask for.
-INTERNAL = {"Pending.failures", "Attempt.key", "DurableFile.__init__"}
+PUBLIC = (deeppart, deeppart.elastic, deeppart.errors, deeppart.partition, deeppart.types)
+#: Not for users: what the pipeline tells a handle.
+INTERNAL = {"Pending.failures"}
 
 
 def described() -> set[str]:
@@ -58,7 +57,7 @@ def hints_of(thing: Any) -> Iterator[tuple[str, Any]]:
         function = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
         where = f"{thing.__name__}.{name}"
         # What a library makes is not made by its users: ``__init__`` counts where they call it.
-        made = name == "__init__" and thing in (deeppart.Checkpointer, deeppart.testing.StorageFaults)
+        made = name == "__init__" and thing is deeppart.Checkpointer
         if isinstance(function, FunctionType) and where not in INTERNAL and (made or name[0] != "_"):
             yield from ((where, hint) for hint in types_of(function))
 

@@ -31,8 +31,8 @@ from deeppart.pending import DONE, FAILED
 from deeppart.save import StagingLease, write
 from deeppart.save.growing_file import GrowingFile, SourceLostError
 from deeppart.storage import DurableFile, PersistentLevel
-from deeppart.testing.states import difference
 from tests.sampling import examples
+from tests.states import difference
 
 PATIENCE_S = 60.0
 #: What has not moved for so long stands at a gate, or has nothing to do.

@@ -17,9 +17,9 @@ from deeppart.model import StepKey
 from deeppart.save import write
 from deeppart.storage import PosixStore, committed_steps, list_steps
 from deeppart.storage.manifests import read_manifest
-from deeppart.testing.faults import StorageFaults
-from deeppart.testing.states import difference
 from tests.sampling import sampled
+from tests.states import difference
+from tests.storage_faults import StorageFaults
 
 ERRORS = (errno.EIO, errno.EACCES, errno.ESTALE)
 KEEP = 2

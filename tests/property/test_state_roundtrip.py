@@ -16,9 +16,9 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 
 import deeppart
-from deeppart.testing.states import Box, blank, difference
-from deeppart.testing.strategies import states
 from tests.sampling import examples
+from tests.states import Box, blank, difference
+from tests.strategies import states
 
 STEPS = itertools.count(1)
 

@@ -23,7 +23,7 @@ from torch import nn
 
 import deeppart
 from deeppart.state.capture import lazy as deferred
-from deeppart.testing.states import difference
+from tests.states import difference
 
 #: Elements: above and below what the C library keeps on its heap.
 SIZES = (1_200_000, 30_000, 1_000_000, 25_000, 25_000, 40_000)

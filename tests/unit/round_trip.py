@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import deeppart
-from deeppart.testing.states import blank, difference
+from tests.states import blank, difference
 
 
 def config(directory: Path, **settings: Any) -> deeppart.Config:

@@ -15,7 +15,7 @@ import deeppart
 from deeppart.errors import CheckpointError, DeeppartWarning, LevelNotRunError, RestoreError
 from deeppart.part import FileSource, decode_manifest
 from deeppart.storage import manifests, posix
-from deeppart.testing.states import difference
+from tests.states import difference
 from tests.unit.cli_support import block, flip, part_path, step_dir
 from tests.unit.one_rank import config, leave_behind, local_steps, persistent_steps, state, states_of
 

@@ -19,12 +19,12 @@ from typing import Any
 
 import deeppart
 from deeppart.errors import DeeppartError, RestoreError
-from deeppart.testing.faults import StorageFaults
 from tests.faults.campaign import contents, incidents, repeating, stages
 from tests.faults.campaign.order import Order
 from tests.faults.campaign.records import StorageFault
 from tests.faults.campaign.training import Training, refuse
 from tests.mpi.patience import patient_barrier
+from tests.storage_faults import StorageFaults
 
 #: Which restores of a life there are.
 FIRST, FAULTY, AGAIN, EVERY = "first", "faulty", "again", "every"

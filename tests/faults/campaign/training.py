@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from deeppart.errors import CheckpointError, LevelNotRunError, StepExistsError
-from deeppart.testing.faults import StorageFaults
 from tests.faults.campaign import contents, stages
 from tests.faults.campaign.records import HANG, RunningFault, StorageFault
+from tests.storage_faults import StorageFaults
 
 if TYPE_CHECKING:
     from tests.faults.campaign.life import Rank

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.testing.states import Box
 from tests.mpi.suspect_training import checkpointer
+from tests.states import Box
 
 pytestmark = [
     pytest.mark.mpi(min_size=4),

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import deeppart
-from deeppart.testing.states import blank
 from tests.mpi.on_nodes import config
+from tests.states import blank
 
 
 def save(comm: Any, directory: Path, make: Any, rules: Any = "auto", steps: int = 2) -> list[str]:

@@ -14,7 +14,7 @@ import torch
 import deeppart
 from deeppart.access import hanging
 from deeppart.errors import PeerTimeoutError
-from deeppart.testing.faults import StorageFaults
+from tests.storage_faults import StorageFaults
 from tests.waiting import wait_until
 
 STATE = {"x": torch.arange(50_000, dtype=torch.float32)}

@@ -16,8 +16,8 @@ import pytest
 
 from deeppart import access
 from deeppart.access import READING, ForeignAccessError, NotRegularError, Root, Rules
-from deeppart.testing.faults import StorageFaults
 from tests.descriptors import open_at
+from tests.storage_faults import StorageFaults
 from tests.users import STRANGER, TEAM, USER, as_user, needs_root, told_by
 
 NODE, PERSISTENT = Rules(node=True), Rules()

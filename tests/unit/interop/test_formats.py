@@ -20,7 +20,7 @@ from deeppart.interop import load
 from deeppart.interop.formats import recognize
 from deeppart.interop.opened import Opened
 from deeppart.interop.safetensors import encode_header
-from deeppart.testing.states import difference
+from tests.states import difference
 from tests.unit.interop.making import saved
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

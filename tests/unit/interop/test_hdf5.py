@@ -22,9 +22,9 @@ from deeppart.extension.export import export
 from deeppart.interop import load
 from deeppart.interop.importing import import_checkpoint
 from deeppart.state.tensors.leaves import TORCH_DTYPES
-from deeppart.testing.states import difference
 from tests.features import script_values
 from tests.features.script_files import bits
+from tests.states import difference
 from tests.tensor_kinds import coo, quantized
 from tests.unit.interop.making import saved
 

@@ -30,7 +30,7 @@ from deeppart.interop.dcp.writing import DcpWriter
 from deeppart.interop.importing import import_checkpoint
 from deeppart.interop.safetensors import SafetensorsWriter
 from deeppart.interop.torch_file import TorchWriter
-from deeppart.testing.states import difference
+from tests.states import difference
 from tests.tensor_kinds import coo, quantized
 from tests.unit.cli_support import call_json
 from tests.unit.interop.dcp.test_loading import COLUMNS, in_pieces

@@ -21,7 +21,7 @@ from deeppart.errors import (
 from deeppart.extension.export import export
 from deeppart.interop import load
 from deeppart.interop.safetensors import NAMES, SafetensorsWriter, decode_header
-from deeppart.testing.states import difference
+from tests.states import difference
 from tests.tensor_kinds import coo
 from tests.unit.interop.making import bits, saved, training
 

@@ -31,7 +31,7 @@ from deeppart.interop import load
 from deeppart.interop.torch_file import TorchWriter
 from deeppart.offline import reading as reading_module
 from deeppart.state.tensors.leaves import TORCH_DTYPES
-from deeppart.testing.states import difference
+from tests.states import difference
 from tests.tensor_kinds import KINDS, coo, csr, quantized, two
 from tests.unit.cli_support import flip, part_path
 from tests.unit.interop.making import bits, saved, training

@@ -26,7 +26,7 @@ from deeppart.errors import (
 from deeppart.recovery.matching import Matched, notices
 from deeppart.recovery.old_ranks import OldLeaves, map_old_leaves, memory_for_old_leaves, wanted_of_old
 from deeppart.state.restore import DROPPED, Scatter
-from deeppart.testing.states import difference
+from tests.states import difference
 from tests.unit.cli_support import forge, live_for_forged
 from tests.unit.recovery.opened import Opened, open_step
 from tests.unit.sharded_states import restore, save

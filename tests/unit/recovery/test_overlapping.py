@@ -15,7 +15,7 @@ from deeppart.comm import Comm
 from deeppart.errors import StructureMismatchError
 from deeppart.recovery.apply import arrays_to_fill
 from deeppart.recovery.matching import Matched
-from deeppart.testing.states import difference
+from tests.states import difference
 from tests.unit.recovery.opened import Opened, open_step
 from tests.unit.round_trip import config, save
 from tests.unit.sharded_states import checkpointer, on_ranks

@@ -24,8 +24,8 @@ from deeppart.save.incremental import LEAST_LIVE, MOST_BASES, SPACE_FACTOR, Held
 from deeppart.state.capture.layout import ChunkPlan
 from deeppart.storage import PosixStore, list_steps
 from deeppart.storage.manifests import read_manifest
-from deeppart.testing.faults import StorageFaults
-from deeppart.testing.states import difference
+from tests.states import difference
+from tests.storage_faults import StorageFaults
 from tests.unit.cli_support import flip, invoke, step_dir
 
 FROZEN, CHANGING = 6_000_000, 300_000

@@ -15,7 +15,7 @@ import torch
 import deeppart
 from deeppart.state.capture import lazy as deferred
 from deeppart.state.capture.copying import CallCopy
-from deeppart.testing.states import difference
+from tests.states import difference
 from tests.unit.slow_copies import config, gradients, model, saved
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {

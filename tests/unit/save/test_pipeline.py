@@ -14,7 +14,7 @@ import pytest
 import deeppart
 from deeppart.errors import CheckpointError, DeeppartWarning, LevelNotRunError
 from deeppart.save import Pipeline
-from deeppart.testing.states import difference
+from tests.states import difference
 from tests.unit.one_rank import BIG, config, persistent_steps, state, states_of
 
 

@@ -22,7 +22,7 @@ from deeppart.save.growing_file import GrowingFile, SourceLostError
 from deeppart.save.job import Staged
 from deeppart.save.write import write_part
 from deeppart.storage import DurableFile
-from deeppart.testing.states import difference
+from tests.states import difference
 from tests.unit.save.parts import ATTEMPT, recoded, staged
 from tests.waiting import wait_until
 

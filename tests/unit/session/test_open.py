@@ -20,7 +20,7 @@ from deeppart.plan.redundancy import Nodes
 from deeppart.session.open import open_levels, open_roots, take_persistent, warn_protection
 from deeppart.session.topology import Topology
 from deeppart.storage import DirectoryOwner, PosixStore, ReducedRun, read_lineage
-from deeppart.testing.faults import StorageFaults
+from tests.storage_faults import StorageFaults
 from tests.unit.commits import FIRST, SECOND, commit, manifest_file
 
 pytestmark = pytest.mark.usefixtures("working_directory", "impatient")

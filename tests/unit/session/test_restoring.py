@@ -12,7 +12,7 @@ import deeppart
 from deeppart.errors import CheckpointError, RestoreError, StateError
 from deeppart.state.capture import layout
 from deeppart.state.tensors.leaves import LeafType
-from deeppart.testing import StorageFaults
+from tests.storage_faults import StorageFaults
 from tests.unit.recovery.test_narrow_reading import leaf, reports
 from tests.unit.sharded_states import save
 

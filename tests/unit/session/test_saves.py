@@ -24,7 +24,7 @@ from deeppart.errors import (
 from deeppart.model import SuspectLeaf, Suspicion
 from deeppart.state.capture import lazy
 from deeppart.storage import NodeLevel, PosixStore, Suspicions
-from deeppart.testing.states import difference
+from tests.states import difference
 from tests.unit.cli_support import block
 from tests.unit.one_rank import config, local_steps, persistent_steps, state, states_of
 

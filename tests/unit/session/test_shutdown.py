@@ -13,7 +13,7 @@ import pytest
 
 import deeppart
 from deeppart.errors import BackgroundFailureWarning, CheckpointError, PeerTimeoutError
-from deeppart.testing.states import difference
+from tests.states import difference
 from tests.unit.one_rank import BIG, config, state
 from tests.waiting import wait_until
 

@@ -11,7 +11,7 @@ import pytest
 from deeppart.errors import CorruptFileError, StorageError
 from deeppart.storage import PosixStore
 from deeppart.telemetry.recorder import append_line
-from deeppart.testing.faults import StorageFaults
+from tests.storage_faults import StorageFaults
 
 
 @pytest.mark.parametrize("operation", ["write", "fsync", "rename"])

@@ -13,7 +13,7 @@ from deeppart.errors import CorruptFileError, StorageError
 from deeppart.part import Signing, encode_manifest, parse_step_name
 from deeppart.storage import NeededParts, PosixStore, committed_steps, list_steps, read_step, read_steps
 from deeppart.storage.manifests import read_manifest
-from deeppart.testing.faults import StorageFaults
+from tests.storage_faults import StorageFaults
 from tests.unit.cli_support import flip, forge, manifest_path, part_path, save, step_dir
 from tests.unit.commits import FIRST, SECOND, begun, commit, manifest_file, manifest_of
 

@@ -15,8 +15,8 @@ from deeppart import access
 from deeppart.errors import CheckpointError, StorageError
 from deeppart.model import StepKey
 from deeppart.storage import LINEAGE_NAME, DirectoryOwner, PersistentLevel, PosixStore, list_steps
-from deeppart.testing.faults import StorageFaults
-from deeppart.testing.levels import attempt
+from tests.conformance.levels import attempt
+from tests.storage_faults import StorageFaults
 from tests.unit.commits import begun, commit, manifest_file, step_directory
 
 

@@ -17,7 +17,7 @@ from deeppart.save import Encoders, Encoding
 from deeppart.save.growing_file import GrowingFile
 from deeppart.storage import BLOCK_BYTES, DurableFile, NodeLevel
 from deeppart.storage.spares import Recycled
-from deeppart.testing.faults import StorageFaults
+from tests.storage_faults import StorageFaults
 
 OLD = bytes(range(256)) * 40_000  # 10 MB: more than a block
 

@@ -11,8 +11,8 @@ import torch
 
 import deeppart
 from deeppart.errors import PerRankError
-from deeppart.testing.states import difference
 from tests.mpi.state.apart_states import restore, save
+from tests.states import difference
 
 pytestmark = pytest.mark.mpi(min_size=4)
 

@@ -12,7 +12,7 @@ import torch
 import deeppart
 from deeppart.extension.export import export
 from deeppart.interop import load
-from deeppart.testing.states import difference
+from tests.states import difference
 from tests.unit.cli_support import call, call_json, flip, make_state, part_path, save
 from tests.unit.interop.making import saved
 from tests.unit.save.test_incremental import config as incremental_config

@@ -24,9 +24,9 @@ from deeppart.interop.dcp.writing import DcpWriter
 from deeppart.interop.torch_file import TorchWriter
 from deeppart.offline.find import with_checkpoint
 from deeppart.offline.reading import OpenCheckpoint
-from deeppart.testing.states import difference
-from deeppart.testing.strategies import states
 from tests.sampling import examples
+from tests.states import difference
+from tests.strategies import states
 from tests.unit.cli_support import save, steps_in
 from tests.unit.interop.making import saved
 

@@ -13,7 +13,7 @@ import deeppart
 from deeppart.extension.export import export
 from deeppart.interop import load
 from deeppart.state.tensors.leaves import TORCH_DTYPES
-from deeppart.testing.states import difference
+from tests.states import difference
 from tests.unit.interop.making import saved
 
 

@@ -33,7 +33,7 @@ from deeppart.errors import (
 )
 from deeppart.interop import load
 from deeppart.interop.dcp.loading import open_dcp
-from deeppart.testing.states import difference
+from tests.states import difference
 from tests.unit.interop.making import training
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

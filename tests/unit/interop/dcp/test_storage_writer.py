@@ -24,7 +24,7 @@ from deeppart.errors import (
     StructureMismatchError,
 )
 from deeppart.interop.dcp import BalancedSavePlanner, StorageReader, StorageWriter
-from deeppart.testing import StorageFaults
+from tests.storage_faults import StorageFaults
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is:UserWarning"),

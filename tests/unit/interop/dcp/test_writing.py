@@ -16,7 +16,7 @@ from deeppart.errors import StateError
 from deeppart.extension.export import export
 from deeppart.interop import load
 from deeppart.interop.dcp.writing import DcpWriter
-from deeppart.testing.states import difference
+from tests.states import difference
 from tests.tensor_kinds import coo
 from tests.unit.interop.making import saved, training
 

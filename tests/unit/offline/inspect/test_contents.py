@@ -12,7 +12,7 @@ import torch
 
 import deeppart
 from deeppart.offline import Leaf, read_contents
-from deeppart.testing.states import difference
+from tests.states import difference
 from tests.unit.cli_support import call, call_json, forge, make_state, part_path, save, save_states
 
 Point = namedtuple("Point", "x y")

@@ -14,7 +14,7 @@ import torch
 
 import deeppart
 from deeppart.state.capture.staging import Staging
-from deeppart.testing.states import difference
+from tests.states import difference
 from tests.unit.cli_support import steps_in
 
 

@@ -19,7 +19,7 @@ import deeppart
 from deeppart.errors import BackgroundFailureWarning, CheckpointError, LazyCaptureNotice
 from deeppart.state.capture import lazy
 from deeppart.state.compare import optimizers as owners
-from deeppart.testing.states import difference
+from tests.states import difference
 from tests.unit.slow_copies import config, gradients, model, saved
 
 ELEMENTS = 60_000  # large enough to wait

@@ -34,7 +34,7 @@ from deeppart.state.tree.flat import FlatState, RankLocalRules
 from deeppart.state.tree.flattening import DEEPEST_NESTING, flatten
 from deeppart.state.tree.ties import Alias, find_aliases
 from deeppart.state.values import encode_value
-from deeppart.testing.states import Box, difference
+from tests.states import Box, difference
 from tests.unit.round_trip import both_ways, config, restore, save, wrapped
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning", "ignore:.*:DeprecationWarning")

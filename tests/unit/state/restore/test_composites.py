@@ -13,7 +13,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 import deeppart
 from deeppart.errors import LeafMismatchError, StructureMismatchError, UnsupportedLeafError
 from deeppart.state.tensors.composites import decompose
-from deeppart.testing.states import Box
+from tests.states import Box
 from tests.tensor_kinds import (
     KINDS,
     Described,

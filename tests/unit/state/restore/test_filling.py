@@ -12,7 +12,7 @@ import torch
 
 import deeppart
 from deeppart.state.tree.value_containers import LEAST_ITEMS, LEAST_ROWS
-from deeppart.testing.states import Box, difference
+from tests.states import Box, difference
 from tests.unit.state.rows import NESTED, changed, containers
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.testing.states import Box, difference
+from tests.states import Box, difference
 from tests.unit.trained import network, save_and_restore
 
 

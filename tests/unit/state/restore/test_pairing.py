@@ -21,7 +21,7 @@ from deeppart.errors import LeafMismatchError, StateError, StructureMismatchErro
 from deeppart.state.restore.pairing import can_cast
 from deeppart.state.tensors.leaves import TORCH_DTYPES, LeafType, leaf_type
 from deeppart.state.tree.ties import address, assign
-from deeppart.testing.states import Box, array_bytes, arrays, difference
+from tests.states import Box, array_bytes, arrays, difference
 from tests.unit.sharded_groups import one_rank
 from tests.unit.state.rows import NESTED
 from tests.unit.trained import network, save_and_restore, train

@@ -17,7 +17,7 @@ import torch
 import deeppart
 from deeppart.errors import UnsupportedLeafError
 from deeppart.state.tree.flattening import flatten
-from deeppart.testing.states import Box
+from tests.states import Box
 
 
 class Tagged(torch.Tensor):

@@ -10,7 +10,7 @@ import torch
 
 import deeppart
 from deeppart.state.tensors.leaves import TORCH_DTYPES
-from deeppart.testing.states import difference
+from tests.states import difference
 from tests.unit.round_trip import both_ways, restore, save
 
 

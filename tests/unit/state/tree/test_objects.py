@@ -24,8 +24,8 @@ from deeppart.state.objects import (
     put,
     takes,
 )
-from deeppart.testing.states import Box
 from tests.features.script_values import Settings
+from tests.states import Box
 from tests.unit.round_trip import restore, save
 
 

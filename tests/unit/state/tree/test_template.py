@@ -22,7 +22,7 @@ from deeppart.state.tree import template as template_module
 from deeppart.state.tree.flat import FlatState, RankLocalRules
 from deeppart.state.tree.flattening import flatten
 from deeppart.state.tree.template import Template
-from deeppart.testing.states import Box, array_bytes, difference
+from tests.states import Box, array_bytes, difference
 from tests.unit.round_trip import config
 from tests.unit.sharded_groups import pretended, split, split_as
 

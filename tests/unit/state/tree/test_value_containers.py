@@ -24,11 +24,11 @@ from deeppart.state.tree.value_containers import (
     container_levels,
 )
 from deeppart.state.values import MOST_LEVELS, decode_value, encode_value, same_value
-from deeppart.testing.states import difference
-from deeppart.testing.strategies import keys, values
 from tests.golden.make import FILES
 from tests.golden.states import make_runs
 from tests.sampling import examples
+from tests.states import difference
+from tests.strategies import keys, values
 
 NAN = struct.unpack("<d", bytes.fromhex("0100000000f4ff7f"))[0]
 

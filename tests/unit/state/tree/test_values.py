@@ -36,9 +36,9 @@ from deeppart.state.values import (
     same_value,
     text_of,
 )
-from deeppart.testing.states import value_bits
 from tests.features.script_files import bits
 from tests.features.script_values import Phase, Rights, values
+from tests.states import value_bits
 
 HUGE = 7**20000  # 16,903 digits; str() of an int refuses beyond 4,300
 

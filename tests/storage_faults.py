@@ -35,17 +35,6 @@ class StorageFaults:
     Attributes:
         log: (operation, path below ``root``) of every operation since the last :meth:`clear`, refused ones included.
         refused: how many of them were refused, or have hung.
-
-    Example:
-        >>> import errno, os, pathlib
-        >>> from deeppart.testing import StorageFaults
-        >>> with StorageFaults(pathlib.Path("disk")) as faults:
-        ...     faults.refuse(0, errno.ENOSPC)
-        ...     try:
-        ...         os.mkdir("disk/step")
-        ...     except OSError as error:
-        ...         print(error.strerror, faults.log)
-        No space left on device [('mkdir', 'step')]
     """
 
     def __init__(self, root: Path) -> None:

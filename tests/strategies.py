@@ -13,7 +13,7 @@ import torch
 
 from deeppart.state.tensors import TORCH_DTYPES
 from deeppart.state.tree import LEAST_ENTRIES, LEAST_ITEMS, LEAST_ROWS
-from deeppart.testing.states import Box
+from tests.states import Box
 
 _NUMBERS = ("?", "i1", "<i2", ">i4", "<u8", ">u2", "f2", "<f4", ">f8", "g", "<c8", ">c16", "<M8[ns]", ">m8[s]")
 _TEXTS = ("S1", "S3", "<U1", "<U2", ">U5")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from deeppart.testing.states import Box, difference
+from tests.states import Box, difference
 
 Point = namedtuple("Point", "x y")
 Other = namedtuple("Other", "x z")

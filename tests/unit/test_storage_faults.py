@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from deeppart.testing.faults import StorageFaults
+from tests.storage_faults import StorageFaults
 
 
 def write(path: Path, data: bytes = b"bytes") -> None:

@@ -23,14 +23,6 @@ class Box:
     Attributes:
         content: the state.
         loads: how often it was loaded into.
-
-    Example:
-        >>> import deeppart
-        >>> from deeppart.testing import Box, difference
-        >>> with deeppart.Checkpointer(persistent_dir="ckpt") as checkpointer:
-        ...     pending = checkpointer.checkpoint({"box": Box([1, 2.5])}, step=1)
-        >>> print(difference({"box": Box([1, 2.5])}, deeppart.load("ckpt")))
-        None
     """
 
     def __init__(self, content: Any = None) -> None:

@@ -1,4 +1,4 @@
-"""The suite that every storage level passes: what the pipeline and the restart rely on.
+"""The suite that every level passes: what the pipeline and the restart rely on.
 
 ``for check in LEVEL_CHECKS: check(level)``, each with a fresh level on an empty directory. A check raises
 AssertionError.
@@ -16,7 +16,7 @@ from deeppart.errors import MissingError, StorageError
 from deeppart.model import Attempt
 from deeppart.part import part_key, step_name
 from deeppart.storage import BLOCK_BYTES, PosixStore, Store, Writer, list_steps
-from deeppart.testing.faults import TYPICAL_ERRORS, StorageFaults
+from tests.storage_faults import TYPICAL_ERRORS, StorageFaults
 
 #: Of direct writes.
 ALIGNMENT = 4096
@@ -29,13 +29,6 @@ class Level(Protocol):
     Attributes:
         name: one of ``model.LEVELS``.
         store: where its steps are.
-
-    Example:
-        >>>         >>> from pathlib import Path
-        >>> from deeppart.storage import NodeLevel  # or a level of your own
-        >>> from deeppart.testing import LEVEL_CHECKS
-        >>> for number, check in enumerate(LEVEL_CHECKS):
-        ...     check(NodeLevel(Path(f"disk-{number}").absolute(), "a" * 32, "local", "b" * 32))
     """
 
     name: str
