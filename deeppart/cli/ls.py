@@ -16,9 +16,6 @@ def _lines(listing: offline.Listing) -> Iterator[Any]:
     yield table_of(listing.steps) if listing.steps else line(f"no steps in {listing.directory}")
     if listing.owner is not None and listing.owner.line:
         yield line(listing.owner.line)
-    for lines, steps in listing.reduced.items():
-        what = "step" if len(steps) == 1 else "steps"
-        yield line(f"less protection than asked for: {what} {', '.join(map(str, steps))}: {'; '.join(lines)}")
     for problem in listing.problems:
         yield line(f"note: {problem}")
     if listing.may_be_on_nodes:

@@ -328,10 +328,8 @@ def write_chunks(
             flags = FLAG_PER_RANK if plan.per_rank else 0
             if isinstance(encoded, ChunkPlace):
                 place = writer.add_reference(plan.length, encoded, dtype=plan.dtype, flags=flags)
-            elif encoded.digest is None:  # stored raw: the encoding threads, which compute digests, have not had it
-                place = writer.add_chunk(memoryview(encoded.data), encoded, dtype=plan.dtype, flags=flags)
             else:
-                place = writer.add_encoded(plan.length, encoded, dtype=plan.dtype, flags=flags)
+                place = writer.add_chunk(plan.length, encoded, dtype=plan.dtype, flags=flags)
             if isinstance(sink, GrowingFile):
                 sink.note_chunk(place)
     return writer.finish(document.span_table(layout.spans), document.meta())

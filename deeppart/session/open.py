@@ -54,7 +54,6 @@ from deeppart.storage import (
     PersistentLevel,
     PosixStore,
     RateLimit,
-    ReducedRun,
     Store,
     read_lineage,
 )
@@ -135,7 +134,7 @@ def _open(main: Comm, config: Config, taken: ExitStack) -> Session:
     if rank == 0:
         if main.size > 1:
             warn_restarts()
-        warn_protection(store, identity, protection)
+        warn_protection(protection)
         warn_lineage(directory, owner)
     earlier[Level.PERSISTENT] = found
     session = Session(
@@ -348,20 +347,11 @@ def warn_lineage(directory: Path, owner: DirectoryOwner | None) -> None:
         )
 
 
-def warn_protection(store: Store, session: str, protection: Protection) -> None:
-    """Warn of requested protection that the nodes cannot provide; and once, when they can again."""
-    lines = protection.shortfalls
-    problem = ""
-    recovered = False
-    try:
-        recovered = ReducedRun.note(store, session, lines)
-    except StorageError as error:
-        problem = f" (`deeppart ls` will not know: {error.summary})"
-    if lines:
+def warn_protection(protection: Protection) -> None:
+    """Warn of requested protection that the nodes cannot provide."""
+    if lines := protection.shortfalls:
         warn_caller(
-            f"less protection than asked for: {'; '.join(lines)}{problem}. Checkpoints continue with this protection; "
+            f"less protection than asked for: {'; '.join(lines)}. Checkpoints continue with this protection; "
             "protection='strict' refuses to start instead",
             ReducedProtectionWarning,
         )
-    elif recovered:
-        warn_caller("this run has all the protection that was requested; the one before had less", DeeppartWarning)

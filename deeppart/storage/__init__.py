@@ -22,7 +22,6 @@ from deeppart.storage.posix import PosixStore
 from deeppart.storage.rate import RateLimit
 from deeppart.storage.records import (
     Halt,
-    ReducedRun,
     Suspicions,
 )
 from deeppart.storage.steps import (
@@ -55,7 +54,6 @@ __all__ = [
     "PersistentLevel",
     "PosixStore",
     "RateLimit",
-    "ReducedRun",
     "Stat",
     "StepState",
     "Store",

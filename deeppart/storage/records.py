@@ -1,13 +1,9 @@
-"""Small records of a store beside its steps: suspect steps, runs with less protection, and a request to halt.
+"""Small records of a store beside its steps: suspect steps, and a request to halt.
 
 A step is suspect for a leaf when ranks may have held other bytes of it than those that were saved for all: from the
 checkpoint after the last at which all of it was compared, to the one before it was found to differ. These records are
 created once, read by everyone and never replaced. Nor does any job remove one: a node that is away, or that refused to
 remove a step, may still have what it names.
-
-Runs whose nodes could not give the protection asked for are noted by rank 0 at their start, and so is the first one
-after them that has enough nodes again. Readers learn from it which steps were saved with less, and it bears on nothing
-else: what is wrong with that file stops nobody.
 
 A halt asks one run, by its name, to end after a checkpoint; other runs ignore it.
 """
@@ -17,24 +13,19 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import asdict, dataclass
-from typing import Any
 
-from deeppart._times import now, seconds_of
+from deeppart._times import seconds_of
 from deeppart.errors import UNUSABLE, FormatError, MissingError, StorageError
 from deeppart.model import Attempt, SuspectLeaf, Suspicion
-from deeppart.part import decode_suspicion, encode_suspicion, is_hex32, parse_json
+from deeppart.part import decode_suspicion, encode_suspicion, parse_json
 from deeppart.storage.store import Store
 
 _NAME = re.compile(r"suspect-([0-9a-f]{32})-([0-9]{6,19})", re.ASCII)
 #: Records read at most, the latest by name; a session makes one whenever leaves come to differ, which is rare.
 _MOST_RECORDS = 10_000
-PROTECTION_NAME = "deeppart-protection.json"
-_FORMAT, _VERSION = "deeppart-protection", 1
-#: Older runs are forgotten.
-_MOST_RUNS = 500
 #: Most that is read of a record.
 _MOST_BYTES = 64 << 20
-_HALT_NAME, _HALT_FORMAT = "deeppart-halt.json", "deeppart-halt"
+_HALT_NAME, _HALT_FORMAT, _HALT_VERSION = "deeppart-halt.json", "deeppart-halt", 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,53 +79,6 @@ def _name(suspicion: Suspicion) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class ReducedRun:
-    """A run that had less protection than it asked for; or the first one after it that had all, without lines.
-
-    Attributes:
-        session: of the run.
-        since: UTC time of its start, ISO 8601.
-        lines: the protection that was asked for, and the one that held.
-    """
-
-    session: str
-    since: str
-    lines: tuple[str, ...]
-
-    @staticmethod
-    def read_all(store: Store) -> list[ReducedRun]:
-        """The runs in the file, oldest first; none if there is no sound file."""
-        try:
-            document = parse_json(store.get(PROTECTION_NAME, _MOST_BYTES))
-            if (document["format"], document["version"]) != (_FORMAT, _VERSION):
-                return []
-            return [_run(record) for record in document["runs"]]
-        except UNUSABLE:
-            return []
-
-    @classmethod
-    def note(cls, store: Store, session: str, lines: tuple[str, ...]) -> bool:
-        """Note how a run begins; whether it is the first with all that was asked for after one with less."""
-        runs = cls.read_all(store)
-        recovered = bool(runs and runs[-1].lines and not lines)
-        if lines or recovered:
-            runs.append(cls(session, now(), lines))
-            records = [
-                {"session": run.session, "since": run.since, "lines": list(run.lines)} for run in runs[-_MOST_RUNS:]
-            ]
-            document = {"format": _FORMAT, "version": _VERSION, "runs": records}
-            store.replace(PROTECTION_NAME, json.dumps(document, indent=1).encode() + b"\n")
-        return recovered
-
-
-def _run(record: Any) -> ReducedRun:
-    session, since, lines = record["session"], record["since"], record["lines"]
-    if not is_hex32(session) or not isinstance(since, str) or not all(isinstance(line, str) for line in lines):
-        raise ValueError(f"session {session!r}, since {since!r}")
-    return ReducedRun(session, since, tuple(lines))
-
-
-@dataclass(frozen=True, slots=True)
 class Halt:
     """A request to a job to end. Fields: docs/commands.md, halt.
 
@@ -150,7 +94,7 @@ class Halt:
 
     def write(self, store: Store) -> None:
         """Ask a job to end; an earlier request is replaced."""
-        document = {"format": _HALT_FORMAT, "version": _VERSION, **asdict(self)}
+        document = {"format": _HALT_FORMAT, "version": _HALT_VERSION, **asdict(self)}
         store.replace(_HALT_NAME, json.dumps(document).encode() + b"\n")
 
     @classmethod
@@ -162,7 +106,7 @@ class Halt:
             halt = cls(**document)
             if halt.before is not None:
                 seconds_of(halt.before)
-            return halt if known == (_HALT_FORMAT, _VERSION) and type(halt.after) is int else None
+            return halt if known == (_HALT_FORMAT, _HALT_VERSION) and type(halt.after) is int else None
         except UNUSABLE:
             return None
 

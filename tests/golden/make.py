@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from xxhash import xxh3_128_digest
 
 from deeppart.codec import EncodedChunk, TensorCodec, ZstdCodec
 from deeppart.model import Attempt, BaseRecord, ComparedEarlier, Manifest, ParityIdentity, ParityMember
@@ -70,11 +71,12 @@ def make_part(rank: int) -> tuple[bytes, PartSummary]:
     sink = io.BytesIO()
     writer = PartWriter(sink, ATTEMPT, rank)
     if rank == 0:
-        writer.add_chunk(raw[:200], EncodedChunk(0, raw[:200]), dtype="float32")
-        writer.add_chunk(raw[200:], EncodedChunk(0, raw[200:]), dtype="bfloat16", flags=FLAG_PER_RANK)
+        writer.add_chunk(200, EncodedChunk(0, raw[:200]), dtype="float32")
+        writer.add_chunk(len(raw) - 200, EncodedChunk(0, raw[200:]), dtype="bfloat16", flags=FLAG_PER_RANK)
     else:
-        writer.add_chunk(raw[:100], EncodedChunk(0, raw[:100]))
-        writer.add_chunk(raw[100:], EncodedChunk(1, ZstdCodec(3).encode(raw[100:])), dtype="int64")
+        writer.add_chunk(100, EncodedChunk(0, raw[:100]))
+        second = EncodedChunk(1, ZstdCodec(3).encode(raw[100:]), raw_digest=xxh3_128_digest(raw[100:]))
+        writer.add_chunk(len(raw) - 100, second, dtype="int64")
     summary = writer.finish(np.array(SPANS[rank], dtype=SPAN_DTYPE), META[rank])
     return sink.getvalue(), summary
 
@@ -132,7 +134,7 @@ def make_later_part() -> bytes:
     digest = first["raw_digest"].tobytes()
     place = ChunkPlace(int(first["offset"]), EncodedChunk(0, b"", digest, digest), 200, BASE)
     writer.add_reference(200, place, dtype="float32")
-    writer.add_chunk(raw[200:], EncodedChunk(0, raw[200:]), dtype="bfloat16", flags=FLAG_PER_RANK)
+    writer.add_chunk(len(raw) - 200, EncodedChunk(0, raw[200:]), dtype="bfloat16", flags=FLAG_PER_RANK)
     writer.finish(np.array(SPANS[0], dtype=SPAN_DTYPE), b"{}")
     return sink.getvalue()
 
@@ -144,7 +146,8 @@ def make_tensor_part() -> bytes:
     for dtype, raw in CHUNKS:
         encoded = TensorCodec(dtype).encode(memoryview(raw))
         assert len(encoded) < len(raw), dtype
-        writer.add_chunk(memoryview(raw), EncodedChunk(TensorCodec.codec_id, encoded), dtype=dtype)
+        chunk = EncodedChunk(TensorCodec.codec_id, encoded, raw_digest=xxh3_128_digest(raw))
+        writer.add_chunk(len(raw), chunk, dtype=dtype)
     writer.finish(np.array([(0, 0, 0, 0, sum(len(raw) for _, raw in CHUNKS), 0)], dtype=SPAN_DTYPE), b"")
     return sink.getvalue()
 
@@ -165,7 +168,7 @@ def make_signed_part() -> bytes:
     digests = chunk["encoded_digest"].tobytes(), chunk["raw_digest"].tobytes()
     encoded = EncodedChunk(0, b"", *digests, strong_digest(first))
     writer.add_reference(len(first), ChunkPlace(int(chunk["offset"]), encoded, len(first), BASE), dtype="float32")
-    writer.add_chunk(memoryview(second), EncodedChunk(0, second))
+    writer.add_chunk(len(second), EncodedChunk(0, second))
     writer.finish(np.array([(0, 0, 0, 0, len(LATER_RAW), 0)], dtype=SPAN_DTYPE), b'{"signed":true}')
     return sink.getvalue()
 

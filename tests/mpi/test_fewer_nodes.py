@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
 
 import deeppart
-from deeppart.cli.app import main
 from tests.mpi.lost_nodes import lose
 from tests.mpi.on_nodes import config, wait_for_all
 
@@ -75,17 +72,6 @@ def test_four_nodes_then_three_then_one_then_four(run_on: Any, shared_path: Path
     assert [line.partition(" ")[0] for line in alone["reduced"]] == ["partner", "parity"]
 
     back = run(4, 6, 7)
-    assert (
-        names(back[0]) == ["DeeppartWarning"] and "has all the protection that was requested" in back[0]["said"][0][1]
-    )
-    assert all(found["restored"] == (5, 5.0) and found["reduced"] == () for found in back)
-    assert run(4)[0]["said"] == [], "said once"
+    assert all(found["restored"] == (5, 5.0) and found["reduced"] == () and found["said"] == [] for found in back)
     run_on(4, lose, shared_path, 0, 3)
     assert [found["restored"] for found in run(4)] == [(7, 7.0)] * 4
-
-    listed = CliRunner().invoke(main, ["ls", str(shared_path / "ckpt"), "--json"])
-    reduced = {step["step"]: step["reduced"] for step in json.loads(listed.stdout)["steps"]}
-    assert list(reduced) == [3, 5, 6]
-    assert reduced[3] == list(on_three[0]["reduced"]) and reduced[5] == list(alone["reduced"]) and reduced[6] == []
-    text = " ".join(CliRunner().invoke(main, ["ls", str(shared_path / "ckpt")]).stdout.split())
-    assert f"less protection than asked for: step 3: {on_three[0]['reduced'][0]}" in text

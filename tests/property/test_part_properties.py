@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import itertools
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from xxhash import xxh3_128_digest
 
 from deeppart.codec import Chooser, EncodedChunk, ZstdCodec
 from deeppart.errors import CorruptFileError, NewerFormatError
@@ -88,7 +90,8 @@ def cases(draw: st.DrawFn) -> Case:
     chooser = Chooser(draw(st.sampled_from([*(each for each in COMPRESSIONS if each != "auto"), "zstd:-1"])))
     for (start, stop), dtype, flag in zip(cuts, dtypes, flags, strict=True):
         chunk = memoryview(raw)[start:stop]
-        writer.add_chunk(chunk, chooser.encode_chunk(chunk, dtype), dtype=dtype, flags=flag)
+        encoded = replace(chooser.encode_chunk(chunk, dtype), raw_digest=xxh3_128_digest(chunk))
+        writer.add_chunk(len(chunk), encoded, dtype=dtype, flags=flag)
     summary = writer.finish(spans, meta)
     return Case(attempt, rank, raw, dtypes, flags, spans, meta, sink.getvalue(), summary)
 
@@ -159,7 +162,7 @@ def test_chunk_of_every_codec_shares_nothing_it_should_not() -> None:
     raw = memoryview(bytes(1000))
     sink = io.BytesIO()
     writer = PartWriter(sink, Attempt("0" * 32, "1" * 32, 0, 0, 1), 0)
-    writer.add_chunk(raw, EncodedChunk(1, ZstdCodec().encode(raw)))
+    writer.add_chunk(len(raw), EncodedChunk(1, ZstdCodec().encode(raw), raw_digest=xxh3_128_digest(raw)))
     writer.finish(np.array([(0, 0, 0, 0, 1000, 0)], dtype=SPAN_DTYPE), b"")
     scratch, back = bytearray(1000), bytearray(b"\xaa" * 1000)
     PartReader(MemorySource(sink.getvalue()), where="shared").read_into(0, memoryview(back), memoryview(scratch))

@@ -27,7 +27,6 @@ from deeppart.storage import (
     NodeContents,
     Owner,
     PosixStore,
-    ReducedRun,
     StepState,
     Store,
     StoredStep,
@@ -75,7 +74,6 @@ class StepSummary:
     raw_bytes: int | None
     referenced_bytes: int | None
     places: tuple[StepLocation, ...]
-    reduced: tuple[str, ...] = ()
     suspect: tuple[SuspectLeaf, ...] = ()
     name: str = field(default="", metadata={"json": False})
 
@@ -144,15 +142,6 @@ class Listing:
             return False
         return not self.steps or self.steps[-1].state in (StepState.UNFINISHED, StepState.DAMAGED)
 
-    @property
-    def reduced(self) -> dict[tuple[str, ...], list[int]]:
-        """Reduced protection -> the steps that were saved with it."""
-        found: dict[tuple[str, ...], list[int]] = {}
-        for step in self.steps:
-            if step.reduced:
-                found.setdefault(step.reduced, []).append(step.step)
-        return found
-
 
 def list_directory(root: Path, local_dirs: Sequence[Path] = (), signing: Signing | None = None) -> Listing:
     """Look at a persistent directory and at node-local ones that belong to it."""
@@ -173,14 +162,13 @@ def list_directory(root: Path, local_dirs: Sequence[Path] = (), signing: Signing
     steps = [_summary(root, each.key, each, None, local) for each in sorted(alone, key=lambda each: each.sequence)]
     steps += [_summary(root, entry.key, attempts[entry.key], entry, local) for entry in entries]
     steps.sort(key=lambda each: each.step)  # of one step, what is on nodes alone stays first
-    lines, suspicions = {run.session: run.lines for run in ReducedRun.read_all(store)}, Suspicions.read(store)
+    suspicions = Suspicions.read(store)
     problems += suspicions.problems
     names = step_names(step.key for step in steps)
     steps = [
         replace(
             each,
             name=names[each.key],
-            reduced=lines.get(each.attempt.session, ()) if each.attempt else (),
             suspect=suspicions.of(each.attempt) if each.attempt else (),
         )
         for each in steps

@@ -71,9 +71,9 @@ def test_after_a_failed_write_the_part_is_lost(fails_at: int) -> None:
     sink = Failing()
     with pytest.raises(OSError, match="No space"):
         writer = PartWriter(sink, make.ATTEMPT, 0)
-        writer.add_chunk(RAW, EncodedChunk(0, RAW))
+        writer.add_chunk(len(RAW), EncodedChunk(0, RAW))
         writer.finish(spans_of(ONE_SPAN), b"")
     if fails_at:
         with pytest.raises(FormatError, match="a write to it failed"):
-            writer.add_chunk(RAW, EncodedChunk(0, RAW))
+            writer.add_chunk(len(RAW), EncodedChunk(0, RAW))
         assert sink.writes == fails_at + 1

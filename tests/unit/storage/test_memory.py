@@ -36,7 +36,7 @@ def save(memory: MemoryLevel, step: int, rank: int, content: bytes) -> None:
     assert room is not None
     room[:] = content
     writer = PartWriter(memory.sink(), attempt(step), rank)
-    writer.add_chunk(room, EncodedChunk(RawCodec.codec_id, room))
+    writer.add_chunk(len(content), EncodedChunk(RawCodec.codec_id, room))
     spans = np.zeros(1, SPAN_DTYPE)
     spans["length"] = len(content)
     writer.finish(spans, b"{}")
