@@ -12,6 +12,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from deeppart.comm.base import rank_names
 from deeppart.comm.channel import Comm
 from deeppart.comm.waiting import finish
 from deeppart.errors import DeeppartError, RemoteRankError, as_error, on_ranks
@@ -64,7 +65,7 @@ def raise_together(
     failed = {rank: text.decode(errors="replace") for rank, text in enumerate(texts) if text}
     if failed and error is None:
         error = RemoteRankError(
-            f"{what}: refused by {_names(list(failed))}",
+            f"{what}: refused by {rank_names(failed)}",
             found="\n    ".join(next(iter(failed.values())).split("\n")),
             where=f"seen by rank {comm.rank}",
             todo=todo,
@@ -83,7 +84,3 @@ def together(comm: Comm, do: Callable[[], T], failed: str, within: tuple[str, fl
     what, timeout = within
     raise_together(comm, error, what, timeout, _TODO if todo is None else todo)
     return done
-
-
-def _names(ranks: list[int]) -> str:
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))

@@ -22,7 +22,8 @@ from typing import Protocol, Self
 import numpy as np
 
 from deeppart import access
-from deeppart.errors import CorruptFileError, MissingError, StorageError
+from deeppart.access import storage_error
+from deeppart.errors import CorruptFileError
 from deeppart.part.format import corrupt
 
 #: ``mmap(2)``: no memory is reserved for pages that will not be written to. Python has the name from 3.13 on.
@@ -97,7 +98,7 @@ class FileSource:
         except access.NotRegularError as error:
             raise corrupt(str(error.strerror), expected="a regular file", where=self.path) from error
         except OSError as error:
-            raise self._storage_error("cannot open a part file", error) from error
+            raise storage_error("cannot open a part file", error, self.path) from error
         status = self._file.status
         self.size, self.written = status.st_size, status.st_mtime
         self.identity = status.st_dev, status.st_ino
@@ -115,7 +116,9 @@ class FileSource:
         try:
             count = self._file.read_into(offset, buffer)
         except OSError as error:
-            raise self._storage_error(f"cannot read {buffer.nbytes} bytes at {offset} of a part file", error) from error
+            raise storage_error(
+                f"cannot read {buffer.nbytes} bytes at {offset} of a part file", error, self.path
+            ) from error
         if count < buffer.nbytes:
             raise self._too_short(offset + buffer.nbytes, offset + count)
 
@@ -126,7 +129,7 @@ class FileSource:
         except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError as error:
-            raise self._storage_error("cannot look at a part file", error) from error
+            raise storage_error("cannot look at a part file", error, self.path) from error
         return (status.st_dev, status.st_ino) == self.identity and status.st_size == self.size
 
     def has_its_length(self) -> bool:
@@ -152,7 +155,7 @@ class FileSource:
     def _map(self, flags: int, protection: int, start: int, stop: int) -> memoryview:
         self._check_range(start, stop - start)
         if start == stop:
-            raise self._storage_error("cannot map a part file", OSError(errno.EINVAL, "nothing to map"))
+            raise storage_error("cannot map a part file", OSError(errno.EINVAL, "nothing to map"), self.path)
         before = start % mmap.ALLOCATIONGRANULARITY
         try:
             with self._file.descriptor() as descriptor:
@@ -160,7 +163,7 @@ class FileSource:
                 found = access.with_room(lambda: mmap.mmap(descriptor, nbytes, flags, protection, offset=offset))
         except (OSError, ValueError) as error:  # ValueError: the file has become shorter
             refusal = error if isinstance(error, OSError) else OSError(errno.EINVAL, str(error))
-            raise self._storage_error("cannot map a part file", refusal) from error
+            raise storage_error("cannot map a part file", refusal, self.path) from error
         return memoryview(found).toreadonly()[before:]
 
     def at_step(self, place: str) -> FileSource:
@@ -200,11 +203,6 @@ class FileSource:
             found=f"{found} bytes",
             where=self.path,
         )
-
-    def _storage_error(self, summary: str, error: OSError) -> StorageError:
-        found = {"found": os.strerror(error.errno or 0), "where": self.path} | access.answers(error)
-        kind = MissingError if error.errno == errno.ENOENT else StorageError
-        return kind(summary, errno=error.errno, **found)
 
 
 class MemorySource:
