@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -144,9 +143,9 @@ class Note:
     """A line about what is on a node and is not used.
 
     Attributes:
-        kind: "remark": about a sound file, moved by hand or of others. "unlisted": about a directory that could not be
-            listed: what is in it is not known. "damaged": about a file of which nothing is known, damaged or not to be
-            read: it may be of a checkpoint. "refused": about a part that is not signed with the key: it may be forged,
+        kind: "remark": about a sound file of others. "unlisted": about a directory that could not be listed: what is in
+            it is not known. "damaged": about a file that cannot be read, is not sound, or is in the place of another
+            one: it may be of a checkpoint. "refused": about a part that is not signed with the key: it may be forged,
             or the only one there is.
         text: the line.
         path: the file, of the last two kinds.
@@ -232,28 +231,28 @@ def _not_listed(error: StorageError, directory: Path, found: NodeContents) -> No
 def _look_at(
     store: PosixStore, key: str, level: str, lineage: str, signing: Signing | None, found: NodeContents
 ) -> None:
-    """Take in a file whose header, footer and index are sound; a remark for one that was moved or copied by hand."""
+    """Take in a file whose header, footer and index are sound, and that is in its place."""
     name = key.rpartition("/")[2]
     if parse_part_file_name(name) is not None:
         part = stored_part(store, key, level, signing)
-        if _is_in_place(store, key, part.attempt, part_file_name(part.rank, part.attempt.world_size), lineage, found):
+        if _is_of(lineage, store, key, part.attempt, part_file_name(part.rank, part.attempt.world_size), found):
             found.parts.append(part)
     elif is_parity_file_name(name):
         parity = stored_parity(store, key)
-        if _is_in_place(store, key, parity.identity.attempt, parity_file_name(parity.identity), lineage, found):
+        if _is_of(lineage, store, key, parity.identity.attempt, parity_file_name(parity.identity), found):
             found.parity.append(parity)
 
 
-def _is_in_place(store: PosixStore, key: str, attempt: Attempt, name: str, lineage: str, found: NodeContents) -> bool:
-    """False, and a remark, for a sound file that is another one than its place says: it is not used."""
+def _is_of(lineage: str, store: PosixStore, key: str, attempt: Attempt, name: str, found: NodeContents) -> bool:
+    """False, and a remark, for a file of another lineage; raises if a file is in the place of another one."""
     path, home = store.where(key), f"{step_name(attempt.key)}/{name}"
-    whose = f"{path}: not used: by its contents it is {name} of step {attempt.step}"
     if attempt.lineage != lineage:
-        found.notes.append(Note("remark", f"{whose} of another lineage"))
-    elif key != home:
-        move = f"mv -n {shlex.quote(path)} {shlex.quote(store.where(home))}"
-        found.notes.append(Note("remark", f"{whose}; to have it used: {move}"))
-    return attempt.lineage == lineage and key == home
+        found.notes.append(Note("remark", f"{path}: not used: {name} of step {attempt.step} of another lineage"))
+        return False
+    if key != home:
+        what = f"{name} of step {attempt.step}, which belongs at {store.where(home)}"
+        raise CorruptFileError("not used: another file is in this place", found=what, where=path)
+    return True
 
 
 def stored_part(store: PosixStore, key: str, level: str, signing: Signing | None) -> StoredPart:

@@ -213,7 +213,7 @@ def test_parts_of_other_steps_in_place_of_each_other(directory: Path) -> None:
         swap_contents(part(directory, level, 1), part(directory, level, 2))
     with pytest.raises(FormatError):
         loaded(directory)
-    with pytest.raises(RestoreError, match=r"not used: by its contents it is .* of step 2; to have it used: mv -n"):
+    with pytest.raises(RestoreError, match=r"another file is in this place: part-.* of step 2, which belongs at "):
         restored(directory)
     swap_contents(part(directory, "local", 1), part(directory, "local", 2))
     assert restored(directory)[0] == 2

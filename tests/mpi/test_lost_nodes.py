@@ -160,12 +160,12 @@ def under_wrong_names(comm: Any, directory: Path) -> tuple[Any, str]:
         exchange(*(directory / "local" / "node0").glob("*/step-*/*.dpp"))
     comm.Barrier()
     with deeppart.Checkpointer(config(directory, **settings), comm) as ck, pytest.raises(RestoreError) as caught:
-        ck.restore(state(0, comm.rank), step=1)
+        ck.restore(state(0, comm.rank))  # training does not start over
     return with_copies, str(caught.value)
 
 
 def test_a_file_under_the_name_of_another_one_is_not_used_and_named(run_on: Any, shared_path: Path) -> None:
-    told = "not used: by its contents it is part-00000-of-00004.dpp of step 1; to have it used: mv -n "
+    told = "another file is in this place: part-00000-of-00004.dpp of step 1, which belongs at "
     for (step, good, explanation), refusal in run_on(4, under_wrong_names, shared_path):
         assert step == 1 and good
         assert any(told in line for line in explanation), explanation

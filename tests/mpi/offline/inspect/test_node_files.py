@@ -39,7 +39,7 @@ def test_files_under_wrong_names_are_named(job: Path) -> None:
     other.mkdir()
     shutil.copy(part, other / part.name)
     shutil.copytree(part.parent, part.parent.parent.parent / ("f" * 32) / part.parent.name)
-    document = call_json("verify", job / "ckpt", *nodes(job))
-    (remark,) = document["nodes"]["remarks"]
-    assert "not used: by its contents it is part-00000-of-00003.dpp of step 2; to have it used: mv -n" in remark
+    document = call_json("verify", job / "ckpt", *nodes(job), code=1)
+    (damage,) = document["nodes"]["damage"]
+    assert "another file is in this place: part-00000-of-00003.dpp of step 2, which belongs at" in str(damage)
     assert other.exists()
