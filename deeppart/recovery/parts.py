@@ -234,8 +234,7 @@ def problem_of(file: FileSource) -> Problem:
     if file.has_its_name():
         return None
     return CorruptFileError(
-        "a part file was removed while it was being used",
-        found="another job on this node retires the step",
+        "a part file was removed or replaced while it was being used",
         where=file.path,
-        todo="end the other job",
+        todo="if another job on this node retires the step, end it",
     )
