@@ -44,9 +44,9 @@ def test_what_has_lost_its_name_may_have_changed(used: tuple[CheckedPart, Path])
     part, path = used
     assert part.problem() is None
     path.rename(path.with_name("spare"))
-    assert "removed while" in str(part.problem())
+    assert "removed or replaced while" in str(part.problem())
     path.write_bytes(path.with_name("spare").read_bytes())  # another file of that name is not the one
-    assert "removed while" in str(part.problem())
+    assert "removed or replaced while" in str(part.problem())
 
 
 def test_where_the_name_cannot_be_asked_for_the_digests_are(
