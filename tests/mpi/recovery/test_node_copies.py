@@ -199,7 +199,7 @@ def a_mate_gets_an_error(rank: int, patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("ranks", "node_size"), [(3, 4), (3, 2), (4, 4)])
 @pytest.mark.parametrize(
     ("before", "why"),
-    [(taken_away, "removed while"), (files_are_cut, "part file"), (a_mate_gets_an_error, "cannot read")],
+    [(taken_away, "removed or replaced while"), (files_are_cut, "part file"), (a_mate_gets_an_error, "cannot read")],
 )
 def test_what_fails_when_it_is_used_gives_way_to_the_next_source(
     run_on: Any, in_memory: Path, before: Before, why: str, ranks: int, node_size: int
