@@ -1,4 +1,4 @@
-"""``deeppart advise``: which size of a job pays."""
+"""``deeppart advise``: predicts how a job would do on other numbers of ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from deeppart.model import show_seconds, show_share
 
 @dataclass(frozen=True, slots=True)
 class Advised:
-    """What pays in a directory's job. Fields: docs/commands.md, advise."""
+    """The record that ``advise`` prints. Fields: docs/commands.md, advise."""
 
     directory: Path
     limits: Limits = field(metadata={"json": "inline"})

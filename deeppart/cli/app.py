@@ -1,7 +1,7 @@
 """The ``deeppart`` command and its subcommands.
 
-Exit codes: 0 good; 1 something is damaged or incomplete, or there is nothing; 2 bad usage, or it was refused. Of
-``diff``, those of diff(1).
+Exit codes: 0 success; 1 something is damaged or incomplete, or nothing was found; 2 wrong usage, or a refusal. ``diff``
+has those of diff(1).
 """
 
 from __future__ import annotations

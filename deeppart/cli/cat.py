@@ -16,7 +16,7 @@ from deeppart.part import Signing
 
 
 def _warn(found: offline.Found) -> None:
-    """What people should know, on stderr: stdout has the content alone."""
+    """Print remarks on stderr; stdout has only the content."""
     err = PlainConsole(stderr=True)
     lines = list(found.remarks)
     if any(each.own for each in found.leaves):
@@ -45,7 +45,7 @@ def _bytes(found: offline.Found, form: str) -> list[bytes | memoryview]:
     return [header.getvalue(), array.reshape(-1).view(np.uint8).data]
 
 
-# --- for people -----------------------------------------------------------------------------------------------------
+# --- text -----------------------------------------------------------------------------------------------------------
 
 
 def _print(found: offline.Found, *, is_full: bool) -> None:
@@ -117,7 +117,7 @@ def cat(
     _warn(found)
     for piece in octets:
         sys.stdout.buffer.write(piece)
-    sys.stdout.buffer.flush()  # here, where a pipe that has closed is no error
+    sys.stdout.buffer.flush()  # here, where a closed pipe is handled
     if not octets:
         _print(found, is_full=full)
     return Shown(found, None)

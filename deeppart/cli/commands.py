@@ -1,4 +1,4 @@
-"""Common parts of the commands ``deeppart`` and ``deeppart-sim``: finding subcommands, exit codes, printing errors."""
+"""What ``deeppart`` and ``deeppart-sim`` share: finding subcommands, exit codes, printing errors."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Commands(click.Group):
     """A group whose commands return their exit code and may raise deeppart's errors.
 
     Attributes:
-        package: where each command has a module of its own name (``import_`` for ``import``), imported when it is
-            called: on a cluster's file system torch, which some of them need, can take a minute to import.
-        names: of the commands.
-        extra: (packages that may not be installed, what installs them).
+        package: contains a module for each command, with its name (``import_`` for ``import``). It is imported when the
+            command is called: some need torch, which can take a minute to import on a cluster's file system.
+        names: the commands.
+        extra: (optional packages, command that installs them).
     """
 
     package: ClassVar[str]
@@ -46,7 +46,7 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command of that name; a refusal says which one was probably meant."""
+        """Find a command; the error for an unknown one suggests the closest name."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
@@ -100,19 +100,19 @@ class Commands(click.Group):
             return tell(refusal, REFUSED, self._as_json(arguments), kind="ModuleNotFoundError")
 
     def _as_json(self, arguments: Sequence[str]) -> bool:
-        """Whether ``--json`` is asked for, of a command that has it or is none; a name may stand behind --."""
+        """Whether ``--json`` is among the options (before ``--``) of a command that has it or does not exist."""
         words = arguments[: arguments.index("--")] if "--" in arguments else arguments
         name = next((word for word in words if not word.startswith("-")), "")
         try:
             command = self.get_command(click.Context(self), name)
-        except ImportError:  # which is being told
+        except ImportError:  # the caller is reporting it
             command = None
         return "--json" in words and (command is None or any("--json" in each.opts for each in command.params))
 
 
 def end_quietly() -> int:
-    """The reader of our pipe has gone (``deeppart show DIR | head``): say no more; returns the exit code."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at exit fails once more
+    """End after the reader of the pipe has gone (``deeppart show DIR | head``). Returns the exit code."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise the flush at exit fails, too
     return BROKEN_PIPE
 
 
@@ -122,25 +122,25 @@ def print_json(document: Any, *, sort_keys: bool = False) -> None:
 
 
 def error_document(error: DeeppartError, code: int, kind: str | None = None) -> dict[str, Any]:
-    """What ``--json`` says of an error."""
+    """The ``--json`` document of an error."""
     answers = {name: getattr(error, name) for name in ("summary", "expected", "found", "where", "tried", "todo")}
     return {"kind": kind or type(error).__name__, **answers, "exit_code": code}
 
 
 def tell(error: DeeppartError, code: int, as_json: bool, kind: str | None = None) -> int:
-    """Print an error the way that was asked for; returns the exit code."""
+    """Print an error as text or JSON. Returns the exit code."""
     if as_json:
         print_json({"error": error_document(error, code, kind)})
     else:
-        click.echo(printable_lines(f"error: {error}"), err=True)  # it may name keys of a file
+        click.echo(printable_lines(f"error: {error}"), err=True)  # the message may contain keys from a file
     return code
 
 
 def printable(text: str) -> str:
-    """Text from a file with control characters spelled out."""
+    """Text with control characters escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def printable_lines(text: str) -> str:
-    """Several lines, each made printable."""
+    """:func:`printable` for each line."""
     return "\n".join(printable(line) for line in text.split("\n"))

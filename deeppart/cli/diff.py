@@ -1,4 +1,4 @@
-"""``deeppart diff``: two checkpoints, leaf by leaf."""
+"""``deeppart diff``: compares two checkpoints, leaf by leaf."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from deeppart.cli.output import command, count, counts, cut, line, progress, unc
 from deeppart.model import show_bytes
 from deeppart.part import Signing
 
-#: Differences of a kind that are printed; --json has all of them.
+#: Differences of each kind that are printed; --json has all of them.
 _MOST_LINES = 20
 _HEADINGS: dict[str, str] = {
     "only_a": "only in A",
@@ -59,7 +59,7 @@ def _lines(found: offline.Diff) -> Iterator[Any]:
 
 
 def _badness(each: Any) -> tuple[bool, float]:
-    """Elements that are NaN in one of the two first, then by the largest relative difference; all else stays."""
+    """Sort key: NaN in only one of the two first, then by largest relative difference; otherwise the order is kept."""
     if each.kind != "elements":
         return False, 0.0
     has_nans = each.detail.nans_only_a or each.detail.nans_only_b
@@ -96,7 +96,7 @@ def _elements_text(detail: Any) -> str:
 
 
 def _both(a: Any, b: Any) -> str:
-    """Two elements: floats in seven digits, if these tell them apart."""
+    """Two elements; floats to seven digits if these differ."""
     if isinstance(a, float) and isinstance(b, float) and f"{a:.7g}" != f"{b:.7g}":
         return f"{a:.7g} | {b:.7g}"
     return f"{value_text(a)} | {value_text(b)}"
@@ -126,7 +126,7 @@ def _summary(found: offline.Diff) -> str:
     return f"they differ: {', '.join(parts)}{within}"
 
 
-@command("Compare two checkpoints.", _lines, damage_code=REFUSED)  # nobody is to take damage for a difference
+@command("Compare two checkpoints.", _lines, damage_code=REFUSED)  # damage must not look like a difference
 @place_argument("a", "A")
 @place_argument("b", "B")
 @click.argument("keys", metavar="[KEYS]...", nargs=-1)

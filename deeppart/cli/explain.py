@@ -22,7 +22,7 @@ _TIMEOUT_S = 120.0
 
 
 def _plan_on_nodes(directory: Path, local_dirs: tuple[Path, ...], step: int | None, signing: Signing | None) -> Shown:
-    """The plan, which one of the processes prints."""
+    """Plan together with the processes on the other nodes; one of them prints the plan."""
     if len(local_dirs) > 1:
         raise click.UsageError("started on the nodes, every process has one --local DIR")
     comm = connect(None, _TIMEOUT_S)

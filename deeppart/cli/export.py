@@ -1,4 +1,4 @@
-"""``deeppart export``: a checkpoint in a format that others read."""
+"""``deeppart export``: writes a checkpoint in another format."""
 
 from __future__ import annotations
 
@@ -76,12 +76,12 @@ def export(
     Every digest is checked while the data is read; OUT appears when it is complete. OUT is a directory for dcp, and for
     safetensors unless it ends in .safetensors. Works while a job is running there.
     """
-    from deeppart.extension.export import export as export_archive  # imports torch: completion need not wait for it
+    from deeppart.extension.export import export as export_archive  # imports torch; here, so that completion stays fast
 
     writer = writer_for(form or form_of(out), out, max_shard_bytes)
     began = time.monotonic()
     with progress(out.name) as bar, warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeeppartWarning)  # they are among the remarks
+        warnings.simplefilter("ignore", DeeppartWarning)  # printed as remarks
         done = export_archive(
             directory, out, writer, keys=keys or None, sign_key_file=key_files, progress=bar, **options
         )

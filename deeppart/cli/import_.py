@@ -1,4 +1,4 @@
-"""``deeppart import``: a checkpoint of another library as a committed step."""
+"""``deeppart import``: makes a committed step from another library's checkpoint."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def import_(
 
     Nothing that SOURCE names is executed. The step appears when all of it is written. DIR is made if it is not there.
     """
-    from deeppart.interop.importing import import_checkpoint  # imports torch: completion need not wait for it
+    from deeppart.interop.importing import import_checkpoint  # imports torch; here, so that completion stays fast
 
     began = time.monotonic()
     with progress(source.name) as bar, warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""``deeppart ls``: the steps in a directory, and whether they are whole."""
+"""``deeppart ls``: the steps in a directory, and whether they are complete."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Options that several commands share, and what the shell offers for them (docs/commands.md, completion).
 
-A step is offered from the names in its directory alone; no file is read. What cannot be listed is not offered.
+Steps are completed from the names of their directories; no file is read. Errors lead to no completions.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def local_path(context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
-    """The callback of arguments that name a file or directory: no URL."""
+    """Callback of arguments that name a file or directory: refuses URLs."""
     if value is not None and not context.resilient_parsing:
         refuse_url(parameter.get_error_hint(context), value)
     return value
 
 
 def _root(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
-    """The directory, or directories, that a command was given: no link leads it out of them."""
+    """Callback of directory arguments: paths below the result cannot leave the directory through a link."""
     if isinstance(value, tuple):
         return tuple(_root(context, parameter, each) for each in value)
     local_path(context, parameter, Path(value))
@@ -44,7 +44,7 @@ def _root(context: click.Context, parameter: click.Parameter, value: Any) -> Any
 
 
 def directory_argument(function: F) -> F:
-    """DIR, as ``directory``: a persistent directory, of whatever user."""
+    """DIR, as ``directory``: a persistent directory of any user."""
     argument = click.argument(
         "directory",
         metavar="DIR",
@@ -56,7 +56,7 @@ def directory_argument(function: F) -> F:
 
 
 class Place(NamedTuple):
-    """A checkpoint that an argument names.
+    """A checkpoint named by an argument.
 
     Attributes:
         directory: a persistent directory.
@@ -68,7 +68,7 @@ class Place(NamedTuple):
 
 
 def read_place(text: str) -> Place:
-    """``DIR`` or ``DIR@STEP``; a directory of just that name comes first."""
+    """Parse ``DIR`` or ``DIR@STEP``; an existing directory whose name contains the ``@`` takes precedence."""
     match = _AT_STEP.fullmatch(text)
     if match is None or Path(text).is_dir():
         return Place(Path(text), None)
@@ -91,7 +91,7 @@ def step_option(what: str) -> Callable[[F], F]:
 
 
 def keys_option(function: F) -> F:
-    """``--keys GLOB``, any number of times, as ``keys``."""
+    """``--keys GLOB``, repeatable, as ``keys``."""
     what = "Only paths that match GLOB: model, '*.bias'. May be repeated."
     return click.option("--keys", metavar="GLOB", multiple=True, help=what)(function)
 
@@ -106,7 +106,7 @@ def _read_keys(context: click.Context, parameter: click.Parameter, value: tuple[
 
 
 def sign_key_option(function: F) -> F:
-    """``--sign-key-file FILE``, any number of times, as ``signing``: the keys, or None."""
+    """``--sign-key-file FILE``, repeatable, as ``signing``: the keys, or None."""
     option = click.option(
         "--sign-key-file",
         "signing",
@@ -120,7 +120,7 @@ def sign_key_option(function: F) -> F:
 
 
 def local_option(purpose: str) -> Callable[[F], F]:
-    """``--local DIR``, any number of times, as ``local_dirs``."""
+    """``--local DIR``, repeatable, as ``local_dirs``."""
     return click.option(
         "--local",
         "local_dirs",
@@ -134,7 +134,7 @@ def local_option(purpose: str) -> Callable[[F], F]:
 
 
 def read_moment(text: str) -> float:
-    """``2026-11-30T18:00``, or ``8h`` from now on, in seconds since 1970."""
+    """Parse a time such as ``2026-11-30T18:00``, or a duration from now such as ``8h``, to seconds since 1970."""
     with suppress(ValueError):
         return time.time() + read_seconds(text)
     try:

@@ -1,4 +1,4 @@
-"""A command, declared: its function returns one record, which is printed as JSON, or as lines and tables for people."""
+"""Commands are declared by their function, which returns one record: it is printed as JSON, or as lines and tables."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from deeppart.cli.commands import GOOD, NOT_GOOD, REFUSED, end_quietly, print_js
 from deeppart.errors import FormatError, RestoreError, StructureMismatchError
 from deeppart.model import Manifest, show_bytes, show_rate, show_seconds
 
-#: JSON readers keep integers of so many bits.
+#: Longer integers are written in hexadecimal: many JSON readers do not support them.
 _MOST_BITS = 64
-#: Longer texts are cut where people read them; --json has all of them.
+#: Longer texts are cut in tables and lines, but not in --json.
 _MOST_CHARACTERS = 60
-#: Of these for the items of a value container, before how many there are: "(1000000 in a list)".
+#: The same for the items of a value container, which are followed by their number: "(1000000 in a list)".
 _RUN_CHARACTERS = 36
-#: Of a value that was asked for by its path.
+#: The same for a value that was selected by its path.
 _MOST_ALONE = 1000
-#: Columns where the output is no terminal: nothing is cut or wrapped in a file or a pipe.
+#: Width if the output is not a terminal: nothing is cut or wrapped in a file or a pipe.
 _UNLIMITED_COLUMNS = 100_000
 
-#: Errors that say something about what was looked at, rather than about how it was asked for.
+#: Errors about the checkpoint itself rather than about the way the command was called.
 ABOUT_CONTENT = (FormatError, RestoreError, StructureMismatchError)
 
 _STYLES = {
@@ -49,7 +49,7 @@ _STYLES = {
 
 
 class PlainConsole(Console):
-    """A console that takes text as it is: what comes out of a checkpoint is never markup."""
+    """A console without markup: text from a checkpoint is printed literally."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(markup=False, highlight=False, emoji=False, **options)
@@ -65,12 +65,12 @@ def console() -> Console:
     return PlainConsole()
 
 
-#: What people see of a record, one below the other.
+#: Returns the lines and tables to print for a record.
 Lines = Callable[[Any], Iterable[Any]]
 
 
 class Shown(NamedTuple):
-    """A record that is shown in another way than its command says; None: not at all."""
+    """A record with its own ``lines``, used instead of the command's; None prints nothing."""
 
     record: Any
     lines: Lines | None
@@ -79,11 +79,10 @@ class Shown(NamedTuple):
 def command(
     summary: str, lines: Lines | None = None, *, name: str | None = None, damage_code: int = NOT_GOOD
 ) -> Callable[..., click.Command]:
-    """A command whose function returns a record, or a :class:`Shown`.
+    """Declare a command whose function returns a record or a :class:`Shown`.
 
-    With ``--json`` the record is printed as a document, else as what ``lines`` makes of it. The exit code follows from
-    its ``good``: true (also if it has none), false, or None where that cannot be told. ``damage_code`` is that of an
-    error which says something about what was looked at.
+    The record is printed as a document with ``--json``, otherwise by ``lines``. Its ``good`` decides the exit code:
+    true (the default), false, or None if unknown. ``damage_code`` is the exit code for :data:`ABOUT_CONTENT` errors.
     """
 
     def declare(function: Callable[..., Any]) -> click.Command:
@@ -108,7 +107,7 @@ def command(
 
 
 def json_option() -> click.Option:
-    """``--json``, of which :func:`wants_json` knows."""
+    """``--json``, read by :func:`wants_json`."""
 
     def keep(context: click.Context, parameter: click.Parameter, value: bool) -> None:
         context.meta[__name__] = value
@@ -117,29 +116,29 @@ def json_option() -> click.Option:
 
 
 def wants_json() -> bool:
-    """Whether the command that runs was given ``--json``."""
+    """Whether the current command was called with ``--json``."""
     return bool(click.get_current_context().meta.get(__name__))
 
 
 def render(lines: Iterable[Any], out: Console | None = None) -> None:
-    """Print lines and tables, one below the other."""
+    """Print lines and tables."""
     out = out or console()
     for each in lines:
         out.print(each, soft_wrap=isinstance(each, Text) or not (out.is_terminal or isinstance(each, Table)))
 
 
 def line(text: str, style: str = "") -> Text:
-    """A line that cannot steer the terminal, whatever a file has put into it."""
+    """A line with control characters escaped, so that text from a file cannot control the terminal."""
     return Text(printable(text), style)
 
 
 def to_json(value: Any) -> Any:
-    """What ``--json`` prints of a record: its fields, by name, and the properties that it names in ``json_also``.
+    """The JSON document of a record: its fields by name, and the properties listed in its ``json_also``.
 
-    A field of ``metadata`` "json" False is left out; "value" and "values" say that it is a value of a checkpoint, or a
-    dict of those; the fields of one that is "inline", or of a manifest, stand among those of the record. A dict, whose
-    keys need not be text, is a list of pairs. What JSON does not have is text, as Python writes it; integers beyond 64
-    bits in hexadecimal, because Python refuses to write out those of thousands of digits.
+    The field metadata "json" may be False (omit the field), "value" or "values" (a value of a checkpoint, or a dict of
+    such values) or "inline" (merge its fields into the record's, as is done for manifests). A dict becomes a list of
+    pairs, since its keys need not be strings. Values that JSON lacks are written as Python's text; integers of more
+    than 64 bits in hexadecimal, since Python refuses to convert very long ones to decimal.
     """
     if isinstance(value, Manifest):
         return {**to_json(value.attempt), **{name: getattr(value, name) for name in ("created", "library", "signed")}}
@@ -179,9 +178,9 @@ def _record_json(record: Any) -> dict[str, Any]:
 
 
 def table_of(records: Sequence[Any]) -> Table:
-    """A table of records of one class, by its ``columns``: heading -> field. Texts stand to the left.
+    """A table of records of one class, by its ``columns``: heading -> field. Columns of text are aligned to the left.
 
-    Numbers are in the units that the names of their fields tell: ``nbytes``, ``age_s``, ``bytes_per_s``.
+    The suffix of a field's name is its unit: ``nbytes``, ``age_s``, ``bytes_per_s``.
     """
     names = type(records[0]).columns
     cells = [[_cell(name, getattr(record, name)) for name in names.values()] for record in records]
@@ -193,7 +192,7 @@ def table_of(records: Sequence[Any]) -> Table:
 
 
 def table(*headings: str, left: Sequence[str] = ()) -> Table:
-    """An empty table; its columns are aligned to the right, but for some."""
+    """An empty table; columns are aligned to the right, those in ``left`` to the left."""
     made = Table(box=None, pad_edge=False, header_style="bold")
     for heading in headings:
         if heading in left:
@@ -227,7 +226,7 @@ def _state_and_reasons(text: str) -> Text:
 
 
 def state_text(state: str) -> Text:
-    """A state, coloured."""
+    """A state in its color."""
     return Text(state, _STYLES.get(state, ""))
 
 
@@ -243,7 +242,7 @@ def count(number: int, noun: str) -> str:
 
 
 def counts(held: Any) -> str:
-    """``2 leaves and 1 value``: of a record that has as many."""
+    """``2 leaves and 1 value``, from a record's counts."""
     return f"{count(held.leaves, 'leaf')} and {count(held.values, 'value')}"
 
 
@@ -258,9 +257,9 @@ def unchecked_line(*steps: int) -> str:
 
 @contextmanager
 def progress(description: str = "", screen: Console | None = None) -> Iterator[Callable[[int, int], None]]:
-    """A bar, where people read on a terminal; it is gone in the end. Takes how many bytes are done, and of how many.
+    """A transient progress bar on a terminal. Yields a function of (bytes done, bytes in all).
 
-    What is printed meanwhile is printed on ``screen``.
+    While the bar is shown, print only to ``screen``.
     """
     screen = screen or console()
     with Progress(
@@ -277,13 +276,12 @@ def progress(description: str = "", screen: Console | None = None) -> Iterator[C
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-# --- values of checkpoints; what knows them imports torch, for which --help and completion need not wait ---
+# --- values of checkpoints; their modules import torch, so only inside functions: --help and completion stay fast ---
 
 
 def json_value(value: Any) -> Any:
-    """A value of a checkpoint, as :func:`to_json`; only containers of small values are taken apart.
-
-    A dict is a list of its entries, [key, value].
+    """The JSON of a value of a checkpoint. Of containers, only those of small values are expanded; a dict becomes a
+    list of [key, value].
     """
     from deeppart.state.tree import container_kind
     from deeppart.state.values import describe_value
@@ -296,7 +294,7 @@ def json_value(value: Any) -> Any:
 
 
 def _elements_json(array: Any) -> Any:
-    """Nested lists of what JSON has exactly, else of Python's notation; times as numpy writes them."""
+    """Nested lists of numbers if JSON represents them exactly, otherwise of Python's text; times as numpy's text."""
     import numpy as np
 
     if array.dtype.kind in "mM":
@@ -316,10 +314,7 @@ def _scalar(value: Any) -> Any:
 
 
 def value_text(value: Any, form: str | None = None, *, is_alone: bool = False) -> str:
-    """A small value on one line, at most so long as people read.
-
-    If it stands alone, a few lines of a terminal, and what is left out said at the end.
-    """
+    """A small value as text, cut to part of a line; with ``is_alone``, to a few lines that say what was omitted."""
     from deeppart.state.tree import container_kind, describe_leaf_value
 
     if container_kind(value) is not None:
@@ -342,6 +337,6 @@ def _as_text(value: Any) -> str:
 
 
 def cut(text: str) -> str:
-    """The beginning of a text, printable."""
+    """A text made printable, and cut if it is long."""
     text = printable(text)
     return text if len(text) <= _MOST_CHARACTERS else text[: _MOST_CHARACTERS - 3] + "..."

@@ -48,7 +48,7 @@ def _dry_run_lines(plan: offline.PrunePlan) -> Iterator[Any]:
 
 
 def _signature_lines(plan: offline.PrunePlan) -> Iterator[Any]:
-    """Which signatures were not checked, and which steps did not count."""
+    """Lines about unchecked signatures and steps that did not count."""
     if plan.signed and not plan.signatures_checked:
         yield line(unchecked_line(*plan.signed), "yellow")
     for problem in plan.problems:
@@ -115,7 +115,7 @@ def prune(
         if wants_json() or not _can_ask():
             raise click.UsageError("there is nobody to ask: use --yes or --dry-run")
         with hold_directory(directory, without_lock=no_lock):
-            pass  # a refusal comes before the question, and jobs are not kept out while it is being thought about
+            pass  # refuse before asking, but do not keep jobs out while the user thinks
         render([table_of(plan.remove), *_signature_lines(plan)])
         if not click.confirm(f"Remove {count(len(plan.remove), 'step')} ({show_bytes(plan.nbytes)})?", err=True):
             raise click.exceptions.Exit(NOT_GOOD)

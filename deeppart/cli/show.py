@@ -1,4 +1,4 @@
-"""``deeppart show``: the content of one checkpoint, as a tree, or a line for each leaf."""
+"""``deeppart show``: the content of a checkpoint as a tree, or with a line for each leaf."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from deeppart.model import show_bytes
 from deeppart.part import Signing
 
 _MOST_RANKS = 4
-#: Columns that a table of paths is aligned to; a longer path pushes its own line out, and not all others.
+#: Most columns to which paths are padded: a longer path shifts only its own line.
 _MOST_PATH_COLUMNS = 160
 
 
 def _tree_lines(contents: offline.Contents) -> Iterator[Any]:
     tree = Tree(_heading(contents), guide_style="dim")
-    branches = [tree]  # the last one at each depth
+    branches = [tree]  # the current branch at each depth
     for row in contents.rows:
         del branches[max(1, len(row.keys)) :]
         if not isinstance(row, offline.Container):
@@ -81,7 +81,7 @@ def _end_lines(contents: offline.Contents) -> Iterator[Any]:
 
 
 def _description(leaf: offline.Leaf | offline.Value) -> list[tuple[str, str]]:
-    """(text, style) pieces: what a leaf is, where it lies, and what its elements are like."""
+    """(text, style) pieces: the type, location and statistics of a leaf."""
     if isinstance(leaf, offline.Value):
         return _value_description(leaf)
     return _leaf_description(leaf) + _stats_description(leaf.stats)
@@ -126,7 +126,7 @@ def _stats_description(stats: Any) -> list[tuple[str, str]]:
 
 
 def _short(number: complex) -> str:
-    """Integers exactly, other numbers in four digits."""
+    """Integers exactly, other numbers to four digits."""
     return str(number) if isinstance(number, int) else f"{number:.4g}"
 
 

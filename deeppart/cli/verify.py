@@ -1,4 +1,4 @@
-"""``deeppart verify``: every byte, every digest, the names of what is damaged, and its repair."""
+"""``deeppart verify``: checks every digest, names damaged leaves, and repairs files."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _range(start: int | None, stop: int | None) -> str:
 
 
 def _lines(found: offline.Verification) -> Iterator[Any]:
-    """All but what was printed when a step was read."""
+    """Everything but the lines that were printed as each step was read."""
     for step in found.steps:
         if step.signed and not found.signatures_checked:
             yield line(unchecked_line(step.step), "yellow")

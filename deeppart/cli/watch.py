@@ -1,4 +1,4 @@
-"""``deeppart watch``: a running job, by the status files that it writes."""
+"""``deeppart watch``: shows a running job, from the status files that it writes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MOST_SHOWN = 5
 
 
 def _watch(directory: Path, interval_s: float, view: JobView) -> None:
-    """Look until interrupted: a picture that changes, or a line whenever anything has, where there is no terminal."""
+    """Watch until interrupted: redraw a terminal; elsewhere print a line whenever something has changed."""
     out = console()
     if out.is_terminal:
         with Live(Group(*_lines(view)), console=out, auto_refresh=False) as live:
@@ -42,7 +42,7 @@ def _watch(directory: Path, interval_s: float, view: JobView) -> None:
         time.sleep(interval_s)
         try:
             view = look_at_job(directory, time.time())
-        except StorageError as error:  # it may come back
+        except StorageError as error:  # may pass
             last = printable(f"{error.summary}: {error.found}")
             out.print(f"{moment(timestamp(time.time()))} {last}")
 
@@ -54,7 +54,7 @@ def _look_again(directory: Path) -> Group:
         return Group(line(f"{error.summary}: {error.found}", "bold red"))
 
 
-# --- for people ---
+# --- text ---
 
 
 def _lines(view: JobView) -> Iterator[Any]:
@@ -75,7 +75,7 @@ def _lines(view: JobView) -> Iterator[Any]:
 
 
 def _brief(lines: list[str]) -> str:
-    """What an error was, and what was found: the rest is for the job's own log."""
+    """The summary of an error and what was found; the rest is in the job's log."""
     found = [line.strip() for line in lines[1:] if line.strip().startswith("found:")]
     return "; ".join([*lines[:1], *found])
 
@@ -131,7 +131,7 @@ def _next_text(lead: RankStatus, now_s: float) -> str:
 
 
 def _summary(view: JobView) -> str:
-    """All of it in a line that changes only when something has happened."""
+    """The state of the job in one line, without anything that changes by itself, such as ages."""
     parts = [view.state]
     parts += [f"{level.name} {level.step}" for level in view.levels if level.step is not None]
     parts += [f"in flight: step {each.step} ({_levels_text(each)})" for each in view.checkpoints if not each.over]
