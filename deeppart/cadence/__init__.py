@@ -1,7 +1,7 @@
 """``every = "auto"``: decides when to checkpoint, and to which levels, from costs and failures measured in this job.
 
-``failures`` estimates rates, ``history`` keeps the runs of a directory in a file, ``auto`` measures what
-checkpoints cost in this run, and decides. What makes a cadence good is :mod:`deeppart.plan.interval`'s to say.
+``failures`` estimates failure rates, ``history`` records the runs of a directory in a file, and ``auto`` measures the
+cost of checkpoints in this run and decides. :mod:`deeppart.plan.interval` finds the best cadence.
 """
 
 from deeppart.cadence.auto import AutoCadence, CadenceReport

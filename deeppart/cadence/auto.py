@@ -1,8 +1,7 @@
-"""The decision whether a call of ``checkpoint()`` makes a checkpoint, and at which levels: rank 0 decides and tells
-the others.
+"""Decides whether a call of ``checkpoint()`` makes a checkpoint, and at which levels: rank 0 decides for all ranks.
 
-Ranks *look* together, with one small reduction, and agree at every look on how many calls there are until the next:
-most calls ask nobody anything. There are more looks as the time comes nearer, since steps do not all take as long.
+Ranks *check* together, in one small reduction, which also says after how many calls the next check follows. Most calls
+communicate nothing. Since steps vary in length, checks become more frequent as the next checkpoint comes closer.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from deeppart.plan.interval import COST_FIELDS, Cadence, LevelCost, best
 
 #: With this many calls left or fewer, the next check is at the last of them.
 _NEAR = 8
-#: Costs that differ by at most this share keep the cadence: it wastes a thousandth more than the best.
+#: The cadence stays if no cost has changed by more than this share: it then wastes at most 0.1 % more than the best.
 _ALIKE = 0.05
-#: While nothing is known, or the pipeline is full, ranks check about this often, in seconds.
+#: Seconds between checks while no cost is known, or the pipeline is full.
 PAUSE_S = 0.5
-#: Ranks check at least this often, in seconds: one of them may be asked to stop.
+#: Most seconds between checks, since a rank may be asked to stop.
 _LOOK_S = 5.0
 #: Assumed slowdown of training while the background works, until this many steps of each kind were measured
 #: (docs/benchmarks.md, "Lazy capture": 1.5 to 3.2 %).
@@ -37,7 +36,7 @@ GUESSED_SLOWDOWN = 0.03
 #: Lower bound of the slowdown: even if training is not slowed, the file system and its other users are.
 LEAST_SLOWDOWN = 0.01
 _LEAST_STEPS = 100
-#: The latest steps of each kind that are compared: steps vary more than the background slows them down.
+#: Latest steps of each kind to compare. Many, since steps vary by more than the slowdown.
 _STEPS = 1000
 _REPORTS = 5
 #: Lower bound of a checkpoint's cost.
@@ -46,15 +45,15 @@ _LEAST_COST_S = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class CadenceReport:
-    """The cadence in use, and the measurements that it follows from.
+    """The cadence in use, and the measurements behind it.
 
     Attributes:
         cadence: period, levels, expected waste.
-        costs: of the levels, as measured when it was found; with the rates of the failures that need them.
-            Another cadence is found when any of these differs by more than a twentieth.
-        failures: that earlier runs in this directory ended in.
-        observed_s: that those runs lasted.
-        slowdown: share by which training is slower while the background works.
+        costs: measured costs of the levels, and the rates of the failures that need them. The cadence is computed again
+            when one of them has changed by more than 5 %.
+        failures: number of earlier runs in this directory that ended in a failure.
+        observed_s: total duration of those runs, in seconds.
+        slowdown: fraction by which training is slower while the background works.
 
     Example:
         >>> import deeppart
@@ -82,11 +81,11 @@ class CadenceReport:
 
 
 class CostMeter:
-    """The cost of checkpoints for training, measured on rank 0 while it trains.
+    """Measures on rank 0 what checkpoints cost the training.
 
-    A checkpoint costs the time that the call blocks, and what training is slower while the background works. The second
-    is told from the first by comparing the pauses between calls, that is training steps, with and without background
-    work. Times are of one monotonic clock, in seconds.
+    A checkpoint costs the time for which the call blocks, and the slowdown of training while the background works. The
+    slowdown is measured by comparing the times between calls, which are training steps, with and without background
+    work. Times are seconds of one monotonic clock.
     """
 
     def __init__(self) -> None:
@@ -108,18 +107,18 @@ class CostMeter:
         self._left = (now, working)
 
     def made(self, pending: Pending) -> None:
-        """The call has made a checkpoint. The next step is not measured: it includes ``held_s``."""
+        """The call makes a checkpoint. The next step is not measured, because it includes ``held_s``."""
         self._open.append(pending)
 
     @property
     def step_s(self) -> float:
-        """Time between calls; 0 until the second."""
+        """Median time between calls; 0 before the second call."""
         known = [*self._steps[False], *self._steps[True]]
         return median(known) if known else 0.0
 
     @property
     def slowdown(self) -> float:
-        """The share by which a step is slower while the background works."""
+        """The fraction by which a step is slower while the background works."""
         idle, working = self._steps[False], self._steps[True]
         if min(len(idle), len(working)) < _LEAST_STEPS:
             return GUESSED_SLOWDOWN
@@ -127,11 +126,11 @@ class CostMeter:
 
     @property
     def waiting(self) -> bool:
-        """True if no checkpoint has finished yet, so that costs are unknown."""
+        """True if costs are unknown, because no checkpoint has finished yet."""
         return not self._reports
 
     def take_failures(self) -> frozenset[str]:
-        """Levels at which checkpoints finished since the last call have failed."""
+        """The levels that failed in checkpoints finished since the last call."""
         done = [pending for pending in self._open if pending.finished]
         self._open = [pending for pending in self._open if pending not in done]
         reports = [pending.report for pending in done if not pending.skipped]
@@ -143,7 +142,7 @@ class CostMeter:
         return frozenset(name for report in reports for name, level in report.levels.items() if level.state == FAILED)
 
     def _keep(self, kept: deque[Report], report: Report) -> None:
-        """Add a report; that of the first checkpoint, which reserves memory and plans, counts until the next one."""
+        """Add a report. The first checkpoint's, which also allocates and plans, is dropped when the next one comes."""
         if self._first is None:
             self._first = report
         elif kept and kept[0] is self._first:
@@ -151,7 +150,7 @@ class CostMeter:
         kept.append(report)
 
     def costs(self, levels: Collection[str], rates: Mapping[str, float], flush_share: float = 1.0) -> list[LevelCost]:
-        """The cost of each level: medians over its last checkpoints."""
+        """The cost of each level, as medians over its last checkpoints."""
         blocked = [report.blocked_s - report.waited_s + report.held_s for report in self._reports]
         call_s = max(median(blocked) if blocked else 0.0, _LEAST_COST_S)
         found: list[LevelCost] = []
@@ -175,7 +174,7 @@ class CostMeter:
 
 @dataclass(slots=True)
 class Decider:
-    """Rank 0's part, without communication or clock.
+    """The decisions of rank 0, without communication or clock.
 
     Attributes:
         report: the cadence in use; None while too little is known.
@@ -191,7 +190,7 @@ class Decider:
     _since: dict[str, int] = field(default_factory=dict)
 
     def decide(self, now: float, *, room: bool) -> tuple[frozenset[str], int]:
-        """The levels to which this call saves, and the number of calls until the next check."""
+        """Return the levels to which this call saves, and the number of calls until the next check."""
         for level in self.meter.take_failures():
             self._since[level] = max(self._since.get(level, 0), 10**9)  # retried with the next checkpoint
         if self._made_at is None:
@@ -208,7 +207,7 @@ class Decider:
         return frozenset(level for level in self.levels if self._since.get(level, 0) + 1 >= cadence.every[level]), 1
 
     def made(self, now: float, pending: Pending) -> None:
-        """A checkpoint was begun."""
+        """Record that a checkpoint has begun."""
         self._made_at = now
         self.meter.made(pending)
         due = pending.levels
@@ -216,7 +215,7 @@ class Decider:
             self._since[level] = 0 if level in due else self._since.get(level, 0) + 1
 
     def calls_within(self, seconds: float) -> int:
-        """The number of calls in a time, at least one."""
+        """The expected number of calls in ``seconds``, at least one."""
         return max(1, round(seconds / self.meter.step_s)) if self.meter.step_s else 1
 
     def _updated(self) -> CadenceReport:
@@ -233,7 +232,7 @@ class Decider:
 
 
 def _alike(costs: Sequence[LevelCost], others: Sequence[LevelCost]) -> bool:
-    """True if one cost's best cadence is good for the other: the optimum is flat, and finding it takes time."""
+    """True if the cadence for one is still good for the other: the optimum is flat, and finding it takes time."""
     return len(costs) == len(others) and all(
         math.isclose(getattr(cost, field), getattr(other, field), rel_tol=_ALIKE)
         for cost, other in zip(costs, others, strict=True)
@@ -263,7 +262,7 @@ class AutoCadence:
 
     @property
     def unsaved_step(self) -> int | None:
-        """The step of the last call, if it made no checkpoint."""
+        """The step of the last call if it made no checkpoint, otherwise None."""
         return None if self._last is None or self._last[1] else self._last[0]
 
     @property
@@ -272,9 +271,9 @@ class AutoCadence:
         return None if self._decider is None else self._decider.report
 
     def due(self, step: int, *, room: bool, working: bool, force: bool, is_last: bool = False) -> frozenset[str]:
-        """Levels to which a call saves; none for most (collective).
+        """Return the levels to which a call saves, usually none (collective).
 
-        ``force``: to all of them, if all ranks say so. ``is_last``: the same at the next look, if any rank says so.
+        With ``force`` on all ranks: all levels. With ``is_last`` on any rank: all levels, at the next check.
         """
         self._last = (step, False)
         if self._decider is not None:
@@ -288,9 +287,7 @@ class AutoCadence:
         return due
 
     def _agree_on_due(self, step: int, *, room: bool, force: bool) -> frozenset[str]:
-        """The levels that are due, as rank 0 says (collective); none if the pipeline of a rank is full, unless
-        forced.
-        """
+        """Return the levels due by rank 0's decision; none if a rank's pipeline is full, unless forced (collective)."""
         due, calls, pause = frozenset[str](), 1, 1
         if self._decider is not None:
             due, calls = self._decider.decide(time.monotonic(), room=room)
@@ -310,7 +307,7 @@ class AutoCadence:
         return frozenset(level for level, flag in zip(LEVELS, flags, strict=True) if flag)
 
     def made(self, pending: Pending) -> None:
-        """A checkpoint was begun, not skipped."""
+        """Record that a checkpoint has begun, and was not skipped."""
         self._last = (pending.step, True)
         if self._decider is not None:
             self._decider.made(time.monotonic(), pending)
@@ -322,6 +319,6 @@ class AutoCadence:
             self._decider.runs = self._history.runs
 
     def end(self, *, failed: bool) -> None:
-        """The run ends."""
+        """Record the end of the run."""
         if self._history is not None:
             self._history.end(failed=failed)

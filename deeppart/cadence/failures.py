@@ -1,13 +1,13 @@
-"""The rate at which each level will be needed: an estimate for clusters in general, corrected by what this job has
-seen. Pure.
+"""Estimates the rate of failures that need each level: a prior for clusters in general, corrected by the failures of
+this job. Pure.
 
-Before anything is known, a node fails as in the training of Llama 3 (A. Grattafiori et al., The Llama 3 Herd of
-Models, 2024, section 3.3.4: 419 unexpected interruptions in 54 days on 16,384 GPUs, eight in a node), and the job as a
-whole ends early every other day (assumed: time limits, preemption, mistakes), after which nothing may be left on nodes.
+The prior: a node fails as in the training of Llama 3 (A. Grattafiori et al., The Llama 3 Herd of Models, 2024, section
+3.3.4: 419 unexpected interruptions in 54 days on 16,384 GPUs, eight in a node), and the job as a whole ends early every
+other day (assumed: time limits, preemption, mistakes), after which nothing may be left on nodes.
 
-The guess counts as one failure seen. Let E be how many failures it expects of the runs so far and F how many there
-were: by the mean of a Gamma distribution of shape 1 + F and rate 1 + E, all rates are (1 + F) / (1 + E) times the
-guess; and levels share them as a Dirichlet distribution says that began with the guessed shares.
+The prior has the weight of one observed failure. If it expects E failures in the runs so far, and F were observed, the
+mean of a Gamma distribution with shape 1 + F and rate 1 + E multiplies all rates by (1 + F) / (1 + E). A Dirichlet
+distribution that starts from the prior's shares divides the total among the levels.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from deeppart.model import LEVELS, Level
 
 _DAY_S = 86_400.0
-#: For one node: 54 days of 2,048 nodes, with 419 interruptions.
+#: Mean time between failures of one node: 54 days of 2,048 nodes, with 419 interruptions.
 NODE_MTBF_S = 54 * _DAY_S * 2048 / 419
 #: Share of node failures that lose the node's storage (assumed).
 NODE_LOST_SHARE = 2 / 3
-#: For the job as a whole, whatever its size (assumed).
+#: The same for the job as a whole, of any size (assumed).
 JOB_MTBF_S = 2 * _DAY_S
 
 
@@ -32,10 +32,10 @@ class Run:
     """One run of a job.
 
     Attributes:
-        seconds: that it is known to have lasted.
-        nodes: that it had.
+        seconds: known duration.
+        nodes: number of nodes.
         failed: true if it ended too early.
-        needed: the level from which the next run came back; None where nothing is known.
+        needed: level from which the next run was restored; None if unknown.
     """
 
     seconds: float
@@ -45,7 +45,7 @@ class Run:
 
 
 def guessed_rates(nodes: int) -> dict[str, float]:
-    """Level -> failures per second that need it, before any was observed; "partner" includes parity."""
+    """The prior: level -> failures per second that need it; "partner" includes parity."""
     of_nodes = nodes / NODE_MTBF_S
     return {
         Level.LOCAL: of_nodes * (1 - NODE_LOST_SHARE),
@@ -59,7 +59,7 @@ def failure_rates(nodes: int, levels: Collection[str], runs: Sequence[Run] = ())
     guess = guessed_rates(nodes)
     total = sum(guess.values())
     failed = Counter(_class_of(run.needed) for run in runs if run.failed)
-    # The prior is linear in the nodes; needed for each decision, over thousands of runs.
+    # Without calling guessed_rates for each of thousands of runs: the prior is linear in the nodes.
     node_s = sum(run.seconds * run.nodes for run in runs)
     expected = node_s / NODE_MTBF_S + sum(run.seconds for run in runs) / JOB_MTBF_S
     factor = (1 + failed.total()) / (1 + expected)
@@ -67,7 +67,7 @@ def failure_rates(nodes: int, levels: Collection[str], runs: Sequence[Run] = ())
     return _met_by(levels, {name: total * factor * share for name, share in shares.items()})
 
 
-#: Level from which a run was restored -> the class of its failure; all others count for the highest level.
+#: Level from which a run was restored -> the rate for which its failure counts; others count for the highest level.
 _CLASSES: dict[str | None, str] = {
     Level.LOCAL: Level.LOCAL,
     Level.PARTNER: Level.PARTNER,
@@ -76,7 +76,7 @@ _CLASSES: dict[str | None, str] = {
 
 
 def _class_of(needed: str | None) -> str:
-    """The estimated rate to which a failure is counted; if it is unknown, that of the highest level."""
+    """The rate for which a failure counts."""
     return _CLASSES.get(needed, Level.PERSISTENT)
 
 
