@@ -1,1 +1,1 @@
-"""Runs of weeks with failures: what survives, what is lost, what remains useful."""
+"""Simulated runs of weeks with failures: what survives, what is lost, and how much of the time is useful."""

@@ -1,4 +1,4 @@
-"""What checkpoints do in the background of a campaign: through their levels, to a shared file system, retired."""
+"""Checkpoints in the background of a campaign: their levels, the flush to a shared file system, and retention."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Events = Generator[Any, Any, None]
 
 
 class Background:
-    """The checkpoints of one run that are under way, and those that are complete somewhere."""
+    """The checkpoints of a run that are in progress, and those that are complete at some level."""
 
     def __init__(self, env: simpy.Environment, cadences: Cadences, result: RunResult, bytes_per_s: float) -> None:
         self.file_system = FileSystem(env, bytes_per_s)
-        self.stored: list[Stored] = []  # that are complete on a level, in any order
+        self.stored: list[Stored] = []  # complete at some level, in any order
         self._env, self._cadences, self._result = env, cadences, result
         self._processes: list[simpy.Process] = []
         self._in_flight = 0
@@ -35,7 +35,7 @@ class Background:
 
     @property
     def is_busy(self) -> bool:
-        """True while a checkpoint is under way: training is slower then."""
+        """True while a checkpoint is in progress, which slows training down."""
         return self._in_flight > 0
 
     @property
@@ -45,39 +45,39 @@ class Background:
 
     @property
     def is_idle(self) -> bool:
-        """True if nothing is under way, nor rebuilt."""
+        """True if no checkpoint is in progress and nothing is being rebuilt."""
         return not self._in_flight and not any(process.is_alive for process in self._processes)
 
     def change(self) -> simpy.Event:
-        """An event that comes when :attr:`has_room` may have changed."""
+        """An event that happens when :attr:`has_room` may have changed."""
         self._change = self._env.event()
         return self._change
 
     def over(self) -> simpy.Event:
-        """An event that comes when no checkpoint is under way any more."""
+        """An event that happens when the last checkpoint in progress has finished."""
         self._over = self._env.event()
         return self._over
 
     def begin(self, world: SizedJob, stored: Stored, due: tuple[str, ...]) -> None:
-        """A call has been made: the rest is done here."""
+        """Run the background of a checkpoint whose call has returned."""
         self._staging_free = False
         self._in_flight += 1
         self._start(self._complete(world, stored, due))
 
     def heal(self, world: SizedJob, stored: Stored, nodes: Sequence[int]) -> None:
-        """Rebuild what a restored step has lost of its levels on nodes; only where there are copies or parity."""
+        """Rebuild a restored step's lost files on nodes, if there are copies or parity."""
         if not set(REDUNDANT_LEVELS).isdisjoint(self._cadences.node_levels):
             self._start(self._heal(world, stored, tuple(nodes)))
 
     def end(self) -> None:
-        """The processes are gone, and so is what was under way."""
+        """Drop what is in progress: the job's processes have ended."""
         for process in self._processes:
             if process.is_alive:
                 process.interrupt()
         self._processes, self._in_flight, self._staging_free = [], 0, True
 
     def add(self, world: SizedJob, completed: Iterable[Stored]) -> None:
-        """Checkpoints that have been complete meanwhile, in the order of their numbers."""
+        """Add checkpoints that were completed elsewhere, by ascending number."""
         for stored in completed:
             if stored.levels:
                 self.stored.append(stored)
@@ -86,7 +86,7 @@ class Background:
         self.stored = retire(self.stored)
 
     def forget_after(self, sequence: int) -> None:
-        """What came after a checkpoint is of no use, and the library removes it."""
+        """Drop the checkpoints after ``sequence``, which the library removes after it has restored that one."""
         self.stored = [each for each in self.stored if each.sequence <= sequence]
 
     def _start(self, events: Events) -> None:
@@ -94,7 +94,7 @@ class Background:
         self._processes.append(self._env.process(events))
 
     def _complete(self, world: SizedJob, stored: Stored, due: tuple[str, ...]) -> Events:
-        """One checkpoint through its levels. A failure of the job ends it, with what is complete by then."""
+        """Take one checkpoint through its levels. A failure of the job interrupts it; completed levels stay."""
         env, stages = self._env, world.stages
         flush = None
         try:
@@ -103,7 +103,7 @@ class Background:
             redundant = world.redundant(due)
             ends_s = 0.0
             if Level.PERSISTENT in due:
-                # What goes to other nodes and to the file system shares the job's own limit.
+                # Transfers to other nodes and to the file system share the job's bandwidth limit.
                 ends_s = env.now + world.times.limited if redundant else 0.0
                 flush = env.process(self._flush(world, stored, Level.LOCAL not in due, ends_s))
                 self._processes.append(flush)
@@ -132,14 +132,13 @@ class Background:
     def _flush(self, world: SizedJob, stored: Stored, from_memory: bool, ends_s: float) -> Events:
         env, flushing = self._env, False
         try:
-            began = env.now  # of encoding, and of the local file, while an earlier flush may be under way
+            began = env.now  # encoding and the local file begin now, even if an earlier flush is still in progress
             with self._turns.request() as turn:
                 yield turn
                 flushing = True
                 yield self.file_system.begin(world.flushed_bytes, world.flush_rate)
                 flushing = False
-                # Files have to be created, after the last chunk is encoded, and the copy cannot be done before the file
-                # that it follows.
+                # The flush cannot end before the last chunk is encoded, nor before the local file that it copies.
                 least = max(0.0, began + world.encoded_s - env.now) + world.flush_latency_s
                 least = max(least, ends_s - env.now)
                 if not from_memory:
@@ -161,7 +160,7 @@ class Background:
             pass
 
     def _done(self, world: SizedJob, stored: Stored, level: str) -> None:
-        """A level is complete: count it, and let go what ``keep`` no longer wants."""
+        """Record that a level is complete, and retire what ``keep`` no longer covers."""
         self._count(world, level)
         stored.levels.add(level)
         if stored not in self.stored:
@@ -180,7 +179,7 @@ class Background:
 
 
 def trigger(event: simpy.Event) -> None:
-    """Let an event happen now, if it has not already."""
+    """Trigger an event, unless it has been triggered already."""
     if not event.triggered:
         event.succeed()
 
@@ -188,15 +187,15 @@ def trigger(event: simpy.Event) -> None:
 # --- what stays on each level -----------------------------------------------------------------------------------------
 
 
-#: A checkpoint that leaves these may leave the local level, too.
+#: The local level keeps a checkpoint while one of the redundant levels does, so it comes after these.
 _BEFORE_LOCAL = (*REDUNDANT_LEVELS, Level.PERSISTENT)
 _sequence = attrgetter("sequence")
 
 
 def retire(stored: Sequence[Stored], keep: Mapping[str, int] = DEFAULT_KEEP) -> list[Stored]:
-    """Take from each level the checkpoints that are older than its newest ``keep``."""
+    """Remove from each level all but its newest ``keep`` checkpoints."""
     on = dict.fromkeys(keep, 0)
-    # One pass, newest first: campaigns ask at every level that is complete.
+    # In one pass, newest first: this is called whenever a level is complete.
     for each in sorted(stored, key=_sequence, reverse=True):
         levels = each.levels
         for level in _BEFORE_LOCAL:
@@ -206,7 +205,7 @@ def retire(stored: Sequence[Stored], keep: Mapping[str, int] = DEFAULT_KEEP) -> 
                     levels.discard(level)
         if Level.LOCAL in levels:
             on[Level.LOCAL] += 1
-            # What the redundant levels keep, the local level keeps too.
+            # The local level also keeps what the redundant levels keep.
             if 0 < keep[Level.LOCAL] < on[Level.LOCAL] and levels.isdisjoint(REDUNDANT_LEVELS):
                 levels.discard(Level.LOCAL)
     return [each for each in stored if each.levels]
@@ -216,28 +215,28 @@ def retire(stored: Sequence[Stored], keep: Mapping[str, int] = DEFAULT_KEEP) -> 
 
 
 class FileSystem:
-    """What other jobs use, too. One checkpoint is flushed at a time, as fast as its job and the file system allow."""
+    """A file system shared with other jobs. Flushes one checkpoint at a time, as fast as job and file system allow."""
 
     def __init__(self, env: simpy.Environment, bytes_per_s: float) -> None:
         self._env, self._capacity = env, bytes_per_s
-        self._done: simpy.Event | None = None  # of the transfer under way
+        self._done: simpy.Event | None = None  # ends the transfer in progress
         self._left = self._most = self._rate = self._since = 0.0
         self._alarm = 0
 
     def begin(self, nbytes: float, most: float) -> simpy.Event:
-        """Begin a transfer of so many bytes, at most so fast; returns what happens at its end."""
+        """Begin a transfer at ``most`` bytes per second or less. Returns the event of its end."""
         self._done = self._env.event()
         self._left, self._most, self._since = nbytes, most, self._env.now
         self._share()
         return self._done
 
     def give_up(self) -> None:
-        """End a transfer that is not done, if there is one."""
+        """Abort the transfer in progress, if there is one."""
         self._done = None
         self._alarm += 1
 
     def set_capacity(self, bytes_per_s: float) -> None:
-        """From now on there is so much."""
+        """Change the available bandwidth."""
         self._capacity = bytes_per_s
         if self._done is not None:
             self._left -= self._rate * (self._env.now - self._since)
@@ -251,7 +250,7 @@ class FileSystem:
 
     def _wake(self, delay_s: float, alarm: int) -> Generator[Any, Any, None]:
         yield self._env.timeout(delay_s)
-        if alarm == self._alarm and self._done is not None:  # otherwise another one has been set meanwhile
+        if alarm == self._alarm and self._done is not None:  # otherwise the rate has changed since
             self._done.succeed()
             self._done = None
 
@@ -264,8 +263,8 @@ def bursts(
     length_s: float,
     random: np.random.Generator,
 ) -> Generator[Any, Any, None]:
-    """Other jobs: in bursts of ``length_s`` on average they take half of the bandwidth, or ``share`` if that is more;
-    so often that ``share`` is what they take on average.
+    """Simulate other jobs, which take ``share`` of the bandwidth on average: in bursts of ``length_s`` on average, half
+    of the bandwidth, or ``share`` if that is more.
     """
     if share <= 0 or math.isinf(bytes_per_s):
         return

@@ -1,11 +1,11 @@
 """The cost of each level for a job, and the failures that need it: the input for the cadence.
 
-A copy survives the loss of its node, not that of the partner as well. So of the failures that need a level on the
-nodes, a share needs a higher level: those that strike while the storage that this level needs is already gone. Lost
-storage is out until the job has come back and what was lost is rebuilt, which takes W seconds where nothing strikes
-meanwhile. Every failure begins that anew, so failures come in *rows* that are less than W apart: with failures at a
-rate r, one is followed by another in its row with the probability q = 1 - exp(-r W). Each takes one node or another;
-a level that survives t losses of g nodes fails where t + 1 different ones of them are out, and there the row is over.
+A level on nodes survives the loss of one node, but not of its partner as well. So some of the failures that need such a
+level need a higher one: those that strike while storage that this level depends on is already lost. Storage stays lost
+until the job is back and has rebuilt it, which takes W seconds if no other failure follows. Each failure starts this
+time anew, so failures form *rows* in which they are less than W apart: at a failure rate r, another one follows in the
+same row with probability q = 1 - exp(-r W). Each failure takes some node. A level that survives t losses among g nodes
+fails once t + 1 different ones of them are lost, which ends the row.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ from .failures import classes, group_count, nodes_of_group, pieces_s, rates_per_
 from .plan import Planned
 from .survival import Placement, Stored, placement, recover
 
-#: Nodes struck of a class, tried at so many places, since what survives may depend on where.
+#: Groups of nodes that are tried for each failure class, since survival may depend on which group is struck.
 _TRIED_PLACES = 16
-#: The file system gets a checkpoint so often all the same, in seconds.
+#: Most seconds between checkpoints on the file system, even if a longer interval would waste less.
 AT_LEAST_S = 3600.0
-#: Name of the level that stands for starting from nothing, in messages.
+#: Pseudo-level: no level survives, and the job starts from nothing.
 NOTHING = "none"
 
 
 @dataclass(frozen=True, slots=True)
 class Survival:
-    """The failures that a job survives, and the levels from which it does."""
+    """The failures that a job survives, and by which level."""
 
-    #: failure class -> the cheapest level that survives it wherever it strikes; "none" where no level does
+    #: failure class -> the cheapest level that survives it on any nodes; "none" if no level does
     needs: dict[str, str]
-    rates_per_s: dict[str, float]  # failure class -> how often
-    #: failure class -> level -> the share of its failures that need it, since they do not come alone
+    rates_per_s: dict[str, float]  # failure class -> failures per second
+    #: failure class -> level -> share of its failures that need this level, given earlier failures in the same row
     shares: dict[str, dict[str, float]]
 
     @property
     def unprotected(self) -> list[str]:
-        """Classes that happen and that no level survives."""
+        """Classes with a rate above 0 that no level survives."""
         return [kind for kind, rate in self.rates_per_s.items() if rate > 0 and self.needs[kind] == NOTHING]
 
 
 def survival(planned: Planned) -> Survival:
-    """Ask the restart planner, class by class and level by level."""
+    """Ask the restart planner which level survives each failure class."""
     on = _levels(planned)
     rates = rates_per_s(planned.job)
     needs = {}
@@ -67,7 +67,7 @@ def survival(planned: Planned) -> Survival:
 def _shares(
     planned: Planned, on: Sequence[str], kind: str, needs: Mapping[str, str], rates: Mapping[str, float]
 ) -> dict[str, float]:
-    """The levels that failures of a class need, since some strike while an earlier one's loss is not made good yet."""
+    """Level -> share of a class's failures that need it; some strike before an earlier loss is repaired."""
     world = planned.on(planned.nodes)
     found, left, need = dict[str, float](), 1.0, needs[kind]
     for level in REDUNDANT_LEVELS[REDUNDANT_LEVELS.index(need) :] if need in REDUNDANT_LEVELS else ():
@@ -87,7 +87,7 @@ def _shares(
 
 
 def _rows(planned: Planned, needs: Mapping[str, str], rates: Mapping[str, float], undisturbed_s: float) -> Rows:
-    """How failures follow one another, where coming back and rebuilding takes so long undisturbed."""
+    """The rows of failures if coming back and rebuilding takes ``undisturbed_s`` without another failure."""
     every = sum(rates.values())
     if not every:
         return Rows(0.0, 0.0)
@@ -99,23 +99,23 @@ def _rows(planned: Planned, needs: Mapping[str, str], rates: Mapping[str, float]
 
 
 def level_costs(planned: Planned, found: Survival | None = None) -> list[LevelCost]:
-    """Costs, latencies, restarts and failure rates of the levels that are on, cheapest first."""
+    """Costs, latencies, restart times and failure rates of the levels in use, cheapest first."""
     known = survival(planned) if found is None else found
     world = planned.on(planned.nodes)
     machine = planned.job.machine
     complete = world.times.complete(flushed=False)
-    written = replace(world.times, commit=0.0).complete(flushed=False)  # nothing is written while a commit is awaited
+    written = replace(world.times, commit=0.0).complete(flushed=False)  # nothing is written during commits
     costs: list[LevelCost] = []
     before = world.times.blocked_s
     for number, level in enumerate(_levels(planned)):
         done = complete[level]
         rate = sum(known.rates_per_s[kind] * known.shares[kind].get(level, 0.0) for kind in known.needs)
         busy = max(0.0, written[level] - before)
-        # Training waits for the call itself once, and is slower while the background works.
+        # Training waits for the call once, and is slower while the background works.
         cost = (world.times.blocked_s if number == 0 else 0.0) + machine.interference * busy
         apart = busy
         if level == Level.PERSISTENT:
-            # The file system is written to for as long as the flush takes, also while copies hide it from the job.
+            # The file system is busy for the whole flush, even while copies to other nodes hide it from the job.
             unlimited = math.isinf(planned.job.flush_bandwidth)
             flush_s = max(busy, world.times.stages()[Level.PERSISTENT])
             apart = flush_s / (planned.job.flush_share if unlimited else 1.0)
@@ -125,15 +125,15 @@ def level_costs(planned: Planned, found: Survival | None = None) -> list[LevelCo
 
 
 def _coming_back_s(planned: Planned, kind: str, level: str) -> float:
-    """From a failure of a class that needs a level until training goes on."""
+    """Seconds from a failure of a class, restored from ``level``, until training continues."""
     pieces = pieces_s(planned.job.machine.restart, planned.job.ranks, {kind})
     return sum(pieces.values()) + restored_s(planned, level)
 
 
 def restored_s(planned: Planned, level: str) -> float:
-    """Reading the state back after a failure that needs a level."""
-    # All comes from the file system if that is needed, also where few nodes are lost: by default one step stays on the
-    # others, and most often a newer one than was flushed last.
+    """Seconds for reading the state after a failure that needs ``level``."""
+    # If the file system is needed, everything is read from it, even if few nodes are lost: by default the other nodes
+    # keep one step, which is usually newer than the one flushed last.
     nodes = planned.nodes
     lost = 1 if level in REDUNDANT_LEVELS else nodes if level == Level.PERSISTENT else 0
     parts = {Level.LOCAL: nodes - lost, level: lost} if lost < nodes else {level: lost}
@@ -141,16 +141,16 @@ def restored_s(planned: Planned, level: str) -> float:
 
 
 def _restart_s(planned: Planned, known: Survival, level: str) -> float:
-    """From a failure that needs a level until training goes on, on average over the classes that need it."""
+    """Seconds from a failure that needs ``level`` until training continues, averaged over the classes that need it."""
     rates = {kind: known.rates_per_s[kind] * known.shares[kind].get(level, 0.0) for kind in known.needs}
     total = sum(rates.values())
-    if not total:  # which then counts for nothing
+    if not total:  # the value is not used then
         return _coming_back_s(planned, "system" if level == Level.PERSISTENT else "node", level)
     return sum(rate * _coming_back_s(planned, kind, level) for kind, rate in rates.items() if rate) / total
 
 
 def often_enough(costs: Sequence[LevelCost], cadence: Cadence) -> Cadence:
-    """A cadence in which the file system gets a checkpoint now and then: jobs end, and not everything is foreseen."""
+    """A cadence that flushes at least every :data:`AT_LEAST_S`, since jobs also end for reasons not modeled here."""
     most = max(1, round(AT_LEAST_S / cadence.period_s))
     if cadence.every.get(Level.PERSISTENT, 0) < MOST_EVERY or most >= MOST_EVERY:
         return cadence
@@ -159,13 +159,13 @@ def often_enough(costs: Sequence[LevelCost], cadence: Cadence) -> Cadence:
 
 
 def cadence_of(costs: Sequence[LevelCost], period_s: float, every: Mapping[str, int]) -> Cadence:
-    """A cadence with the waste that the model expects of it."""
+    """A cadence with its expected waste by the model."""
     expected = waste(costs, period_s, [every[cost.name] for cost in costs])
     return Cadence(period_s, dict(every), expected)
 
 
 def followed(cadence: Cadence) -> dict[str, int]:
-    """Level -> at every how many-th call it is written; 0 for one on the nodes that is best left out."""
+    """Level -> n if every n-th call writes it; 0 for a level on nodes that is best left out."""
     return {
         level: 0 if count >= MOST_EVERY and level != Level.PERSISTENT else count
         for level, count in cadence.every.items()
@@ -173,18 +173,18 @@ def followed(cadence: Cadence) -> dict[str, int]:
 
 
 def training_s(costs: Sequence[LevelCost], cadence: Cadence) -> float:
-    """New training between two calls: what a period is without what checkpoints cost."""
+    """Seconds of new training between two calls: the period minus the cost of checkpoints."""
     return cadence.period_s - cost_per_call_s(costs, [cadence.every[cost.name] for cost in costs])
 
 
 def _levels(planned: Planned) -> list[str]:
-    """Levels that are on, in the order in which they complete, cheapest first."""
+    """The levels in use, in the order in which they complete, cheapest first."""
     complete = planned.on(planned.nodes).times.complete()
     return [level for level in LEVELS if level in complete]
 
 
 def _survives(planned: Planned, levels: Sequence[str], struck: tuple[int, ...]) -> bool:
-    if Level.PERSISTENT in levels or len(struck) == planned.nodes:  # it has all of it; nothing is left of the others
+    if Level.PERSISTENT in levels or len(struck) == planned.nodes:  # the file system has everything, lost nodes nothing
         return Level.PERSISTENT in levels
     return is_left(planned.nodes, planned.job.protection, planned.domain_nodes, tuple(levels), struck)
 
@@ -193,15 +193,15 @@ def _survives(planned: Planned, levels: Sequence[str], struck: tuple[int, ...]) 
 def is_left(
     nodes: int, protection: Protection, domain_nodes: int, levels: tuple[str, ...], struck: tuple[int, ...]
 ) -> bool:
-    """True if a checkpoint on some levels outlives the loss of some nodes; choices ask the same again and again."""
+    """True if a checkpoint at these levels survives the loss of these nodes. Cached, since choices repeat questions."""
     every = tuple(range(nodes))
     lost = _without_repeats(struck, placement(every, protection, domain_nodes))
     return recover([Stored(0, 0.0, every, set(levels), lost)], every, protection, domain_nodes) is not None
 
 
 def _without_repeats(struck: Sequence[int], places: Placement) -> set[int]:
-    """Of the struck nodes, those of one parity group (or one node) for each way in which groups are struck, and their
-    partners: groups are independent, and those that are struck alike survive alike.
+    """Reduce the struck nodes to one parity group (or node) for each pattern of losses, and their partners: groups are
+    independent, and equal patterns have equal outcomes.
     """
     gone, groups = set(struck), dict[tuple[object, ...], list[int]]()
     for members in dict.fromkeys(places.group[place] if places.group else (place,) for place in struck):
@@ -213,7 +213,7 @@ def _without_repeats(struck: Sequence[int], places: Placement) -> set[int]:
 
 
 def _strikes(planned: Planned, kind: str) -> list[tuple[int, ...]]:
-    """Sets of nodes whose storage a failure of a class may take."""
+    """Sets of nodes whose storage a failure of this class may take."""
     nodes = planned.nodes
     if kind == "process":
         return [()]
@@ -225,35 +225,35 @@ def _strikes(planned: Planned, kind: str) -> list[tuple[int, ...]]:
     return [nodes_of_group(group, nodes, width) for group in tried]
 
 
-#: Failures of a row that come with a smaller probability are not looked at, nor those after so many.
+#: Rows are cut where the probability falls below the first value, and at this many failures.
 _LEAST, _LONGEST = 1e-7, 2_000
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """How failures follow one another before everything is rebuilt."""
+    """Failures that follow one another before everything is rebuilt."""
 
-    again: float  # the probability that one more comes, q above
-    takes: float  # the share of failures that take the storage of a given node, f above
-    needing: float = 1.0  # the share of failures that need a level on the nodes other than a node's own
-    beyond: float = 0.0  # the share that needs a higher one, whatever has been lost before
+    again: float  # probability of another failure in the row, q above
+    takes: float  # share of failures that take the storage of a given node
+    needing: float = 1.0  # share of failures that need copies or parity
+    beyond: float = 0.0  # share of failures that need a higher level, whatever was lost before
 
 
 def share_beyond(
     level: str, struck: Sequence[int], nodes: int, rows: Rows, protection: Protection, domain_nodes: int
 ) -> float:
-    """The share of failures striking these nodes that a level on the nodes does not survive, though it would alone."""
+    """Share of failures of these nodes that a level on nodes survives alone, but not within a row of failures."""
     places = placement(tuple(range(nodes)), protection, domain_nodes)
     these, usual = (_needed(places, level, each, protection.parity_tolerate) for each in (struck, struck[:1]))
     return _share_of_rows(these, usual, rows)
 
 
-#: Nodes that are needed where some others are struck, in sets: (how many, how many of them may be out).
+#: Sets of nodes that are needed after a failure: (number of nodes, how many of them may be lost).
 _Needed = tuple[tuple[int, int], ...]
 
 
 def _needed(places: Placement, level: str, struck: Sequence[int], tolerate: int) -> _Needed:
-    """What is needed of a level where some nodes are lost."""
+    """The nodes that a level needs after the loss of ``struck``."""
     if level == Level.PARTNER:
         return ((len(_partners(places, struck)), 0),)
     groups = Counter(places.group[place] for place in struck)
@@ -261,10 +261,10 @@ def _needed(places: Placement, level: str, struck: Sequence[int], tolerate: int)
 
 
 def _fails(needed: _Needed, failures: int, takes: float) -> float:
-    """The probability that too many are out after some failures, each of which takes one or another."""
+    """The probability that too many nodes are lost after ``failures`` failures, each of which takes a random node."""
 
     def out(nodes: int, count: int) -> float:
-        """Of so many nodes just these, whichever they are: by inclusion and exclusion."""
+        """The probability that exactly ``count`` of ``nodes`` nodes are lost, by inclusion and exclusion."""
         left = (max(0.0, 1 - (nodes - count + more) * takes) ** failures for more in range(count + 1))
         each: float = sum((-1.0) ** more * math.comb(count, more) * chance for more, chance in enumerate(left))
         return math.comb(nodes, count) * each
@@ -275,7 +275,7 @@ def _fails(needed: _Needed, failures: int, takes: float) -> float:
 
 @lru_cache(maxsize=4096)
 def _share_of_rows(these: _Needed, usual: _Needed, rows: Rows) -> float:
-    """The share of failures that are not survived."""
+    """The share of failures that the level does not survive."""
     if rows.again >= 1:  # nothing is ever rebuilt
         return 1.0
     longest = 1 if not rows.again else min(_LONGEST, 2 + math.ceil(math.log(_LEAST) / math.log(rows.again)))
@@ -289,7 +289,7 @@ def _share_of_rows(these: _Needed, usual: _Needed, rows: Rows) -> float:
 
 
 def _partners(places: Placement, struck: Sequence[int]) -> set[int]:
-    """Nodes with copies of these nodes' parts, and those whose copies these have."""
+    """The nodes with copies of these nodes' parts, and the nodes whose copies are on these nodes."""
     gone = set(struck)
     keepers = {places.partner[place] for place in struck}
     return (keepers | {place for place, keeper in enumerate(places.partner) if keeper in gone}) - gone

@@ -1,13 +1,13 @@
-"""What happens to a job: failures, drawn or from a trace, the scheduler, and what coming back takes.
+"""Failures, random or from a trace, the scheduler, and the time that a restart takes.
 
-The classes of failures are what dies together: a process (its node's storage survives), a node, a group of nodes (a
-switch or a rack), and everything. The job has one stream of failures per class, exponential or Weibull, with the rate
-of all its processes, nodes or groups together, and each failure strikes one of them at random. Of a trace, the job's
-node number k is the k-th node in the order of the numbers in the names.
+A failure class is a set of things that die together: a process (its node's storage survives), a node, a group of nodes
+(a switch or a rack), or everything. Each class has one stream of failures, exponential or Weibull, with the summed rate
+of all processes, nodes or groups of the job; each failure strikes a random one of them. With a trace, the job's node k
+is the k-th node by the numbers in the names.
 
-A scheduler ends a job after its time, or to make room, and may give notice (``--signal`` of Slurm). The job then
-makes a checkpoint at all levels and leaves as soon as that is complete, or is ended with what is complete. Afterwards
-it waits in a queue for other nodes, on which nothing of it is stored.
+A scheduler ends a job at its time limit or preempts it, and may give notice (``--signal`` of Slurm). With notice the
+job makes a checkpoint at all levels and leaves when that is complete, or is ended with what is complete by then. It
+then waits in a queue for other nodes, which store nothing of it.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from ..traces.record import PREEMPTION, TIME_LIMIT, Event
 class Failure:
     """One failure."""
 
-    at_s: float  # time since the job began
+    at_s: float  # time since the start of the job
     kind: str  # one of :func:`classes`, or, from a trace, of FAILURES
-    nodes: tuple[int, ...]  # that it strikes; one for a process, whose storage survives
+    nodes: tuple[int, ...]  # struck nodes; for a process, its node, whose storage survives
 
 
 def rates_per_s(job: Job) -> dict[str, float]:
-    """Class -> failures of the job per second."""
+    """Failure class -> failures of the job per second."""
     failures = job.machine.failures
     groups = {name: group_count(job.nodes, kind.nodes) / kind.mtbf for name, kind in failures.groups.items()}
     return {
@@ -50,7 +50,7 @@ def rates_per_s(job: Job) -> dict[str, float]:
 
 
 def need_failures(job: Job) -> None:
-    """Refuse to look for a cadence where nothing fails."""
+    """Raise ConfigError if nothing ever fails: there is no best cadence then."""
     if not any(rates_per_s(job).values()):
         raise ConfigError(
             "there is no best cadence without failures: each checkpoint is one too many",
@@ -62,17 +62,17 @@ def need_failures(job: Job) -> None:
 
 
 def classes(failures: Failures) -> tuple[str, ...]:
-    """All that can fail on a machine, from the smallest to the largest."""
+    """The failure classes of a machine, from the smallest to the largest."""
     return ("process", "node", *failures.groups, "system")
 
 
 def struck_nodes(failures: Failures, kind: str) -> int:
-    """Nodes that a failure strikes which is not one of everything."""
+    """The number of nodes that a failure of a class strikes; not for "system"."""
     return failures.groups[kind].nodes if kind in failures.groups else 1
 
 
 def drawn(job: Job, random: np.random.Generator) -> Iterator[Failure]:
-    """Failures in order of time, without end; nothing if there are none."""
+    """Random failures, ordered by time, without end; none if no class has a rate above 0."""
     streams = []
     for kind, rate in rates_per_s(job).items():
         if rate > 0:
@@ -82,7 +82,7 @@ def drawn(job: Job, random: np.random.Generator) -> Iterator[Failure]:
 
 
 def _stream(kind: str, rate: float, job: Job, random: np.random.Generator) -> Iterator[Failure]:
-    """Failures of one class. A Weibull distribution is scaled so that its mean is 1 / rate."""
+    """Random failures of one class. The Weibull distribution is scaled to a mean of 1 / rate."""
     shape = job.machine.failures.shape
     scale = 1 / (rate * math.gamma(1 + 1 / shape))
     at_s = 0.0
@@ -101,18 +101,18 @@ def _struck(kind: str, job: Job, random: np.random.Generator) -> tuple[int, ...]
 
 
 def repair_after_s(machine: Machine, kind: str) -> float:
-    """Seconds until nodes are back that a failure of a class has struck."""
+    """Seconds until nodes struck by a failure of a class are repaired."""
     group = machine.failures.groups.get(kind)
     return machine.restart.repair if group is None or math.isinf(group.repair) else group.repair
 
 
 def group_count(nodes: int, group_nodes: int) -> int:
-    """Groups of nodes that fail together; the last may be smaller."""
+    """The number of groups of ``group_nodes`` nodes; the last group may be smaller."""
     return -(-nodes // group_nodes)
 
 
 def nodes_of_group(group: int, nodes: int, group_nodes: int) -> tuple[int, ...]:
-    """The nodes of one of them."""
+    """The nodes of one such group."""
     first = group * group_nodes
     return tuple(range(first, min(first + group_nodes, nodes)))
 
@@ -121,7 +121,7 @@ def nodes_of_group(group: int, nodes: int, group_nodes: int) -> tuple[int, ...]:
 
 
 def failures_from(path: Path, job: Job, wall_s: float | None = None) -> tuple[Failure, ...]:
-    """The failures of a job that runs through a trace from its beginning."""
+    """The failures of a job that runs from the beginning of a trace."""
     trace = read_trace(path, nodes=job.nodes)
     if job.nodes > len(trace.names):
         raise ConfigError(
@@ -152,14 +152,14 @@ def failures_from(path: Path, job: Job, wall_s: float | None = None) -> tuple[Fa
 
 
 def _places(event: Event, place_of: dict[str, int], count: int, turns: int) -> tuple[int, ...] | None:
-    """The places of the job's nodes that an event struck; None if it is not the job's."""
+    """The places of the job's nodes that an event struck; None if it did not strike the job."""
     everyone, names = tuple(range(count)), event.nodes
     if event.kind == TIME_LIMIT:
-        return None  # the job has a limit of its own
+        return None  # the simulated job has its own limit
     if event.kind == "system" or (event.kind == PREEMPTION and not names):
         return everyone
     if event.kind in ("node", "process") and len(names) != 1:
-        if not names:  # of a job's own runs: it was one of its nodes
+        if not names:  # a record of a job's own runs: an unknown node of the job
             return (turns % count,)
         names = (names[turns % len(names)],)
     places = tuple(sorted(place_of[name] for name in names if name in place_of))
@@ -174,19 +174,19 @@ ENDS = (PREEMPTION, TIME_LIMIT)
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """Times in a queue."""
+    """Times that a job waits in the queue."""
 
     mean_s: float = 0.0
-    exponential: bool = False  # true if they are exponential; otherwise all are alike, or ``seen`` is drawn from
-    seen: tuple[float, ...] = ()  # times of a trace, one of which it is, at random; none of these if empty
+    exponential: bool = False  # true if they are distributed exponentially; otherwise constant
+    seen: tuple[float, ...] = ()  # times from a trace to draw from instead, if any
 
     @property
     def random(self) -> bool:
-        """True if one is not like the next."""
+        """True if the times vary."""
         return self.exponential or len(set(self.seen)) > 1
 
     def one_s(self, random: np.random.Generator) -> float:
-        """How long it takes this time."""
+        """Draw one time."""
         if self.seen:
             return self.seen[int(random.integers(len(self.seen)))]
         return float(random.exponential(self.mean_s)) if self.exponential else self.mean_s
@@ -194,20 +194,20 @@ class Waits:
 
 @dataclass(frozen=True, slots=True)
 class Scheduling:
-    """What the scheduler does."""
+    """The behavior of the scheduler."""
 
-    limit_s: float = math.inf  # a job has so much time at once, from its turn on
-    preemption_s: float = math.inf  # mean time after which it has to make room; exponential
-    notice_s: float = 0.0  # before either
+    limit_s: float = math.inf  # time limit of each turn of the job
+    preemption_s: float = math.inf  # mean time until the job is preempted; exponential
+    notice_s: float = 0.0  # notice before either
     waits: Waits = Waits()  # in the queue
 
     @property
     def random(self) -> bool:
-        """True if chance has a part in it."""
+        """True if the scheduler acts at random."""
         return math.isfinite(self.preemption_s) or self.waits.random
 
     def ends_per_s(self) -> float:
-        """How often the job is ended, about."""
+        """Approximate rate at which the scheduler ends the job."""
         rate = 1 / self.preemption_s + 1 / self.limit_s
         return 1 / (1 / rate + self.waits.mean_s) if rate else 0.0
 
@@ -215,17 +215,17 @@ class Scheduling:
 # --- coming back ------------------------------------------------------------------------------------------------------
 
 
-#: The pieces that come after nodes are gathered.
+#: The pieces of a restart after its nodes are available.
 AFTER = ("relaunch", "imports", "communicator", "first_step")
-#: The time that a node takes to join whose processes are not ready, where those of spare nodes would be.
+#: What a node takes in addition if its processes are not started yet, as those of spare nodes would be.
 _COLD = frozenset({"relaunch", "imports"})
 
 
 def pieces_s(restart: Restart, ranks: int, kinds: Iterable[str], *, cold: bool = False) -> dict[str, float]:
-    """Piece -> seconds, of those that are paid after failures of some classes; in their order, without the restore.
+    """Piece -> seconds of a restart after failures of these classes, in order, without the restore.
 
-    A scheduler that starts a job again gives it other nodes for those that are lost: of the time to replace one, only
-    what is longer than that comes on top.
+    A scheduler that queues a job again also replaces lost nodes: only the part of ``replace`` that exceeds ``requeue``
+    counts then.
     """
     paid = WAYS[restart.mode].after(kinds) | (_COLD if cold else frozenset())
     found = {piece: seconds for piece, seconds in restart.seconds(ranks).items() if piece in paid}
@@ -235,12 +235,12 @@ def pieces_s(restart: Restart, ranks: int, kinds: Iterable[str], *, cold: bool =
 
 
 def stopped_s(restart: Restart, ranks: int) -> float:
-    """Seconds that a job pays that stops by itself to take nodes in; without the restore."""
+    """Seconds for which a job is down that stops by itself to add nodes; without the restore."""
     pieces = pieces_s(restart, ranks, {"node"})
     return sum(seconds for piece, seconds in pieces.items() if piece != PIECES[0])
 
 
 def new_turn_s(restart: Restart, ranks: int) -> float:
-    """Seconds from the begin of a new turn, on other nodes, until the processes are ready; without the restore."""
+    """Seconds from the start of a new turn on other nodes until the processes are ready; without the restore."""
     pieces = pieces_s(restart, ranks, {"system"})
     return sum(pieces.get(piece, 0.0) for piece in AFTER)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, stdev
 
-#: Where the time of the job goes.
+#: How the job's time is spent.
 BUCKETS = ("training", "blocked", "waiting", "down", "short of nodes", "restoring", "leaving", "queued")
 
 
@@ -15,23 +15,23 @@ BUCKETS = ("training", "blocked", "waiting", "down", "short of nodes", "restorin
 class RunResult:
     """The figures of one simulated run. Times are in seconds."""
 
-    seed: int  # of its random numbers
-    wall_s: float  # how long the run was
-    useful_s: float = 0.0  # training that was not lost, as seconds of the whole job
-    lost_s: float = 0.0  # training that had to be done again
-    slowed_s: float = 0.0  # training time lost because checkpoints worked in the background
-    #: how the wall time was spent; adds up to ``wall_s``
+    seed: int  # of the random numbers
+    wall_s: float  # length of the run
+    useful_s: float = 0.0  # training that was not lost, in seconds of the whole job
+    lost_s: float = 0.0  # training that had to be repeated
+    slowed_s: float = 0.0  # training time lost to checkpoints in the background
+    #: how the wall time was spent; the sum is ``wall_s``
     buckets: dict[str, float] = field(default_factory=lambda: dict.fromkeys(BUCKETS, 0.0))
-    failures: dict[str, int] = field(default_factory=dict)  # class -> how many struck the job
-    #: costliest level that was needed -> how often; "none" for a start from nothing
+    failures: dict[str, int] = field(default_factory=dict)  # class -> number that struck the job
+    #: slowest level that a restore needed -> number of restores; "none" for a start from nothing
     recoveries: dict[str, int] = field(default_factory=dict)
-    checkpoints: dict[str, int] = field(default_factory=dict)  # level -> how many were completed there
-    nbytes: dict[str, int] = field(default_factory=dict)  # level -> bytes written there
-    least_nodes: int = 0  # fewest nodes the job ran on
-    grown: int = 0  # how often it was stopped to go on with more nodes
-    #: what the scheduler ended it for, "preemption" or "time limit" -> how often
+    checkpoints: dict[str, int] = field(default_factory=dict)  # level -> number of completed checkpoints
+    nbytes: dict[str, int] = field(default_factory=dict)  # level -> bytes written
+    least_nodes: int = 0  # fewest nodes on which the job ran
+    grown: int = 0  # restarts to continue with more nodes
+    #: reason of the scheduler, "preemption" or "time limit" -> number of times that it ended the job
     ends: dict[str, int] = field(default_factory=dict)
-    in_time: int = 0  # how often it had saved everything by then
+    in_time: int = 0  # number of those ends before which everything was saved
 
     @property
     def efficiency(self) -> float:
@@ -43,31 +43,29 @@ class RunResult:
 class Estimate:
     """A mean over seeds."""
 
-    mean: float  # of all
-    #: low, high: 95 % confidence interval of the mean; equal to it with one seed. Counts and bytes: Student's t, from 0
-    #: up. Shares: Student's t on the logit scale (:func:`share_estimate`).
+    mean: float
+    #: low, high: 95 % confidence interval of the mean; equal to the mean with one seed. For counts and bytes Student's
+    #: t, cut at 0; for shares Student's t on the logit scale (:func:`share_estimate`).
     low: float
     high: float
-    least: float  # least, most: of all
+    least: float  # least, most: of the seeds
     most: float
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A campaign."""
+    """The results of a campaign. Counts are as in :class:`RunResult`."""
 
-    seeds: int  # how many runs
+    seeds: int  # number of runs
     efficiency: Estimate  # useful training / wall time
-    #: how the wall time is spent, as shares of it; training is split into useful, lost and slowed
+    #: shares of the wall time; training is divided into useful, lost and slowed
     shares: dict[str, Estimate]
-    failures: dict[str, Estimate]  # class -> how many
-    recoveries: dict[str, Estimate]  # costliest level that was needed -> how many
-    checkpoints: dict[str, Estimate]  # level -> how many
-    nbytes: dict[str, Estimate]  # level -> bytes
-    grown: Estimate  # how often an elastic job was stopped to take nodes in that were back
-    #: "preemption", "time limit" -> how often the scheduler ended the job
+    failures: dict[str, Estimate]
+    recoveries: dict[str, Estimate]
+    checkpoints: dict[str, Estimate]
+    nbytes: dict[str, Estimate]
+    grown: Estimate
     ends: dict[str, Estimate] = field(default_factory=dict)
-    #: how often it had saved everything by then
     in_time: Estimate = field(default_factory=lambda: Estimate(0.0, 0.0, 0.0, 0.0, 0.0))
 
 
@@ -98,14 +96,14 @@ def summarize(runs: Sequence[RunResult]) -> Summary:
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """The mean of some values, none below 0, and how sure it is: Student's t, without what is below 0."""
+    """The mean of values >= 0 with its confidence interval by Student's t, cut at 0."""
     mean, half = _mean_and_half(values)
     return Estimate(mean, max(0.0, mean - half), mean + half, min(values), max(values))
 
 
 def share_estimate(values: Sequence[float]) -> Estimate:
-    """The mean of some shares, from 0 to 1, and how sure it is: Student's t of the mean's logit, by the delta method,
-    and transformed back (as `svyciprop` of T. Lumley's R package survey has it, method "logit").
+    """The mean of shares from 0 to 1 with its confidence interval: Student's t on the logit of the mean by the delta
+    method, transformed back (as in `svyciprop` of T. Lumley's R package survey, method "logit").
     """
     values = [min(1.0, max(0.0, value)) for value in values]
     mean, half = _mean_and_half(values)
@@ -116,13 +114,13 @@ def share_estimate(values: Sequence[float]) -> Estimate:
     return Estimate(mean, min(low, mean), max(high, mean), min(values), max(values))
 
 
-#: Half an interval on the logit scale is never longer: beyond, exp() has no number.
+#: Most half-width of an interval on the logit scale: exp() would overflow.
 _MOST_LOGIT = 500.0
 
 
 def _mean_and_half(values: Sequence[float]) -> tuple[float, float]:
     """The mean, and half of its 95 % confidence interval by Student's t."""
-    # Rounding may leave the mean of equal values beside them.
+    # Rounding may put the mean of equal values outside of their range.
     mean = min(max(fmean(values), min(values)), max(values))
     if len(values) == 1 or min(values) == max(values):
         return mean, 0.0
@@ -130,12 +128,12 @@ def _mean_and_half(values: Sequence[float]) -> tuple[float, float]:
 
 
 def show_number(value: float) -> str:
-    """A count, or a mean of counts, as people write it."""
+    """Format a count or a mean of counts."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def student(degrees: int) -> float:
     """The 97.5 % quantile of Student's t."""
-    from scipy.special import stdtrit  # a tenth of a second that other commands need not wait
+    from scipy.special import stdtrit  # takes 0.1 s to import
 
     return float(stdtrit(degrees, 0.975))

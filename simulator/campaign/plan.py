@@ -1,7 +1,7 @@
-"""A job as a campaign needs it, computed once for each number of nodes: its cadence, its times, its placement.
+"""A job as campaigns use it: its cadence, and its times and placement, computed once for each number of nodes.
 
-The library knows one domain a node (a switch, a rack). Where nodes fail in groups of several kinds, copies and parity
-keep that kind apart for which the failures that they do not survive are rarest.
+The library knows one failure domain per node (a switch, a rack). If nodes fail in several kinds of groups, copies and
+parity are spread over the kind that leaves the fewest failures unsurvived.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from .survival import Placement, placement
 
 @dataclass(frozen=True, slots=True)
 class Cadences:
-    """The cadence of a job's checkpoints, its length, and what it does without a node."""
+    """The cadence of a job's checkpoints, its length, and its reaction to lost nodes."""
 
     period_s: float  # training from the end of one call to the next
-    every: Mapping[str, int]  # level -> at every how many-th call; 0 or left out for never
+    every: Mapping[str, int]  # level -> n if every n-th call writes it; 0 or left out for never
     wall_s: float  # length of the run
     spares: int = 0  # spare nodes
-    #: true if training continues with fewer nodes while none is ready; otherwise it waits for a repair
+    #: true if training continues with fewer nodes when no spare is ready; otherwise it waits for a repair
     elastic: bool = False
-    scheduling: Scheduling = field(default_factory=Scheduling)  # what the scheduler does to the job
+    scheduling: Scheduling = field(default_factory=Scheduling)
 
     def due(self, sequence: int) -> tuple[str, ...]:
-        """Levels that call number ``sequence`` goes to, as the library counts: the first call goes to all."""
+        """The levels that call number ``sequence`` writes, counted as in the library: the first call writes all."""
         return tuple(level for level in LEVELS if self.every.get(level) and sequence % self.every[level] == 0)
 
     @property
     def node_levels(self) -> tuple[str, ...]:
-        """Levels on nodes that are on."""
+        """The levels on nodes that are in use."""
         return tuple(level for level in LEVELS[:3] if self.every.get(level))
 
     def of(self, job: Job) -> Job:
-        """A job without the protection that is never written."""
+        """A job without the levels that are never written."""
         protection = job.protection
         return replace(
             job,
@@ -76,27 +76,27 @@ def _nth(count: int) -> str:
 class SizedJob:
     """A job on some number of nodes."""
 
-    job: Job  # job, shares, times: the job, shares and times for that
+    job: Job  # job, shares, times: for this number of nodes
     shares: Shares
     times: Times
     speed: float  # of training, 1 with all nodes
     stages: Mapping[str, float]  # stage -> seconds
-    blocked_s: float  # training waits for so long
-    encoded_s: float  # from the copy until the last chunk is encoded; 0 where nothing is
+    blocked_s: float  # time for which a call blocks training
+    encoded_s: float  # from the copy until the last chunk is encoded; 0 without encoding
     local_s: float  # encoding and writing the local part
-    flushed_bytes: float  # to the file system, with one checkpoint
-    flush_rate: float  # most bytes per second that the job's nodes can send there
-    flush_latency_s: float  # creating files there, and what else follows the last byte
-    level_bytes: Mapping[str, int]  # level -> bytes that one checkpoint writes there
-    heal_s: float  # rebuilding what a step lost
+    flushed_bytes: float  # bytes of one checkpoint on the file system
+    flush_rate: float  # most bytes per second from the job's nodes to the file system
+    flush_latency_s: float  # creating files there, and whatever else follows the last byte
+    level_bytes: Mapping[str, int]  # level -> bytes that one checkpoint writes
+    heal_s: float  # rebuilding the lost files of a step
     _restores: dict[tuple[object, ...], float] = field(default_factory=dict)
 
     def redundant(self, due: tuple[str, ...]) -> list[str]:
-        """The levels of a call that protect what the nodes have stored, in the order in which they complete."""
+        """Those of the due levels that protect local parts, in the order in which they complete."""
         return [level for level in REDUNDANT_LEVELS if level in due and self.stages[level]]
 
     def restore_s(self, parts: Mapping[str, int], saved_nodes: int) -> float:
-        """Seconds to restore from so many nodes' parts at each level."""
+        """Seconds for a restore. ``parts``: level -> number of nodes whose parts come from it."""
         key = (saved_nodes, *sorted(parts.items()))
         if key not in self._restores:
             self._restores[key] = restore_s(self.job, self.shares, dict(parts), saved_nodes)
@@ -104,29 +104,29 @@ class SizedJob:
 
 
 class Planned:
-    """A job, on any number of nodes up to its own."""
+    """A job that may run on fewer nodes than it was planned for."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
         self.nodes = job.nodes
-        #: Nodes that share a switch, where groups of nodes fail together: copies are then kept on other switches.
+        #: Number of nodes in a failure domain, such as a switch; copies are kept in other domains.
         self.domain_nodes = domain_nodes(job.machine.failures, job.nodes, job.protection)
         self._worlds: dict[int, SizedJob] = {}
 
     def restarting(self, restart: Restart) -> Planned:
-        """The same job where coming back takes something else; nothing is partitioned again."""
+        """The same job with other restart times, without partitioning it again."""
         other = copy.copy(self)
         other.job = replace(self.job, machine=replace(self.job.machine, restart=restart))
         return other
 
     def on(self, nodes: int) -> SizedJob:
-        """The job on so many nodes."""
+        """The job on this number of nodes (cached)."""
         if nodes not in self._worlds:
             self._worlds[nodes] = self._make(nodes)
         return self._worlds[nodes]
 
     def usable(self, nodes: int) -> int:
-        """The most nodes, up to ``nodes``, that the layout and the parity group fit; 0 if there are none."""
+        """The largest number of nodes up to ``nodes`` that fits the layout and the parity group; 0 if none does."""
         counts = range(min(nodes, self.nodes), max(0, self.job.protection.parity_group - 1), -1)
         fits, each = self.job.state.layout.fits, self.job.ranks_per_node
         return next((count for count in counts if fits(count * each)), 0)
@@ -163,8 +163,8 @@ class Planned:
 
 
 def usual_spares(planned: Planned) -> int:
-    """Nodes to hold ready so that a job rarely waits for a repair, as far as the machine has them: those under repair
-    on average, and three standard deviations of a Poisson distribution more.
+    """The number of spare nodes with which a job rarely waits for a repair, if the machine has them: the mean number
+    under repair plus three standard deviations of a Poisson distribution.
     """
     job = planned.job
     rates = rates_per_s(job)
@@ -178,7 +178,7 @@ def usual_spares(planned: Planned) -> int:
 
 
 def _balanced_rate(encoded: FloatArray, ranks_per_node: int, node_rate: float) -> float:
-    """Bytes per second of all nodes together: as fast as the one with most to write lets them end."""
+    """Bytes per second of all nodes together, until the node with the most bytes has finished."""
     per_node = by_node(encoded, ranks_per_node).sum(axis=1)
     most = float(per_node.max())
     return float(per_node.sum()) * node_rate / most if most else node_rate
@@ -188,7 +188,7 @@ def _balanced_rate(encoded: FloatArray, ranks_per_node: int, node_rate: float) -
 
 
 def domain_nodes(failures: Failures, nodes: int, protection: Protection) -> int:
-    """Nodes of a group of the kind that is kept apart; 0 where nodes do not fail in groups."""
+    """The size of the groups over which copies and parity are spread; 0 if nodes do not fail in groups."""
     sizes = sorted({kind.nodes for kind in failures.groups.values() if math.isfinite(kind.mtbf)})
     if len(sizes) < 2 or not (protection.partner or protection.parity_group):
         return sizes[0] if sizes else 0
@@ -202,7 +202,7 @@ def domain_nodes(failures: Failures, nodes: int, protection: Protection) -> int:
 
 
 def _lost_groups(size: int, nodes: int, places: Placement, protection: Protection) -> int:
-    """Groups of a size whose loss neither copies nor parity survive."""
+    """The number of groups of ``size`` nodes whose loss neither copies nor parity survives."""
     return sum(
         not _survives(nodes_of_group(group, nodes, size), places, protection)
         for group in range(group_count(nodes, size))
@@ -219,12 +219,12 @@ def _survives(struck: tuple[int, ...], places: Placement, protection: Protection
     return max(lost.values()) <= protection.parity_tolerate
 
 
-#: Nobody waits for more in the runs of one campaign: they take minutes to hours.
+#: Most events in the runs of one campaign: these take minutes to hours.
 MOST_EVENTS = 3e7
 
 
 def events(planned: Planned, cadences: Cadences, failures: int | None = None) -> float:
-    """Calls, and failures or other ends, of one run, about; how many failures there are if that is known."""
+    """The approximate number of events in one run: calls, failures (if not given, expected ones) and other ends."""
     found = cadences.wall_s / (cadences.period_s + planned.on(planned.nodes).blocked_s)
     rates = rates_per_s(planned.job)
     found += cadences.wall_s * sum(rates.values()) if failures is None else failures

@@ -1,9 +1,9 @@
-"""A run of weeks, event by event: training, checkpoints, failures, restarts.
+"""Simulates a run of weeks, event by event: training, checkpoints, failures, restarts.
 
-Rules are the library's: at most two checkpoints in the background, the next waits for one of them; staging memory is
-free once the local part is written; levels complete in order, the newest ``keep`` of each stay; after a failure the
-restart planner finds the newest step that survives, and what a step lost is rebuilt in the background. One seed is
-one sequence of events, always the same. Rows of calls that go to the nodes alone are one event (:func:`calm_row`).
+The rules are the library's: at most two checkpoints are in the background, and the next one waits; staging memory is
+free once the local part is written; levels complete in order, and each keeps its newest ``keep``; after a failure the
+restart planner finds the newest surviving step, whose lost files are rebuilt in the background. A seed always gives the
+same sequence of events. Several calls in a row that write only to nodes are one event (:func:`calm_row`).
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from .survival import JobNodes, Stored, recover
 
 #: Mean length of a burst of other jobs on the file system.
 _BURST_S = 300.0
-#: Rounding of the time until something strikes.
+#: Margin for rounding in the time until the next failure.
 _ROUNDING_S = 1e-3
-#: The pieces of a comeback that come before nodes are gathered.
+#: The pieces of a restart before its nodes are available.
 _BEFORE = ("detect", "requeue")
 
 Events = Generator[Any, Any, None]
 
 
 def run(planned: Planned, cadences: Cadences, seed: int, trace: tuple[Failure, ...] | None = None) -> RunResult:
-    """One run."""
+    """Simulate one run."""
     simulation = _Run(planned, cadences, seed, trace)
     simulation.env.run(until=cadences.wall_s)
     return simulation.result()
@@ -55,12 +55,12 @@ class _Run:
         self._world = planned.on(nodes)
         self._result.least_nodes = nodes
         self._doing, self._since, self._rate = "training", 0.0, 0.0
-        self._failure_s = math.inf  # when the next failure is
-        self._wake = self.env.event()  # training looks up when it comes
+        self._failure_s = math.inf  # time of the next failure
+        self._wake = self.env.event()  # interrupts training
         self._progress = 0.0
         self._sequence = self._first = 0  # of the next call, and of the session's first one
         self._hit: set[str] = set()  # classes of the failures since training last ran
-        self._cold = False  # true if a node joins on which nothing has been started
+        self._cold = False  # true if a node joins on which no process has been started
         self._node_back = self.env.event()
         persistent = planned.job.machine.persistent
         self._background = Background(self.env, cadences, self._result, persistent.write)
@@ -76,13 +76,13 @@ class _Run:
         self._turn.begin()
 
     def result(self) -> RunResult:
-        """The figures of the run until now; to be called once, at the end."""
-        # What is under way then has not been accounted yet.
+        """The figures of the run. Call it once, at the end."""
+        # Account for the current activity.
         elapsed = self.env.now - self._since
         self._result.buckets[self._doing] += elapsed
         self._work(elapsed)
         self._result.useful_s = self._progress
-        # The process under way is closed when the simulation is freed, and then accounts its time once more.
+        # A copy: when the simulation is freed, its process ends and accounts for the current activity once more.
         return copy.deepcopy(self._result)
 
     # --- the job ------------------------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ class _Run:
                 failed = True
 
     def _spend(self, bucket: str, event: simpy.Event) -> Events:
-        """Wait for an event, and account the time whatever happens."""
+        """Wait for an event, and account for the time even if interrupted."""
         self._doing, self._since = bucket, self.env.now
         try:
             yield event
@@ -119,7 +119,7 @@ class _Run:
             self._since = self.env.now
 
     def _train(self, amount_s: float) -> Events:
-        """Train for so much work: seconds of the whole job at full speed."""
+        """Train for ``amount_s`` of work, in seconds of the whole job at full speed."""
         goal = self._progress + amount_s
         while goal - self._progress > 1e-9 * amount_s and self._turn.announced is None:
             full = self._world.speed
@@ -133,17 +133,17 @@ class _Run:
                 self._rate = 0.0
 
     def _change_within(self, seconds: float) -> simpy.Event:
-        """An event: the background is idle, the scheduler gives notice, or so many seconds have passed."""
+        """An event that happens after ``seconds``, when the background becomes idle, or when notice is given."""
         changed: simpy.Event = self._background.over()
         self._wake = changed
-        # simpy's `timeout | event` does the same with a dictionary for each, and takes three times as long.
+        # simpy's `timeout | event` does the same, but takes three times as long.
         timer = self.env.timeout(seconds)
         assert timer.callbacks is not None
         timer.callbacks.append(lambda _: trigger(changed))
         return changed
 
     def _work(self, elapsed_s: float) -> None:
-        """Training has gone on for so long, at the rate of the moment."""
+        """Account for training of ``elapsed_s`` at the current rate."""
         self._progress += elapsed_s * self._rate
         if self._rate:
             self._result.slowed_s += elapsed_s * (self._world.speed - self._rate)
@@ -159,11 +159,11 @@ class _Run:
         self._sequence += 1
 
     def _call(self) -> Generator[Any, Any, float]:
-        """A call, or a row of them that go to the nodes alone; returns the work since the last one."""
+        """Simulate a call, or a row of calls that write only to nodes; returns the work since the last one."""
         speed, interference = self._world.speed, self._planned.job.machine.interference
         until_s = min(self._failure_s, self._turn.ends_s, self._cadences.wall_s) - _ROUNDING_S
         may_grow = self._cadences.elastic and self._nodes.missing > 0
-        may_be_told = self._cadences.scheduling.notice_s > 0  # within a row nobody listens
+        may_be_told = self._cadences.scheduling.notice_s > 0  # a row cannot be interrupted by a notice
         row = None
         if not may_grow and not may_be_told and self._background.is_idle:
             number = self._sequence - self._first
@@ -190,7 +190,7 @@ class _Run:
     # --- the scheduler ------------------------------------------------------------------------------------------------
 
     def _leave(self, kind: str) -> Events:
-        """Told that it will end, the job saves everything, leaves, and waits for its next turn."""
+        """After a notice: save everything, leave, and wait for the next turn."""
         yield from self._checkpoint(force=True)
         while self._background.is_busy:
             yield from self._spend("leaving", self._background.over())
@@ -201,7 +201,7 @@ class _Run:
         yield from self._restart()
 
     def _forget_nodes(self) -> None:
-        """The turn is over; what the job has on nodes is gone with them."""
+        """End the turn: the files on its nodes are lost."""
         self._turn.over()
         self._background.end()
         for stored in self._background.stored:
@@ -224,7 +224,7 @@ class _Run:
         self._failure_s = math.inf
 
     def _strike(self, failure: Failure) -> None:
-        """Processes are gone, and so is what was under way; of lost nodes, everything on their storage."""
+        """Apply a failure: checkpoints in progress are lost, and everything on lost nodes."""
         failures = self._result.ends if failure.kind in ENDS else self._result.failures
         failures[failure.kind] = failures.get(failure.kind, 0) + 1
         self._background.end()
@@ -234,7 +234,7 @@ class _Run:
         self._hit.add(failure.kind)
         if failure.kind == "process":
             return
-        everything = failure.kind == "system"  # after that the nodes come back, empty
+        everything = failure.kind == "system"  # the same nodes come back with empty storage
         struck = self._nodes.at(failure.nodes) if everything else self._nodes.lose(failure.nodes)
         for stored in self._background.stored:
             stored.lost.update(struck)
@@ -245,7 +245,7 @@ class _Run:
 
     def _repair(self, repair_s: float, turn: int) -> Events:
         yield self.env.timeout(repair_s)
-        if turn != self._nodes.turn:  # it was of other nodes than the job has now
+        if turn != self._nodes.turn:  # the job has other nodes now
             return
         self._nodes.repaired()
         trigger(self._node_back)
@@ -254,7 +254,7 @@ class _Run:
         if self._turn.running:
             yield from self._pay(_BEFORE)
             yield from self._gather_nodes()
-        else:  # other nodes are given to it, on which everything begins anew
+        else:  # the job gets other nodes, and starts from the beginning on them
             yield from self._spend("queued", self.env.timeout(self._turn.wait_s()))
             self._turn.begin()
             self._hit, self._cold = {"system"}, False
@@ -266,14 +266,14 @@ class _Run:
         self._result.recoveries[level] = self._result.recoveries.get(level, 0) + 1
 
     def _pay(self, pieces: tuple[str, ...]) -> Events:
-        """Be down for those of some pieces that lie between what has struck and training."""
+        """Be down for those of ``pieces`` that the last failures require."""
         restart = self._planned.job.machine.restart
         paid = pieces_s(restart, self._world.job.ranks, self._hit, cold=self._cold)
         yield from self._spend("down", self.env.timeout(sum(paid.get(piece, 0.0) for piece in pieces)))
 
     def _recover(self) -> Generator[Any, Any, str]:
-        """Come back from the newest step that survives; returns the costliest level that was needed."""
-        self._first = self._sequence  # a session begins, whose first call goes to all levels
+        """Restore the newest surviving step; returns the slowest level that was needed."""
+        self._first = self._sequence  # the first call of a session writes all levels
         recovery = recover(
             self._background.stored, self._nodes.used, self._planned.job.protection, self._planned.domain_nodes
         )
@@ -291,7 +291,7 @@ class _Run:
     # --- growing back -------------------------------------------------------------------------------------------------
 
     def _worth_growing(self) -> bool:
-        """True if repaired nodes are worth a restart, counted until the next failure, at which they join anyway."""
+        """True if adding repaired nodes is worth a restart: they would join at the next failure anyway."""
         now = len(self._nodes.used)
         if not self._cadences.elastic or not self._nodes.waiting or not self._background.stored:
             return False
@@ -306,7 +306,7 @@ class _Run:
         return (more.speed - self._world.speed) > self._world.speed * taken_s * failures_per_s
 
     def _grow(self) -> Events:
-        """Stop in good order after a checkpoint, and go on from it with more nodes."""
+        """Stop after a checkpoint, and continue from it with more nodes."""
         while self._background.is_busy:
             yield from self._spend("waiting", self._background.over())
         self._hit = {"node"}  # nodes join as if they replaced others
@@ -318,7 +318,7 @@ class _Run:
         self._result.grown += 1
 
     def _gather_nodes(self) -> Events:
-        """As many nodes as the job can have; a spare one takes its time."""
+        """Get as many nodes as possible, with the delay of a replacement, and wait for repairs if there are too few."""
         if self._nodes.missing and self._nodes.waiting:
             self._hit.add("node")
             yield from self._pay(("replace",))
@@ -332,7 +332,7 @@ class _Run:
         self._result.least_nodes = min(self._result.least_nodes, len(self._nodes.used))
 
     def _fits(self) -> bool:
-        """True if training can continue with these nodes; leaves out those that the layout cannot use."""
+        """True if training can continue with these nodes; drops nodes that the layout cannot use."""
         if not self._cadences.elastic:
             return not self._nodes.missing
         usable = self._planned.usable(len(self._nodes.used))
@@ -346,7 +346,7 @@ class _Run:
 
 
 class Turn:
-    """The job's turn: from its leaving the queue to its end."""
+    """A turn of the job: from leaving the queue until the scheduler ends it."""
 
     def __init__(
         self,
@@ -360,28 +360,28 @@ class Turn:
         self._env, self._scheduling, self._random = env, scheduling, random
         self._everyone, self._notify, self._end = everyone, notify, end
         self._clocks: list[simpy.Process] = []
-        self.announced: str | None = None  # what will end it, from the notice on
-        self.ends_s = math.inf  # when it will end, or get its notice
-        self.running = False  # false while it waits in the queue
+        self.announced: str | None = None  # reason of the end, once there was a notice
+        self.ends_s = math.inf  # time of the end or of its notice
+        self.running = False  # false while the job is queued
 
     def begin(self) -> None:
-        """The job has its nodes."""
+        """Start a turn."""
         self.announced, self.ends_s, self.running = None, math.inf, True
         limit_s, preemption_s = self._scheduling.limit_s, self._scheduling.preemption_s
         if math.isfinite(limit_s):
             self._clocks.append(self._env.process(self._clock(limit_s, TIME_LIMIT)))
         if math.isfinite(preemption_s):
-            # Told in time, the job has the time of its notice in any case.
+            # The notice is given in full in any case.
             at_s = float(self._random.exponential(preemption_s)) + self._scheduling.notice_s
             self._clocks.append(self._env.process(self._clock(at_s, PREEMPTION)))
 
     def preempt(self, at_s: float) -> None:
-        """A trace ends it at some time, and the notice begins now."""
+        """Announce a preemption from a trace, at ``at_s``."""
         if self.running:
             self._clocks.append(self._env.process(self._clock(max(0.0, at_s - self._env.now), PREEMPTION)))
 
     def over(self) -> None:
-        """It has left, or was ended."""
+        """End the turn."""
         self.announced, self.running = None, False
         for clock in self._clocks:
             if clock.is_alive and clock is not self._env.active_process:
@@ -389,7 +389,7 @@ class Turn:
         self._clocks = []
 
     def wait_s(self) -> float:
-        """How long it is in the queue this time."""
+        """Draw the time of the next wait in the queue."""
         return self._scheduling.waits.one_s(self._random)
 
     def _clock(self, after_s: float, kind: str) -> Generator[Any, Any, None]:
@@ -407,22 +407,22 @@ class Turn:
             pass
 
 
-# --- calls between which nothing happens ------------------------------------------------------------------------------
+# --- rows of calls ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Row:
-    """Calls in a row between which only what is known before happens: most calls of a campaign, and never flushes."""
+    """Calls in a row without events in between, and without flushes: most calls of a campaign."""
 
-    levels: list[tuple[str, ...]]  # that each call has completed
+    levels: list[tuple[str, ...]]  # completed by each call
     takes_s: float = 0.0
-    blocked_s: float = 0.0  # of that training has waited
-    busy_s: float = 0.0  # the background has worked, and training was slower
-    since_s: float = 0.0  # of that since the last call
+    blocked_s: float = 0.0  # part of takes_s for which calls blocked
+    busy_s: float = 0.0  # for which the background worked and slowed training down
+    since_s: float = 0.0  # part of busy_s after the last call
 
 
 def calm_row(world: SizedJob, cadences: Cadences, sequence: int, interference: float, within_s: float) -> Row | None:
-    """The calls from a number on that go to the nodes alone, each done before the next; None if less than two."""
+    """The next calls that write only to nodes, each complete before the following one; None if fewer than two."""
     row, begins_s = Row([]), 0.0
     while (done := _on_nodes(world, cadences.due(sequence + len(row.levels)))) is not None:
         blocked_s, levels, busy_s = done
@@ -437,7 +437,7 @@ def calm_row(world: SizedJob, cadences: Cadences, sequence: int, interference: f
 
 
 def _on_nodes(world: SizedJob, due: tuple[str, ...]) -> tuple[float, tuple[str, ...], float] | None:
-    """(seconds that a call blocks, its levels in order, seconds of its background); None if it is flushed."""
+    """(seconds blocked, levels in order, seconds in the background) of a call; None if it is flushed."""
     if Level.PERSISTENT in due:
         return None
     if not due:

@@ -1,4 +1,4 @@
-"""Many runs, one per seed, in processes of their own."""
+"""Many runs, one per seed, in several processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .outcomes import RunResult
 from .plan import Cadences, Planned
 from .run import run
 
-#: What every run of this process is about: see :func:`_begin`.
+#: The arguments of every run in this process: see :func:`_begin`.
 _task: tuple[Planned, Cadences, tuple[Failure, ...] | None] | None = None
 
 
@@ -31,18 +31,18 @@ def run_seeds(
     *,
     processes: int = 1,
 ) -> list[RunResult]:
-    """One run per seed, in their order: the same results whatever the number of processes."""
+    """One run per seed, in order. The results do not depend on the number of processes."""
     found = list[RunResult]()
     if processes <= 1:
         for seed in seeds:
             found.append(run(planned, cadences, seed, trace))
             progress(len(found))
         return found
-    # Processes that begin anew: a copy of this one would have its threads' locks, and not its threads.
+    # Not forked: a copy would have the locks of this process's threads, but not the threads.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, context, _begin, (planned, cadences, trace)) as pool:
         try:
-            # Not map: it cancels what is left when it is interrupted, and the pool's thread fails on that.
+            # Not map(): when interrupted it cancels the remaining futures, on which the pool's thread fails.
             for result in [pool.submit(_one, seed) for seed in seeds]:
                 found.append(result.result())
                 progress(len(found))
@@ -57,12 +57,12 @@ def run_seeds(
 
 
 def cores() -> int:
-    """Processors that this process may use."""
+    """The number of processors that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def _begin(planned: Planned, cadences: Cadences, trace: tuple[Failure, ...] | None) -> None:
-    """What is the same for all runs is sent to a process once."""
+    """Initialize a process: the arguments that all runs share are sent once."""
     global _task
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -70,7 +70,7 @@ def _begin(planned: Planned, cadences: Cadences, trace: tuple[Failure, ...] | No
 
 
 def _end_with_parent() -> None:
-    """End this process when the one that began it has ended, by whatever signal: nobody wants its results any more."""
+    """End this process when its parent has ended, even by SIGKILL."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])

@@ -1,11 +1,10 @@
 """The nodes of a job, and which files survive a failure, decided by the library's restart planner.
 
-A campaign knows which nodes' storage was lost since each checkpoint. The planner is asked about the parts that this
-concerns: those of the lost nodes, and all that could give them back. All other parts are on their own nodes. Ranks of
-one node live and die together, so one part stands for the parts of a node.
+A campaign records which nodes have lost their storage since each checkpoint. The planner is asked only about the parts
+of these nodes and those from which they can be recovered; all other parts are on their nodes. Ranks of a node live and
+die together, so one part represents all parts of a node.
 
-A *place* is where a node stands: number n of the machine, with its switch, its rack and its power. What fails strikes a
-place, whatever node is there now.
+A *place* is a slot of the machine, with its switch, rack and power. A failure strikes a place, whichever node is in it.
 """
 
 from __future__ import annotations
@@ -21,55 +20,55 @@ from deeppart.plan.restart import Committed, Inventory, StoredParity, StoredPart
 
 from ..timing.stages import Protection
 
-#: Bytes of a part, as far as the planner is concerned: all parts are alike.
+#: Size of every part in the planner's input; its value does not matter.
 _PART_BYTES = 1 << 20
-#: Numbers of nodes that stand, one after the other, at the same place differ by multiples of this.
+#: Numbers of successive nodes in the same place differ by multiples of this.
 PLACES = 1 << 32
 
 
 def place_of(node: int) -> int:
-    """Where a node stands."""
+    """The place of a node."""
     return node % PLACES
 
 
 @dataclass(slots=True, eq=False)
 class Stored:
-    """One checkpoint, wherever it is."""
+    """One checkpoint."""
 
     sequence: int
-    progress_s: float  # training that it holds
-    nodes: tuple[int, ...]  # that saved it; the place of a node is its number in the world then
-    levels: set[str] = field(default_factory=set)  # on which it is complete, and still there
-    lost: set[int] = field(default_factory=set)  # nodes whose storage was lost since
+    progress_s: float  # seconds of training that it contains
+    nodes: tuple[int, ...]  # that saved it; the index of a node is its number in the job at that time
+    levels: set[str] = field(default_factory=set)  # at which it is complete and not retired
+    lost: set[int] = field(default_factory=set)  # nodes that have lost their storage since
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """The choice of the planner."""
+    """The planner's choice."""
 
-    stored: Stored  # the checkpoint
-    parts: dict[str, int]  # level -> nodes whose parts come from there
+    stored: Stored  # the checkpoint to restore
+    parts: dict[str, int]  # level -> number of nodes whose parts come from it
 
     @property
     def level(self) -> str:
-        """The costliest level that was needed."""
+        """The slowest level that is needed."""
         return max(self.parts, key=LEVELS.index)
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The places of copies and parity among the nodes of a world."""
+    """The nodes with copies and parity, by their indices in the job."""
 
-    #: per place, that of the node with its copies; empty without such a level, or with one node
+    #: per node, the node with its copies; empty without this level, or with one node
     partner: tuple[int, ...]
-    group: tuple[tuple[int, ...], ...]  # per place, the places of its parity group; empty without such a level
+    group: tuple[tuple[int, ...], ...]  # per node, its parity group; empty without this level
 
 
 @lru_cache(maxsize=64)
 def placement(nodes: tuple[int, ...], protection: Protection, domain_nodes: int) -> Placement:
-    """The places of copies and parity, as the library chooses them."""
+    """The placement of copies and parity that the library chooses; it depends only on the places of the nodes."""
     standing = tuple(map(place_of, nodes))
-    if standing != nodes:  # whoever stands there
+    if standing != nodes:
         return placement(standing, protection, domain_nodes)
     domains = [f"group{place_of(node) // domain_nodes}" for node in nodes] if domain_nodes else ()
     world = Nodes.of(range(len(nodes)), domains)
@@ -86,7 +85,7 @@ def placement(nodes: tuple[int, ...], protection: Protection, domain_nodes: int)
 def recover(
     stored: Iterable[Stored], world: Sequence[int], protection: Protection, domain_nodes: int = 0
 ) -> Recovery | None:
-    """The newest checkpoint that can be had, and from where; None where there is none."""
+    """The newest recoverable checkpoint and its sources; None if there is none."""
     checkpoints = {each.sequence: each for each in stored if each.levels}
     here = set(world)
     gone = {number: _gone(each, here) for number, each in checkpoints.items()}
@@ -125,13 +124,13 @@ def recover(
 
 
 def _gone(stored: Stored, here: set[int]) -> list[int]:
-    """Places of nodes that are lost, or no longer the job's; most often few."""
+    """Indices of nodes that are lost or no longer part of the job; usually few."""
     gone = stored.lost | (set(stored.nodes) - here)
     return [place for place, node in enumerate(stored.nodes) if node in gone] if gone else []
 
 
 def _concerned(gone: list[int], places: Placement) -> list[int]:
-    """Places whose parts the planner is asked about: those of nodes that are gone and what could give these back."""
+    """Indices of the nodes whose parts the planner is asked about: lost ones, and those that can recover them."""
     found = set(gone)
     for place in gone:
         found.update(places.group[place] if places.group else ())
@@ -149,7 +148,7 @@ def _add(
     parity: list[list[StoredParity]],
     committed: list[Committed],
 ) -> None:
-    """Put what is left of one checkpoint into the inventory."""
+    """Add the surviving files of one checkpoint to the inventory."""
     attempt = Attempt("0" * 32, "0" * 32, stored.sequence, stored.sequence, len(concerned))
     number_of = {place: number for number, place in enumerate(concerned)}
     digests = {place: f"{number:032x}" for place, number in number_of.items()}
@@ -194,21 +193,21 @@ class JobNodes:
 
     def __init__(self, places: int, spares: int) -> None:
         self._places, self._spares = places, spares
-        self._made = 0  # how often nodes have taken places that others had before
-        self._fresh = spares  # spare nodes on which nothing of the job is stored
-        self._back: list[int] = []  # of the job before, with what is stored on them
+        self._made = 0  # number of nodes that have replaced others
+        self._fresh = spares  # spare nodes that store nothing of the job
+        self._back: list[int] = []  # nodes that the job has left, with their files
         self._empty: list[int] = []  # places of lost nodes, ascending
-        self.used = list(range(places))  # in the order of their places
-        self.turn = 0  # how often the job has got other nodes
+        self.used = list(range(places))  # by place
+        self.turn = 0  # number of times that the scheduler has given the job other nodes
 
     @property
     def waiting(self) -> int:
-        """Spare nodes, of whatever kind."""
+        """The number of spare nodes of any kind."""
         return self._fresh + len(self._back)
 
     @property
     def missing(self) -> int:
-        """Places that are empty."""
+        """The number of empty places."""
         return self._places - len(self.used)
 
     def at(self, places: Iterable[int]) -> list[int]:
@@ -217,7 +216,7 @@ class JobNodes:
         return [self.used[at] for place, at in found if at < len(self.used) and place_of(self.used[at]) == place]
 
     def lose(self, places: Iterable[int]) -> list[int]:
-        """Those nodes are gone; returns them."""
+        """Remove the nodes at these places, and return them."""
         struck = self.at(places)
         gone = set(struck)
         self.used = [node for node in self.used if node not in gone]
@@ -225,11 +224,11 @@ class JobNodes:
         return struck
 
     def repaired(self) -> None:
-        """A lost node is back, empty."""
+        """Add a repaired node, which stores nothing."""
         self._fresh += 1
 
     def take(self) -> None:
-        """Fill empty places, first with nodes that the job had there before."""
+        """Fill empty places with the nodes that the job has left, and with spare ones."""
         filled, self._empty = self._empty[: self._fresh], self._empty[self._fresh :]
         self._fresh -= len(filled)
         fresh = [place + PLACES * (self._made + number) for number, place in enumerate(filled, 1)]
@@ -239,12 +238,12 @@ class JobNodes:
         self._back = []
 
     def keep(self, count: int) -> None:
-        """The job goes on with so many; the others wait."""
+        """Continue with the first ``count`` nodes; the others wait."""
         self._back += self.used[count:]
         self.used = self.used[:count]
 
     def renew(self) -> None:
-        """The scheduler has given the job other nodes, as many as at the beginning."""
+        """Replace all nodes by others, as many as at the beginning."""
         self._made += 1
         self.turn += 1
         self.used = [place + PLACES * self._made for place in range(self._places)]
