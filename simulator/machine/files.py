@@ -1,8 +1,8 @@
-"""Machines as TOML files: the presets that come along, and the user's own.
+"""Machines as TOML files: presets, and files of the user.
 
-A table for each record of :mod:`deeppart_simulator.machine.record`, a key for each of its fields; ``[codec.float32]``
-and so on for the codecs, ``[groups.rack]`` and so on for nodes that fail together. Numbers may carry units. A file may
-begin with ``base = "PRESET"``, and then has only what differs.
+A file has a table for each record of :mod:`deeppart_simulator.machine.record`, with a key for each field;
+``[codec.float32]`` and so on for codecs, ``[groups.rack]`` and so on for nodes that fail together. Numbers may have
+units. With ``base = "PRESET"`` a file contains only the differences from a preset.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .record import (
     Words,
 )
 
-#: Name of a table -> what it is read into; and the keys outside of tables.
+#: Name of a table -> its record; then the keys outside of tables.
 TABLES: Mapping[str, type[Any]] = {
     "memory": Memory,
     "local": Local,
@@ -47,27 +47,27 @@ TABLES: Mapping[str, type[Any]] = {
     "price": Price,
 }
 PLAIN = ("name", "source", "nodes", "ranks_per_node", "cores", "encode_threads", "interference")
-#: What a codec may be for: torch's names of the dtypes that states may have.
+#: Dtypes that a codec may have, by torch's names.
 CODEC_DTYPES = (
     "float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "complex128", "complex64",
     "int64", "int32", "int16", "int8", "uint8", "bool",
 )  # fmt: skip
-#: Names of groups that mean something else in traces and results, and what all others are like.
+#: Reserved names of groups, with another meaning in traces and results; and the pattern of valid names.
 _TAKEN = ("process", "node", "group", "system", "preemption")
 _GROUP_NAME = re.compile(r"[a-z][a-z0-9_-]{0,30}")
 _PRESETS = "deeppart_simulator.machine.presets"
-#: A machine file has two kilobytes.
+#: Limit for the size of a machine file, which usually has two kilobytes.
 _MOST_BYTES = 1 << 20
 
 
 def preset_names() -> tuple[str, ...]:
-    """Names of the machines that come along."""
+    """The names of the presets."""
     files = resources.files(_PRESETS).iterdir()
     return tuple(sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml")))
 
 
 def read_machine(name: str) -> Machine:
-    """A preset by name, or a file by path."""
+    """Read a preset by name, or a file by path."""
     if name in preset_names():
         return _machine(_preset(name), f"preset {name}")
     path = Path(name)
@@ -86,7 +86,7 @@ def read_machine(name: str) -> Machine:
     try:
         with path.open("rb") as file:
             document = tomllib.loads(file.read(_MOST_BYTES).decode("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:  # ValueError: no TOML, no UTF-8, a number without end
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: not TOML, not UTF-8, or too long a number
         raise ConfigError(
             "cannot read the machine file", found=str(error), where=str(path), todo="correct the file"
         ) from error
@@ -113,7 +113,7 @@ def machine_toml(machine: Machine) -> str:
 
 
 def _is_said(key: str, value: Any, table: str) -> bool:
-    """Bandwidths without a limit and what is not known are left out, failures that never happen are written down."""
+    """Whether to write a key: unlimited bandwidths and unknown values are left out, but not "never" of failures."""
     happens = table == "failures" or (table.startswith("groups.") and key == "mtbf")
     return happens or not (value == "" or (isinstance(value, float) and math.isinf(value)))
 
@@ -168,7 +168,7 @@ def _machine(document: dict[str, Any], where: str) -> Machine:
 
 
 def _named(record: type[Any], table: str, word: str, document: dict[str, Any], where: str) -> Mapping[str, Any]:
-    """Tables with names of their own, such as [codec.DTYPE]."""
+    """Read tables with names, such as [codec.DTYPE]."""
     found = document.get(table, {})
     if not isinstance(found, dict):
         raise _refusal(table, found, f"tables named [{table}.{word}]", where)
@@ -176,7 +176,7 @@ def _named(record: type[Any], table: str, word: str, document: dict[str, Any], w
 
 
 def keys_of(record: type[Any]) -> tuple[str, ...]:
-    """The keys of a table; fields that are tables themselves are not among them."""
+    """The keys of a table, without fields that are tables themselves."""
     return tuple(each.name for each in fields(record) if "kind" in each.metadata)
 
 

@@ -1,8 +1,8 @@
-"""What others have published of checkpoints, and what the model says of the same: nothing here is measured.
+"""Published checkpoint times beside the model's predictions. Nothing here is measured.
 
-Each case is simulated as it was measured: a whole checkpoint by the library that was used, with its way of dividing the
-state, until the function returns. This library's own checkpoints are not among them. Of MLPerf Storage's results those
-are taken that state the bandwidth of their storage: Azure Managed Lustre is sold by it.
+Each case is simulated as it was measured: a whole checkpoint by the library in question, with its way of dividing the
+state, until the function returns. None is by deeppart. Of MLPerf Storage's results, those with a stated storage
+bandwidth are used: Azure Managed Lustre is sold by bandwidth.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from .stages import (
     times_of,
 )
 
-#: What counts as reproduced, as a share of what was published.
+#: Largest relative difference that counts as reproduced.
 TARGET = 0.25
-#: TorchSnapshot's ``take`` without bytes: a constant, and for each tensor of each rank its entry in the manifest, which
-#: rank 0 gathers and writes as YAML. Measured with 0.1.0 (docs/simulator.md, "Beside published figures").
+#: TorchSnapshot's ``take`` of an empty state, and the cost of each tensor of each rank, whose manifest entry rank 0
+#: gathers and writes as YAML. Measured with 0.1.0 (docs/simulator.md, "Beside published figures").
 TAKE_S, TAKE_ENTRY_S = 0.035, 27e-6
-#: Bytes per second of a core that FTI's local level digests with MD5 and writes: 512 MiB for each of two cores took
+#: Bytes per second and core at which FTI's local level digests with MD5 and writes: 512 MiB on each of two cores took
 #: 0.862 s (docs/benchmarks.md, "Beside FTI").
 FTI_CORE = 0.62e9
 
@@ -48,30 +48,30 @@ _THESIS_RANKS, _THESIS_WIDTH = 64, 4
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One published number beside the model's."""
+    """A published number beside the model's."""
 
-    source: str  # who published it
-    case: str  # what was measured
-    unit: str  # "s", or "x" for times as fast as ``torch.save``
+    source: str
+    case: str
+    unit: str  # "s", or "x" for a speed-up over ``torch.save``
     published: float
     simulated: float
-    why: str  # what the difference comes from, or what the number depends on
-    #: true if a number of the machine file is from this very figure, which then says nothing about the model
+    why: str  # what the number depends on, or the reason for the difference
+    #: true if the machine file has a number from this figure, which is then no test of the model
     given: bool = False
 
     @property
     def difference(self) -> float:
-        """Simulated against published, as a share of published."""
+        """The relative difference of simulated to published."""
         return self.simulated / self.published - 1
 
     @property
     def reproduced(self) -> bool:
-        """Whether the model comes near enough without having been given this number."""
+        """Whether the model is within :data:`TARGET` without having been given this number."""
         return not self.given and abs(self.difference) <= TARGET
 
 
 def figures() -> list[Figure]:
-    """All published figures, with what the model says of them."""
+    """All published figures, with the model's predictions."""
     return [*_torchsnapshot(), *_mlperf(), *_thesis()]
 
 
@@ -82,7 +82,7 @@ def torch_save_s(machine: Machine, state: State, ranks: int, width: int, *, pers
 
 
 def take_s(machine: Machine, state: State, ranks: int, width: int, *, persistent: bool) -> float:
-    """Seconds of TorchSnapshot's ``take``: whole tensors, each copied while others are written, without digests."""
+    """Seconds of TorchSnapshot's ``take``: whole tensors, copied while others are written, without digests."""
     nbytes = by_node(state.shares(ranks, "whole", 0).nbytes, width)
     stored = _stored_s(machine, nbytes, persistent=persistent)
     moved = np.maximum(device_copies_s(machine, nbytes), stored)
@@ -90,8 +90,8 @@ def take_s(machine: Machine, state: State, ranks: int, width: int, *, persistent
 
 
 def prototype_s(machine: Machine, state: State, ranks: int, width: int, *, compressed: bool) -> float:
-    """Seconds of a checkpoint as the thesis describes it: each rank serializes its share, then FTI digests it, and then
-    writes it to the file system.
+    """Seconds of a checkpoint by the thesis: each rank serializes its share, which FTI then digests and writes to the
+    file system.
     """
     shares = state.shares(ranks, "deeppart", machine.serialize.tensor * machine.serialize.stream)
     nbytes, tensors = by_node(shares.nbytes, width), by_node(shares.spans, width)
@@ -105,7 +105,7 @@ def prototype_s(machine: Machine, state: State, ranks: int, width: int, *, compr
 
 
 def _stored_s(machine: Machine, nbytes: FloatArray, *, persistent: bool) -> float:
-    """Seconds until storage has what all ranks write at a time."""
+    """Seconds until storage has the bytes of all ranks, which write at the same time."""
     if not persistent:
         return float(finish_times(nbytes, machine.local.rank_write, machine.local.write).max())
     storage = machine.persistent
@@ -140,7 +140,7 @@ def _torchsnapshot() -> Iterator[Figure]:
 
 
 def _mlperf() -> Iterator[Figure]:
-    rates = read_machine("azure-lustre").persistent  # of one rank; the rest is that of each result
+    rates = read_machine("azure-lustre").persistent  # for the rates of one rank; the others are each result's
     for result in RESULTS:
         name, storage_s = result.workload.removeprefix("mlperf-").upper(), result.size * 2**30 / result.storage
         nbytes = by_node(WORKLOADS[result.workload].rank_bytes(), result.ranks_per_host)
@@ -182,19 +182,19 @@ def _thesis() -> Iterator[Figure]:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Two published numbers, and what they were measured on."""
+    """A pair of published times, and the setup in which they were measured."""
 
-    workload: str  # its name, as a state
-    hosts: int  # on which it ran
-    storage: float  # bytes per second that the storage is sold with
+    workload: str  # name, as a state
+    hosts: int
+    storage: float  # nominal bytes per second of the storage
     link: float  # bytes per second of a host
     save_s: float  # save_s, load_s: means of ten checkpoints
     load_s: float
-    size: float  # of the checkpoint, in units of 2^30 bytes, as the results have it
+    size: float  # size of the checkpoint, in units of 2^30 bytes, as in the results
 
     @property
     def ranks_per_host(self) -> int:
-        """Ranks on each of the hosts."""
+        """Ranks on each host."""
         return WORKLOADS[self.workload].processes // self.hosts
 
 
@@ -205,5 +205,5 @@ RESULTS = (
     Result("mlperf-405b", 128, 512e9, 12.5e9, 11.7573436, 12.3946725, 5292.248718261719),
     Result("mlperf-1t", 128, 512e9, 12.5e9, 24.6310298, 32.2666942, 15426.589264154434),
 )
-#: The result from which the machine file has the rate of one rank.
+#: The result that the rate of one rank in the machine file is taken from.
 GIVEN = "mlperf-8b"

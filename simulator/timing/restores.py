@@ -1,4 +1,4 @@
-"""The time of a restore: reading the parts from their sources, and giving every rank what it needs."""
+"""The time of a restore: reading the parts from their sources, and delivering to every rank what it needs."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from deeppart.partition import IntArray
 from ..workload.holding import Shares
 from .stages import FloatArray, Job, by_node, codec_of, finish_times
 
-#: Training waits for a restore: a rank loads its parts with its share of the node's cores, up to so many
-#: (deeppart/session/topology.py), and with no fewer threads than that (deeppart/recovery/parts.py).
+#: A rank restores with its share of the node's cores: at most this many threads (deeppart/session/topology.py), and at
+#: least this many (deeppart/recovery/parts.py).
 MOST_THREADS, LEAST_THREADS = 8, 2
-#: What ranks send of tensors from so many bytes on is received where it belongs: deeppart/state/capture/layout.py.
+#: Tensors from this size on are received in place: deeppart/state/capture/layout.py.
 ALONE_BYTES = 1 << 20
 
 
 def restore_s(job: Job, shares: Shares, parts: dict[str, int], saved_nodes: int | None = None) -> float:
-    """Seconds from the planner's choice until the state is live on all ranks."""
+    """Seconds from the planner's choice until the state is restored on all ranks."""
     nodes = job.nodes if saved_nodes is None else saved_nodes
     ratio, _ = codec_of(job, shares)
     total = float(shares.nbytes.sum()) * ratio
@@ -31,7 +31,7 @@ def restore_s(job: Job, shares: Shares, parts: dict[str, int], saved_nodes: int 
     if parts.get(Level.LOCAL):
         read = float(finish_times(per_rank, machine.local.rank_read, machine.local.read).max())
     node_read = min(machine.local.read, machine.local.rank_read * job.ranks_per_node)
-    if parts.get(Level.PARTNER):  # the partner's node reads its own and the lost node's parts
+    if parts.get(Level.PARTNER):  # the partner reads its parts and those of the lost node
         read = max(read, 2 * each / node_read)
     if parts.get(Level.PERSISTENT):
         persistent = machine.persistent
@@ -42,9 +42,9 @@ def restore_s(job: Job, shares: Shares, parts: dict[str, int], saved_nodes: int 
         read = max(read, reading + persistent.file)
     rebuilt = 0.0
     if parts.get(Level.PARITY):
-        # The c-th parts of a group's nodes make a set, and sets are rebuilt side by side. Whoever computes a block has
-        # read another one of its stripe, and sends on one: over no link goes more than the lost parts, to the node that
-        # gets them. The other parts have been loaded before; these are then loaded from memory.
+        # The c-th parts of a group's nodes are a set, and sets are rebuilt in parallel. A rank that computes a block
+        # has read another one of its stripe, and sends one on: no link carries more than the lost parts. The other
+        # parts have been loaded before; the rebuilt ones are then loaded from memory.
         network = machine.network
         rebuilt = max(each / network.bandwidth, each / (network.rebuild * job.ranks_on_node)) + network.exchange
     decoding = _decode_s(job, shares, per_rank / ratio)
@@ -53,8 +53,8 @@ def restore_s(job: Job, shares: Shares, parts: dict[str, int], saved_nodes: int 
 
 
 def _most_fetched(idle: int, lost: float, each: float, share: float) -> float:
-    """Bytes that the node reads from the file system that reads most there: nodes that have no part of their own read
-    what is lost, until they have as much as the others; then all do (deeppart/plan/restart/reading.py).
+    """The most bytes that a node reads from the file system: nodes without local parts read the lost ones until they
+    have read as much as the others, then all nodes do (deeppart/plan/restart/reading.py).
     """
     if idle <= 0:
         return max(0.0, share - each)
@@ -62,7 +62,7 @@ def _most_fetched(idle: int, lost: float, each: float, share: float) -> float:
 
 
 def distribute_s(job: Job, *, encoded: bool = False) -> float:
-    """Seconds for bytes that were read to reach all ranks: over the network once per node, copied by every rank."""
+    """Seconds for delivering bytes to all ranks: once per node over the network, then copied by every rank."""
     needed, passed, copies = np.zeros(job.ranks), np.zeros(job.ranks), np.zeros(job.ranks)
     for groups in job.state.on(job.ranks):
         nbytes = float(groups.leaves.nbytes.sum())
@@ -77,7 +77,7 @@ def distribute_s(job: Job, *, encoded: bool = False) -> float:
     over = by_node(needed, job.ranks_per_node).sum(axis=1).max() / network.bandwidth if job.nodes > 1 else 0.0
     copied = finish_times(by_node(copies, job.ranks_per_node), memory.copy, memory.node_copy).max()
     if encoded and job.ranks_on_node > 1:
-        # Messages between ranks of a host are what its calibration has as the network; elsewhere each is two copies.
+        # If the machine is one host, its network was calibrated as messages within it; otherwise these are two copies.
         one_host = job.machine.nodes == 1
         each = network.bandwidth if one_host else memory.copy / 2
         together = math.inf if one_host else memory.node_copy / 2
@@ -86,7 +86,7 @@ def distribute_s(job: Job, *, encoded: bool = False) -> float:
 
 
 def _members_on_node(ranks: IntArray, ranks_per_node: int) -> IntArray:
-    """For each rank of some sets, how many of its set are on its node."""
+    """For each rank of each set, how many ranks of the set are on its node."""
     if 1 in (ranks.shape[1], ranks_per_node):
         return np.ones_like(ranks)
     nodes = ranks // ranks_per_node

@@ -1,7 +1,7 @@
-"""The scaling of a checkpoint: the same state on more and more ranks, by strategy.
+"""Scaling: checkpoints of the same state on several numbers of ranks, for each strategy.
 
-The efficiency of N ranks is the time on one rank / (N * the time on N); the speed-up compares with one rank that writes
-everything itself, on the same number of ranks, uncompressed: what ``torch.save`` on rank 0 does.
+The efficiency of N ranks is the time on one rank / (N * the time on N). The speed-up is relative to ``torch.save`` on
+rank 0 of the same number of ranks: one rank writes everything, uncompressed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from deeppart.partition import STRATEGIES
 from ..workload.holding import Shares
 from .stages import Job, Times, times_of
 
-#: What the speed-up is measured against.
+#: The strategy to which speed-ups are relative.
 REFERENCE = "rank0"
 
 
@@ -29,24 +29,24 @@ class Point:
     strategy: str
     compression: str
     stages: dict[str, float]  # stage -> seconds of the slowest rank or node
-    blocked_s: float  # training waits for so long, where the rest is in the background
-    complete_s: dict[str, float]  # level -> seconds until it is complete, where stages overlap
-    serial_s: float  # seconds of all stages, one after the other
-    blocked_speedup: float  # blocked_speedup, serial_speedup: against rank0, uncompressed, on as many ranks
+    blocked_s: float  # training waits for this long; the rest is in the background
+    complete_s: dict[str, float]  # level -> seconds until it is complete, with overlapping stages
+    serial_s: float  # seconds of all stages one after another
+    blocked_speedup: float  # blocked_speedup, serial_speedup: relative to uncompressed rank0 on as many ranks
     serial_speedup: float
-    #: blocked_efficiency, serial_efficiency: against the same on one rank; None where that is not possible
+    #: blocked_efficiency, serial_efficiency: relative to one rank; None if the state does not fit on one
     blocked_efficiency: float | None
     serial_efficiency: float | None
     written_bytes: int  # parts of all ranks, after encoding
     files: int  # created on the file system, without the manifest
-    largest_bytes: int  # share of the most loaded rank, before encoding
-    imbalance: float  # its cost / the mean cost; 1 is perfect
-    split_leaves: int  # leaves that are in more than one share
-    spans: int  # most tensors or pieces of them in a share
+    largest_bytes: int  # largest share, before encoding
+    imbalance: float  # largest cost of a share / mean cost; 1 is perfect
+    split_leaves: int  # leaves in more than one share
+    spans: int  # most tensors, or pieces of tensors, in a share
 
 
 def study(job: Job, ranks: Sequence[int], strategies: Sequence[str]) -> list[Point]:
-    """All strategies on all numbers of ranks, ascending."""
+    """Simulate all strategies on all numbers of ranks, in ascending order."""
     for name in strategies:
         if name not in STRATEGIES:
             raise ConfigError(
@@ -69,7 +69,7 @@ def study(job: Job, ranks: Sequence[int], strategies: Sequence[str]) -> list[Poi
 def _measure(job: Job, ranks: int, strategy: str, shares: Shares | None = None) -> tuple[Times, Shares]:
     this = replace(job, ranks=ranks, strategy=strategy)
     nodes, protection = this.nodes, this.protection
-    if protection.parity_group > nodes:  # as the library does: one group of all nodes, or none
+    if protection.parity_group > nodes:  # like the library: one group of all nodes, or none
         group = nodes if nodes > protection.parity_tolerate else 0
         this = replace(this, protection=replace(protection, parity_group=group))
     shares = this.shares() if shares is None else shares

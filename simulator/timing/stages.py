@@ -1,16 +1,15 @@
 """The time of each stage of one checkpoint, and when it is complete at each level.
 
 The stages are the library's (docs/architecture.md, "A save, step by step"): planning and the copy block training;
-encoding, the part file on the node, copies, parity and the flush follow in the background. Times are those of the
-slowest rank or node, since ranks meet in the next stage. Overlapped, chunks are encoded while others are written, and
-the flush follows the local file as it grows, as far as the node has cores for it; what ends a file follows its last
-chunk.
+encoding, the local part, copies, parity and the flush follow in the background. Times are those of the slowest rank or
+node, since ranks wait for each other before the next stage. Stages overlap if the node has enough cores: chunks are
+encoded while others are written, and the flush follows the local file as it grows.
 
-The strategy "rank0" is ``torch.save``: on one thread it copies tensor after tensor to memory that is not pinned,
-computes a CRC-32 and writes through the page cache (torch/serialization.py, caffe2/serialize/inline_container.cc).
-Only what the kernel writes on to the storage is done at the same time, and training waits for all of it.
+The strategy "rank0" is ``torch.save``: one thread copies each tensor to memory that is not pinned, computes a CRC-32
+and writes through the page cache (torch/serialization.py, caffe2/serialize/inline_container.cc). Only writeback by the
+kernel overlaps with that, and training waits until the end.
 
-A bandwidth is shared equally, each transfer up to a limit of its own (L. Kleinrock, Queueing Systems, volume 2, 1976).
+Bandwidth is shared equally among transfers, each up to its own limit (L. Kleinrock, Queueing Systems, volume 2, 1976).
 """
 
 from __future__ import annotations
@@ -32,20 +31,20 @@ from ..workload.holding import Shares
 from ..workload.layout import Layout
 from ..workload.states import State
 
-# --- bandwidth that is shared -----------------------------------------------------------------------------------------
+# --- shared bandwidth -------------------------------------------------------------------------------------------------
 
 
 FloatArray = NDArray[np.float64]
 
 
 def finish_times(amounts: FloatArray, each: float, together: float) -> FloatArray:
-    """The time at which each of several transfers ends that begin together."""
+    """The end of each of several transfers that begin together. A row of ``amounts`` shares the rate ``together``."""
     order = np.argsort(amounts, axis=1, kind="stable")
     ascending = np.take_along_axis(amounts, order, axis=1)
     steps = np.diff(ascending, axis=1, prepend=0.0)
     members = amounts.shape[1]
     active = np.arange(members, 0, -1)
-    # While the j-th smallest is under way, it and all larger ones are; what is empty never was.
+    # While the j-th smallest transfer is in progress, so are all larger ones.
     rate = np.minimum(each, together / active)
     times = np.cumsum(steps / rate, axis=1)
     found = np.empty_like(times)
@@ -54,21 +53,21 @@ def finish_times(amounts: FloatArray, each: float, together: float) -> FloatArra
 
 
 def finish_times_of_all(amounts: FloatArray, each: float, together: float, all_rows: float) -> FloatArray:
-    """The same, where the rows share a bandwidth with one another, too, in equal parts."""
+    """The same if all rows share the rate ``all_rows`` in equal parts."""
     times = finish_times(amounts, each, together)
     slowest, everything = float(times.max()), float(amounts.sum()) / all_rows
     return times * (everything / slowest) if slowest and everything > slowest else times
 
 
 def by_node(per_rank: NDArray[np.int64] | FloatArray, ranks_per_node: int) -> FloatArray:
-    """float64[nodes, ranks_per_node] from one entry per rank; the last node is filled up with zeros."""
+    """float64[nodes, ranks_per_node] from one entry per rank; the last node is padded with zeros."""
     nodes = -(-len(per_rank) // ranks_per_node)
     padded = np.zeros(nodes * ranks_per_node)
     padded[: len(per_rank)] = per_rank
     return padded.reshape(nodes, ranks_per_node)
 
 
-# --- times, and what waits for what -----------------------------------------------------------------------------------
+# --- times and dependencies -------------------------------------------------------------------------------------------
 
 
 #: Stages in the order in which tables and timelines show them.
@@ -80,59 +79,59 @@ class Times:
     """Seconds of one checkpoint."""
 
     plan: float  # planning and agreement, on every rank
-    capture: FloatArray  # float64[ranks], the copy of the share; of a lazy call, what is copied after it
+    capture: FloatArray  # float64[ranks], the copy of the share; of a lazy call, the copy after the call
     encode: FloatArray  # float64[ranks], with all encoding threads
     local: FloatArray  # float64[ranks], writing the part, without encoding
-    local_end: FloatArray  # float64[ranks], of that, what comes after the last chunk: tables, sync, rename, round
+    local_end: FloatArray  # float64[ranks], the part of ``local`` after the last chunk: tables, sync, rename, round
     partner: FloatArray  # float64[nodes], sending and storing copies
     parity: FloatArray  # float64[nodes], exchanging, encoding and storing parity
     persistent: FloatArray  # float64[ranks], writing to the file system
-    persistent_end: FloatArray  # float64[ranks], of that, what comes after the last chunk
-    #: float64[ranks], where chunks are encoded: that the node's cores need for all its ranks, who encode, write and
-    #: read back at the same time; 0 elsewhere, since the rates of writing were measured with all of that
+    persistent_end: FloatArray  # float64[ranks], the part of ``persistent`` after the last chunk
+    #: float64[ranks], with encoding: what the node's cores need for all its ranks, which encode, write and read back at
+    #: the same time. 0 without encoding, since the measured rates of writing include this
     cores: FloatArray
     encoded: FloatArray  # float64[ranks], bytes of the parts
     raw: FloatArray  # float64[ranks], bytes of the shares
     files: int  # created on the file system, without the manifest
     spans: int  # most spans of a rank
     lazy: bool  # true if the copy is made in the background
-    #: of a lazy call, guards of what is copied later, and copies of what is small, of the slowest rank
+    #: of a lazy call: guarding tensors that are copied later and copying small ones, on the slowest rank
     deferring: float = 0.0
-    commit: float = 0.0  # from when the parts are on the nodes until the step is committed, at least
-    #: from the copy until all that leaves a node has passed the job's own limit, which copies, parity and the flush
-    #: share; 0 without one, or where there are not both
+    commit: float = 0.0  # least time from the end of the local parts until the step is committed
+    #: from the copy until everything that leaves a node has passed the job's bandwidth limit, which copies, parity and
+    #: the flush share; 0 without a limit, or if only one of them leaves the node
     limited: float = 0.0
-    waits: bool = False  # true if training waits for all of it; then ``capture`` is the stream of ``torch.save``
+    waits: bool = False  # true if training waits for everything; ``capture`` is then the stream of ``torch.save``
 
     @property
     def blocked_s(self) -> float:
-        """Training waits for so long."""
+        """Seconds for which training waits."""
         if self.waits:
             return self.serial_s()
         return self.plan + (self.deferring if self.lazy else float(self.capture.max()))
 
     @property
     def stored(self) -> FloatArray:
-        """float64[ranks]: from the copy until the part is on the node, encoded on the way."""
+        """float64[ranks]: from the copy until the local part is complete, with encoding."""
         chunks = np.maximum(np.maximum(self.encode, self.cores), self.local - self.local_end)
         return np.where(self.local > 0, chunks + self.local_end, 0.0)
 
     @property
     def flushed(self) -> FloatArray:
-        """float64[ranks]: from the copy until the part is on the file system, encoded and followed on the way."""
+        """float64[ranks]: from the copy until the part is on the file system, with encoding."""
         chunks = np.maximum(np.maximum(self.encode, self.cores), self.persistent - self.persistent_end)
         kept_up = self.stored + np.where(self.stored > 0, self.commit, 0.0)
         return np.where(self.persistent > 0, np.maximum(kept_up, chunks + self.persistent_end), self.stored)
 
     def stages(self) -> dict[str, float]:
-        """Stage -> seconds of the slowest."""
+        """Stage -> seconds of the slowest rank or node."""
         found = {name: getattr(self, name) for name in STAGES[1:]}
         return {"plan": self.plan} | {name: float(times.max(initial=0.0)) for name, times in found.items()}
 
     def complete(self, *, overlapped: bool = True, flushed: bool = True) -> dict[str, float]:
-        """Level -> seconds from the call until it is complete on all ranks; levels that are off are left out."""
+        """Level -> seconds from the call until it is complete on all ranks; levels not in use are left out."""
         took = self.stages()
-        if self.waits:  # the storage takes bytes while others are serialized
+        if self.waits:  # bytes are written while others are serialized
             to = {Level.LOCAL: self.local, Level.PERSISTENT: self.persistent}
             return {name: self.plan + float(np.maximum(self.capture, at).max()) for name, at in to.items() if at.any()}
         captured = took["plan"] + took["capture"] + self.deferring
@@ -158,7 +157,7 @@ class Times:
         return done
 
     def serial_s(self) -> float:
-        """Seconds of all stages, one after the other: what it takes where nothing is done in the background."""
+        """Seconds of all stages one after another, without any background."""
         return max(self.complete(overlapped=False).values(), default=self.plan + float(self.capture.max()))
 
 
@@ -166,7 +165,7 @@ class Times:
 
 
 def device_copies_s(machine: Machine, nbytes: FloatArray) -> FloatArray:
-    """Seconds that each rank takes to copy bytes from its device to memory that is not pinned."""
+    """Seconds for each rank's copy from its device to memory that is not pinned."""
     serialize = machine.serialize
     if np.isinf(serialize.copy) and np.isinf(serialize.node_copy):
         return np.zeros_like(nbytes)
@@ -174,7 +173,7 @@ def device_copies_s(machine: Machine, nbytes: FloatArray) -> FloatArray:
 
 
 def streams_s(machine: Machine, nbytes: FloatArray, tensors: FloatArray) -> FloatArray:
-    """Seconds of each rank's stream: its copies, its bytes and its tensors, one after the other."""
+    """Seconds of each rank's stream: copies, cost per byte and cost per tensor, one after another."""
     serialize = machine.serialize
     streams = np.count_nonzero(tensors, axis=1)
     crowding = np.array([machine.crowding(max(1, int(count))) for count in streams])[:, None]
@@ -184,7 +183,7 @@ def streams_s(machine: Machine, nbytes: FloatArray, tensors: FloatArray) -> Floa
 
 
 def torch_save_words(layout: Layout) -> str:
-    """What the strategy "rank0" is: where ranks hold parts, one of those that hold the same saves it, all at a time."""
+    """Describe the strategy "rank0": with a layout, one rank of each set with equal leaves saves, all at once."""
     return "torch.save on rank 0" if layout == Layout() else "torch.save, one rank for each part"
 
 
@@ -192,21 +191,20 @@ def torch_save_words(layout: Layout) -> str:
 
 
 COMPRESSIONS = ("none", "tensor", "auto")
-#: The strategy that stands for ``torch.save`` on the lowest rank that holds a tensor, while all ranks wait.
+#: The strategy for ``torch.save`` on the lowest rank that holds a tensor, while all ranks wait.
 TORCH_SAVE = "rank0"
-#: A lazy capture copies tensors of so many bytes at once, and others are not compared with these:
-#: deeppart/state/fingerprint.py.
+#: Tensors up to this size are copied during a lazy call, and compared in full: deeppart/state/fingerprint.py.
 SMALL_LEAF_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
 class Protection:
-    """The levels to which a checkpoint goes."""
+    """The levels of a checkpoint."""
 
-    local: bool = True  # the nodes' own storage
+    local: bool = True  # storage of each node
     partner: bool = True  # a copy on another node
     parity_group: int = 0  # nodes in a parity group; 0 for no parity
-    parity_tolerate: int = 1  # of them, how many may be lost
+    parity_tolerate: int = 1  # how many nodes of a group may be lost
     persistent: bool = True  # the parallel file system
 
     def __post_init__(self) -> None:
@@ -226,20 +224,20 @@ class Job:
     state: State
     machine: Machine  # the machine on which it runs
     ranks: int
-    ranks_per_node: int  # on each node
+    ranks_per_node: int
     strategy: str = "deeppart"  # of the partitioner
     compression: str = "none"  # "none", "tensor" or "auto"
     capture: str = "eager"  # "eager" or "lazy"
-    protection: Protection = Protection()  # the levels
-    #: most bytes per second of a node to the file system and other nodes; infinity for no limit
+    protection: Protection = Protection()
+    #: most bytes per second from a node to the file system and other nodes; infinity for no limit
     flush_bandwidth: float = math.inf
-    #: of the time, that the job means to be writing to the file system at most, which others use too. With a
-    #: ``flush_bandwidth`` that is the limit, and it may write all the time.
+    #: largest fraction of the time that the job may spend writing to the shared file system. With a
+    #: ``flush_bandwidth``, that is the limit instead.
     flush_share: float = FLUSH_SHARE
 
     @property
     def nodes(self) -> int:
-        """Number of nodes; the machine may have fewer, and the job is a what-if then."""
+        """Number of nodes; may exceed the machine's, for a what-if."""
         return -(-self.ranks // self.ranks_per_node)
 
     @property
@@ -249,23 +247,23 @@ class Job:
 
     @property
     def crowding(self) -> float:
-        """The factor by which computing takes longer, since its ranks share the cores of their nodes."""
+        """The factor by which computing takes longer because ranks share the cores of a node."""
         return self.machine.crowding(self.ranks_on_node)
 
     def leaves_held(self, above_bytes: int = -1) -> int:
-        """Leaves of more bytes on the rank that has most of them."""
+        """The most leaves of more than ``above_bytes`` on any rank."""
         count = np.zeros(self.ranks, dtype=np.int64)
         for groups in self.state.on(self.ranks):
             count[groups.ranks] += np.count_nonzero(groups.leaves.nbytes > above_bytes)
         return int(count.max())
 
     def shares(self) -> Shares:
-        """Its state among its ranks, as the partitioner deals it out."""
+        """The shares of the ranks, by the partitioner."""
         return self.state.shares(self.ranks, self.strategy, self.machine.memory.kappa_bytes)
 
     @property
     def local_write(self) -> float:
-        """Bytes per second that a node's storage takes from all ranks on it."""
+        """Bytes per second at which all ranks of a node together write to its storage."""
         return min(self.machine.local.write, self.machine.local.rank_write * self.ranks_per_node)
 
 
@@ -324,7 +322,7 @@ def times_of(job: Job, shares: Shares) -> Times:
 
 
 def _deferred(job: Job, handled: FloatArray, copying: FloatArray) -> tuple[float, FloatArray]:
-    """(Seconds of a lazy call, which copies small tensors and guards others; of each rank's copies after it)."""
+    """(seconds of a lazy call, which copies small tensors and guards others; seconds of each rank's later copies)."""
     tensors = np.concatenate([groups.leaves.nbytes for groups in job.state.on(job.ranks)])
     small = tensors <= SMALL_LEAF_BYTES
     memory, few, little = job.machine.memory, float(small.mean()), float(tensors[small].sum() / max(1, tensors.sum()))
@@ -336,12 +334,12 @@ def _deferred(job: Job, handled: FloatArray, copying: FloatArray) -> tuple[float
 
 
 def _cores_s(job: Job, raw: FloatArray, encoded: FloatArray, ratio: float, encode_rate: float) -> FloatArray:
-    """Seconds that the cores of each node need for all its ranks do until their chunks are written, if they encode."""
+    """Seconds that the cores of each node need until the chunks of all its ranks are written, if these are encoded."""
     if math.isinf(encode_rate):
         return np.zeros_like(raw)
     machine, protection = job.machine, job.protection
     work = raw * (machine.encoding_threads(job.ranks_on_node) / encode_rate)
-    if protection.local:  # of raw chunks, the thread that writes takes the digests, and that is in what was measured
+    if protection.local:  # the measured rate includes the digests, which encoding threads compute here
         work = work + encoded * max(0.0, 1 / machine.local.work - 1 / machine.memory.hash)
     if protection.persistent:
         work = work + encoded / machine.persistent.work
@@ -350,7 +348,7 @@ def _cores_s(job: Job, raw: FloatArray, encoded: FloatArray, ratio: float, encod
 
 
 def _torch_save(job: Job, shares: Shares) -> Times:
-    """One stream, to the file system or, without that level, to the node's storage; all ranks meet at its end."""
+    """One stream to the file system or, without that level, to the node's storage; all ranks wait for its end."""
     machine, protection = job.machine, job.protection
     raw = by_node(shares.nbytes, job.ranks_per_node)
     stream = streams_s(machine, raw, by_node(shares.spans, job.ranks_per_node))
@@ -381,7 +379,7 @@ def codec_of(job: Job, shares: Shares) -> tuple[float, float]:
         codec = job.machine.codecs.get(dtype)
         ratio += share * (codec.ratio if codec else 1.0)
         seconds += share / codec.encode if codec else 0.0
-    # The thread that encodes digests a chunk before and after.
+    # The encoding thread computes the digests of a chunk before and after.
     rate = threads / (seconds + (1 + ratio) / job.machine.memory.hash) if seconds else math.inf
     if job.compression == "auto" and not _pays(job, ratio, rate):
         return 1.0, math.inf
@@ -389,7 +387,7 @@ def codec_of(job: Job, shares: Shares) -> tuple[float, float]:
 
 
 def _pays(job: Job, ratio: float, rate: float) -> bool:
-    """True if encoding ends sooner than writing raw, at the slowest level to which the checkpoint goes."""
+    """True if encoding and writing ends sooner than writing raw, at the slowest level of the checkpoint."""
     machine, on_node, rates = job.machine, job.ranks_on_node, [math.inf]
     if job.protection.local:
         rates.append(min(machine.local.rank_write, machine.local.write / on_node))
@@ -412,12 +410,12 @@ def _plan_s(job: Job, held: int) -> float:
 
 
 def _meeting_s(job: Job) -> float:
-    """Seconds of one exchange that all ranks take part in."""
+    """Seconds of one exchange among all ranks."""
     return 0.0 if job.ranks == 1 else 2 * job.machine.network.latency * math.ceil(math.log2(job.ranks))
 
 
 def _partner(job: Job, encoded: FloatArray) -> FloatArray:
-    """Every node sends its parts to the next one, and stores what comes from the one before."""
+    """Every node sends its parts to the next node, and stores those of the previous one."""
     machine = job.machine
     out = encoded.sum(axis=1)
     into = np.roll(out, 1)
@@ -430,7 +428,7 @@ def _partner(job: Job, encoded: FloatArray) -> FloatArray:
 
 
 def _parity(job: Job, encoded: FloatArray) -> FloatArray:
-    """Members of a set exchange blocks, encode a stripe of each row, and store their parity."""
+    """Members of a set exchange blocks, encode one stripe of each row, and store its parity."""
     machine, protection = job.machine, job.protection
     group = protection.parity_group
     if job.nodes < group:
@@ -442,7 +440,7 @@ def _parity(job: Job, encoded: FloatArray) -> FloatArray:
             todo="take more ranks, fewer on each node, or a smaller --parity",
         )
     stored = _parity_bytes(protection, encoded)
-    sent = _sent_for_parity(protection, encoded)  # it gets as much
+    sent = _sent_for_parity(protection, encoded)  # each node receives as much
     moved = np.maximum(sent / machine.network.bandwidth, limited_s(sent, job.flush_bandwidth))
     encoding = encoded.max() * job.crowding / machine.network.parity
     writing = stored / job.local_write
@@ -454,20 +452,20 @@ def _parity(job: Job, encoded: FloatArray) -> FloatArray:
 def _parity_bytes(protection: Protection, encoded: FloatArray) -> float:
     """Bytes of parity that a node stores."""
     group, tolerate = protection.parity_group, protection.parity_tolerate
-    longest = encoded.max(axis=0)  # the c-th parts of a group's nodes make a set
+    longest = encoded.max(axis=0)  # the c-th parts of a group's nodes are a set
     stripes = [Stripes(group, tolerate, block_bytes_for(group), int(part)) for part in longest]
     return float(sum(each.parity_bytes for each in stripes))
 
 
 def _sent_for_parity(protection: Protection, encoded: FloatArray) -> FloatArray:
-    """Bytes that each node sends: all of its blocks, since others encode them, and the parity that others keep."""
+    """Bytes that each node sends: all of its blocks, which others encode, and the parity that others store."""
     tolerate = protection.parity_tolerate
     sent: FloatArray = encoded.sum(axis=1) + _parity_bytes(protection, encoded) * (tolerate - 1) / tolerate
     return sent
 
 
 def _limited_s(job: Job, encoded: FloatArray) -> float:
-    """Seconds in which all that leaves a node passes the job's limit; 0 where only one of the levels is limited."""
+    """Seconds until everything that leaves a node has passed the job's limit; 0 unless both flush and protection do."""
     protection = job.protection
     to_nodes = np.zeros(job.nodes)
     if protection.partner and job.nodes > 1:
@@ -480,17 +478,17 @@ def _limited_s(job: Job, encoded: FloatArray) -> float:
 
 
 def _persistent(job: Job, encoded: FloatArray) -> FloatArray:
-    """Every rank writes its part, as fast as its node and the job allow."""
+    """Every rank writes its part as fast as its node and the job's limit allow."""
     persistent = job.machine.persistent
     left = persistent.write * (1 - persistent.others)
     free = finish_times_of_all(encoded, persistent.rank_write, persistent.node_write, left)
-    # Every rank has its part of the node's limit, whether or not the others use theirs.
+    # Every rank has its fraction of the node's limit, even if other ranks do not use theirs.
     members = np.count_nonzero(by_node(np.ones(job.ranks), job.ranks_per_node), axis=1, keepdims=True)
     times: FloatArray = np.maximum(free, limited_s(encoded * members, job.flush_bandwidth))
     return times
 
 
 def metadata_s(job: Job, encoded: FloatArray) -> float:
-    """Seconds of a checkpoint at the persistent level that do not depend on its bytes."""
+    """Seconds at the persistent level that do not depend on bytes."""
     persistent = job.machine.persistent
     return persistent.file + int(np.count_nonzero(encoded)) / persistent.files

@@ -1,9 +1,8 @@
-"""States that exist: the structure of a checkpoint, or of what a Python file builds.
+"""States of the user: from a checkpoint, or from a Python file that builds one.
 
-A checkpoint is asked by ``deeppart show --json``, in a process of its own, since only the library's upper layers know
-how to read one. A Python file is run, as its owner would: one function of it builds a model (best on the meta device,
-where tensors take no memory) or any nesting of tensors. Tensors are known by what they can do, so that this module
-needs no torch.
+A checkpoint is read by ``deeppart show --json`` in another process, since only the library's upper layers can read one.
+A Python file is executed: one of its functions builds a model (best on the meta device, where tensors take no memory)
+or nested tensors. Tensors are recognized by their attributes, so this module does not import torch.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from .layout import Layout, read_layout
 from .shapes import ITEM_BYTES, Model, Parameter, Tensor
 from .states import State, read_state, state_of
 
-#: The function of a Python file that is called if none is named.
+#: The function of a Python file that is called by default.
 DEFAULT_FUNCTION = "build"
 _SHOW_TIMEOUT_S = 600.0
 _NUMBER = re.compile(r"[0-9]+")
@@ -32,7 +31,7 @@ _DEEPEST = 200
 
 
 def read_external(source: Path, text: str) -> State:
-    """The state of a checkpoint directory or of a Python file."""
+    """Read the state of a checkpoint directory, or of a Python file."""
     path, _, function = str(source).partition(".py:")
     file = Path(f"{path}.py") if function else source
     if file.suffix == ".py":
@@ -97,7 +96,7 @@ def _from_python(file: Path, function: str, text: str) -> State:
 
 
 def _of_module(file: Path, module: Any, text: str, layout: Layout) -> State:
-    """A module's state, and of what is trained the optimizer's; buffers are not divided."""
+    """The state of a module, and of the optimizer for its trained parameters; buffers are not divided."""
     found = [(name, tensor) for name, tensor in module.state_dict().items() if _is_tensor(tensor)]
     named = list(module.named_parameters(remove_duplicate=False))
     trained = {name for name, tensor in named if tensor.requires_grad}
@@ -133,7 +132,7 @@ def _options(text: str) -> tuple[str, Layout]:
 
 
 def _parameters(named: Iterable[tuple[str, Sequence[int]]]) -> tuple[Parameter, ...]:
-    """Layers from the first number in each path; tensor parallelism divides the rows of what has two dimensions."""
+    """Parameters; the first number in a path is the layer, and tensor parallelism divides the rows of matrices."""
     found: list[Parameter] = []
     order: dict[str, int] = {}
     layer = -1
@@ -152,7 +151,7 @@ def _layers(parameters: Iterable[Parameter]) -> int:
 
 
 def _flatten(path: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
-    """Tensors of a nesting, with their paths."""
+    """Yield the tensors of nested containers with their paths."""
     if depth > _DEEPEST:
         return
     if _is_tensor(value):

@@ -1,8 +1,8 @@
-"""Who holds what, and who saves it: the boxes of each leaf on each rank, and each rank's share of the bytes.
+"""The boxes of each leaf on each rank, and each rank's share of the bytes.
 
-The boxes are those that the library computes from a DTensor's mesh and placements (``deeppart.plan.shards``), and the
-shares follow its rules. Sets of ranks that hold boxes of equal sizes, and carry the same already, are cut alike: one
-plan serves all of them.
+Boxes are computed as the library does from a DTensor's mesh and placements (``deeppart.plan.shards``), and shares
+follow its rules. Sets of ranks with boxes of equal sizes and equal loads so far are divided in the same way, so they
+share one plan.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _Sizes = tuple[tuple[int, ...], ...]
 
 
 class Kind(NamedTuple):
-    """Which ranks divide a leaf. Two leaves of one kind are divided among the same ranks."""
+    """Which ranks divide a leaf. Leaves of one kind are divided among the same ranks."""
 
     stage: int  # of the pipeline
-    expert: int | None = None  # which of the expert-parallel ranks have it; None for leaves outside experts
-    tensor: int = 1  # tensor-parallel ranks that divide it; 1 for none
-    shards: int = 1  # data-parallel ranks that divide it; 1 for none
-    #: true if these divide its elements in a row (ZeRO); false if they divide its first dimension (FSDP)
+    expert: int | None = None  # the expert-parallel ranks that hold it; None for leaves outside of experts
+    tensor: int = 1  # number of tensor-parallel ranks that divide it; 1 for none
+    shards: int = 1  # number of data-parallel ranks that divide it; 1 for none
+    #: true if they divide its flattened elements (ZeRO); false if they divide its first dimension (FSDP)
     in_a_row: bool = False
 
 
 class Form(NamedTuple):
-    """What the boxes of a leaf follow from, beside its kind."""
+    """The shape from which, with its kind, the boxes of a leaf follow."""
 
     shape: tuple[int, ...]  # of the whole tensor
     divided: int  # the dimension that tensor parallelism divides
@@ -46,23 +46,23 @@ class Form(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Held:
-    """What each rank of a set holds alike, up to the places of boxes."""
+    """What each rank of some sets holds; only the offsets of boxes differ between sets."""
 
     leaves: Leaves  # the boxes, for the partitioner
-    tensors: tuple[Tensor, ...]  # the leaves of the state that they are of
-    #: of each box its leaf's number in ``tensors``, and which of that leaf's boxes it is
+    tensors: tuple[Tensor, ...]  # the leaves of the state to which they belong
+    #: for each box: the index of its leaf in ``tensors``, and its number among the boxes of this leaf
     pieces: tuple[tuple[int, int], ...]
     bytes_by_dtype: dict[str, int]  # bytes of the boxes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Groups:
-    """Sets of ranks that hold boxes of equal sizes: within a set the same bytes, from set to set others."""
+    """Sets of ranks with boxes of equal sizes: the ranks of one set hold the same bytes, other sets hold others."""
 
-    held: Held  # by each rank
+    held: Held
     ranks: IntArray  # int64[sets, members]
-    places: IntArray  # int64[sets, 2]; the place of each set among the shards, and among the tensor-parallel ranks
-    kind: Kind | None  # of the leaves; None for those that every rank has for itself
+    places: IntArray  # int64[sets, 2]; (index among the shards, index among the tensor-parallel ranks) of each set
+    kind: Kind | None  # of the leaves; None for per-rank leaves
 
     @property
     def leaves(self) -> Leaves:
@@ -71,7 +71,7 @@ class Groups:
 
 
 def kind_of(tensor: Tensor, grid: RankGrid, layers: int, experts: int) -> Kind:
-    """Which ranks of a layout divide a leaf; what comes before the first layer or behind the last one is with it."""
+    """Which ranks of a layout divide a leaf; one before the first or after the last layer is in that layer's stage."""
     parameter, expert = tensor.parameter, None
     stage = min(max(parameter.layer, 0), layers - 1) * grid.stages // layers
     if parameter.expert is not None and grid.expert > 1:
@@ -85,15 +85,15 @@ def kind_of(tensor: Tensor, grid: RankGrid, layers: int, experts: int) -> Kind:
 
 
 def form_of(tensor: Tensor) -> Form:
-    """What the boxes of a leaf follow from."""
+    """The form of a leaf."""
     return Form(tensor.shape, tensor.parameter.divided or 0)
 
 
 def boxes_at(form: Form, kind: Kind, shard: int, place: int) -> list[Box]:
     """The boxes of a leaf on one rank, in order, without empty ones.
 
-    As ``fully_shard`` on top of ``parallelize_module`` of PyTorch divides: tensor parallelism cuts a dimension into
-    pieces; FSDP then cuts the first one, of each piece that tensor parallelism would make of it, if it is the same.
+    They are those of PyTorch's ``fully_shard`` applied after ``parallelize_module``: tensor parallelism divides one
+    dimension; FSDP then divides the first dimension, and if this is the same one, each piece of it.
     """
     if kind.in_a_row:
         form = Form((math.prod(form.shape),), 0)
@@ -111,7 +111,7 @@ def boxes_at(form: Form, kind: Kind, shard: int, place: int) -> list[Box]:
 def groups_of(
     tensors: Iterable[Tensor], grid: RankGrid, layers: int, experts: int, known: dict[object, Held]
 ) -> Iterator[Groups]:
-    """All sets of ranks, and what they hold."""
+    """Yield all sets of ranks with what they hold."""
     by_kind: dict[Kind, list[Tensor]] = {}
     for tensor in tensors:
         by_kind.setdefault(kind_of(tensor, grid, layers, experts), []).append(tensor)
@@ -120,7 +120,7 @@ def groups_of(
         different = list(dict.fromkeys(forms))
         ranks = grid.ranks_of(kind.stage, kind.expert, kind.shards, divided=kind.tensor > 1)
         for sizes, places in classes(kind, different).items():
-            # With another number of ranks, other leaves may be of this kind: on one rank, all are.
+            # The leaves are part of the key: with another number of ranks, other leaves may be of this kind.
             key = (kind, sizes, tuple(map(id, found)))
             if key not in known:
                 known[key] = _held(found, forms, dict(zip(different, sizes, strict=True)))
@@ -128,7 +128,7 @@ def groups_of(
 
 
 def per_rank_groups(tensors: Sequence[Tensor], ranks: int, known: dict[object, Held]) -> Groups:
-    """Leaves that every rank has for itself."""
+    """The groups of per-rank leaves: every rank is its own set."""
     if "per rank" not in known:
         forms = [form_of(tensor) for tensor in tensors]
         known["per rank"] = _held(tensors, forms, {form: (form.shape,) for form in forms})
@@ -137,7 +137,7 @@ def per_rank_groups(tensors: Sequence[Tensor], ranks: int, known: dict[object, H
 
 
 def classes(kind: Kind, forms: Sequence[Form]) -> dict[tuple[_Sizes, ...], IntArray]:
-    """The ranks that hold something, by the sizes of their boxes of each form: -> int64[n, 2], (shard, place)."""
+    """Sizes of the boxes of each form -> int64[n, 2], the (shard, place) of the ranks with such boxes, if any."""
     found: dict[tuple[_Sizes, ...], list[IntArray]] = {}
     for first, end in pairwise(_ends(kind, forms)):
         for place in range(kind.tensor):
@@ -150,7 +150,7 @@ def classes(kind: Kind, forms: Sequence[Form]) -> dict[tuple[_Sizes, ...], IntAr
 
 
 def _ends(kind: Kind, forms: Sequence[Form]) -> list[int]:
-    """Shards at which boxes of other sizes may begin: between two of these, all shards hold boxes of equal sizes."""
+    """Shards at which the sizes of boxes may change: between two of them, all shards have boxes of equal sizes."""
     ends = {0, kind.shards}
     for form in forms if kind.shards > 1 else ():
         length = math.prod(form.shape) if kind.in_a_row else form.shape[0]
@@ -162,13 +162,13 @@ def _ends(kind: Kind, forms: Sequence[Form]) -> list[int]:
 
 
 def _pieces(length: int, ranks: int) -> set[int]:
-    """The lengths of the pieces that so many ranks cut a length into, without 0."""
+    """The lengths of the pieces into which ``ranks`` ranks divide a length, without 0."""
     each = -(-length // ranks)
     return {each, length % each} - {0} if each else set()
 
 
 def _held(tensors: Sequence[Tensor], forms: Sequence[Form], sizes: dict[Form, _Sizes]) -> Held:
-    """Boxes of these sizes; they stand for those at any place."""
+    """Boxes of these sizes, at any offset."""
     specs: list[LeafSpec] = []
     pieces: list[tuple[int, int]] = []
     by_dtype: dict[str, int] = {}
@@ -187,16 +187,16 @@ def _held(tensors: Sequence[Tensor], forms: Sequence[Form], sizes: dict[Form, _S
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shares:
-    """The share of each rank."""
+    """The shares of all ranks."""
 
     nbytes: IntArray  # int64[ranks]
     spans: IntArray  # int64[ranks]
-    split: int  # how many leaves are in more than one share
-    by_dtype: dict[str, float]  # share of all bytes that each dtype has; adds up to 1
+    split: int  # number of leaves in more than one share
+    by_dtype: dict[str, float]  # dtype -> fraction of all bytes
 
 
 def share_out(groups: Sequence[Groups], ranks: int, strategy: str, kappa: int) -> Shares:
-    """Count what each rank saves."""
+    """Count the bytes and spans that each rank saves."""
     nbytes, spans = np.zeros(ranks, dtype=np.int64), np.zeros(ranks, dtype=np.int64)
     split, by_dtype = 0, dict[str, int]()
     for each in groups:
@@ -213,21 +213,21 @@ def share_out(groups: Sequence[Groups], ranks: int, strategy: str, kappa: int) -
 
 
 def kappa_of(groups: Iterable[Groups], ranks: int) -> int:
-    """The cost of a span where none is given; what every rank has for itself does not count."""
+    """The default cost of a span in bytes, from all leaves but per-rank ones."""
     nbytes, leaves = np.zeros(ranks, dtype=np.int64), np.zeros(ranks, dtype=np.int64)
     for each in groups:
         if each.kind is not None:
             nbytes[each.ranks] += int(each.leaves.nbytes.sum())
             leaves[each.ranks] += len(each.leaves)
     held = np.unique(np.stack((nbytes, leaves), axis=1), axis=0).tolist()
-    return min((usual_kappa_of(*each) for each in held), default=DEFAULT_KAPPA_BYTES)  # as of sharded tensors
+    return min((usual_kappa_of(*each) for each in held), default=DEFAULT_KAPPA_BYTES)  # as for sharded tensors
 
 
 def plans(groups: Sequence[Groups], ranks: int, strategy: str, kappa: int) -> Iterator[tuple[Groups, IntArray, Plan]]:
-    """Every plan, those of smaller sets first, with the groups and the sets of ranks among them that follow it."""
+    """Yield every plan with its groups and the sets of ranks that follow it; plans of smaller sets come first."""
     load = np.zeros(ranks, dtype=np.int64)
     for _, alike in groupby(groups, key=lambda each: each.ranks.shape[1]):
-        before = load.copy()  # sets of one size do not know of each other
+        before = load.copy()  # sets of equal size are planned independently of each other
         for each in alike:
             for numbers, preload in _alike(before[each.ranks]):
                 plan = share_set(each.leaves, kappa, preload, strategy)
@@ -236,7 +236,7 @@ def plans(groups: Sequence[Groups], ranks: int, strategy: str, kappa: int) -> It
 
 
 def _alike(carried: IntArray) -> Iterator[tuple[IntArray, IntArray]]:
-    """The numbers of equal rows, and the row: most often all are equal, and then none need be sorted."""
+    """Yield (indices of equal rows, the row). Usually all rows are equal, and nothing is sorted."""
     if (carried == carried[0]).all():
         yield np.arange(len(carried), dtype=np.int64), carried[0]
         return

@@ -1,8 +1,7 @@
 """Layouts of ranks: data, tensor, pipeline and expert parallelism, and sharding.
 
-Ranks are numbered as Megatron-LM numbers them: tensor parallelism fastest, then data, then pipeline parallelism.
-Data-parallel ranks that shard are next to each other, replicas of the shards further apart, as in hybrid sharding
-over a node.
+Ranks are numbered as in Megatron-LM: tensor parallelism is innermost, then data, then pipeline parallelism. Within data
+parallelism, shards are adjacent and replicas further apart, as in hybrid sharding over a node.
 """
 
 from __future__ import annotations
@@ -21,23 +20,23 @@ KEYS = ("tp=N", "pp=N", "ep=N", "fsdp", "hsdp=N", "zero1")
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The layout of a model over ranks; the remaining ranks are data parallel."""
+    """The layout of a model over ranks; the remaining dimension is data parallel."""
 
     tensor: int = 1  # ranks that divide each matrix
     pipeline: int = 1  # stages that divide the layers
     expert: int = 1  # data-parallel ranks that divide the experts of a layer
-    sharded: int = 1  # data-parallel ranks that divide every leaf: 1 for none, 0 for all of them
+    sharded: int = 1  # data-parallel ranks that divide every leaf; 1 for none, 0 for all data-parallel ranks
     #: true if the optimizer's state is divided among all data-parallel ranks (ZeRO stage 1: S. Rajbhandari et al.,
     #: ZeRO, SC 2020).
     optimizer_sharded: bool = False
 
     def fits(self, ranks: int) -> bool:
-        """True if so many ranks can be laid out like this."""
+        """True if this layout is possible on this number of ranks."""
         data, rest = divmod(ranks, self.tensor * self.pipeline)
         return data > 0 and not rest and data % max(self.sharded or data, self.expert) == 0
 
     def at(self, ranks: int) -> RankGrid:
-        """The layout on so many ranks."""
+        """The layout on this number of ranks."""
         block = self.tensor * self.pipeline
         data = ranks // block
         if not self.fits(ranks):
@@ -61,7 +60,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class RankGrid:
-    """A layout on a number of ranks. The data-parallel ranks are ``replicas * shards``."""
+    """A layout on a number of ranks. The number of data-parallel ranks is ``replicas * shards``."""
 
     stages: int  # stages, replicas, shards, tensor, expert: sizes of the dimensions
     replicas: int
@@ -81,7 +80,7 @@ class RankGrid:
         return self.replicas * self.shards
 
     def ranks_of(self, stage: int, expert: int | None, shards: int, *, divided: bool) -> IntArray:
-        """Ranks that divide leaves, and those that hold the same."""
+        """int64[shards, tensor-parallel ranks or 1, ranks that hold the same]: the ranks that divide leaves."""
         first = stage * self.data * self.tensor
         ranks: IntArray = np.arange(first, first + self.data * self.tensor, dtype=np.int64)
         ranks = ranks.reshape(self.data, self.tensor)
@@ -94,7 +93,7 @@ class RankGrid:
 
 
 def read_layout(text: str) -> Layout:
-    """A layout from ``tp=8,pp=4,zero1``."""
+    """Parse a layout such as ``tp=8,pp=4,zero1``."""
     found: dict[str, int] = {}
     for item in text.split(","):
         key, separator, value = item.strip().partition("=")

@@ -1,7 +1,7 @@
-"""Models by shape: their parameters, in the order and under the names of their reference implementations.
+"""Models by shape: their parameters, with the order and names of the reference implementations.
 
-Nothing is allocated: a trillion parameters are a few thousand records. What parallel layouts need is beside each
-shape: its layer (pipeline parallelism), the dimension that tensor parallelism divides (M. Shoeybi et al.,
+Nothing is allocated: a trillion parameters are a few thousand records. Besides its shape, a record has what parallel
+layouts need: its layer (pipeline parallelism), the dimension that tensor parallelism divides (M. Shoeybi et al.,
 Megatron-LM, 2019) and its expert.
 """
 
@@ -18,7 +18,7 @@ from deeppart.errors import ConfigError
 from deeppart.model import meant_todo, read_bytes
 from deeppart.partition import IntArray
 
-#: Most layers, so that a slip of the keys does not fill the memory.
+#: Limits, so that a typo does not exhaust memory.
 _MOST_LAYERS = 100_000
 _MOST_TENSORS = 10_000_000
 
@@ -27,15 +27,15 @@ _MOST_TENSORS = 10_000_000
 class Parameter:
     """One parameter of a model."""
 
-    path: str  # its name; components joined by dots, as in a module's ``state_dict()``
-    shape: tuple[int, ...]  # its lengths
-    layer: int  # -1 before the first layer, the number of layers behind the last one
+    path: str  # name, as in a module's ``state_dict()``
+    shape: tuple[int, ...]
+    layer: int  # -1 before the first layer, the number of layers after the last one
     divided: int | None = None  # the dimension that tensor parallelism divides, or None
-    expert: int | None = None  # its number among the experts of its layer, or None
+    expert: int | None = None  # the number of its expert within the layer, or None
 
     @property
     def elements(self) -> int:
-        """How many numbers it has."""
+        """Number of elements."""
         return math.prod(self.shape)
 
 
@@ -43,11 +43,11 @@ class Parameter:
 class Model:
     """A model by shapes."""
 
-    name: str  # the name by which it was asked for
+    name: str  # as given by the user
     parameters: tuple[Parameter, ...]  # in order
-    layers: int  # how many layers a pipeline can divide
+    layers: int  # number of layers, which a pipeline can divide
     experts: int  # per layer; 0 for a dense model
-    source: str  # the source of the shapes
+    source: str  # of the shapes
 
     @property
     def elements(self) -> int:
@@ -75,7 +75,7 @@ def bert(layers: int, hidden: int, vocabulary: int, positions: int = 512, types:
 
 
 def gpt(layers: int, hidden: int, vocabulary: int = 50257, positions: int = 1024) -> Iterator[Parameter]:
-    """``GPT2LMHeadModel``, the output tied to the input, a row for each input: A. Radford et al., 2019."""
+    """``GPT2LMHeadModel`` with tied embeddings, and weights of shape (inputs, outputs): A. Radford et al., 2019."""
     yield from _embedding("transformer.wte", vocabulary, hidden)
     yield Parameter("transformer.wpe.weight", (positions, hidden), -1)
     for layer in range(layers):
@@ -92,7 +92,7 @@ def gpt(layers: int, hidden: int, vocabulary: int = 50257, positions: int = 1024
 def llama(
     layers: int, hidden: int, feed_forward: int, heads: int, key_heads: int, vocabulary: int, experts: int = 0
 ) -> Iterator[Parameter]:
-    """``LlamaForCausalLM``, output not tied; with experts ``MixtralForCausalLM``."""
+    """``LlamaForCausalLM`` without tied embeddings; with experts, ``MixtralForCausalLM``."""
     keys = hidden // heads * key_heads
     yield from _embedding("model.embed_tokens", vocabulary, hidden)
     for layer in range(layers):
@@ -117,7 +117,7 @@ def llama(
 
 
 def tensors(count: int, elements: int) -> Iterator[Parameter]:
-    """Equal tensors, one to a layer."""
+    """Equal tensors, one per layer."""
     for number in range(count):
         yield Parameter(f"tensors.{number}.weight", (elements,), number, 0)
 
@@ -130,7 +130,7 @@ _LLAMA = "A. Grattafiori et al., The Llama 3 Herd of Models, 2024, table 3"
 _MIXTRAL = "A. Jiang et al., Mixtral of Experts, 2024, table 1"
 
 Builder = Callable[[], Iterator[Parameter]]
-#: Name -> (what builds it, layers, experts, source).
+#: Name -> (function that builds it, layers, experts, source).
 PRESETS: Mapping[str, tuple[Builder, int, int, str]] = {
     "bert-base": (lambda: bert(12, 768, 30522), 12, 0, _BERT),
     "bert-large": (lambda: bert(24, 1024, 30522), 24, 0, _BERT),
@@ -151,12 +151,12 @@ PRESETS: Mapping[str, tuple[Builder, int, int, str]] = {
 
 _FAMILY = re.compile(r"(bert|gpt)-(\d+)x(\d+)x(\d+)")
 _TENSORS = re.compile(r"tensors-(\d+)x(.+)")
-#: How families are asked for; for messages.
+#: The names of families, for messages.
 FAMILIES = ("bert-LAYERSxHIDDENxVOCABULARY", "gpt-LAYERSxHIDDENxVOCABULARY", "tensors-COUNTxSIZE")
 
 
 def model_named(name: str) -> Model:
-    """A preset, or a member of a family: ``bert-48x2048x30522``, ``tensors-100000x4KiB`` (of 4-byte elements)."""
+    """A preset, or a model of a family: ``bert-48x2048x30522``, ``tensors-100000x4KiB`` (of 4-byte elements)."""
     if name in PRESETS:
         build, layers, experts, source = PRESETS[name]
         return Model(name, tuple(build()), layers, experts, source)
@@ -198,14 +198,14 @@ def _norm(name: str, hidden: int, layer: int) -> Iterator[Parameter]:
 
 
 def _columns(name: str, inputs: int, outputs: int, layer: int, *, rows_are_inputs: bool = False) -> Iterator[Parameter]:
-    """A matrix whose outputs are divided, and its bias with them; a row is an output if not said otherwise."""
+    """A matrix whose outputs are divided, together with its bias."""
     shape, divided = ((inputs, outputs), 1) if rows_are_inputs else ((outputs, inputs), 0)
     yield Parameter(f"{name}.weight", shape, layer, divided)
     yield Parameter(f"{name}.bias", (outputs,), layer, 0)
 
 
 def _rows(name: str, inputs: int, outputs: int, layer: int, *, rows_are_inputs: bool = False) -> Iterator[Parameter]:
-    """A matrix whose inputs are divided: its bias, added after the sum, is not."""
+    """A matrix whose inputs are divided; its bias, which is added after the sum, is not."""
     shape, divided = ((inputs, outputs), 0) if rows_are_inputs else ((outputs, inputs), 1)
     yield Parameter(f"{name}.weight", shape, layer, divided)
     yield Parameter(f"{name}.bias", (outputs,), layer)
@@ -224,17 +224,17 @@ ITEM_BYTES = {
 class Tensor:
     """One leaf of the whole state."""
 
-    parameter: Parameter  # the parameter to which it belongs
+    parameter: Parameter  # to which it belongs
     path: str  # in the state
     dtype: str  # torch's name
-    shape: tuple[int, ...]  # its lengths
-    optimizer: bool = False  # true if it is the optimizer's
-    #: true if no rank divides it, whatever the layout: a buffer. So it is with what has no dimensions.
+    shape: tuple[int, ...]
+    optimizer: bool = False  # true if it belongs to the optimizer
+    #: true if no layout divides it, as for buffers; tensors without dimensions are never divided
     plain: bool = False
 
     @property
     def elements(self) -> int:
-        """How many."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property
@@ -253,7 +253,7 @@ _ITEM, _OPTIMIZER_ITEM, _OPTIMIZER_TENSORS, _SMALL = 2, 4, 3, 5
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One of the benchmark's models, in its closed division."""
+    """A model of the benchmark's closed division."""
 
     name: str  # as a state
     layers: int  # layers, hidden, feed_forward, heads, key_heads: of the model
@@ -264,23 +264,23 @@ class Workload:
     tensor: int  # tensor, pipeline, data: parallel ranks of each kind
     pipeline: int
     data: int
-    zero: int  # its stage, 1 or 3
-    published: float  # the size that the benchmark's table gives, in its GB of 2^30 bytes
+    zero: int  # ZeRO stage, 1 or 3
+    published: float  # size by the benchmark's table, in units of 2^30 bytes
 
     @property
     def processes(self) -> int:
-        """That write a checkpoint in the closed division."""
+        """Number of processes that write a checkpoint."""
         return self.tensor * self.pipeline * self.data
 
     @property
     def specification(self) -> str:
-        """What stands behind the model's name in a state: dtype, optimizer, layout."""
+        """The suffix of the model's name in a state: dtype, optimizer, layout."""
         sizes = [f"tp={self.tensor}"] if self.tensor > 1 else []
         sizes += [f"pp={self.pipeline}"] if self.pipeline > 1 else []
         return ":fp16+adam-mixed@" + ",".join([*sizes, "fsdp" if self.zero == 3 else "zero1"])
 
     def model(self) -> Model:
-        """Its parameters."""
+        """The model with its parameters."""
         shape = (self.layers, self.hidden, self.feed_forward, self.heads, self.key_heads, _VOCABULARY)
         return Model(self.name, tuple(llama(*shape)), self.layers, 0, _SOURCE)
 
@@ -295,8 +295,8 @@ class Workload:
         elements = 2 * embedding + self.hidden + (sum(norms) + sum(matrices)) * self.layers
         layer = sum(norm // parts for norm in norms) + sum(matrix // self.tensor // parts for matrix in matrices)
         ends = embedding // self.tensor // parts
-        # The first stages have a layer more where the layers cannot be divided evenly; DLIO numbers ranks tensor
-        # parallelism first, then pipeline, then data parallelism.
+        # If layers cannot be divided evenly, the first stages have one more. In DLIO's numbering of ranks, tensor
+        # parallelism is innermost, then pipeline, then data parallelism.
         each, more = divmod(self.layers, self.pipeline)
         stages = np.array([(each + (stage < more)) * layer for stage in range(self.pipeline)], dtype=np.int64)
         stages[0] += ends

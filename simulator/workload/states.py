@@ -1,9 +1,8 @@
-"""States by shape: what a training job holds on so many ranks, and how the library's partitioner shares it out.
+"""States by shape: the leaves of a training job on any number of ranks, and their shares by the library's partitioner.
 
-``bert-large+adam`` is a model with an optimizer, ``llama3-405b+adam-mixed@tp=8,pp=16`` one spread over ranks. Leaves
-are sizes without tensors. Ranks fall into groups that hold the same leaves; groups that hold leaves of equal sizes
-are cut alike, so one of them is partitioned and the others follow, which is what makes a trillion parameters over
-65,536 ranks a matter of seconds.
+``bert-large+adam`` is a model with an optimizer, ``llama3-405b+adam-mixed@tp=8,pp=16`` one with a layout over ranks.
+Leaves are sizes without tensors. Groups of ranks whose leaves have equal sizes are divided in the same way, so only one
+of them is partitioned: a trillion parameters on 65,536 ranks take seconds.
 """
 
 from __future__ import annotations
@@ -20,9 +19,8 @@ from .layout import Layout, read_layout
 from .shapes import ITEM_BYTES, WORKLOADS, Model, Tensor, model_named
 
 _SHORT = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "float8_e4m3fn"}
-#: Optimizer -> dtype of the model's parameters where none is named, and dtypes of what is kept for each parameter.
-#: Adam keeps two moments and a step count (a float32 tensor of one element, as torch.optim.Adam); with mixed
-#: precision a float32 copy of the parameters too.
+#: Optimizer -> default dtype of the model's parameters, and name and dtype of each tensor that it keeps per parameter.
+#: Adam also keeps a step count (a float32 tensor of one element, as torch.optim.Adam does).
 OPTIMIZERS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
     "": ("float32", ()),
     "adam": ("float32", (("exp_avg", "float32"), ("exp_avg_sq", "float32"))),
@@ -35,28 +33,28 @@ OPTIMIZERS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
 class State:
     """A state, on any number of ranks."""
 
-    name: str  # the name by which it was asked for
-    tensors: tuple[Tensor, ...]  # its leaves, before any division
+    name: str  # as given by the user
+    tensors: tuple[Tensor, ...]  # its leaves, undivided
     layers: int  # that a pipeline can divide
     experts: int  # per layer
-    layout: Layout  # how it is spread
-    source: str  # the source of its shapes
-    per_rank: tuple[Tensor, ...] = ()  # leaves that differ on each rank, such as states of random number generators
+    layout: Layout
+    source: str  # of the shapes
+    per_rank: tuple[Tensor, ...] = ()  # leaves that differ between ranks, such as states of random number generators
     _known: dict[int, tuple[Groups, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
     _held: dict[object, Held] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of everything, each once."""
+        """Bytes of all leaves, each counted once."""
         return sum(tensor.nbytes for tensor in self.tensors)
 
     @property
     def parameters(self) -> int:
-        """Elements that are not the optimizer's."""
+        """Elements outside of the optimizer."""
         return sum(tensor.elements for tensor in self.tensors if not tensor.optimizer)
 
     def on(self, ranks: int) -> tuple[Groups, ...]:
-        """The leaves of each group of ranks, smaller groups first: in this order they are partitioned."""
+        """The groups of ranks with their leaves, smaller sets first: the order in which they are partitioned."""
         if ranks not in self._known:
             grid = self.layout.at(ranks)
             groups = list(groups_of(self.tensors, grid, self.layers, self.experts, self._held))
@@ -66,13 +64,13 @@ class State:
         return self._known[ranks]
 
     def shares(self, ranks: int, strategy: str = "deeppart", kappa: float | None = None) -> Shares:
-        """Share the state out with the library's partitioner."""
+        """Compute the shares of all ranks with the library's partitioner."""
         groups = self.on(ranks)
         return share_out(groups, ranks, strategy, kappa_of(groups, ranks) if kappa is None else whole_kappa(kappa))
 
 
 def read_state(text: str, model: Model | None = None, dtype: str | None = None) -> State:
-    """A state from ``MODEL[:DTYPE][+OPTIMIZER][@LAYOUT]``, or a whole workload such as ``mlperf-8b``."""
+    """Parse ``MODEL[:DTYPE][+OPTIMIZER][@LAYOUT]``, or the name of a workload such as ``mlperf-8b``."""
     if model is None and text in WORKLOADS:
         workload = WORKLOADS[text]
         return replace(read_state(workload.specification, workload.model()), name=text)
@@ -94,7 +92,7 @@ def read_state(text: str, model: Model | None = None, dtype: str | None = None) 
 
 
 def state_of(name: str, tensors: Sequence[Tensor], source: str, layout: Layout) -> State:
-    """A state from leaves that are known already."""
+    """A state with given leaves."""
     layers = max([1, *(tensor.parameter.layer + 1 for tensor in tensors)])
     return State(name, tuple(tensors), layers, 0, layout, source)
 
