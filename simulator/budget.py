@@ -1,9 +1,9 @@
-"""What checkpoints cost beside time: node-hours and money; space, and the life of drives.
+"""The costs of checkpoints besides time: node-hours and money, space, and the wear of drives.
 
-All nodes of a job are paid for as long as it runs, those that wait for a repair and spare ones too.
+All nodes of a job are paid for as long as it runs, including spare ones and those that wait for a repair.
 
-A level keeps its newest steps (``keep``) while another one is written. The local level also keeps what the redundant
-levels protect: where those are written more rarely, their newest steps are older ones
+A level keeps its newest steps (``keep``) while another one is written. The local level also keeps the steps of the
+redundant levels, which are older ones if those levels are written less often
 (:func:`deeppart_simulator.campaign.background.retire`).
 """
 
@@ -24,7 +24,7 @@ from .machine.record import DAY_S, Machine
 from .timing.stages import TORCH_SAVE, Job, Protection, by_node, times_of, torch_save_words
 
 HOUR_S = 3600.0
-#: What stands for a month.
+#: Length of a month.
 MONTH_DAYS = 30.0
 USEFUL, SPARES = "useful training", "spare nodes"
 
@@ -33,26 +33,26 @@ USEFUL, SPARES = "useful training", "spare nodes"
 class Item:
     """A line of a bill."""
 
-    what: str  # the time went to
+    what: str  # use of the time
     node_hours: float  # of all nodes
-    money: float | None  # in the machine's currency; None where it has no price
+    money: float | None  # in the machine's currency; None without a price
 
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """What a run takes."""
+    """The bill of a run."""
 
-    items: tuple[Item, ...]  # adding up to ``total``; the first is what was useful
-    currency: str  # of the money; "" without a price
+    items: tuple[Item, ...]  # their sum is ``total``; the first is the useful time
+    currency: str  # "" without a price
 
     @property
     def total(self) -> Item:
-        """Of everything."""
+        """The sum of all items."""
         return self._sum("all", self.items)
 
     @property
     def lost(self) -> Item:
-        """Of what was no useful training."""
+        """The sum of all items but useful training."""
         return self._sum("not useful", [item for item in self.items if item.what != USEFUL])
 
     def _sum(self, what: str, items: Sequence[Item]) -> Item:
@@ -60,18 +60,18 @@ class Bill:
         return Item(what, sum(each.node_hours for each in items), money)
 
     def document(self) -> dict[str, Any]:
-        """The bill for JSON; money is null where there is no price."""
+        """The bill for JSON; money is null without a price."""
         return {"currency": self.currency, "items": self.items, "not_useful": self.lost, "total": self.total}
 
     def row(self) -> dict[str, Any]:
-        """What a row of a table has room for."""
+        """The columns of the bill in a table."""
         lost = self.lost
         row = {"node_hours": self.total.node_hours, "lost_node_hours": lost.node_hours}
         return row | {"lost_money": lost.money, "currency": self.currency}
 
 
 def item(machine: Machine, what: str, node_hours: float) -> Item:
-    """What so many node-hours cost."""
+    """The item for some node-hours."""
     price = machine.price.node_hour
     return Item(what, node_hours, None if math.isinf(price) else node_hours * price)
 
@@ -85,13 +85,13 @@ def bill(machine: Machine, nodes: int, seconds: float, shares: Mapping[str, floa
 
 
 def missing(machine: Machine) -> list[str]:
-    """What is left out of a bill, and the keys of the machine file that would bring it in."""
+    """Sentences about what a bill lacks, with the keys of the machine file that would add it."""
     priced = math.isfinite(machine.price.node_hour)
     return [] if priced else ["no money: [price] node_hour and currency are not in the machine file"]
 
 
 def cells(each: Item, currency: str) -> list[str]:
-    """Node-hours, and money where there is a price, for people."""
+    """Node-hours, and money if there is a price, as text."""
     return [show_number(each.node_hours), *([] if each.money is None else [f"{show_number(each.money)} {currency}"])]
 
 
@@ -100,23 +100,23 @@ def cells(each: Item, currency: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What a job keeps, and what there is for it."""
+    """The space that a job needs, and the available space."""
 
-    steps: Mapping[str, int]  # level -> most steps on it at a time
-    node_bytes: Mapping[str, float]  # level -> bytes of these on the node that has most
-    file_system_bytes: float  # at the persistent level, of all
-    node_capacity: float  # node_capacity, file_system_capacity: bytes; infinity where the machine file does not say
+    steps: Mapping[str, int]  # level -> most steps at the same time
+    node_bytes: Mapping[str, float]  # level on nodes -> bytes of these steps on the fullest node
+    file_system_bytes: float  # bytes of the steps at the persistent level
+    node_capacity: float  # node_capacity, file_system_capacity: bytes; infinity if the machine file lacks it
     file_system_capacity: float
-    quota: bool  # true if a quota is what limits the file system
+    quota: bool  # true if the limit of the file system is a quota
 
     @property
     def on_node(self) -> float:
-        """Bytes on the node that has most, all levels together."""
+        """Bytes on the fullest node, of all levels."""
         return sum(self.node_bytes.values())
 
     @property
     def too_large(self) -> list[str]:
-        """Sentences that say what does not fit; none if all does, or if nobody knows."""
+        """Sentences about what does not fit; none if everything fits or capacities are unknown."""
         found = []
         if self.on_node > self.node_capacity:
             parts = ", ".join(f"{self.steps[level]} steps of {level}" for level in self.node_bytes)
@@ -134,12 +134,12 @@ class Space:
 
 
 def steps_kept(every: Mapping[str, int]) -> dict[str, int]:
-    """Level -> most steps on it at a time, the one that is being written among them."""
+    """Level -> most steps at the same time, including the one being written."""
     on = {level: every[level] for level in LEVELS if 0 < every.get(level, 0) < MOST_EVERY}
     kept = {level: DEFAULT_KEEP[level] for level in on}
     found = {level: count + 1 for level, count in kept.items()}
     if Level.LOCAL in on:
-        # Levels that are written at the same calls keep the same steps.
+        # Levels written by the same calls keep the same steps.
         by_calls = {on[level]: 0 for level in on}
         for level in (Level.LOCAL, *REDUNDANT_LEVELS):
             if level in on:
@@ -163,25 +163,25 @@ def space_of(world: SizedJob, every: Mapping[str, int]) -> Space:
 
 
 def drive_years(machine: Machine, node_daily_bytes: float) -> float:
-    """Years until a node's drives have taken what they are promised to; infinity where that is not said, or never."""
+    """Years until a node's drives have reached their endurance; infinity if that is unknown or nothing is written."""
     most = machine.local.endurance
     return most / node_daily_bytes / 365.25 if node_daily_bytes and math.isfinite(most) else math.inf
 
 
 def drive_writes(machine: Machine, node_daily_bytes: float) -> float | None:
-    """How often a day all of a node's drives are written; None where their capacity is not said."""
+    """Drive writes per day of a node; None if the capacity is unknown."""
     return node_daily_bytes / machine.local.capacity if math.isfinite(machine.local.capacity) else None
 
 
 def bandwidth_share(machine: Machine, drained_daily_bytes: float) -> float:
-    """The share of all that the file system can write."""
+    """The fraction of the file system's write bandwidth that the job uses."""
     return drained_daily_bytes / (machine.persistent.write * DAY_S)
 
 
 def space_document(
     machine: Machine, space: Space, node_daily_bytes: float, drained_daily_bytes: float
 ) -> dict[str, Any]:
-    """What is kept and written, for JSON; null where the machine file does not say what would be needed."""
+    """Space and wear for JSON; null if the machine file lacks a number."""
     return {
         "steps": space.steps,
         "node_bytes": space.node_bytes,
@@ -196,7 +196,7 @@ def space_document(
 
 
 def space_lines(machine: Machine, space: Space, node_daily_bytes: float, drained_daily_bytes: float) -> Iterator[str]:
-    """What is kept and written, in sentences, with the keys of what the machine file does not say."""
+    """Sentences about space and wear, with the keys of numbers that the machine file lacks."""
     if space.node_bytes:
         line = f"kept on the node with most: {show_bytes(space.on_node)}" + _steps(space, LEVELS[:-1])
         yield line + _of(space.on_node, space.node_capacity, "its storage", "[local] capacity")
@@ -234,7 +234,7 @@ def _wear(machine: Machine, node_daily_bytes: float) -> str:
 # --- campaigns --------------------------------------------------------------------------------------------------------
 
 
-#: A share of a summary -> its name, wherever it is shown.
+#: A share of a summary -> its displayed name.
 SHARE_WORDS = {
     "useful": USEFUL,
     "lost": "training lost",
@@ -247,13 +247,13 @@ SHARE_WORDS = {
     "leaving": "saving before the end of a turn",
     "queued": "in the queue",
 }
-#: What an elastic job's nodes do that are not there: it trains more slowly while they are repaired.
+#: The time of missing nodes of an elastic job, which trains more slowly while they are repaired.
 FEWER = "training on fewer nodes"
 _ROUNDING = 1e-9
 
 
 def bill_of_run(planned: Planned, cadences: Cadences, summary: Summary) -> Bill:
-    """The mean bill of a campaign's runs; while the job is in a queue it holds no nodes."""
+    """The mean bill of a campaign's runs; a queued job has no nodes."""
     shares = {words: summary.shares[name].mean for name, words in SHARE_WORDS.items() if name != "queued"}
     shares = {words: share for words, share in shares.items() if share or words != SHARE_WORDS["leaving"]}
     held = 1 - summary.shares["queued"].mean
@@ -264,7 +264,7 @@ def bill_of_run(planned: Planned, cadences: Cadences, summary: Summary) -> Bill:
 
 
 def space_of_run(planned: Planned, cadences: Cadences) -> Space:
-    """What a campaign keeps at each level."""
+    """The space of a campaign."""
     return space_of(planned.on(planned.nodes), cadences.every)
 
 
@@ -277,7 +277,7 @@ def daily_bytes(planned: Planned, cadences: Cadences, summary: Summary) -> tuple
 
 
 def spending_lines(planned: Planned, cadences: Cadences, summary: Summary) -> list[str]:
-    """What a campaign keeps and wears, and what its bill leaves out, in sentences."""
+    """Sentences about the space and wear of a campaign, and about what its bill lacks."""
     machine, space = planned.job.machine, space_of_run(planned, cadences)
     lines = [f"no room: {line}; a job would end there" for line in space.too_large]
     return [*lines, *space_lines(machine, space, *daily_bytes(planned, cadences, summary)), *missing(machine)]
@@ -286,24 +286,24 @@ def spending_lines(planned: Planned, cadences: Cadences, summary: Summary) -> li
 # --- blocked time -----------------------------------------------------------------------------------------------------
 
 
-#: Seconds for which a call blocks, and training between two calls in seconds, of the usual table.
+#: Default rows of the table: seconds for which a call blocks, and seconds of training between two calls.
 BLOCKED_S = (0.01, 0.1, 1.0, 10.0, 100.0)
 PERIODS_S = (60.0, 600.0, 3600.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What calls that block for some time cost."""
+    """The cost of calls that block training for some time."""
 
-    period_s: float  # of training between two calls
-    blocked_s: float  # of each
-    way: str  # the way that blocks for so long; "" where the time is one that was asked about
-    lost: float  # the share of the time in which training waits
-    cost: Item  # of that, in the time that was asked about
+    period_s: float  # training between two calls
+    blocked_s: float  # of each call
+    way: str  # the way to checkpoint that blocks for this long; "" for a time given by the user
+    lost: float  # fraction of the time in which training waits
+    cost: Item  # of the lost time
 
 
 def ways_of(job: Job) -> dict[str, float]:
-    """Way to checkpoint -> seconds that a call blocks; what is like DCP is a lower bound, without its serialization."""
+    """Way to checkpoint -> seconds that a call blocks. For DCP a lower bound, without its serialization."""
     straight = replace(job, protection=Protection(local=False, partner=False), compression="none", capture="eager")
     jobs = (job, replace(straight, strategy="whole"), replace(straight, strategy=TORCH_SAVE))
     deeppart, whole, saved = (times_of(each, each.shares()) for each in jobs)
@@ -323,7 +323,7 @@ def costs_of_blocking(
     ways: Mapping[str, float],
     days: float,
 ) -> list[Row]:
-    """The table: for each period the times that are asked about, and those of the ways among them."""
+    """The rows of the table: for each period, the given times and those of the ways to checkpoint."""
     asked, found = [("", seconds) for seconds in dict.fromkeys(blocked_s)], []
     for period_s in sorted(set(periods_s)):
         for way, seconds in sorted([*asked, *ways.items()], key=itemgetter(1)):

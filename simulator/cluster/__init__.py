@@ -1,1 +1,1 @@
-"""Many jobs on a cluster that they share: who gets how many GPUs, by which policy, and when each is done."""
+"""Many jobs on a shared cluster: how a policy allocates GPUs, and when each job is done."""

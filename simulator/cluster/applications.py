@@ -1,14 +1,14 @@
-"""Trainings that share a cluster: how fast each goes on any placement, from measurements, and who submits what when.
+"""Trainings on a shared cluster: the measured speed of each on any placement, and workloads of submitted jobs.
 
-The measurements and workloads are AdaptDL's (branch osdi21-artifact, in ``adaptdl.zip``), or one's own, in its layout:
+Measurements and workloads are AdaptDL's (branch osdi21-artifact, in ``adaptdl.zip``), or the user's in the same layout:
 
     traces/APPLICATION/placements.csv       placement,local_bsz,step_time,sync_time
     traces/APPLICATION/scalability.csv      num_nodes,num_replicas,local_bsz,step_time,sync_time
     traces/APPLICATION/validation-BATCH.csv progress,iteration,metric,grad_sqr,grad_var
     WORKLOADS/NAME.csv                      name,time,application,num_replicas,batch_size
 
-Times are interpolated between batches, and for placements that were not measured between numbers of nodes and GPUs.
-Progress is counted in steps with the first batch, and the end of a training in epochs.
+Times are interpolated between batches, and for placements that were not measured, between numbers of nodes and GPUs.
+The unit of progress is a step with the first batch. A training ends after a number of epochs.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from ..workload.states import read_state
 
 Floats = npt.NDArray[np.float64]
 Placement = tuple[int, ...]
-#: More nodes than this were not measured; the times of so many hold for more.
+#: Most nodes that were measured; their times are used for more nodes.
 _MOST_NODES = 16
 
 
 class Settings(NamedTuple):
-    """What AdaptDL's artefact says of a training beside its measurements."""
+    """What AdaptDL's artifact specifies for a training besides its measurements."""
 
-    epochs: int  # after which it is done
-    most_local: int | None = None  # samples of a micro-batch of a GPU at most; the largest that was measured if None
-    most_gpus: int | None = None  # that policies which choose a size give it
-    batch: int | None = None  # that Pollux gives it, instead of choosing one
-    #: what a checkpoint of it holds, as ``--state`` says it; assumed from the models that the paper names
+    epochs: int  # length of the training
+    most_local: int | None = None  # most samples of a GPU's micro-batch; None for the largest measured number
+    most_gpus: int | None = None  # most GPUs, for policies that choose the number
+    batch: int | None = None  # batch under Pollux, which otherwise chooses one
+    #: the state in its checkpoints, in the syntax of ``--state``; assumed from the models that the paper names
     state: str = "tensors-160x1.3MB"
 
 
@@ -64,7 +64,7 @@ SETTINGS: Mapping[str, Settings] = {
 
 
 class Times(NamedTuple):
-    """Seconds of a micro-batch with the exchange of gradients, and of that exchange in it."""
+    """Seconds of a micro-batch with the exchange of gradients, and of this exchange alone."""
 
     step_s: float
     sync_s: float
@@ -73,7 +73,7 @@ class Times(NamedTuple):
 class Timing(NamedTuple):
     """A row of measured times."""
 
-    placement: Placement | None  # GPUs on each node, if the row is of one placement
+    placement: Placement | None  # GPUs on each node; None if the row is not for one placement
     nodes: int
     gpus: int
     local_batch: int
@@ -82,10 +82,10 @@ class Timing(NamedTuple):
 
 @dataclass(frozen=True)
 class Course:
-    """How a training with one batch went: one value for each epoch."""
+    """The course of a training with one batch: one value for each epoch."""
 
-    progress: Floats  # steps with the first batch that it is worth, by the end of the epoch
-    iteration: Floats  # steps by then
+    progress: Floats  # progress at the end of the epoch, in steps with the first batch
+    iteration: Floats  # steps until then
     sqr: Floats  # sqr, var: those of :class:`deeppart.elastic.goodput.GradientNoise`, of the first batch
     var: Floats
 
@@ -95,33 +95,33 @@ class Application:
     """One kind of training."""
 
     name: str
-    timings: Sequence[Timing]  # measured
+    timings: Sequence[Timing]
     courses: Mapping[int, Course]  # by batch, ascending
-    settings: Settings  # what is known of it beside that
-    least_local: int  # least_local, most_local: samples of a micro-batch of a GPU
+    settings: Settings
+    least_local: int  # least_local, most_local: samples of a GPU's micro-batch
     most_local: int
     _known: dict[tuple[Placement, int], Times] = field(default_factory=dict, repr=False)
 
     @property
     def batch(self) -> int:
-        """The first batch, which the training was tuned for."""
+        """The first batch, for which the training was tuned."""
         return min(self.courses)
 
     @property
     def most_batch(self) -> int:
-        """The largest that was measured."""
+        """The largest measured batch."""
         return max(self.courses)
 
     def progress(self, epoch: int) -> float:
-        """By the end of so many epochs, with whichever batch it is least."""
+        """Progress after ``epoch`` epochs: the least of all batches."""
         return 0.0 if epoch == 0 else min(float(each.progress[epoch - 1]) for each in self.courses.values())
 
     def iterations(self, batch: int, epoch: int) -> float:
-        """Steps with this batch by the end of the epoch of this number."""
+        """Steps with this batch until the end of epoch number ``epoch``."""
         return self._between("iteration", batch, epoch)
 
     def noise(self, batch: int, epoch: int) -> tuple[float, float]:
-        """Squared norm and variance of gradients of the first batch, in a training with this one."""
+        """Squared norm and variance of gradients for the first batch, in a training with this batch."""
         return self._between("sqr", batch, epoch), self._between("var", batch, epoch)
 
     def times(self, placement: Placement, local_batch: int) -> Times:
@@ -163,7 +163,7 @@ class Application:
 
 @lru_cache(maxsize=64)
 def _surface(application: Application) -> Callable[[Floats], Floats]:
-    """Times over nodes, GPUs and batch, the mean of all placements of a size."""
+    """Times as a function of nodes, GPUs and batch: means over all placements of a size."""
     from scipy.interpolate import LinearNDInterpolator
 
     groups: dict[tuple[int, int, int], list[Times]] = {}
@@ -181,29 +181,29 @@ def _surface(application: Application) -> Callable[[Floats], Floats]:
 
 
 def _rotated(placement: Placement) -> Placement:
-    """The least of its rotations, which all are alike on a ring."""
+    """The least of all rotations, which are equivalent on a ring."""
     kept = tuple(count for count in placement if count)
     return min(kept[start:] + kept[:start] for start in range(len(kept)))
 
 
 def packed(gpus: int, per_node: int) -> Placement:
-    """So many GPUs on as few nodes as there are."""
+    """The placement of GPUs on as few nodes as possible."""
     full, rest = divmod(gpus, per_node)
     return (per_node,) * full + ((rest,) if rest else ())
 
 
 def divided(batch: int, gpus: int, application: Application) -> tuple[int, int]:
-    """(samples of a micro-batch, micro-batches beside the last) of a batch that GPUs share."""
+    """(samples of a micro-batch, number of accumulated micro-batches before the last) for a batch on some GPUs."""
     per_gpu = math.ceil(batch / gpus - 1e-8)
     accumulation = math.ceil(per_gpu / application.most_local - 1e-8) - 1
-    if gpus == 1 and batch > application.batch:  # to estimate the noise of gradients from several of them
+    if gpus == 1 and batch > application.batch:  # estimating gradient noise needs several micro-batches
         accumulation = max(1, accumulation)
     local = math.ceil(per_gpu / (accumulation + 1) - 1e-8)
     return min(local, application.most_batch // (gpus * (accumulation + 1))), accumulation
 
 
 def read_application(archive: Archive, name: str) -> Application:
-    """The application of that name."""
+    """Read an application."""
     folder = f"traces/{name}/"
     try:
         tables = (archive.table(f"{folder}{each}.csv") for each in ("placements", "scalability"))
@@ -240,9 +240,9 @@ class Request:
     """A row of a workload."""
 
     name: str  # of the job
-    submitted_s: float  # from the beginning
-    application: Application  # that it runs
-    gpus: int  # gpus, batch: that its user asks for
+    submitted_s: float  # since the beginning
+    application: Application
+    gpus: int  # gpus, batch: requested by its user
     batch: int
 
 
@@ -250,7 +250,7 @@ class Request:
 
 
 def read_workload(archive: Archive, name: str, known: dict[str, Application]) -> list[Request]:
-    """The jobs of a table, in its order."""
+    """Read the jobs of a workload, in order."""
     found = []
     for number, row in enumerate(archive.table(name)):
         try:
@@ -273,9 +273,9 @@ def read_workload(archive: Archive, name: str, known: dict[str, Application]) ->
 # --- archives ---------------------------------------------------------------------------------------------------------
 
 
-#: The trace that comes with the simulator.
+#: The trace that is part of the simulator.
 SHIPPED = "adaptdl"
-#: Bytes of one table; what is longer is none.
+#: Limit for the size of a table.
 _MOST_BYTES = 64 << 20
 
 
@@ -295,7 +295,7 @@ class Archive:
         self.names = tuple(sorted(_tables(self._root)))
 
     def workloads(self, name: str) -> list[str]:
-        """The workloads of a folder, or the one of that name."""
+        """The names of the workloads in a folder, or of a single one."""
         wanted = name.removesuffix(".csv").rstrip("/")
         found = [each for each in self.names if each == f"{wanted}.csv" or each.rpartition("/")[0] == wanted]
         folders = sorted({each.rpartition("/")[0] for each in self.names if not each.startswith("traces/")})
@@ -323,7 +323,7 @@ class Archive:
 
 
 def _tables(folder: Path | zipfile.Path, within: str = "") -> Iterator[str]:
-    """The CSV files of a folder and of those in it."""
+    """The CSV files in a folder, recursively."""
     for each in folder.iterdir():
         if each.is_dir():
             yield from _tables(each, f"{within}{each.name}/")
@@ -334,12 +334,12 @@ def _tables(folder: Path | zipfile.Path, within: str = "") -> Iterator[str]:
 # --- restarts ---------------------------------------------------------------------------------------------------------
 
 
-#: GPUs of the job whose restart is timed: about the mean of the published workloads.
+#: GPUs of the job whose restart is estimated: about the mean of the published workloads.
 _RANKS = 8
 
 
 def restarts_s(machine: Machine, per_node: int, applications: Iterable[Application]) -> dict[str, float]:
-    """Application -> seconds from the call that saves to the file system until it trains again on other nodes."""
+    """Application -> seconds from the last checkpoint call until it trains again on other nodes."""
     return {each.name: _seconds(machine, per_node, each) for each in applications}
 
 
@@ -348,7 +348,7 @@ def _seconds(machine: Machine, per_node: int, application: Application) -> float
     job = Job(state, machine, _RANKS, per_node, protection=Protection(local=True, partner=False))
     shares = job.shares()
     saved_s = times_of(job, shares).complete()[Level.PERSISTENT]
-    # As after a failed process, which no node has to be replaced for, and which nobody has to notice.
+    # As after the failure of a process, without the time until it is noticed.
     pieces = pieces_s(machine.restart, _RANKS, {"process"})
     started_s = sum(seconds for piece, seconds in pieces.items() if piece != PIECES[0])
     return saved_s + started_s + restore_s(job, shares, {Level.PERSISTENT: job.nodes})

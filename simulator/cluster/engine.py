@@ -1,4 +1,4 @@
-"""The rounds of a cluster: jobs train, and every so often a policy shares out the GPUs anew."""
+"""Simulates a cluster in rounds: jobs train, and at each interval a policy allocates the GPUs again."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from .applications import Placement, Request, Times, divided
 # --- jobs -------------------------------------------------------------------------------------------------------------
 
 
-#: Where the first fit of a job begins.
+#: Initial guess of a job's first fit.
 _FIRST_GUESS = Throughput(0.1, 0.01, 0.1, 0.01, 0.1, 0.01, 1.001)
 
 
 class Job:
-    """A job under way."""
+    """A running or waiting job."""
 
     def __init__(self, request: Request, batch: int | None) -> None:
         self.request = request
         self.batch = batch
-        self.epoch = 0  # that it is in
+        self.epoch = 0  # the current one
         self.placement: Placement = ()  # GPUs on each of its nodes; empty while it waits
-        self.restarts = 0  # beside its first start
+        self.restarts = 0  # without the first start
         self.finished_s: float | None = None
-        self.throughput: Throughput | None = None  # None before its first step, and where it keeps its batch; and noise
+        self.throughput: Throughput | None = None  # this and noise: None before the first step, and for a fixed batch
         self.noise: GradientNoise | None = None
-        self.most_gpus_seen = 0  # that it has had at most
+        self.most_gpus_seen = 0  # most GPUs so far
         self.stopped_s = 0.0
         self._started = False
         self._progress = 0.0
@@ -43,17 +43,17 @@ class Job:
 
     @property
     def bounds(self) -> Bounds:
-        """What a batch of it may be."""
+        """The limits of its batch."""
         app = self.request.application
         return Bounds(app.batch, app.most_batch, app.most_local, app.least_local)
 
     @property
     def goodput(self) -> Goodput | None:
-        """As far as it is known."""
+        """Its goodput by the measurements so far; None if unknown."""
         return None if self.throughput is None or self.noise is None else Goodput(self.throughput, self.noise)
 
     def place(self, placement: Placement, restart_s: float) -> None:
-        """Stop, and go on with other GPUs, or none, after so long."""
+        """Stop, and continue with other GPUs, if any, after ``restart_s``."""
         self.placement = placement
         if not placement:
             return
@@ -63,7 +63,7 @@ class Job:
         self._started = True
 
     def advance(self, now_s: float, seconds: float) -> None:
-        """Train for some time."""
+        """Train for ``seconds``."""
         if not self.placement or self.finished_s is not None:
             return
         waits = min(self._waits_s, seconds)
@@ -86,7 +86,7 @@ class Job:
                 self._choose_batch()
 
     def _steps_per_s(self) -> float:
-        """Progress now, in steps with the first batch; what is measured on the way is kept."""
+        """The rate of progress, in steps with the first batch per second. Also records the measurements."""
         app, gpus = self.request.application, sum(self.placement)
         batch = gpus * self._local * (self._accumulation + 1)
         times = app.times(self.placement, self._local)
@@ -115,11 +115,11 @@ class Job:
             self._local, self._accumulation = divided(batch, gpus, app)
             return
         step = best_step(goodput, len(self.placement), gpus, self.bounds)
-        most = app.most_batch // (gpus * (step.accumulation + 1))  # GPUs share it evenly here
+        most = app.most_batch // (gpus * (step.accumulation + 1))  # all GPUs have equal micro-batches here
         self._local, self._accumulation = min(step.local_batch, most), step.accumulation
 
 
-# --- what a policy is -------------------------------------------------------------------------------------------------
+# --- policies ---------------------------------------------------------------------------------------------------------
 
 
 #: The node of each GPU of a job.
@@ -127,54 +127,54 @@ Allocation = tuple[int, ...]
 
 
 class Policy(Protocol):
-    """Decides, in each round, who has which GPUs."""
+    """Allocates GPUs to jobs in each round."""
 
     def batch(self, request: Request) -> int | None:
-        """The batch that a job keeps; None if it chooses it itself."""
+        """The fixed batch of a job; None if the job chooses its batch."""
         ...
 
     def share(self, now_s: float, jobs: Sequence[Job], held: Mapping[str, Allocation]) -> dict[str, Allocation]:
-        """The GPUs of each job from now on."""
+        """The allocation of each job from now on. ``held``: the current allocations."""
         ...
 
 
 # --- rounds -----------------------------------------------------------------------------------------------------------
 
 
-#: A workload that is not done after so long never will be.
+#: A workload that takes longer is assumed never to end.
 _MOST_S = 365 * 86_400
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """What jobs share, and how."""
+    """A cluster."""
 
     nodes: int
-    per_node: int  # GPUs of each
-    interval_s: float  # from one decision to the next
-    #: of an application, by name: from the moment that its GPUs change until it trains again
+    per_node: int  # GPUs of each node
+    interval_s: float  # between decisions of the policy
+    #: name of an application -> seconds from a change of its GPUs until it trains again
     restart_s: Callable[[str], float]
 
 
 @dataclass(frozen=True)
 class JobResult:
-    """How a job went."""
+    """The result of a job."""
 
     name: str
     application: str
-    submitted_s: float  # submitted_s, finished_s: from the beginning
+    submitted_s: float  # submitted_s, finished_s: since the beginning
     finished_s: float
-    restarts: int  # with other GPUs, after its first start
-    stopped_s: float  # that it spent with GPUs and without training, since it was starting
+    restarts: int  # with other GPUs, without the first start
+    stopped_s: float  # spent with GPUs on starting
 
     @property
     def completion_s(self) -> float:
-        """From its submission to its end."""
+        """Seconds from submission to end."""
         return self.finished_s - self.submitted_s
 
 
 def run(cluster: Cluster, policy: Policy, requests: Sequence[Request]) -> list[JobResult]:
-    """Every job to its end."""
+    """Simulate all jobs to their end."""
     jobs = [Job(request, policy.batch(request)) for request in requests]
     held: dict[str, Allocation] = {}
     now_s = 0.0
@@ -210,16 +210,16 @@ def run(cluster: Cluster, policy: Policy, requests: Sequence[Request]) -> list[J
 
 @dataclass(frozen=True)
 class Outcome:
-    """A workload with one policy."""
+    """The results of a workload with one policy."""
 
     policy: str
     workload: str
-    restart_s: dict[str, float]  # of each application, by name
-    jobs: Sequence[JobResult]  # how each went
+    restart_s: dict[str, float]  # by the name of the application
+    jobs: Sequence[JobResult]
 
     @property
     def figures(self) -> dict[str, float]:
-        """From submission to end; until the last one is done; of a job on average, restarts and time to start."""
+        """Times from submission to end; the time until all jobs are done; mean restarts and starting time of a job."""
         took_s = [job.completion_s for job in self.jobs]
         return {
             "mean_s": float(np.mean(took_s)),

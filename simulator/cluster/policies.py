@@ -1,9 +1,8 @@
-"""Policies that share out GPUs; :mod:`.pollux` has one more.
+"""Policies that allocate GPUs; :mod:`.pollux` has another one.
 
-*fifo*: who came first has the GPUs that it asked for until it is done. *tiresias* (J. Gu et al., NSDI 2019): two
-queues, a job goes to the second when its GPUs have worked for 16 hours together. *optimus* (Y. Peng et al., EuroSys
-2018), with an oracle: a GPU goes to the job that it brings nearer to its end most. All as AdaptDL's artefact has
-them.
+*fifo*: jobs get the GPUs that they request in order of submission, and keep them until they are done. *tiresias* (J. Gu
+et al., NSDI 2019): two queues; a job moves to the second after 16 GPU-hours. *optimus* (Y. Peng et al., EuroSys 2018),
+with an oracle: a GPU goes to the job whose remaining time it shortens most. All as in AdaptDL's artifact.
 """
 
 from __future__ import annotations
@@ -16,18 +15,18 @@ from .pollux import Pollux
 
 
 class KeepsBatch:
-    """What policies have in common under which jobs keep the batches of their users."""
+    """Base of policies under which jobs keep the batches of their users."""
 
     def __init__(self, nodes: int, per_node: int) -> None:
         self._nodes, self._per_node = nodes, per_node
 
     def batch(self, request: Request) -> int:
-        """That of its user."""
+        """The batch of its user."""
         return request.batch
 
 
 class Free:
-    """GPUs that nobody has."""
+    """The free GPUs of each node."""
 
     def __init__(self, nodes: int, per_node: int, held: Mapping[str, Allocation]) -> None:
         self._left = [per_node] * nodes
@@ -36,7 +35,7 @@ class Free:
                 self._left[node] -= 1
 
     def take(self, gpus: int) -> Allocation:
-        """So many GPUs, from the emptiest nodes first."""
+        """Take ``gpus`` GPUs, from the nodes with the most free ones first."""
         taken: list[int] = []
         while len(taken) < gpus:
             node = max(range(len(self._left)), key=self._left.__getitem__)
@@ -47,10 +46,10 @@ class Free:
 
 
 class Fifo(KeepsBatch):
-    """Nobody is stopped, and nobody gets ahead of one that waits."""
+    """First in, first out: no job is stopped, and none overtakes a waiting one."""
 
     def share(self, now_s: float, jobs: Sequence[Job], held: Mapping[str, Allocation]) -> dict[str, Allocation]:
-        """What each has, and GPUs for those who come next and find enough."""
+        """Keep all allocations, and add those of the next jobs as long as there are enough GPUs."""
         found = dict(held)
         free = Free(self._nodes, self._per_node, held)
         left = self._nodes * self._per_node - sum(map(len, held.values()))
@@ -65,7 +64,7 @@ class Fifo(KeepsBatch):
         return found
 
 
-#: GPU seconds after which a job goes to the second queue.
+#: GPU seconds after which a job moves to the second queue.
 _THRESHOLD_S = 16 * 3600.0
 
 
@@ -80,7 +79,7 @@ class Tiresias(KeepsBatch):
         self._before_s = 0.0
 
     def share(self, now_s: float, jobs: Sequence[Job], held: Mapping[str, Allocation]) -> dict[str, Allocation]:
-        """GPUs for those who have had least, which others give up for them."""
+        """Allocate GPUs in the order of the queues; later jobs are preempted."""
         gpus = {job.request.name: job.request.gpus for job in jobs}
         self._update(now_s, gpus)
         order = [name for queue in self._queues for name in queue]
@@ -98,7 +97,7 @@ class Tiresias(KeepsBatch):
         return found
 
     def _update(self, now_s: float, gpus: Mapping[str, int]) -> None:
-        """Who is in which queue."""
+        """Update the queues."""
         first, second = ([name for name in queue if name in gpus] for queue in self._queues)
         first += [name for name in gpus if name not in self._ran_s]
         for name in gpus:
@@ -114,7 +113,7 @@ class Optimus(KeepsBatch):
     """Sizes by marginal gain."""
 
     def share(self, now_s: float, jobs: Sequence[Job], held: Mapping[str, Allocation]) -> dict[str, Allocation]:
-        """GPUs by gain; who keeps its number keeps its place."""
+        """Allocate GPUs by gain; a job whose number of GPUs does not change keeps them."""
         gpus = self._sizes(jobs)
         found = {name: allocation for name, allocation in held.items() if len(allocation) == gpus[name]}
         free = Free(self._nodes, self._per_node, found)
@@ -142,7 +141,7 @@ class Optimus(KeepsBatch):
         return sizes
 
     def _gain(self, job: Job, gpus: int, left: int) -> float:
-        """Seconds that one more GPU saves a job."""
+        """Seconds that another GPU would save a job."""
         app = job.request.application
         most = app.settings.most_gpus or job.request.batch // app.least_local
         if gpus + 1 > most or not left:
@@ -152,7 +151,7 @@ class Optimus(KeepsBatch):
     def _step_s(self, job: Job, gpus: int) -> float:
         app = job.request.application
         local, accumulation = divided(job.request.batch, gpus, app)
-        if gpus == 1 and not accumulation:  # as the artefact has it, whatever the batch
+        if gpus == 1 and not accumulation:  # as in the artifact, for any batch
             accumulation = 1
             local = min(-(-job.request.batch // 2), app.most_batch // 2)
         times = app.times(packed(gpus, self._per_node), local)

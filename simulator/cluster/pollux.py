@@ -1,9 +1,9 @@
-"""Pollux (A. Qiao et al., OSDI 2021): jobs choose their batches, and GPUs go where they make the cluster learn fastest.
+"""Pollux (A. Qiao et al., OSDI 2021): jobs choose their batches, and GPUs are allocated for the most goodput.
 
-What is to be largest is the artefact's: the power mean of speed-ups with exponent -1, where a restart makes a speed-up
-count for less. The artefact looks for it with a genetic algorithm. Here numbers of GPUs are found exactly, then put on
-nodes, and then improved job by job until nothing improves: from several beginnings, of which the best result is taken.
-Nothing is random.
+The objective is that of the artifact: the power mean of speed-ups with exponent -1, in which a restart reduces a job's
+speed-up. The artifact maximizes it with a genetic algorithm. Here, numbers of GPUs are optimized exactly, then packed
+onto nodes, and then improved job by job until nothing improves. This is done from several starting points, and the best
+result is used. Nothing is random.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from .applications import Request
 from .engine import Allocation, Job
 
 Floats = npt.NDArray[np.float64]
-#: Seconds that a restart is taken to cost, by default.
+#: Default of the assumed cost of a restart, in seconds.
 RESTART_S = 30.0
-#: No job has more: placements of more were not measured.
+#: Most GPUs of a job: larger placements were not measured.
 _MOST_GPUS = 64
 _ROUNDS = 4
-#: An improvement by less is none.
+#: Smaller improvements are ignored.
 _CLOSE = 1e-9
 
 
 @dataclass(frozen=True)
 class _Wish:
-    """A job when GPUs are shared out."""
+    """A job during the allocation of GPUs."""
 
     worth: Worth  # of GPUs to it
-    held: Allocation  # what it has
-    factor: float  # by which a restart makes a speed-up less
+    held: Allocation  # its current GPUs
+    factor: float  # by which a restart multiplies its speed-up
     fair: int  # GPUs of a fair share
 
     def cost(self, allocation: Allocation) -> float:
@@ -44,14 +44,14 @@ class _Wish:
 
 
 class Pollux:
-    """Sizes, places and batches for the most goodput."""
+    """Chooses numbers of GPUs, placements and batches for the most goodput."""
 
     def __init__(self, nodes: int, per_node: int, restart_s: float = RESTART_S) -> None:
         self._nodes, self._per_node, self._restart_s = nodes, per_node, restart_s
         self._worths: dict[str, tuple[object, Worth]] = {}
 
     def batch(self, request: Request) -> int | None:
-        """The job chooses it, unless its settings do."""
+        """The batch of its settings; otherwise the job chooses."""
         return request.application.settings.batch
 
     def share(self, now_s: float, jobs: Sequence[Job], held: Mapping[str, Allocation]) -> dict[str, Allocation]:
@@ -78,7 +78,7 @@ class Pollux:
         return self._worths[name][1]
 
     def _plans(self, wishes: Sequence[_Wish]) -> list[tuple[list[int], bool]]:
-        """(numbers of GPUs, whether who keeps its number keeps its place) to begin with."""
+        """Starting points: (numbers of GPUs, whether jobs with an unchanged number keep their GPUs)."""
         total = self._nodes * self._per_node
         changed = [wish.worth.costs(wish.fair, wish.factor) for wish in wishes]
         whole = [np.where(self._packable(costs.size), costs, np.inf) for costs in changed]
@@ -94,14 +94,14 @@ class Pollux:
         return plans
 
     def _packable(self, sizes: int) -> npt.NDArray[np.bool_]:
-        """Sizes that fill nodes without a rest: divisors and multiples of a node's GPUs."""
+        """Mask of numbers of GPUs that fill nodes completely: divisors and multiples of a node's GPUs."""
         numbers = np.arange(sizes)
         small = (numbers > 0) & (self._per_node % np.maximum(numbers, 1) == 0)
         found: npt.NDArray[np.bool_] = small | (numbers % self._per_node == 0)
         return found
 
     def _packed(self, wishes: Sequence[_Wish], sizes: Sequence[int], *, keep: bool) -> list[Allocation]:
-        """So many GPUs, or as many as there is room for, on nodes: the largest jobs first."""
+        """Place the numbers of GPUs on nodes, or fewer if there is no room; the largest jobs come first."""
         packing = Packing(self._nodes, self._per_node)
         found: list[Allocation] = [()] * len(wishes)
         for place, (wish, size) in enumerate(zip(wishes, sizes, strict=True)):
@@ -120,7 +120,7 @@ class Pollux:
         return found
 
     def _improved(self, wishes: Sequence[_Wish], allocations: list[Allocation]) -> list[Allocation]:
-        """Each job in turn gets what is best for it of what the others leave."""
+        """Repeatedly give each job the best placement among the GPUs that the others leave free."""
         packing = Packing(self._nodes, self._per_node)
         for allocation in allocations:
             packing.put(allocation)
@@ -155,15 +155,15 @@ def _total(wishes: Sequence[_Wish], allocations: Sequence[Allocation]) -> float:
     return sum(wish.cost(allocation) for wish, allocation in zip(wishes, allocations, strict=True))
 
 
-#: Of the denominator: what no GPUs at all cost is finite.
+#: Added to the denominator, so that a job without GPUs has a finite cost.
 _LEAST = 1e-3
 
 
-# --- what GPUs are worth ----------------------------------------------------------------------------------------------
+# --- the worth of GPUs ------------------------------------------------------------------------------------------------
 
 
 class Worth:
-    """What sizes are worth to one job."""
+    """The worth of numbers of GPUs to one job."""
 
     def __init__(self, goodput: Goodput | None, bounds: Bounds, most: int, per_node: int) -> None:
         self._goodput, self._bounds = goodput, bounds
@@ -173,18 +173,18 @@ class Worth:
         self._learn(-(-gpus // per_node), gpus)
 
     def cost(self, nodes: int, gpus: int, fair: int, factor: float = 1.0) -> float:
-        """What the job contributes to the sum that is to be small."""
+        """The job's term in the sum to be minimized."""
         return 1 / (self._goodput_of(nodes, gpus) / self._fair(fair) / self._per_node * factor + _LEAST)
 
     def costs(self, fair: int, factor: float) -> Floats:
-        """The same for 0, 1... GPUs on as few nodes as can be."""
+        """The same for 0, 1, ... GPUs on as few nodes as possible."""
         sizes = range(self.most + 1)
         found = np.array([self._known[-(-gpus // self._per_node), gpus] for gpus in sizes])
         costs: Floats = 1 / (found / self._fair(fair) / self._per_node * factor + _LEAST)
         return costs
 
     def _fair(self, gpus: int) -> float:
-        """Goodput of a fair share, on one node, or of the largest that the bounds allow."""
+        """Goodput of a fair share on one node, or of the most GPUs that the bounds allow."""
         most = max(1, self._bounds.most_batch // self._bounds.least_local)
         return max(self._goodput_of(1, min(gpus, most)), 1e-9)
 
@@ -203,7 +203,7 @@ class Worth:
 
 
 def divide(costs: Sequence[Floats], gpus: int) -> list[int]:
-    """How many each job gets."""
+    """The number of GPUs for each job that minimizes the total cost, by dynamic programming."""
     least = np.zeros(gpus + 1)
     taken = []
     for cost in costs:
@@ -224,7 +224,7 @@ def divide(costs: Sequence[Floats], gpus: int) -> list[int]:
 
 
 class Packing:
-    """Who has which GPUs while they are shared out."""
+    """The free GPUs of each node during the allocation, and whether a job on several nodes uses it."""
 
     def __init__(self, nodes: int, per_node: int) -> None:
         self._per_node = per_node
@@ -232,7 +232,7 @@ class Packing:
         self._spread = [0] * nodes
 
     def place(self, gpus: int, scattered: int = 2) -> Allocation | None:
-        """Where so many GPUs would be; None if nowhere."""
+        """Find a placement for ``gpus`` GPUs; None if there is none."""
         if gpus <= self._per_node:
             enough = [(free, node) for node, free in enumerate(self._free) if free >= gpus]
             if enough:
@@ -252,7 +252,7 @@ class Packing:
         return tuple(node for node in sorted(found) for _ in range(found[node]))
 
     def fits(self, allocation: Allocation) -> bool:
-        """Whether just these GPUs are free."""
+        """Whether exactly these GPUs are free."""
         nodes = set(allocation)
         alone = len(nodes) == 1 or not any(self._spread[node] for node in nodes)
         return alone and all(self._free[node] >= allocation.count(node) for node in nodes)

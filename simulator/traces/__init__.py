@@ -1,1 +1,1 @@
-"""What has failed where: logs of schedulers and machines, read into one form, and what can be said of them."""
+"""Failure traces: logs of schedulers and jobs, read into one form."""

@@ -1,21 +1,21 @@
-r"""Reads any trace; how the file begins tells its format.
+r"""Reads traces; the format of a file is recognized by its beginning.
 
-*Slurm*: what ``sacct`` prints:
+*Slurm*: the output of ``sacct``:
 
     TZ=UTC sacct --allusers --duplicates --allocations --parsable2 --starttime 2026-01-01 --endtime now \
         --format=JobID,State,Submit,Start,End,NodeList
 
-``--duplicates`` also gives the runs that a requeued job had before, one line each. Other columns may be there, in any
-order. Lines of steps are left out, which only the column JobID or JobIDRaw tells, and those of jobs that have not
-begun, or that were cancelled before they had a node: these have a start, too.
+``--duplicates`` adds a line for each earlier run of a requeued job. Other columns are ignored, and the order does not
+matter. Lines of job steps are skipped (recognized by the column JobID or JobIDRaw), and so are jobs that have not
+started or were cancelled before they had a node, which may have a start time.
 
-*A table*: CSV with the columns ``at_s``, ``kind`` and ``nodes`` (numbers from 0, with blanks between), times ascending.
-Lines ``# seconds = 2592000`` and ``# nodes = 1024`` before the columns say what was watched; other such lines are
-remarks.
+*A table*: CSV with the columns ``at_s``, ``kind`` and ``nodes`` (numbers from 0, separated by blanks), in ascending
+order of time. Lines ``# seconds = 2592000`` and ``# nodes = 1024`` before the header describe the observation; other
+lines with # are comments.
 
-*A job's runs*: ``deeppart-runs.json``, which ``every = "auto"`` keeps in ``persistent_dir``. The level from which the
-next run came back says what had failed: from the local level, a process, since every node's storage was there; from a
-partner's copies or parity, a node; from the file system, or nothing known, everything.
+*The runs of a job*: ``deeppart-runs.json``, which ``every = "auto"`` keeps in ``persistent_dir``. The level from which
+the next run was restored shows what had failed: a process if it was the local level, since every node's storage was
+there; a node if it was copies or parity; everything if it was the file system, or if it is unknown.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from deeppart.model import REDUNDANT_LEVELS, Level, RunsFile
 from .record import FAILURES, PREEMPTION, TIME_LIMIT, Event, Trace, in_order, merged, refusal, shown, unreadable
 
 SLURM, TABLE, OWN_RUNS = "slurm", "csv", "runs"
-#: Enough to tell formats apart.
+#: Bytes from which the format is recognized.
 _BEGINNING = 4096
 
 
 def read_trace(path: Path, *, nodes: int | None = None) -> Trace:
-    """A trace; ``nodes``: of the job that it is for, if a table does not say how many were watched."""
+    """Read a trace. ``nodes``: the number of nodes if a table does not have it."""
     found = format_of(path)
     if found == TABLE:
         return read_plain(path, nodes)
@@ -49,7 +49,7 @@ def read_trace(path: Path, *, nodes: int | None = None) -> Trace:
 
 
 def format_of(path: Path) -> str:
-    """The format of a file, by its beginning, or that of a directory."""
+    """The format of a file or directory."""
     if path.is_dir():
         return OWN_RUNS
     try:
@@ -75,18 +75,18 @@ def format_of(path: Path) -> str:
 # --- Slurm's lists of nodes -------------------------------------------------------------------------------------------
 
 
-#: More nodes no list has; a range written by mistake may have more names than there is memory.
+#: Limit for the nodes of a list, so that an invalid range does not exhaust memory.
 _MOST_NODES = 1 << 20
 _ITEM = re.compile(r"(?:[^,\[\]]|\[[0-9,-]+\])+")
 _BRACKETS = re.compile(r"\[([0-9,-]+)\]")
 _RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
-#: What Slurm writes where a job never had nodes.
+#: Slurm's text for a job that never had nodes.
 _NONE = "None assigned"
 
 
 @lru_cache(maxsize=65_536)
 def node_names(text: str) -> tuple[str, ...]:
-    """The names in a list, in its order; none for a job that never had nodes."""
+    """The names in a list, in order; none for a job that never had nodes."""
     if text in ("", _NONE, "(null)"):
         return ()
     if _ITEM.sub("", text).strip(",") or not _ITEM.search(text) or ",," in text or text[0] == "," or text[-1] == ",":
@@ -105,7 +105,7 @@ def node_names(text: str) -> tuple[str, ...]:
 
 
 def _numbers(text: str) -> list[str]:
-    """``001-003,7`` -> ``001``, ``002``, ``003``, ``7``: as wide as the first of each range is written."""
+    """``001-003,7`` -> ``001``, ``002``, ``003``, ``7``: padded to the width of the first number of a range."""
     found: list[str] = []
     for word in text.split(","):
         match = _RANGE.fullmatch(word)
@@ -122,9 +122,9 @@ def _numbers(text: str) -> list[str]:
 
 
 _NEEDED = ("State", "Start", "End", "NodeList")
-#: Columns that tell a job from its steps; one of them has to be there, or steps would count as jobs.
+#: One of these columns is required: they distinguish jobs from job steps.
 _IDS = ("JobID", "JobIDRaw")
-#: State of a job (man sacct, JOB STATE CODES) -> what ended it. OUT_OF_MEMORY and FAILED leave the node's storage.
+#: State of a job (man sacct, JOB STATE CODES) -> what ended it. After OUT_OF_MEMORY and FAILED, node storage is intact.
 _ENDED = {
     "NODE_FAIL": "node",
     "BOOT_FAIL": "node",
@@ -134,7 +134,7 @@ _ENDED = {
     "TIMEOUT": TIME_LIMIT,
     "DEADLINE": TIME_LIMIT,
 }
-#: Ends that are no failure, and jobs that have not ended.
+#: States of jobs that have not failed or not ended.
 _OTHERS = (
     "COMPLETED", "CANCELLED", "RUNNING", "PENDING", "REQUEUED", "RESIZING", "REVOKED", "SUSPENDED",
     "CONFIGURING", "COMPLETING", "STOPPED", "SIGNALING", "STAGE_OUT", "SPECIAL_EXIT",
@@ -145,7 +145,7 @@ _TIME_WORDS = "a time such as 2026-11-27T15:44:35, as sacct writes it unless SLU
 
 
 def read_slurm(path: Path) -> Trace:
-    """The jobs in a file."""
+    """Read the jobs in a file."""
     try:
         with path.open(encoding="utf-8-sig") as file:
             log = _JobLog(path, file.readline().rstrip("\n").split("|"))
@@ -157,7 +157,7 @@ def read_slurm(path: Path) -> Trace:
 
 
 class _JobLog:
-    """Reads line after line, and keeps of each run only what counts: a log may have millions."""
+    """Reads line by line, and keeps only what is needed: a log may have millions of lines."""
 
     def __init__(self, path: Path, names: list[str]) -> None:
         missing = [name for name in _NEEDED if name not in names]
@@ -166,14 +166,14 @@ class _JobLog:
             expected = f"the columns {', '.join((_IDS[0], *_NEEDED))}, with | between"
             raise refusal(path, 1, f"no column {missing[0]}", expected)
         self._path, self._names = path, names
-        self._zoned: bool | None = None  # whether times have a zone; None before the first one
+        self._zoned: bool | None = None  # whether times have a zone; None before the first time
         self._waits_s: list[float] = []
         self._first_s, self._last_s = math.inf, -math.inf
         self._nodes: set[str] = set()
         self._events: list[tuple[float, str, tuple[str, ...]]] = []
 
     def read(self, line: str, number: int) -> None:
-        """Take in one line."""
+        """Read one line."""
         values = line.rstrip("\n").split("|")
         if not line.strip():
             return
@@ -207,7 +207,7 @@ class _JobLog:
             self._events.append((ended_s, _ENDED[state], nodes))
 
     def trace(self) -> Trace:
-        """All runs; without one the file is refused."""
+        """The trace of all lines; a file without a run is refused."""
         if math.isinf(self._first_s):
             raise refusal(self._path, 1, "no job that has begun", "at least one")
         events = (Event(at_s - self._first_s, kind, names) for at_s, kind, names in sorted(self._events))
@@ -225,7 +225,7 @@ class _JobLog:
         if self._zoned not in (None, zoned):
             raise refusal(self._path, number, shown(text), "a zone in all times, or in none", column)
         self._zoned = zoned
-        # Without a zone all are taken alike: only differences count.
+        # Only differences between times matter, so a missing zone does not.
         return (moment - (_EPOCH if moment.tzinfo is None else _EPOCH_UTC)).total_seconds()
 
 
@@ -240,7 +240,7 @@ _WATCHED = ("seconds", "nodes")
 
 
 def read_plain(path: Path, nodes: int | None = None) -> Trace:
-    """The failures in a file."""
+    """Read the failures in a table."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             return _read(enumerate(file, start=1), path, nodes)
@@ -277,7 +277,7 @@ def _read(lines: Iterator[tuple[int, str]], path: Path, job_nodes: int | None) -
 
 
 def _watched(line: str, path: Path, number: int) -> dict[str, float]:
-    """What a line that begins with # says of what was watched; nothing, if it is a remark."""
+    """Parse a line that begins with #: the name and value of the observation; empty for a comment."""
     name, sign, text = (word.strip() for word in line[1:].partition("="))
     if not sign or name not in _WATCHED:
         return {}
@@ -319,7 +319,7 @@ _MOST_BYTES = 1 << 20
 
 
 def read_own_runs(path: Path) -> Trace:
-    """The runs of a directory."""
+    """Read the runs of a job from its persistent directory, or from the file in it."""
     path = path / RunsFile.NAME if path.is_dir() else path
     try:
         with path.open("rb") as file:
@@ -341,7 +341,7 @@ def read_own_runs(path: Path) -> Trace:
 
 
 def _run_span(record: dict[str, Any]) -> tuple[float, bool]:
-    """(how long a run is known to have lasted, whether it ended too early)."""
+    """(known duration of a run in seconds, whether it ended too early)."""
     until = record["ended"] or record["seen"] or record["began"]
     seconds = (datetime.fromisoformat(until) - datetime.fromisoformat(record["began"])).total_seconds()
     return max(0.0, seconds), not record["ended"] and bool(record["seen"])

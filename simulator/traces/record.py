@@ -1,4 +1,4 @@
-"""A trace, whatever file it comes from: what failed when."""
+"""A trace in memory: what failed when, in any file format."""
 
 from __future__ import annotations
 
@@ -9,47 +9,46 @@ from pathlib import Path
 
 from deeppart.errors import ConfigError
 
-#: What can fail, from the smallest to the largest; as a campaign and a machine file have it.
+#: Failure classes, from the smallest to the largest, as in campaigns and machine files.
 FAILURES = ("process", "node", "group", "system")
-#: The scheduler takes the nodes for something else.
+#: The scheduler gives the nodes to another job.
 PREEMPTION = "preemption"
-#: The job has had its time.
+#: The job has reached its time limit.
 TIME_LIMIT = "time limit"
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that ended a job, or a node's work."""
+    """A failure, or another end of a job."""
 
-    at_s: float  # since the observation began
+    at_s: float  # since the beginning of the observation
     kind: str  # one of FAILURES, PREEMPTION or TIME_LIMIT
-    #: names of those that it struck. Of a node's failure more than one where the log does not say which of the job's
-    #: nodes it was.
+    #: names of the struck nodes. A node's failure has several if the log does not say which of the job's nodes it was.
     nodes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A file, read."""
+    """The content of a trace."""
 
     events: tuple[Event, ...]  # in order of time
-    names: tuple[str, ...]  # of the nodes, in order; a job's node number k is the k-th of them
-    seconds: float = 0.0  # for how long they were watched; 0 where the file does not say it
-    waits_s: tuple[float, ...] = ()  # how long runs had to wait in a queue
+    names: tuple[str, ...]  # of the nodes, in order; node k of a job is the k-th of them
+    seconds: float = 0.0  # length of the observation; 0 if unknown
+    waits_s: tuple[float, ...] = ()  # times that runs had to wait in a queue
 
 
 # --- nodes that fail together -----------------------------------------------------------------------------------------
 
 
-#: Failures of nodes within this time are one, in seconds.
+#: Failures of nodes within this many seconds are one failure.
 _WINDOW_S = 60.0
 
 
 def merged(trace: Trace) -> Trace:
-    """The trace with the failures of nodes that came within a window put together.
+    """The trace with failures of nodes within a window merged into one.
 
-    Of several jobs that name the same node it is that node's failure, once. Different nodes are a group; more than half
-    of all nodes are the system.
+    If several jobs name the same node, it is one failure of that node. Different nodes are a group; more than half of
+    all nodes are the system.
     """
     nodes = [event for event in trace.events if event.kind == "node"]
     others = [event for event in trace.events if event.kind != "node"]
@@ -69,9 +68,9 @@ def _clusters(events: Sequence[Event]) -> Iterator[list[Event]]:
 
 
 def _one(cluster: list[Event], size: int) -> Event:
-    """One event for all: which nodes, at least, have to have failed."""
+    """One event for a cluster, with the fewest nodes whose failure explains it."""
     candidates: list[tuple[str, ...]] = []
-    owner: dict[str, int] = {}  # name -> place of its candidate; no name is in two
+    owner: dict[str, int] = {}  # name -> index of its only candidate
     for event in cluster:
         known = min((owner[name] for name in event.nodes if name in owner), default=None)
         if known is None and candidates and not event.nodes:
@@ -92,15 +91,15 @@ def _one(cluster: list[Event], size: int) -> Event:
     return Event(cluster[0].at_s, kind, struck)
 
 
-# --- what cannot be read ----------------------------------------------------------------------------------------------
+# --- errors -----------------------------------------------------------------------------------------------------------
 
 
-#: A cell is shown up to here.
+#: Longer cells are cut in messages.
 _MOST_SHOWN = 60
 
 
 def refusal(path: Path, line: int, found: str, expected: str, column: str | None = None) -> ConfigError:
-    """The error for one line."""
+    """The error for an invalid line."""
     return ConfigError(
         "a line of the trace is impossible",
         expected=expected,
@@ -111,7 +110,7 @@ def refusal(path: Path, line: int, found: str, expected: str, column: str | None
 
 
 def unreadable(path: Path, error: Exception) -> ConfigError:
-    """The error for a file that cannot be read at all."""
+    """The error for a file that cannot be read."""
     missing = isinstance(error, FileNotFoundError)
     todo = "give the path of a trace, or the persistent directory of a job" if missing else "correct the file"
     return ConfigError("cannot read the trace", found=str(error), where=str(path), todo=todo)
@@ -129,7 +128,7 @@ _DIGITS = re.compile(r"([0-9]+)")
 
 
 def in_order(names: Iterable[str]) -> tuple[str, ...]:
-    """The different names, sorted."""
+    """The distinct names, sorted with numbers in numerical order."""
     return tuple(sorted(set(names), key=_key))
 
 
