@@ -1,1 +1,1 @@
-"""The levels, cadence and redundancy that waste least."""
+"""Advice: the levels, cadence and redundancy that waste the least time."""

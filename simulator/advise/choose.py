@@ -1,13 +1,12 @@
-"""The choice of levels, cadence, redundancy and compression that wastes least.
+"""Chooses the levels, cadence, redundancy and compression that waste the least time.
 
 Candidates are compared by the model of :mod:`deeppart.plan.interval`, with stage times from
-:mod:`deeppart_simulator.timing.stages` and what survives from the restart planner: each with the cadence that wastes
-least, and with cadences that write less often.
+:mod:`deeppart_simulator.timing.stages` and survival by the restart planner. Each is tried with its best cadence, and
+with cadences that write less often.
 
-What a choice costs is the training time that it can change: writing, doing again what was lost, and coming back
-slower than the fastest choice does. Beside it stand the bytes that go to the file system which others share, the
-bytes that wear the nodes' drives, and how much there is to operate. A choice is on the *front* if no other one is as
-good in all four.
+A choice is judged by four criteria: the training time that it loses (writing, repeating lost work, and restarting more
+slowly than the fastest choice), the bytes it writes to the shared file system, those it writes to the nodes' drives,
+and its complexity. It is on the *front* if no other choice is as good in all four.
 """
 
 from __future__ import annotations
@@ -36,31 +35,31 @@ from ..campaign.plan import Planned, SizedJob
 from ..machine.record import DAY_S
 from ..timing.stages import Job, Protection
 
-# --- what is given ----------------------------------------------------------------------------------------------------
+# --- constraints ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is given of the levels and the compression; None where it is free."""
+    """The user's constraints on levels and compression; None for a free choice."""
 
-    local: bool | None = None  # true for the nodes' own storage, and what is kept there
-    partner: bool | None = None  # true for copies on another node
+    local: bool | None = None  # node-local storage, on which partner and parity depend
+    partner: bool | None = None  # copies on another node
     parity: tuple[int, int] | None = None  # (nodes of a group, how many of them may be lost)
     compression: str | None = None  # "none", "tensor" or "auto"
 
     def protection(self) -> Protection:
-        """The levels, where what is free is as usual: local storage, copies, no parity."""
+        """The levels with the defaults for free choices: local storage, copies, no parity."""
         local = self.local is not False
         group, tolerate = self.parity or (0, 1)
         return Protection(local, local and self.partner is not False, group, tolerate)
 
     def among(self, candidates: Iterable[Job]) -> list[Job]:
-        """Those of some candidates that are as wanted, each once, with a parity group or compression that is given."""
+        """The distinct candidates that satisfy the constraints, with the given parity group and compression."""
         found = {(job.protection, job.compression): job for job in map(self._given, candidates)}
         return [job for job in found.values() if self._fits(job.protection)]
 
     def kept(self, costs: Sequence[LevelCost], cadence: Cadence) -> Cadence:
-        """A cadence with the levels that are given, where it leaves them out: as often as the next one above them."""
+        """A cadence with all required levels: one that was left out is written as often as the next higher level."""
         given = {Level.PARTNER} if self.partner else set()
         given |= {Level.PARITY} if self.parity else set()
         every, above = dict(cadence.every), 1
@@ -76,7 +75,7 @@ class Wanted:
         return cadence_of(costs, period_s, every)
 
     def _given(self, job: Job) -> Job:
-        """A candidate with the group and the compression that are given."""
+        """A candidate with the given parity group and compression."""
         protection = job.protection
         if self.parity and protection.local:
             group, tolerate = self.parity
@@ -91,21 +90,20 @@ class Wanted:
         )
 
 
-#: Everything is free.
+#: No constraints.
 ANYTHING = Wanted()
 
 
 # --- candidates and advice --------------------------------------------------------------------------------------------
 
 
-#: Parity groups that are tried: (nodes, of them may be lost).
+#: Candidates for parity groups: (nodes, how many of them may be lost).
 PARITIES = ((4, 1), (8, 1), (8, 2), (16, 1), (16, 2))
-#: Cadences that are tried beside the best one: calls so many times as far apart, and so many times as rarely to the
-#: file system.
+#: Factors by which candidates call less often, and flush less often, than the best cadence.
 _LESS_OFTEN = (1, 2, 4, 8, 16)
-#: Factors on the mean times between failures that the sensitivity is shown for.
+#: Factors on the mean times between failures in the table of sensitivity.
 FACTORS = (0.25, 0.5, 2.0, 4.0)
-#: A job that loses so much of its time gets nothing done.
+#: A job that loses this fraction of its time makes no progress.
 HOPELESS = 0.999
 UNDISTURBED = Scheduling()
 
@@ -114,42 +112,42 @@ UNDISTURBED = Scheduling()
 class Choice:
     """One way to checkpoint."""
 
-    job: Job  # with the levels, the compression and the capture
+    job: Job  # with levels, compression and capture
     costs: tuple[LevelCost, ...]  # per level
-    survival: Survival  # which failure needs which level
+    survival: Survival
     cadence: Cadence  # the best one, or one that writes less often
-    world: SizedJob = field(compare=False)  # the job, on its nodes
-    #: length of a training step, at each of which the script calls; 0 if it calls only as often as is advised
+    world: SizedJob = field(compare=False)  # the job on all of its nodes
+    #: length of a training step if the script calls at every step; 0 if it calls only when a checkpoint is due
     step_s: float = 0.0
-    leaving: float = 0.0  # share of the time that preemptions with enough notice take
+    leaving: float = 0.0  # fraction of the time that preemptions with enough notice take
 
     @property
     def blocked_s(self) -> float:
-        """Of each call."""
+        """Seconds for which a call blocks."""
         return self.world.blocked_s
 
     @property
     def complete_s(self) -> dict[str, float]:
-        """Level -> until it is complete."""
+        """Level -> seconds until it is complete."""
         return self.world.times.complete()
 
     @property
     def idle(self) -> float:
-        """Share of the time that calls take at which nothing is due."""
+        """Fraction of the time that calls take at which nothing is due."""
         return self._idle_after(self.cadence.waste)
 
     @property
     def waste(self) -> Waste:
-        """Of the time."""
+        """The wasted fractions of the time."""
         return self.of_all(self.cadence.waste)
 
     def of_all(self, expected: Waste) -> Waste:
-        """What is expected of a cadence, with calls that save nothing, and preemptions with enough notice."""
+        """Add calls that save nothing, and preemptions with enough notice, to a cadence's expected waste."""
         stays, idle = 1 - self.leaving, self._idle_after(expected)
         return Waste(stays * expected.cost + idle, stays * expected.rework, stays * expected.restart + self.leaving)
 
     def _idle_after(self, expected: Waste) -> float:
-        """With counted levels, such calls look at the state as others do, and compare it among ranks."""
+        """Fraction of the time for calls that save nothing: like others they flatten and compare the state."""
         calls = steps_between(self.costs, self.cadence, self.step_s) - 1 if self.step_s else 0
         idle_s = calls * self.world.times.plan
         trains = (1 - self.leaving) * (1 - expected.total)
@@ -157,28 +155,28 @@ class Choice:
 
     @property
     def work_s(self) -> float:
-        """Training that a failure costs, on average."""
+        """Mean training time lost by a failure."""
         return self.cadence.waste.rework / sum(cost.failures_per_s for cost in self.costs)
 
     @property
     def back_s(self) -> float:
-        """From a failure until training goes on, on average, with failures meanwhile."""
+        """Mean time from a failure until training continues, including further failures in between."""
         return self.cadence.waste.restart / sum(cost.failures_per_s for cost in self.costs)
 
     @property
     def space(self) -> Space:
-        """What is kept at each level."""
+        """The space that the levels need."""
         return space_of(self.world, self.cadence.every)
 
     @property
     def node_daily_bytes(self) -> float:
-        """Bytes that are written to each node's storage per day: what wears a drive."""
+        """Bytes written to each node's storage per day, which wear its drives."""
         on_nodes = [level for level in self.cadence.every if level != Level.PERSISTENT]
         return sum(map(self._daily_bytes, on_nodes)) / self.job.nodes
 
     @property
     def drained_daily_bytes(self) -> float:
-        """Bytes that the job writes to the file system per day."""
+        """Bytes written to the file system per day."""
         return self._daily_bytes(Level.PERSISTENT) if Level.PERSISTENT in self.cadence.every else 0.0
 
     def _daily_bytes(self, level: str) -> float:
@@ -186,7 +184,7 @@ class Choice:
 
     @property
     def simplicity(self) -> tuple[int, ...]:
-        """Less is simpler: levels, then parity's group, then compression."""
+        """Sort key, simplest first: by levels, then parity group, then compression."""
         protection = self.job.protection
         redundancy = 2 if protection.parity_group else 1 if protection.partner else 0
         return (redundancy, protection.parity_tolerate, protection.parity_group, int(self.job.compression != "none"))
@@ -194,26 +192,25 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
-    """If failures came at another rate than assumed."""
+    """The waste at another failure rate than assumed."""
 
     factor: float  # on the mean times between failures
-    kept: float  # share of time wasted with the advised cadence
-    adapted: float  # with the best one for that rate
-    period_s: float  # of the latter
+    kept: float  # fraction of the time wasted with the advised cadence
+    adapted: float  # the same with the best cadence for this rate
+    period_s: float  # of the best cadence
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
     """The advice, with its reasons."""
 
-    chosen: Choice  # the advice, one of the front
-    choices: tuple[Choice, ...]  # every candidate with the cadence that wastes least; the least waste first
-    #: the choices that none of the others is as good as (:func:`front_of`)
-    front: tuple[Choice, ...]
+    chosen: Choice  # the advised one of the front
+    choices: tuple[Choice, ...]  # every candidate with its best cadence, the least waste first
+    front: tuple[Choice, ...]  # by :func:`front_of`
     sensitivity: tuple[Sensitivity, ...]  # to the failure rate
-    #: candidate -> why it cannot be: what it keeps is more than there is room for
+    #: candidate -> why there is no room for it
     too_large: Mapping[str, str] = field(default_factory=dict)
-    scheduling: Scheduling = UNDISTURBED  # the preemptions that are counted
+    scheduling: Scheduling = UNDISTURBED  # the preemptions that were considered
 
 
 def advise(
@@ -222,7 +219,7 @@ def advise(
     wanted: Wanted = ANYTHING,
     scheduling: Scheduling = UNDISTURBED,
 ) -> Advice:
-    """Compare all candidates for a job."""
+    """Compare all candidates for a job, and choose one."""
     if math.isinf(scheduling.preemption_s):
         need_failures(job)
     choices, less_often, too_large = list[Choice](), list[Choice](), dict[str, str]()
@@ -255,7 +252,7 @@ def advise(
     choices.sort(key=lambda choice: (choice.waste.total, choice.simplicity))
     if choices[0].waste.total >= HOPELESS:
         raise _hopeless(choices[0])
-    # Where nearly all is lost, a twentieth more is everything.
+    # If nearly everything is lost, even AS_GOOD would be too generous.
     front = front_of([each for each in (*choices, *less_often) if each.waste.total < HOPELESS])
     chosen = advised(front)
     sensitivity = tuple(_sensitivity(chosen))
@@ -277,14 +274,14 @@ def _hopeless(least: Choice) -> ConfigError:
 
 
 def shown(advice: Advice, most: int = 12) -> list[Choice]:
-    """The choice that is advised, and others of the front, so many, evenly, with the first and the last."""
+    """The advised choice, and up to ``most`` others of the front, evenly spaced from the first to the last."""
     places = {round(place * (len(advice.front) - 1) / (most - 1)) for place in range(most)}
     others = (choice for place, choice in enumerate(advice.front) if place in places)
     return [advice.chosen, *(choice for choice in others if choice is not advice.chosen)]
 
 
 def describe(job: Job) -> str:
-    """The levels and the compression in a few words."""
+    """Describe levels and compression briefly."""
     protection = job.protection
     words: list[str] = [Level.LOCAL] if protection.local else []
     words += [Level.PARTNER] if protection.partner else []
@@ -318,14 +315,14 @@ def _judge(job: Job, step_s: float, wanted: Wanted, scheduling: Scheduling) -> C
     costs, leaving = _preempted(planned, level_costs(planned, found), scheduling)
     cadence = _cadence(costs, step_s, step_s, wanted)
     if any(cadence.every.get(level, 0) >= MOST_EVERY for level in REDUNDANT_LEVELS):
-        return None  # best left out: the same without that level is a candidate of its own
+        return None  # the level is best left out, and the job without it is another candidate
     return Choice(job, costs, found, cadence, planned.on(planned.nodes), step_s, leaving)
 
 
 def _preempted(
     planned: Planned, costs: Sequence[LevelCost], scheduling: Scheduling
 ) -> tuple[tuple[LevelCost, ...], float]:
-    """The costs, with preemptions whose notice is too short; and the share of the time that others take."""
+    """The costs with preemptions whose notice is too short; the fraction of the time that other preemptions take."""
     if math.isinf(scheduling.preemption_s):
         return tuple(costs), 0.0
     *others, last = costs
@@ -339,16 +336,16 @@ def _preempted(
 
 
 def _cadence(costs: Sequence[LevelCost], least_period_s: float, step_s: float, wanted: Wanted) -> Cadence:
-    """The best one, as it can be followed: whole steps apart, with the levels that are wanted."""
+    """The best cadence with the required levels, in whole steps."""
     found = often_enough(costs, best(costs, least_period_s))
     return in_steps(costs, wanted.kept(costs, found), step_s)
 
 
 def _less_often(choice: Choice, wanted: Wanted) -> Iterator[Choice]:
-    """The same, written less often."""
+    """The same choice with cadences that write less often."""
     costs, best_one, step_s = choice.costs, choice.cadence, choice.step_s
     rarest_s = max(AT_LEAST_S, best_one.interval_s(Level.PERSISTENT))
-    fewer_flushes = _LESS_OFTEN if len(costs) > 1 else (1,)  # alone, the level has every call
+    fewer_flushes = _LESS_OFTEN if len(costs) > 1 else (1,)  # a single level is written at every call
     for calls in _LESS_OFTEN:
         cadence = best_one if calls == 1 else _cadence(costs, best_one.period_s * calls, step_s, wanted)
         if any(cadence.every.get(level, 0) >= MOST_EVERY for level in REDUNDANT_LEVELS):
@@ -371,35 +368,37 @@ def _sensitivity(choice: Choice) -> Iterator[Sensitivity]:
 # --- the front --------------------------------------------------------------------------------------------------------
 
 
-#: Losing so much more than the least, as a share of that or of all time, is as good: no number is known better. But
-#: never more than this share of the useful time: where most is lost, a twentieth of that is much of what is left.
+#: A loss counts as the least if it exceeds it by no more than this fraction of it, or this fraction of all time: the
+#: numbers are not more accurate. But never by more than this fraction of the useful time.
 AS_GOOD, AS_GOOD_OF_ALL, AS_GOOD_OF_USEFUL = 0.05, 5e-4, 0.01
-#: So many times the bytes are as good.
+#: Up to this many times the fewest bytes count as the fewest.
 _AS_FEW = 2.0
-#: Losing more than so many times the least is not worth a look, however little is written.
+#: Choices that lose more than this many times the least are dropped, however little they write.
 _WORTH_A_LOOK = 10.0
-#: What differs by less than this share does not differ.
+#: Relative differences below this are ignored.
 _SAME = 0.02
 
 
 def loss_of(choice: Choice, least_restart: float) -> float:
-    """The share of the time that another choice could give back."""
+    """The fraction of the time that another choice could save."""
     return choice.waste.total - least_restart
 
 
 def least_restart(choices: Sequence[Choice]) -> float:
-    """The share of the time that coming back takes whatever is chosen."""
+    """The fraction of the time for restarts that every choice loses."""
     return min(choice.waste.restart for choice in choices)
 
 
 def _fewest(choices: Sequence[Choice]) -> tuple[float, float]:
-    """What is lost at least; and the part of it that is lost with each of the choices, which makes nothing as good."""
+    """(the least loss, the part of it that every choice loses in idle calls, which must not widen tolerances)."""
     least = least_restart(choices)
     return min(loss_of(choice, least) for choice in choices), min(choice.idle for choice in choices)
 
 
 def front_of(choices: Sequence[Choice]) -> tuple[Choice, ...]:
-    """The choices that none of the others is as good as, least waste first; of equal ones the simplest."""
+    """The choices to which no other one is equal or better in all criteria, least waste first; of equal ones the
+    simplest.
+    """
     kept: list[Choice] = []
     least = least_restart(choices)
     fewest, idle = _fewest(choices)
@@ -419,7 +418,9 @@ def _as_good(one: Choice, other: Choice) -> bool:
 
 
 def advised(front: Sequence[Choice]) -> Choice:
-    """Of those that lose nearly least what writes least to the file system, then to drives; then the simplest."""
+    """Of the choices with nearly the least loss, those that write least to the file system, then to drives; of these,
+    the simplest.
+    """
     least, (fewest, idle) = least_restart(front), _fewest(front)
     useful = 1 - min(choice.waste.total for choice in front)
     most = fewest + min(max(AS_GOOD * (fewest - idle), AS_GOOD_OF_ALL), AS_GOOD_OF_USEFUL * useful)
@@ -434,12 +435,12 @@ def advised(front: Sequence[Choice]) -> Choice:
 # --- whole training steps ---------------------------------------------------------------------------------------------
 
 
-#: Share of a step that is rounding.
+#: Tolerance for rounding, as a fraction of a step.
 _ROUNDING = 1e-9
 
 
 def in_steps(costs: Sequence[LevelCost], cadence: Cadence, step_s: float) -> Cadence:
-    """The cadence near by whose calls are whole steps of training apart, the better of the two."""
+    """The better of the two nearest cadences whose calls are a whole number of training steps apart."""
     if not step_s > 0:
         return cadence
     every = [cadence.every[cost.name] for cost in costs]

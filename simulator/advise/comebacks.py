@@ -1,4 +1,4 @@
-"""The ways in which a job comes back after failures, piece by piece."""
+"""Compares the ways to restart a job after failures, piece by piece."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ from ..campaign.plan import Planned
 from ..machine.record import PIECES, WAYS
 from .choose import Choice
 
-#: What a failure costs beside the pieces of a machine's [restart]; and what checkpoints cost without any.
+#: Costs of a failure besides the pieces of a machine's [restart]; and the cost of checkpoints without failures.
 RESTORE, REPLAY, WRITING = "restore", "replay", "writing"
-#: Every part of the time that is lost, in the order in which a failure meets them; writing is lost without one.
+#: All parts of the lost time, in the order of their occurrence.
 PARTS = (*PIECES, RESTORE, REPLAY, WRITING)
-#: Those of one failure.
+#: Those until training continues after a failure.
 PIECES_OF_ONE = (*PIECES, RESTORE)
 
 
 @dataclass(frozen=True, slots=True)
 class Back:
-    """Coming back from one class of failures."""
+    """The restart after one class of failures."""
 
-    failures_per_s: float  # how often
-    pieces: Mapping[str, float]  # piece -> seconds, of those that are paid; with the restore
-    replay_s: float  # work that has to be done again, on average, to first order
+    failures_per_s: float
+    pieces: Mapping[str, float]  # piece -> seconds, including the restore
+    replay_s: float  # mean work that has to be repeated, to first order
 
     @property
     def total_s(self) -> float:
-        """From the failure until training goes on."""
+        """Seconds from the failure until training continues."""
         return sum(self.pieces.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One way to come back."""
+    """The results of one way to restart."""
 
     way: str
-    after: Mapping[str, Back]  # class of failures that happens -> coming back from it
-    waste: Waste  # of the time, as the advice has it
-    shares: Mapping[str, float]  # part -> share of all time; they add up to the waste
+    after: Mapping[str, Back]  # failure class -> restart after it
+    waste: Waste  # fractions of the time, as in the advice
+    shares: Mapping[str, float]  # part -> fraction of the time; the sum is the waste
 
 
 def compare(choice: Choice) -> list[Comparison]:
-    """All ways, each with the levels and the cadence of one choice."""
+    """Compare all ways to restart, with the levels and the cadence of one choice."""
     planned = Planned(choice.job)
     restart = choice.job.machine.restart
     return [_compared(planned.restarting(replace(restart, mode=way)), choice.cadence) for way in WAYS]
@@ -73,21 +73,21 @@ def _after(
     cadence: Cadence,
     restores: Mapping[str, float],
 ) -> Back:
-    """The levels that a class needs, each by its share."""
+    """The restart after a failure of a class, as the mean over the levels that it needs."""
     needed = {cost.name: found.shares[kind].get(cost.name, 0.0) for cost in costs}
     pieces = pieces_s(planned.job.machine.restart, planned.job.ranks, {kind})
     pieces[RESTORE] = sum(share * restores[level] for level, share in needed.items())
     replay_s, interval_s = 0.0, cadence.interval_s(costs[-1].name)
     late = late_s(costs, [cadence.every[cost.name] for cost in costs])
     for cost, waits_s in zip(reversed(costs), reversed(late), strict=True):
-        # A higher level that is written more often serves, too.
+        # A higher level that is written more often also serves.
         interval_s = min(interval_s, cadence.interval_s(cost.name))
         replay_s += needed[cost.name] * (interval_s / 2 + waits_s)
     return Back(found.rates_per_s[kind], pieces, replay_s)
 
 
 def _shares(expected: Waste, after: Mapping[str, Back]) -> dict[str, float]:
-    """The share of each part: that of coming back is divided as the pieces are, over all classes."""
+    """The fraction of the time for each part; the waste of restarts is divided in proportion to the pieces."""
     each = {
         piece: sum(back.failures_per_s * back.pieces.get(piece, 0.0) for back in after.values())
         for piece in (*PIECES, RESTORE)

@@ -1,4 +1,4 @@
-"""Advice in words: the reasons, notes, a bill, and a deeppart.toml that the library loads."""
+"""Advice as text: reasons, notes, a bill, and a deeppart.toml that the library loads."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _FROM: dict[str, str] = {
     Level.PARITY: "the parity of its group",
     Level.PERSISTENT: "the parallel file system",
 }
-#: What is rarer than once in ten years is not worth a line.
+#: Events that are rarer than once in ten years are not mentioned.
 _LEAST_RATE = 1 / (10 * 365 * DAY_S)
-#: So is what calls that save nothing take, where it is less than this share of the time.
+#: Calls that save nothing are not mentioned if they take less than this fraction of the time.
 _LEAST_IDLE = 1e-4
-#: With so much of the share of the file system in use, that share limits how often is written.
+#: If flushes use this much of the job's share of the file system, that share limits their frequency.
 _FULL = 0.97
 _INSTEAD = "the advice without --step-time is for a script that calls only when something is due, and saves this"
 _KINDS = {
@@ -35,7 +35,7 @@ _KINDS = {
 
 
 def in_a_sentence(chosen: Choice) -> str:
-    """What to do, and what it costs."""
+    """The advice and its cost in one sentence."""
     often = show_seconds(chosen.cadence.period_s)
     call = f"every {often}: each blocks"
     if chosen.step_s:
@@ -48,7 +48,7 @@ def in_a_sentence(chosen: Choice) -> str:
 
 
 def reasons(advice: Advice) -> list[str]:
-    """The reasons, in sentences."""
+    """The reasons for the advice, in sentences."""
     chosen = advice.chosen
     lines = [_failures_line(chosen, kind) for kind, rate in chosen.survival.rates_per_s.items() if rate > 0]
     lines += _coincidence_lines(chosen)
@@ -81,7 +81,7 @@ def reasons(advice: Advice) -> list[str]:
 
 
 def config_toml(advice: Advice) -> str:
-    """A deeppart.toml; directories are left to the user."""
+    """A deeppart.toml without directories, which the user adds."""
     chosen, cadence = advice.chosen, advice.chosen.cadence
     job, step_s = chosen.job, chosen.step_s
     period = cadence.period_s
@@ -157,7 +157,7 @@ def _words(choice: Choice, kind: str) -> str:
 
 
 def _coincidence_lines(chosen: Choice) -> list[str]:
-    """The failures that need more than their class does alone."""
+    """Lines about failures that need a higher level because they follow another failure."""
     lines = []
     for kind, need in chosen.survival.needs.items():
         rate = chosen.survival.rates_per_s[kind]
@@ -184,7 +184,7 @@ def _level_line(choice: Choice, level: str) -> str:
 
 
 def _flush_line(chosen: Choice) -> str:
-    """The bytes that are written, and the share of the file system's time that this takes."""
+    """The bytes written, and the fraction of the file system's time for that."""
     if not chosen.drained_daily_bytes:
         return ""
     apart_s = next(cost.busy_s for cost in chosen.costs if cost.name == Level.PERSISTENT)
@@ -215,7 +215,7 @@ def _codec_line(advice: Advice) -> str:
 
 
 def what_if(machine: Machine, nodes: int, spares: int = 0) -> list[str]:
-    """A sentence if the machine has fewer nodes than that: the result is hypothetical."""
+    """A sentence if the machine has fewer nodes than needed, so that the result is hypothetical."""
     if nodes + spares <= machine.nodes:
         return []
     needed = f"{nodes:,} nodes" + (f" and {spares:,} spare ones" if spares else "")
@@ -226,7 +226,7 @@ def what_if(machine: Machine, nodes: int, spares: int = 0) -> list[str]:
 
 
 def bursts(job: Job) -> list[str]:
-    """A sentence if failures do not come as the advice takes them to come."""
+    """A sentence if failures are not exponential, as the advice assumes."""
     shape = job.machine.failures.shape
     if shape == 1:
         return []
@@ -237,7 +237,7 @@ def bursts(job: Job) -> list[str]:
     ]
 
 
-# --- a month of it ----------------------------------------------------------------------------------------------------
+# --- bills ------------------------------------------------------------------------------------------------------------
 
 
 _BLOCKED, _SLOWED, _REDONE = (SHARE_WORDS[name] for name in ("blocked", "slowed", "lost"))
@@ -245,10 +245,10 @@ _BACK = "coming back"
 
 
 def bill_of(choice: Choice) -> Bill:
-    """The bill of 30 days, as the model of the advice expects them."""
+    """The expected bill of 30 days, by the model of the advice."""
     waste, every = choice.waste, choice.cadence.every
     per_call_s = cost_per_call_s(choice.costs, [every[cost.name] for cost in choice.costs])
-    saving = choice.cadence.waste.cost * (1 - choice.leaving)  # the rest are calls that save nothing
+    saving = choice.cadence.waste.cost * (1 - choice.leaving)  # without calls that save nothing
     slowed = saving * (1 - min(1.0, choice.blocked_s / per_call_s)) if per_call_s else saving
     shares = {
         USEFUL: 1 - waste.total,

@@ -1,4 +1,4 @@
-"""What the simulator predicts for real checkpoints on a machine: what calibration inverts, and validation judges."""
+"""Predicts real checkpoints on a machine: calibration inverts this function, and validation tests it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ..timing.stages import Job, Protection, times_of
 from ..workload.holding import Shares
 from ..workload.states import State, read_state
 
-#: The parity groups that are measured have at most so many nodes.
+#: Most nodes of a measured parity group.
 MOST_GROUP = 4
 
 
 def predict(machine: Machine, ranks: int, task: SaveTask, *, alone_s: float = 0.0) -> dict[str, float]:
-    """Seconds of what is measured of such checkpoints, or of the restore after them; ``alone_s``: of the training that
-    runs beside them, by itself.
+    """Predict the measured seconds of such checkpoints, or of the restore after them. ``alone_s``: seconds of the
+    concurrent training without checkpoints.
     """
     text = f"tensors-{task.tensors}x{task.nbytes // task.tensors // 4 * 4}"
     job = Job(
@@ -58,12 +58,12 @@ def _state(text: str) -> State:
 
 @lru_cache(maxsize=256)
 def _shares(text: str, ranks: int) -> Shares:
-    """A fit predicts the same checkpoints again and again."""
+    """Cached: a fit predicts the same checkpoints many times."""
     return _state(text).shares(ranks)
 
 
 def _lost(task: SaveTask) -> str | None:
-    """The level that has what was on a node that is lost; None if none is."""
+    """The level from which a lost node's parts are restored; None if no node is lost."""
     if not task.local:
         return Level.PERSISTENT
     if task.after != LOSE:
@@ -72,20 +72,20 @@ def _lost(task: SaveTask) -> str | None:
 
 
 def _parts(task: SaveTask, nodes: int) -> dict[str, int]:
-    """Level -> nodes whose parts are read there."""
+    """Level -> number of nodes whose parts are read from it."""
     level = _lost(task)
     return {Level.LOCAL: nodes} if level is None else {Level.LOCAL: nodes - 1, level: 1}
 
 
 def as_nodes(machine: Machine, nodes: int, lost: str | None = None) -> Machine:
-    """The machine of such nodes, one rank on each, that has its part of memory and storage and the rate of one rank to
-    the file system, whether or not the others use theirs.
+    """A machine with a node for each rank, which always has its fraction of memory and storage bandwidth, and the rate
+    of one rank to the file system.
     """
     crowding = machine.crowding(nodes)
     memory, local, network, persistent = machine.memory, machine.local, machine.network, machine.persistent
     copy = min(memory.copy, memory.node_copy / nodes)
     read = min(local.rank_read, local.read / nodes)
-    if lost == Level.PARTNER:  # as much with the others as without them
+    if lost == Level.PARTNER:  # half of the bytes are read at the shared rate, half at the rate of one rank
         read = 2 / (1 / read + 1 / min(local.rank_read, local.read))
     memory = replace(_crowded(memory, _COMPUTED, crowding), copy=copy, node_copy=copy, hash=memory.hash / crowding)
     local = _crowded(local, ("tensor",), crowding, ("work",))
@@ -110,7 +110,7 @@ def as_nodes(machine: Machine, nodes: int, lost: str | None = None) -> Machine:
     )
 
 
-#: Seconds of ``[memory]`` that ranks compute, and that take longer where they share cores.
+#: Times in ``[memory]`` that are computation, which takes longer if ranks share cores.
 _COMPUTED = (
     "tensor", "call", "leaf", "defer_call", "defer", "late_tensor", "compare", "compare_large", "restore",
     "restored_leaf",
@@ -118,6 +118,6 @@ _COMPUTED = (
 
 
 def _crowded(record: Any, seconds: Sequence[str], crowding: float, rates: Sequence[str] = ()) -> Any:
-    """A record with what is computed as slow as with so many ranks on a core."""
+    """A record with times multiplied, and rates divided, by the crowding of the cores."""
     values = {name: getattr(record, name) * crowding for name in seconds}
     return replace(record, **values, **{name: getattr(record, name) / crowding for name in rates})

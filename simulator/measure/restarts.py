@@ -1,4 +1,4 @@
-"""The phases of a restart, from the log of a job (``deeppart run --log``)."""
+"""The pieces of a restart, from the log of a job (``deeppart run --log``)."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from deeppart.errors import ConfigError
 
 from ..machine.record import Restart
 
-#: After which ``deeppart run`` takes a silent node for lost; that a process has ended it knows at once.
+#: Time after which ``deeppart run`` considers a silent node lost; the end of a process is noticed at once.
 _DETECT_S = 3.0
 
 
 def restart_of(log: Path) -> Restart:
     """Medians of the restarts in a log.
 
-    Its first start imports everything, later ones are forked: what the first takes longer are the imports.
+    The first start imports everything, and later ones are forked: the difference is the time of the imports.
 
     Raises:
-        ConfigError: it cannot be read, or has no restart after which the job has trained.
+        ConfigError: the log cannot be read, or has no restart after which the job trained.
     """
     try:
         *lines, _ = log.read_text(encoding="utf-8").split("\n")  # the last one may be torn

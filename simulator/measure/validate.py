@@ -1,9 +1,9 @@
-"""The simulator against the library on this machine: real checkpoints under MPI, each predicted before.
+"""Compares the simulator with the library on this machine: real checkpoints under MPI, each predicted before.
 
-Machines are not equally fast all the time, virtual ones least of all: several passes, each a calibration and then the
-checkpoints that it predicts, tell how far the machine agrees with itself. Sizes and numbers of tensors are others than
-those that were calibrated on. What is compared is what users feel: how long a call blocks, until a level is complete,
-until a state is back, and how long the same training takes with a checkpoint.
+The speed of a machine varies, most of all that of a virtual one. Several passes, each with a calibration and the
+checkpoints that it predicts, show by how much. Sizes and numbers of tensors differ from those of the calibration. What
+users notice is compared: for how long a call blocks, when a level is complete, how long a restore takes, and how long
+the same training takes with a checkpoint.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..machine.record import Machine
 from .predict import MOST_GROUP, predict
 from .start import Directories, measure
 
-#: What is to be reached: half of the errors, and all of them, as shares of what was measured.
+#: Targets for the median and the largest relative error.
 MEDIAN_TARGET, WORST_TARGET = 0.05, 0.15
 RANKS = (1, 2, 4)
 _MIB = 1 << 20
@@ -32,12 +32,12 @@ class Case:
     """Checkpoints of one kind."""
 
     kind: str  # in words
-    task: SaveTask  # the checkpoints; how many, among how many ranks and in what parity groups is filled in
-    what: tuple[str, ...]  # that is compared: names of what is measured
-    least_ranks: int = 1  # it needs so many
+    task: SaveTask  # without rounds and parity group, which :meth:`on` sets
+    what: tuple[str, ...]  # names of the measurements to compare
+    least_ranks: int = 1
 
     def on(self, ranks: int, rounds: int) -> SaveTask:
-        """The checkpoints on so many ranks."""
+        """The checkpoints on this number of ranks."""
         return replace(self.task, rounds=rounds, parity_group=min(ranks, MOST_GROUP) if self.task.parity_group else 0)
 
 
@@ -70,54 +70,52 @@ QUICK_CASES = (
     Case("restore", _task(32, 100, after=RESTORE), _BACK),
     Case("partner", _task(32, 100, nodes=True, partner=True), (*_PLAIN[:2], Level.PARTNER, _PLAIN[2]), 2),
 )
-#: Of each session, and sessions.
+#: Rounds of each session, and number of sessions.
 ROUNDS, QUICK_ROUNDS = (3, 2), (4, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One number."""
+    """A predicted and a measured time."""
 
     kind: str  # of the checkpoints, in words
-    ranks: int  # ranks, nbytes, tensors: of what
+    ranks: int  # ranks, nbytes, tensors: of the checkpoint
     nbytes: int
     tensors: int
-    flush_bandwidth: float | None  # of the node, or None
+    flush_bandwidth: float | None  # limit of the node, or None
     what: str  # "blocked", a level, "restore" or "trained"
-    predicted_s: float  # seconds; with several passes the median of their predictions
+    predicted_s: float  # median of the passes
     measured_s: float  # median of all rounds
     least_s: float  # least_s, most_s: of the rounds
     most_s: float
-    #: how far apart the middle half of the rounds lies, as a share of the median: two equal measurements often differ
-    #: by so much
-    spread: float = 0.0
-    varied: float = 0.0  # how much longer the slowest pass measured than the fastest one, as a share; 0 with one pass
+    spread: float = 0.0  # interquartile range of the rounds / median
+    varied: float = 0.0  # slowest pass / fastest pass - 1; 0 with one pass
 
     @property
     def error(self) -> float:
-        """Of the prediction, as a share of what was measured; above 0 where it was too long."""
+        """Relative error of the prediction; above 0 if it was too long."""
         return self.predicted_s / self.measured_s - 1
 
     @property
     def noise(self) -> float:
-        """How far measurements of the same differ, as a share: between rounds, or between passes if that is more."""
+        """Relative difference between equal measurements: between rounds, or between passes if that is larger."""
         return max(self.spread, self.varied)
 
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """All numbers."""
+    """The comparisons of all cases."""
 
-    comparisons: tuple[Comparison, ...]  # of every case
+    comparisons: tuple[Comparison, ...]
 
     @property
     def median_error(self) -> float:
-        """Of the errors, signs apart."""
+        """Median of the absolute errors."""
         return median(abs(each.error) for each in self.comparisons)
 
     @property
     def worst_error(self) -> float:
-        """The largest, sign apart."""
+        """Largest absolute error."""
         return max(abs(each.error) for each in self.comparisons)
 
     @property
@@ -127,13 +125,13 @@ class Validation:
 
     @property
     def missed(self) -> tuple[Comparison, ...]:
-        """Those with an error above what the worst may have, the largest first."""
+        """The comparisons with an error above :data:`WORST_TARGET`, the largest first."""
         found = [each for each in self.comparisons if abs(each.error) > WORST_TARGET]
         return tuple(sorted(found, key=lambda each: -abs(each.error)))
 
     @property
     def of_the_model(self) -> tuple[Comparison, ...]:
-        """Of those the ones whose error is larger than measurements of the same differ: it is the model's."""
+        """Those of :attr:`missed` whose error exceeds the noise of the measurement, and so is the model's."""
         return tuple(each for each in self.missed if abs(each.error) > each.noise)
 
 
@@ -147,7 +145,7 @@ def validate(
     kinds: Collection[str] = (),
     progress: Callable[[str], None] = lambda text: None,
 ) -> Validation:
-    """Run and compare."""
+    """Run the checkpoints, and compare them with predictions."""
     rounds, sessions = QUICK_ROUNDS if quick else ROUNDS
     cases = cases_of(kinds, quick=quick)
     found: dict[tuple[int, Case, str], list[tuple[float, list[float]]]] = {}
@@ -177,7 +175,7 @@ def validate(
 
 
 def cases_of(kinds: Collection[str], *, quick: bool) -> tuple[Case, ...]:
-    """The cases of some kinds, or all."""
+    """The cases of the given kinds; all if there are none."""
     cases = QUICK_CASES if quick else CASES
     known = dict.fromkeys(case.kind for case in cases)
     if unknown := [kind for kind in kinds if kind not in known]:
@@ -192,7 +190,7 @@ def cases_of(kinds: Collection[str], *, quick: bool) -> tuple[Case, ...]:
 
 
 def _comparison(ranks: int, case: Case, what: str, found: Sequence[tuple[float, list[float]]]) -> Comparison:
-    """Of what every pass predicted and measured."""
+    """Compare the predictions and measurements of all passes."""
     rounds = [seconds for _, measured in found for seconds in measured]
     medians = [median(measured) for _, measured in found]
     return Comparison(

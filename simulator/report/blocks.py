@@ -1,6 +1,6 @@
-"""What a command has found, once for all its readers: sections of text, tables and charts; JSON; rows.
+"""The result of a command for all outputs: sections of text, tables and charts; a JSON document; rows.
 
-A terminal prints the sections without their charts, a page shows all of them.
+A terminal prints the sections without charts, a page shows all of them.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from typing import Any, TypeVar
 from .charts import Chart
 
 T = TypeVar("T")
-#: A column's name -> its cell of a record.
+#: Name of a column -> function that returns a record's cell.
 Columns = Mapping[str, Callable[[Any], str]]
 
 
 @dataclass(frozen=True)
 class Table:
-    """Texts in rows and columns."""
+    """A table of text."""
 
     title: str
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
-    marked: Collection[int] = ()  # rows that stand out
-    breaks: Collection[int] = ()  # rows that a line is drawn above
-    mark: str = "bold green"  # style of rows that stand out, in a terminal
+    marked: Collection[int] = ()  # highlighted rows
+    breaks: Collection[int] = ()  # rows with a line above
+    mark: str = "bold green"  # style of highlighted rows in a terminal
 
     @property
     def words(self) -> list[bool]:
-        """Of each column, whether most of it is words; numbers are aligned on the right."""
+        """For each column, whether most cells are words; columns of numbers are aligned to the right."""
         columns = zip(*self.rows, strict=True) if self.rows else ([] for _ in self.head)
         return [
             2 * sum(cell.lstrip("+-")[:1].isdigit() for cell in column) < sum(map(bool, column)) for column in columns
@@ -39,7 +39,7 @@ class Table:
 def table_of(
     title: str, records: Iterable[T], columns: Columns, by: Callable[[T], Any] | None = None, **how: Any
 ) -> Table:
-    """A row for each record; with ``by``, a line where what it returns changes."""
+    """A table with a row for each record; with ``by``, a line between rows for which it returns different values."""
     found = list(records)
     keys = [None if by is None else by(each) for each in found]
     breaks = {place for place in range(1, len(keys)) if keys[place] != keys[place - 1]}
@@ -49,7 +49,7 @@ def table_of(
 
 @dataclass(frozen=True)
 class Items:
-    """A list of sentences; nothing where there are none."""
+    """A list of sentences; nothing is shown if there are none."""
 
     lines: Sequence[str]
 
@@ -68,14 +68,14 @@ Block = str | Items | Table | Chart | Code
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page, and of what is printed. What its first block says is what matters most."""
+    """A section of the page and of the printed output. Its first block is the most important one."""
 
     title: str
     blocks: Sequence[Block]
 
 
 def chart_of(sections: Iterable[Section]) -> Chart:
-    """All charts of some sections as one picture."""
+    """All charts of some sections as one chart."""
     charts = [block for section in sections for block in section.blocks if isinstance(block, Chart)]
     panels = tuple(panel for chart in charts for panel in chart.panels)
     return Chart(panels, next((chart.heading for chart in charts if chart.heading), ""))
@@ -83,14 +83,14 @@ def chart_of(sections: Iterable[Section]) -> Chart:
 
 @dataclass(frozen=True)
 class Result:
-    """What a command has found."""
+    """The result of a command."""
 
     title: str  # of the page
-    document: Mapping[str, Any]  # for programs
+    document: Mapping[str, Any]  # for --json
     sections: Sequence[Section]
-    rows: Sequence[Mapping[str, Any]] = ()  # of the most detailed table, as numbers
-    facts: Sequence[tuple[str, str]] = ()  # names and words: what it is about
-    notes: Sequence[str] = ()  # what has to be known before anything is believed
-    #: the sections of a page, from those that are printed: with what may take seconds to compute
+    rows: Sequence[Mapping[str, Any]] = ()  # numbers of the most detailed table, for --csv
+    facts: Sequence[tuple[str, str]] = ()  # (name, text) pairs that describe the job
+    notes: Sequence[str] = ()  # caveats
+    #: returns the sections of the page for the printed ones; may take seconds
     page: Callable[[Sequence[Section]], Sequence[Section]] = list
-    good: bool = True  # false if something was to be reached, and was not
+    good: bool = True  # false if a target was missed

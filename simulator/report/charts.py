@@ -1,4 +1,4 @@
-"""The charts of all results: panels side by side, and one legend below them.
+"""The charts of all results: panels side by side with one legend below.
 
 Any two of the first seven colours can be distinguished with normal sight and with each of the three kinds of colour
 blindness: they are at least 15 apart by CIEDE2000, with colour blindness computed after G. M. Machado et al., "A
@@ -41,8 +41,8 @@ _STYLE: Any = {
     "grid.color": _LINE, "legend.frameon": False, "svg.fonttype": "none", "svg.hashsalt": "deeppart",
     "text.parse_math": False, "xtick.color": _SOFT, "ytick.color": _SOFT,
 }  # fmt: skip
-#: Inches: the width of a panel, the height of a row with its label, and of a line of the legend; and the letters of a
-#: mark of the legend that needs half a panel or more.
+#: In inches: width of a panel, height of a row with its label, height of a line of the legend. Then the number of
+#: characters from which an entry of the legend needs half a panel or more.
 _WIDTH, _ROW, _KEY, _LONG = 5.2, 0.5, 0.27, 22
 
 
@@ -50,26 +50,26 @@ _WIDTH, _ROW, _KEY, _LONG = 5.2, 0.5, 0.27, 22
 class Panel:
     """One drawing."""
 
-    title: str  # what it shows
-    draw: Callable[[Axes], None]  # draws it
+    title: str
+    draw: Callable[[Axes], None]
     height: float = 4.0  # in inches
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Drawings that belong together."""
+    """Panels that belong together."""
 
-    panels: tuple[Panel, ...]  # its drawings
-    heading: str = ""  # above them
+    panels: tuple[Panel, ...]
+    heading: str = ""  # above the panels
 
     def svg(self) -> str:
-        """The chart as an SVG image; the same chart gives the same bytes."""
+        """Return the chart as SVG. The same chart gives the same bytes."""
         text = StringIO()
         self._save(text, format="svg", metadata={"Date": None})
         return text.getvalue()
 
     def save(self, path: Path) -> None:
-        """Write the chart to a picture file."""
+        """Write the chart to an image file."""
         self._save(path, dpi=140)
 
     def _save(self, file: StringIO | Path, **how: Any) -> None:
@@ -98,7 +98,7 @@ class Chart:
 # --- axes -------------------------------------------------------------------------------------------------------------
 
 
-#: Round numbers, and round times in seconds, of a logarithmic axis.
+#: Possible ticks of a logarithmic axis: round numbers, and round times in seconds.
 _TENS = [10.0**digits for digits in range(-12, 25)]
 _TIMES_S = [
     *(mark for mark in _TENS if mark <= 10),
@@ -108,15 +108,15 @@ _TIMES_S = [
     36000.0,
     *(DAY_S * mark for mark in _TENS[12:]),
 ]
-#: Units of an axis of times from 0 on.
+#: Units of a linear axis of times.
 _UNITS = ((DAY_S, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 _MOST_TICKS, _MOST_LETTERS = 6, 60
-#: A value may be so many times as large as the last round number of a logarithmic axis, or as the first one is to it.
+#: Values may exceed the ticks of a logarithmic axis at either end by this factor.
 _BEYOND = 1.1
 
 
 def _log_axis(axes: Axes, which: str, values: Iterable[float], show: Show, marks: Sequence[float] = _TENS) -> None:
-    """A logarithmic axis for values above 0, from one round number to another."""
+    """A logarithmic axis for values above 0, from one tick to another."""
     found = [value for value in values if value > 0] or [1.0]
     low, high = min(found) / _BEYOND, max(found) * _BEYOND
     first = max(0, sum(mark <= low * _BEYOND**2 for mark in marks) - 1)
@@ -130,14 +130,14 @@ def _log_axis(axes: Axes, which: str, values: Iterable[float], show: Show, marks
 
 
 def _linear_axis(axes: Axes, high: float, show: Show, label: str) -> None:
-    """A horizontal axis from 0 on."""
+    """A linear horizontal axis that begins at 0."""
     axes.set(xlim=(0, high or 1.0), xlabel=label)
     axes.locator_params(axis="x", nbins=4)
     axes.xaxis.set_major_formatter(lambda value, _: show(value))
 
 
 def _time_axis(axes: Axes, end_s: float) -> None:
-    """A horizontal axis of times from 0 on, in one unit."""
+    """A linear horizontal axis of times that begins at 0, in one unit."""
     from matplotlib.ticker import MaxNLocator
 
     factor, unit = next((each for each in _UNITS if end_s >= 2 * each[0]), _UNITS[-1])
@@ -155,7 +155,7 @@ def _show_part(share: float) -> str:
 
 
 def _rows(axes: Axes, labels: Sequence[str], marked: int | None = None) -> None:
-    """Rows from top to bottom, each with its label above: there is room for long ones."""
+    """Rows from top to bottom, each with its label above it, where long labels fit."""
     axes.set_ylim(len(labels) - 0.6, -0.75)
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
@@ -167,7 +167,7 @@ def _rows(axes: Axes, labels: Sequence[str], marked: int | None = None) -> None:
 
 
 def _height(count: int) -> float:
-    """Inches of a panel with so many rows."""
+    """Height in inches of a panel with ``count`` rows."""
     return _ROW * count + 1.0
 
 
@@ -181,7 +181,7 @@ def _bars(
 def _stacked(
     axes: Axes, of_rows: Mapping[str, Mapping[str, float]], parts: Sequence[str], words: Callable[[str, float], str]
 ) -> float:
-    """A row for each label, of stacked parts, with words at its end; returns where the longest ends."""
+    """A row of stacked parts for each label, with text at its end. Returns the end of the longest row."""
     ends = [0.0] * len(of_rows)
     for part, colour in zip(parts, (*_SERIES, _SOFT, _INK, _LINE), strict=False):
         widths = [max(0.0, each.get(part, 0.0)) for each in of_rows.values()]
@@ -196,7 +196,7 @@ def _stacked(
 
 
 def scaling_chart(points: Sequence[Point], job: Job) -> Chart:
-    """Time against ranks: blocked, and until all stages are through; and the speed-up."""
+    """Times (blocked, and of all stages) and speed-up over the number of ranks."""
     saved, ranks = torch_save_words(job.state.layout), sorted({float(point.ranks) for point in points})
 
     def lines(axes: Axes, names: tuple[str, str]) -> list[float]:
@@ -222,12 +222,12 @@ def scaling_chart(points: Sequence[Point], job: Job) -> Chart:
     return Chart(panels, f"{job.state.name} on {job.machine.name}")
 
 
-#: Rows of the timeline, from top to bottom: what runs side by side on a node.
+#: Rows of the timeline, from top to bottom: activities that overlap on a node.
 _LANES = ("training", "store", "protect", "flush")
 
 
 def timeline_chart(job: Job, times: Times) -> Chart:
-    """What the node does that is done last, each as its slowest rank takes it."""
+    """The timeline of the node that is done last, with the times of its slowest rank."""
     ends_s = by_node(times.capture + np.maximum(times.stored, times.flushed), job.ranks_per_node).max(axis=1)
     node = int(np.argmax(ends_s))
     ranks = slice(node * job.ranks_per_node, (node + 1) * job.ranks_per_node)
@@ -238,7 +238,7 @@ def timeline_chart(job: Job, times: Times) -> Chart:
     copies_from = times.blocked_s if times.lazy else times.plan
     captured = copies_from + float(times.capture.max())
     begin = copies_from + copying
-    shared_s = captured + times.limited if times.limited else 0.0  # the job's own limit is for all that leaves a node
+    shared_s = captured + times.limited if times.limited else 0.0  # the job's limit for everything that leaves a node
     train_until = max(done.values(), default=captured)
     bars = [
         ("training", "plan, copy", _PINK, 0.0, times.plan),
@@ -261,7 +261,7 @@ def timeline_chart(job: Job, times: Times) -> Chart:
 
     def draw(axes: Axes) -> None:
         for lane, what, colour, begin_s, end_s in bars:
-            height = 0.18 if what in ("write", "training goes on") else 0.36  # narrower beside something else
+            height = 0.18 if what in ("write", "training goes on") else 0.36  # narrower where bars overlap
             axes.barh(lanes.index(lane), end_s - begin_s, height, begin_s, color=colour, label=what)
         _rows(axes, lanes)
         _time_axis(axes, max(bar[-1] for bar in bars))
@@ -271,11 +271,11 @@ def timeline_chart(job: Job, times: Times) -> Chart:
     return Chart((Panel(title, draw, _height(len(lanes))),))
 
 
-# --- campaigns and ways to come back ----------------------------------------------------------------------------------
+# --- campaigns and ways to restart ------------------------------------------------------------------------------------
 
 
 def campaign_chart(summary: Summary) -> Chart:
-    """How the time is spent that is not useful training, and the levels from which the job was restored."""
+    """How the time outside of useful training is spent, and the levels from which the job was restored."""
     shares = {
         words: summary.shares[name]
         for name, words in SHARE_WORDS.items()
@@ -292,7 +292,7 @@ def campaign_chart(summary: Summary) -> Chart:
 
 def _estimates(values: Mapping[str, Estimate], words: str, show: Show, mark: Show, axes: Axes) -> None:
     means = [value.mean for value in values.values()]
-    # Rounding may leave a mean beside its values, and matplotlib refuses lines of a length below 0.
+    # Rounding may put a mean outside of its values, and matplotlib refuses negative lengths.
     below = [max(0.0, each.mean - each.least) for each in values.values()]
     above = [max(0.0, each.most - each.mean) for each in values.values()]
     _bars(axes, means, _VIOLET)
@@ -305,7 +305,7 @@ _LOST = {"process": "a process", "node": "a node", "system": "everything"}
 
 
 def after_chart(found: Sequence[Comparison], mode: str) -> Chart:
-    """For each class of failures, each way's time until training goes on, by piece, and the replay behind it."""
+    """For each failure class, the time of each way until training continues, by piece, followed by the replay."""
     kinds = dict.fromkeys(kind for each in found for kind in each.after)
     of_kinds = {
         kind: {each.way: {**each.after[kind].pieces, REPLAY: each.after[kind].replay_s} for each in found}
@@ -330,7 +330,7 @@ def after_chart(found: Sequence[Comparison], mode: str) -> Chart:
 
 
 def share_chart(found: Sequence[Comparison], mode: str) -> Chart:
-    """The share of the time that each way loses, by part."""
+    """The fraction of the time that each way to restart loses, by part."""
     of_ways = {each.way: each.shares for each in found}
     parts = [part for part in PARTS if any(each.get(part) for each in of_ways.values())]
 
@@ -346,7 +346,7 @@ def share_chart(found: Sequence[Comparison], mode: str) -> Chart:
 
 
 def advice_chart(advice: Advice) -> Chart:
-    """What the choices of the front lose, by cause; without the time to come back of all."""
+    """The losses of the choices of the front by cause, without the restart time that all of them lose."""
     labels = {f"{number}  {describe(choice.job)}": choice for number, choice in enumerate(shown(advice), 1)}
     return Chart(
         (_losses_panel("What each choice loses, and time between calls", labels, least_restart(advice.front), 0),)
@@ -369,7 +369,7 @@ def _losses_panel(title: str, labels: Mapping[str, Choice], least: float, marked
     return Panel(title, draw, _height(len(labels)))
 
 
-#: What is shown of a checkpoint: (level, or nothing for the call), in words, colour, mark.
+#: Times of a checkpoint in the chart: (level, or "" for the call; label; color; marker).
 _UNTIL = (
     ("", "training waits", _PINK, "o"),
     (Level.LOCAL, "until local", _VIOLET, "s"),
@@ -380,7 +380,7 @@ _UNTIL = (
 
 
 def jobs_chart(found: Mapping[str, Choice]) -> Chart:
-    """What is advised for some jobs, on common scales: the times of a checkpoint, and what is lost."""
+    """The advice for several jobs on common scales: times of a checkpoint, and losses."""
     times = [{"": choice.blocked_s, **choice.complete_s} for choice in found.values()]
 
     def draw(axes: Axes) -> None:

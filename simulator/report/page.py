@@ -1,4 +1,4 @@
-"""A result as a page for a browser: it needs no network and no scripts, and the same input gives the same bytes."""
+"""Renders a result as an HTML page without network access or scripts. The same input gives the same bytes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ table{font-size:8pt}th,td{white-space:normal}figure,tr{break-inside:avoid}}
 
 
 def render(result: Result, command: str) -> str:
-    """The whole page."""
+    """Return the page."""
     facts = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in result.facts)
     notes = "".join(f"<p>{escape(note)}.</p>" for note in result.notes)
     title = escape(result.title)
@@ -42,7 +42,7 @@ def render(result: Result, command: str) -> str:
 
 
 def _section(shown: Section) -> str:
-    """A part with a heading; a table behind its chart is folded."""
+    """A section with its heading; a table that follows a chart is folded."""
     parts, drawn = [f"<h2>{escape(shown.title)}</h2>"], False
     for block in shown.blocks:
         folded = drawn and isinstance(block, Table)
@@ -66,7 +66,7 @@ def _html(block: Block) -> str:
 
 
 def _table(shown: Table) -> str:
-    """A table, in a box that scrolls if it is wider than the page."""
+    """A table in a box that scrolls if the table is wider than the page."""
     kinds = [" class=text" if words else "" for words in shown.words]
     head = "".join(f"<th scope=col{kind}>{escape(name)}</th>" for name, kind in zip(shown.head, kinds, strict=True))
     lines = ""

@@ -1,4 +1,4 @@
-"""The sections of all results, for terminals and pages alike."""
+"""The sections of all results, for terminals and pages."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from .charts import (
     timeline_chart,
 )
 
-#: Sections of the page of a job, in this order.
+#: Titles of the sections of a job's page, in order.
 GOODPUT, SCALES, CHECKPOINT = "Blocked time and goodput", "How it scales", "One checkpoint"
 ADVICE, CAMPAIGN = "Advice", "A campaign"
-#: Runs of the campaign that a page makes for itself, and their length.
+#: Number and length of the runs of the campaign that is added to a page.
 _SEEDS, _WALL_S = 3, 30 * DAY_S
-#: A share of the time that is not written in a table.
+#: Smaller fractions of the time are shown as 0.
 _LEAST_PART = 5e-6
 
 
@@ -47,7 +47,7 @@ def _known(show: Callable[[float], str], value: float | None) -> str:
 
 
 def _entry(show: Callable[[float], str], field: str, key: str, record: Any) -> str:
-    """Of a record's field, what it has for a key."""
+    """The cell for a key of a record's field."""
     return _known(show, getattr(record, field).get(key))
 
 
@@ -55,7 +55,7 @@ def _entry(show: Callable[[float], str], field: str, key: str, record: Any) -> s
 
 
 def job_facts(job: Job) -> list[tuple[str, str]]:
-    """What a job is, and the numbers of its machine that matter most."""
+    """Describe a job, with the most important numbers of its machine."""
     state, machine = job.state, job.machine
     nodes = f"{job.nodes:,} node{'s' * (job.nodes > 1)}, {job.ranks_per_node} ranks per node"
     copies, writes, sends = map(show_rate, (machine.memory.copy, machine.local.write, machine.network.bandwidth))
@@ -71,8 +71,8 @@ def job_facts(job: Job) -> list[tuple[str, str]]:
 
 
 def job_sections(job: Job, sections: Sequence[Section], advice: Advice | None = None) -> list[Section]:
-    """The sections of a job's page: those of the command, how the job scales, one checkpoint, advice, and a campaign
-    that follows it; after a campaign, only the advice that it followed.
+    """The sections of a job's page: those of the command, scaling, one checkpoint, advice, and a campaign that follows
+    it. The page of a campaign only has the advice that it followed.
     """
     found = {section.title: section for section in sections}
     if SCALES not in found:
@@ -89,7 +89,7 @@ def job_sections(job: Job, sections: Sequence[Section], advice: Advice | None = 
 
 
 def ladder(job: Job) -> list[int]:
-    """The job's ranks, halved again and again, where its layout fits."""
+    """The job's number of ranks, repeatedly halved, as far as its layout fits."""
     counts = [job.ranks]
     while counts[-1] > 1:
         counts.append(counts[-1] // 2)
@@ -97,7 +97,7 @@ def ladder(job: Job) -> list[int]:
 
 
 def scaling_section(points: Sequence[Point], job: Job) -> Section:
-    """Time and speed-up against ranks."""
+    """Time and speed-up over the number of ranks."""
     levels = [level for level in LEVELS if any(level in point.complete_s for point in points)]
     columns: dict[str, Callable[[Point], str]] = {
         "ranks": lambda each: f"{each.ranks:,}",
@@ -126,7 +126,7 @@ def timeline_section(job: Job) -> Section:
 
 
 def goodput_section(job: Job, found: Sequence[Row], days: float) -> Section:
-    """What blocked time costs; columns only for what is known."""
+    """The cost of blocked time; columns only for what is known."""
     words = (
         "A call blocks training for so long, and then training goes on until the next one. What else checkpoints "
         "take is not in it: slower training in the background, and work that failures undo."
@@ -145,7 +145,7 @@ def goodput_section(job: Job, found: Sequence[Row], days: float) -> Section:
 
 
 def published_section(figures: Sequence[Figure]) -> Section:
-    """Published figures beside simulated ones."""
+    """Published and simulated figures."""
     columns: Columns = {
         "source": lambda each: each.source,
         "case": lambda each: each.case,
@@ -163,7 +163,7 @@ _WHAT_WORDS = {"restore": "until restored", "trained": "training, with a checkpo
 
 
 def validation_section(found: Validation) -> Section:
-    """What was predicted, and what was measured."""
+    """Predicted and measured times."""
     columns: Columns = {
         "kind": lambda each: each.kind,
         "ranks": lambda each: str(each.ranks),
@@ -197,7 +197,7 @@ def _what(each: Measured) -> str:
 
 
 def advice_section(advice: Advice) -> Section:
-    """What is advised, and why."""
+    """The advice and its reasons."""
     blocks: list[Block] = [in_a_sentence(advice.chosen), advice_chart(advice), advice_table(advice)]
     blocks += [
         Items(reasons(advice)),
@@ -208,7 +208,7 @@ def advice_section(advice: Advice) -> Section:
 
 
 def advice_table(advice: Advice) -> Table:
-    """What is advised first, then others of the front, numbered as in the chart."""
+    """The advised choice, then others of the front, numbered as in the chart."""
     least, choices = least_restart(advice.front), shown(advice)
     numbers = {id(choice): number for number, choice in enumerate(choices, 1)}
     columns: dict[str, Callable[[Choice], str]] = {
@@ -252,7 +252,7 @@ def _until(level: str, job: tuple[str, Choice]) -> str:
 
 
 def jobs_section(found: Mapping[str, Choice]) -> Section:
-    """Jobs beside each other, each with what is advised for it."""
+    """Several jobs, each with its advice."""
     levels = [level for level in LEVELS if any(level in choice.complete_s for choice in found.values())]
     columns: dict[str, Callable[[tuple[str, Choice]], str]] = {
         "job": lambda each: each[0],
@@ -275,11 +275,11 @@ def jobs_section(found: Mapping[str, Choice]) -> Section:
     return Section("Jobs beside each other", [jobs_chart(found), table])
 
 
-# --- ways to come back ------------------------------------------------------------------------------------------------
+# --- ways to restart --------------------------------------------------------------------------------------------------
 
 
 def comeback_sections(chosen: Choice, found: Sequence[Comparison]) -> list[Section]:
-    """The pieces of each way to come back, and the share of the time that each costs."""
+    """The pieces of each way to restart, and the fraction of the time that each piece costs."""
     mode = chosen.job.machine.restart.mode
     words = f"As advised for {mode}, the machine's own way: {describe(chosen.job)}, every {every_words(chosen)}"
     ways = Items([f"{name}: {way.words}" for name, way in WAYS.items()])
@@ -290,7 +290,7 @@ def comeback_sections(chosen: Choice, found: Sequence[Comparison]) -> list[Secti
 
 
 def after_table(found: Sequence[Comparison], mode: str) -> Table:
-    """What each way takes after each class of failures."""
+    """The times of each way after each failure class."""
     pieces = _not_all_zero(PIECES_OF_ONE, (back.pieces for each in found for back in each.after.values()))
     rows = []
     for each in found:
@@ -305,7 +305,7 @@ def after_table(found: Sequence[Comparison], mode: str) -> Table:
 
 
 def shares_table(found: Sequence[Comparison], mode: str) -> Table:
-    """The share of the time of each part."""
+    """The fraction of the time for each part."""
     parts = _not_all_zero(PARTS, (each.shares for each in found))
     rows = [
         [each.way, *(_known(show_share, each.shares[part]) for part in parts), show_share(each.waste.total)]
@@ -316,7 +316,7 @@ def shares_table(found: Sequence[Comparison], mode: str) -> Table:
 
 
 def _not_all_zero(names: Iterable[str], values: Iterable[Mapping[str, float]]) -> list[str]:
-    """Those of some names that are worth a column."""
+    """The names with a value other than 0."""
     known = list(values)
     return [name for name in names if any(each.get(name) for each in known)]
 
@@ -331,7 +331,7 @@ _LEVEL_WORDS: dict[str, str] = {Level.PARITY: "rebuilt from parity", NOTHING: "n
 
 
 def campaign_section(planned: Planned, cadences: Cadences, summary: Summary) -> Section:
-    """A campaign: where the time goes, and what it takes."""
+    """The results of a campaign: how time was spent, and what it cost."""
     useful = summary.efficiency
     words = (
         f"{describe(cadences.of(planned.job))}: {cadences}. {show_share(useful.mean)} (95 %: {show_share(useful.low)} "
@@ -343,8 +343,8 @@ def campaign_section(planned: Planned, cadences: Cadences, summary: Summary) -> 
 
 
 def _followed(advice: Advice) -> Section:
-    """A campaign with what is advised."""
-    from ..campaign.run import run  # brings in simpy, which a command without a page or a campaign does without
+    """A campaign that follows the advice."""
+    from ..campaign.run import run  # imports simpy, which commands without a page or campaign do not need
 
     chosen, planned = advice.chosen, Planned(advice.chosen.job)
     period_s, every = training_s(chosen.costs, chosen.cadence), followed(chosen.cadence)
@@ -356,7 +356,7 @@ def _followed(advice: Advice) -> Section:
 
 
 def _summary_table(summary: Summary) -> Table:
-    """Where the time of a campaign goes, what failed, and what was written."""
+    """How the time of a campaign was spent, what failed, and what was written."""
     rare = ("leaving", "queued")
     shares = {
         words: summary.shares[name]
@@ -385,7 +385,7 @@ def _estimate(label: str, value: Estimate, show: Callable[[float], str]) -> list
 
 
 def bill_table(bill: Bill, title: str) -> Table:
-    """The items of a bill, then what was not useful, and all; columns only for what is known."""
+    """The items of a bill, what was not useful, and the total; columns only for what is known."""
     total = bill.total
     head = ["", "node-hours", *(["money"] if total.money is not None else [])]
     shown_items = [each for each in bill.items if each.node_hours]
