@@ -1,8 +1,8 @@
-"""Directories and files are reached without going through anything that other users could have put in the way.
+"""Opens directories and files without following anything that other users could have placed there.
 
-A :class:`Root` is opened for each directory that a user has named, by whoever uses it: a session, a level, a command.
-:mod:`deeppart.access.roots` has what is done below it, :mod:`deeppart.access.rules` whose directories and files may be
-used.
+A session, level or command opens a :class:`Root` for each directory that the user has named.
+:mod:`deeppart.access.roots` implements the operations below it, :mod:`deeppart.access.rules` decides whose directories
+and files may be used.
 """
 
 from deeppart.access.descriptors import ReadFile, with_room

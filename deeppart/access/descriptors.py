@@ -1,7 +1,6 @@
-"""Descriptors of files: closed when nobody uses them any more; where there are no more, the limit is raised.
+"""File descriptors that are closed with their last reference, and a limit of open files that is raised when reached.
 
-Linux lets a process have 1,024 files open unless its limit (``ulimit -n``) is raised, and a job of 4,096 ranks has
-4,096 parts and their bases.
+The default limit (``ulimit -n``) on Linux is 1,024 files, but a job of 4,096 ranks has 4,096 parts and their bases.
 """
 
 from __future__ import annotations
@@ -21,19 +20,19 @@ T = TypeVar("T")
 
 
 def close_descriptor(descriptor: int) -> None:
-    """Nothing was written through it that is not synced: what closing it says, says nothing."""
+    """Close a descriptor and ignore errors: everything written through it has been synced before."""
     with contextlib.suppress(OSError):
         os.close(descriptor)
 
 
 class Descriptor:
-    """A descriptor, closed when it is used no longer. A context manager."""
+    """A descriptor that is closed with its last reference. A context manager."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
 
     def close(self) -> None:
-        """At once, where no other thread can have it."""
+        """Close the descriptor now. Only if no other thread can be using it."""
         descriptor, self.fd = self.fd, -1
         if descriptor >= 0:
             close_descriptor(descriptor)
@@ -49,10 +48,10 @@ class Descriptor:
 
 
 class ReadFile:
-    """A regular file to be read; threads may share it.
+    """A regular file opened for reading. Thread-safe.
 
     Attributes:
-        status: of the file when it was opened.
+        status: ``fstat`` of the file when it was opened.
     """
 
     def __init__(self, path: Path, open_path: Callable[[Path], int]) -> None:
@@ -62,14 +61,14 @@ class ReadFile:
 
     @contextmanager
     def descriptor(self) -> Iterator[int]:
-        """The descriptor, which stays open inside."""
+        """Yield the descriptor, which stays open within the block."""
         opened = self._opened
         if opened is None:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF), str(self._path))
         yield opened.fd
 
     def read_into(self, offset: int, buffer: memoryview) -> int:
-        """Fill a buffer from an offset; how many bytes there were, fewer only at the end of the file."""
+        """Fill a buffer from an offset. Returns the number of bytes read: fewer only at the end of the file."""
         rest = buffer.cast("B")
         while rest:
             with self.descriptor() as descriptor, storage_operation("read", self._path):
@@ -80,26 +79,26 @@ class ReadFile:
         return buffer.nbytes - rest.nbytes
 
     def close(self) -> None:
-        """Close it, at the latest when no other thread reads it any more; a second call does nothing."""
+        """Close the file once no other thread reads it. Idempotent."""
         self._opened = None
 
 
 def with_room(do: Callable[[], T]) -> T:
-    """What this returns; if this process has no more descriptors, its limit is raised, and it is tried again."""
+    """Call ``do``; if the process has reached its limit of open files, raise the limit and call it again."""
     try:
         return do()
     except OSError as error:
         if error.errno != errno.EMFILE:
             raise
-    _raise_limit()  # or another thread has, meanwhile
+    _raise_limit()  # no effect if another thread has done it
     return do()
 
 
 def _raise_limit() -> None:
-    """Raise the soft limit of open files to the hard one, if that is possible.
+    """Raise the soft limit of open files to the hard one, if possible.
 
-    The soft limit is low for the sake of programs that use ``select(2)``; the hard one is what the administrator
-    allows. To fail here would cost the job a checkpoint; not to touch it before leaves it as the user has set it.
+    The soft limit is low for programs that use ``select(2)``; the hard one is what the administrator allows. The user's
+    limit is not changed before it is reached, because only then would it cost a checkpoint.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):

@@ -1,7 +1,7 @@
-"""Storage operations under way: in which call of the operating system each thread of this process is, and since when.
+"""Storage operations in progress: the system call in which each thread of this process is, and since when.
 
-A file system that hangs gives no error. What can be said is where: a report of a checkpoint lists the operations that
-have taken long and are not over.
+A file system that hangs returns no error. A checkpoint's report can at least list the operations that have been in
+progress for long.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-#: An operation that takes longer is worth a line; most take milliseconds.
+#: Operations in progress for longer are reported; most take milliseconds.
 LONG_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One call.
+    """One system call.
 
     Attributes:
-        name: of the function of ``os``.
-        path: the path on which it works.
-        began: seconds of the monotonic clock.
-        thread: its name.
+        name: the function of ``os``.
+        path: its path.
+        began: start, in seconds of the monotonic clock.
+        thread: name of the thread.
     """
 
     name: str
@@ -36,14 +36,14 @@ class Operation:
     thread: str
 
 
-# By thread. Only that thread writes its entry, and a dict's own operations are atomic: no lock.
+# By thread. No lock: a thread only writes its own entry, and dict operations are atomic.
 _under_way: dict[int, Operation] = {}
 os.register_at_fork(after_in_child=_under_way.clear)
 
 
 @contextmanager
 def storage_operation(name: str, path: Path | str) -> Iterator[None]:
-    """Inside, this thread is in an operation on storage."""
+    """Record that this thread is in a storage operation within the block."""
     me = threading.get_ident()
     outer = _under_way.get(me)
     _under_way[me] = Operation(name, str(path), time.monotonic(), threading.current_thread().name)
@@ -57,13 +57,13 @@ def storage_operation(name: str, path: Path | str) -> Iterator[None]:
 
 
 def call(name: str, path: Path | str, /, *arguments: Any, **options: Any) -> Any:
-    """``os.<name>(*arguments, **options)``, known to be under way on ``path`` meanwhile."""
+    """Call ``os.<name>(*arguments, **options)`` within a :func:`storage_operation`."""
     with storage_operation(name, path):
         return getattr(os, name)(*arguments, **options)
 
 
 def hanging() -> tuple[str, ...]:
-    """A line about every storage operation of this process that is under way for longer than :data:`LONG_S`."""
+    """A line for every storage operation of this process that has been in progress for longer than :data:`LONG_S`."""
     now = time.monotonic()
     found = sorted(_under_way.copy().values(), key=lambda each: each.began)
     return tuple(

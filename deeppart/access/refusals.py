@@ -1,4 +1,4 @@
-"""Errors of storage that say what was expected, what was found, where, and what to do."""
+"""Storage errors that say what was expected, what was found, where, and what to do."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _TODO = {
 
 
 class NotRegularError(OSError):
-    """A symbolic link, a directory, a device, a FIFO or a socket in the place of a file."""
+    """A symbolic link, directory, device, FIFO or socket was found instead of a regular file."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(errno.EINVAL, "not a regular file (a symbolic link, a directory or a device)", str(path))
 
 
 def answers(error: OSError) -> dict[str, str]:
-    """The further fields of an error message, beyond the text of the operating system; {} if there are none."""
+    """Fields of an error message that are more specific than the operating system's text; may be empty."""
     where = str(error.filename)
     if isinstance(error, NotRegularError):
         todo = "find out who has put it there, and remove it"
@@ -48,7 +48,7 @@ def answers(error: OSError) -> dict[str, str]:
 
 
 def storage_error(summary: str, error: OSError, path: Path | str, **more: str) -> StorageError:
-    """A StorageError for an OSError, saying what the system said and where."""
+    """Convert an OSError to a StorageError with the operating system's text and the path."""
     todo = _TODO.get(error.errno or 0, "look at the system log and the file system's state")
     text = f"{os.strerror(error.errno)} (errno {error.errno})" if error.errno else str(error)
     found = {"found": text, "where": str(path), "todo": todo} | answers(error) | more

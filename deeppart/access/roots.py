@@ -1,13 +1,13 @@
-"""Directories that a user has named, opened once, and everything below them by way of their descriptors.
+"""Directories named by the user, opened once, and everything below them through their descriptors.
 
-A :class:`Root` is opened by whoever uses the directory: a session, a level, a command. Each component of its path is
-entered from the one before (``openat(2)`` with ``O_NOFOLLOW``) and checked by its descriptor: what was checked is what
-is used, whatever names are given to other things meanwhile. Below it no link is followed, only regular files are
-opened, without waiting for whoever else has them open, and a file is made under a name that nothing has.
+A session, level or command opens a :class:`Root`. Each component of its path is opened relative to the previous one
+(``openat(2)`` with ``O_NOFOLLOW``) and checked through its descriptor, so a concurrent rename cannot replace what was
+checked. Below a root no link is followed, only regular files are opened (without blocking, for example on a FIFO), and
+files are only created under free names.
 
-``root.path`` is a path that knows its root, and so are all that are built from it (``path / name``, ``path.parent``):
-the functions of this module reach them by way of it. Another path is one that a user has named: what is read there may
-be anyone's, what is made must be in a directory that others cannot write to.
+``root.path`` is a path bound to its root, and so are all paths derived from it (``path / name``, ``path.parent``); the
+functions of this module open them through the root. Any other path was named by the user: files there may be read
+whoever owns them, but are only created in directories to which others cannot write.
 """
 
 from __future__ import annotations
@@ -28,47 +28,47 @@ from deeppart.access.refusals import NotRegularError
 from deeppart.access.rules import READING, ForeignAccessError, Rules, Status
 
 T = TypeVar("T")
-#: As many symbolic links as the kernel follows.
+#: The kernel's limit of symbolic links in a path.
 _MOST_LINKS = 40
-#: Directories below a root that stay open.
+#: Number of directories below a root that are kept open.
 _MOST_HELD = 4
-#: A directory to go on from: needs no permission to read it.
+#: Flags for a directory on the way: needs no permission to read it.
 _STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-#: A regular file, opened without waiting for whoever else has it open.
+#: Flags for a regular file, opened without blocking.
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _ENTRIES = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-#: Refusals of ``fsync`` on a directory that mean "cannot and need not".
+#: Errors of ``fsync`` on a directory where it is neither possible nor necessary.
 _NO_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP})
-#: What ``open`` says of a link; of a FIFO that nobody reads, a socket or a device without driver; of a directory.
+#: Errors of ``open`` for a link; for a FIFO without reader, a socket or a device without driver; for a directory.
 _NOT_REGULAR = frozenset({errno.ELOOP, errno.ENXIO, errno.EISDIR})
-#: With "group", the group may do what the owner may; what is made in a directory belongs to the directory's group.
+#: Mode bits for permissions = "group": the group has the owner's permissions, and new entries inherit the group.
 _GROUP_DIRECTORY, _GROUP_FILE = stat.S_ISGID | 0o070, 0o060
 
 
 class Root:
-    """A directory that a user has named, and the rules that hold in it.
+    """A directory named by the user, and the rules that apply in it.
 
-    It is opened when it is first used, and stays open as long as its path leads to it; so do a few of those below.
-    Where a path comes to lead elsewhere (a file system was mounted, somebody exchanged it), the way is checked anew.
+    It is opened at first use. It and a few directories below it stay open as long as their paths still lead to them.
+    When a path leads to another directory (after a mount or a rename), it is opened and checked again.
     """
 
     def __init__(self, directory: Path, rules: Rules = READING) -> None:
         self.rules = rules
         self._parts, self._absolute = directory.parts, str(directory.absolute())
         self.path = _bound(RootedPath(directory), self)
-        self._opened: dict[tuple[str, ...], _Directory] = {}  # replaced as a whole: threads may share it
+        self._opened: dict[tuple[str, ...], _Directory] = {}  # never modified, only replaced: threads share it
 
     def at(self, path: str | Path) -> Path:
-        """A path below this directory, given as a text; ValueError for any other."""
+        """Bind a path to this root; ValueError if it is not below it."""
         found = _bound(RootedPath(path), self)
         if self.names(found) is None:
             raise ValueError(f"{path} is not below {self.path}")
         return found
 
     def make(self, *below: str) -> Path:
-        """Make the directory, with its parents, and more in it; what is there is checked, and made private if it must.
+        """Create the directory with its parents and subdirectories ``below``, durably. Returns the innermost one.
 
-        Entries are made durable. Returns the last one.
+        Existing directories are checked, and made private if the rules require it.
         """
         path: Path = self.path
         with storage_operation("mkdir", path):
@@ -82,12 +82,12 @@ class Root:
         return path
 
     def names(self, path: Path) -> tuple[str, ...] | None:
-        """The components of a path below this directory; None for any other."""
+        """The components of a path relative to this directory; None if it is not below it."""
         names = path.parts[len(self._parts) :]
         return names if path.parts[: len(self._parts)] == self._parts and ".." not in names else None
 
     def open_folder(self, names: tuple[str, ...]) -> Folder:
-        """The directory itself, or one below it."""
+        """Open the directory, or one below it."""
         path = self.path.joinpath(*names) if names else self.path
         return Folder(_bound(path, self), self.rules, self._open(names))
 
@@ -99,7 +99,7 @@ class Root:
                 if known.is_still(path, self.rules, above=self.rules.node and not names):
                     return known
         if names:
-            around = self._open(names[:-1])  # by name: it is closed when nobody has it any more
+            around = self._open(names[:-1])  # in a variable, which keeps the descriptor open
             found = _enter(around.fd, path, self.rules)
         else:
             found = _walk(self._absolute, self.rules)
@@ -110,14 +110,14 @@ class Root:
         return found
 
     def close(self) -> None:
-        """Let go of the directory; operations that are under way in it end."""
+        """Close the directory, once operations in progress have finished."""
         self._opened = {}
 
 
 class RootedPath(PosixPath):
-    """A path that knows the root below which it lies; so do those that are built from it.
+    """A path bound to the root above it; derived paths are bound to the same root.
 
-    Only what :class:`Path` offers for that is extended: on files, only functions of this package work.
+    Use only the functions of this package for file operations on it, not those of :class:`Path`.
     """
 
     within: Root | None = None
@@ -127,11 +127,11 @@ class RootedPath(PosixPath):
 
     @property
     def parent(self) -> RootedPath:
-        """As of any path."""
+        """See :attr:`pathlib.PurePath.parent`."""
         return _bound(super().parent, self.within)
 
     def with_name(self, name: str) -> RootedPath:
-        """As of any path."""
+        """See :meth:`pathlib.PurePath.with_name`."""
         return _bound(super().with_name(name), self.within)
 
 
@@ -141,28 +141,30 @@ def _bound(path: RootedPath, within: Root | None) -> RootedPath:
 
 
 def root_of(path: Path) -> Root | None:
-    """The root that a path knows; None where a user has named it."""
+    """The root to which a path is bound, or None."""
     return path.within if isinstance(path, RootedPath) else None
 
 
 def below_root(directory: Path) -> Path:
-    """A path that knows its root: this one, or that of a new root to read from."""
+    """A bound path: this one if it is bound, otherwise that of a new root for reading."""
     return directory if root_of(directory) is not None else Root(directory).path
 
 
 class Roots:
-    """The directories of a session, for paths that ranks send to each other as texts."""
+    """The directories of a session, to which paths received from other ranks are bound."""
 
     def __init__(self, *roots: Root) -> None:
         self._roots = roots
 
     @classmethod
     def to_read(cls, *directories: Path) -> Roots:
-        """Those of a command: of these directories, whoever they belong to."""
+        """The directories of a command that only reads, whoever owns them."""
         return cls(*(root_of(each) or Root(each) for each in directories))
 
     def at(self, path: str | Path) -> Path:
-        """A path below one of them. What another rank calls by another name is checked as the first one is."""
+        """Bind a path to the root above it. For any other path (ranks may use different names for a directory), make a
+        new root with the rules of the first one.
+        """
         for root in self._roots:
             with contextlib.suppress(ValueError):
                 return root.at(path)
@@ -170,26 +172,26 @@ class Roots:
         return Root(found.parent, self._roots[0].rules if self._roots else Rules()).path / found.name
 
     def close(self) -> None:
-        """Let go of all of them."""
+        """Close all roots."""
         for root in self._roots:
             root.close()
 
 
 class _Directory(Descriptor):
-    """A directory that was checked."""
+    """An open directory that was checked against the rules."""
 
     def __init__(self, fd: int) -> None:
         super().__init__(fd)
         self._identity = (0, 0)
 
     def check(self, path: str, rules: Rules, *, above: bool = False) -> None:
-        """Refuse it if others own it or can write to it."""
+        """Raise ForeignAccessError if other users own the directory or can write to it."""
         found = os.fstat(self.fd)
         self._identity = found.st_dev, found.st_ino
         rules.check(path, Status.of(self.fd, found), above=above)
 
     def is_still(self, path: str, rules: Rules, *, above: bool) -> bool:
-        """True if a path leads to this directory; checked, as by :meth:`check`."""
+        """True if the path still leads to this directory, which is then checked again."""
         found = os.stat(path)
         if self._identity != (found.st_dev, found.st_ino):
             return False
@@ -198,7 +200,7 @@ class _Directory(Descriptor):
 
 
 def _walk(path: str, rules: Rules, *, make: bool = False) -> _Directory:
-    """A directory by its absolute path, from ``/`` through directories and links that others cannot exchange."""
+    """Open a directory by its absolute path, through directories and links that other users cannot replace."""
     here, at, links = _Directory(os.open("/", _STEP)), "/", 0
     ahead = _components(path)
     try:
@@ -226,7 +228,7 @@ def _walk(path: str, rules: Rules, *, make: bool = False) -> _Directory:
 
 
 def _read_link(directory: int, name: str, path: str, rules: Rules, number: int) -> str:
-    """The target of a symbolic link; what is neither a link nor a directory is refused."""
+    """The target of a symbolic link; NotADirectoryError if it is not a link."""
     found = os.stat(name, dir_fd=directory, follow_symlinks=False)
     if not stat.S_ISLNK(found.st_mode):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
@@ -237,7 +239,7 @@ def _read_link(directory: int, name: str, path: str, rules: Rules, number: int) 
 
 
 def _enter(directory: int, path: str, rules: Rules) -> _Directory:
-    """A directory in another one, by its path."""
+    """Open and check a directory within another one."""
     with _named(path):
         found = _Directory(os.open(os.path.basename(path), _STEP, dir_fd=directory))
         try:
@@ -249,13 +251,13 @@ def _enter(directory: int, path: str, rules: Rules) -> _Directory:
 
 
 def _components(path: str) -> list[str]:
-    """Names to go through, the first one last."""
+    """The components of a path in reverse order, so that ``pop()`` returns the next one."""
     return [name for name in reversed(path.split("/")) if name and name != "."]
 
 
 @contextmanager
 def _named(path: Path | str) -> Iterator[None]:
-    """Errors of the system name this path; ours do already."""
+    """Put this path into errors of the operating system."""
     try:
         yield
     except (ForeignAccessError, NotRegularError):
@@ -270,7 +272,7 @@ def _step(directory: int, name: str, make: Rules | None) -> int:
     except FileNotFoundError:
         if make is None:
             raise
-    with contextlib.suppress(FileExistsError):  # another rank was faster
+    with contextlib.suppress(FileExistsError):  # another rank has made it
         os.mkdir(name, make.mode(directory=True), dir_fd=directory)
         _sync(directory)
         _set_mode(directory, name, make)
@@ -278,7 +280,7 @@ def _step(directory: int, name: str, make: Rules | None) -> int:
 
 
 def _set_mode(directory: int, name: str, rules: Rules) -> None:
-    """Give what was just made what the umask may have taken from its group, as far as the file system has modes."""
+    """Restore the group permissions that the umask has removed from a new entry, if the file system has modes."""
     if rules.permissions != "group":
         return
     with Descriptor(os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)) as made:
@@ -298,9 +300,9 @@ def _sync(directory: int) -> None:
 
 
 class Folder:
-    """An open directory; what is done in it is done in this one, whatever its name leads to meanwhile.
+    """An open directory; operations apply to it even if its path is changed to lead elsewhere.
 
-    A context manager. Names are those of its entries. Made by :func:`open_folder`.
+    A context manager, made by :func:`open_folder`. All names are names of its entries.
     """
 
     def __init__(self, path: Path, rules: Rules, opened: _Directory) -> None:
@@ -309,13 +311,13 @@ class Folder:
 
     @property
     def fd(self) -> int:
-        """Descriptor to go on from (``O_PATH``)."""
+        """Descriptor for ``dir_fd=`` (``O_PATH``)."""
         if self._opened is None:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF), str(self.path))
         return self._opened.fd
 
     def open(self, name: str, flags: int = os.O_RDONLY, *, over: bool = True) -> int:
-        """Open a regular file that is there."""
+        """Open an existing regular file; with ``over``, the rules for overwriting apply if it is opened for writing."""
         path = self.path / name
         try:
             with storage_operation("open", path):
@@ -336,7 +338,7 @@ class Folder:
         return descriptor
 
     def create(self, name: str, flags: int = os.O_RDWR) -> int:
-        """Make a file, empty, under a name that is free."""
+        """Create an empty file under a free name."""
         mode = self.rules.mode(directory=False) & self._most()
         with storage_operation("open", self.path / name):
             descriptor = os.open(name, flags | os.O_CREAT | os.O_EXCL | _FILE, mode, dir_fd=self.fd)
@@ -348,7 +350,7 @@ class Folder:
         return descriptor
 
     def _most(self) -> int:
-        """The most permissions of a new file: in a command, those of the directory; in a job, its rules decide."""
+        """Limits the mode of new entries: in a command to that of the directory; in a job the rules decide alone."""
         return stat.S_IMODE(os.fstat(self.fd).st_mode) if self.rules.reading else 0o777
 
     def lstat(self, name: str) -> os.stat_result:
@@ -357,7 +359,7 @@ class Folder:
             return os.stat(name, dir_fd=self.fd, follow_symlinks=False)
 
     def has(self, name: str) -> bool:
-        """True if anything has that name."""
+        """True if there is an entry of this name, of any kind."""
         try:
             self.lstat(name)
         except FileNotFoundError:
@@ -371,19 +373,19 @@ class Folder:
                 return os.listdir(readable.fd)
 
     def make(self, name: str) -> None:
-        """``mkdir``. Raises FileExistsError if there is one; it is asked whose it is when it is opened."""
+        """``mkdir``. Raises FileExistsError; an existing directory is checked when it is opened."""
         with storage_operation("mkdir", self.path / name):
             os.mkdir(name, self.rules.mode(directory=True) & self._most(), dir_fd=self.fd)
             _set_mode(self.fd, name, self.rules)
 
     def enter(self, name: str) -> Folder:
-        """A directory in this one."""
+        """Open a directory in this one."""
         path = self.path / name
         with storage_operation("open", path):
             return Folder(path, self.rules, _enter(self.fd, str(path), self.rules))
 
     def close_to_others(self) -> None:
-        """Take everyone else's permissions away, as far as the file system has any."""
+        """Remove the permissions of all other users, if the file system has permissions."""
         mode = stat.S_IMODE(os.fstat(self.fd).st_mode)
         if mode & 0o077:
             with contextlib.suppress(OSError):
@@ -400,22 +402,22 @@ class Folder:
             os.rmdir(name, dir_fd=self.fd)
 
     def rename(self, name: str, to: Folder, new: str) -> None:
-        """``rename``, in place of what has that name."""
+        """``rename``, which replaces an existing entry."""
         with storage_operation("rename", to.path / new):
             os.rename(name, new, src_dir_fd=self.fd, dst_dir_fd=to.fd)
 
     def link(self, name: str, to: Folder, new: str) -> None:
-        """Give a file a second name, which must be free."""
+        """``link``: add a name, which must be free, to a file."""
         with storage_operation("link", to.path / new):
             os.link(name, new, src_dir_fd=self.fd, dst_dir_fd=to.fd, follow_symlinks=False)
 
     def sync(self) -> None:
-        """Make new names and removals durable. Some network file systems cannot and need not: no error."""
+        """Make new and removed entries durable. No error on file systems where this is not possible."""
         with storage_operation("fsync", self.path):
             _sync(self.fd)
 
     def close(self) -> None:
-        """At the latest when nobody else has it any more; a second call does nothing."""
+        """Close the directory once no other object uses it. Idempotent."""
         self._opened = None
 
     def __enter__(self) -> Folder:
@@ -428,7 +430,7 @@ class Folder:
 
 
 def open_folder(path: Path, otherwise: Rules = READING) -> Folder:
-    """Open a directory: below its root, or by the rules for one that a user has named."""
+    """Open a directory: through its root if the path is bound, else by the rules ``otherwise``."""
     with storage_operation("open", path):
         return with_room(lambda: _open_folder(path, otherwise))
 
@@ -460,7 +462,7 @@ def create(path: Path, flags: int = os.O_RDWR) -> int:
 
 
 def open_beside_user(path: Path) -> int:
-    """A file that is read because it lies in the working directory, not because somebody has named it."""
+    """Open a file that was found in the working directory rather than named by the user."""
     rules = Rules(node=True)
     with Folder(path.parent, rules, _Directory(os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))) as it:
         rules.check(path.absolute().parent, Status.of(it.fd))
@@ -468,10 +470,10 @@ def open_beside_user(path: Path) -> int:
 
 
 def open_foreign(path: Path) -> int:
-    """Open a regular file for reading, whoever it belongs to, by way of links too: its bytes are not trusted.
+    """Open a regular file of any owner for reading, following links: its bytes are not trusted.
 
-    The folders that Hugging Face's library makes consist of links. Opening does not wait, and does nothing to what is
-    no file.
+    The directories made by Hugging Face's library consist of links. Opening does not block, and has no effect on
+    devices and FIFOs.
     """
     with storage_operation("open", path):
         with Descriptor(with_room(lambda: os.open(path, os.O_PATH | os.O_CLOEXEC))) as found:
@@ -487,7 +489,7 @@ def lstat(path: Path) -> os.stat_result:
 
 
 def exists(path: Path) -> bool:
-    """True if anything has that name, even a link to nothing."""
+    """True if there is an entry of this name, even a dangling link."""
     try:
         lstat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -502,12 +504,12 @@ def names_in(path: Path) -> list[str]:
 
 
 def make_folder(path: Path) -> None:
-    """Make a directory in one that is there, if it is not there yet, and make its entry durable."""
+    """Create a directory in an existing one, unless it exists, and make its entry durable."""
     try:
         open_folder(path).close()
     except FileNotFoundError:
         with open_folder(path.parent, Rules()) as folder:
-            with contextlib.suppress(FileExistsError):  # another rank was faster
+            with contextlib.suppress(FileExistsError):  # another rank has made it
                 folder.make(path.name)
             folder.sync()
 
@@ -518,12 +520,12 @@ def remove(path: Path) -> None:
 
 
 def rename(path: Path, new: Path) -> None:
-    """``rename``, in place of what has that name."""
+    """``rename``, which replaces an existing file."""
     _in_parent(path, lambda here, name: _in_parent(new, lambda there, other: here.rename(name, there, other)))
 
 
 def link(path: Path, new: Path) -> None:
-    """``link``: a second name, which must be free."""
+    """``link``: add a name, which must be free, to a file."""
     _in_parent(path, lambda here, name: _in_parent(new, lambda there, other: here.link(name, there, other)))
 
 

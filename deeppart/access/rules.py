@@ -1,7 +1,7 @@
-"""Whose directories and files may be used, by what ``fstat`` and access control lists say; as ssh's StrictModes.
+"""Decides whose directories and files may be used, by ``fstat`` and access control lists; like ssh's StrictModes.
 
-Whoever owns a directory, or may write to it, can put other things in the place of what is in it; whoever owns a file
-can change it at any time. What each setting of ``permissions`` accepts is in docs/failure-model.md ("Other users").
+Whoever owns a directory, or may write to it, can replace its entries; whoever owns a file can change it at any time.
+docs/failure-model.md ("Other users") describes what each setting of ``permissions`` accepts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 PERMISSIONS = ("private", "umask", "group", "unchecked")
 
 _ROOT = 0
-#: Group of an access control list that lets others write.
+#: Stands for the group of a file whose access control list lets other users write.
 _LISTED = -1
 _ACL_NAME = "system.posix_acl_access"
 #: linux/posix_acl_xattr.h: a version, then tag, permissions and id of each entry.
@@ -28,7 +28,7 @@ _ACL_USER, _ACL_GROUP, _ACL_MASK, _ACL_WRITE = 0x02, 0x08, 0x10, 2
 
 
 class ForeignAccessError(PermissionError):
-    """Others own something, or can write to it, and so could decide what is read or written.
+    """Other users own a file or directory, or can write to it, and so could control what is read or written.
 
     Attributes:
         expected, found, todo: for an error message.
@@ -41,13 +41,14 @@ class ForeignAccessError(PermissionError):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The user and the groups of this process, as the file system sees them.
+    """The user and groups of this process.
 
     Attributes:
         uid: effective user.
         groups: all of its groups.
-        own_group: a group that nobody else is in, or None: many systems give each user one, and a umask of 002.
-        unmapped: the user that stands for all whom a user namespace does not know, as root; None outside of one.
+        own_group: the user's private group, or None: many systems give each user one, with a umask of 002.
+        unmapped: the user id that a user namespace shows for users without a mapping, such as root; None outside of
+            one.
     """
 
     uid: int
@@ -57,7 +58,7 @@ class Identity:
 
 
 def current_identity() -> Identity:
-    """The user and groups that the kernel checks now; an effective user that changes is noticed."""
+    """The current user and groups; changes of the effective user are noticed."""
     return _identity(os.geteuid())
 
 
@@ -76,7 +77,7 @@ def _own_group(uid: int) -> int | None:
 
 
 def _unmapped() -> int | None:
-    """``user_namespaces(7)``: owners without a mapping are shown as this user."""
+    """The user as which owners without a mapping are shown (``user_namespaces(7)``)."""
     try:
         inside, outside, count = (int(word) for word in Path("/proc/self/uid_map").read_text().split()[:3])
         if (inside, outside) == (0, 0) and count >= 1 << 31:
@@ -88,7 +89,7 @@ def _unmapped() -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What the rules judge: owner, group, mode and number of names."""
+    """The attributes that rules check: mode, owner, group and number of names."""
 
     mode: int
     uid: int
@@ -97,9 +98,10 @@ class Status:
 
     @classmethod
     def of(cls, descriptor: int, found: os.stat_result | None = None) -> Status:
-        """That of an open directory or file; a group that may write by an access control list stands for its group.
+        """The status of an open directory or file.
 
-        With a list, the group's permission bits are its mask, and say nothing of who may write.
+        If an access control list lets a group write, that group replaces the file's group: with a list, the group
+        permission bits are only its mask.
         """
         found = found or os.fstat(descriptor)
         group = found.st_gid
@@ -109,7 +111,7 @@ class Status:
 
 
 def _listed_writers(descriptor: int) -> set[int]:
-    """The groups that a list lets write; for users, and for groups that this user is not in, one that nobody is in."""
+    """The groups that may write by an access control list; :data:`_LISTED` for other users and their groups."""
     try:
         data = os.getxattr(f"/proc/self/fd/{descriptor}", _ACL_NAME)  # a descriptor of O_PATH cannot be asked
     except OSError:  # there is no list, or there are none on this file system
@@ -125,13 +127,13 @@ def _listed_writers(descriptor: int) -> set[int]:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What is accepted on the way to a directory and below it, and how files are made there.
+    """What is accepted on the path to a directory and below it, and with which permissions entries are created.
 
     Attributes:
         permissions: as ``Config.permissions``.
-        node: on a node's own storage: no group has any business there, and users may share the directory itself, by a
-            sticky bit as on ``/tmp``. Otherwise groups that this user is in may own what is above, and write.
-        reading: for commands that read: whose it is does not matter, only that no link leads out of the directory.
+        node: true for node-local storage: groups are not trusted, and the directory itself may be shared by users if it
+            has the sticky bit, like ``/tmp``. Elsewhere, groups of this user may own directories above, and write.
+        reading: true for commands that read: any owner is accepted, but links must not lead out of the directory.
     """
 
     permissions: str = "private"
@@ -140,21 +142,21 @@ class Rules:
 
     @property
     def is_private(self) -> bool:
-        """True if only the owner may use what is made."""
+        """True if new entries are for their owner alone."""
         return self.node and self.permissions == "private"
 
     @property
     def trusts_all(self) -> bool:
-        """True if it does not matter whose anything is."""
+        """True if owners and permissions are not checked."""
         return self.reading or self.permissions == "unchecked"
 
     def mode(self, *, directory: bool) -> int:
-        """For ``mkdir`` and ``open``; the umask takes from it. What everyone may write to would be refused later."""
+        """Mode for ``mkdir`` and ``open``, to which the umask applies. Never writable by everyone: refused later."""
         mode = 0o700 if self.is_private else 0o775
         return mode if directory else mode & 0o666
 
     def check(self, path: Path | str, status: Status, *, above: bool = False) -> None:
-        """Refuse a directory or file that others own or can write to; ``above``: one on the way to the root."""
+        """Raise ForeignAccessError if others own or can write to it; ``above``: for a directory above the root."""
         if self.trusts_all:
             return
         me = current_identity()
@@ -169,13 +171,13 @@ class Rules:
             raise ForeignAccessError(path, *_written(status, self.node, above))
 
     def check_link(self, path: Path | str, status: os.stat_result) -> None:
-        """Refuse to follow a symbolic link on the way to the root that others have made."""
+        """Raise ForeignAccessError for a symbolic link on the path to the root that others own."""
         found = Status(status.st_mode, status.st_uid, status.st_gid)
         if not self.trusts_all and not self._is_owner_trusted(found, current_identity(), above=True):
             raise ForeignAccessError(path, *_owned(found, self.node))
 
     def check_over(self, path: Path | str, status: Status) -> None:
-        """Refuse to write over a file as for reading it, and unless it is this user's and has this name only."""
+        """:meth:`check` a file before it is overwritten: it also must be this user's, and have only one name."""
         self.check(path, status)
         me = current_identity()
         mates = self.permissions == "group" and status.gid in me.groups

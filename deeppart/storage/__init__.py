@@ -1,4 +1,4 @@
-"""Where checkpoints are stored: stores, the levels in them, their manifests and records, and who owns a directory."""
+"""Storage of checkpoints: stores, levels, manifests, records, and the ownership of directories."""
 
 from deeppart.storage.files import (
     BLOCK_BYTES,

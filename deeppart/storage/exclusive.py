@@ -1,15 +1,15 @@
-"""Giving a file its name only if nothing has that name: what fences one session off from another.
+"""Renames a file only to a free name, which fences sessions off from each other.
 
-The one operation that everything rests on is *create if absent*: of any number of processes, on any number of hosts,
-exactly one gives the name away, and the others learn that it is taken. Three ways, tried in this order:
+Everything relies on *create if absent*: of any number of processes on any number of hosts, exactly one creates a name,
+and the others get an error. Three ways are tried in this order:
 
 1. ``renameat2(2)`` with ``RENAME_NOREPLACE``: most local file systems, and Lustre.
-2. ``link(2)`` and ``unlink(2)``: NFS, and others with hard links.
-3. ``open(2)`` with ``O_CREAT | O_EXCL`` of a *claim*, a temporary file named after the name; whoever has it looks
-   whether the name is free, and renames: vfat, and FUSE file systems without links. The name never stands for less than
-   the whole file. A process that dies with the claim leaves it, and the name counts as taken.
+2. ``link(2)`` and ``unlink(2)``: NFS, and other file systems with hard links.
+3. ``open(2)`` with ``O_CREAT | O_EXCL`` of a *claim*, a temporary file whose name is derived from the final name; the
+   process that has created it checks that the name is free, and renames: vfat, and FUSE file systems without links. The
+   name never refers to an incomplete file. If a process dies with the claim, the claim stays and the name is taken.
 
-An object store has the same operation as a conditional put (``If-None-Match: *``).
+Object stores have the same operation as a conditional put (``If-None-Match: *``).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from pathlib import Path
 from deeppart import access
 
 _RENAME_NOREPLACE = 1
-#: Calls by way of ctypes let other threads run meanwhile.
+#: Calls through ctypes release the GIL.
 _LIBC = ctypes.CDLL(None, use_errno=True)
-#: Refusals that mean "not in this way on this file system" rather than "not at all".
+#: Errors that mean that the file system does not support this way.
 _NOT_THIS_WAY = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EPERM, errno.EMLINK})
 
 
 def rename_new(temporary: Path, path: Path) -> None:
-    """Rename a file, in the same directory, to a name that nothing has."""
+    """Rename a file within its directory to a free name; FileExistsError if the name is taken."""
     for way in (rename_noreplace, link_new):
         try:
             way(temporary, path)
@@ -54,19 +54,19 @@ def rename_noreplace(source: Path, target: Path) -> None:
 
 
 def link_new(source: Path, target: Path) -> None:
-    """A second name, and the first one taken away; errors as of :func:`rename_new`."""
+    """Add the new name, then remove the old one; errors as of :func:`rename_new`."""
     try:
         access.link(source, target)
     except FileExistsError:
-        # An answer of a network file system that was lost on the way comes back as this: the link is there.
+        # A network file system repeats a request whose answer was lost: then the link is ours.
         if not os.path.samestat(access.lstat(source), access.lstat(target)):
             raise
-    with contextlib.suppress(OSError):  # a second name that nobody looks for
+    with contextlib.suppress(OSError):  # a temporary name that stays does no harm
         access.remove(source)
 
 
 def claim_new(source: Path, target: Path) -> None:
-    """A claim, and the rename while nobody else has it; errors as of :func:`rename_new`."""
+    """Rename while holding a claim; errors as of :func:`rename_new`."""
     claim = target.with_name(f".{target.name}.tmp-0")
     try:
         os.close(access.create(claim))

@@ -1,10 +1,10 @@
-"""Files of a storage level: written so that a crash never shows half of one, and read.
+"""Writes files so that a crash never leaves an incomplete one.
 
-A file appears under its name only when all of it is on stable storage: temporary name, write, sync, rename, sync of
-the directory. What has the name already stays (:mod:`deeppart.storage.exclusive`), unless the caller says otherwise.
+A file gets its name only when it is on stable storage: temporary name, write, sync, rename, sync of the directory. An
+existing file of that name stays (:mod:`deeppart.storage.exclusive`), unless the caller chooses otherwise.
 
-Large sequential writes that bypass the page cache (``O_DIRECT``) are 2-3 times faster on the machines measured than
-buffered ones, and take no processor time from training (docs/benchmarks.md).
+Large sequential writes that bypass the page cache (``O_DIRECT``) are 2-3 times faster than buffered ones on the
+machines measured, and take no processor time from training (docs/benchmarks.md).
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ from deeppart.storage.exclusive import rename_new
 from deeppart.storage.rate import RateLimit
 from deeppart.storage.spares import Recycled
 
-#: What a new file may take the place of. "damaged": of a file that is not the same byte for byte.
+#: What a new file may replace. "damaged": a file that differs in any byte.
 Over = Literal["nothing", "damaged", "anything"]
 #: Bytes gathered before one direct write; also the unit in which a bandwidth limit is applied.
 BLOCK_BYTES = 8 << 20
-#: At least this much that is aligned in memory and in the file is written from where it lies, without a copy.
+#: Pieces of at least this size that are aligned in memory and in the file are written without a copy.
 AS_IT_LIES_BYTES = 1 << 20
-#: Alignment of direct writes: no file system in use asks for more.
+#: Alignment of direct writes: no file system in use requires more.
 ALIGNMENT = 4096
-#: Writeback of buffered files is started this often, so that the final sync has little left to do.
+#: Bytes after which writeback of a buffered file is started, so that the final sync has little left to do.
 SYNC_EVERY_BYTES = 256 << 20
-#: Refusals that mean "not with O_DIRECT here" rather than "not at all".
+#: Errors that mean that the file system does not support O_DIRECT.
 NO_DIRECT = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP})
-#: No space, or no more of it for this user.
+#: Errors for lack of space, or of the user's quota.
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class Appending:
-    """A file that bytes are appended to.
+    """A file to which bytes are appended.
 
     Args:
-        path: where it will be found, for whoever reads it.
-        temporary: the file that is written to.
-        direct: bypass the page cache if the file system can.
-        limit: bandwidth limit to obey, or None.
+        path: final path of the file.
+        temporary: path of the file while it is being written.
+        direct: bypass the page cache if the file system supports it.
+        limit: bandwidth limit, or None.
 
     Attributes:
         path, temporary: as given.
@@ -105,12 +105,12 @@ class Appending:
                 self._flush_block(memory, BLOCK_BYTES)
 
     def flush(self) -> None:
-        """Write out what has been gathered."""
+        """Write out the gathered bytes."""
         if self._block is not None and self._filled:
             self._flush_block(self._block, self._filled)
 
     def _flush_block(self, memory: memoryview, filled: int) -> None:
-        """Write the block out; direct writes take whole multiples of the alignment, the tail goes through the cache."""
+        """Write the block: directly up to a multiple of the alignment, the rest through the page cache."""
         aligned = filled - filled % ALIGNMENT if self._direct else filled
         view = memoryview(memory)
         try:
@@ -127,11 +127,11 @@ class Appending:
         self._direct = False
 
     def _make_space(self) -> bool:
-        """Called where there is no space left: True if some was given back, and it is worth to try again."""
+        """Free space after ENOSPC. Returns whether anything was freed, so that a retry makes sense."""
         return False
 
     def _put(self, data: memoryview) -> memoryview:
-        """Put bytes where they belong without a system call, as far as that is possible; returns the rest."""
+        """Store as many bytes as possible without a system call. Returns the rest."""
         return data
 
     def _write_out(self, data: memoryview) -> None:
@@ -151,7 +151,7 @@ class Appending:
                     continue
                 raise storage_error("cannot write a checkpoint file", error, self.temporary) from error
             if self._direct and written % ALIGNMENT:
-                self._leave_direct()  # the file system took part of it: the rest is no longer aligned
+                self._leave_direct()  # a partial write: the rest is no longer aligned
             self.nbytes += written
             data = data[written:]
 
@@ -163,17 +163,17 @@ class Appending:
 
 
 class DurableFile(Appending):
-    """A file being written, that of a part for instance.
+    """A file that is being written, such as a part.
 
     Args:
-        path: final name. Nothing of this file is under it before :meth:`commit`.
-        direct: bypass the page cache if the file system can.
-        limit: bandwidth limit to obey, or None.
-        recycled: files of which one is written over, if there is any: its memory or blocks need not be found and
-            cleared again. Where there is no space left, they are given back.
+        path: final path; the file does not have it before :meth:`commit`.
+        direct: bypass the page cache if the file system supports it.
+        limit: bandwidth limit, or None.
+        recycled: files of which one is overwritten, if there is one, because its memory or blocks need not be allocated
+            again. They are freed when space runs out.
         over: the kind of file that this one may replace.
-        make_parent: true to make the directory, if it is not there.
-        durable: false if nothing waits for a disk.
+        make_parent: true to make the directory if it does not exist.
+        durable: false to skip syncs.
 
     Attributes:
         nbytes: bytes written so far.
@@ -209,7 +209,7 @@ class DurableFile(Appending):
             raise storage_error("cannot create a checkpoint file", error, self.temporary) from error
 
     def _begin(self, direct: bool, make_parent: bool) -> None:
-        # Not its parents: where those are gone, a file system is not mounted: no directory must take its place.
+        # Not its parents: if they are missing, a file system is not mounted, and nothing may be created in its place.
         if make_parent:
             access.make_folder(self.path.parent)
         spare = None if self._recycled is None else self._recycled.take(self.temporary)
@@ -229,7 +229,7 @@ class DurableFile(Appending):
             except OSError as error:
                 if error.errno not in NO_DIRECT:
                     raise
-                with contextlib.suppress(OSError):  # a file that cannot be opened so may have been made all the same
+                with contextlib.suppress(OSError):  # the file may have been created although open failed
                     access.remove(self.temporary)
         return access.create(self.temporary, os.O_WRONLY), False
 
@@ -237,7 +237,7 @@ class DurableFile(Appending):
         """Make the file durable and give it its name.
 
         Raises:
-            StorageError: the operating system refused; ``EEXIST`` if something has the name that must not be replaced.
+            StorageError: the operating system refused; ``EEXIST`` if the name is taken by a file that must stay.
         """
         began = time.monotonic()
         try:
@@ -255,12 +255,12 @@ class DurableFile(Appending):
                 )
             if self._durable:
                 call("fsync", self.temporary, self._fd)
-            descriptor, self._fd = self._fd, -1  # even a close that fails has given the number back
+            descriptor, self._fd = self._fd, -1  # the descriptor is released even if close fails
             call("close", self.temporary, descriptor)
             with storage_operation("rename", self.path):
                 was_free = self._take_name()
             if was_free:
-                self.temporary = self.path  # if its name cannot be made durable, it must not stay under it
+                self.temporary = self.path  # so that abort() removes it if the name cannot be made durable
             if self._durable:
                 access.sync_directory(self.path.parent)
         except OSError as error:
@@ -269,9 +269,9 @@ class DurableFile(Appending):
         self.busy_s += time.monotonic() - began
 
     def _take_name(self) -> bool:
-        """Rename the file, unless the same bytes are under its name already; whether nothing was there.
+        """Rename the file, or drop it if an equal file has the name. Returns whether the name was free.
 
-        What took another one's place is not taken back: nothing would be left.
+        A file that has replaced another one is not removed after an error, since nothing would be left.
         """
         if self._over == "anything":
             access.rename(self.temporary, self.path)
@@ -289,7 +289,7 @@ class DurableFile(Appending):
         return True
 
     def restart(self) -> None:
-        """Forget what was written and begin again.
+        """Discard what was written, and start again.
 
         Raises:
             StorageError: the operating system refused.
@@ -302,7 +302,7 @@ class DurableFile(Appending):
         self.nbytes = self._filled = self._mappable = 0
 
     def abort(self) -> None:
-        """Give up: close and remove the temporary file, as far as the system lets us."""
+        """Close and remove the temporary file, ignoring errors."""
         if self._fd >= 0:
             with contextlib.suppress(OSError):
                 os.close(self._fd)
@@ -311,7 +311,7 @@ class DurableFile(Appending):
             access.remove(self.temporary)
 
     def fill(self, pieces: Iterable[memoryview | bytes]) -> None:
-        """Write all of it and give it its name; it appears complete, or not at all."""
+        """Write and commit the whole content, or abort on any error."""
         try:
             for piece in pieces:
                 self.write(piece)
@@ -321,9 +321,9 @@ class DurableFile(Appending):
             raise
 
     def _put(self, data: memoryview) -> memoryview:
-        """Copy as much as lies over pages that a recycled file has in memory; returns the rest.
+        """Copy bytes onto the pages of a recycled file that are in memory. Returns the rest.
 
-        Two to three times faster than ``write`` on a tmpfs, and cannot fail for lack of space: the pages are there.
+        This is two to three times faster than ``write`` on a tmpfs, and cannot fail for lack of space.
         """
         while data and self.nbytes < self._mappable:
             piece = data[: min(BLOCK_BYTES, self._mappable - self.nbytes)]
@@ -344,12 +344,12 @@ class DurableFile(Appending):
 
 
 def temporary_path(path: Path) -> Path:
-    """Process numbers of two hosts may be the same: nobody else has this name, or can open the file by it."""
+    """A unique temporary name next to a path; process ids alone are not unique across hosts."""
     return path.with_name(f".{path.name}.tmp-{os.getpid()}-{os.urandom(4).hex()}")
 
 
 def _are_alike(path: Path, other: Path) -> bool:
-    """True if two files have the same bytes; False for one that cannot be read."""
+    """True if two files have equal content; False if one cannot be read."""
     try:
         with (
             os.fdopen(access.open_file(path), "rb") as one,

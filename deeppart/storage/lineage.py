@@ -1,10 +1,10 @@
-"""The lineage: the name by which what lies on nodes is known to belong to a persistent directory.
+"""The lineage: an id that connects files on nodes with their persistent directory.
 
-It stands in ``deeppart.json``, with the inode number and the file system of the directory it was made for. A directory
-with others is a copy (``cp -r``, a backup that was restored), which gets a lineage of its own: two jobs must not take
-each other's parts on nodes. The lock file notes the same, for a record that is lost, damaged or was copied over; and
-when the record last changed, which nobody can set, because some file systems say something else of themselves on each
-node. A record that names no directory, as somebody may have written it, is taken as it is.
+It is stored in ``deeppart.json`` with the inode number and file system of the directory. A directory where these differ
+is a copy (``cp -r``, a restored backup), which gets a new lineage: two jobs must not use each other's parts on nodes.
+The lock file has a second copy of the record, in case the first is lost, damaged or copied from elsewhere; and the
+``ctime`` of the record, which cannot be forged, because some file systems have a different id on each node. A record
+without a directory, for example one written by hand, is accepted as it is.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ from deeppart.storage.posix import PosixStore
 
 LINEAGE_NAME = "deeppart.json"
 LOCK_NAME = ".deeppart.lock"
-#: The advice where one of the two is not there.
+#: Advice if one of the two files is missing.
 LOST_TODO = (
     "check that the file system is mounted; if someone removed the file alone, end the job and start it: committed "
     "steps stay as they are"
 )
-#: Most that is read of the records of a directory.
+#: Limit for the size of the records of a directory.
 SMALL_FILE_BYTES = 64 << 10
-#: A record that another job has claimed and is about to fill is looked at so often, with so long in between.
+#: How often, and after which pause, to read a record again that another job may be about to fill.
 _LOOKS, _PAUSE_S = 5, 0.02
-#: Key of the note in the lock file.
+#: Key of the record in the lock file.
 NOTE = "lineage"
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A lineage, and the directory that has it.
+    """A lineage and its directory.
 
     Attributes:
-        name: 32 hex digits.
-        directory: inode number; 0 if none is recorded.
+        name: the lineage, 32 hex digits.
+        directory: inode number of the directory; 0 if not recorded.
         filesystem: ``f_fsid``.
         changed_ns: ``st_ctime`` of ``deeppart.json``; 0 in that file itself.
     """
@@ -62,13 +62,13 @@ class Record:
 
     @classmethod
     def of(cls, directory: Path, name: str) -> Record:
-        """That of a directory as it is now."""
+        """The record of a directory as it is now."""
         with access.open_folder(directory) as folder:
             return cls(name, os.fstat(folder.fd).st_ino, os.fstatvfs(folder.fd).f_fsid)
 
     @classmethod
     def parse(cls, document: Any) -> Record:
-        """Raises KeyError, TypeError or ValueError if it is not one, or has changed."""
+        """Parse a record; KeyError, TypeError or ValueError if it is invalid or its digest is wrong."""
         name, directory = document["lineage"], document.get("directory", 0)
         if not is_hex32(name):
             raise ValueError(f"lineage {short(name)}")
@@ -80,13 +80,13 @@ class Record:
         return found
 
     def document(self) -> dict[str, Any]:
-        """For JSON; the digest is the xxh3-64 of the other values, joined by colons."""
+        """The record for JSON; the digest is the xxh3-64 of the other values, joined by colons."""
         values = asdict(self)
         values = {"lineage": values.pop("name"), **values}
         return {**values, "digest": xxhash.xxh3_64_hexdigest(":".join(map(str, values.values())).encode())}
 
     def is_of(self, directory: Path) -> bool:
-        """True unless a directory is another one than that which was recorded."""
+        """True unless the recorded directory is a different one."""
         if not self.directory:
             return True
         here = Record.of(directory, self.name)
@@ -97,12 +97,12 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """The name of a directory.
+    """The lineage of a directory, as :func:`take_lineage` has found or made it.
 
     Attributes:
         record: for the lock file.
-        copy_of: the lineage of the directory of which this one is a copy; "" if it is none.
-        damage: what was wrong with the record, which has been written anew; "" if nothing was.
+        copy_of: the lineage of the original if this directory is a copy, otherwise "".
+        damage: what was wrong with the record, which was then written again; "" if nothing.
     """
 
     record: Record
@@ -111,9 +111,9 @@ class Lineage:
 
 
 def take_lineage(directory: Path, lock_fd: int) -> Lineage:
-    """The directory's lineage, made on first use; of several jobs that make it at once, all get that of one of them.
+    """Read the directory's lineage, or make it at first use. Jobs that do so at the same time all get the same one.
 
-    ``lock_fd`` is the open lock file, with what the last job has written there.
+    ``lock_fd`` is the open lock file, with the content that the last job has written.
     """
     noted, damage = _noted(directory, lock_fd), ""
     try:
@@ -133,13 +133,13 @@ def take_lineage(directory: Path, lock_fd: int) -> Lineage:
 
 
 def is_copy(directory: Path) -> bool:
-    """True if a directory is a copy that no job has used yet: what lies on nodes is the original's."""
+    """True if a directory is a copy that no job has used yet, so that files on nodes belong to the original."""
     record = _read(directory)
     return record is not None and not _is_of(record, directory) and _noted_in(directory) is None
 
 
 def read_lineage(directory: Path) -> str | None:
-    """The lineage of a directory, or None where there is no record."""
+    """The lineage of a directory; None if there is no record."""
     record = _read(directory)
     if record is None:
         return None
@@ -160,7 +160,7 @@ def _changed_ns(directory: Path) -> int:
 def _noted_in(directory: Path) -> str | None:
     try:
         descriptor = access.open_file(directory / LOCK_NAME)
-    except OSError:  # there is none, or it is for its owner alone
+    except OSError:  # it does not exist, or only its owner may read it
         return None
     try:
         return _noted(directory, descriptor)
@@ -170,7 +170,7 @@ def _noted_in(directory: Path) -> str | None:
 
 
 def _noted(directory: Path, lock_fd: int) -> str | None:
-    """The lineage that the last job in this directory has noted; None if it is not known."""
+    """The lineage in the lock file, if it was recorded for this directory; otherwise None."""
     try:
         record = Record.parse(parse_json(os.pread(lock_fd, SMALL_FILE_BYTES, 0))[NOTE])
         return record.name if record.directory and record.is_of(directory) else None
@@ -191,7 +191,7 @@ def _read_or_make(directory: Path, noted: str | None) -> Record:
             made = _encoded(Record.of(directory, noted or uuid.uuid4().hex), {})
             PosixStore(directory).put_new(LINEAGE_NAME, made)
             continue
-        except CorruptFileError:  # perhaps claimed by another job, which is about to fill it
+        except CorruptFileError:  # another job may be about to fill it
             if look == _LOOKS - 1:
                 raise
         except StorageError as error:

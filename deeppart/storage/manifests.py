@@ -1,7 +1,7 @@
-"""The steps of a store: which there are, which are committed, which parts they need, and whether those are whole.
+"""The steps of a store: which exist, which are committed, which parts they need, and whether these are sound.
 
-Restoring, keeping, inspecting and repairing ask here. A step without a manifest is not a checkpoint. Parts are looked
-at by length, header, footer and index, without their chunks.
+Restores, retention, inspection and repair use this module. A step without a manifest is not a checkpoint. Parts are
+checked by length, header, footer and index, without their chunks.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ _LIMIT_BYTES = 1 << 30
 
 
 class StepState(StrEnum):
-    """The state of a step, as far as its manifest tells."""
+    """The state of a step by its manifest."""
 
-    COMMITTED = "committed"  # it has a sound one
-    UNFINISHED = "unfinished"  # it was never committed
-    NEWER = "newer"  # a newer version has written it
+    COMMITTED = "committed"  # the manifest is sound
+    UNFINISHED = "unfinished"  # there is no manifest
+    NEWER = "newer"  # written by a newer version
     DAMAGED = "damaged"
 
 
 @dataclass(frozen=True, slots=True)
 class StoredStep:
-    """A step of a store: its manifest, or the reason why it has no sound one, and its parts.
+    """A step of a store: its manifest, or the reason why it has no sound one, and access to its parts.
 
     Attributes:
-        store, key: where it is.
-        signing: the keys; it must be signed with one of them. None: not checked.
-        error: why there is no sound manifest; MissingError if it was never committed; None if there is one.
+        store, key: the store and the key of the step.
+        signing: the keys, with one of which it must be signed; None: not checked.
+        error: why there is no sound manifest: MissingError if the step was never committed. None if there is one.
     """
 
     store: Store
@@ -82,42 +82,42 @@ class StoredStep:
 
     @property
     def reason(self) -> str:
-        """Why it is no sound checkpoint."""
+        """Why the step is no sound checkpoint."""
         assert self.error is not None
         has_more = self.error.found and self.state != StepState.UNFINISHED
         return f"{self.error.summary}: {self.error.found}" if has_more else self.error.summary
 
     @property
     def where(self) -> str:
-        """The address of its place."""
+        """The address of the step, for messages."""
         return self.store.where(step_name(self.key))
 
     @property
     def order_of_commit(self) -> tuple[str, int, int]:
-        """By time, then sequence: times of one session ascend, whatever its clock says."""
+        """Sort key: time of the commit, which ascends within a session, then sequence."""
         return (self.manifest.created, self.key.sequence, self.key.step)
 
     @property
     def order(self) -> tuple[int, str, int]:
-        """By which the newest is the last: step, then time of the commit, then sequence. Sessions are random."""
+        """Sort key, newest last: step, then time of the commit, then sequence. Session ids are random."""
         return (self.key.step, self.manifest.created, self.key.sequence)
 
     def as_committed(self) -> Committed:
-        """For the planner of a restore."""
+        """The step for the restart planner."""
         return Committed(self.manifest.attempt, self.where, self.manifest.parts, self.manifest.created)
 
     def is_retired(self) -> bool:
-        """True if a running job, or somebody, has removed it meanwhile; False if that cannot be found out."""
+        """True if the step has been removed since it was read; False if that is unknown."""
         try:
             return MANIFEST_NAME not in self.store.list(step_name(self.key)) and self.state != StepState.UNFINISHED
         except MissingError:
             return True
-        except StorageError:  # such as a file in place of the directory, which no job puts there
+        except StorageError:  # for example a file instead of the directory, which no job creates
             return False
 
     @contextmanager
     def open_part(self, rank: int) -> Iterator[tuple[StoredBytes, PartReader]]:
-        """Open a part whose length, header, footer and index are those that the manifest names, with the bytes."""
+        """Open a part, and check that length, header, footer and index are those in the manifest."""
         record, key = self.manifest.parts[rank], self._key_of(rank)
         with self.store.open(key) as source:
             if source.size != record.nbytes:
@@ -139,9 +139,7 @@ class StoredStep:
             )
 
     def part_problem(self, rank: int) -> str | None:
-        """What is wrong with a part, or None, without its chunks: the earlier parts that it refers to must be there
-        too, and be those that it names.
-        """
+        """What is wrong with a part, or with parts to which it refers, without reading chunks; None if nothing."""
         try:
             with self.open_part(rank) as (_, reader):
                 try:
@@ -157,7 +155,7 @@ class StoredStep:
         return None
 
     def first_problem(self) -> str | None:
-        """The reason why it cannot be restored, as far as that can be seen; None if it can."""
+        """The reason for which the step cannot be restored, without reading chunks; None if none was found."""
         for rank in range(len(self.manifest.parts)):
             if (problem := self.part_problem(rank)) is not None:
                 return f"part {rank} {problem}"
@@ -169,12 +167,12 @@ class StoredStep:
 
 @dataclass(frozen=True, slots=True)
 class StoredSteps:
-    """The steps of a store, but for those that were removed except for parts to which others refer.
+    """The steps of a store, without removed ones of which only parts remain to which others refer.
 
     Attributes:
-        committed: those with a sound manifest, oldest first.
-        others: those without one, in the order of their keys.
-        since: steps with lower numbers were not looked at; None: there are none.
+        committed: steps with a sound manifest, oldest first.
+        others: steps without one, in the order of their keys.
+        since: steps with lower numbers were not read; None if all steps were read.
     """
 
     committed: tuple[StoredStep, ...]
@@ -183,17 +181,17 @@ class StoredSteps:
 
     @property
     def unfinished(self) -> tuple[StoredStep, ...]:
-        """Those that were never committed."""
+        """Steps that were never committed."""
         return tuple(each for each in self.others if each.state == StepState.UNFINISHED)
 
     @property
     def unusable(self) -> tuple[StoredStep, ...]:
-        """Those whose manifest is no sound one."""
+        """Steps whose manifest is not sound."""
         return tuple(each for each in self.others if each.state != StepState.UNFINISHED)
 
 
 def read_manifest(store: Store, key: StepKey, signing: Signing | None) -> Manifest:
-    """The manifest of a committed step; MissingError if it has none."""
+    """Read the manifest of a step; MissingError if it has none."""
     where = store.where(manifest_key(key))
     try:
         data = store.get(manifest_key(key), _LIMIT_BYTES)
@@ -217,19 +215,20 @@ def _describe(key: StepKey) -> str:
 
 
 def read_step(store: Store, key: StepKey, signing: Signing | None) -> StoredStep:
-    """A step, committed or not."""
+    """Read a step, committed or not."""
     try:
         return StoredStep(store, key, signing, None, read_manifest(store, key, signing))
     except (FormatError, StorageError) as error:
-        if lacks_resources(error):  # which says nothing of the step
+        if lacks_resources(error):  # this says nothing about the step
             raise
         return StoredStep(store, key, signing, error)
 
 
 def read_steps(store: Store, signing: Signing | None, step: int | None = None, *, newest: bool = False) -> StoredSteps:
-    """All steps, or all attempts at one; not those that a running job removes meanwhile.
+    """Read all steps, or all attempts at ``step``, without those that a running job removes in the meantime.
 
-    ``newest``: down to the newest step with a sound manifest. What is read does not grow with the steps kept.
+    ``newest``: stop after the newest step with a sound manifest, so that the cost does not grow with the number of
+    steps.
     """
     found: dict[StepKey, StoredStep] = {}
     since: int | None = None
@@ -242,7 +241,7 @@ def read_steps(store: Store, signing: Signing | None, step: int | None = None, *
                 break
             found[key] = known.get(key) or read_step(store, key, signing)
         retired = {key for key, each in found.items() if each.error is not None and each.is_retired()}
-        if not retired:  # otherwise the job has committed newer ones, and there may be no others
+        if not retired:  # otherwise read again: the job has committed newer steps
             break
     committed = sorted((each for each in found.values() if each.error is None), key=lambda each: each.order)
     needed = {key for each in committed for key, _ in each.manifest.needed_parts}
@@ -255,19 +254,19 @@ def read_steps(store: Store, signing: Signing | None, step: int | None = None, *
 
 
 class NeededParts:
-    """The parts that must stay because committed steps refer to them, of a store whose manifests one process removes.
+    """The parts that must stay because committed steps refer to them. Only one process may remove manifests.
 
-    Nothing is taken for unneeded on doubt: a manifest that cannot be had, or a store that cannot be listed, is an
-    error, and one that is damaged counts as referring to every earlier part of its session.
+    In doubt a part is needed: a manifest that cannot be read or a store that cannot be listed is an error, and a
+    damaged manifest counts as referring to every earlier part of its session.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        #: What each manifest refers to; None: it is damaged. A manifest never changes, so each is read once.
+        #: References of each manifest; None: damaged. Manifests never change, so each is read once.
         self._references: dict[StepKey, frozenset[tuple[StepKey, str]] | None] = {}
 
     def look(self) -> None:
-        """See which steps are committed now, and read the manifests that are new; raises StorageError on doubt."""
+        """Update the committed steps, and read new manifests. Raises StorageError in doubt."""
         found: dict[StepKey, frozenset[tuple[StepKey, str]] | None] = {}
         for key in filter(None, map(parse_step_name, self._store.list())):  # raises if there is no store
             if self._has_manifest(key):
@@ -276,7 +275,7 @@ class NeededParts:
         self._references = found
 
     def forget(self, key: StepKey) -> None:
-        """The manifest of a step has been removed."""
+        """Record that the manifest of a step has been removed."""
         self._references.pop(key, None)
 
     @property
@@ -286,11 +285,11 @@ class NeededParts:
 
     @property
     def steps(self) -> set[StepKey]:
-        """Those to which others refer."""
+        """The steps to which others refer."""
         return {step for references in self._references.values() for step, _ in references or ()}
 
     def names(self, key: StepKey) -> Container[str]:
-        """Names of the parts of a step that are needed."""
+        """Names of the needed parts of a step."""
         if any(
             references is None and other.session == key.session and other.sequence > key.sequence
             for other, references in self._references.items()
@@ -300,18 +299,18 @@ class NeededParts:
         return {name for references in known for step, name in references or () if step == key}
 
     def _has_manifest(self, key: StepKey) -> bool:
-        """Asked of the listing: a manifest that is not found where its step is not found either says nothing."""
+        """Whether a step's listing has a manifest. Without a listing, a missing manifest would prove nothing."""
         try:
             return MANIFEST_NAME in self._store.list(step_name(key))
-        except MissingError:  # removed by another process, wholly
+        except MissingError:  # another process has removed the whole step
             return False
         except StorageError as error:
-            if error.errno == errno.ENOTDIR:  # a file that somebody has named like a step
+            if error.errno == errno.ENOTDIR:  # a file with the name of a step
                 return False
             raise
 
     def _read(self, key: StepKey) -> frozenset[tuple[StepKey, str]] | None:
-        try:  # whoever has signed it: what a forged one refers to stays, and no more than that
+        try:  # without a key: a forged manifest can only keep parts
             manifest = read_manifest(self._store, key, None)
         except FormatError:
             return None
@@ -325,13 +324,13 @@ class _Everything:
 
 
 def committed_steps(store: Store, among: Iterable[StepKey] | None = None) -> list[StepKey]:
-    """Steps with a manifest, whatever is in it: those of a list, in its order; by default all, ascending."""
+    """Steps with a manifest of any content: those of ``among``, in order; by default all, ascending."""
     keys = list_steps(store) if among is None else among
     return [key for key in keys if is_committed(store, key)]
 
 
 def is_committed(store: Store, key: StepKey) -> bool:
-    """True if a step has a manifest, or something in the place of one."""
+    """True if a step has a manifest, or anything of that name."""
     try:
         return store.stat(manifest_key(key)) is not None
     except CorruptFileError:
@@ -342,7 +341,7 @@ def is_committed(store: Store, key: StepKey) -> bool:
 
 
 def may_be_committed(store: Store, key: StepKey) -> bool:
-    """True if a step has a manifest, or if that cannot be found out."""
+    """True if a step has a manifest, or if that is unknown."""
     try:
         return is_committed(store, key)
     except StorageError:

@@ -1,11 +1,11 @@
-"""Staging memory that outlives its rank: under ``deeppart run`` a share is captured into a file in the agent's memory.
+"""Staging memory that survives its rank: under ``deeppart run``, shares are captured into a file in memory.
 
-The file is the part file of raw chunks whose payload is the staging memory. When the share is captured, the store
-thread adds header, index and footer, and the file gets the name of the part: from then on no process's death loses the
-share. It loses the name before the next share is captured into it. A restore takes such files before those at local.
+The file is a part file of raw chunks whose payload is the staging memory. After the capture, the store thread adds
+header, index and footer and gives the file the name of the part: from then on the share survives the death of any
+process. The name is removed before the next share is captured. A restore prefers these files to the local level.
 
-Each rank of a node has a slot. A rank of a restore finds, and alone reads, the files in its slot, and in those of ranks
-that the node no longer has.
+Each rank of a node has a slot. During a restore, a rank finds and reads the files in its slot, and in slots of ranks
+that the node no longer has; no other rank reads them.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _FOLDER, _FILE = "memory", "staging"
 class MemoryLevel:
     """The staging memory of one rank in its agent's directory, and the parts that it and earlier ranks have left there.
 
-    The training thread and the store thread use it in turn, as the lease of the staging memory says.
+    The training thread and the store thread use it in turn, guarded by the lease of the staging memory.
 
     Args:
-        directory: the agent's.
+        directory: the agent's directory.
         lineage: of the persistent directory.
-        slot: this rank's.
-        slots: how many ranks this node has.
-        say: called with what the user should know.
+        slot: number of this rank's slot.
+        slots: number of ranks of this node.
+        say: prints a line for the user.
     """
 
     def __init__(self, directory: Path, lineage: str, slot: int, slots: int, say: Callable[[str], object]) -> None:
@@ -55,7 +55,7 @@ class MemoryLevel:
 
     @property
     def is_unused(self) -> bool:
-        """Whether this rank has captured nothing into it, and would find no part."""
+        """Whether this rank has captured nothing, and there is no part to find."""
         return self._memory is None and all(
             name == _FILE for home in self._slots_here() for name in access.names_in(home)
         )
@@ -66,7 +66,7 @@ class MemoryLevel:
             list_level(home, MEMORY, self._lineage, signing, found)
 
     def reserve(self, nbytes: int) -> memoryview | None:
-        """Memory for a share, whose earlier contents lose their name; None if there is none."""
+        """Return memory for a share, after removing the name of its earlier content; None if there is no memory."""
         if self._is_refused:
             return None
         try:
@@ -91,22 +91,22 @@ class MemoryLevel:
     def _allocate(self, nbytes: int) -> None:
         make_directory(self.root, _FOLDER, self._lineage, str(self._slot))
         self._fd, self._nbytes = access.create(self._store.path(_FILE)), nbytes
-        os.posix_fallocate(self._fd, 0, HEADER_BYTES + nbytes)  # a page that is not there when it is used is a SIGBUS
+        os.posix_fallocate(self._fd, 0, HEADER_BYTES + nbytes)  # using a page that cannot be allocated is a SIGBUS
         self._memory = mmap.mmap(self._fd, HEADER_BYTES + nbytes)
 
     def holds(self, share: npt.NDArray[np.uint8]) -> bool:
-        """Whether a share was captured into this memory, not into pinned memory since."""
+        """Whether a share was captured into this memory rather than into pinned memory."""
         if self._memory is None or len(share) != self._nbytes:
             return False
         mine = np.frombuffer(self._memory, np.uint8)[HEADER_BYTES:]
         return not len(share) or share.ctypes.data == mine.ctypes.data
 
     def sink(self) -> PartInMemory:
-        """Takes the bytes of the part: those of the payload are there already."""
+        """Return a sink for the bytes of the part, which skips the payload."""
         return PartInMemory(self._fd, self._nbytes, self._store.where(_FILE))
 
     def name(self, attempt: Attempt, rank: int) -> None:
-        """Give the file, whose part is whole, the part's name."""
+        """Give the complete file the name of the part."""
         key = part_key(attempt, rank)
         path = self._store.path(key)
         try:
@@ -117,7 +117,7 @@ class MemoryLevel:
         self._key = key
 
     def drop(self) -> None:
-        """Remove the files in the slots of this rank; what has mapped them keeps its bytes."""
+        """Remove the files in this rank's slots; existing mappings stay valid."""
         self.close()
         for home in self._slots_here():
             store = PosixStore(home)
@@ -129,14 +129,14 @@ class MemoryLevel:
                         store.delete(name, store.list(name))
 
     def close(self) -> None:
-        """Let go of the memory; its part stays."""
+        """Release the memory; its part stays."""
         self._key, self._nbytes, self._memory = "", -1, None
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
     def _slots_here(self) -> list[Path]:
-        """Directories of this rank's slot and of those of ranks that are no more."""
+        """Directories of this rank's slot, and of slots of former ranks that it takes over."""
         try:
             names = access.names_in(self._home)
         except OSError:
@@ -148,7 +148,7 @@ class MemoryLevel:
 
 
 class PartInMemory:
-    """A sink for the part whose payload lies in staging memory: only what is around it is written."""
+    """A sink for a part whose payload is the staging memory: writes only the bytes around the payload."""
 
     def __init__(self, fd: int, payload_bytes: int, where: str) -> None:
         self._fd, self._end, self._where = fd, HEADER_BYTES + payload_bytes, where

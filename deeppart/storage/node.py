@@ -1,9 +1,9 @@
-"""The levels on a node's own storage: `local`, the fast first copy; `partner`, copies of another node's parts;
-`parity`, this node's share of the parity of its group.
+"""The levels on node-local storage: `local`, the fast first copy; `partner`, copies of another node's parts; `parity`,
+this node's share of its group's parity.
 
-There is no manifest here: a step can be restored if every part of one attempt is found on some node, or can be
-computed from what is found there. Files lie under ``local_dir/<lineage>/``, so that other experiments' leftovers in
-the same scratch directory can never be mistaken for ours; those of `partner` and `parity` in folders of these names.
+There is no manifest: a step can be restored if every part of one attempt is found on some node, or can be rebuilt from
+parity. Files are in ``local_dir/<lineage>/``, so that files of other experiments in the same scratch directory cannot
+be confused with them; those of `partner` and `parity` in subdirectories of these names.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ from deeppart.storage.posix import PosixStore, make_directory
 from deeppart.storage.spares import Recycled
 from deeppart.storage.steps import is_gone, list_steps, remove_steps
 
-#: Folder of a level below ``local_dir/<lineage>/``.
+#: Subdirectory of a level in ``local_dir/<lineage>/``.
 NODE_FOLDERS: dict[str, str] = {Level.LOCAL: "", Level.PARTNER: "partner", Level.PARITY: "parity"}
 
 
 def node_root(directory: Path, lineage: str, level: str) -> Path:
-    """The directory with the step directories of a level, on a node."""
+    """The directory with a level's step directories on a node."""
     return directory / lineage / NODE_FOLDERS[level]
 
 
@@ -74,7 +74,7 @@ class NodeLevel:
         root = make_directory(self._local, *self._below)
         self._directory, self._session = self._local.path / lineage, session
         roots = [self._directory / folder for folder in NODE_FOLDERS.values()]
-        #: Files to write over: this session's at this level.
+        #: This session's files at this level that may be overwritten.
         self.recycled = Recycled(root, session, roots)
         self.store = PosixStore(root, recycled=self.recycled)
         self._device = _device(self._local.path)
@@ -83,15 +83,15 @@ class NodeLevel:
         self.store.delete("", [probe], durable=False)
 
     def at(self, path: str) -> Path:
-        """A path below this node's directory, given as a text."""
+        """Bind a path to this node's directory."""
         return self._local.at(path)
 
     def part_path(self, attempt: Attempt, rank: int) -> Path:
-        """Where a rank's own part lies."""
+        """The path of a rank's part."""
         return self.store.path(part_key(attempt, rank))
 
     def open_part(self, attempt: Attempt, rank: int, *, mend: bool = False) -> DurableFile:
-        """Begin a part file."""
+        """Begin a part file. ``mend``: it may replace a damaged one."""
         return self._open(part_key(attempt, rank), mend)
 
     def open_parity(self, identity: ParityIdentity, *, mend: bool = False) -> DurableFile:
@@ -99,29 +99,29 @@ class NodeLevel:
         return self._open(f"{step_name(identity.attempt.key)}/{parity_file_name(identity)}", mend)
 
     def _open(self, key: str, mend: bool) -> DurableFile:
-        forget_removed()  # others of this node may have removed files that this process has mapped
+        forget_removed()  # other ranks of this node may have removed files that this process has mapped
         over: Over = "damaged" if mend else "nothing"
         try:
             return self.store.writer(key, over=over)
         except MissingError:
-            # If somebody has removed local_dir, not if its file system is not mounted any more.
+            # Create local_dir again if it was removed, but not if its file system was unmounted.
             if _device(self._directory) != self._device:
                 raise
             make_directory(self._local, *self._below)
             return self.store.writer(key, over=over)
 
     def free_bytes(self) -> int:
-        """Bytes that this process may still write here."""
+        """Free bytes for this process."""
         with access.open_folder(self._local.path) as folder:
             found = os.fstatvfs(folder.fd)
         return found.f_bavail * found.f_frsize
 
     def steps(self) -> set[StepKey]:
-        """Steps that have anything here."""
+        """Steps with any files at this level."""
         return set(list_steps(self.store))
 
     def retire(self, keys: set[StepKey]) -> None:
-        """Remove steps from this node; the files of this session's newest are kept for its next checkpoint."""
+        """Remove steps from this node. Files of the newest one of this session are recycled for its next checkpoint."""
         own = [key for key in keys if key.session == self._session]
         if own:
             newest = max(own, key=lambda key: key.sequence)
@@ -131,7 +131,7 @@ class NodeLevel:
 
 
 def _device(path: Path) -> int:
-    """Number of the file system in which a directory lies, or would lie if it were made."""
+    """Device number of the file system of a directory, or of its nearest existing parent."""
     for each in (path, *path.parents):
         with contextlib.suppress(OSError), access.open_folder(each) as folder:
             return os.fstat(folder.fd).st_dev
@@ -140,15 +140,14 @@ def _device(path: Path) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A line about what is on a node and is not used.
+    """A line about a file or directory on a node that is not used.
 
     Attributes:
-        kind: "remark": about a sound file of others. "unlisted": about a directory that could not be listed: what is in
-            it is not known. "damaged": about a file that cannot be read, is not sound, or is in the place of another
-            one: it may be of a checkpoint. "refused": about a part that is not signed with the key: it may be forged,
-            or the only one there is.
+        kind: "remark": a sound file of another lineage. "unlisted": a directory that could not be listed. "damaged": a
+            file that cannot be read, is not sound, or is in the place of another file. "refused": a part that is not
+            signed with the key.
         text: the line.
-        path: the file, of the last two kinds.
+        path: the file, for "damaged" and "refused".
     """
 
     kind: Literal["remark", "unlisted", "damaged", "refused"]
@@ -161,9 +160,9 @@ class NodeContents:
     """The files on a node's storage.
 
     Attributes:
-        parts: whose header, footer and index are sound; of `local` and `partner`.
-        parity: likewise.
-        notes: about what else is there.
+        parts: parts with sound header, footer and index, of `local` and `partner`.
+        parity: parity files, likewise.
+        notes: lines about other files.
     """
 
     parts: list[StoredPart] = field(default_factory=list)
@@ -171,12 +170,12 @@ class NodeContents:
     notes: list[Note] = field(default_factory=list)
 
     def lines(self, *kinds: str) -> list[str]:
-        """The lines of some kinds; all by default."""
+        """The lines of the given kinds; of all kinds by default."""
         return [note.text for note in self.notes if not kinds or note.kind in kinds]
 
     @staticmethod
     def inventory(nodes: Sequence[NodeContents], committed: Iterable[StoredStep]) -> Inventory:
-        """For the planner of a restore: of as many ranks as there are nodes, each on one of its own."""
+        """The inventory for the restart planner, with one rank per node."""
         return Inventory(
             found=tuple(tuple(node.parts) for node in nodes),
             node_of=tuple(range(len(nodes))),
@@ -186,7 +185,7 @@ class NodeContents:
 
 
 def take_stock(directory: Path, lineage: str, signing: Signing | None) -> NodeContents:
-    """Open every file of a lineage on a node, of all levels. What is wrong becomes a line."""
+    """Open every file of a lineage on a node, at all levels; problems become notes."""
     found, directory = NodeContents(), access.below_root(directory)
     for level in NODE_FOLDERS:
         list_level(node_root(directory, lineage, level), level, lineage, signing, found)
@@ -194,7 +193,7 @@ def take_stock(directory: Path, lineage: str, signing: Signing | None) -> NodeCo
 
 
 def list_level(root: Path, level: str, lineage: str, signing: Signing | None, found: NodeContents) -> None:
-    """Open every file in a directory of steps."""
+    """Open every file of a level, and add it to ``found``."""
     store = PosixStore(root)
     try:
         steps = list_steps(store)
@@ -205,7 +204,7 @@ def list_level(root: Path, level: str, lineage: str, signing: Signing | None, fo
         place = step_name(key)
         try:
             names = sorted(store.list(place))
-        except MissingError:  # a running job has retired it meanwhile
+        except MissingError:  # a running job has just retired it
             continue
         except StorageError as error:
             _not_listed(error, root / place, found)
@@ -231,7 +230,7 @@ def _not_listed(error: StorageError, directory: Path, found: NodeContents) -> No
 def _look_at(
     store: PosixStore, key: str, level: str, lineage: str, signing: Signing | None, found: NodeContents
 ) -> None:
-    """Take in a file whose header, footer and index are sound, and that is in its place."""
+    """Add a file if its header, footer and index are sound and it is in its own place."""
     name = key.rpartition("/")[2]
     if parse_part_file_name(name) is not None:
         part = stored_part(store, key, level, signing)
@@ -244,7 +243,7 @@ def _look_at(
 
 
 def _is_of(lineage: str, store: PosixStore, key: str, attempt: Attempt, name: str, found: NodeContents) -> bool:
-    """False, and a remark, for a file of another lineage; raises if a file is in the place of another one."""
+    """Whether a file belongs to the lineage; if not, add a remark. Raises if it is in the place of another file."""
     path, home = store.where(key), f"{step_name(attempt.key)}/{name}"
     if attempt.lineage != lineage:
         found.notes.append(Note("remark", f"{path}: not used: {name} of step {attempt.step} of another lineage"))
@@ -256,7 +255,7 @@ def _is_of(lineage: str, store: PosixStore, key: str, attempt: Attempt, name: st
 
 
 def stored_part(store: PosixStore, key: str, level: str, signing: Signing | None) -> StoredPart:
-    """Check a part file's header, footer and index, that it is whole in itself, and with keys its signature."""
+    """Read a part file's record; checks header, footer, index, signature (with keys), and that it has no references."""
     path = store.where(key)
     with store.open(key) as source:
         reader = PartReader(source, where=path, signing=signing)
@@ -274,14 +273,14 @@ def stored_part(store: PosixStore, key: str, level: str, signing: Signing | None
 
 
 def stored_parity(store: PosixStore, key: str) -> StoredParity:
-    """Check a parity file's header, footer and index."""
+    """Read a parity file's record; checks header, footer and index."""
     path = store.where(key)
     with store.open(key) as source:
         return StoredParity(ParityReader(source, where=path).identity, path, source.size)
 
 
 def file_problem(path: Path, signing: Signing | None, pace: Callable[[int], None] = lambda nbytes: None) -> str | None:
-    """Read all of a part or parity file; what is wrong with it, or None."""
+    """Read a whole part or parity file, and return what is wrong with it, or None."""
     try:
         with FileSource(path) as source:
             if is_parity_file_name(path.name):

@@ -1,9 +1,8 @@
-"""One job at a time in a persistent directory: the lock file, what it says, and who has it.
+"""Ownership of a persistent directory: one job at a time, by a lock file.
 
-The directory is locked (``flock``) for as long as the job lives, and every commit checks before and after that the lock
-file still names this session, for file systems on which locks do not reach other nodes. That is for order, not for
-safety: no session can replace or remove what another has committed, whatever it takes itself for
-(docs/decisions/0010-fencing.md).
+The directory is locked (``flock``) while the job runs. In addition, every commit checks before and after that the lock
+file still names this session, because on some file systems locks do not reach other nodes. Safety does not depend on
+this: no session can replace or remove what another one has committed (docs/decisions/0010-fencing.md).
 """
 
 from __future__ import annotations
@@ -35,21 +34,20 @@ from deeppart.storage.posix import PosixStore, make_directory
 from deeppart.storage.steps import list_steps
 from deeppart.storage.store import Store
 
-#: Length of the lock file, and how many sessions' commits it names at most.
+#: Length of the lock file, and the most sessions whose commits it lists.
 _RECORD_BYTES, _MOST_FOUND = 16 << 10, 200
-#: `deeppart ls` holds the lock for microseconds to see whether a job does.
+#: How long to try, because `deeppart ls` holds the lock for microseconds to test it.
 _LOCK_PATIENCE_S = 0.5
 _LOCK_PAUSE_S = 0.02
 _LOOKS = 5
-#: The file system has no locks at all: the check at commit must do.
+#: Errors of file systems without locks, where only the check at commit remains.
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP})
 
 
 class CommitClock:
-    """Times of commits, each after all that were there before, wherever the clock of the machine is set.
+    """Times of commits, each later than all earlier ones even if the machine's clock is wrong.
 
-    By these times `keep` tells which of the steps that earlier runs have committed is the older. May be used by several
-    threads.
+    `keep` orders the steps of earlier runs by these times. Thread-safe.
     """
 
     def __init__(self) -> None:
@@ -57,28 +55,28 @@ class CommitClock:
         self._last = ""
 
     def saw(self, created: str) -> None:
-        """There is a commit of this time."""
+        """Record the time of an existing commit."""
         with self._lock:
             self._last = max(self._last, created)
 
     def now(self) -> str:
-        """This moment, or the one after the last commit that is known."""
+        """The current time, or the moment after the last known commit if that is later."""
         with self._lock:
             self._last = max(now(), just_after(self._last))
             return self._last
 
 
 class DirectoryOwner:
-    """Holds a persistent directory for one job (rank 0 only).
+    """Owns a persistent directory for one job (rank 0 only).
 
     Attributes:
         directory: as given.
-        session: 32 hex digits that name this run of the job.
-        lineage: 32 hex digits that name the directory.
-        copy_of: the lineage of the directory that this one turned out to be a copy of; "" if it is none.
-        damage: what was wrong with the record of the lineage, which has been written anew; "" if nothing was.
-        clock: gives the times of commits.
-        steps, committed: what earlier sessions have left, in order of steps: all, and those that may be committed.
+        session: id of this run of the job, 32 hex digits.
+        lineage: id of the directory, 32 hex digits.
+        copy_of: lineage of the original if the directory is a copy, otherwise "".
+        damage: what was wrong with the record of the lineage, which was then written again; "" if nothing.
+        clock: the times of commits.
+        steps, committed: the steps of earlier sessions in ascending order: all, and those that may be committed.
     """
 
     def __init__(
@@ -90,8 +88,8 @@ class DirectoryOwner:
         signing: Signing | None = None,
         store: Store | None = None,
     ) -> None:
-        """``epoch``: the run of `deeppart run` and which of its starts this is; those before have ended, or hang.
-        ``store``: of the directory, if another than one of files.
+        """``epoch``: the run of `deeppart run` and the number of this start; earlier starts have ended, or hang.
+        ``store``: the directory's store, if it is not made of files.
         """
         self._epoch, self._is_locked = epoch, False
         root = access.root_of(directory) or access.Root(directory, access.Rules(permissions))
@@ -118,13 +116,14 @@ class DirectoryOwner:
                 owner["epoch"] = f"{epoch[0]} {epoch[1]}"
             store = PosixStore(directory) if store is None else store
             self.steps = list_steps(store)
-            # An unreadable step is no reason not to start: it stays, and is not restored.
+            # Start in spite of an unreadable step: it stays, and is not restored.
             self.committed = [key for key in self.steps if may_be_committed(store, key)]
             found = _newest_commits(self.committed)
             owner["found"] = {session: keys[0].sequence for session, keys in found.items()}
             for keys in found.values():
                 self.clock.saw(_time_of_newest(store, keys, signing))
-            # All of one length: of two jobs that write at once, where there are no locks, the last one has written it.
+            # Always of one length: if two jobs write at the same time without locks, the record is that of the last
+            # one.
             with storage_operation("write", self._path):
                 os.ftruncate(self._fd, os.pwrite(self._fd, json.dumps(owner).encode().ljust(_RECORD_BYTES), 0))
                 os.fsync(self._fd)
@@ -147,7 +146,7 @@ class DirectoryOwner:
                 raise
 
     def _is_next_epoch(self) -> bool:
-        """True if an earlier start of this job has the lock: its process hangs, or its node is cut off."""
+        """True if an earlier start of this job has the lock, because its process hangs or its node is unreachable."""
         run, _, number = _recorded(self._fd).epoch.partition(" ")
         return self._epoch is not None and number.isdecimal() and run == self._epoch[0] and int(number) < self._epoch[1]
 
@@ -166,22 +165,22 @@ class DirectoryOwner:
         return DirectoryInUseError(what, expected=expected, found=found, where=str(self.directory), todo=todo)
 
     def _holds(self, lock_fd: int) -> bool:
-        """True if this owner has the lock file that is open there."""
+        """True if this owner has the lock file of that descriptor."""
         with contextlib.suppress(OSError):
             return self._fd >= 0 and os.path.samestat(os.fstat(self._fd), os.fstat(lock_fd))
         return False
 
     def _keep_others_from_locking(self) -> None:
-        """Whoever can read a file can lock it; only a group that may write keeps what it may."""
+        """Remove others' permission to read the lock file, and so to lock it; a group that may write keeps it."""
         mode = stat.S_IMODE(os.fstat(self._fd).st_mode)
         group = stat.S_IRGRP | stat.S_IWGRP if mode & stat.S_IWGRP else 0
-        with contextlib.suppress(OSError):  # there are no such permissions here
+        with contextlib.suppress(OSError):  # the file system has no permissions
             os.fchmod(self._fd, stat.S_IRUSR | stat.S_IWUSR | group)
 
     def check(self) -> None:
-        """Raise if another job has taken the directory over since."""
+        """Raise DirectoryInUseError if another job has taken over the directory."""
         if not self._is_locked and self._epoch is not None:
-            with contextlib.suppress(OSError):  # the earlier start still has it
+            with contextlib.suppress(OSError):  # the earlier start still has the lock
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 self._is_locked = True
         owner = self._read()
@@ -204,23 +203,23 @@ class DirectoryOwner:
             )
 
     def _is_exchanged(self) -> bool:
-        """True if the lock file that is open here is not the one that has its name now."""
-        with contextlib.suppress(OSError):  # whoever reads it says what is wrong
+        """True if another file now has the name of the open lock file."""
+        with contextlib.suppress(OSError):  # reading the lock file reports the error
             return access.lstat(self._path).st_ino != os.fstat(self._fd).st_ino
         return False
 
     def check_commit(self, key: StepKey) -> None:
-        """After a commit: raise if another job took the directory over before, and has not seen this commit."""
+        """After a commit: raise if another job took over the directory without having seen this commit."""
         try:
             self.check()
         except DirectoryInUseError:
             if self._read().found.get(key.session, -1) < key.sequence:
                 raise
         except StorageError:
-            pass  # nobody is known to have taken it over: the next commit will find out
+            pass  # unknown; the next commit checks again
 
     def _read(self) -> Owner:
-        """What the lock file says; nobody if it cannot be understood for longer than it takes to be written."""
+        """Read the lock file; an owner without session if it stays invalid for longer than a write takes."""
         owner = Owner(None)
         try:
             for _ in range(_LOOKS):
@@ -238,25 +237,25 @@ class DirectoryOwner:
         return owner
 
     def close(self) -> None:
-        """Let the next job in."""
+        """Release the lock."""
         descriptor, self._fd = self._fd, -1
         if descriptor >= 0:
-            with contextlib.suppress(OSError):  # the lock is gone with the descriptor, whatever close returns
+            with contextlib.suppress(OSError):  # the lock is released even if close fails
                 os.close(descriptor)
 
 
 def _open_lock(path: Path) -> int:
-    """Open the lock file for reading and writing; it is made if there is none."""
+    """Open the lock file for reading and writing, and create it if necessary."""
     for _ in range(_LOOKS):
         with contextlib.suppress(FileNotFoundError):
             return access.open_file(path, os.O_RDWR)
-        with contextlib.suppress(FileExistsError):  # another job made it meanwhile
+        with contextlib.suppress(FileExistsError):  # another job has just created it
             return access.create(path)
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
 
 
 def _lock(descriptor: int) -> None:
-    """Lock the lock file; BlockingIOError if another process has it, and does not only look whose it is."""
+    """Lock the lock file; BlockingIOError if another process keeps it locked."""
     deadline = time.monotonic() + _LOCK_PATIENCE_S
     while True:
         try:
@@ -270,12 +269,11 @@ def _lock(descriptor: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The job that took a directory last, as its lock file says, in texts that a terminal can show. Fields:
-    docs/commands.md, ls.
+    """The last owner of a directory, by its lock file, in printable text. Fields: docs/commands.md, ls.
 
     Attributes:
-        epoch: the run of `deeppart run`, and which of its starts this is; "" of another job.
-        found: the last commit of each session that was there then, by its sequence (:func:`_newest_commits`).
+        epoch: the run of `deeppart run` and the number of its start; "" for other jobs.
+        found: session -> sequence of its last commit when the owner took the directory (:func:`_newest_commits`).
     """
 
     running: bool | None
@@ -287,7 +285,7 @@ class Owner:
 
     @classmethod
     def parse(cls, data: bytes, running: bool | None = None) -> Owner:
-        """From the lock file; what cannot be read is not known."""
+        """Parse the lock file; invalid fields count as unknown."""
         try:
             document = parse_json(data)
         except (ValueError, RecursionError):
@@ -302,12 +300,12 @@ class Owner:
 
     @property
     def run(self) -> str:
-        """The name by which `deeppart halt` knows it; "" if it is not known."""
+        """The name for `deeppart halt`; "" if unknown."""
         return self.epoch.partition(" ")[0] or self.session
 
     @property
     def line(self) -> str | None:
-        """A line for people; None if no job is running."""
+        """A line of text; None if no job is running."""
         if self.running is False:
             return None
         verb = "in use by" if self.running else "perhaps in use (the file system has no locks): last taken by"
@@ -315,9 +313,9 @@ class Owner:
 
 
 def read_owner(root: Path) -> Owner | None:
-    """The owner of a checkpoint directory; None if no job has ever taken it.
+    """Read the owner of a checkpoint directory; None if it never had one.
 
-    Where no job holds the lock it is shared with us for the microseconds between two system calls.
+    To test the lock, it is taken shared for the microseconds between two system calls.
     """
     try:
         descriptor = access.open_file(root / LOCK_NAME)
@@ -334,7 +332,7 @@ def read_owner(root: Path) -> Owner | None:
 
 @contextlib.contextmanager
 def hold_directory(root: Path, *, without_lock: bool = False) -> Iterator[None]:
-    """Keep jobs out of a directory while something in it is changed; the text of the lock file stays as it is."""
+    """Keep jobs out of a directory while it is changed, without changing the content of the lock file."""
     try:
         descriptor = _open_lock(root / LOCK_NAME)
     except OSError as error:
@@ -382,14 +380,14 @@ def _is_locked(descriptor: int) -> bool | None:
 
 
 def _recorded(descriptor: int, running: bool | None = None) -> Owner:
-    """What an open lock file says of who has the directory."""
+    """Read the owner from an open lock file."""
     try:
         return Owner.parse(os.pread(descriptor, SMALL_FILE_BYTES, 0), running)
     except OSError:
         return Owner(running)
 
 
-#: Of this process. Processes forked by it, such as data loader workers, must not hold the lock when it has ended.
+#: The owners of this process. Forked processes, such as data loader workers, must not keep the lock.
 _owners: weakref.WeakSet[DirectoryOwner] = weakref.WeakSet()
 
 
@@ -402,7 +400,7 @@ os.register_at_fork(after_in_child=_let_go)
 
 
 def _holders(path: Path) -> list[str]:
-    """A line that names the processes of this host that have a file open, as far as this user may see them."""
+    """A line with the processes of this host that have a file open, as far as this user can see them."""
     found = []
     with contextlib.suppress(OSError):
         wanted = os.stat(path)
@@ -415,9 +413,9 @@ def _holders(path: Path) -> list[str]:
 
 
 def _newest_commits(committed: Sequence[StepKey]) -> dict[str, list[StepKey]]:
-    """Session -> its checkpoints that are committed, the last one first. A session commits in order of sequence.
+    """Session -> its commits, last one first. A session commits in order of sequence.
 
-    An overtaken session finds here which of its commits its successor knows of, and goes on from.
+    From this record, a session that was taken over learns which of its commits its successor has seen.
     """
     found: dict[str, list[StepKey]] = {}
     for key in reversed(committed):
@@ -427,9 +425,9 @@ def _newest_commits(committed: Sequence[StepKey]) -> dict[str, list[StepKey]]:
 
 
 def _time_of_newest(store: Store, keys: Sequence[StepKey], signing: Signing | None) -> str:
-    """When the first of these commits was made that can be read; "" if none can."""
+    """The time of the first of these commits that can be read; "" if none can."""
     for key in keys:
-        for _ in range(2):  # an error of the storage may come just once
+        for _ in range(2):  # a storage error may be transient
             try:
                 return read_manifest(store, key, signing).created
             except FormatError:

@@ -1,6 +1,6 @@
-"""The persistent level: parts and manifests in a store that all ranks reach.
+"""The persistent level: parts and manifests in a store that all ranks can access.
 
-The manifest is the commit. Rank 0 alone commits and retires; it holds the directory (:mod:`deeppart.storage.owner`).
+The manifest is the commit. Only rank 0 commits and retires; it owns the directory (:mod:`deeppart.storage.owner`).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class PersistentLevel:
         self.store, self.signing = store, signing
 
     def check_mounted(self) -> None:
-        """Raise if this is the mount point of a file system that is not mounted: nothing must be written into it, and
-        that it is empty says nothing of the checkpoints.
+        """Raise MissingError if the directory is an empty mount point, because its file system is not mounted: nothing
+        may be written into it, and an empty listing means nothing.
         """
         if self.store.stat(LINEAGE_NAME) is None:
             raise MissingError(
@@ -40,16 +40,16 @@ class PersistentLevel:
             )
 
     def open_part(self, attempt: Attempt, rank: int) -> Writer:
-        """A rank's part, to be written."""
+        """Begin a rank's part."""
         self.check_mounted()
         return self.store.writer(part_key(attempt, rank))
 
     def commit(self, key: StepKey, manifest: bytes) -> None:
-        """Make a step a checkpoint: its manifest appears, complete and durable, or not at all."""
+        """Create a step's manifest atomically and durably, which makes it a checkpoint."""
         self.store.put_new(manifest_key(key), manifest)
 
     def withdraw(self, key: StepKey) -> None:
-        """Take a commit of this session back."""
+        """Withdraw a commit of this session."""
         try:
             self.store.delete(step_name(key), [MANIFEST_NAME])
         except StorageError as error:
@@ -57,11 +57,11 @@ class PersistentLevel:
             raise
 
     def may_be_committed(self, key: StepKey) -> bool:
-        """True if a step has a manifest, or if that cannot be found out."""
+        """True if a step has a manifest, or if that is unknown."""
         return may_be_committed(self.store, key)
 
     def holds(self, base: BaseRecord, attempt: Attempt, rank: int) -> bool:
-        """True if an earlier part of a rank is there, as far as its length tells; False if that cannot be seen."""
+        """True if an earlier part of a rank exists and has its length; False if that is unknown."""
         earlier = replace(attempt, step=base.step, sequence=base.sequence)
         try:
             found = self.store.stat(part_key(earlier, rank))
@@ -70,7 +70,7 @@ class PersistentLevel:
         return found is not None and found.nbytes == base.nbytes
 
     def remove(self, key: StepKey, needed: NeededParts | None = None) -> bool:
-        """Remove a step but for the parts that others need; true if none is left. Its manifest goes first."""
+        """Remove a step, manifest first, but not the parts that others need. Returns true if no part is left."""
         if needed is None:
             return remove_step(self.store, key)
         remove_manifest(self.store, key)

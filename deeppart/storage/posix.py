@@ -1,4 +1,4 @@
-"""A directory as a store."""
+"""A store in a directory."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from deeppart.storage.rate import RateLimit
 from deeppart.storage.spares import Recycled
 from deeppart.storage.store import Stat
 
-#: What the system says where a directory is not empty.
+#: Errors of ``rmdir`` for a directory that is not empty.
 _NOT_EMPTY = frozenset({errno.ENOTEMPTY, errno.EEXIST})
 
 
 class PosixStore:
-    """A directory; see :class:`deeppart.storage.Store`.
+    """A store in a directory; see :class:`deeppart.storage.Store`.
 
     Args:
-        root: the directory. What is opened below it is what its :class:`deeppart.access.Root` allows, if it knows one.
-        direct: write objects around the page cache if the file system can.
-        limit: of the bandwidth of writers, or None.
-        recycled: files that writers write over, or None.
+        root: the directory. If it is bound to a :class:`deeppart.access.Root`, the rules of that apply.
+        direct: bypass the page cache in writers if the file system supports it.
+        limit: bandwidth limit of writers, or None.
+        recycled: files that writers may overwrite, or None.
     """
 
     def __init__(
@@ -39,30 +39,30 @@ class PosixStore:
         self._direct, self._limit, self._recycled = direct, limit, recycled
 
     def path(self, key: str) -> Path:
-        """The path of an object; ValueError if the text leads out of the directory, in which other rules hold."""
+        """The path of an object; ValueError if the key leads out of the directory."""
         if key.startswith("/") or ".." in key.split("/"):
             raise ValueError(f"{key!r} is no key")
         return self.root / key if key else self.root
 
     def where(self, key: str = "") -> str:
-        """The path as a text."""
+        """The path as text."""
         return str(self.path(key))
 
     def put_new(self, key: str, data: bytes) -> None:
-        """By a file of another name, which appears under its own when it is durable."""
+        """Through a temporary file, which is renamed when it is durable."""
         DurableFile(self.path(key), make_parent=False).fill([data])
 
     def replace(self, key: str, data: bytes, *, durable: bool = True) -> None:
-        """Likewise, in place of what has the name."""
+        """Likewise, and replaces an existing file."""
         DurableFile(self.path(key), make_parent=False, over="anything", durable=durable).fill([data])
 
     def get(self, key: str, limit_bytes: int) -> bytes:
-        """Of a regular file."""
+        """Read a regular file."""
         path = self.path(key)
         try:
             with os.fdopen(access.open_file(path), "rb") as file, storage_operation("read", path):
                 length = os.fstat(file.fileno()).st_size
-                data = file.read(min(length, limit_bytes) + 1)  # it takes memory for as much as it is asked for
+                data = file.read(min(length, limit_bytes) + 1)  # read() allocates as much as it is asked for
         except access.NotRegularError as error:
             raise CorruptFileError(str(error.strerror), expected="a regular file", where=str(path)) from error
         except OSError as error:
@@ -72,11 +72,11 @@ class PosixStore:
         return data
 
     def open(self, key: str) -> FileSource:
-        """A regular file."""
+        """Open a regular file."""
         return FileSource(self.path(key))
 
     def stat(self, key: str) -> Stat | None:
-        """Of a regular file."""
+        """``lstat`` of a regular file."""
         path = self.path(key)
         try:
             found = access.lstat(path)
@@ -109,12 +109,12 @@ class PosixStore:
             raise storage_error("cannot remove a checkpoint file", error, path) from error
 
     def writer(self, key: str, *, over: Over = "nothing") -> DurableFile:
-        """A file of another name meanwhile."""
+        """Begin a file, which has a temporary name until it is committed."""
         return DurableFile(self.path(key), direct=self._direct, limit=self._limit, recycled=self._recycled, over=over)
 
 
 def _is_removed(path: Path) -> bool:
-    """Remove a directory, durably; False if there is something in it."""
+    """Remove a directory durably; False if it is not empty."""
     with access.open_folder(path.parent) as above:
         try:
             above.remove_directory(path.name)
@@ -127,7 +127,7 @@ def _is_removed(path: Path) -> bool:
 
 
 def make_directory(root: access.Root, *below: str) -> Path:
-    """Create a directory and its parents, and more in it, durably; what is there is checked. Returns the last."""
+    """:meth:`deeppart.access.Root.make` with storage errors."""
     try:
         return root.make(*below)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""A bandwidth limit: a token bucket over bytes. Threads may share one."""
+"""A bandwidth limit: a token bucket over bytes. Thread-safe."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class RateLimit:
         self._lock = threading.Lock()
 
     def take(self, nbytes: int) -> None:
-        """Wait until ``nbytes`` may pass. Never waits before the first bytes after a pause."""
+        """Wait until ``nbytes`` may pass. The first bytes after a pause never wait."""
         delay_s = self.reserve(nbytes)
         if delay_s > 0:
             self._sleep(delay_s)
 
     def reserve(self, nbytes: int) -> float:
-        """Let ``nbytes`` through, for a caller that waits by itself: the seconds until they may pass, at least 0."""
+        """Reserve ``nbytes`` for a caller that waits by itself. Returns the seconds until they may pass, at least 0."""
         with self._lock:
             now = self._clock()
             self._free_at = max(self._free_at, now - self._burst)

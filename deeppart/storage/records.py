@@ -1,9 +1,9 @@
 """Small records of a store beside its steps: suspect steps, and a request to halt.
 
-A step is suspect for a leaf when ranks may have held other bytes of it than those that were saved for all: from the
-checkpoint after the last at which all of it was compared, to the one before it was found to differ. These records are
-created once, read by everyone and never replaced. Nor does any job remove one: a node that is away, or that refused to
-remove a step, may still have what it names.
+A step is suspect for a leaf if ranks may have held other bytes of the leaf than those saved for all of them: this holds
+from the checkpoint after the last complete comparison to the one before the difference was found. These records are
+created once and never replaced. No job removes one either: a node that is away, or that failed to remove a step, may
+still have the step.
 
 A halt asks one run, by its name, to end after a checkpoint; other runs ignore it.
 """
@@ -21,38 +21,38 @@ from deeppart.part import decode_suspicion, encode_suspicion, parse_json
 from deeppart.storage.store import Store
 
 _NAME = re.compile(r"suspect-([0-9a-f]{32})-([0-9]{6,19})", re.ASCII)
-#: Records read at most, the latest by name; a session makes one whenever leaves come to differ, which is rare.
+#: Most records to read, the last ones by name. A session makes one when leaves start to differ, which is rare.
 _MOST_RECORDS = 10_000
-#: Most that is read of a record.
+#: Limit for the size of a record.
 _MOST_BYTES = 64 << 20
 _HALT_NAME, _HALT_FORMAT, _HALT_VERSION = "deeppart-halt.json", "deeppart-halt", 1
 
 
 @dataclass(frozen=True, slots=True)
 class Suspicions:
-    """All records of a directory.
+    """The records of suspect steps in a directory.
 
     Attributes:
         records: by session and sequence.
-        problems: lines about records that cannot be read: what they name is not known.
+        problems: lines about records that cannot be read.
     """
 
     records: tuple[Suspicion, ...] = ()
     problems: tuple[str, ...] = ()
 
     def of(self, attempt: Attempt) -> tuple[SuspectLeaf, ...]:
-        """The leaves for which a checkpoint is suspect, each once."""
+        """The leaves for which a checkpoint is suspect, without duplicates."""
         found = {leaf.path: leaf for record in self.records for leaf in record.leaves_of(attempt)}
         return tuple(found[path] for path in sorted(found))
 
     @staticmethod
     def write(store: Store, suspicion: Suspicion) -> None:
-        """Make a record, durably."""
+        """Create a record durably."""
         store.put_new(_name(suspicion), encode_suspicion(suspicion))
 
     @classmethod
     def read(cls, store: Store) -> Suspicions:
-        """All records."""
+        """Read all records."""
         try:
             names = sorted(name for name in store.list() if _NAME.fullmatch(name))
         except StorageError as error:
@@ -80,12 +80,12 @@ def _name(suspicion: Suspicion) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Halt:
-    """A request to a job to end. Fields: docs/commands.md, halt.
+    """A request to end a job. Fields: docs/commands.md, halt.
 
     Attributes:
-        run: the name of the run that is to end.
-        after: how many more calls of ``checkpoint()`` come before the last one.
-        before: when it is to have ended, UTC, ISO 8601; None for as soon as possible.
+        run: the name of the run to end.
+        after: number of further calls of ``checkpoint()`` before the last one.
+        before: deadline in UTC, ISO 8601; None for as soon as possible.
     """
 
     run: str
@@ -93,13 +93,13 @@ class Halt:
     before: str | None = None
 
     def write(self, store: Store) -> None:
-        """Ask a job to end; an earlier request is replaced."""
+        """Write the request, which replaces an earlier one."""
         document = {"format": _HALT_FORMAT, "version": _HALT_VERSION, **asdict(self)}
         store.replace(_HALT_NAME, json.dumps(document).encode() + b"\n")
 
     @classmethod
     def read(cls, store: Store) -> Halt | None:
-        """The request; None if there is none that can be understood."""
+        """Read the request; None if there is none, or it is invalid."""
         try:
             document = parse_json(store.get(_HALT_NAME, _MOST_BYTES))
             known = document.pop("format"), document.pop("version")
@@ -112,5 +112,5 @@ class Halt:
 
     @staticmethod
     def remove(store: Store) -> None:
-        """Take the request back."""
+        """Withdraw the request."""
         store.delete("", [_HALT_NAME], durable=False)

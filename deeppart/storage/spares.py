@@ -1,8 +1,7 @@
-"""Recycled files: those of a retired step, over which the next checkpoint writes (docs/decisions/0006).
+"""Recycled files: files of a retired step that the next checkpoint overwrites (docs/decisions/0006).
 
-They are written in place, so it matters who else may have the file. A session sets aside only files of directories that
-carry its own name, in a folder that does, too, and takes them from there alone: no other session can be writing to what
-is written over.
+They are overwritten in place, so no other process may be using them. A session only recycles files from directories
+named after it, through a folder named after it, so no other session can be writing to these files.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from deeppart.mapped import forget_removed
 from deeppart.part import parse_part_file_name
 from deeppart.storage.steps import is_checkpoint_file
 
-#: Folder of a level; followed by the session.
+#: Folder of a level, followed by the session.
 _FOLDER = ".spare"
 
 
@@ -25,16 +24,16 @@ class Recycled:
     """The recycled files of a session at one level of a node.
 
     Attributes:
-        folder: where they lie.
+        folder: the directory with these files.
     """
 
     def __init__(self, root: Path, session: str, roots: Sequence[Path] = ()) -> None:
-        """Below a level's root; ``roots`` are those of all levels of the node, which share its storage."""
+        """In a level's ``root``; ``roots`` are those of all levels of the node, which share its storage."""
         self._root, self._session, self._roots = root, session, roots or (root,)
         self.folder = root / f"{_FOLDER}-{session}"
 
     def set_aside(self, path: Path) -> None:
-        """Recycle the checkpoint files of a step directory, in place of those that nobody has taken."""
+        """Recycle the checkpoint files of a step directory, and remove those recycled before that are still unused."""
         try:
             _drop(self.folder)
             with access.open_folder(path) as folder:
@@ -44,20 +43,19 @@ class Recycled:
                         if is_checkpoint_file(name):
                             folder.rename(name, there, name)
         except OSError:
-            pass  # they are removed instead
+            pass  # the caller removes the files instead
 
     def take(self, name: Path) -> int | None:
-        """Give one of them another name and open it; None if there is none. Ranks of a session may take them.
+        """Rename one of the files to ``name`` and open it; None if there is none. Any rank of the session may do so.
 
-        What is not a file of this user's own (a link, a FIFO, a file of another) is not written to, and neither is a
-        file that has yet another name: somebody has linked it to keep it.
+        A file of another user, anything but a regular file, and a file with further hard links are never overwritten.
         """
         try:
             found = sorted(access.names_in(self.folder))
         except OSError:
             return None
         wanted = name.name.split(".tmp-")[0].lstrip(".")
-        # A process has mapped those that it has written to: of its rank, at best of the same name.
+        # Prefer the same name, then the same rank: this process has probably mapped that file.
         for spare in sorted(found, key=lambda each: (each != wanted, _rank_of(each) != _rank_of(wanted))):
             try:
                 access.rename(self.folder / spare, name)
@@ -71,10 +69,7 @@ class Recycled:
         return None
 
     def give_back(self) -> bool:
-        """Remove those of all levels that nobody has taken; True if there were any.
-
-        Where space is short, what might be written over later must not keep from what is to be written now.
-        """
+        """Remove the unused files of all levels to free space. Returns true if there were any."""
         found = False
         for root in self._roots:
             folder = Recycled(root, self._session).folder
@@ -85,11 +80,11 @@ class Recycled:
         return found
 
     def drop(self) -> None:
-        """Remove those of this level, as far as the system lets us."""
+        """Remove the files of this level, ignoring errors."""
         _drop(self.folder)
 
     def drop_foreign(self) -> None:
-        """Remove what other sessions have kept to be written over, as far as the system lets us."""
+        """Remove the recycled files of other sessions, ignoring errors."""
         with contextlib.suppress(OSError):
             for name in access.names_in(self._root):
                 if name.startswith(f"{_FOLDER}-") and name != self.folder.name:
@@ -102,7 +97,7 @@ def _rank_of(name: str) -> int | None:
 
 
 def _drop(folder: Path) -> None:
-    """Remove the files of a folder, and the folder, as far as the system lets us."""
+    """Remove a folder with its checkpoint files, ignoring errors."""
     with contextlib.suppress(OSError):
         with access.open_folder(folder) as opened:
             for name in opened.names():

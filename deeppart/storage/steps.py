@@ -1,8 +1,7 @@
-"""Steps in a store: how they are named, listed, and removed so that a crash leaves a whole checkpoint or none.
+"""Steps in a store: naming, listing, and removal that leaves a complete checkpoint or none after a crash.
 
-The name carries the attempt: ``step-000000000100-<session>-000007``. So no two sessions ever write under one name, and
-whatever a rank of an older job does when it wakes up late, it does in places of its own
-(docs/decisions/0010-fencing.md).
+A name contains the attempt: ``step-000000000100-<session>-000007``. So no two sessions ever write under one name, and a
+late rank of an older job cannot affect the files of a newer one (docs/decisions/0010-fencing.md).
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from deeppart.storage.store import Store
 
 MANIFEST_NAME = "manifest"
 _TEMPORARY = re.compile(r"\..+\.tmp-[0-9]+(-[0-9a-f]+)?", re.ASCII)
-#: How often we look again because a running job has removed what it was about to read.
+#: How often to read again because a running job has removed what was listed.
 MOST_LOOKS = 20
 
 
 def manifest_key(key: StepKey) -> str:
-    """The key of the manifest of a step."""
+    """The key of a step's manifest."""
     return f"{step_name(key)}/{MANIFEST_NAME}"
 
 
@@ -36,12 +35,12 @@ def is_temporary_name(name: str) -> bool:
 
 
 def is_checkpoint_file(name: str) -> bool:
-    """True if a name is that of a part or of parity."""
+    """True if a name is that of a part or parity file."""
     return parse_part_file_name(name) is not None or is_parity_file_name(name)
 
 
 def list_steps(store: Store) -> list[StepKey]:
-    """Everything that is named like a step, ascending; [] if there is no such store."""
+    """All names of steps in ascending order; empty if the store does not exist."""
     with contextlib.suppress(MissingError):
         return sorted(key for key in map(parse_step_name, store.list()) if key is not None)
     return []
@@ -60,7 +59,7 @@ def remove_steps(store: Store, keys: Collection[StepKey]) -> None:
 
 
 def remove_manifest(store: Store, key: StepKey) -> None:
-    """Durably make a step no checkpoint any more, if it is one."""
+    """Remove a step's manifest durably, if it has one: it is no longer a checkpoint then."""
     place = step_name(key)
     with _removing(store, place):
         if MANIFEST_NAME in store.list(place):
@@ -68,10 +67,10 @@ def remove_manifest(store: Store, key: StepKey) -> None:
 
 
 def remove_step(store: Store, key: StepKey, needed: Container[str] = ()) -> bool:
-    """Remove a step: the manifest first, so that it stops being a checkpoint before it stops being whole.
+    """Remove a step: the manifest first, so that an incomplete step is never a checkpoint.
 
-    ``needed`` are names of parts that stay, since other steps refer to them. Only what this library names is removed;
-    the rest, and the place that has it, stay. Returns true if no needed part is left.
+    ``needed``: names of parts that stay because other steps refer to them. Files with other names than the library's
+    stay, and so does their directory. Returns true if no needed part is left.
     """
     place = step_name(key)
     remove_manifest(store, key)
@@ -86,7 +85,7 @@ def remove_step(store: Store, key: StepKey, needed: Container[str] = ()) -> bool
 
 @contextlib.contextmanager
 def _removing(store: Store, place: str) -> Iterator[None]:
-    """What is not there, or is a file that somebody has named like a step, is left alone."""
+    """Ignore a step that does not exist, or is not a directory."""
     try:
         yield
     except MissingError:
@@ -99,11 +98,11 @@ def _removing(store: Store, place: str) -> Iterator[None]:
 
 
 def is_gone(path: Path) -> bool:
-    """True if a file on a node, or a step directory, is gone; False if that cannot be found out."""
+    """True if a file or step directory no longer exists; False if that is unknown."""
     try:
         access.lstat(path)
     except FileNotFoundError:
         return True
-    except OSError:  # such as a file in place of the directory, which no job puts there
+    except OSError:  # for example a file instead of the directory, which no job creates
         return False
     return False

@@ -1,9 +1,9 @@
-"""A store: objects under keys, each whole or not there. What a level, its manifests and its records lie in.
+"""The interface of a store: objects under keys, each complete or absent. Levels, manifests and records are in stores.
 
-A key is a text such as ``step-.../part-00000-of-00002.dpp``, relative to the store; what is before its slash is its
-*place*. An object is made once and not changed. The exceptions are small records that are no part of a checkpoint
-(:meth:`Store.replace`). :class:`deeppart.storage.PosixStore` is a directory. Another store is a class with these
-methods that passes tests/conformance/stores.py.
+A key is text such as ``step-.../part-00000-of-00002.dpp``, relative to the store; the part before its slash is its
+*place*. An object is created once and never changed, except for small records outside of checkpoints
+(:meth:`Store.replace`). :class:`deeppart.storage.PosixStore` is a store in a directory. Any other class with these
+methods that passes tests/conformance/stores.py is a store, too.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from deeppart.part import StoredBytes
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """What a store says of an object without reading it.
+    """Attributes of an object.
 
     Attributes:
-        nbytes: its length.
-        written: when it was written, in seconds since 1970.
+        nbytes: length.
+        written: time of writing, in seconds since 1970.
 
     Example:
         >>> from pathlib import Path
@@ -37,7 +37,7 @@ class Stat:
 
 
 class Writer(Protocol):
-    """An object that is being written.
+    """Writes one object.
 
     Raises:
         StorageError: from every method but :meth:`abort`.
@@ -45,55 +45,55 @@ class Writer(Protocol):
 
     @property
     def busy_s(self) -> float:
-        """Seconds spent on writing it, and on making it durable."""
+        """Seconds spent on writing, and on making the object durable."""
 
     def write(self, buffer: memoryview | bytes, /) -> None:
         """Append all of the buffer."""
 
     def restart(self) -> None:
-        """Forget what was written and begin again."""
+        """Discard what was written, and start again."""
 
     def commit(self) -> None:
-        """Make the object durable and give it its key; ``EEXIST`` if there is one of that key."""
+        """Make the object durable and give it its key; ``EEXIST`` if the key is taken."""
 
     def abort(self) -> None:
-        """Leave nothing of it; a second call does nothing."""
+        """Discard the object. Idempotent."""
 
 
 class Store(Protocol):
-    """Where objects lie. Threads may share one.
+    """A store of objects. Thread-safe.
 
     Raises:
         StorageError: from every method but :meth:`where`, when the store refuses. From :meth:`get`, :meth:`open`,
-            :meth:`list` and :meth:`delete` it is a :class:`~deeppart.errors.MissingError` for what is not there.
+            :meth:`list` and :meth:`delete` it is a :class:`~deeppart.errors.MissingError` if there is no such object.
     """
 
     def where(self, key: str = "") -> str:
-        """The address of an object, or of the store, for messages and other ranks: the store's, a slash, the key."""
+        """The address of an object or of the store, for messages and other ranks: the store's, a slash, the key."""
 
     def put_new(self, key: str, data: bytes) -> None:
-        """Make an object, durable when this returns, in a place that is there; ``EEXIST`` if there is one."""
+        """Create an object in an existing place, durably; ``EEXIST`` if the key is taken."""
 
     def replace(self, key: str, data: bytes, *, durable: bool = True) -> None:
-        """Put a small record under a key, whatever is there; not ``durable``: nothing waits for a disk."""
+        """Create or replace a small record; not ``durable``: without waiting for a disk."""
 
     def get(self, key: str, limit_bytes: int) -> bytes:
-        """All of a small object; CorruptFileError if it is longer than the limit, or none of this library."""
+        """Read a small object; CorruptFileError if it is longer than the limit, or not a regular file."""
 
     def open(self, key: str) -> StoredBytes:
-        """An object to read ranges from; close it."""
+        """Open an object for reading ranges. The caller closes it."""
 
     def stat(self, key: str) -> Stat | None:
-        """Of an object, None if there is none; CorruptFileError if what is there is none."""
+        """The attributes of an object, None if there is none; CorruptFileError if it is not a regular file."""
 
     def list(self, place: str = "") -> list[str]:
-        """The names in a place, of objects and of other places, in no order."""
+        """The names of objects and places in a place, in no particular order."""
 
     def delete(self, place: str, names: Sequence[str], *, durable: bool = True) -> None:
-        """Remove objects of one place in this order, and the place, if it is not the store and nothing is left in it.
+        """Remove objects of one place in this order; then the place, if it is empty and not the store itself.
 
-        Not ``durable``: nothing waits for a disk, and the place stays.
+        Not ``durable``: without waiting for a disk, and the place stays.
         """
 
     def writer(self, key: str) -> Writer:
-        """Begin an object. Its place is made if it is not there."""
+        """Begin an object; its place is created if necessary."""
