@@ -1,12 +1,12 @@
-"""Reed-Solomon coding: m blocks of parity from k blocks of data, and any k of the k + m back to the others.
+"""Reed-Solomon coding: computes m blocks of parity from k blocks of data, and any of the k + m blocks from k others.
 
-Systematic, with the Cauchy matrix that ISA-L generates (``gf_gen_cauchy1_matrix``): any k of its k + m rows are
-independent (Blömer et al., ICSI TR-95-048, 1995). Row i < k is the i-th block of data itself, row k + j is parity j.
-With m = 1 the row of parity is all ones: the exclusive or of the data, as in RAID-5 (docs/decisions/0007).
+The code is systematic, with the Cauchy matrix that ISA-L generates (``gf_gen_cauchy1_matrix``): any k of its k + m rows
+are independent (Blömer et al., ICSI TR-95-048, 1995). Row i < k is data block i itself, row k + j is parity block j.
+With m = 1 the parity row is all ones: the exclusive or of the data, as in RAID-5 (docs/decisions/0007).
 
-pyeclib's own interface takes and returns ``bytes`` with a header before each fragment: every byte is copied several
-times, which costs more than the arithmetic (docs/decisions/0005-isal-without-copies.md). The library itself works on
-memory where it lies, so it is called directly; pyeclib brings it along in its wheel.
+The interface of pyeclib takes and returns ``bytes`` with a header before each fragment: every byte is copied several
+times, which costs more than the arithmetic (docs/decisions/0005-isal-without-copies.md). ISA-L itself works in place,
+so it is called directly; the wheel of pyeclib contains it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import numpy.typing as npt
 from deeppart.errors import ConfigError
 
 Bytes = npt.NDArray[np.uint8]
-_TABLE_BYTES = 32  # per coefficient, what ISA-L expands it to
+_TABLE_BYTES = 32  # size to which ISA-L expands a coefficient
 _MOST_BLOCKS = 255
 #: Block lengths are C ints.
 _MOST_BLOCK_BYTES = 2**31 - 1
@@ -33,7 +33,7 @@ _SYSTEM_NAMES = ("isal",)
 
 
 class ReedSolomon:
-    """A code of k blocks of data and m blocks of parity. Threads may share one."""
+    """A code of k blocks of data and m blocks of parity. Thread-safe."""
 
     def __init__(self, data: int, parity: int) -> None:
         if data < 1 or parity < 1 or data + parity > _MOST_BLOCKS:
@@ -47,13 +47,13 @@ class ReedSolomon:
         self._solving = functools.lru_cache(maxsize=256)(self._solve)
 
     def encode(self, data: Sequence[Bytes], parity: Sequence[Bytes]) -> None:
-        """Compute all blocks of parity from all of data."""
+        """Compute all blocks of parity from all blocks of data."""
         self.rebuild(data, range(self.data), range(self.data, self.data + self.parity), parity)
 
     def rebuild(
         self, blocks: Sequence[Bytes], rows: Sequence[int], wanted: Sequence[int], out: Sequence[Bytes]
     ) -> None:
-        """Compute any blocks from any k others. Releases the GIL."""
+        """Compute blocks ``wanted`` into ``out`` from k other blocks, ``rows``. Releases the GIL."""
         right = len(blocks) == len(rows) == len(set(rows)) == self.data and len(wanted) == len(out)
         self._check(right and all(0 <= row < self.data + self.parity for row in (*rows, *wanted)), blocks, out)
         if self.parity == len(wanted) == 1 and wanted[0] not in rows:
@@ -62,7 +62,7 @@ class ReedSolomon:
             self._run(self._solving(tuple(rows), tuple(wanted)), blocks, out)
 
     def _solve(self, rows: tuple[int, ...], wanted: tuple[int, ...]) -> Bytes:
-        """Tables that lead from some k blocks to others."""
+        """The tables for computing blocks ``wanted`` from blocks ``rows``."""
         known = np.ascontiguousarray(self._matrix[list(rows)])
         inverse = np.zeros_like(known)
         if self._library.gf_invert_matrix(known.ctypes.data, inverse.ctypes.data, self.data) != 0:
@@ -111,15 +111,15 @@ def _exclusive_or(sources: Sequence[Bytes], target: Bytes) -> None:
 
 
 def check_available() -> None:
-    """Find out at start-up rather than at the first use."""
+    """Raise ConfigError at start-up, rather than at the first use, if ISA-L is missing."""
     library()
 
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """ISA-L, loaded. Its functions release the GIL while they run."""
+    """Load ISA-L. Its functions release the GIL."""
     tried = []
-    # To look for a library of the system starts processes, such as a compiler: only where none is bundled.
+    # The bundled one first: searching the system starts processes, such as a compiler.
     for name in itertools.chain(_bundled(), filter(None, map(ctypes.util.find_library, _SYSTEM_NAMES))):
         try:
             return _declare(ctypes.CDLL(name))
@@ -134,7 +134,7 @@ def library() -> ctypes.CDLL:
 
 
 def _bundled() -> list[str]:
-    """Copies of the library in the wheel of pyeclib."""
+    """Paths of the library in the wheel of pyeclib."""
     try:
         files = metadata.files("pyeclib") or []
     except metadata.PackageNotFoundError:

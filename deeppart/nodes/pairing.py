@@ -1,8 +1,8 @@
-"""The nodes that protect each other in this job: checked against its topology at start-up.
+"""Decides at start-up which nodes of the job protect each other.
 
-Where there are too few nodes for what the configuration asks, the job goes on with the best that they can give, and
-that is said; with ``protection = "strict"`` it is refused. Nothing is switched off in silence, except the partner
-level that nobody asked for, which is on by default, where there is nothing it could protect against.
+If there are too few nodes for the configured protection, the job continues with the best that is possible and reports
+it; with ``protection = "strict"`` it refuses. No level is turned off without a report, except for the default partner
+level if it cannot protect against anything.
 """
 
 from __future__ import annotations
@@ -18,16 +18,15 @@ from deeppart.plan.redundancy import Copy, Nodes, ParitySet, parity_sets, partne
 
 @dataclass(frozen=True, slots=True)
 class Protection:
-    """The kinds of protection between nodes at a checkpoint.
+    """The protection between the nodes of this job.
 
     Attributes:
         nodes: the job's nodes.
-        every: level -> every how many checkpoints; all levels, as resolved for this job. With "auto", 1 for those that
-            are on.
-        copies: of the partner level; () where it is off.
-        sets: of the parity level; () where it is off.
+        every: level -> n if every n-th checkpoint is stored at it; for all levels. With "auto", 1 for levels in use.
+        copies: of the partner level; empty if it is off.
+        sets: of the parity level; empty if it is off.
         group_size, tolerate: the numbers with which the parity sets were made.
-        shortfalls: lines about what was asked for, and what holds instead; none where all of it holds.
+        shortfalls: lines about requested protection that is not possible, and what holds instead.
     """
 
     nodes: Nodes
@@ -72,16 +71,16 @@ def protect(config: Config, nodes: Nodes, names: tuple[str, ...], shared: tuple[
 
 
 def _asked(config: Config, count: int) -> tuple[int, int]:
-    """(nodes in a parity group, how many of them may be lost), as configured."""
+    """(nodes in a parity group, how many of them may be lost) by the configuration."""
     group_size = config.parity_group or max(min(DEFAULT_PARITY_GROUP, count), 2)
     return group_size, config.parity_tolerate or DEFAULT_PARITY_TOLERATE
 
 
 def _possible(config: Config, count: int) -> tuple[int, int]:
-    """The same, as near to it as so many nodes can come: two or more."""
+    """The same, reduced to what is possible with ``count`` nodes, at least two."""
     group_size, tolerate = _asked(config, count)
     if config.parity_group is None:
-        group_size = max(group_size, tolerate + 1)  # nobody has asked for groups of the default size
+        group_size = max(group_size, tolerate + 1)  # the default size may be exceeded
     group_size = min(group_size, count)
     return group_size, min(tolerate, group_size - 1)
 
@@ -93,7 +92,7 @@ def _less_parity(config: Config, count: int, group_size: int, tolerate: int) -> 
 
 
 def _auto_levels(config: Config) -> dict[str, int]:
-    """The levels that are on with ``every="auto"``: all, of partner and parity the one that is asked for."""
+    """The levels that ``every="auto"`` uses: all, but only the configured one of partner and parity."""
     if config.local_dir is None:
         return {Level.LOCAL: 0, Level.PARTNER: 0, Level.PARITY: 0, Level.PERSISTENT: 1}
     if config.parity_group is None and config.parity_tolerate is None:

@@ -109,7 +109,7 @@ class PartWriter:
         self._write(self._header)
 
     def add_chunk(self, raw_length: int, encoded: EncodedChunk, *, dtype: str = "", flags: int = 0) -> ChunkPlace:
-        """Append the next chunk of the raw stream; digests that it lacks are computed, of raw bytes stored as they are.
+        """Append the next chunk of the raw stream, and compute missing digests of its encoded bytes.
 
         Hashing releases the GIL, and so should the sink. Measured, one core, stored raw in chunks of 4 MiB: 8 GB/s.
         """

@@ -1,10 +1,10 @@
 """Repair of damaged files by one process that sees all the directories concerned (``deeppart verify --repair``).
 
-A running job repairs the files of its nodes itself if ``scrub_bandwidth`` is set (:mod:`deeppart.repair.scrub`). What a
-file has to contain is known from its path, the manifest, copies and parity, not from the file: files may have been
-exchanged. What is written was checked, takes the damaged file's name at once or not at all, and is read once more
-before it is called repaired. A part that lies in the place of another one may be the only file of its own, and is not
-overwritten. Parity is left to jobs. Memory: one part.
+A running job repairs the files of its nodes itself if ``scrub_bandwidth`` is set (:mod:`deeppart.repair.scrub`). The
+required content of a file follows from its path, the manifest, copies and parity, not from the file itself: files may
+have been swapped. A replacement is checked before it is written, takes the damaged file's name atomically, and is read
+again before it counts as repaired. A part in the place of another one may be its only copy, and is not overwritten.
+Parity is repaired by jobs only. Memory: one part.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ def repair_files(
 ) -> list[Repaired]:
     """Repair damaged files of a persistent directory, and of the node-local ones in ``stocks``.
 
-    Leftovers of interrupted repairs are removed: nobody else writes to a committed step.
+    Also removes leftovers of interrupted repairs: nothing else writes to a committed step.
     """
     repairing = _Repairing(root, stocks, damaged, signing)
     repairing.remove_leftovers()
-    return [repairing.repair(path) for path in dict.fromkeys(damaged)]  # several steps may refer to one
+    return [repairing.repair(path) for path in dict.fromkeys(damaged)]  # several steps may refer to one file
 
 
 class _Repairing:
-    """Sound files within reach, from which damaged ones are repaired; what was repaired serves for the next."""
+    """Repairs damaged files from the sound files that are accessible, including those repaired before."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class _Repairing:
         self._files = FilesByAttempt(NodeContents.inventory([found], steps))
 
     def remove_leftovers(self) -> None:
-        """Remove temporary files from committed steps and beside damaged files, as far as the system lets us."""
+        """Remove temporary files from committed steps and next to damaged files, ignoring errors."""
         damaged = {self._at(path).parent for path in self._damaged}
         for directory in damaged | {self._root / step_name(key) for key in self._steps}:
             store = PosixStore(directory.parent)
@@ -102,14 +102,14 @@ class _Repairing:
         return Repaired(path, source, None)
 
     def _mend(self, path: Path) -> str:
-        """Put a sound file in place; returns its source."""
+        """Replace a file by a sound one; returns the source of that."""
         required = self._required(path)
         _refuse_other_part(path, required)
         part, source = self._load(required, path)
         put_part(part, DurableFile(path, over="damaged"), required.digest)
         return source.path if source.rebuild is not None else f"{source.level} {source.path}"
 
-    # --- what a location requires, and what there is for it ---
+    # --- what a location requires, and its sources ---
 
     def _is_persistent(self, path: Path) -> bool:
         return path.parent.parent == self._root
@@ -121,9 +121,9 @@ class _Repairing:
     def _required(self, path: Path) -> Required:
         """What the location of a part requires.
 
-        A part may be encoded in one way on nodes and in another on the persistent level. There, it must be the file
-        that its manifest names; on nodes, what parity was computed of and copies were made of, or these would not count
-        for it any more.
+        A part may be encoded differently on nodes and on the persistent level. On the persistent level, it must be the
+        file in the manifest; on nodes, it must be the file from which parity and copies were made, or these would no
+        longer belong to it.
         """
         parsed = parse_part_file_name(path.name)
         if parsed is None:
@@ -151,7 +151,7 @@ class _Repairing:
         return Required(attempt, rank, digests, record.digest if is_as_named and record else None)
 
     def _referred_to(self, attempt: Attempt, rank: int) -> frozenset[str]:
-        """What later steps refer to in a part of a step that has no manifest any more."""
+        """Index digests by which later steps refer to a part of a step that no longer has a manifest."""
         return frozenset(
             base.index_digest
             for other, manifest in self._manifests.items()
@@ -161,7 +161,7 @@ class _Repairing:
         )
 
     def _attempt_of(self, path: Path, world_size: int) -> Attempt:
-        """The checkpoint to which a file belongs, according to the directory in which it lies."""
+        """The checkpoint to which a file belongs by its directory."""
         key = parse_step_name(path.parent.name)
         if key in self._steps and self._is_persistent(path):
             return self._steps[key].manifest.attempt
@@ -171,7 +171,7 @@ class _Repairing:
                     return replace(other, step=key.step, sequence=key.sequence)
         known = [each for each in self._files.attempts() if each.key == key and each.world_size == world_size]
         if not known and (header := _header_of(path)) is not None:
-            # Perhaps the only file of its step within reach.
+            # It may be the only accessible file of its step.
             is_of_place = header.attempt.key == key and header.attempt.lineage in path.parts
             known = [header.attempt] if is_of_place else []
         if len(known) != 1:
@@ -227,7 +227,7 @@ class _Repairing:
 
 
 def _header_of(path: Path) -> PartHeader | None:
-    """The sound header with which a part file begins; None if there is none, or it cannot be read."""
+    """The header of a part file; None if it is not sound, or cannot be read."""
     try:
         with FileSource(path) as source:
             return PartHeader.decode(source.read_at(0, HEADER_BYTES), where=str(path))
@@ -236,7 +236,7 @@ def _header_of(path: Path) -> PartHeader | None:
 
 
 def _refuse_other_part(path: Path, required: Required) -> None:
-    """Raise if another part lies in the place of a part."""
+    """Raise if the file is another part than the one required in this place."""
     header = _header_of(path)
     if header is not None and (header.attempt, header.rank) != (required.attempt, required.rank):
         raise CorruptFileError(

@@ -1,10 +1,10 @@
-"""Healing: a restored step gets back the copies and the parity that were lost with nodes, or on damaged files.
+"""Healing: restores the copies and parity of a restored step that were lost with nodes or damaged.
 
-Files that have not been read yet are checked first, and planned around where they are damaged. Then three phases, each
-ended by a commit round, since each works on the files of the one before: parts to their home nodes, copies to other
-nodes, parity. Files appear under their names one by one; whatever is interrupted leaves sound files.
-They go into the directories of the restored attempt, the only ones that a session writes to without their carrying its
-name: what is written there was checked to be that attempt's, and takes no place but that of a file with other bytes.
+Files that the restore has not read are checked first, and the plan avoids damaged ones. Then there are three phases,
+each of which uses the files of the one before and ends with a commit round: parts to their home nodes, copies to other
+nodes, parity. Files are created one by one, and an interruption leaves only sound files.
+They are written to the directories of the restored attempt, the only directories of another session to which a session
+writes: only verified files of that attempt are written there, and they only replace files with other bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from deeppart.recovery import CheckedPart, Recovered
 from deeppart.repair.mending import Required, check_file, put_part
 from deeppart.storage import DurableFile, NodeLevel, RateLimit
 
-#: Drives an operation to its end, on the thread that the MPI library wants.
+#: Drives an operation to its end.
 Drive = Callable[[Operation[Any]], Any]
 
 
@@ -39,7 +39,7 @@ class Healer:
         self._comm, self._drive, self._levels, self._limit, self._arena = comm, drive, node_levels, limit, arena
 
     def heal(self, healing: Healing, attempt: Attempt, parts: Mapping[int, CheckedPart]) -> None:
-        """Do all of it (collective)."""
+        """Run all phases (collective)."""
 
         def to_nodes() -> None:
             problem = self._write(healing.writes, attempt, parts)
@@ -55,7 +55,9 @@ class Healer:
         self._phase(partial(self._encode, healing.encodes, attempt))
 
     def damaged_files(self, healing: Healing, recovered: Recovered, inventory: Inventory) -> set[Location]:
-        """Files that a plan reads and that are damaged (collective); what the restore has read is not read again."""
+        """The damaged ones of the files that a plan reads (collective). Files that the restore has read are not
+        checked.
+        """
         rank = self._comm.rank
         node = inventory.location(rank, "").rank
         read = {(each.part, each.source.path) for each in recovered.reads if each.source.location.rank == node}
@@ -75,7 +77,7 @@ class Healer:
     def _is_sound(self, path: Path, required: Required) -> bool:
         try:
             self._check(path, required)
-        except Exception:  # of whatever kind: the other ranks wait to hear of it
+        except Exception:  # of any type: the other ranks wait for the result
             return False
         return True
 
@@ -83,7 +85,7 @@ class Healer:
         return check_file(path, required, self._levels[Level.LOCAL].signing)
 
     def _at(self, path: str) -> Path:
-        """A file on this node."""
+        """The path of a file on this node."""
         return self._levels[Level.LOCAL].at(path)
 
     def _phase(self, work: Callable[[], None]) -> None:
@@ -97,12 +99,12 @@ class Healer:
             raise CheckpointError("the redundancy of a step could not be rebuilt", found=str(anywhere))
 
     def _write(self, writes: Sequence[Write], attempt: Attempt, parts: Mapping[int, CheckedPart]) -> Exception | None:
-        """Write parts that are open; the first problem, which says nothing of the other parts."""
+        """Write open parts; returns the first problem. The other parts are written in spite of it."""
         problem = None
         for part in sorted(write.part for write in writes if write.rank == self._comm.rank):
             try:
                 self._write_part(part, attempt, parts[part])
-            except Exception as error:  # the other ranks are waiting
+            except Exception as error:  # of any type: the other ranks are waiting
                 problem = problem or error
         return problem
 
@@ -133,11 +135,11 @@ class Healer:
         self._commit(partial(encode_sets, self._comm, sets, attempt, opened, self._arena, self._limit))
 
     def _part(self, attempt: Attempt, part: int, path: str) -> PartFile:
-        """Check a part before copies or parity of it are made; the exchange tells the others what is wrong."""
+        """Check a part before copies or parity of it are made; a problem is reported by the exchange."""
         file = self._at(path) if path else self._levels[Level.LOCAL].part_path(attempt, part)
         try:
             return self._check(file, Required(attempt, part))
-        except Exception as error:  # of whatever kind: the other ranks are waiting
+        except Exception as error:  # of any type: the other ranks are waiting
             return PartFile(file, 0, "", "", error)
 
     def _commit(self, begin: Callable[[], Operation[list[DurableFile]]]) -> None:
@@ -154,9 +156,9 @@ class Healer:
 def healing_for(
     protection: Protection, recovered: Recovered, inventory: Inventory, damaged: Collection[Location] = ()
 ) -> Healing:
-    """The copies and parity that a step that has been read lacks; nothing if no redundant level is on.
+    """The missing copies and parity of a restored step; none if no redundant level is in use.
 
-    Of a step that came from the memory of dead ranks also local parts: the next checkpoint overwrites that memory.
+    For a step from the memory of dead ranks also local parts, because the next checkpoint overwrites that memory.
     """
     parity = [
         (inventory.node_of[rank], each)
@@ -181,10 +183,10 @@ def heal_recovered(
     protection: Protection,
     damaged: Collection[Location] = (),
 ) -> None:
-    """Do what is planned, or what is planned instead where a file that it reads turns out damaged (collective).
+    """Carry out a plan, or another one if a file that it reads is found damaged (collective).
 
-    ``damaged`` are files that are known to be, and that the plan does not read. Parts of which there is no sound file
-    any more are left alone, and named when all else is done.
+    ``damaged``: known damaged files, which the plan does not read. Parts without a sound file are skipped, and named in
+    an error at the end.
     """
     known = set(damaged)
     while True:

@@ -1,7 +1,7 @@
-"""What all repairs share, after a restore, in the background of a job and offline: check, put, report.
+"""Shared by all repairs (after a restore, in the background of a job, and offline): check, write, report.
 
-A file is read whole and checked against what its location requires before anything is made of it, and nothing takes its
-name that was not checked.
+A file is read completely and checked against the requirements of its location before it is used, and only checked files
+take its name.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from deeppart.storage import DurableFile
 
 @dataclass(frozen=True, slots=True)
 class Required:
-    """What the location of a part file requires of it.
+    """The requirements of a part file's location.
 
     Attributes:
-        attempt, rank: whose part.
-        index_digests: what its index may be; empty: anything.
-        digest: of the whole file; None: anything.
+        attempt, rank: identity of the part.
+        index_digests: allowed digests of its index; empty for any.
+        digest: required digest of the whole file; None for any.
     """
 
     attempt: Attempt
@@ -49,12 +49,12 @@ class Repaired:
 
 
 def outcome(source: str | None, problem: str | None) -> str:
-    """``repaired from ...``, or why not: the words of every repair."""
+    """``repaired from ...``, or the reason why not: the text of every repair."""
     return f"repaired from {source}" if problem is None else f"not repaired: {problem}"
 
 
 def check_file(path: Path, required: Required, signing: Signing | None) -> PartFile:
-    """Read all of a part's file; raises FormatError or StorageError if it is not sound, or not what is required."""
+    """Read a whole part file; raises FormatError or StorageError if it is not sound, or not what is required."""
     with FileSource(path) as source:
         reader = PartReader(
             source,
@@ -75,9 +75,7 @@ def check_file(path: Path, required: Required, signing: Signing | None) -> PartF
 
 
 def put_part(part: CheckedPart, file: DurableFile, digest: str | None = None) -> None:
-    """Write a part that was checked. ``digest``: of the file that is to be written; it gets its name only if it has
-    that.
-    """
+    """Write a checked part. ``digest``: the file gets its name only if it has this digest."""
     file.fill(part.pieces() if digest is None else _with_digest(part.pieces(), digest))
 
 

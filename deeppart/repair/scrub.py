@@ -1,8 +1,8 @@
-"""Scrubbing: what lies on nodes is read again at a low rate, checked, and repaired from the other copies.
+"""Scrubbing: files on nodes are read again at a low rate, checked, and repaired from other copies.
 
-One thread per rank. The ranks meet every few seconds, whatever they are at: so that all work on the same checkpoint,
-notice together that one of them closes, and repair together what any of them has found. Scrubbed is the newest
-checkpoint that is complete on all nodes.
+One thread per rank. The ranks have a sync round every few seconds, so that all work on the same checkpoint, notice at
+the same time that one of them closes, and repair damage together. The newest checkpoint that is complete on all nodes
+is scrubbed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from deeppart.repair.mending import outcome
 from deeppart.save import Pipeline
 from deeppart.storage import NodeLevel, PersistentLevel, RateLimit, file_problem, is_gone, take_stock
 
-#: Ranks have a sync round at least this often.
+#: Most seconds between sync rounds.
 SLICE_S = 2.0
 
 
@@ -35,10 +35,10 @@ class ScrubReport:
     """The work of scrubbing so far, on this rank.
 
     Attributes:
-        cycles: how often everything has been read.
+        cycles: number of times that everything has been read.
         nbytes: bytes read.
-        damaged: files found damaged, by this rank.
-        repaired: times that copies or parity were rebuilt, by all ranks together.
+        damaged: number of damaged files that this rank has found.
+        repaired: number of times that copies or parity were rebuilt by all ranks.
 
     Example:
         >>> import deeppart
@@ -66,10 +66,12 @@ class Ground:
 
     Attributes:
         directory: this rank's ``local_dir``; None without one.
-        share, shares: which part of the directory's files, of how many: ranks of a node that share it divide them.
-        leads: true if this rank lists the directory for all.
+        share, shares: number of this rank's share of the directory's files, and of shares: the ranks of a node that
+        have
+            the same directory divide its files.
+        leads: true if this rank lists the directory for all of them.
         lineage: of the persistent directory.
-        rate: limit of the bytes per second that it reads.
+        rate: most bytes per second that this rank reads.
     """
 
     directory: Path | None
@@ -85,10 +87,10 @@ class _Sync:
     """The state that all ranks know after a sync round.
 
     Attributes:
-        closing: true if a rank closes.
-        newest: the newest checkpoint that is complete, as all ranks know.
-        everyone_done: true if all ranks have read all of theirs.
-        damage: (rank, path, reason) of what they found, of those that are done.
+        closing: true if a rank is closing.
+        newest: the newest checkpoint that all ranks know to be complete.
+        everyone_done: true if all ranks have read all of their files.
+        damage: (rank, path, reason) for the damage found by ranks that are done.
     """
 
     closing: bool
@@ -98,7 +100,7 @@ class _Sync:
 
 
 class _Over(Exception):
-    """Raised when the files that are being read do not matter any more."""
+    """Raised when the files being read are no longer relevant."""
 
 
 class Scrubber:
@@ -127,7 +129,7 @@ class Scrubber:
         self._thread = start_thread(self._run, "deeppart-scrub", self._failed)
 
     def close(self, timeout: float) -> None:
-        """End the thread (all ranks do); it takes part in one more sync round."""
+        """End the thread on all ranks, after one more sync round."""
         self._closing.set()
         self._thread.join(timeout)
         if self._thread.is_alive():
@@ -143,7 +145,7 @@ class Scrubber:
         self._closing.set()
 
     def _give_up(self, why: str) -> None:
-        """Nobody can use the channel any more."""
+        """Release the channel, which no rank can use any longer."""
         self._ranks.comm.abandon(CommError("scrubbing has ended", found=why))
 
     # --- the thread; every rank has the same sync rounds and draws the same conclusions from them ---
@@ -157,12 +159,12 @@ class Scrubber:
             sync = self._sync(done=False)
 
     def _failed(self, error: BaseException) -> None:
-        self._give_up(str(error))  # the other ranks still wait for this one
+        self._give_up(str(error))  # so that the other ranks no longer wait for this one
         if not self._closing.is_set():
             self._pipeline.call_notes.note(f"scrubbing has ended: {error}", ScrubNotice)
 
     def _read_all(self, attempt: Attempt) -> bool:
-        """Read everything of a checkpoint; False if it has become of no interest before all ranks were through."""
+        """Read all files of a checkpoint; False if it became irrelevant before all ranks had finished."""
         self._current, self._damaged = attempt, []
         try:
             for path in self._files(attempt):
@@ -186,12 +188,12 @@ class Scrubber:
 
     def _check(self, path: Path) -> None:
         problem = file_problem(path, self._persistent.signing, self._pace)
-        if problem is not None and not is_gone(path):  # it has been retired meanwhile
+        if problem is not None and not is_gone(path):  # otherwise it has just been retired
             self._damaged.append((str(path), problem))
             self._note(damaged=1)
 
     def _pace(self, nbytes: int) -> None:
-        """Wait until so many bytes may be read; have a sync round when it is time."""
+        """Wait until ``nbytes`` may be read, with sync rounds when due."""
         until = time.monotonic() + self._ground.rate.reserve(nbytes)
         while True:
             now = time.monotonic()
@@ -209,7 +211,7 @@ class Scrubber:
         return sync
 
     def _sync(self, *, done: bool) -> _Sync:
-        """Exchange how far everyone is (collective)."""
+        """Run a sync round (collective)."""
         known = self._pipeline.call_notes.complete()
         damaged = self._damaged if done else []
         status = [self._closing.is_set(), sorted(known), done, damaged]
@@ -227,10 +229,10 @@ class Scrubber:
         return self._last_sync
 
     def _repair_if_there(self, attempt: Attempt, damage: tuple[tuple[int, str, str], ...]) -> None:
-        """Rebuild what is damaged or missing of a checkpoint, unless it was retired on a node (collective)."""
+        """Rebuild damaged and missing files of a checkpoint, unless it was retired on a node (collective)."""
         self._pipeline.call_notes.hold(attempt)
         try:
-            self._sync_unless_over(done=False)  # it was not retired before all ranks held it
+            self._sync_unless_over(done=False)  # raises if it was retired before all ranks held it
             self._repair(attempt, damage)
         except _Over:
             pass
@@ -254,7 +256,7 @@ class Scrubber:
             self._reported = text if problem else ""
 
     def _repair_from(self, inventory: Inventory, attempt: Attempt, damaged: set[Location]) -> str | None:
-        """Returns why it cannot be repaired, or None. What it finds damaged meanwhile is left to the next cycle."""
+        """Returns why it cannot be repaired, or None. Further damage is left to the next cycle."""
         candidates = [each for each in survey(inventory, attempt.step).candidates if each.attempt == attempt]
         if not candidates:
             return "some part has no sound file any more"
@@ -272,7 +274,7 @@ class Scrubber:
         healer = Healer(self._ranks.comm, self._drive, self._levels, self._limit, self._ranks.arena)
         try:
             heal_recovered(healer, healing, recovered, inventory, self._protection, damaged)
-        except CheckpointError as error:  # all ranks have it; the next cycle may do better
+        except CheckpointError as error:  # on all ranks; the next cycle tries again
             return str(error)
         self._note(repaired=1)
         return unprotected

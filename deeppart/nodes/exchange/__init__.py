@@ -1,5 +1,5 @@
-"""Background exchange between nodes: copies of parts, parity, and rebuilding parts from them.
+"""Background exchanges between nodes: copies of parts, parity, and parts rebuilt from parity.
 
-Everything here is an operation (:mod:`deeppart.comm.base`). Ranks that take part in several exchanges do them in the
-same order everywhere, so that the first one not finished can always go on.
+Everything here is an operation (:mod:`deeppart.comm.base`). All ranks run their exchanges in the same global order, so
+that the first unfinished one can always proceed.
 """

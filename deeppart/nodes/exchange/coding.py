@@ -1,12 +1,12 @@
-"""Blocks of a parity set on their way, and the arithmetic: parity of the parts, and lost parts from the rest.
+"""Computes blocks of a parity set, with the transfers: parity from parts, and lost parts from the remaining blocks.
 
-A step is one stripe of one row: all blocks of it that are wanted are computed from the same k others, on one rank. The
-ranks that read these send them to it, and it sends the results to the ranks that want them. What lies behind the end of
-a part is zeros, and is not sent.
+A step is one stripe of one row: all of its wanted blocks are computed from the same k others on one rank. The ranks
+that read these send them to it, and it sends the results to the ranks that want them. Blocks beyond the end of a part
+are zeros, and are not sent.
 
-Steps are grouped in rounds: all ranks begin one, compute one that was begun earlier, and finish one that was computed
-earlier. No ranks wait for each other in a circle, as the others have begun what a rank waits for to compute, and have
-computed what it waits for to finish, before they wait for anything themselves that comes later.
+Steps are grouped in rounds. Every rank begins a round, computes one that was begun earlier, and finishes one that was
+computed earlier. There are no circular waits: before a rank waits for anything of a later round, it has begun all
+rounds that others wait to compute, and computed all that others wait to finish.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from deeppart.part import stripes_of
 from deeppart.plan.redundancy import ROWS_AT_ONCE
 from deeppart.storage import RateLimit
 
-#: Of those computed, and of the blocks that these are computed from, to which their row of the code is added: they are
-#: sent in the order of their files. Lower tags are free for subclasses.
+#: Message tags of results, and of inputs, to which their row of the code is added: inputs are sent in the order of
+#: their files. Subclasses may use lower tags.
 _RESULT_TAG, _INPUT_TAG = 2, 3
-#: Begun before the one that is computed; as many more are computed, and not finished.
+#: Rounds that are begun before the one being computed; as many more are computed but not finished.
 _ROUNDS_AHEAD = ROWS_AT_ONCE // 2
-#: Computed and digested so many bytes at a time, while they are in the processor's caches.
+#: Bytes that are computed and digested at once, while they are in the processor's caches.
 SLICE_BYTES = 128 << 10
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A block of a row, to use or to compute.
+    """A block of a row, as input or result.
 
     Attributes:
-        kind, place, index: "data" or "parity" of which member of the set, and which one of its row.
-        rank: that reads it, or that wants it.
-        which: of the member's files, where there are several.
+        kind, place, index: "data" or "parity", the member of the set, and the number of the block in its row.
+        rank: the rank that reads it (input) or wants it (result).
+        which: number of the file, if the member has several.
     """
 
     kind: str
@@ -56,10 +56,10 @@ class Step:
     """The wanted blocks of one stripe.
 
     Attributes:
-        row: which row of the parts.
-        inputs: k blocks; or, for a single result, the one good copy of it.
-        results: what is computed of them.
-        computer: the rank that does it.
+        row: number of the row.
+        inputs: k blocks; or, for a single result, one good copy of it.
+        results: the blocks computed from them.
+        computer: the rank that computes them.
     """
 
     row: int
@@ -70,12 +70,12 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """Steps under way, as seen by one rank.
+    """A round in progress on one rank.
 
     Attributes:
-        computing: what this rank computes: (step, the blocks of its inputs, those of its results).
-        coming: exchanges that have to end before that.
-        rest: the others.
+        computing: what this rank computes: (step, memory of its inputs, memory of its results).
+        coming: transfers that have to end before that.
+        rest: the other transfers.
     """
 
     steps: Sequence[Step]
@@ -85,14 +85,14 @@ class _Round:
 
 
 def memory_lengths(members: int, block_bytes: int) -> list[int]:
-    """Of the blocks that are under way at once, in bytes: in every round twice those of a stripe."""
+    """Lengths in bytes of the blocks in progress at once: for each round, twice the blocks of a stripe."""
     return [block_bytes] * (ROWS_AT_ONCE * 2 * members)
 
 
 class Coding(ABC):
-    """One rank's share of computing blocks of one set; subclasses know where blocks come from and go to.
+    """One rank's share of computing blocks of one set. Subclasses define where blocks are read from and stored.
 
-    For the steps of a round, a rank may read, compute and receive no more than twice as many blocks as a stripe has.
+    In the steps of a round, a rank may read, compute and receive at most twice as many blocks as a stripe has.
     """
 
     #: Whether blocks are digested for :meth:`computed`.
@@ -105,23 +105,23 @@ class Coding(ABC):
 
     @abstractmethod
     def read(self, row: int, block: Block, memory: Bytes) -> Bytes:
-        """A block that this rank reads, in ``memory`` or where it lies. Those of a file are read in their order in it.
+        """Read a block, into ``memory`` or in place. The blocks of a file are read in order.
 
-        Not to raise: others wait for the block.
+        Must not raise, because other ranks wait for the block.
         """
 
     @abstractmethod
     def room(self, row: int, block: Block, memory: Bytes) -> Bytes:
-        """Where a block that this rank wants comes to lie; ``memory`` is there for it until the round ends."""
+        """Memory for a block that this rank wants; ``memory`` may be used until the round ends."""
 
     def computed(self, step: Step, digests: list[bytes]) -> None:  # noqa: B027 - nothing by default
-        """A step has been done on this rank, of inputs and with results that have these digests."""
+        """Called after this rank has computed a step, with the digests of inputs and results."""
 
     def ended(self, steps: Sequence[Step]) -> None:  # noqa: B027 - nothing by default
-        """All that this rank wants of a round has come."""
+        """Called when this rank has everything that it wants of a round."""
 
     def run(self, rounds: Iterable[Sequence[Step]]) -> Operation[None]:
-        """Do this rank's share of all rounds, which are the same on all ranks."""
+        """Run this rank's share of all rounds, which are the same on all ranks."""
         lent = self._arena.cut(memory_lengths(self._stripes.members, self._stripes.block_bytes))
         begun: list[_Round] = []
         for number, steps in enumerate(rounds):
@@ -137,13 +137,13 @@ class Coding(ABC):
         self._arena.give_back()
 
     def filled(self, row: int, block: Block) -> int:
-        """How many bytes of a block are not behind the end of its part."""
+        """The number of bytes of a block before the end of its part."""
         if block.kind == "parity":
             return self._stripes.length(row)
         return self._stripes.filled(row, block.index, self._identity.members[block.place].nbytes)
 
     def _begin(self, steps: Sequence[Step], memory: Iterator[Bytes]) -> Operation[_Round]:
-        """Ask for what this rank gets for some steps; then, send what it has for those that others compute."""
+        """Begin to receive what this rank needs for these steps, then to send its inputs for steps of other ranks."""
         me, begun = self._comm.rank, _Round(steps)
         for step in steps:
             length = self._stripes.length(step.row)
@@ -169,7 +169,7 @@ class Coding(ABC):
         return begun
 
     def _input(self, row: int, block: Block, memory: Bytes, begun: _Round) -> Bytes:
-        """Where a block lies, or will when it has come, that this rank computes with."""
+        """The memory of an input of this rank's computation, into which it may still have to be received."""
         filled = self.filled(row, block)
         if filled and block.rank == self._comm.rank:
             return self.read(row, block, memory)
@@ -180,7 +180,7 @@ class Coding(ABC):
         return memory
 
     def _compute(self, begun: _Round) -> Operation[None]:
-        """Compute what this rank is to compute of a round, and send it."""
+        """Compute this rank's steps of a round, and send the results."""
         yield from interleaved(begun.coming)
         yield True
         for step, blocks, rooms in begun.computing:
@@ -191,7 +191,7 @@ class Coding(ABC):
                     begun.rest.append(self._comm.send(room, result.rank, _RESULT_TAG))
 
     def _finish(self, begun: _Round) -> Operation[None]:
-        """Wait until all of a round has come and gone."""
+        """Wait until all transfers of a round have ended."""
         yield from interleaved(begun.rest)
         self.ended(begun.steps)
         yield True
@@ -211,5 +211,5 @@ class Coding(ABC):
         self.computed(step, [hasher.digest() for hasher in hashers])
 
     def _code_row(self, block: Block) -> int:
-        """Which block of its stripe a block is, as the code counts: data first, then parity."""
+        """The row of the code for a block: data blocks first, then parity."""
         return block.index if block.kind == "data" else self._stripes.data_blocks + block.index

@@ -1,7 +1,7 @@
-"""What exchanges between nodes share: memory reused, as fresh memory costs more than filling it; files that are sent.
+"""Shared by all exchanges between nodes: reusable memory (new memory costs more than filling it), and files to send.
 
-A rank that cannot read or write goes on to the end of an exchange with useless bytes, so that no rank waits for it, and
-raises then: the commit round tells the others.
+A rank that cannot read or write continues to the end of an exchange with useless bytes, so that no rank waits for it,
+and then raises: the others learn of it in the commit round.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _HEAD_BYTES = 256
 
 
 class Arena:
-    """One stretch of memory, handed out piece by piece; it grows to the most that was ever needed at a time.
+    """Contiguous memory that is handed out in pieces. It grows to the largest size ever needed at once.
 
-    Whoever takes pieces gives them back when nothing is under way in them any more. Memory of an exchange that was
-    given up is not handed out again: late messages may still arrive.
+    Give the pieces back when no transfer uses them any longer. The memory of an aborted exchange is not handed out
+    again, because late messages may still arrive in it.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Arena:
         self._lent = False
 
     def reserve(self, lengths: Sequence[int]) -> None:
-        """See that pieces of these lengths can be cut."""
+        """Allocate memory for pieces of these lengths; CheckpointError if there is none."""
         size = sum(map(_whole_pages, lengths))
         if size and (self._lent or size > self._memory.size):
             try:
@@ -58,14 +58,14 @@ class Arena:
             self._lent = False
 
     def cut(self, lengths: Sequence[int]) -> list[Bytes]:
-        """Pieces of these lengths, on pages of their own, for one exchange at a time. Errors as of :meth:`reserve`."""
+        """Hand out page-aligned pieces of these lengths, for one exchange at a time. Errors as of :meth:`reserve`."""
         self.reserve(lengths)
         ends = np.cumsum(list(map(_whole_pages, lengths))).tolist()
         self._lent = True
         return [self._memory[at : at + length] for at, length in zip([0, *ends], lengths, strict=False)]
 
     def give_back(self) -> None:
-        """All pieces may be handed out again."""
+        """Take back all pieces."""
         self._lent = False
 
 
@@ -74,13 +74,13 @@ def _whole_pages(length: int) -> int:
 
 
 class NotBegunError(CheckpointError):
-    """An exchange that this rank, or another one, could not begin."""
+    """This rank or another one could not begin an exchange."""
 
 
 def begin_together(comm: Comm, begin: Callable[[], Operation[T]]) -> Operation[T]:
-    """An exchange that all ranks begin, or none (collective): nobody waits for one that cannot take part.
+    """Run an exchange that all ranks begin, or none (collective), so that no rank waits for one that cannot take part.
 
-    The operation reserves its memory before it yields for the first time, and sends nothing before that.
+    The operation has to allocate its memory before its first ``yield``, and must not send anything before.
     """
     problem: Exception | None = None
     try:
@@ -98,26 +98,26 @@ def begin_together(comm: Comm, begin: Callable[[], Operation[T]]) -> Operation[T
 
 
 def json_head(document: object) -> Bytes:
-    """The first message of an exchange: JSON filled up with spaces to a length that the receiver knows."""
+    """The first message of an exchange: JSON, padded with spaces to a fixed length."""
     return np.frombuffer(bytearray(json.dumps(document).encode().ljust(_HEAD_BYTES)), dtype=np.uint8)
 
 
 class Blocks:
-    """A file, block by block, for sending and for checking.
+    """Reads a file block by block, for sending and checking.
 
-    On a tmpfs, reading a block by ``pread`` costs as much as sending it; mapping costs nearly nothing. The mapping is
-    one that could be written to, and never is: networks register memory for writing, whatever it is used for.
+    On a tmpfs, reading a block by ``pread`` costs as much as sending it, while mapping it costs nearly nothing. The
+    mapping is writable, although it is never written to, because networks register memory for writing.
     """
 
     def __init__(self, path: Path) -> None:
         self.source = FileSource(path)
         self._fd = -1
         if lies_in_memory(str(path)):
-            with contextlib.suppress(OSError):  # not ours to write: then it is read
+            with contextlib.suppress(OSError):  # without permission to write, the file is read instead
                 self._fd = access.open_file(path, os.O_RDWR, over=False)
 
     def get(self, offset: int, length: int, memory: Bytes) -> Bytes:
-        """Bytes from ``offset``, then zeros to the length of ``memory``: in it or where they lie; not to be changed."""
+        """Bytes from ``offset``, padded with zeros to the length of ``memory``: in ``memory``, or mapped. Read-only."""
         if self._fd >= 0 and 0 < length == memory.size:
             there = file_memory(self._fd, offset, length)
             if there is not None:
@@ -127,7 +127,7 @@ class Blocks:
         return memory
 
     def close(self) -> None:
-        """Close the file; blocks that were given out stay valid."""
+        """Close the file; returned blocks stay valid."""
         self.source.close()
         descriptor, self._fd = self._fd, -1
         if descriptor >= 0:
@@ -137,14 +137,14 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True)
 class PartFile:
-    """A part file of which there are to be copies or parity on other nodes.
+    """A part file that is to be protected by copies or parity on other nodes.
 
     Attributes:
         path: the file.
         nbytes: its length.
         index_digest: xxh3-128 of its index, 32 hex digits.
-        digest: xxh3-128 of the whole file as it was written or has been checked, 32 hex digits; "" if it could not be.
-        problem: why it could not be; None if it could.
+        digest: xxh3-128 of the whole file as written or checked, 32 hex digits; "" if it could not be checked.
+        problem: why it could not be checked, or None.
     """
 
     path: Path
@@ -155,7 +155,7 @@ class PartFile:
 
 
 class PartBlocks:
-    """Blocks of a part file that other ranks wait for: after an error, which is noted, they are useless bytes."""
+    """Blocks of a part file for which other ranks wait. After an error, which is recorded, they are useless bytes."""
 
     def __init__(self, part: PartFile, problems: list[DeeppartError]) -> None:
         self._problems = problems
@@ -171,7 +171,7 @@ class PartBlocks:
             self._fail(error)
 
     def get(self, offset: int, length: int, memory: Bytes) -> Bytes:
-        """Bytes from ``offset``, as :meth:`Blocks.get`."""
+        """See :meth:`Blocks.get`."""
         if self._blocks is not None:
             try:
                 return self._blocks.get(offset, length, memory)
@@ -191,10 +191,10 @@ class PartBlocks:
 
 
 class Storing:
-    """A file of what comes from other ranks: after an error, which is noted, the rest of it is dropped.
+    """Writes bytes received from other ranks to a file. After an error, which is recorded, further bytes are dropped.
 
     Attributes:
-        file: the file; None if it could not be begun.
+        file: the file; None if it could not be created.
     """
 
     def __init__(self, begin: Callable[[], DurableFile], problems: list[DeeppartError]) -> None:
@@ -202,7 +202,7 @@ class Storing:
         self.file: DurableFile | None = None
         try:
             self.file = begin()
-        except Exception as error:  # of whatever kind: others send all the same
+        except Exception as error:  # of any type: other ranks send in any case
             self.fail(error)
 
     def write(self, buffer: memoryview | bytes, /) -> None:
@@ -214,12 +214,12 @@ class Storing:
                 self.fail(error)
 
     def abort(self) -> None:
-        """Give up what was written."""
+        """Discard the file."""
         if self.file is not None:
             self.file.abort()
 
     def fail(self, error: Exception) -> None:
-        """Note what is wrong."""
+        """Record an error."""
         self._failed = True
         self._problems.append(as_error(error, "a file from other nodes could not be written"))
 
@@ -232,4 +232,4 @@ def paced(limit: RateLimit | None, nbytes: int) -> Operation[None]:
     until = time.monotonic() + delay_s
     while time.monotonic() < until:
         yield False
-    yield True  # a wait of our own: nobody was waited for
+    yield True  # progress: no other rank was waited for

@@ -1,14 +1,14 @@
-"""Parity over the parts of a set, row by row: in each, member s of the set encodes stripe s.
+"""Computes parity over the parts of a set, row by row: in each row, member s of the set encodes stripe s.
 
-It computes m blocks of parity (:mod:`deeppart.nodes.exchange.coding`), of which it keeps the first and others keep the
-rest (:mod:`deeppart.plan.redundancy`).
+The member computes m blocks of parity (:mod:`deeppart.nodes.exchange.coding`), of which it keeps the first, and others
+keep the rest (:mod:`deeppart.plan.redundancy`).
 
-What is encoded is what was written, and nothing else: each member digests all that it sends, which together must be
-the part as its writer knows it, and the encoder of each block sends back the digest of what it has encoded: those of
-all rows at the end, as each message costs as much as many blocks of digests. Parity of other bytes would take the place
-of good parity, and give nothing back when it is needed.
+It is verified that exactly the written bytes are encoded: each member digests everything that it sends, and compares
+that with the digest of the part from when it was written; the encoder of each block returns the digest of the bytes it
+has encoded (for all rows at the end, since a message costs as much as many digests). Parity of other bytes would
+replace good parity and be useless when needed.
 
-Where one rank cannot read or write, all raise at the end, before any share of parity has its name.
+If one rank cannot read or write, all ranks raise at the end, before any parity file has its name.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def encode_set(
     arena: Arena,
     limit: RateLimit | None,
 ) -> Operation[DurableFile]:
-    """Take part in encoding one set, as the member that this rank is."""
+    """Take part in encoding one set, of which this rank is a member."""
     place = which.place_of(comm.rank)
     members = yield from _introduce(comm, which, mine)
     identity = ParityIdentity(attempt, members, which.tolerate, block_bytes_for(len(members)), place)
@@ -77,7 +77,7 @@ def encode_sets(
     arena: Arena,
     limit: RateLimit | None,
 ) -> Operation[list[DurableFile]]:
-    """Take part in encoding several sets, in an order that all ranks share; for :func:`begin_together`."""
+    """Take part in encoding several sets, in an order common to all ranks; for :func:`begin_together`."""
     sizes = [len(which.members) for which, _ in sets]
     arena.reserve(max((memory_lengths(size, block_bytes_for(size)) for size in sizes), key=sum, default=[]))
     yield True
@@ -87,10 +87,10 @@ def encode_sets(
         for which, mine in sets:
             try:
                 files.append((yield from encode_set(comm, which, attempt, mine, open_parity, arena, limit)))
-            except CommError:  # nothing can be said to the other ranks any more
+            except CommError:  # the other ranks can no longer be reached
                 raise
             except Exception as error:
-                # The members of the other sets are waiting all the same.
+                # Continue: the members of the other sets are waiting.
                 problem = problem or as_error(error, "parity could not be encoded")
         problems = yield from comm.allgather(str(problem or "").encode())
         if problem is not None:
@@ -106,7 +106,7 @@ def encode_sets(
 
 
 def _introduce(comm: Comm, which: ParitySet, mine: PartFile | None) -> Operation[tuple[ParityMember, ...]]:
-    """Every member tells the others about its part."""
+    """Exchange the records of the members' parts."""
     place = which.place_of(comm.rank)
     document = [0, ""] if mine is None else [mine.nbytes, mine.index_digest]
     heads = [json_head(document if other == place else [0, ""]) for other in range(len(which.members))]
@@ -122,7 +122,7 @@ def _introduce(comm: Comm, which: ParitySet, mine: PartFile | None) -> Operation
 
 
 class _Encoding(Coding):
-    """One member's part in encoding one set."""
+    """One member's share of encoding one set."""
 
     digesting = True
 
@@ -140,13 +140,13 @@ class _Encoding(Coding):
         self._ranks = [member.rank for member in which.members]
         self._place, self._source = identity.place, source
         self._writer = ParityWriter(storing, identity)
-        #: Of all bytes that are sent.
+        #: Digest of all bytes that are sent.
         self._whole = xxhash.xxh3_128()
-        #: (row, block) -> digest, of what is sent.
+        #: (row, block) -> digest of the block that is sent.
         self._sent: dict[tuple[int, int], bytes] = {}
-        #: (row, index) -> parity that this member keeps, of rows under way.
+        #: (row, index) -> parity that this member keeps, of rows in progress.
         self._kept: dict[tuple[int, int], Bytes] = {}
-        #: Stripe -> digests of its blocks as they were encoded, of each row: this member's, at the end others' as well.
+        #: Stripe -> digests of its encoded blocks in each row: of this member's stripe, at the end of others as well.
         shape = (self._stripes.rows, self._stripes.members, _DIGEST_BYTES)
         self._encoded = {self._place: np.zeros(shape, np.uint8)}
 
@@ -182,11 +182,13 @@ class _Encoding(Coding):
         self._encoded[self._place][step.row] = table.reshape(-1, _DIGEST_BYTES)
 
     def ended(self, steps: Sequence[Step]) -> None:
-        """Append what this member keeps of a row to its file."""
+        """Append the parity of a row that this member keeps to its file."""
         self._writer.add_row([self._kept.pop((steps[0].row, j)) for j in range(self._stripes.tolerate)])
 
     def exchange_digests(self) -> Operation[None]:
-        """Tell the members what this one has encoded of theirs, or for them to keep; and hear it from them."""
+        """Exchange digests of encoded blocks: each member gets those of its blocks, and of stripes whose parity it
+        keeps.
+        """
         mine, moves = self._encoded[self._place], list[Operation[None]]()
         for other, rank in enumerate(self._ranks):
             if other != self._place:
@@ -197,18 +199,18 @@ class _Encoding(Coding):
         yield from interleaved(moves)
 
     def _columns(self, stripe: int, member: int) -> slice:
-        """Which digests of a stripe a member receives: all if it keeps parity of it, else that of its own block."""
+        """The digests of a stripe that a member receives: all if it keeps parity of it, else that of its own block."""
         index = (member - stripe) % self._stripes.members - self._stripes.tolerate
         return slice(None) if index < 0 else slice(index, index + 1)
 
     def finish(self) -> None:
-        """Write the end of the file."""
+        """Write the index and footer of the file."""
         kept = [self._stripes.kept_stripe(self._place, j) for j in range(self._stripes.tolerate)]
         self._writer.finish(np.stack([self._encoded[stripe] for stripe in kept], axis=1))
 
     def check(self, mine: PartFile) -> None:
-        """Check that the encoded bytes of this member's blocks are the digested ones: others can change the memory of
-        a file. And that what was sent is the part as it was written, or as it was when it was checked.
+        """Check that exactly the digested bytes of this member's blocks were encoded (a mapped file may change), and
+        that they are the part as it was written or checked.
         """
         found = self._whole.hexdigest()
         for (row, i), digest in self._sent.items():

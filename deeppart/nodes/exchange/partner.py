@@ -1,6 +1,6 @@
-"""Copies of part files to other nodes.
+"""Copies part files to other nodes.
 
-Per copy one message with length and digest, then the file in blocks, two on their way at a time.
+For each copy, a message with length and digest, then the file in blocks, of which two are in transfer at once.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from deeppart.nodes.exchange.memory import Arena, Bytes, PartBlocks, PartFile, S
 from deeppart.plan.redundancy import Copy
 from deeppart.storage import DurableFile, RateLimit
 
-#: One message; measured fastest between processes of one machine (docs/benchmarks.md).
+#: Size of a message; measured fastest between processes of one machine (docs/benchmarks.md).
 BLOCK_BYTES = 8 << 20
 _IN_FLIGHT = 2
-#: Of the blocks sent and received at once, in bytes.
+#: Lengths of the blocks that are sent and received at once.
 _LENGTHS = [BLOCK_BYTES] * (2 * _IN_FLIGHT)
 _HEAD_TAG, _DATA_TAG = 0, 1
 
 
-#: Begins the file for a part that comes in. Raises StorageError.
+#: Creates the file for a received part. Raises StorageError.
 OpenCopy = Callable[[int], DurableFile]
 
 
@@ -39,9 +39,9 @@ def exchange_copies(
     arena: Arena,
     limit: RateLimit | None,
 ) -> Operation[list[DurableFile]]:
-    """Send and receive this rank's part files side by side, in the order of ``copies``; for :func:`begin_together`.
+    """Send and receive this rank's copies concurrently, each in the order of ``copies``; for :func:`begin_together`.
 
-    ``parts`` has the files of those that it sends.
+    ``parts``: the files of the parts that this rank sends.
     """
     pieces = arena.cut(_LENGTHS)
     yield True

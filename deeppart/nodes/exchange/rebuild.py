@@ -1,15 +1,15 @@
-"""Lost parts from parity: from which blocks, and on which ranks, each is computed.
+"""Rebuilds lost parts from parity: plans from which blocks and on which rank each block is computed.
 
-Collective. From what is known of the files, every rank derives the same steps (:func:`plan_steps`).
+Collective: all ranks derive the same steps from what is known about the files (:func:`plan_steps`).
 
-Whether the result is right is for the digests of the part to tell. If it is not, a careful second try finds out more
-first: the ranks that can read parity tell everyone the digests of all blocks, and every rank checks the blocks it can
-read and tells which are good. So a file with some bad blocks still helps with its good ones.
+The digests of the part decide whether the result is right. If not, a second, careful try first checks all blocks: ranks
+that can read parity share the digests of all blocks, and every rank shares which of its blocks are good. So the good
+blocks of a damaged file can still be used.
 
-All wanted blocks of a stripe, of one lost part or of several, are computed on one of the ranks that read blocks of it.
-Those do most who have sent and received least so far, so that all share in the arithmetic and in what the network
-carries. Who wants a part receives it once, and not k times: the aim of Mitra et al., "Partial-parallel-repair (PPR): a
-distributed technique for repairing erasure coded storage", EuroSys 2016.
+All wanted blocks of a stripe, of one or several lost parts, are computed on one of the ranks that read its blocks.
+Ranks that have sent and received least so far are preferred, which spreads arithmetic and network traffic. The rank
+that wants a part receives it once, not k times: the aim of Mitra et al., "Partial-parallel-repair (PPR): a distributed
+technique for repairing erasure coded storage", EuroSys 2016.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from deeppart.nodes.exchange.set_files import READ_ERRORS, ParitySetFiles, SetFi
 from deeppart.part import set_id, stripes_of
 from deeppart.plan.restart import Rebuild
 
-#: A round's.
+#: Steps of a round.
 _STEPS_AT_ONCE = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """What became of the parts that were to be rebuilt.
+    """The result of a rebuild.
 
     Attributes:
         refused: part -> why it could not be rebuilt; the same on every rank.
-        shortage: this rank could not read all that it was to read, since it may not open more files. A part that is
-            refused, or wrong, on whichever rank, then says nothing of the files. None where it could.
+        shortage: the error if this rank could not read its files for lack of resources, such as open files; otherwise
+            None. With one, refused or wrong parts on any rank say nothing about the files.
     """
 
     refused: dict[int, str]
@@ -55,9 +55,9 @@ def rebuild_parts(
     *,
     careful: bool,
 ) -> Operation[Rebuilt]:
-    """Rebuild parts (collective; every rank gives the same ``wanted``); for :func:`begin_together`.
+    """Rebuild parts (collective; ``wanted`` is the same on all ranks); for :func:`begin_together`.
 
-    ``at`` makes a path of a source's text.
+    ``at`` converts the location of a source to a path.
     """
     identities = [each.rebuild.identity for each in wanted]
     lengths = [memory_lengths(len(each.members), each.block_bytes) for each in identities]
@@ -88,7 +88,7 @@ def rebuild_parts(
 
 
 class _Rebuilding(Coding):
-    """Parts of one set being rebuilt, as seen by one rank."""
+    """One rank's share of rebuilding parts of one set."""
 
     def __init__(
         self, comm: Comm, entry: ParitySetFiles, files: SetFiles, arena: Arena, memory: Mapping[int, Bytes]
@@ -101,7 +101,7 @@ class _Rebuilding(Coding):
         try:
             return self._files.get(self._entry, block.kind, piece, row, block.index, memory)
         except READ_ERRORS:
-            memory[:] = 0  # good a moment ago; the check of the whole part will tell
+            memory[:] = 0  # the check of the whole part will find it
             return memory
 
     def room(self, row: int, block: Block, memory: Bytes) -> Bytes:
@@ -117,8 +117,8 @@ class Wanted:
 
     Attributes:
         part: its number.
-        reader: the rank that gets it.
-        rebuild: from what.
+        reader: the rank that receives it.
+        rebuild: the files from which it can be rebuilt.
     """
 
     part: int
@@ -127,7 +127,7 @@ class Wanted:
 
     @property
     def name(self) -> str:
-        """Tells its parity set from others."""
+        """The id of its parity set."""
         return set_id(self.rebuild.identity)
 
     @property
@@ -137,14 +137,14 @@ class Wanted:
 
 
 def padded_bytes(identity: ParityIdentity) -> int:
-    """Memory that rebuilding one part takes: its rows, whole."""
+    """Bytes of memory for a rebuilt part: whole rows."""
     stripes = stripes_of(identity)
     last = stripes.rows - 1
     return 0 if last < 0 else stripes.start(last, 0) + stripes.data_blocks * stripes.length(last)
 
 
 def plan_steps(entry: ParitySetFiles, wanted: Sequence[Wanted]) -> tuple[list[Step], dict[int, str]]:
-    """The way to compute every block of parts of one set; and part -> why it cannot be computed."""
+    """The steps that compute all blocks of the wanted parts of one set; and part -> why it cannot be computed."""
     k = entry.stripes.data_blocks
     parts = {each.place: each.part for each in wanted}
     failures: dict[int, str] = {}
@@ -175,9 +175,9 @@ def _shared_out(
     results: tuple[Block, ...],
     moved: tuple[Counter[int], Counter[int]],
 ) -> Step:
-    """A step of which those do most who have done least."""
+    """A step with inputs and computer chosen among the ranks that have sent and received least."""
     sent, received = moved
-    zeros = {each for each in sound if entry.is_empty(each.kind, each.place, row, each.index)}  # need not be sent
+    zeros = {each for each in sound if entry.is_empty(each.kind, each.place, row, each.index)}  # not sent
     inputs = sorted(sound, key=lambda each: -1 if each in zeros else sent[each.rank])[: entry.stripes.data_blocks]
     having = [each.rank for each in inputs if each not in zeros]
     computer = results[0].rank  # of a copy, or of zeros
@@ -199,12 +199,12 @@ def _why(entry: ParitySetFiles, row: int, sound: int) -> str:
 def _wanted_blocks(
     entry: ParitySetFiles, wanted: Sequence[Wanted], row: int, stripe: int
 ) -> tuple[list[tuple[Block, Block]], list[Block]]:
-    """The wanted blocks of a stripe of which there is a good copy, with it, and the others."""
+    """The wanted blocks of a stripe: those with a good copy as (copy, block) pairs, and the others."""
     copies, lost = [], []
     for index in range(entry.stripes.data_blocks):
         place = entry.stripes.source(stripe, index)
         if entry.is_empty("data", place, row, index):
-            continue  # behind the end of the part
+            continue  # beyond the end of the part
         for each in wanted:
             if each.place == place:
                 own, result = _good_block(entry, "data", place, row, index), Block("data", place, index, each.reader)

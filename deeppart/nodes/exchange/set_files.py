@@ -1,4 +1,4 @@
-"""The files of parity sets that a rebuild may use: which there are, who reads them, which blocks of them are good."""
+"""The files of parity sets that a rebuild may use: which exist, which rank reads them, and which blocks are good."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from deeppart.plan.redundancy import Stripes
 from deeppart.plan.restart import BlockFile, Rebuild
 
 _DIGEST_BYTES = 16
-#: A block that cannot be read, for whatever of these reasons, is not good; the other ranks wait to hear of it.
+#: A block whose read raises one of these is not good; the other ranks wait for this result.
 READ_ERRORS = (DeeppartError, OSError, MemoryError)
 Bits = npt.NDArray[np.bool_]
 T = TypeVar("T")
@@ -34,10 +34,10 @@ class ParitySetFiles:
     Attributes:
         identity: of the set; its place does not matter.
         files: ("data" or "parity", place) -> files; there may be several copies of a part.
-        digests: stripe -> digests of its blocks, (rows, k + m, 16).
-        good: ("data" or "parity", place, which file) -> which blocks are good, (rows, k or m); None before anyone has
-            looked.
-        doubtful: places whose parts are being rebuilt: their files, if there are any, are not taken for good.
+        digests: stripe -> digests of its blocks, uint8[rows, k + m, 16].
+        good: ("data" or "parity", place, number of the file) -> which blocks are good, bool[rows, k or m]; None before
+            blocks were checked.
+        doubtful: places whose parts are being rebuilt; their files, if any, are not considered good.
     """
 
     identity: ParityIdentity
@@ -48,11 +48,11 @@ class ParitySetFiles:
 
     @property
     def stripes(self) -> Stripes:
-        """How the rows of the set's parts are cut into stripes."""
+        """The division of the set's parts into rows and stripes."""
         return stripes_of(self.identity)
 
     def add(self, rebuild: Rebuild) -> None:
-        """Take in the files that a rebuild may use."""
+        """Add the files that a rebuild may use."""
         for kind, files in (("data", rebuild.data), ("parity", rebuild.parity)):
             for piece in files:
                 known = self.files.setdefault((kind, piece.place), [])
@@ -60,13 +60,13 @@ class ParitySetFiles:
                     known.append(piece)
 
     def pieces(self) -> Iterator[tuple[str, int, BlockFile]]:
-        """Every file: (kind, which of its place, file)."""
+        """Yield (kind, number of the file within its place, file) for every file."""
         for kind, place in sorted(self.files):
             for which, piece in enumerate(self.files[kind, place]):
                 yield kind, which, piece
 
     def which_is_good(self, kind: str, place: int, row: int, index: int) -> int | None:
-        """A file of a place that has a good copy of a block, or None."""
+        """The number of a file of a place with a good copy of a block, or None."""
         files = self.files.get((kind, place), ())
         if self.good is None:
             return 0 if files and not (kind == "data" and place in self.doubtful) else None
@@ -77,20 +77,21 @@ class ParitySetFiles:
         return None
 
     def is_empty(self, kind: str, place: int, row: int, index: int) -> bool:
-        """True if a block lies behind the end of its part: zeros, for which nobody need be asked."""
+        """True if a block is beyond the end of its part, and so consists of zeros."""
         return kind == "data" and not self.stripes.filled(row, index, self.identity.members[place].nbytes)
 
 
 def holder_of(piece: BlockFile) -> int:
-    """The rank that reads a file, of those that can: spread over a node's ranks."""
+    """The rank that reads a file; files are spread over the ranks that can read them."""
     return piece.readers[piece.place % len(piece.readers)]
 
 
 class SetFiles:
-    """Files of the sets that this rank reads, open.
+    """The open files of the sets that this rank reads.
 
     Attributes:
-        shortage: the first error that says nothing of the file, but that this process may not open more of them; None
+        shortage: first error caused by a lack of resources, such as the limit of open files, rather than by a file;
+        None
             if there was none.
     """
 
@@ -101,7 +102,7 @@ class SetFiles:
         self._readers: dict[str, ParityReader] = {}
 
     def mine(self, piece: BlockFile) -> bool:
-        """True if this rank reads it."""
+        """True if this rank reads the file."""
         return holder_of(piece) == self._rank
 
     def _open(self, piece: BlockFile) -> Blocks:
@@ -110,7 +111,7 @@ class SetFiles:
         return self._sources[piece.path]
 
     def parity(self, piece: BlockFile) -> ParityReader:
-        """A parity file, its header and tables checked."""
+        """A parity file with checked header and tables."""
         if piece.path not in self._readers:
             self._readers[piece.path] = self._noting(lambda: ParityReader(self._open(piece).source, where=piece.path))
         return self._readers[piece.path]
@@ -124,12 +125,12 @@ class SetFiles:
             raise
 
     def close(self) -> None:
-        """Close all of them."""
+        """Close all files."""
         for source in self._sources.values():
             source.close()
 
     def get(self, entry: ParitySetFiles, kind: str, piece: BlockFile, row: int, index: int, memory: Bytes) -> Bytes:
-        """Block ``index`` of a row, in ``memory`` or where it lies; behind the end of a part there are zeros."""
+        """Block ``index`` of a row, in ``memory`` or mapped; zeros beyond the end of a part."""
         return self._noting(lambda: self._get(entry, kind, piece, row, index, memory))
 
     def _get(self, entry: ParitySetFiles, kind: str, piece: BlockFile, row: int, index: int, memory: Bytes) -> Bytes:
@@ -138,7 +139,7 @@ class SetFiles:
             return self._open(piece).get(self.parity(piece).offset(row, index), block.size, block)
         filled = entry.stripes.filled(row, index, entry.identity.members[piece.place].nbytes)
         if not filled:
-            block[:] = 0  # not read: there may be no file
+            block[:] = 0  # without reading, since there may be no file
             return block
         return self._open(piece).get(entry.stripes.start(row, index), filled, block)
 
@@ -152,7 +153,7 @@ def _tell_digests(files: SetFiles, sets: dict[str, ParitySetFiles]) -> bytes:
                 try:
                     reader = files.parity(piece)
                 except READ_ERRORS:
-                    continue  # its blocks will not be good either
+                    continue  # its blocks are not good, either
                 if set_id(reader.identity) == name and reader.identity.place == piece.place:
                     tables.append([name, piece.place, reader.digests.tobytes().hex()])
     return json.dumps(tables).encode()
@@ -191,7 +192,7 @@ def _good_blocks(files: SetFiles, entry: ParitySetFiles, kind: str, piece: Block
             else:
                 stripe, column = stripes.kept_stripe(place, index), stripes.data_blocks + index
             if stripe not in entry.digests:
-                continue  # nobody has parity of it: it takes no part in any rebuild
+                continue  # there is no parity of this stripe, so no rebuild uses it
             try:
                 block = files.get(entry, kind, piece, row, index, memory)
             except READ_ERRORS:
@@ -212,7 +213,7 @@ def _learn_bits(text: bytes, sets: dict[str, ParitySetFiles]) -> None:
 
 
 def find_good_blocks(comm: Comm, files: SetFiles, sets: dict[str, ParitySetFiles]) -> Operation[None]:
-    """Every rank checks the blocks that it can read, and tells the others which are good (collective)."""
+    """Check the blocks that this rank reads, and share the results with all ranks (collective)."""
     told = yield from comm.allgather(_tell_digests(files, sets))
     yield True
     for text in told:
