@@ -1,24 +1,25 @@
 """Keeps a job alive: ``deeppart run``.
 
-An agent (no torch) has a zygote, a process that has imported what the script imports. When a rank fails, the agent
-kills the others and has all of them forked again: the script is not changed, and nothing of the failed epoch is left.
+An agent (without torch) has a zygote, a process that has imported the modules of the script. When a rank fails, the
+agent kills the others and has all of them forked again: the script need not be changed, and no process of the failed
+epoch remains.
 
     deeppart run (agent) ── zygote ── rank 0, rank 1, ...
           └── /dev/shm/deeppart-run-*/rank-N: 64 bytes that rank N writes its progress to
 
 | module | concern |
 |-|-|
-| `command` | what the ranks run, and which modules that imports |
-| `zygote` | imports these, and forks ranks |
+| `command` | the command of the ranks, and the modules that it imports |
+| `zygote` | imports these modules, and forks ranks |
 | `starting` | the agent's side of a zygote |
 | `node` | the ranks of one node |
-| `watch` | whether the ranks hang |
-| `job` | decides: start, failure, start again, stop |
-| `messages` | what is sent between these |
-| `links` | the connections between the agents of several nodes |
-| `agent` | runs a node; follows the agent that leads, or leads |
-| `wanted` | how many ranks are wanted |
-| `allocation` | starts an agent on each node of Slurm's allocation |
+| `watch` | detects that ranks hang |
+| `job` | decides on starts, failures, restarts and stops |
+| `messages` | the messages between these |
+| `links` | connections between the agents of several nodes |
+| `agent` | runs a node, and follows the leading agent or leads |
+| `wanted` | the wanted number of ranks |
+| `allocation` | starts an agent on each node of a Slurm allocation |
 """
 
 from deeppart.agent.agent import Agent

@@ -1,8 +1,8 @@
-"""The agent of one node: carries out what the one that leads has decided, or leads itself.
+"""The agent of one node: carries out the decisions of the leading agent (the leader), or leads itself.
 
-The first node of the list leads. When it is lost, the next one does, if it reaches more than half of the nodes that
-were there before, or half of them with the first of these: so two parts of a cluster that do not reach each other never
-both go on. A node is lost when its agent has ended, or has been silent for three seconds.
+The first node of the list leads. When it is lost, the next one leads, if it reaches more than half of the previous
+nodes, or half of them including the first: so two parts of a partitioned cluster never both continue. A node is lost
+when its agent has ended, or has been silent for three seconds.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ from deeppart.agent.wanted import WantedRanks
 from deeppart.errors import LaunchError
 
 _TRY_AGAIN_S = 0.1
-#: The one that leads waits so long for the others to take note of the end.
+#: Time that the leader gives the others to receive the end of the job.
 _END_S = 3.0
 _ENDED = "its agent has ended"
 
 
 class Agent:
-    """The agent of one node, to the end of the job. One thread, which must be the main one.
+    """The agent of one node, until the end of the job. Runs in the main thread only.
 
     Args:
-        command: what each rank runs.
-        options: how the job is run.
-        tell: called with the name of an event, and what is known of it by keyword.
-        node: the index of this one.
+        command: the command of each rank.
+        options: of the job.
+        tell: called with the name of an event, and its data as keywords.
+        node: index of this node.
         name: its host name.
         credentials: of the job; not needed for one node.
-        wanted: how many ranks are wanted; None for as many as there is room for.
+        wanted: the wanted number of ranks; None for as many as there is room for.
     """
 
     def __init__(
@@ -68,14 +68,14 @@ class Agent:
         self._wanted, self._began_s = wanted, time.monotonic()
         self._command, self._options, self._tell = command, options, tell
         self._index, self._name, self._credentials = node, name, credentials or Credentials("", None)
-        self._reports: deque[Message] = deque()  # of this node, for the one that leads
-        self._signals: list[int] = []  # that this agent got and the one that leads does not know of
+        self._reports: deque[Message] = deque()  # of this node, for the leader
+        self._signals: list[int] = []  # received by this agent and not yet known to the leader
         self._asked, self._asked_at_s = 0, 0.0
         self._beat_at_s = self._look_at_s = 0.0
         self._others = deque(range(len(options.nodes)))
-        self._view: list[int] = []  # the nodes that were there last
-        self._has_joined = self._was_accepted = False  # there is an agent that leads; one has accepted this one
-        self._is_refused = False  # one leads that does not
+        self._view: list[int] = []  # the last known nodes of the job
+        self._has_joined = self._was_accepted = False  # there is a leader; a leader has accepted this agent
+        self._is_refused = False  # the leader has refused this agent
         self._why = "none was asked"
 
     def run(self) -> int:
@@ -99,10 +99,10 @@ class Agent:
         self._view = list(range(len(options.nodes)))
         wanted = len(self._view) - options.spares
         others, lost = [node for node in self._view if node != self._index], -1
-        # At the start agents come one after the other; later those that do not answer at once are lost.
+        # At the start, agents appear one after another; later, an agent that does not answer at once is lost.
         patience_s = options.gather_s / 2
         while True:
-            before = sum(node < self._index for node in others if node != lost)  # which would lead first
+            before = sum(node < self._index for node in others if node != lost)  # those that would lead first
             there = sum(node != lost for node in others) + 1
             code, lost = self._take_part(others, before * patience_s, min(there, wanted))
             if code is not None:
@@ -116,11 +116,11 @@ class Agent:
             self._reports.clear()
             patience_s = options.silence_s
             others = [node for node in self._view if node not in (lost, self._index)]
-            if lost != self._index:  # it may lead on, if this node was the silent one
+            if lost != self._index:  # it may still lead, if this node was the silent one
                 others.append(lost)
 
     def _take_part(self, others: Sequence[int], lead_after_s: float, expected: int) -> tuple[int | None, int]:
-        """Follow another agent, or lead; the exit code once the job is over, otherwise None and which agent is lost."""
+        """Follow another agent, or lead. Returns the exit code once the job is over, else None; and the lost agent."""
         self._has_joined, began_s, pause_s = False, time.monotonic(), _TRY_AGAIN_S
         while True:
             self._is_refused = False
@@ -139,13 +139,13 @@ class Agent:
             pause_s = min(2 * pause_s, BEAT_S)
 
     def _gives_up(self, until_s: float) -> bool:
-        """Whether no agent that leads is waited for any more; after a signal, which it may not know, not long."""
+        """Whether to stop waiting for a leader; after a signal, which a leader may not know, this is soon."""
         now_s = time.monotonic()
         known_s = 2 * self._options.silence_s if self._was_accepted else 0.0
         return now_s > until_s or (bool(self._asked) and now_s > self._asked_at_s + known_s)
 
     def _without_others(self) -> int:
-        """The exit code while no agent leads."""
+        """The exit code if there is no leader."""
         if self._asked:
             return stop_code(self._asked)
         self._tell("given up", text=f"no agent leads, or too few nodes answer; one that does not: {self._why}")
@@ -160,12 +160,12 @@ class Agent:
         return Joined(self._index, self._name, ranks, port, last.run, last.epoch, newest, self._asked)
 
     def _follow(self, leader: int) -> int | None:
-        """Do what another agent decides; the exit code once the job is over, None if it does not lead (any more)."""
+        """Follow another agent. Returns the exit code once the job is over, None if the agent does not lead."""
         options = self._options
         try:
             lines = connect(options.address(leader), self._joined(), self._credentials, options.silence_s)
         except (OSError, LaunchError) as error:
-            # An agent that was there before may not be known to be gone yet.
+            # The leader may not have noticed yet that an earlier agent of this node is gone.
             is_new = time.monotonic() < self._began_s + 2 * options.silence_s
             if isinstance(error, LaunchError) and not self._was_accepted and not is_new:
                 raise
@@ -202,7 +202,7 @@ class Agent:
                     lines.send(encode(message))
 
     def _lead(self, expected: int, until_s: float) -> int | None:
-        """Decide for the job; its exit code once it is over, None if too few nodes follow."""
+        """Lead the job. Returns its exit code once it is over, None if too few nodes follow."""
         options, own = self._options, self._index
         followers = Followers(options, own, self._credentials)
 
@@ -250,7 +250,9 @@ class Agent:
                 return None
 
     def _gives_way(self, nodes: Sequence[int]) -> bool:
-        """Once a second, while too few nodes follow: whether another agent leads, to which these may go over."""
+        """Whether another agent leads, which these nodes may follow instead. Checked once a second while too few
+        follow.
+        """
         if time.monotonic() < self._look_at_s:
             return False
         self._look_at_s = time.monotonic() + BEAT_S
@@ -265,7 +267,7 @@ class Agent:
             wanted.refused = None
 
     def _due(self) -> Iterator[Message]:
-        """What the agent that leads is to know by now."""
+        """The messages that are due to the leader."""
         while self._signals:
             yield Asked(self._signals.pop(0))
         while self._reports:
@@ -275,7 +277,7 @@ class Agent:
             yield Beat(self._node.progress(), self._node.is_ready)
 
     def _wait(self, files: Sequence[Any] = (), within_s: float = BEAT_S) -> list[Any]:
-        """Wait a moment, for this node, for signals and for files; returns the files that are readable."""
+        """Wait for this node, for signals and for files, at most ``within_s``. Returns the readable files."""
         ready = []
         with selectors.DefaultSelector() as selector:
             selector.register(self._wakes, selectors.EVENT_READ)
@@ -297,7 +299,7 @@ class Agent:
 
 
 def _goes_on(nodes: Collection[int], view: Sequence[int]) -> bool:
-    """Whether these nodes, of those that were there, go on without the others."""
+    """Whether these nodes of the previous ones continue without the others."""
     found = set(nodes) & set(view)
     return 2 * len(found) > len(view) or (2 * len(found) == len(view) and min(view) in found)
 

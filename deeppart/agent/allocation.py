@@ -1,4 +1,4 @@
-"""An agent on each node of an allocation of Slurm, started from its batch script or from a shell of ``salloc``."""
+"""Starts an agent on each node of a Slurm allocation, from its batch script or from a shell of ``salloc``."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from deeppart.agent.links import BEAT_S, Credentials, connect, receive
 from deeppart.agent.messages import OBSERVER, Asked, Joined, Lines, Over, encode
 from deeppart.errors import LaunchError
 
-#: One agent on each node, also while an earlier step is still ending there, on all processors of the job.
+#: One agent on each node, even if an earlier step is still ending there, on all processors of the job.
 _SRUN = (
     *("srun", "--quiet", "--ntasks-per-node=1", "--no-kill", "--kill-on-bad-exit=0", "--wait=0"),
     *("--overlap", "--mpi=none", "--cpu-bind=none"),
     "--export=ALL",  # overrides --export=NONE of the job, which srun would inherit
 )
-#: Options of a job with which the only task of a node would not get all of its GPUs.
+#: Variables of job options with which the only task of a node would not get all of its GPUs.
 _TASK_GPUS = ("SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU")
 _ANSWER_S = 60.0
-#: How long srun may take to end after the agents have, or without any agent after a signal.
+#: Time for srun to end after the agents have ended, or after a signal without any agent.
 _END_S = 30.0
 
 
 def addresses_of(nodes: str) -> list[str]:
-    """The addresses at which Slurm reaches nodes, such as ``node[1-2]``, in their order: names may mean nothing."""
+    """The addresses of nodes such as ``node[1-2]``, by Slurm and in order, since their names may not be resolvable."""
     lines = _ask("sinfo", "--noheader", "--Node", f"--nodes={nodes}", "--format=%N %o").splitlines()
     known = dict(line.split() for line in lines)
     names = _ask("scontrol", "show", "hostnames", nodes).split()
@@ -41,13 +41,13 @@ def addresses_of(nodes: str) -> list[str]:
 
 
 def end_of_job() -> float:
-    """When Slurm ends this job, in seconds since 1970; infinite if it is not known, or there is no limit."""
+    """When Slurm ends this job, in seconds since 1970; infinite if that is unknown or there is no limit."""
     job, text = os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURM_JOB_END_TIME", "")
     with suppress(LaunchError, ValueError):
         if text:
             return float(text)
         if job:
-            # The user's profile, or the site's, may ask for another format.
+            # The profile of the user or site may set another format.
             end = _ask("env", "SLURM_TIME_FORMAT=standard", "squeue", "--noheader", f"--jobs={job}", "--format=%e")
             return datetime.fromisoformat(end.strip()).timestamp()
     return math.inf
@@ -62,9 +62,10 @@ def _ask(*command: str) -> str:
 
 
 def run_on_all_nodes(words: Sequence[str], options: JobOptions, credentials: Credentials) -> int:
-    """Start the agents by ``words`` on all nodes, and pass signals on to the one that leads; the job's exit code.
+    """Start the agents with the command ``words`` on all nodes, and pass signals on to the leader. Returns the job's
+    exit code.
 
-    Signals go by the connection of agents: Slurm would send them to all processes of all nodes.
+    Signals are sent over the connections of the agents: Slurm would send them to all processes of all nodes.
     """
     if given := [f"{name}={os.environ[name]}" for name in _TASK_GPUS if os.environ.get(name)]:
         raise LaunchError(
@@ -82,7 +83,7 @@ def run_on_all_nodes(words: Sequence[str], options: JobOptions, credentials: Cre
         finally:
             with suppress(subprocess.TimeoutExpired):
                 step.wait(_END_S / 10)
-            if step.poll() is None:  # it waits for lost nodes, or has no agents yet; on SIGTERM it kills its tasks
+            if step.poll() is None:  # it waits for lost nodes, or has no agents yet; SIGTERM makes it kill its tasks
                 step.terminate()
                 with suppress(subprocess.TimeoutExpired):
                     step.wait(_END_S)
@@ -91,8 +92,8 @@ def run_on_all_nodes(words: Sequence[str], options: JobOptions, credentials: Cre
 
 
 def _observe(step: subprocess.Popen[bytes], wakes: socket.socket, options: JobOptions, credentials: Credentials) -> int:
-    """The job's exit code; that of srun if no agent has said one."""
-    asked: list[int] = []  # signals that no agent knows of
+    """The job's exit code; that of srun if no agent has reported one."""
+    asked: list[int] = []  # signals that no agent has received yet
     first, no_agent_since_s = 0, time.monotonic()
     lines: Lines | None = None
     while True:
@@ -124,7 +125,7 @@ def _observe(step: subprocess.Popen[bytes], wakes: socket.socket, options: JobOp
 
 
 def _find(options: JobOptions, credentials: Credentials) -> Lines | None:
-    """The agent that leads, if one does."""
+    """Connect to the leader, if there is one."""
     for node in range(len(options.nodes)):
         with suppress(OSError):
             return connect(options.address(node), Joined(OBSERVER, "", 0, 0), credentials, options.silence_s)

@@ -1,4 +1,4 @@
-"""What a job's ranks run, and which modules they will import."""
+"""The command of a job's ranks, and the modules that they will import."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from deeppart.errors import ConfigError
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
 #: Signals that are passed on to the ranks.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
-#: By which a rank prints the stacks of its threads.
+#: Makes a rank print the stacks of its threads.
 STACKS_SIGNAL = signal.SIGRTMIN + 3
 #: Modules that must not be imported before a process is forked; and packages that read the rank when imported.
 NOT_FORKED = ("mpi4py.MPI",)
 READ_THE_RANK = ("lightning", "lightning_fabric", "lightning_utilities", "pytorch_lightning", "torchmetrics")
-#: What torch's optimizers and the first checkpoint import.
+#: Modules that torch's optimizers and the first checkpoint import.
 _IMPORTED_LATER = ("torch._dynamo", "deeppart.checkpointer")
-#: Options of the interpreter that take another word.
+#: Options of the interpreter that have an argument.
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 
@@ -32,8 +32,8 @@ class Command:
     """The command of each rank.
 
     Attributes:
-        interpreter: a Python and its options; empty if another program is run, or its text is given with -c.
-        arguments: a script, or -m and a module, and their arguments; all words of another program.
+        interpreter: a Python interpreter and its options; empty for another program, and for Python with -c.
+        arguments: a script or -m and a module, with arguments; for another program, all of its words.
     """
 
     interpreter: tuple[str, ...]
@@ -41,7 +41,7 @@ class Command:
 
     @classmethod
     def of(cls, words: Sequence[str]) -> Command:
-        """From the words of a command line: ``python -u train.py --lr 0.1``, ``train.py``, ``./program``."""
+        """Parse the words of a command line: ``python -u train.py --lr 0.1``, ``train.py``, ``./program``."""
         if words[0].endswith(".py"):
             return cls((sys.executable,), tuple(words))
         if _PYTHON.fullmatch(Path(words[0]).name) is None:
@@ -56,7 +56,7 @@ class Command:
         return cls(tuple(words[:at]), found) if found and found != ("-m",) else cls((), tuple(words))
 
     def script(self) -> Path | None:
-        """The file of the script or module; None if there is none, or it is not found where it is likely to be."""
+        """The file of the script or module; None if there is none, or it is not in a usual place."""
         if not self.interpreter:
             return None
         if self.arguments[0] != "-m":
@@ -69,13 +69,13 @@ class Command:
         return None
 
     def check(self) -> None:
-        """Refuse a script that does not exist: ranks would only fail again and again."""
+        """Raise ConfigError for a script that does not exist: ranks would fail repeatedly."""
         script = self.script()
         if script is not None and not script.exists():
             raise ConfigError("there is no such script", where=str(script.absolute()), todo="correct the command")
 
     def imports(self) -> list[str]:
-        """The modules that the script imports before it does anything else, and training later; [] if it has none."""
+        """The modules that the script imports first, and those that training imports later; [] without a script."""
         script = self.script()
         try:
             tree = ast.parse(b"" if script is None else script.read_bytes())
@@ -86,7 +86,7 @@ class Command:
 
 
 def _imported(statements: Iterable[ast.stmt]) -> list[str]:
-    """The imports before the first statement that may change what a later one finds: ``sys.path``, variables."""
+    """The imports before the first statement that may affect later imports, such as changes of ``sys.path``."""
     found: list[str] = []
     for statement in statements:
         if isinstance(statement, ast.Import):

@@ -1,8 +1,8 @@
-"""Decides for a job: when its ranks start, on which nodes, and what follows when one of them fails.
+"""The decisions of a job: when and on which nodes its ranks start, and what follows after a failure.
 
-A failure is a rank that ends with any code but 0, or 143 after a request to stop, or a node that is lost. Then the
-other ranks are killed, which ends nearly every hang, and all are started again, as the next epoch. They restore the
-newest step that is complete. No process is started here: messages go to the agents of the nodes and come from them.
+A failure is the end of a rank with any code but 0 (or 143 after a request to stop), or the loss of a node. The other
+ranks are then killed, which ends nearly every hang, and all are started again, as the next epoch. They restore the
+newest complete step. This module starts no processes: it exchanges messages with the agents of the nodes.
 """
 
 from __future__ import annotations
@@ -32,40 +32,40 @@ from deeppart.agent.messages import (
 from deeppart.agent.watch import HangWatch
 from deeppart.progress import STOPPED, Progress, time_to_end_s
 
-#: Exit code of a job that was given up: it fails again and again.
+#: Exit code of a job that was given up because it failed repeatedly.
 GIVEN_UP = 1
-#: Exit code of a job that had too few nodes left, and may be started again.
+#: Exit code of a job with too few remaining nodes, which may be started again.
 TOO_FEW_NODES = os.EX_TEMPFAIL
-#: A node that was lost is trusted again after this time at the latest.
+#: Most seconds until a lost node that has come back is trusted again.
 _MOST_WAIT_S = 3600.0
 _FORKS = "the process that forks the ranks"
-#: Ranks that hang have so long to print their stacks.
+#: Time for hanging ranks to print their stacks.
 _STACKS_WITHIN_S = 1.0
 
 
 def stop_code(number: int) -> int:
-    """The exit code of a job that was asked to stop, by this signal if it is not 0."""
+    """The exit code of a job that was asked to stop by signal ``number``, if it is not 0."""
     return STOPPED if number in (0, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2) else 128 + number
 
 
 @dataclass(frozen=True, slots=True)
 class JobOptions:
-    """How a job is run.
+    """The options of a job.
 
     Attributes:
-        ranks: how many each node runs at most.
-        nodes: the hosts, as ``host:port``, in the order in which they lead; with one, nothing is exchanged.
-        spares: so many of the nodes run no ranks until another one is lost.
-        least: the fewest ranks with which the job goes on.
-        failures: how many in a row without a new step, until the job is given up.
+        ranks: most ranks of each node.
+        nodes: the hosts, as ``host:port``, in the order in which they lead; a single node needs no network.
+        spares: number of nodes that run no ranks until another one is lost.
+        least: fewest ranks with which the job continues.
+        failures: number of failures in a row without a new step, after which the job is given up.
         preload: modules that the zygote imports; None for those of the script.
-        grace_s: seconds that ranks have after a signal, until they are killed.
-        hang_s: seconds without a step after which the ranks hang, or ten times the median of a step if that is more;
-            None: they are never taken for hung.
+        grace_s: seconds between a signal and killing the ranks.
+        hang_s: seconds without a step (or ten times the median step, if that is longer) that count as a hang; None:
+            hangs are not detected.
         silence_s: seconds without a message after which a node is lost.
-        gather_s: seconds within which nodes must be there, at the start and after the one that leads was lost.
-        steady_s: seconds that a node that was lost must stay until it is trusted again; each further loss doubles them.
-        end_s: when the time of the job is up, in seconds since 1970; infinite if that is not known.
+        gather_s: seconds within which nodes must appear at the start, and after the leader was lost.
+        steady_s: seconds for which a lost node must be back until it is trusted; doubled by each further loss.
+        end_s: end of the job's time, in seconds since 1970; infinite if unknown.
     """
 
     ranks: int
@@ -82,14 +82,14 @@ class JobOptions:
     end_s: float = math.inf
 
     def address(self, node: int) -> tuple[str, int]:
-        """Host and port at which the agent of a node listens while it leads."""
+        """Host and port at which a node's agent listens while it leads."""
         host, _, port = self.nodes[node].rpartition(":")
         return host, int(port)
 
 
 @dataclass(slots=True)
 class _Member:
-    """A node that is there; ``steady_s``: from when on it is trusted to stay."""
+    """A connected node; ``steady_s``: the time from which it is trusted to stay."""
 
     name: str
     ranks: int
@@ -103,14 +103,14 @@ class _Member:
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """What ended an epoch; ``code`` None: the node is lost; ``rank`` None: the process that forks has ended."""
+    """The failure that ended an epoch; ``code`` None: a lost node; ``rank`` None: the end of the zygote."""
 
     node: int
     rank: int | None
     code: int | None
 
     def text(self, node: str) -> str:
-        """In words, for the ranks of the next epoch; ``node``: the name of it."""
+        """Description for the ranks of the next epoch; ``node``: name of the node."""
         if self.code is None:
             return f"node {node} was lost"
         who = _FORKS if self.rank is None else f"rank {self.rank}"
@@ -129,18 +129,18 @@ def _known(step: int) -> int | None:
 
 
 class Job:
-    """The decisions for one job, on the node that leads.
+    """The decisions for one job, on the leader.
 
     Attributes:
-        code: its exit code, once it is over; None until then.
+        code: exit code once the job is over, before that None.
 
     Args:
-        options: how it is run.
+        options: of the job.
         send: called with the index of a node and a message for it.
-        tell: called with the name of an event, and what is known of it by keyword.
-        expected: with so many nodes it starts at once.
-        until_s: when it starts with fewer, on the clock of ``now_s``.
-        give_up_s: when it is over if there is no room for the fewest ranks.
+        tell: called with the name of an event, and its data as keywords.
+        expected: number of nodes with which it starts at once.
+        until_s: time at which it starts with fewer nodes, by the clock of ``now_s``.
+        give_up_s: time at which it ends if there is no room for the fewest ranks.
     """
 
     def __init__(
@@ -154,34 +154,34 @@ class Job:
     ) -> None:
         self._options, self._send, self._tell = options, send, tell
         self._expected, self._until_s, self._give_up_s = expected, until_s, give_up_s
-        self._noted_until_s = math.nan  # of the wait for nodes that was reported
+        self._noted_until_s = math.nan  # end of the wait for nodes that was reported last
         self._run, self._epoch, self._newest, self._newest_now = uuid.uuid4().hex, 0, -1, -1
         self._members: dict[int, _Member] = {}
-        self._active: list[int] = []  # with ranks in the last epoch, in the order of these
-        self._has_started, self._busy = False, set[int]()  # an epoch that has not ended; nodes whose ranks run
+        self._active: list[int] = []  # nodes with ranks in the last epoch, by rank
+        self._has_started, self._busy = False, set[int]()  # an epoch is in progress; nodes with running ranks
         self._aside: set[int] = set()
         self._now_s = 0.0  # at the last look
-        self._waits_s: dict[int, float] = {}  # how long nodes that were lost must stay once they have come back
+        self._waits_s: dict[int, float] = {}  # seconds for which lost nodes must be back until they are trusted
         self._failure: _Failure | None = None
         self._done: list[int] = []  # ranks of this epoch that have ended with exit code 0, before a failure
-        self._why = ""  # the last epoch has ended
-        self._failed_at_s, self._kill_s = math.nan, 0.0  # when, and how long its ranks took to end
-        self._is_told = True  # that the ranks of this epoch train
+        self._why = ""  # reason for the end of the last epoch
+        self._failed_at_s, self._kill_s = math.nan, 0.0  # time of the failure; time until its ranks had ended
+        self._is_told = True  # the event "training" of this epoch was reported
         self._in_a_row: list[int] = []  # nodes of the failures since the last new step
         self._asked, self._passed = Counter[tuple[int, int]](), Counter[int]()
-        self._stopping = 0  # the signal that asked for it
-        self._wanted: int | None = None  # ranks; None: as many as there is room for
-        self._is_changing = False  # ranks were asked to stop, since another number is wanted
+        self._stopping = 0  # the signal that has requested a stop
+        self._wanted: int | None = None  # number of ranks; None: as many as there is room for
+        self._is_changing = False  # ranks were asked to stop because another number is wanted
         self._watch = HangWatch(options.hang_s)
         self.code: int | None = None
 
     @property
     def nodes(self) -> list[int]:
-        """Those that are there."""
+        """The connected nodes."""
         return sorted(self._members)
 
     def join(self, joined: Joined) -> None:
-        """A node is there."""
+        """Add a node."""
         steady_s = self._now_s + self._waits_s.get(joined.node, 0.0)
         self._members[joined.node] = _Member(joined.name, joined.ranks, joined.port, steady_s)
         if joined.epoch > self._epoch:
@@ -191,7 +191,7 @@ class Job:
         self._send_view()
 
     def lose(self, nodes: Mapping[int, str]) -> None:
-        """Nodes are gone, and why."""
+        """Remove lost nodes; node -> reason."""
         for node, why in nodes.items():
             member = self._members.pop(node)
             wait_s = min(2 * self._waits_s.get(node, self._options.steady_s / 2), _MOST_WAIT_S)
@@ -203,7 +203,7 @@ class Job:
         self._send_view()
 
     def receive(self, node: int, message: Message) -> None:
-        """Take a message of a node."""
+        """Handle a message of a node."""
         if isinstance(message, Asked):
             self._ask(node, message.number)
             return
@@ -224,13 +224,13 @@ class Job:
             self._busy.discard(node)
 
     def want(self, ranks: int) -> None:
-        """So many ranks are wanted from now on, if there is room for them."""
+        """Set the wanted number of ranks."""
         self._wanted = ranks
 
     def look(self, now_s: float, left_s: float = math.inf) -> None:
-        """Do what is due; to be called after each of the others, and each second.
+        """Do what is due. Call it after each of the other methods, and each second.
 
-        ``left_s``: until the time of the job is up.
+        ``left_s``: seconds until the job's time is up.
         """
         if self.code is None:
             self._look_for_end(left_s)
@@ -257,9 +257,9 @@ class Job:
     # --- starting ---
 
     def _usable(self) -> list[int]:
-        """The nodes that would run ranks now. Those that did keep their place, and with it their files.
+        """The nodes that would run ranks now; those of the last epoch keep their position, and so their files.
 
-        Without those that import, or were lost lately, the job goes on if there is room for the fewest ranks.
+        Nodes that are still importing, or were lost lately, are left out if the others have room for the fewest ranks.
         """
         there = [node for node in self.nodes if node not in self._aside]
         at_once = [node for node in there if node in self._busy or self._is_steady(self._members[node])]
@@ -275,11 +275,11 @@ class Job:
         return member.is_ready and member.steady_s <= self._now_s
 
     def _room(self, nodes: Collection[int]) -> int:
-        """How many ranks there is room for on these nodes."""
+        """The number of ranks for which these nodes have room."""
         return sum(self._members[node].ranks for node in nodes)
 
     def _look_for_room(self) -> None:
-        """Ask the ranks to leave at their next checkpoint if more are to run, or fewer."""
+        """Ask the ranks to end at their next checkpoint if another number of ranks is to run."""
         room, running = self._room(self._usable()), sum(self._members[node].count for node in self._busy)
         target = min(room, self._wanted or room)
         is_ending = self._failure or self._stopping or self._is_changing or len(self._busy) < len(self._active)
@@ -331,7 +331,7 @@ class Job:
     # --- ending ---
 
     def _fail(self, failure: _Failure) -> None:
-        """The first failure of an epoch ends it everywhere; after a request to stop, ranks have time for it."""
+        """End the epoch at its first failure; after a request to stop, ranks get their grace time."""
         if self._failure is not None:
             return
         self._failure = failure
@@ -354,7 +354,7 @@ class Job:
             self._count(failure)
 
     def _count(self, failure: _Failure) -> None:
-        """Count a failure; after too many a node that caused them all is set aside, or the job given up."""
+        """Count a failure. After too many, set aside the node if it has caused all of them, else give up the job."""
         if self._newest_now > self._newest:
             self._newest, self._in_a_row = self._newest_now, []
         self._in_a_row.append(failure.node)
@@ -373,7 +373,7 @@ class Job:
             self._finish(GIVEN_UP)
 
     def _tell_failure(self, failure: _Failure) -> None:
-        if failure.code is not None:  # the loss of a node is an event of its own
+        if failure.code is not None:  # the loss of a node is another event
             several = len(self._options.nodes) > 1 and failure.node in self._members
             name = self._members[failure.node].name if several else None
             step = max(self._newest, self._newest_now)
@@ -382,7 +382,7 @@ class Job:
             self._tell("failed", rank=failure.rank, **known, text=text)
 
     def _done_text(self) -> str | None:
-        """Which ranks were done while the others were not: these may have waited for them."""
+        """Name the ranks that had finished while others had not, and may have been waiting for them."""
         ranks = " and ".join(map(str, sorted(self._done)[:10]))
         return f"after rank {ranks} had ended with exit code 0" if ranks else None
 
@@ -394,7 +394,7 @@ class Job:
     # --- signals, steps and hangs ---
 
     def _ask(self, node: int, number: int) -> None:
-        """Pass a signal on once, also if the agents of all nodes got it; again if one of them got it again."""
+        """Pass a signal on to the ranks: once if several agents received it, again if an agent receives it again."""
         self._asked[node, number] += 1
         if self._asked[node, number] <= self._passed[number]:
             return
@@ -408,11 +408,11 @@ class Job:
             self._send(node, Finish(max(within_s, self._options.grace_s), number))
 
     def _look_for_end(self, left_s: float) -> None:
-        """Ask the ranks for their last checkpoint so early that it is complete when the time is up."""
+        """Ask the ranks for their last checkpoint early enough that it is complete when the time is up."""
         known = [each.safe_s for member in self._members.values() for each in member.progress]
         if left_s > time_to_end_s(max(known, default=0.0)) or self._stopping or self._failure:
             return
-        if not self._epoch:  # nor will the next job have more time
+        if not self._epoch:  # the next job would not have more time, either
             self._tell("given up", text=f"the time is up in {max(left_s, 0.0):.0f} s, too early for a checkpoint")
             self._finish(GIVEN_UP)
             return
@@ -421,12 +421,12 @@ class Job:
         self._stop_ranks(signal.SIGUSR1, left_s)
 
     def _reported(self) -> list[Progress]:
-        """What all ranks have reported, in their order, also those that have ended; nothing while a node has not."""
+        """The progress of all ranks in order, including ended ones; empty until all nodes have reported."""
         found = [self._members[node].progress if node in self._members else [] for node in self._active]
         return [rank for ranks in found for rank in ranks] if self._failure is None and all(found) else []
 
     def _look_for_steps(self) -> None:
-        """Tell once in an epoch that all ranks have made a step, and how long it took until then."""
+        """Report once per epoch that all ranks have made a step, and how long it took."""
         ranks = [] if self._is_told else self._reported()
         if not ranks or not all(each.stepped_s for each in ranks):
             return

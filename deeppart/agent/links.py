@@ -1,7 +1,7 @@
-"""How the agents of a job find each other: all connect to the one that leads.
+"""Connections between the agents of a job: all connect to the leader.
 
-Both ends prove that they have the secret of the job, if there is one (``DEEPPART_SECRET_FILE``), by HMAC-SHA256 (RFC
-2104) of a number that the other one has drawn. What they say later is not authenticated.
+If the job has a secret (``DEEPPART_SECRET_FILE``), both ends prove that they know it by HMAC-SHA256 (RFC 2104) of a
+nonce drawn by the other end. Later messages are not authenticated.
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ from deeppart.agent.job import JobOptions
 from deeppart.agent.messages import OBSERVER, Dropped, Joined, Lines, Message, decode, encode
 from deeppart.errors import LaunchError
 
-#: Each agent says that it is alive so often.
+#: Seconds between heartbeats of an agent.
 BEAT_S = 1.0
-#: How long each side waits for the other's part of a greeting.
+#: Seconds for which each side waits for the next message of a greeting.
 _GREETING_S = 3.0
-#: How long all attempts of one look for another leader may take.
+#: Seconds for all attempts to find another leader.
 _LOOK_S = 0.3
 
 
 class Credentials:
-    """What agents of one job have in common.
+    """Identifies the agents of one job.
 
     Args:
-        job: what names it: that of the scheduler, its nodes, and what it runs.
-        secret: of its user; None if there is none.
+        job: id of the job: the scheduler's job, its nodes, and its command.
+        secret: of the user, or None.
     """
 
     def __init__(self, job: str, secret: bytes | None) -> None:
         self.job, self._secret = job, secret or b""
 
     def seal(self, role: str, nonce: str, values: Any = None) -> str:
-        """What proves the secret, for a number that the other side has drawn."""
+        """The HMAC that proves the secret, for a nonce drawn by the other side."""
         text = json.dumps([deeppart.__version__, self.job, role, nonce, values])
         return hmac.digest(self._secret, text.encode(), "sha256").hex()
 
 
 def connect(address: tuple[str, int], joined: Joined, credentials: Credentials, silence_s: float) -> Lines:
-    """Follow the agent that leads at an address.
+    """Connect to the leader at an address.
 
     Raises:
-        OSError: none does.
-        LaunchError: it does not accept this one.
+        OSError: there is no leader.
+        LaunchError: the leader refuses this agent.
     """
     end = socket.create_connection(address, timeout=silence_s)
     try:
@@ -76,7 +76,7 @@ def connect(address: tuple[str, int], joined: Joined, credentials: Credentials, 
 
 
 def find_leader(addresses: Sequence[tuple[str, int]], only_decided: Sequence[bool]) -> bool:
-    """Whether an agent leads at one of these addresses; at some, only if more than half of the nodes follow it."""
+    """Whether an agent leads at one of these addresses; if ``only_decided``, with more than half of the nodes."""
     until_s = time.monotonic() + _LOOK_S
     for address, decided in zip(addresses, only_decided, strict=True):
         try:
@@ -91,7 +91,7 @@ def find_leader(addresses: Sequence[tuple[str, int]], only_decided: Sequence[boo
 
 
 def _greeting(lines: Lines, until_s: float) -> dict[str, Any]:
-    """One message, until a time at most."""
+    """Receive one message, at most until ``until_s``."""
     while (left_s := until_s - time.monotonic()) > 0:
         lines.socket.settimeout(left_s)
         messages = lines.receive(1)  # not what follows this message
@@ -103,7 +103,7 @@ def _greeting(lines: Lines, until_s: float) -> dict[str, Any]:
 
 
 def receive(lines: Lines) -> list[Message] | None:
-    """The messages that have come; None once the other agent has closed, or what it says cannot be read."""
+    """The received messages; None once the other agent has closed the connection, or sent something invalid."""
     found = lines.receive()
     try:
         return None if found is None else [decode(each) for each in found]
@@ -112,25 +112,25 @@ def receive(lines: Lines) -> list[Message] | None:
 
 
 class Silence:
-    """Measures silence. While this process was stopped no node was silent: what they said has yet to be read."""
+    """Measures silence, without time for which this process was stopped: messages of that time are yet to be read."""
 
     def __init__(self) -> None:
         self._looked_s = time.monotonic()
 
     def passed_s(self) -> float:
-        """Since the last call, which is no longer ago than a beat unless this process was stopped."""
+        """Seconds since the last call, at most a heartbeat: after more, this process was stopped."""
         before_s, self._looked_s = self._looked_s, time.monotonic()
         return min(self._looked_s - before_s, 1.5 * BEAT_S)
 
 
 class Received(NamedTuple):
-    """What was received.
+    """Received messages and events.
 
     Attributes:
         joined: nodes that have joined.
-        messages: index of a node, and what it has said.
+        messages: (index of a node, message).
         ended: nodes whose agents have ended.
-        silent: nodes that have said nothing for too long.
+        silent: nodes that have been silent for too long.
     """
 
     joined: list[Joined]
@@ -140,10 +140,10 @@ class Received(NamedTuple):
 
 
 class Followers:
-    """The other agents of a job, on the one that leads. With one node there are none, and nothing listens.
+    """The other agents of a job, on the leader. With a single node there are none, and no port is opened.
 
     Attributes:
-        is_decided: whether enough nodes follow; to be set.
+        is_decided: whether enough nodes follow; set by the leader.
     """
 
     def __init__(self, options: JobOptions, own: int, credentials: Credentials) -> None:
@@ -151,14 +151,14 @@ class Followers:
         self._links: dict[int, Lines] = {}
         self._silence = Silence()
         self._silent_s: dict[int, float] = {}
-        self._strangers: dict[Lines, tuple[str, float]] = {}  # what each was asked, and until when
+        self._strangers: dict[Lines, tuple[str, float]] = {}  # connection -> (nonce, deadline)
         self.is_decided = False  # more than half of the nodes follow
         self._selector = selectors.DefaultSelector()
         if len(options.nodes) == 1:
             return
         host, port = options.address(own)
         try:
-            # A host's name may lead to an address that only itself can reach.
+            # The name of a host may resolve to an address that only the host itself can reach.
             listener = socket.create_server((host if host.startswith("127.") else "", port))
         except OSError as error:
             todo = "choose another port with --nodes HOST:PORT,..."
@@ -180,7 +180,7 @@ class Followers:
             self.send(node, message)
 
     def receive(self) -> Received:
-        """Take what has come; nodes that have ended or are silent are left out from now on."""
+        """Receive messages and events; nodes that have ended or are silent are removed."""
         now_s, ready = time.monotonic(), {key.fileobj for key, _ in self._selector.select(0)}
         found, passed_s = Received([], [], set(), set()), self._silence.passed_s()
         self._silent_s = {node: silent_s + passed_s for node, silent_s in self._silent_s.items()}
@@ -195,7 +195,7 @@ class Followers:
                 self._silent_s[node] = 0.0
             found.messages.extend((node, message) for message in messages)
         if max(self._silent_s.values(), default=0.0) > self._options.silence_s:
-            # Nodes that were cut off together are lost together, although each was heard at another moment.
+            # Nodes that were cut off at the same time are lost together, though their last messages differ in time.
             least_s = self._options.silence_s - BEAT_S
             found.silent.update(node for node, silent_s in self._silent_s.items() if silent_s > least_s)
         for node in found.silent:
@@ -227,7 +227,7 @@ class Followers:
             lines.send({"nonce": nonce, "decided": self.is_decided})
 
     def _greet(self, lines: Lines) -> Joined | None:
-        """Take the greeting of a new agent; None if it has not all come, or is not accepted."""
+        """Handle the greeting of a new agent; None if it is incomplete or refused."""
         messages = lines.receive()
         if messages == []:
             return None
@@ -247,7 +247,7 @@ class Followers:
         return joined
 
     def _refused(self, values: dict[str, Any], nonce: str) -> str | None:
-        """Why a greeting is not accepted."""
+        """The reason for which a greeting is refused, or None."""
         node = Joined(*values["joined"]).node
         if values["version"] != deeppart.__version__:
             return f"it is of deeppart {deeppart.__version__}, this one of {values['version']}"
@@ -270,12 +270,12 @@ class Followers:
         (end.socket if isinstance(end, Lines) else end).close()
 
     def drop(self) -> None:
-        """Close all connections, although the job is not over."""
+        """Close all connections before the job is over."""
         self.send_all(Dropped())
         self.close(BEAT_S)
 
     def close(self, within_s: float) -> None:
-        """Close all connections; wait a moment for the others to have read what was sent."""
+        """Close all connections, after waiting at most ``within_s`` for the others to read what was sent."""
         for key in list(self._selector.get_map().values()):
             if isinstance(key.fileobj, socket.socket):
                 self._close(key.fileobj)

@@ -1,4 +1,4 @@
-"""What agents say to each other and to zygotes: messages of JSON, one on each line."""
+"""Messages between agents, and between agents and zygotes: JSON, one message per line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, get_args
 
 from deeppart.progress import Progress
 
-#: The most bytes of a message: of an agent that is known, and before.
+#: Most bytes of a message from an authenticated agent, and before the authentication.
 _MOST_BYTES, _FIRST_BYTES = 1 << 24, 1 << 16
 OBSERVER = -1
 
@@ -19,7 +19,7 @@ class Lines:
     """Messages over a socket.
 
     Attributes:
-        is_known: false until the other end is known to belong to the job.
+        is_known: false until the other end is authenticated.
     """
 
     def __init__(self, end: socket.socket, *, is_known: bool = True) -> None:
@@ -39,7 +39,7 @@ class Lines:
                 self.socket.shutdown(socket.SHUT_RDWR)
 
     def receive(self, most_bytes: int = 1 << 16) -> list[dict[str, Any]] | None:
-        """The messages that have come, after waiting for any bytes; None once the other end is closed."""
+        """Wait for bytes, and return the complete messages; None once the other end is closed."""
         try:
             data = self.socket.recv(most_bytes)
         except OSError:
@@ -54,20 +54,20 @@ class Lines:
         return found if all(isinstance(each, dict) for each in found) else None
 
 
-# --- from the agent of a node to the one that leads -------------------------------------------------------------------
+# --- from the agent of a node to the leader ---------------------------------------------------------------------------
 
 
 class Joined(NamedTuple):
-    """A node is there.
+    """A node has joined.
 
     Attributes:
-        node: its index in the list of nodes; OBSERVER: it is none, but asks for signals to be passed on.
+        node: its index in the list of nodes; OBSERVER: not a node, but a process that wants signals passed on.
         name: its host name.
-        ranks: how many it runs at most.
-        port: of it, at which nobody listens now.
-        run, epoch: of the last :class:`Start` that it has seen.
-        step: the newest that its ranks have reported; -1 for none.
-        asked: a signal by which the job was asked to stop; 0 for none.
+        ranks: most ranks that it runs.
+        port: a free port of the node.
+        run, epoch: of the last :class:`Start` that it has received.
+        step: newest step that its ranks have reported; -1 for none.
+        asked: the signal by which the job was asked to stop; 0 for none.
     """
 
     node: int
@@ -84,7 +84,7 @@ class Ended(NamedTuple):
     """A rank has ended; its exit code is negative for a signal.
 
     Attributes:
-        rank: its number on the node; None: the process that starts ranks has ended, and they with it.
+        rank: its number on the node; None: the zygote has ended, and all ranks with it.
     """
 
     epoch: int
@@ -93,7 +93,7 @@ class Ended(NamedTuple):
 
 
 class Idle(NamedTuple):
-    """All ranks of the node have ended; the others as in :class:`Joined` and :class:`Beat`."""
+    """All ranks of the node have ended. Fields: see :class:`Joined` and :class:`Beat`."""
 
     epoch: int
     step: int
@@ -102,8 +102,8 @@ class Idle(NamedTuple):
 
 
 class Beat(NamedTuple):
-    """The node is alive, and its ranks have reported this; is_ready: it can fork ranks at once. Also sent by the one
-    that leads, with nothing.
+    """Heartbeat of a node, with the progress of its ranks; is_ready: it can fork ranks at once. The leader sends it,
+    too, without content.
     """
 
     progress: list[Progress] = []  # noqa: RUF012 - never changed
@@ -111,20 +111,20 @@ class Beat(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """The agent of this node got a signal that asks the job to stop."""
+    """The agent of this node has received a signal that asks the job to stop."""
 
     number: int
 
 
 class Left(NamedTuple):
-    """This node takes the one that leads for lost, and follows another."""
+    """This node considers the leader lost, and follows another one."""
 
 
-# --- from the one that leads ------------------------------------------------------------------------------------------
+# --- from the leader --------------------------------------------------------------------------------------------------
 
 
 class View(NamedTuple):
-    """The nodes that are there, in the order in which they would lead."""
+    """The connected nodes, in the order in which they would lead."""
 
     nodes: list[int]
 
@@ -133,15 +133,15 @@ class Start(NamedTuple):
     """Start the ranks of this node.
 
     Attributes:
-        run: names the job, from its first start to its end.
-        epoch: counts its starts, from 1.
-        first: the lowest of its ranks.
-        local: how many it runs.
-        ranks: of the job.
-        group: the number of the node among those that run ranks.
-        groups: how many these are.
-        address: of the node with rank 0, and ``port`` of it, at which its ranks meet.
-        why: what has ended the epoch before; empty in the first one.
+        run: id of the job, from its first start to its end.
+        epoch: number of this start, from 1.
+        first: lowest rank of the node.
+        local: number of its ranks.
+        ranks: number of ranks of the job.
+        group: index of the node among those that run ranks.
+        groups: number of these nodes.
+        address, port: of the node with rank 0, where the ranks meet.
+        why: reason for the end of the previous epoch; empty in the first one.
     """
 
     run: str
@@ -157,22 +157,22 @@ class Start(NamedTuple):
 
 
 class Finish(NamedTuple):
-    """End the ranks of this node: kill them after so many seconds, and send them a signal before, if it is not 0."""
+    """End the ranks of this node: send signal ``first`` if it is not 0, and kill them after some seconds."""
 
     within_s: float
     first: int = 0
 
 
 class Leave(NamedTuple):
-    """Ask the ranks of this node to make a checkpoint and end: another number of ranks is to start."""
+    """Ask the ranks of this node to make a checkpoint and end, because another number of ranks is to start."""
 
 
 class Dropped(NamedTuple):
-    """The connection is closed on purpose: the node was silent, or this agent does not lead any more. It is there."""
+    """The agent closes the connection but is alive: the node was silent, or this agent no longer leads."""
 
 
 class Over(NamedTuple):
-    """The job is over; the exit code of the agents."""
+    """The job is over; contains the exit code of the agents."""
 
     code: int
 
@@ -182,12 +182,12 @@ _KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in get_args(Mes
 
 
 def encode(message: Message) -> dict[str, Any]:
-    """A message as JSON."""
+    """Convert a message to JSON."""
     return {"kind": type(message).__name__, **message._asdict()}
 
 
 def decode(values: dict[str, Any]) -> Message:
-    """A message from JSON; raises KeyError or TypeError for anything else."""
+    """Convert JSON to a message; raises KeyError or TypeError if it is not one."""
     message = _KINDS[values.pop("kind")](**values)
     if isinstance(message, Beat):
         return message._replace(progress=[Progress(*each) for each in message.progress])

@@ -1,4 +1,4 @@
-"""The ranks of one node: forked from a zygote, watched, ended, and forked again."""
+"""The ranks of one node: forked from a zygote, monitored, ended, and forked again."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ from deeppart.progress import (
     stacks_file,
 )
 
-#: How often ranks are killed that have not ended yet.
+#: Seconds after which ranks that have not ended are killed again.
 _KILL_AGAIN_S = 0.1
 _DIRECTORY = "deeppart-run-"
 
 
 class Node:
-    """The ranks of this node. One thread.
+    """The ranks of this node. Not thread-safe.
 
     Args:
-        command: what each rank runs.
-        ranks: how many there are at most.
+        command: the command of each rank.
+        ranks: most ranks.
         preload: modules that the zygote imports; None for those of the script.
         directory: for the progress of the ranks.
-        report: called with each :class:`Ended`, and with :class:`Idle` once all ranks of an epoch have.
-        say: called with what the user should know.
+        report: called with each :class:`Ended`, and with :class:`Idle` once all ranks of an epoch have ended.
+        say: prints a line for the user.
 
     Attributes:
-        last: the last start that it was asked for.
-        newest: the newest step that its ranks have reported; -1 for none.
+        last: the last requested start.
+        newest: newest step that its ranks have reported; -1 for none.
     """
 
     def __init__(
@@ -67,13 +67,13 @@ class Node:
         self._learns = preload is None and bool(command.interpreter)
         self._zygote = self._new_zygote(command.imports() if preload is None else list(preload))
         self._next: Zygote | None = None
-        self._is_due, self._left = False, 0  # it has not been carried out; ranks that run
+        self._is_due, self._left = False, 0  # the last start has yet to be carried out; number of running ranks
         self._fails, self._shows_stacks, self._kill_at_s = False, False, math.inf
         self.newest = -1
 
     @property
     def is_idle(self) -> bool:
-        """Whether no rank runs, or is to be started."""
+        """Whether no rank is running or about to be started."""
         return not self._is_due and not self._left
 
     @property
@@ -82,13 +82,13 @@ class Node:
         return self._zygote.is_ready
 
     def progress(self) -> list[Progress]:
-        """What the ranks have reported."""
+        """The progress that the ranks have reported."""
         found = [read_cell(self._directory, rank) for rank in range(self.last.local)]
         self.newest = max([self.newest, *(each.step for each in found)])
         return found
 
     def do(self, message: Message) -> None:
-        """Carry out a message of the agent that leads; others are ignored."""
+        """Carry out a message of the leader; messages for agents are ignored."""
         if isinstance(message, Start):
             self.last, self._is_due = message, True
             self._fails, self._shows_stacks, self._kill_at_s = False, False, math.inf
@@ -103,7 +103,7 @@ class Node:
                 ) from error
             self._start_when_ready()
         elif isinstance(message, Leave):
-            with suppress(OSError):  # the ranks of one node are enough
+            with suppress(OSError):  # reaching the ranks of one node is enough
                 leave_file(self._directory).touch()
         elif isinstance(message, Finish) and not self.is_idle:
             self._fails = True
@@ -118,13 +118,13 @@ class Node:
             self.look()
 
     def register(self, selector: selectors.BaseSelector) -> None:
-        """Register what :meth:`receive` is to be called with when it is readable."""
+        """Register the zygotes; call :meth:`receive` with one that is readable."""
         for each in (self._zygote, self._next):
             if each is not None and not each.has_ended:
                 selector.register(each, selectors.EVENT_READ, self)
 
     def receive(self, zygote: Zygote) -> None:
-        """Take what has come from a zygote."""
+        """Handle the messages of a zygote."""
         if zygote is self._next:
             zygote.receive()
             if zygote.has_ended:
@@ -143,14 +143,14 @@ class Node:
         self._start_when_ready()
 
     def look(self) -> None:
-        """Do what is due by now; to be called each second at least."""
+        """Do what is due. Call it at least each second."""
         if self._left and time.monotonic() >= self._kill_at_s:
             if self._shows_stacks:
                 self._show_stacks()
             self._zygote.kill()
             if time.monotonic() > self._kill_at_s + KILLED_WITHIN_S:
                 self._zygote.close(0.0)  # names those that cannot be killed
-                self._replace()  # it has not said that they have ended
+                self._replace()  # since it has not reported their end
         modules = read_modules(self._directory) if self._learns else None
         if modules is not None:
             self._learns = False
@@ -158,7 +158,7 @@ class Node:
             self._next = self._new_zygote([*self._zygote.modules, *(name for name in modules if name not in known)])
 
     def due_in_s(self) -> float:
-        """Until :meth:`look` has something to do."""
+        """Seconds until :meth:`look` has something to do."""
         if not self._left:
             return math.inf
         left_s = self._kill_at_s - time.monotonic()
@@ -173,14 +173,14 @@ class Node:
     def _be_idle(self) -> None:
         """All ranks of the epoch have ended."""
         if self._fails:
-            self._zygote.kill()  # what those that have ended have left
+            self._zygote.kill()  # processes that ended ranks have left behind
         self._zygote.forget()
         self.progress()
         self._kill_at_s = math.inf
         self._report(Idle(self.last.epoch, self.newest, free_port(), self.is_ready))
 
     def _start_when_ready(self) -> None:
-        """Start the ranks that are to be started; by the zygote with the modules of the last epoch if it is ready."""
+        """Carry out a due start, with the zygote that has the modules of the last epoch if it is ready."""
         if not self._is_due:
             return
         if self._next is not None and self._next.is_ready:
@@ -192,7 +192,7 @@ class Node:
                 self._zygote.start(rank, self._environment(rank, self.last))
 
     def _show_stacks(self) -> None:
-        """Print the stacks of all ranks, one after the other."""
+        """Print the stacks of all ranks."""
         self._shows_stacks = False
         for rank in range(self.last.local):
             with suppress(OSError):
@@ -215,17 +215,17 @@ class Node:
         }  # fmt: skip
 
     def _threads(self) -> dict[str, str]:
-        """As torchrun: each of several ranks has one OpenMP thread, unless OMP_NUM_THREADS says otherwise."""
+        """Like torchrun: one OpenMP thread for each of several ranks, unless OMP_NUM_THREADS is set."""
         return {"OMP_NUM_THREADS": "1"} if self._ranks > 1 and "OMP_NUM_THREADS" not in os.environ else {}
 
     # --- zygotes ---
 
     def _new_zygote(self, modules: list[str]) -> Zygote:
-        # numpy's library would start threads when it is imported.
+        # Otherwise numpy's BLAS would start threads when it is imported.
         return Zygote(self._command, modules, {"OPENBLAS_NUM_THREADS": "1"} | os.environ | self._threads())
 
     def _replace(self) -> None:
-        """The zygote has ended, and its ranks with it; another one takes its place."""
+        """Replace a zygote that has ended, and its ranks with it."""
         old = self._zygote
         old.close()
         code = old.exit_code or 1
@@ -240,7 +240,7 @@ class Node:
             self._be_idle()
 
     def _in_place_of(self, zygote: Zygote) -> Zygote:
-        """Another zygote, in place of one that has ended by itself before it was ready."""
+        """Another zygote, for one that has ended by itself before it was ready."""
         if zygote.refused is not None:
             module, why = zygote.refused
             self._say(f"{module} {why} when it is imported: ranks import it themselves, and what follows")
@@ -254,14 +254,14 @@ class Node:
 
 @contextmanager
 def own_directory() -> Iterator[Path]:
-    """A directory in memory that is removed afterwards; and those of this user's agents that were killed."""
+    """Create a directory in memory, and remove it on exit. Also removes directories of this user's killed agents."""
     memory = Path("/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir())
     for left in memory.glob(f"{_DIRECTORY}*"):
         with suppress(OSError), _locked(left):
             if left.lstat().st_uid == os.getuid():
                 shutil.rmtree(left, ignore_errors=True)
     made = Path(tempfile.mkdtemp(prefix=f".{_DIRECTORY}", dir=memory))
-    with _locked(made):  # before another agent can see it
+    with _locked(made):  # before other agents can see it under its final name
         directory = made.rename(made.with_name(made.name[1:]))
         try:
             yield directory
@@ -281,7 +281,7 @@ def _locked(directory: Path) -> Iterator[None]:
 
 
 def free_port() -> int:
-    """A port that no process listens at now; rank 0 takes it."""
+    """A port that is free now, for rank 0."""
     with socket.socket() as listener:
         listener.bind(("", 0))
         found: int = listener.getsockname()[1]

@@ -16,26 +16,26 @@ from deeppart.agent.command import Command
 from deeppart.agent.messages import Lines
 from deeppart.errors import LaunchError
 
-#: Not with -m, which would look for modules in the working directory first.
+#: Instead of -m, which would search the working directory for modules first.
 _TEXT = """
 import sys
 sys.flags.safe_path or sys.path.pop(0)
 from deeppart.agent.zygote import main
 main(int(sys.argv[1]))
 """
-#: After SIGKILL: a process that waits for storage may outlive it.
+#: Seconds for a process to end after SIGKILL; one that waits for storage may take longer.
 KILLED_WITHIN_S = 30.0
 
 
 class Zygote:
-    """A process that forks ranks. Not safe to share between threads.
+    """A process that forks ranks. Not thread-safe.
 
     Attributes:
-        modules: what it imports before.
+        modules: the modules that it imports before.
         is_ready: true once it has imported them.
-        refused: a module that it must not be forked with, and why; it has ended then. None otherwise.
+        refused: (module, reason) if importing a module has made forks unsafe, after which it has ended; otherwise None.
         has_ended: true once it has ended, and its ranks with it.
-        running: number -> pidfd and pid of each rank that has been started and not ended.
+        running: number -> (pidfd, pid) of each running rank.
     """
 
     def __init__(self, command: Command, modules: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -54,7 +54,7 @@ class Zygote:
                 words,
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,  # the agent alone gets the signals of a terminal
+                start_new_session=True,  # so that only the agent gets the signals of a terminal
                 env=dict(environment),
             )
         self._lines.send({"import": list(modules)})
@@ -64,13 +64,13 @@ class Zygote:
         return self._lines.socket.fileno()
 
     def start(self, rank: int, environment: Mapping[str, str]) -> None:
-        """Have a rank started, once this is ready."""
+        """Start a rank. Only once the zygote is ready."""
         order = {"arguments": list(self._command.arguments), "in_process": bool(self._command.interpreter)}
         self._lines.send({"start": rank, "environment": dict(environment), **order})
 
     def receive(self) -> list[tuple[int, int]]:
-        """Take the messages that have come, waiting for one; the ranks that have ended, and their exit codes, below 0
-        for a signal.
+        """Wait for messages and handle them. Returns (rank, exit code) of the ranks that have ended; negative codes are
+        signals.
         """
         messages = self._lines.receive()
         if messages is None:
@@ -80,7 +80,7 @@ class Zygote:
         for message in messages:
             if "started" in message:
                 self._groups.add(message["pid"])
-                with contextlib.suppress(ProcessLookupError):  # ended and reaped: its end is in the next message
+                with contextlib.suppress(ProcessLookupError):  # already reaped: its end is in the next message
                     handle = os.pidfd_open(message["pid"])
                     self.running[message["started"]] = handle, message["pid"]
                     if self._sent is not None:
@@ -96,14 +96,14 @@ class Zygote:
         return ended
 
     def signal(self, number: int) -> None:
-        """Send a signal to all ranks, and to those whose start is still under way."""
+        """Send a signal to all ranks, including those whose start is still in progress."""
         self._sent = number
         for handle, _ in self.running.values():
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(handle, number)
 
     def kill(self) -> None:
-        """Kill all ranks that run, and what any rank has started, such as workers of data loaders."""
+        """Kill all running ranks, and all processes that ranks have started, such as data loader workers."""
         for handle, _ in self.running.values():
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
@@ -112,20 +112,20 @@ class Zygote:
                 os.killpg(group, signal.SIGKILL)
 
     def forget(self) -> None:
-        """All ranks have ended, and others will be started."""
+        """Forget the ranks of an epoch, which have all ended."""
         self._groups.clear()
         self._sent = None
 
     @property
     def exit_code(self) -> int | None:
-        """That of the process, if it has ended."""
+        """Exit code of the zygote if it has ended, otherwise None."""
         return self._process.poll()
 
     def close(self, within_s: float = KILLED_WITHIN_S) -> None:
-        """End it, and by that its ranks.
+        """End the zygote and so its ranks.
 
         Raises:
-            LaunchError: a rank still runs after so many seconds: it waits for storage that hangs.
+            LaunchError: a rank is still running after ``within_s`` seconds, because it waits for storage that hangs.
         """
         self._lines.socket.close()
         self._process.kill()

@@ -1,4 +1,4 @@
-"""Finds out that a job hangs: no rank makes a step any more."""
+"""Detects that a job hangs because no rank makes a step."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 from deeppart.progress import Progress
 
-#: Steps of an epoch before which nothing is a hang: the first ones compile, and load data. More before the first epoch
-#: that is watched: nothing is known of the time of a step.
+#: Steps before which nothing counts as a hang, because the first ones compile and load data: in the first watched
+#: epoch, when the time of a step is not known yet, and in later ones.
 _FIRST_STEPS, _AGAIN = 10, 3
-#: A step may take so many times the median of the last ones.
+#: A step may take this many times the median of the last ones.
 _TIMES = 10.0
 _SAMPLES = 200
-#: The most that one look adds to a silence: after more the machine has slept, or the job was suspended.
+#: Most seconds that one look adds to a silence: after a longer pause the machine or the job was suspended.
 _LOOK_S = 2.0
 
 
@@ -24,9 +24,9 @@ class Hang(NamedTuple):
     """No rank has made a step for long.
 
     Attributes:
-        ranks: those furthest behind.
-        silent_s: since the last report of any rank.
-        step_s: the median time of a step before.
+        ranks: the ranks furthest behind.
+        silent_s: seconds since the last report of any rank.
+        step_s: median time of a step before.
     """
 
     ranks: tuple[int, ...]
@@ -38,7 +38,7 @@ class HangWatch:
     """Watches the ranks of a job.
 
     Args:
-        least_s: silence that is never a hang, in seconds; None: nothing is.
+        least_s: shortest silence in seconds that counts as a hang; None: hangs are not detected.
     """
 
     def __init__(self, least_s: float | None) -> None:
@@ -47,13 +47,13 @@ class HangWatch:
         self.begin()
 
     def begin(self) -> None:
-        """An epoch begins."""
+        """Start a new epoch."""
         self._seen: Sequence[Progress] = ()
         self._trained, self._trained_at_s = -1, 0.0
         self._looked_s, self._silent_s = math.inf, 0.0
 
     def look(self, ranks: Sequence[Progress], now_s: float) -> Hang | None:
-        """What all ranks have reported by now, on any clock of this process; a hang, or None."""
+        """Evaluate the progress of all ranks at ``now_s``, by any clock of this process. Returns a hang, or None."""
         trained, first = max(each.trained for each in ranks), _AGAIN if self._steps_s else _FIRST_STEPS
         if trained > self._trained:
             if self._trained >= first:

@@ -1,12 +1,12 @@
-"""A process that has imported what ranks import, and forks them.
+"""A process that has imported the modules of ranks, and forks them.
 
-It has a socket to the agent (:mod:`deeppart.agent.starting`), with a message of JSON on each line. The agent sends
-``{"import": [...]}`` once, and ``{"start": rank, "environment": {...}, "arguments": [...], "in_process": true}`` for
-each rank. It receives ``{"ready": true}``, or ``{"refused": module, "why": ...}`` after which this process ends; and of
-each rank ``{"started": rank, "pid": ...}`` and ``{"ended": rank, "code": ...}``, below 0 for a signal.
+It is connected to the agent by a socket (:mod:`deeppart.agent.starting`) with one JSON message per line. The agent
+sends ``{"import": [...]}`` once, and ``{"start": rank, "environment": {...}, "arguments": [...], "in_process": true}``
+for each rank. It receives ``{"ready": true}``, or ``{"refused": module, "why": ...}``, after which this process ends;
+and for each rank ``{"started": rank, "pid": ...}`` and ``{"ended": rank, "code": ...}`` (negative for a signal).
 
-Invariants: this process has one thread and has neither started MPI nor CUDA, so that a fork of it is a sound process.
-It ends when the agent has, and kills its ranks; when it is killed itself, the kernel does.
+Invariants: this process has one thread and has started neither MPI nor CUDA, so that a fork of it works. It ends when
+the agent has ended, and kills its ranks; if it is killed itself, the kernel kills them.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Order(NamedTuple):
-    """What a rank is to run.
+    """The order to start a rank.
 
     Attributes:
         rank: its number, for messages.
-        environment: all variables.
-        arguments: of a Python interpreter, ``-m`` and a module or a script, or the words of a command.
-        in_process: run them as Python in the fork; otherwise as another program.
+        environment: all environment variables.
+        arguments: arguments of a Python interpreter (a script, or ``-m`` and a module), or the words of a command.
+        in_process: run the arguments as Python in the fork; otherwise execute them as a command.
     """
 
     rank: int
@@ -55,16 +55,16 @@ class Order(NamedTuple):
 
 
 def end_with(parent: int) -> None:
-    """Let the kernel kill this process when the thread that has started it ends."""
+    """Let the kernel kill this process when its parent thread ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it has ended already
+    if os.getppid() != parent:  # the parent has already ended
         os._exit(1)
 
 
 def import_all(modules: list[str]) -> tuple[str, str] | None:
-    """Import modules one by one; the first after which a fork would not be sound, and why.
+    """Import modules one by one. Returns (module, reason) for the first one that makes forks unsafe, else None.
 
-    What cannot be imported is left to the script, which reports it as it would anyway.
+    Modules that cannot be imported are left to the script, which will report the error.
     """
     for name in modules:
         try:
@@ -79,7 +79,7 @@ def import_all(modules: list[str]) -> tuple[str, str] | None:
 
 
 def _is_installed(name: str) -> bool:
-    """Whether a module is installed: others may be edited, and are imported by each rank."""
+    """Whether a module is installed in site-packages; others may be edited, so each rank imports them."""
     package = name.partition(".")[0]
     if package == "deeppart":
         return True
@@ -88,7 +88,7 @@ def _is_installed(name: str) -> bool:
 
 
 def _unsound() -> str | None:
-    """Why a fork of this process would not be sound; None if it is."""
+    """Why this process cannot be forked safely; None if it can."""
     if (threads := len(os.listdir("/proc/self/task"))) > 1:
         return f"starts {threads - 1} threads"
     if any(name in sys.modules for name in NOT_FORKED):
@@ -98,7 +98,7 @@ def _unsound() -> str | None:
 
 
 def serve(lines: Lines, waiting: list[dict[str, Any]]) -> Order | None:
-    """Fork a rank for each order; returns its order in a rank, and None here once the agent has gone."""
+    """Fork a rank for each order. Returns the order in a rank, and None in the zygote once the agent has ended."""
     ranks: dict[int, tuple[int, int]] = {}  # pidfd -> rank, pid
     poller = select.poll()
     poller.register(lines.socket, select.POLLIN)
@@ -124,7 +124,7 @@ def serve(lines: Lines, waiting: list[dict[str, Any]]) -> Order | None:
                 os.close(ready)
                 lines.send({"ended": rank, "code": os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])})
             elif (received := lines.receive()) is None:
-                for _, pid in ranks.values():  # with what they have started
+                for _, pid in ranks.values():  # with the processes that they have started
                     with contextlib.suppress(ProcessLookupError, PermissionError):
                         os.killpg(pid, signal.SIGKILL)
                 return None
@@ -133,10 +133,10 @@ def serve(lines: Lines, waiting: list[dict[str, Any]]) -> Order | None:
 
 
 def become(order: Order, mask: set[int | signal.Signals]) -> None:
-    """Make this fork of the zygote what a process started for the order would be; ``mask``: signals that it blocks."""
+    """Turn this fork into the process of a rank; ``mask``: the signals that it should block."""
     os.setsid()
     stacks = stacks_file(Path(order.environment[DIRECTORY_VARIABLE]), order.rank)
-    # Printed in C, so also while a thread holds the interpreter lock; the file stays open.
+    # faulthandler prints in C, so this works even while a thread holds the interpreter lock. The file stays open.
     faulthandler.register(STACKS_SIGNAL, stacks.open("w"))
     os.environ.clear()
     os.environ.update(order.environment)
@@ -154,7 +154,7 @@ def become(order: Order, mask: set[int | signal.Signals]) -> None:
 
 
 def run_python(arguments: list[str]) -> None:
-    """Do as ``python ARGUMENT...`` does, of a script, or of a module after ``-m``."""
+    """Run a script, or a module after ``-m``, like ``python ARGUMENT...``."""
     path = arguments[0]
     if path == "-m":
         if not sys.flags.safe_path:
@@ -171,34 +171,34 @@ def run_python(arguments: list[str]) -> None:
     file, main = str(Path(path).absolute()), types.ModuleType("__main__")
     loader = SourceFileLoader("__main__", file)
     main.__dict__.update(__file__=file, __builtins__=__builtins__, __cached__=None, __loader__=loader)
-    sys.modules["__main__"] = main  # as which multiprocessing and pickle find the script's classes
+    sys.modules["__main__"] = main  # where multiprocessing and pickle find the script's classes
     exec(compile(Path(path).read_bytes(), file, "exec", dont_inherit=True), main.__dict__)
 
 
 def _show_without_our_frames(
     show: Callable[..., object], kind: type[BaseException], error: BaseException, trace: types.TracebackType | None
 ) -> None:
-    """Show an uncaught error as if the script had been started by itself."""
+    """Show an uncaught error without the frames of this module."""
     while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>", "<string>"):
         trace = trace.tb_next
     show(kind, error.with_traceback(trace), trace)
 
 
 def main(fd: int) -> None:
-    """Be a zygote, and later each of its ranks."""
-    # Slurm may send them to all processes. Those to a rank wait until it is one.
+    """Run a zygote, and in its forks the ranks."""
+    # Slurm may send signals to all processes. They stay pending until a fork has become a rank.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     lines = Lines(socket.socket(fileno=fd))
     while not (first := lines.receive()):
         if first is None:
             return
-    gc.disable()  # what is imported stays
+    gc.disable()  # imported objects stay anyway
     refused = import_all(first[0]["import"])
     if refused is not None:
         lines.send({"refused": refused[0], "why": refused[1]})
         return
     gc.collect()
-    gc.freeze()  # its memory is shared with the ranks: a collection of theirs would write to each object
+    gc.freeze()  # collections in the ranks would write to each object, and so copy shared memory
     gc.enable()
     lines.send({"ready": True})
     order = serve(lines, first[1:])

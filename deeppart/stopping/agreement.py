@@ -1,7 +1,7 @@
 """Agreement of all ranks on a request that any of them may have received.
 
-Without waiting for one another (``ask``): what a rank asks at one step is answered at the next one; the exchange is
-under way meanwhile, beside the training. Or at once (``agree``).
+Either without waiting (``ask``): a request at one step is answered at the next one, and the exchange runs concurrently
+with training; or at once (``agree``).
 """
 
 from __future__ import annotations

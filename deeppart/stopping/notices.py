@@ -20,12 +20,12 @@ LOOK_EVERY_S = 1.0
 class Signals:
     """Records signals, in this process only.
 
-    Children that are forked (data loader workers, ``multiprocessing``) get the handlers back that were there before:
-    they end by a SIGTERM as they would without this class. A handler of Python that was there before is called, after
-    the signal is noted; or it is left out (``chained``). Several objects may be put back in any order.
+    Forked children (data loader workers, ``multiprocessing``) get the previous handlers back: they end on SIGTERM as
+    they would without this class. With ``chained``, a previous Python handler is called after the signal was recorded.
+    Several objects may be put back in any order.
 
     Attributes:
-        received: the signal that came last, or None.
+        received: the last received signal, or None.
     """
 
     def __init__(self, numbers: Sequence[signal.Signals], *, chained: bool = True) -> None:
@@ -34,7 +34,7 @@ class Signals:
         self._handler: _Handler | None = None
 
     def listen(self) -> None:
-        """Install the handlers; a second call does nothing."""
+        """Install the handlers. Idempotent."""
         if self._handler is not None or not self._numbers:
             return
         names = ", ".join(number.name for number in self._numbers)
@@ -59,13 +59,13 @@ class Signals:
 
     @property
     def decides(self) -> bool:
-        """True if a signal has come, and no handler was installed since that may do something else about it."""
+        """True if a signal was received, and no handler has been installed since that may treat it differently."""
         return self.received is not None and signal.getsignal(self.received) is self._handler
 
     def put_back(self) -> None:
-        """Leave the signals to the handlers before, where they are still noted here.
+        """Restore the previous handlers, for signals that are still handled here.
 
-        In another thread than the main one the handlers stay, and leave them to the ones before when they come.
+        Outside of the main thread the handlers stay installed, and only call the previous ones.
         """
         if self._handler is not None:
             self._handler.end()
@@ -78,10 +78,10 @@ class Signals:
 class _Handler:
     """The handler installed by one call of :meth:`Signals.listen`, for all its signals.
 
-    A handler that came later may still call it, or put it back, when it is over.
+    After it has ended, a handler that was installed later may still call it, or install it again.
 
     Attributes:
-        before: handlers that were there before, by signal.
+        before: the previous handlers, by signal.
     """
 
     def __init__(self, note: Callable[[int], None], *, chained: bool) -> None:
@@ -97,12 +97,12 @@ class _Handler:
                 before(number, frame)
         elif callable(before):
             before(number, frame)
-        elif before != signal.SIG_IGN:  # what the system does by default
+        elif before != signal.SIG_IGN:  # the system's default action
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 
     def end(self) -> None:
-        """Note nothing more, and restore the handlers before if this one is still installed (in the main thread)."""
+        """Stop recording, and in the main thread restore the previous handlers if this one is still installed."""
         self._is_over = True
         if threading.current_thread() is threading.main_thread():
             for number, before in tuple(self.before.items()):
@@ -112,16 +112,16 @@ class _Handler:
                     signal.signal(number, before)
 
     def is_out(self) -> bool:
-        """True if it is over, and no signal leads to it directly."""
+        """True if it has ended, and is not installed for any signal."""
         return self._is_over and all(signal.getsignal(number) is not self for number in self.before)
 
 
-#: Changed in the main thread.
+#: Only changed in the main thread.
 _installed: list[_Handler] = []
 
 
 def _restore_in_child() -> None:
-    """In a forked child: restore the handlers that were there before the first one."""
+    """In a forked child: restore the handlers from before the first one."""
     for handler in reversed(_installed):
         handler.end()
 
@@ -144,8 +144,8 @@ def _checked(number: int) -> signal.Signals:
 class WatchedFile:
     """Detects that a file was created or changed after the watch began: ``touch FILE``.
 
-    A file that an earlier job was told by says nothing to this one, whatever the clocks of the machines say. What
-    cannot be looked at counts as unchanged: the training goes on.
+    A file left from an earlier job has no effect, whatever the clocks of the machines are. A file that cannot be
+    checked counts as unchanged, so training continues.
     """
 
     def __init__(self, path: Path | None, every_s: float = LOOK_EVERY_S) -> None:
@@ -155,7 +155,7 @@ class WatchedFile:
         self._changed = False
 
     def changed(self) -> bool:
-        """True if it was, at the last check."""
+        """True if the file had changed at the last check."""
         if self._path is None or self._changed:
             return self._changed
         if time.monotonic() >= self._next_s:
