@@ -1,5 +1,5 @@
-"""Checkpoints without a job: one process, no MPI. Modules are imported when something of them is used: with torch,
-for which ``deeppart --help`` and the completion of commands need not wait.
+"""Checkpoints without a job: one process, no MPI. Modules are imported at first use, because some import torch, for
+which ``deeppart --help`` and completion should not wait.
 """
 
 from typing import TYPE_CHECKING

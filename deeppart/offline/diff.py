@@ -1,10 +1,10 @@
-"""How two committed checkpoints differ: their rows side by side, then the elements of the leaves that both have.
+"""Compares two committed checkpoints: first their rows, then the elements of leaves that both have.
 
-The two are compared as :func:`deeppart.load` would give them. So an object is what its ``state_dict()`` returned, and
-neither the order of a dict's keys nor the way in which a leaf was saved (by all ranks, by each, in shards) counts.
+They are compared as :func:`deeppart.load` would return them: an object is the result of its ``state_dict()``; the order
+of keys and the way in which a leaf was saved (replicated, per rank, sharded) do not matter.
 
-Arrays are compared by their bits first, and only what differs in a bit is looked at as numbers. Differences of integers
-are exact, however large; floats of less than 64 bits are compared as float64, which holds all of them.
+Arrays are compared by their bits first, and only elements with different bits are compared as numbers. Differences of
+integers are exact; floats of less than 64 bits are compared as float64, which represents all of them.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from deeppart.state.tensors import Array, Bytes, LeafType
 from deeppart.state.tree import describe_leaf_value
 from deeppart.state.values import same_value
 
-#: only_a, only_b: of one checkpoint alone. type: other dtype, shape or container. tie: shares memory with another leaf,
-#: or with none. value: a small value. elements: of a tensor or array.
+#: only_a, only_b: in one checkpoint only. type: different dtype, shape or container. tie: shares memory with different
+#: leaves. value: different small value. elements: different elements of a tensor or array.
 DifferenceKind = Literal["only_a", "only_b", "type", "tie", "value", "elements"]
 Progress = Callable[[int, int], None]
 _Mask = npt.NDArray[np.bool_]
@@ -39,9 +39,9 @@ _Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """Numbers count as equal if they are no further apart than ``atol + rtol * max(abs(a), abs(b))``.
+    """Numbers are equal if they differ by at most ``atol + rtol * max(abs(a), abs(b))``.
 
-    Then 0.0 and -0.0 are equal, and so is one NaN to another.
+    Then 0.0 and -0.0 are equal, and so are two NaNs.
     """
 
     rtol: float
@@ -50,7 +50,7 @@ class Tolerance:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What one checkpoint alone has at a path. Fields: docs/commands.md, diff."""
+    """The content at a path that only one checkpoint has. Fields: docs/commands.md, diff."""
 
     text: str
     leaves: int
@@ -60,7 +60,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class ElementDifference:
-    """How two arrays of one type differ. Fields: docs/commands.md, diff."""
+    """The difference of two arrays of one type. Fields: docs/commands.md, diff."""
 
     elements: int
     differing: int
@@ -90,12 +90,12 @@ class Difference:
 
     @property
     def type_a(self) -> str | None:
-        """Of a small value, its Python type."""
+        """The Python type of a small value in the first checkpoint."""
         return type(self.a).__name__ if self.kind == "value" else None
 
     @property
     def type_b(self) -> str | None:
-        """The same of the other one."""
+        """The same in the second checkpoint."""
         return type(self.b).__name__ if self.kind == "value" else None
 
 
@@ -110,7 +110,7 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """All that a comparison has found. Fields: docs/commands.md, diff."""
+    """The result of a comparison. Fields: docs/commands.md, diff."""
 
     json_also: ClassVar = ("equal",)
 
@@ -128,12 +128,12 @@ class Diff:
 
     @property
     def good(self) -> bool | None:
-        """None if something cannot be read: damage is not to be taken for a difference."""
+        """Whether they are equal; None if something cannot be read, because damage is not a difference."""
         return None if self.problems else not self.differences
 
     @property
     def equal(self) -> bool | None:
-        """None if nothing differs in what can be read, and something cannot."""
+        """Whether they are equal; None if something cannot be read, and the rest is equal."""
         return not self.differences if self.differences or not self.problems else None
 
 
@@ -150,8 +150,8 @@ def compare(
 ) -> Diff:
     """Compare two committed checkpoints, leaf by leaf, as :func:`deeppart.load` would give them.
 
-    All bytes of both are read and checked: chunks with equal digests too, because a digest in an index says what was
-    saved, and not what is there now. At most 256 MiB of leaves, or the largest of each, are in memory at a time.
+    All bytes of both are read and checked, even chunks with equal digests: a digest in an index describes what was
+    saved, not the current bytes. At most 256 MiB of leaves, or one larger leaf of each, are in memory at a time.
     """
 
     def use(*chosen: Chosen) -> Diff:
@@ -168,9 +168,9 @@ def compare(
 
 
 class _Side:
-    """The rows of one of the two as one rank has saved it, in their order, items of small values included.
+    """The rows of one checkpoint as one rank has saved it, in order, including items of containers of small values.
 
-    Without what is a rank's own if the checkpoint has no such rank; and no row at all if the globs cover nothing.
+    Without per-rank items if the checkpoint does not have this rank; without any rows if the globs match nothing.
     """
 
     def __init__(self, checkpoint: OpenCheckpoint, rank: int, keys: Sequence[str]) -> None:
@@ -187,7 +187,7 @@ class _Side:
         self.places = {exact(row.path): place for place, row in enumerate(self._rows)}
 
     def row(self, key: ExactPath) -> Row | None:
-        """What stands at a path."""
+        """The row at a path."""
         return self._rows[self.places[key]] if key in self.places else None
 
     def kind(self, row: Row) -> LeafType | None:
@@ -195,26 +195,26 @@ class _Side:
         return None if row.leaf is None else self.checkpoint.target.types[row.leaf]
 
     def is_own(self, key: ExactPath) -> bool:
-        """True if the rank has saved it for itself: of a container, everything in it."""
+        """True if the item is per rank; for a container, if everything in it is."""
         inside = self._inside(key)
         return bool(inside) and all(row.own for row in inside)
 
     def held(self, key: ExactPath) -> Held:
-        """What is at a path, or below it."""
+        """The content at a path and below it."""
         kinds = list(map(self.kind, self._inside(key)))
         leaves = [kind for kind in kinds if kind is not None]
         text = self.text(self._rows[self.places[key]])
         return Held(text, len(leaves), len(kinds) - len(leaves), sum(kind.nbytes for kind in leaves))
 
     def text(self, row: Row) -> str:
-        """Type, or kind and size, for people."""
+        """Type, or kind and size, as text."""
         if row.is_container:
             name, size = row.container
             return f"{name} of {size}"
         return str(self.kind(row) or f"{type(row.value).__name__} {describe_leaf_value(row.value)}")
 
     def _inside(self, key: ExactPath) -> list[Row]:
-        """The leaves and values at a path and below it, which follow it."""
+        """The leaves and values at a path and below it, which are the rows after it."""
         place = self.places[key]
         end = next(
             (at for at in range(place, len(self._rows)) if self._rows[at].path[: len(key)] != self._rows[place].path),
@@ -225,7 +225,7 @@ class _Side:
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """A leaf that both have, of one type; its name, and its number in each."""
+    """A leaf of one type in both checkpoints: its name, and its number in each."""
 
     path: str
     rank: int | None
@@ -238,7 +238,7 @@ class _Pair:
 
 
 class _Comparing:
-    """One comparison under way."""
+    """One comparison."""
 
     def __init__(
         self,
@@ -255,7 +255,7 @@ class _Comparing:
         self._problems: list[str] = []
 
     def compare(self, keys: Sequence[str], rank: int | None, progress: Progress) -> None:
-        """Compare all of it."""
+        """Compare everything."""
         done = total = 0
         for each in self._ranks() if rank is None else [rank]:
             is_first = each == (rank or 0)
@@ -278,13 +278,15 @@ class _Comparing:
             self._of_elements += [found[pair] for pair in pairs if pair in found]
 
     def _ranks(self) -> range:
-        """The ranks whose own leaves are compared: one will do where no rank has any."""
+        """The ranks whose per-rank leaves are compared; a single one if there are none."""
         if not any(checkpoint.has_own for checkpoint in self._both):
             return range(1)
         return range(max(checkpoint.world_size for checkpoint in self._both))
 
     def _compare_rows(self, sides: Sequence[_Side], rank: int, is_first: bool) -> list[_Pair]:
-        """Compare what needs no reading; returns the leaves to read. Of other ranks than the first, what is theirs."""
+        """Compare rows without reading elements, and return the leaves to read. After the first rank, only per-rank
+        items.
+        """
         pairs = []
         one, other = sides
         for key in {**one.places, **other.places}:
@@ -348,14 +350,14 @@ class _Comparing:
         return differences
 
     def result(self, a: Compared, b: Compared) -> Diff:
-        """All that was found."""
+        """The result of the comparison."""
         counts = (self._leaves, self._values, self._nbytes, self._within, self._values_within)
         return Diff(a, b, *counts, (*self._of_rows, *self._of_elements), tuple(self._problems))
 
 
 def _is_alone(row: Row, key: ExactPath, others: _Side) -> bool:
-    """True if something that the other checkpoint lacks is to be named, and not the container that it is in."""
-    if not others.places:  # the globs cover nothing there
+    """True if an item that the other checkpoint lacks has to be named itself, because its container is not lacking."""
+    if not others.places:  # the globs match nothing there
         return not row.is_container
     above = others.row(key[:-1])
     return above is not None and above.is_container
@@ -365,9 +367,9 @@ def _is_alone(row: Row, key: ExactPath, others: _Side) -> bool:
 
 
 def compare_arrays(a: Array, b: Array, kind: LeafType, tolerance: Tolerance | None) -> ElementDifference | None:
-    """How two arrays differ; None if they do not, in any bit.
+    """The difference of two arrays; None if their bits are equal.
 
-    With a tolerance the result may count no differing element.
+    With a tolerance, the number of differing elements in the result may be 0.
     """
     comparing = _Elements(kind, tolerance)
     octets_a, octets_b = octets_of(a), octets_of(b)
@@ -383,18 +385,18 @@ def compare_arrays(a: Array, b: Array, kind: LeafType, tolerance: Tolerance | No
 
 
 class _Elements:
-    """The comparison of one pair under way."""
+    """The comparison of one pair."""
 
     def __init__(self, kind: LeafType, tolerance: Tolerance | None) -> None:
         self._kind, self._tolerance = kind, tolerance
         self._differing = self._unlike = self._equal = self._nans_a = self._nans_b = 0
         self._absolute: int | float | None = None
         self._relative: float | None = None
-        #: Number of an element in C order, and what it is in both.
+        #: (index in C order, value in a, value in b) of the element that differs most.
         self._worst: tuple[int, Any, Any] | None = None
 
     def take(self, octets_a: Bytes, octets_b: Bytes, places: npt.NDArray[np.int64], before: int) -> None:
-        """Take in those elements of a piece that differ in a bit."""
+        """Add the elements of a piece whose bits differ."""
         self._unlike += len(places)
         x, y = numbers(octets_a, self._kind), numbers(octets_b, self._kind)
         if x is None or y is None:
@@ -431,7 +433,7 @@ class _Elements:
         return close
 
     def result(self) -> ElementDifference | None:
-        """How the two differ; None if they do not."""
+        """The difference; None if there is none."""
         if not self._unlike:
             return None
         elements = count_of(self._kind)
@@ -443,8 +445,8 @@ class _Elements:
 
 
 def _apart(x: Numbers, y: Numbers) -> tuple[_Mask, _Mask, _Mask, Numbers, Numbers, Numbers]:
-    """Of elements that differ in a bit: which are the same number all the same, and which are NaN in x or in y only;
-    how far they are apart, also relative to the larger of the two, and this.
+    """For elements with different bits: masks of those that are equal numbers, NaN only in x, and NaN only in y; then
+    absolute and relative differences, and the larger absolute values.
     """
     if x.dtype.kind in "biu":
         none = np.zeros(len(x), dtype=np.bool_)
@@ -453,31 +455,29 @@ def _apart(x: Numbers, y: Numbers) -> tuple[_Mask, _Mask, _Mask, Numbers, Number
         return x == y, none, none, absolute, absolute / np.maximum(scale, 1.0), scale
     nan_x, nan_y = np.isnan(x), np.isnan(y)
     absolute, scale = np.abs(x - y), np.maximum(np.abs(x), np.abs(y))
-    absolute[np.isnan(absolute)] = np.inf  # infinities less each other, of complex numbers; of NaNs nobody asks
+    absolute[np.isnan(absolute)] = np.inf  # differences of infinities in complex numbers; values of NaNs do not matter
     relative = np.where(np.isfinite(absolute), absolute / scale, np.inf)
-    too_far = np.isinf(absolute) & np.isfinite(scale)  # for this type, but not for their quotient
+    too_far = np.isinf(absolute) & np.isfinite(scale)  # the difference overflows, but the quotient does not
     relative[too_far] = np.abs(x[too_far] / scale[too_far] - y[too_far] / scale[too_far])
     return (x == y) | (nan_x & nan_y), nan_x & ~nan_y, nan_y & ~nan_x, absolute, relative, scale
 
 
 def _exactly_apart(x: Numbers, y: Numbers) -> npt.NDArray[np.uint64]:
-    """Distances of integers, all of which 64 bits hold."""
+    """Distances of integers, which fit into 64 bits."""
     wide = np.uint64 if x.dtype.kind in "bu" else np.int64
     larger, smaller = np.maximum(x, y).astype(wide), np.minimum(x, y).astype(wide)
     return larger.view(np.uint64) - smaller.view(np.uint64)  # modulo 2^64, as C computes
 
 
 def _item(element: Any) -> Any:
-    """An element as a Python number; a text, a time or a long double stays numpy's."""
+    """An element as a Python number; texts, times and long doubles stay numpy scalars."""
     if isinstance(element, (np.bool_, np.integer, np.float64, np.complex128)):
         return element.item()
     return element
 
 
 def same_small(a: Any, b: Any, tolerance: Tolerance | None) -> bool:
-    """True if two small values that are no containers are the same to the last bit, or numbers of one type within the
-    tolerance.
-    """
+    """True if two small values (not containers) are identical, or numbers of one type within the tolerance."""
     if type(a) is not type(b):
         return False
     return same_value(a, b) or (tolerance is not None and _is_close(a, b, tolerance))
@@ -491,7 +491,7 @@ def _is_close(a: Any, b: Any, tolerance: Tolerance) -> bool:
             a, b = a.item(), b.item()
     if isinstance(a, bool) or not isinstance(a, (int, float, complex, np.inexact)):
         return False
-    if isinstance(a, int):  # exactly, however large
+    if isinstance(a, int):  # exact for any size
         return bool(abs(a - b) <= Fraction(tolerance.atol) + Fraction(tolerance.rtol) * max(abs(a), abs(b)))
     if a == b or (np.isnan(a) and np.isnan(b)):
         return True

@@ -1,4 +1,4 @@
-"""A committed step in a directory that a job may be writing to: found, and its parts opened one by one."""
+"""Finds a committed step in a directory that a job may be writing to, and opens its parts."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Chosen:
     """The committed step that is read.
 
     Attributes:
-        step: which.
+        step: the step.
         passed_over: lines about newer steps that cannot be used.
-        suspect: lines about leaves that ranks may not have held alike.
+        suspect: lines about leaves that may have differed between ranks.
     """
 
     step: StoredStep
@@ -39,16 +39,16 @@ class Chosen:
 
     @property
     def manifest(self) -> Manifest:
-        """Of the step."""
+        """The manifest of the step."""
         return self.step.manifest
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """All that whoever reads it should know."""
+        """All lines."""
         return self.passed_over + self.suspect
 
     def warn(self) -> None:
-        """Warn the caller of it."""
+        """Warn the caller with these lines."""
         number = self.step.key.step
         if self.passed_over:
             warn_caller(f"step {number} is read; {'; '.join(self.passed_over)}", DeeppartWarning)
@@ -56,7 +56,7 @@ class Chosen:
 
 
 def with_checkpoint(root: Path, step: int | None, use: Callable[[Chosen], T], signing: Signing | None) -> T:
-    """Do something with a committed step; with the next newest, if the newest was asked for and a job removes it."""
+    """Call ``use`` with a committed step; if a job removes the newest one in the meantime, with the newest then."""
     refuse_url("the checkpoint directory", root)
     step = None if step is None else check_step(step, "load(path, step)")
     root = access.below_root(root)
@@ -65,7 +65,7 @@ def with_checkpoint(root: Path, step: int | None, use: Callable[[Chosen], T], si
         try:
             return use(chosen)
         except StorageError as error:
-            # a job that is running may have committed the next step and removed this one
+            # a running job may have committed the next step and removed this one
             retired = error.errno == errno.ENOENT and chosen.step.is_retired()
             if step is not None or not retired or look == MOST_LOOKS - 1:
                 raise
@@ -73,7 +73,7 @@ def with_checkpoint(root: Path, step: int | None, use: Callable[[Chosen], T], si
 
 
 def find_step(root: Path, step: int | None, signing: Signing | None) -> Chosen:
-    """A committed step, or the newest that has a sound manifest. Of several commits of one step, the last."""
+    """Find a committed step, or the newest one with a sound manifest. Of several commits of one step, the last."""
     require_directory(root)
     store = PosixStore(root)
     found = read_steps(store, signing, step)
@@ -106,13 +106,13 @@ def find_step(root: Path, step: int | None, signing: Signing | None) -> Chosen:
 
 @dataclass(frozen=True, slots=True)
 class OpenPart:
-    """A part whose header, footer, index and document are sound and are those that the manifest names.
+    """An open part whose header, footer, index and document are sound, and are those in the manifest.
 
     Attributes:
-        record: the entry of the manifest.
+        record: the entry in the manifest.
         source: the open file.
         reader: index, spans and chunks.
-        own: its rank's own leaves and values.
+        own: the per-rank leaves and values of its rank.
     """
 
     record: PartRecord
@@ -121,7 +121,7 @@ class OpenPart:
     own: RankDocument
 
     def check_places(self, structure: Structure, where: str) -> None:
-        """Refuse a part whose leaves cannot stand where it has them, in the structure of its rank's state."""
+        """Raise if the part's leaves do not fit the structure of its rank's state."""
         reader = self.reader
         check_places(structure, self.own.types, reader.spans, reader.raw_starts, reader.marked_per_rank, where)
 
@@ -136,5 +136,5 @@ def open_part(step: StoredStep, rank: int) -> Iterator[OpenPart]:
 
 
 def structure_of(step: StoredStep) -> Structure:
-    """The structure of the state that was saved."""
+    """The structure of the saved state."""
     return decode_structure(step.manifest.structure, step.where)

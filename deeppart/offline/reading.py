@@ -1,4 +1,4 @@
-"""Reading checkpoints without the job that wrote them: one process, no MPI, nothing imported that a file names."""
+"""Reads checkpoints without the job that wrote them: one process, no MPI, no imports of names from files."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ from deeppart.state.tree import (
 from deeppart.state.values import CONTAINERS
 from deeppart.storage import StoredStep
 
-#: Leaves are read so many bytes at a time, or one by one where they are larger.
+#: Leaves are read in batches of this size; larger leaves one by one.
 BATCH_BYTES = 256 << 20
-#: Chunks that are read at a time.
+#: Chunks that are read at the same time.
 MOST_THREADS = 4
 
 
@@ -78,32 +78,33 @@ def load(
 
     Args:
         path: the persistent directory.
-        step: which one; None for the newest whose manifest is sound.
-        keys: globs over paths (``model``, ``model/*.bias``, ``optimizer/state/0/*``); only the leaves that they cover,
-            and the chunks that hold them, are read. None for everything. One that matches a container covers all below
-            it, and one that ends in ``/*`` the container before it too. Components of a path are joined by ``/``;
-            inside a component ``~`` is written ``~0`` and ``/`` is written ``~1`` (RFC 6901). ``*`` also matches ``/``.
-        rank: whose values to take for leaves that each rank saved for itself.
-        sign_key_file: file, or files, with the key that the checkpoint must be signed with (``Config.sign_key_file``);
-            None: signatures are not checked.
-        mmap: map leaves instead of reading them, after their digests were checked. Their memory is the page cache,
-            which processes of one machine share; what is changed is copied then, and the file stays. Leaves that were
-            compressed, divided between ranks, or unchanged since an earlier step (``incremental``) are read all the
-            same. As with ``torch.load(mmap=True)``, mapped leaves cannot be resized, and a device that fails later ends
-            the process by SIGBUS.
+        step: number of the step; None for the newest with a sound manifest.
+        keys: globs over paths (``model``, ``model/*.bias``, ``optimizer/state/0/*``). Only matching leaves, and the
+        chunks
+            with their bytes, are read. None for everything. A glob that matches a container covers everything below it,
+            and one that ends in ``/*`` also covers the container itself. Components of a path are joined by ``/``;
+            within a component ``~`` is written ``~0`` and ``/`` is written ``~1`` (RFC 6901). ``*`` also matches ``/``.
+        rank: the rank whose values to return for per-rank leaves.
+        sign_key_file: file or files with keys, with one of which the checkpoint must be signed
+            (``Config.sign_key_file``); None: signatures are not checked.
+        mmap: map leaves instead of reading them, after their digests were checked. Mapped leaves share the page cache
+            with other processes; modified pages are copied, and the file does not change. Leaves that were compressed,
+            divided between ranks, or unchanged since an earlier step (``incremental``) are read. As with
+            ``torch.load(mmap=True)``, mapped leaves cannot be resized, and a device that fails later ends the process
+            by SIGBUS.
 
     Returns:
-        The nested state, with containers as saved, objects as what their ``state_dict()`` returned, tensors on the
-        CPU, tied where they were tied; subclasses of tensors are dicts of what they are made of. Members of enums and
-        objects of dataclasses are :class:`~deeppart.types.SavedMember` and :class:`~deeppart.types.SavedRecord`, those
-        of registered types their data, unless their types were registered here, too (:func:`deeppart.register`). With
-        ``keys``, containers hold only what matched.
+        The nested state: containers as saved, the results of ``state_dict()`` for objects, tensors on the CPU, tied as
+        they were saved; tensor subclasses are dicts of their components. Members of enums and objects of dataclasses
+        are :class:`~deeppart.types.SavedMember` and :class:`~deeppart.types.SavedRecord`, and objects of registered
+        types are their data, unless their types are registered in this process, too (:func:`deeppart.register`). With
+        ``keys``, containers only have matching items.
 
     Raises:
-        RestoreError: no such checkpoint.
+        RestoreError: there is no such checkpoint.
         FormatError: a file that is needed is damaged.
-        SignatureError: or not signed with the key.
-        ConfigError: a key file is not used, or given with ``mmap``.
+        SignatureError: a file that is needed is not signed with one of the keys.
+        ConfigError: a key file cannot be used, or was given together with ``mmap``.
         StructureMismatchError: ``keys`` match nothing.
         StorageError: a file cannot be read.
 
@@ -143,16 +144,17 @@ def _load(chosen: Chosen, keys: str | Sequence[str] | None, rank: int, *, mmap: 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A container, a leaf or a small value of a checkpoint, as one rank saved it.
+    """A container, leaf or small value of a checkpoint, as one rank saved it.
 
     Attributes:
-        path: its keys. An object is what its ``state_dict()`` returned.
-        node: as it was saved; of an item of a container of small values, the container's.
-        own: true of a leaf or value that the rank has saved for itself.
+        path: its keys. An object stands for the result of its ``state_dict()``.
+        node: the saved node; for an item of a container of small values, that of the container.
+        own: true for a per-rank leaf or value.
         value: the small value.
-        form: what a value or container is all of the data of, as text: ``deque(maxlen=9)``; None if of nothing.
-        composite: kind of the tensor that it is a component of: "sparse_coo", "quantized", "jagged", ...; "" of none.
-        object: type name of the object of which it is the ``state_dict()`` or the data; "" of none.
+        form: the object of which a value or container is the whole data, as text: ``deque(maxlen=9)``; None if it is
+            not the data of an object.
+        composite: kind of the tensor of which it is a component: "sparse_coo", "quantized", "jagged", ...; or "".
+        object: type name of the object of which it is the ``state_dict()`` or the data; or "".
     """
 
     path: Path
@@ -165,48 +167,48 @@ class Row:
 
     @property
     def name(self) -> str:
-        """The path, for people."""
+        """The path as text."""
         return readable(self.path)
 
     @property
     def leaf(self) -> int | None:
-        """Number of a leaf; None of anything else."""
+        """Number of the leaf; None if the row is not a leaf."""
         return self.node.index if isinstance(self.node, ArrayLeaf) else None
 
     @property
     def is_empty(self) -> bool:
-        """True of a container, not one of small values, in which nothing is."""
+        """True for an empty container, but not for a container of small values."""
         return isinstance(self.node, Branch) and not self.node.children
 
     @property
     def is_container(self) -> bool:
-        """True if it stands for what is below it."""
+        """True if the row is a container."""
         return isinstance(self.node, Branch) or container_kind(self.value) is not None
 
     @property
     def container(self) -> tuple[str, int]:
-        """What a container is, for people, and how many items it has."""
+        """Kind of a container as text, and the number of its items."""
         kind, name, size = container_kind(self.value) or "", "", len(self.value or ())
         if isinstance(self.node, Branch):
             kind, name, size = self.node.kind, self.node.name, len(self.node.keys)
         return f"{KIND_NAMES.get(kind, kind)} {name}".rstrip(), size
 
 
-#: Of a part that is not there.
+#: The document of a missing part.
 _NOTHING = RankDocument({}, {})
 
 
 class OpenCheckpoint:
-    """A committed checkpoint whose part files are open, as one of its ranks saved it.
+    """A committed checkpoint with open part files, as one of its ranks saved it.
 
     Attributes:
         step, rank: as given; ANY_PART: what all ranks share (:meth:`as_rank`).
-        shared: the structure that the manifest has.
-        parts: those that are open, by rank.
-        held, global_state: what they have together.
-        structure: the nesting of that rank's state.
+        shared: the structure in the manifest.
+        parts: the open parts by rank.
+        held, global_state: the pieces and global tensors of these parts.
+        structure: the structure of that rank's state.
         target: types and values as that rank has saved them.
-        has_own: true if some of it is one rank's, of which other ranks may have saved something else.
+        has_own: true if there are per-rank leaves or values.
     """
 
     def __init__(
@@ -215,9 +217,9 @@ class OpenCheckpoint:
         """Open all parts.
 
         Args:
-            files: closes them; None: they are closed at once, and no leaf can be read.
-            step, rank: which step, as which of its ranks saved it.
-            problems: gets a line about each part that cannot be used, which is passed over; None: it is an error.
+            files: closes the parts; None: they are closed at once, and no leaf can be read.
+            step, rank: the step, and the rank as which to read it.
+            problems: receives a line for each part that cannot be used, which is then skipped; None: raise an error.
         """
         self.step, self._where = step, step.where
         self.shared = shared = structure_of(step)
@@ -258,7 +260,7 @@ class OpenCheckpoint:
 
     @property
     def world_size(self) -> int:
-        """How many ranks saved it."""
+        """Number of ranks that saved it."""
         return self.step.manifest.attempt.world_size
 
     def _check_rank(self, rank: int) -> None:
@@ -273,7 +275,7 @@ class OpenCheckpoint:
         self.target = Target.of_rank(self.structure, own, rank)
 
     def as_rank(self, rank: int | None) -> OpenCheckpoint:
-        """The same open files, as another rank saved them; None: what all ranks share, however many parts are open."""
+        """The same open checkpoint as another rank; None: what all ranks share, even if parts are missing."""
         if rank is not None:
             self._check_rank(rank)
         other = copy.copy(self)
@@ -282,12 +284,12 @@ class OpenCheckpoint:
 
     @property
     def paths(self) -> list[Path]:
-        """Of the leaves and values, by number."""
+        """The paths of the leaves and values, by number."""
         self._paths = self._paths or self.structure.paths()
         return self._paths
 
     def is_own(self, number: int) -> bool:
-        """True if the rank saved this leaf or value for itself, and other ranks may have had others."""
+        """True if this leaf or value is per rank."""
         structure = self.structure
         if number in structure.divisions:
             return any(self.rank in ranks for ranks in self.held.own_of(number).values())
@@ -296,11 +298,11 @@ class OpenCheckpoint:
         return bool(structure.per_rank[number])
 
     def types_of_ranks(self, leaf: int) -> dict[int, LeafType]:
-        """The type of a leaf that ranks have saved for themselves, of each that is looked at."""
+        """Rank -> type of a per-rank leaf, for each rank that is read."""
         return {rank: part.own.types[leaf] for rank, part in self._looked_at() if leaf in part.own.types}
 
     def values_of_ranks(self, value: int) -> dict[int, Any]:
-        """The same of a small value."""
+        """Rank -> per-rank small value, likewise."""
         if (found := self.structure.in_parts.get(value)) is not None:
             return dict(found.contents)
         return {rank: part.own.values[value] for rank, part in self._looked_at() if value in part.own.values}
@@ -309,8 +311,8 @@ class OpenCheckpoint:
         return self.parts.items() if self.rank == ANY_PART else [(self.rank, self.parts[self.rank])]
 
     def rows(self, tree: Node | None = None, path: Path = (), *, items: bool = False) -> Iterator[Row]:
-        """All of a tree that stands at a path, in its order, containers before what is in them; with ``items``, also
-        what is inside of containers of small values.
+        """Yield the rows of a tree at a path in order, containers before their items; with ``items``, also the items of
+        containers of small values.
         """
         return self._rows(self.structure.tree if tree is None else tree, path, items, "")
 
@@ -332,14 +334,14 @@ class OpenCheckpoint:
                 yield from self._rows(child, (*path, key), items, kind)
 
     def select(self, patterns: Sequence[str] | None) -> tuple[Node, set[int]]:
-        """The part of the tree that globs cover, and the numbers of the leaves in it.
+        """The part of the tree that globs match, and the numbers of the leaves in it.
 
-        Of a value container of which only some items are covered, only these are left among the values of the target.
+        If only some items of a container of small values match, the others are removed from the values of the target.
         """
         return select(self.structure, self.target.values, patterns, self._where)
 
     def check(self, leaves: set[int]) -> None:
-        """See that the parts hold every byte of these leaves exactly once, before any is read."""
+        """Check, before reading, that the parts have every byte of these leaves exactly once."""
         leaves = self._with_owners(leaves) - set(self.structure.aliases)
         refuse(self.held.faults, leaves, self.held.structure, {}, self._where)
         tensors = leaves & self.structure.divisions.keys()
@@ -348,9 +350,9 @@ class OpenCheckpoint:
             refuse(faults, wanted, self._of_ranks[part], self.parts[part].own.types, f"{self._where}, part {part}")
 
     def read(self, leaves: set[int], *, mmap: bool = False) -> dict[int, Array]:
-        """New arrays on the CPU, with every chunk's digest checked; reads no chunk that holds none of these leaves.
+        """Read leaves into new arrays on the CPU. Reads only chunks with their bytes, and checks their digests.
 
-        With ``mmap``, leaves that lie in a file as they do in memory are mapped.
+        With ``mmap``, leaves that are contiguous and raw in a file are mapped.
         """
         self.target.dropped = frozenset(self.structure.types.keys() - self._with_owners(leaves))
         mapped = self._mapped() if mmap else {}
@@ -386,9 +388,8 @@ class OpenCheckpoint:
         return found
 
     def read_boxes(self, wanted: Mapping[int, Sequence[LiveBox]]) -> None:
-        """Fill boxes of leaves; reads no chunk that holds nothing of them.
-
-        The digests of all of these chunks are checked before anything is written.
+        """Fill boxes of leaves. Reads only chunks with their bytes, all of whose digests are checked before anything is
+        written.
         """
         self.check(set(wanted))
         views = {leaf for leaf in wanted if leaf in self.structure.aliases}
@@ -416,23 +417,23 @@ class OpenCheckpoint:
             scatter.bring(part, pieces, nbytes, partial(source.data, chunk), partial(source.read_into, chunk))
 
     def _holding(self, scatter: Scatter) -> Iterator[tuple[int, int, list[LeafPiece]]]:
-        """Part, chunk, and the pieces in it that are wanted, of all chunks that hold any."""
+        """Yield (part, chunk, wanted pieces in it) for all chunks with wanted pieces."""
         for part, pieces in self._pieces.items():
             for chunk, held, wants in scatter.chunks(part, pieces):
                 yield part, chunk, [held[place] for place in sorted({place for place, _ in wants})]
 
     def owner_of(self, leaf: int) -> int:
-        """The leaf that has the bytes of this one: itself, or the one whose memory it shares."""
+        """The leaf with the bytes of this one: itself, or the one whose memory it shares."""
         alias = self.structure.aliases.get(leaf)
         return leaf if alias is None else alias.owner
 
     def tied_to(self, leaf: int) -> str | None:
-        """The path of the leaf whose memory a leaf shares; None if it has its own."""
+        """The path of the leaf whose memory a leaf shares, or None."""
         owner = self.owner_of(leaf)
         return None if owner == leaf else readable(self.paths[owner])
 
     def batches(self, leaves: Collection[int]) -> Iterator[set[int]]:
-        """Leaves to be read together, at most :data:`BATCH_BYTES` of them: those that share memory in one go."""
+        """Batches of leaves of at most :data:`BATCH_BYTES`; leaves that share memory are in one batch."""
         families: dict[int, set[int]] = {}
         for leaf in sorted(leaves):
             families.setdefault(self.owner_of(leaf), set()).add(leaf)
@@ -440,8 +441,8 @@ class OpenCheckpoint:
             yield set().union(*(families[owner] for owner in owners))
 
     def repeats(self, leaf: int) -> StateError | None:
-        """The refusal of a leaf that is small in the checkpoint because its elements lie at one address, as
-        ``expand()`` makes it, and would be large anywhere else; None if it is none.
+        """The error for a leaf whose elements share addresses, as after ``expand()``, so that it is small in the
+        checkpoint but would be large elsewhere; None for other leaves.
         """
         types = self.target.types
         nbytes, stored = types[leaf].nbytes, types[self.owner_of(leaf)].nbytes
@@ -456,7 +457,7 @@ class OpenCheckpoint:
         )
 
     def read_sound(self, leaves: set[int]) -> tuple[dict[int, Array], dict[int, DeeppartError]]:
-        """Read leaves, and pass over those of which a byte is damaged or missing, and those that only repeat theirs."""
+        """Read leaves, without those with damaged or missing bytes, and those of :meth:`repeats`: these have errors."""
         refused = {leaf: error for leaf in sorted(leaves) if (error := self.repeats(leaf)) is not None}
         arrays, damaged = self._read_sound(leaves - refused.keys())
         return arrays, {**refused, **damaged}
@@ -481,7 +482,7 @@ class OpenCheckpoint:
         return found, refused
 
     def _wanted(self, leaf: int, live: LiveBox, name: str) -> Iterator[Wanted]:
-        """What an array wants of the parts."""
+        """The bytes of the parts that go into an array."""
         kind = self.target.types[leaf]
         part = self.rank if self.structure.per_rank[leaf] else ANY_PART
         sources: Iterable[Source] = (Source(part, leaf, 0, Box.whole(kind.shape)),)
@@ -495,16 +496,16 @@ class OpenCheckpoint:
 
 
 def _map_leaves(part: OpenPart, pieces: PartPieces, kinds: Mapping[int, LeafType]) -> dict[int, Array]:
-    """Those of some leaves that lie in the file of a part in one piece, as arrays over it, with their digests checked.
+    """Map those of some leaves that are contiguous in a part file, after checking their digests.
 
-    The arrays are writable, as the mapping is private.
+    The arrays are writable, since the mapping is private.
     """
     reader, source, spans = part.reader, part.source, part.reader.spans
     if not isinstance(source, FileSource):
         return {}
     chunks, starts = reader.chunks, reader.raw_starts
     ends = chunks["offset"] + chunks["encoded_length"]
-    # Those of the file lie one after another. How many before each are encoded, or in a base:
+    # Raw chunks of this file are contiguous. For each chunk, the number of earlier ones that are encoded or in a base:
     others = np.append(0, np.cumsum((chunks["codec"] != RawCodec.codec_id) | (chunks["base"] != 0)))
     rows = np.flatnonzero(np.isin(spans["leaf"], [*kinds]))
     begins, lengths = spans["raw_offset"][rows], spans["length"][rows]
@@ -540,7 +541,7 @@ def _threads() -> int:
 
 
 def in_batches(leaves: Iterable[int], nbytes: Callable[[int], int]) -> Iterator[list[int]]:
-    """Leaves in their order, at most :data:`BATCH_BYTES` of them together, or one."""
+    """Batches of leaves in order, of at most :data:`BATCH_BYTES` or one leaf."""
     batch, room = list[int](), BATCH_BYTES
     for leaf in leaves:
         if batch and room < nbytes(leaf):
@@ -553,7 +554,7 @@ def in_batches(leaves: Iterable[int], nbytes: Callable[[int], int]) -> Iterator[
 
 
 def _items(node: Node, value: Any, path: Path, own: bool) -> Iterator[Row]:
-    """What is inside of a container of small values."""
+    """The rows of the items of a container of small values."""
     for key, item in zip(*container_items(value), strict=True):
         yield Row((*path, key), node, own, item)
         if type(item) in CONTAINERS:
@@ -563,7 +564,7 @@ def _items(node: Node, value: Any, path: Path, own: bool) -> Iterator[Row]:
 def select(
     structure: Structure, values: dict[int, Any], patterns: Sequence[str] | None, where: str | None = None
 ) -> tuple[Node, set[int]]:
-    """The part of the tree that the globs cover, and the leaf numbers in it; value containers are cut, too."""
+    """The part of the tree that the globs match, and the leaf numbers in it; containers of small values are reduced."""
     if patterns is None:
         return structure.tree, numbers_in(structure.tree, ArrayLeaf)
     kept: set[int] = set()
@@ -580,13 +581,13 @@ def select(
         found = [(key, child) for key, child in zip(node.keys, pruned, strict=True) if child is not None]
         if not found:
             return None
-        if node.kind in COMPOSITES:  # a tensor is wanted as a whole
+        if node.kind in COMPOSITES:  # a tensor is only selected as a whole
             kept.update(numbers_in(node, ArrayLeaf))
             return node
         children = tuple(child for _, child in found)
         whole = len(found) == len(node.children)
-        kind = node.kind if whole or node.kind != "namedtuple" else "dict"  # a namedtuple needs all its fields
-        form = node.form if node.form is None or node.form.kind != REGISTERED else None  # it needs all of its data
+        kind = node.kind if whole or node.kind != "namedtuple" else "dict"  # a namedtuple needs all fields
+        form = node.form if node.form is None or node.form.kind != REGISTERED else None  # these objects need all data
         return replace(node, kind=kind, keys=tuple(key for key, _ in found), children=children, form=form)
 
     tree = prune(structure.tree, ())
@@ -596,7 +597,7 @@ def select(
 
 
 def _no_match(structure: Structure, patterns: Sequence[str], where: str | None) -> StructureMismatchError:
-    """The refusal of globs that cover nothing."""
+    """The error for globs that match nothing."""
     names = sorted(readable(path) for path, _ in structure.walk())
     near = dict.fromkeys(other for pattern in patterns for other in nearest_globs(pattern, names))
     return StructureMismatchError(
@@ -609,7 +610,7 @@ def _no_match(structure: Structure, patterns: Sequence[str], where: str | None) 
 
 
 def _select_items(node: ValueLeaf, values: dict[int, Any], path: str, patterns: Sequence[str]) -> ValueLeaf | None:
-    """A value container of which some items are covered: their paths are those that they would have one by one."""
+    """Reduce a container of small values to the items whose paths match; None if none do."""
     value = values[node.index]
     beneath = [pattern for pattern in patterns if may_match_below(path, pattern)]
     if container_kind(value) is None or not beneath:
@@ -622,7 +623,7 @@ def _select_items(node: ValueLeaf, values: dict[int, Any], path: str, patterns: 
 
 
 def _choose(value: Any, prefix: str, patterns: Sequence[str]) -> Any:
-    """A container of a value container, less the items that are not covered; None if that is all."""
+    """A nested container without items that do not match; None if none match."""
     found = []
     for key, item in zip(*container_items(value), strict=True):
         path = prefix + readable((key,))

@@ -1,4 +1,4 @@
-"""One leaf of a checkpoint, one small value, or a small subtree, found by its path."""
+"""Reads one leaf, small value or small container of a checkpoint by its path."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from deeppart.state.paths import covers, nearest_globs, some_names
 from deeppart.state.tensors import Array, LeafType
 from deeppart.state.tree import ArrayLeaf, Branch, ValueLeaf
 
-#: JSON of more elements would be no use to its reader, and takes 100 times their memory.
+#: Limit for JSON, which takes 100 times the memory of the elements.
 MOST_JSON_ELEMENTS = 10_000_000
 
 
@@ -36,7 +36,7 @@ class ReadLeaf:
     own: bool
 
     def as_numpy(self) -> Numbers:
-        """As numpy's array of its shape."""
+        """The elements as a numpy array of its shape."""
         return as_numpy(self.content, self.type)
 
     def octets(self) -> memoryview:
@@ -78,10 +78,10 @@ class ReadValue:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What is at a path. Fields: docs/commands.md, cat.
+    """The content at a path. Fields: docs/commands.md, cat.
 
     Attributes:
-        is_container: true if the leaves stand below the path.
+        is_container: true if the leaves are below the path.
     """
 
     directory: Path
@@ -94,7 +94,7 @@ class Found:
 
 
 def read_single(root: Path, key: str, step: int | None = None, rank: int = 0, signing: Signing | None = None) -> Found:
-    """Read what is at one path."""
+    """Read the content at a path."""
 
     def use(chosen: Chosen) -> Found:
         with ExitStack() as files:

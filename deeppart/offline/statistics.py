@@ -1,8 +1,8 @@
 """Statistics of the elements of one leaf.
 
-Smallest and largest values and counts are exact. Mean and deviation are those of a type that holds all values of the
-elements: float64, for elements of 8 bytes long double, in which no square of them overflows either. The deviation is
-computed about the mean, so no large mean hides a small one.
+Counts, smallest and largest values are exact. Mean and deviation are computed in float64, and in long double for
+elements of 8 bytes, whose squares do not overflow in it. The deviation is computed about the mean, so a large mean does
+not hide a small deviation.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ Number = int | float | complex
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Statistics of numbers. Those from ``min`` on are of the finite ones, and None where there are none.
+    """Statistics of numbers. ``min`` and the following are those of the finite numbers, or None if there are none.
 
     Attributes:
-        elements: how many numbers.
-        nans: how many of them are NaN; of complex ones: in either part.
-        infinities: how many are infinite, and not NaN.
-        zeros: how many are 0, of either sign.
+        elements: count of all numbers.
+        nans: count of NaNs; for complex numbers, in either part.
+        infinities: count of infinite numbers without NaNs.
+        zeros: count of zeros of either sign.
         min, max: smallest and largest; None for complex numbers, which have no order.
         mean: arithmetic mean.
-        std: standard deviation, of the elements themselves: divided by their number.
+        std: population standard deviation.
         rms: root of the mean square.
     """
 
@@ -46,15 +46,15 @@ class Stats:
 
 
 def statistics(array: Array, kind: LeafType) -> Stats | None:
-    """Those of a leaf; None if it does not consist of numbers."""
+    """The statistics of a leaf; None if it does not consist of numbers."""
     if kind.kind != "torch" and np.dtype(kind.dtype).kind not in "biufc":
         return None
     wide: Any = np.longdouble if kind.itemsize >= np.dtype(np.float64).itemsize else np.float64
     nans = infinities = zeros = count = elements = 0
     least: Any = None
     most: Any = None
-    total, rest, squares = np.zeros((3, 2), np.longdouble)  # of real and imaginary parts
-    with np.errstate(all="ignore"):  # an overflow is shown as the infinity that it gives
+    total, rest, squares = np.zeros((3, 2), np.longdouble)  # for real and imaginary parts
+    with np.errstate(all="ignore"):  # an overflow becomes infinity
         for found in _numbers(array, kind):
             elements += found.size
             zeros += found.size - int(np.count_nonzero(found))
@@ -74,7 +74,7 @@ def statistics(array: Array, kind: LeafType) -> Stats | None:
             for place, part in enumerate((finite.real, finite.imag)):
                 deviations = part.astype(wide, copy=False) - mean[place].astype(wide)
                 squares[place] += np.square(deviations).sum()
-                rest[place] += deviations.sum()  # what rounding the mean leaves of them
+                rest[place] += deviations.sum()  # 0 but for the rounding of the mean
         variance = np.maximum(squares / count - np.square(rest / count), 0).sum()
         spread = float(np.sqrt(variance)), float(np.sqrt(variance + np.square(mean).sum()))
     if least is None:

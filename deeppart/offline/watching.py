@@ -1,7 +1,7 @@
-"""What the status files of a directory say of its job, put together: what is in flight, who is late, what went wrong.
+"""Combines the status files of a directory: checkpoints in flight, late ranks, and errors of its job.
 
-It takes the files as they are and asks no rank. What it knows of whether the job runs is the lock on the directory,.
-Pure but for :func:`look_at_job`.
+It only reads files. Whether the job is running is known from the lock on the directory. Pure except for
+:func:`look_at_job`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from deeppart.telemetry import (
     sessions_with_status,
 )
 
-#: States of a job. UNKNOWN: the file system has no locks. SILENT: it runs, and has written no status.
+#: States of a job. UNKNOWN: the file system has no locks. SILENT: the job is running, and has written no status.
 RUNNING_JOB, ENDED, FAILED_JOB, DIED, UNKNOWN, SILENT = "running", "ended", "failed", "died", "unknown", "silent"
 #: A rank with a checkpoint in flight writes every 10 seconds.
 STALE_S = LONG_S + 3 * AGAIN_S
@@ -36,14 +36,14 @@ STALE_S = LONG_S + 3 * AGAIN_S
 
 @dataclass(frozen=True, slots=True)
 class LevelView:
-    """One level, of all ranks that have written.
+    """One level, for all ranks with a status file.
 
     Attributes:
         name: of the level.
-        every: it gets every how many checkpoints; None with ``every="auto"``.
-        step, age_s, seconds: of the last that is complete: its step, how long ago that was, and how long it took.
-        nbytes, bytes_per_s: what the ranks that have written put there, together; None where nothing was.
-        done, failed: how many.
+        every: n if every n-th checkpoint is stored at it; None with ``every="auto"``.
+        step, age_s, seconds: of the last complete checkpoint: its step, time since its completion, and duration.
+        nbytes, bytes_per_s: of these ranks together; None if nothing was written.
+        done, failed: counts of checkpoints.
     """
 
     columns: ClassVar = {
@@ -74,9 +74,9 @@ class LevelProgress:
     """A level of a checkpoint in flight.
 
     Attributes:
-        name, state: of the level; its state where it has come least far.
-        late: ranks that have not done their own work there, if others have.
-        error: why it failed, or None.
+        name, state: of the level; the state on the rank that is furthest behind.
+        late: ranks that have not done their work, if others have.
+        error: why the level failed, or None.
     """
 
     name: str
@@ -87,17 +87,17 @@ class LevelProgress:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointView:
-    """A checkpoint in flight, or the last one, as all ranks that have written know it.
+    """A checkpoint in flight, or the last one, by the status files of all ranks.
 
     Attributes:
-        number, step: which.
-        began: when ``checkpoint()`` returned, UTC, ISO 8601; on the first of the ranks.
+        number, step: of the checkpoint.
+        began: when ``checkpoint()`` returned on the first rank, UTC, ISO 8601.
         age_s: seconds since then.
         over: true if it is over on all of these ranks.
-        blocked_s: the most on any of them.
-        levels: to which it goes.
-        missing: ranks whose status files do not have it yet, though others have for so long that they are late.
-        hanging: operations on storage that do not return, with the rank.
+        blocked_s: longest blocked time of a rank.
+        levels: its levels.
+        missing: late ranks, which have not begun it long after others have.
+        hanging: storage operations that do not return, with the rank.
     """
 
     number: int
@@ -113,18 +113,18 @@ class CheckpointView:
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """A directory's job, at one moment.
+    """The job of a directory at one moment.
 
     Attributes:
-        directory: as it was given.
+        directory: as given.
         time: seconds since 1970.
         state: one of the states above.
         owner: of the directory.
-        ranks: what each of them wrote, ascending.
+        ranks: the status of each rank, in ascending order.
         stale: ranks that have not written for too long.
-        levels: that are on.
-        checkpoints: the last that is over, and those in flight.
-        errors: (rank, error), oldest first; an error of all ranks once.
+        levels: the levels in use.
+        checkpoints: the last finished checkpoint, and those in flight.
+        errors: (rank, error), oldest first; an error of all ranks appears once.
         problems: lines about files that are not used.
     """
 
@@ -143,17 +143,17 @@ class JobView:
 
     @property
     def lead(self) -> RankStatus | None:
-        """The status of the lowest rank: what it says of the job holds for all."""
+        """The status of the lowest rank, whose information about the job is valid for all ranks."""
         return self.ranks[0] if self.ranks else None
 
     @property
     def good(self) -> bool:
-        """True if all is well."""
+        """True if there is no problem."""
         return not self.reasons
 
     @property
     def blocked(self) -> Blocked | None:
-        """None before the first checkpoint."""
+        """The blocked time; None before the first checkpoint."""
         if not self.checkpoints:
             return None
         worst = max(self.ranks, key=lambda each: _number(each, "checkpoint_blocked_seconds_total"))
@@ -166,12 +166,12 @@ class JobView:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Lines about what is not as it should be; none if all is well."""
+        """Lines about problems; none if everything is well."""
         return tuple(_reasons(self))
 
 
 def look_at_job(root: Path, now_s: float) -> JobView:
-    """The job that took a directory last."""
+    """View the last job of a directory."""
     require_directory(root)
     owner = read_owner(root)
     written = sessions_with_status(root)
@@ -183,13 +183,13 @@ def look_at_job(root: Path, now_s: float) -> JobView:
         )
     sessions = [owner.session] if owner is not None and owner.session else written
     found = [read_statuses(root, session) for session in sessions if session in written]
-    # Where the lock file does not tell, the one that has written last.
+    # If the lock file does not have the session, use the one that has written last.
     newest = max(found, key=lambda each: max((status.written for status in each.found), default=""), default=Statuses())
     return put_together(str(root), owner, newest, now_s)
 
 
 def put_together(directory: str, owner: Owner | None, statuses: Statuses, now_s: float) -> JobView:
-    """The same, of what was read."""
+    """The same, from what was read."""
     ranks = statuses.found
     state = _state(owner, ranks)
     goes_on = state in (RUNNING_JOB, UNKNOWN)
@@ -211,18 +211,18 @@ def put_together(directory: str, owner: Owner | None, statuses: Statuses, now_s:
 
 
 def age_of(moment: str, now_s: float) -> float:
-    """Seconds since a moment; 0 if it is to come, or if the clock of who wrote it is ahead."""
+    """Seconds since a moment; 0 if it is in the future, or the writer's clock is ahead."""
     return max(0.0, now_s - seconds_of(moment))
 
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """How long ``checkpoint()`` took, on the rank of those that have written on which it took longest altogether.
+    """Time spent in ``checkpoint()``, on the rank with the largest total.
 
     Attributes:
-        checkpoints: that are over.
-        last_s: of the newest, over or not.
-        total_s, most_s: of all that are over; of the longest of them.
+        checkpoints: number of finished checkpoints.
+        last_s: of the newest checkpoint, finished or not.
+        total_s, most_s: sum and maximum of the finished ones.
     """
 
     json_also: ClassVar = ("mean_s",)
@@ -234,12 +234,12 @@ class Blocked:
 
     @property
     def mean_s(self) -> float | None:
-        """None before the first is over."""
+        """Mean of the finished checkpoints, or None."""
         return self.total_s / self.checkpoints if self.checkpoints else None
 
 
 def _number(status: RankStatus, name: str, label: str = "") -> float:
-    """A metric; 0 where a status does not have it."""
+    """A metric; 0 if a status does not have it."""
     return status.metric(name, label) or 0
 
 
@@ -264,7 +264,7 @@ def _level(name: str, ranks: Sequence[RankStatus], now_s: float) -> LevelView:
     step, at_s = newest.metric("level_last_step", name), newest.metric("level_last_time_seconds", name)
     same = [each for each in ranks if each.metric("level_last_step", name) == step]
     written = [(of(each, "last_written_bytes"), of(each, "last_busy_seconds")) for each in same]
-    # Of the ranks that have written, together, while each was at it.
+    # Summed over ranks, each while it was writing.
     rates = [nbytes / seconds for nbytes, seconds in written if nbytes and seconds > 0]
     return LevelView(
         name=name,
@@ -326,7 +326,7 @@ def _progress(name: str, known: dict[int, CheckpointStatus]) -> LevelProgress:
 
 
 def _errors(ranks: Sequence[RankStatus]) -> Iterator[tuple[int, ErrorStatus]]:
-    """What every rank says of a level that failed is one error: in a commit round all hear the same."""
+    """The errors; that of a failed level appears once, since the commit round gives all ranks the same error."""
     seen: set[tuple[int, str, str]] = set()
     for rank, error in sorted(
         ((status.rank, error) for status in ranks for error in status.errors), key=lambda each: (each[1].at, each[0])

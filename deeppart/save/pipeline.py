@@ -553,10 +553,10 @@ class Capturer:
         self._job = None
 
     def after_step(self, optimizer: object) -> None:
-        """Of no interest."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Block optimizers no more."""
+        """Stop blocking optimizers."""
         if self._listening:
             self._listening = False
             REGISTRY.unlisten(self)

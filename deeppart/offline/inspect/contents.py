@@ -1,7 +1,7 @@
-"""The content of one checkpoint: a row for each container, leaf and small value, and the parts with the bytes of each.
+"""The content of a checkpoint: a row for each container, leaf and small value, and the parts with the bytes of each.
 
-Paths, types and small values come from the manifest; where the bytes are comes from the parts' indexes, of which a
-damaged one is noted and passed over. No chunk is read, unless statistics of the elements are asked for.
+Paths, types and small values are from the manifest, the locations of bytes from the indexes of parts; a damaged index
+is reported and skipped. Chunks are only read for statistics.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Leaf:
     shards: tuple[Box, ...] | None = None
     differing: tuple[tuple[int, Box], ...] = ()
     keys: KeyPath = field(default=(), metadata={"json": False})
-    #: The number under which each rank has saved it for itself; None: all ranks together.
+    #: Rank -> number of a per-rank leaf; None -> number of a leaf of all ranks.
     numbers: Mapping[int | None, int] = field(default_factory=dict, metadata={"json": False})
     stats: Stats | None = None
     stats_per_rank: dict[int, Stats | None] | None = None
@@ -75,7 +75,7 @@ class Leaf:
 
     @property
     def boxes_that_differ(self) -> set[Box]:
-        """The boxes of ``differing``, each once."""
+        """The distinct boxes of ``differing``."""
         return {box for _, box in self.differing}
 
 
@@ -90,12 +90,12 @@ class Value:
     value: Any = field(metadata={"json": "value"})
     per_rank: dict[int, Any] | None = field(metadata={"json": "values"})
     keys: KeyPath = field(default=(), metadata={"json": False})
-    #: The object that it is all the data of, for people.
+    #: The object of which it is the whole data, as text.
     form: str = field(default="", metadata={"json": False})
 
     @property
     def type(self) -> str:
-        """Of the value; where every rank has its own, of the first."""
+        """Type of the value; for per-rank values, of the first."""
         return type(self.value if self.per_rank is None else next(iter(self.per_rank.values()), None)).__name__
 
 
@@ -105,8 +105,8 @@ class Container:
 
     Attributes:
         keys: its path.
-        text: what it is, for people.
-        size: how many of its items are shown.
+        text: its kind, as text.
+        size: number of its items that are shown.
     """
 
     keys: KeyPath
@@ -119,10 +119,10 @@ Shown = Container | Leaf | Value
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """A checkpoint, or the leaves of it that were asked for. Fields: docs/commands.md, show.
+    """A checkpoint, or selected leaves of it. Fields: docs/commands.md, show.
 
     Attributes:
-        rows: containers before what is in them, in the order saved.
+        rows: in the saved order, containers before their items.
     """
 
     json_also: ClassVar = ("totals", "leaves")
@@ -181,7 +181,7 @@ def read_contents(
     signing: Signing | None = None,
     progress: Progress | None = None,
 ) -> Contents:
-    """Describe a committed checkpoint; with ``progress``, read its leaves, too, for statistics of their elements."""
+    """Describe a committed checkpoint; with ``progress``, also read its leaves for statistics."""
 
     def use(chosen: Chosen) -> Contents:
         problems: list[str] = []
@@ -209,21 +209,21 @@ def read_contents(
 
 
 class _Table:
-    """What all ranks have saved, each path once, as far as its parts can be used."""
+    """The content of all ranks, each path once, as far as parts can be used."""
 
     def __init__(self, checkpoint: OpenCheckpoint) -> None:
         self._checkpoint, self._manifest = checkpoint, checkpoint.step.manifest
         self._compared = _steps_compared(self._manifest)
         self._holdings = self._sort_holdings()
-        #: By path and sort, since ranks may have different things at a path.
+        #: By path and kind of row, since ranks may have different kinds at a path.
         self._found: dict[tuple[ExactPath, str], Shown] = {}
         self._inside: dict[ExactPath | None, list[tuple[ExactPath, str]]] = {}
 
     def rows(self, patterns: Sequence[str]) -> list[Shown]:
-        """All that the globs cover; StructureMismatchError if that is nothing."""
+        """The rows that the globs match; StructureMismatchError if there are none."""
         ranks = self._checkpoint.parts if self._checkpoint.shared.has_rank_local else ()
         refusal: StructureMismatchError | None = None
-        for rank in ranks or (None,):  # without rank-local items, all is in what they share
+        for rank in ranks or (None,):  # without rank-local items, the shared structure has everything
             view = self._checkpoint.as_rank(rank)
             try:
                 tree, _ = view.select(patterns or None)
@@ -286,8 +286,8 @@ class _Table:
         return replace(leaf, compared=self._compared.get(index, self._manifest.attempt.step))
 
     def _sort_holdings(self) -> dict[tuple[int, int | None], list[Holding]]:
-        """Leaf number, and the rank of a rank-local leaf -> who holds it; without spans that the structure
-        contradicts.
+        """(leaf number, rank of a rank-local leaf or None) -> its holdings, without spans that contradict the
+        structure.
         """
         per_rank, divisions = self._checkpoint.shared.per_rank.tolist(), self._checkpoint.shared.divisions
         found: dict[tuple[int, int | None], list[tuple[int, int, int, int]]] = {}
@@ -304,8 +304,8 @@ class _Table:
 
 
 def _steps_compared(manifest: Manifest) -> dict[int, int | None]:
-    """Leaf number -> when it was last compared in full, for those that were not at the step itself."""
-    leaves = len(manifest.structure.get("leaves", ()))  # a range may reach further: it is not to cost memory
+    """Leaf number -> step at which it was last compared in full, for leaves that were not at this step."""
+    leaves = len(manifest.structure.get("leaves", ()))  # a forged range may reach further, and must not cost memory
     return {
         leaf: group.step
         for group in manifest.compared
@@ -317,9 +317,9 @@ def _steps_compared(manifest: Manifest) -> dict[int, int | None]:
 def _with_statistics(
     rows: Sequence[Shown], checkpoint: OpenCheckpoint, progress: Progress
 ) -> tuple[list[Shown], list[str]]:
-    """The rows with statistics of their leaves, and lines about those that cannot be read.
+    """The rows with statistics of their leaves, and lines about leaves that cannot be read.
 
-    Every chunk of them is read, and its digest checked; at most 256 MiB of leaves, or one leaf, are in memory.
+    All of their chunks are read, and the digests checked; at most 256 MiB of leaves, or one leaf, are in memory.
     """
     wanted: dict[int | None, dict[int, KeyPath]] = {}
     for leaf in rows:

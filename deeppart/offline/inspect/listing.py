@@ -1,8 +1,8 @@
-"""The steps in a checkpoint directory and, if asked, on node-local storage, complete or with the reason why not.
+"""Lists the steps in a checkpoint directory and on given node-local directories: complete, or the reason why not.
 
-Cheap: manifests, and the lengths, headers, footers and indexes of parts are read; no chunk is. "Complete" means that
-every part is there and is the one that the manifest names, and so are the earlier parts that it refers to. That the
-bytes are sound is for :mod:`deeppart.offline.inspect.verifying` to find.
+Cheap: reads manifests, and lengths, headers, footers and indexes of parts, but no chunks. "Complete" means that every
+part exists and is the one in the manifest, and so are the earlier parts to which it refers.
+:mod:`deeppart.offline.inspect.verifying` checks the bytes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from deeppart.storage import (
     read_steps,
 )
 
-#: Not complete there, but whole together with the node-local directories that were given.
+#: State of a step that is incomplete on the persistent level, but complete together with the node-local directories.
 RECOVERABLE = "recoverable"
 
 
@@ -79,12 +79,12 @@ class StepSummary:
 
     @property
     def step(self) -> int:
-        """Its number."""
+        """Number of the step."""
         return self.key.step
 
     @property
     def ranks(self) -> int | None:
-        """How many saved it."""
+        """Number of ranks that saved it."""
         return self.attempt.world_size if self.attempt else None
 
     @property
@@ -134,9 +134,9 @@ class Listing:
 
     @property
     def may_be_on_nodes(self) -> bool:
-        """True if listing nodes could change the state of the newest step: there is none, or it is not complete.
+        """True if there may be a newer step on nodes, because there is no step, or the newest one is not complete.
 
-        Where the newest step is whole nothing tells that the job has a ``local_dir`` at all.
+        If the newest step is complete, it is unknown whether the job has a ``local_dir`` at all.
         """
         if self.local_dirs:
             return False
@@ -144,7 +144,7 @@ class Listing:
 
 
 def list_directory(root: Path, local_dirs: Sequence[Path] = (), signing: Signing | None = None) -> Listing:
-    """Look at a persistent directory and at node-local ones that belong to it."""
+    """List the steps of a persistent directory and of its node-local directories."""
     require_directory(root)
     lineage, stocks, problems = None, list[tuple[Path, NodeContents]](), list[str]()
     try:
@@ -158,10 +158,10 @@ def list_directory(root: Path, local_dirs: Sequence[Path] = (), signing: Signing
     local = _OnNodes(stocks, (entry.stored for entry in entries if entry.manifest is not None))
     attempts = {entry.key: _attempt_of(entry, local) for entry in entries}
     alone = [attempt for attempt in local.attempts if attempt not in attempts.values()]
-    # Parts of different attempts never count together.
+    # Parts of different attempts are never combined.
     steps = [_summary(root, each.key, each, None, local) for each in sorted(alone, key=lambda each: each.sequence)]
     steps += [_summary(root, entry.key, attempts[entry.key], entry, local) for entry in entries]
-    steps.sort(key=lambda each: each.step)  # of one step, what is on nodes alone stays first
+    steps.sort(key=lambda each: each.step)  # stable: of one step, attempts that are only on nodes stay first
     suspicions = Suspicions.read(store)
     problems += suspicions.problems
     names = step_names(step.key for step in steps)
@@ -177,7 +177,7 @@ def list_directory(root: Path, local_dirs: Sequence[Path] = (), signing: Signing
 
 
 def require_directory(root: Path) -> None:
-    """Refuse what is no checkpoint directory, and say what it is instead. It may be empty."""
+    """Raise if a path is not a checkpoint directory (which may be empty), and say what it is instead."""
     try:
         root.stat()
     except FileNotFoundError as error:
@@ -200,12 +200,12 @@ class _OnNodes:
         self.attempts = [attempt for attempt in self._files.attempts() if self._files.known_parts(attempt)]
 
     def lacks_nearly_all(self, attempt: Attempt) -> bool:
-        """True if so many parts are on no node that it is useless to look for each."""
+        """True if so many parts are on no node that looking for each of them is useless."""
         return self._files.is_hopeless(attempt)
 
     def look(self, attempt: Attempt) -> tuple[set[int], list[StepLocation]]:
-        """The parts that can be had here; and those that are there at each level and in each directory, as far as
-        nothing contradicts them, of parity the owners of shares.
+        """The recoverable parts; and the parts at each level in each directory that nothing contradicts (for parity,
+        the owners of shares).
         """
         few = self.lacks_nearly_all(attempt)
         findings = [] if few or attempt not in self.attempts else self._files.findings(attempt)
@@ -231,13 +231,13 @@ class _OnNodes:
         ]
 
     def nbytes(self, attempt: Attempt) -> int:
-        """Length of all parts, each counted once."""
+        """Bytes of all parts, each counted once."""
         each = {part.rank: part.nbytes for _, found in self._stocks for part in found.parts if part.attempt == attempt}
         return sum(each.values())
 
 
 def _attempt_of(entry: PersistentStep, local: _OnNodes) -> Attempt | None:
-    """Whose it is; of an unfinished step, from whose files nothing can be restored, the same attempt on nodes."""
+    """The attempt of a step; for an unfinished one, which cannot be restored, the same attempt on nodes."""
     if entry.manifest is not None or entry.state != StepState.UNFINISHED:
         return None if entry.manifest is None else entry.manifest.attempt
     return next((each for each in local.attempts if each.key == entry.key), None)
@@ -283,12 +283,12 @@ def step_names(keys: Iterable[StepKey]) -> dict[StepKey, str]:
 
 
 def name_step(key: StepKey) -> str:
-    """Step and session, the latter by its first digits, and its sequence."""
+    """Step, first digits of the session, and sequence."""
     return f"{key.step} (session {key.session[:8]}..., {key.sequence})"
 
 
 def name_ranks(ranks: Iterable[int]) -> str:
-    """Ranks as ranges, eight at most: ``0-3, 7``."""
+    """Ranks as at most eight ranges: ``0-3, 7``."""
     ranges: list[tuple[int, int]] = []
     for rank in sorted(ranks):
         if ranges and ranges[-1][1] == rank - 1:
@@ -299,21 +299,21 @@ def name_ranks(ranks: Iterable[int]) -> str:
     return ", ".join(texts[:8]) + (", ..." if len(texts) > 8 else "")
 
 
-#: Every part that the manifest names is on the persistent level.
+#: State of a step all of whose parts are on the persistent level.
 COMPLETE = "complete"
 
 
 @dataclass(frozen=True, slots=True)
 class PersistentStep:
-    """A step on the persistent level, of which every part was looked at.
+    """A step on the persistent level, all of whose parts were examined.
 
     Attributes:
-        stored: its manifest, or why there is none.
-        state: COMPLETE, or a StepState: UNFINISHED, NEWER, or DAMAGED (the manifest, or a part that is missing or is
-            not the one that it names).
-        reasons: the reasons why it is not complete.
-        parts: ranks whose part is there and is the right one; without a sound manifest, ranks whose file is there.
-        nbytes: length of all part files in its place.
+        stored: its manifest, or the reason why there is none.
+        state: COMPLETE, or a StepState: UNFINISHED, NEWER, or DAMAGED (the manifest, or a part that is missing or not
+            the one in the manifest).
+        reasons: why it is not complete.
+        parts: ranks with the right part; without a sound manifest, ranks with any part file.
+        nbytes: length of all part files in its directory.
     """
 
     stored: StoredStep
@@ -324,17 +324,17 @@ class PersistentStep:
 
     @property
     def key(self) -> StepKey:
-        """From its name."""
+        """The key, from the name of its directory."""
         return self.stored.key
 
     @property
     def step(self) -> int:
-        """Its number."""
+        """Number of the step."""
         return self.key.step
 
     @property
     def manifest(self) -> Manifest | None:
-        """None where there is no sound one."""
+        """The manifest; None if it is not sound."""
         return self.stored.manifest if self.stored.error is None else None
 
     @property
@@ -344,29 +344,29 @@ class PersistentStep:
 
     @property
     def refused(self) -> bool:
-        """True if the only fault of the manifest is that it is not signed with one of the keys."""
+        """True if the only problem of the manifest is that it is not signed with one of the keys."""
         return isinstance(self.stored.error, SignatureError)
 
 
 def examine(store: Store, signing: Signing | None = None) -> list[PersistentStep]:
-    """Every step of a persistent directory, by ascending step, less what is retired meanwhile, and less those that have
-    been removed but for parts to which later steps refer.
+    """Examine every step of a persistent directory in ascending order, without steps that are retired in the meantime,
+    and without removed steps of which only parts remain to which later steps refer.
     """
     for _ in range(MOST_LOOKS):
         steps = read_steps(store, signing)
         looked = [_examine(each) for each in (*steps.committed, *steps.others)]
-        if None not in looked:  # otherwise the job has committed newer ones, and there may be no others
+        if None not in looked:  # otherwise read again: the job has committed newer steps
             break
     return sorted((entry for entry in looked if entry is not None), key=_order)
 
 
 def _order(entry: PersistentStep) -> tuple[int, bool, str, int]:
-    """By step; of several at one step unfinished ones first, then by the time of the commit."""
+    """Sort key: step, then unfinished attempts, then others by the time of the commit."""
     return (entry.step, entry.is_committed, entry.manifest.created if entry.manifest else "", entry.key.sequence)
 
 
 def _examine(step: StoredStep) -> PersistentStep | None:
-    """Look at every part; None if the step is retired meanwhile."""
+    """Examine every part; None if the step is retired in the meantime."""
     ranks, nbytes = _part_files(step)
     if step.error is not None:
         whole = f"manifest: {step.reason}" if step.state == StepState.DAMAGED else step.error.summary
@@ -380,7 +380,7 @@ def _examine(step: StoredStep) -> PersistentStep | None:
 
 
 def _part_files(step: StoredStep) -> tuple[tuple[int, ...], int]:
-    """(ranks, bytes) of the part files that are there, whatever is in them."""
+    """(ranks, bytes) of the existing part files, whatever their content."""
     place, found = step_name(step.key), dict[int, int]()
     try:
         names = step.store.list(place)

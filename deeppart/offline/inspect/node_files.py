@@ -1,4 +1,4 @@
-"""Verifying what lies on nodes: every byte of the parts, copies and parity under node-local directories."""
+"""Verifies every byte of the parts, copies and parity in node-local directories."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from deeppart.model import Attempt, SuspectLeaf
 from deeppart.part import Signing, is_hex32, parse_step_name
 from deeppart.storage import NodeContents, Note, file_problem, is_copy, is_gone, read_lineage, take_stock
 
-#: Node-local directories, and what is there.
+#: Node-local directories and their contents.
 Stocks = Sequence[tuple[Path, NodeContents]]
 
 
 @dataclass(frozen=True, slots=True)
 class NodeDamage:
-    """A file on a node that is not sound.
+    """A damaged file on a node.
 
     Attributes:
-        directory: the node-local directory that was given.
+        directory: the given node-local directory.
         path: the file.
-        message: the fault.
+        message: the damage.
     """
 
     directory: Path
@@ -48,12 +48,12 @@ class NodeFiles:
 
     @property
     def state(self) -> str:
-        """One of "damaged", "not read", if some of it could not be, and "sound"."""
+        """The result: "damaged", "not read" (if some files could not be read), or "sound"."""
         return "damaged" if self.damage else "not read" if self.unread else "sound"
 
 
 def lineage_of(root: Path, *, with_nodes: bool = True) -> str:
-    """The lineage of a checkpoint directory, which says what on nodes belongs to it."""
+    """The lineage of a checkpoint directory, by which files on nodes belong to it."""
     lineage = read_lineage(root)
     if lineage is None:
         raise FormatError(
@@ -72,9 +72,7 @@ def lineage_of(root: Path, *, with_nodes: bool = True) -> str:
 
 
 def look_at_nodes(root: Path, directories: Sequence[Path], signing: Signing | None) -> Stocks:
-    """What lies under node-local directories that a person has named, who may have mistyped them, of a checkpoint
-    directory.
-    """
+    """List the files of a checkpoint directory in node-local directories, whose paths a user may have mistyped."""
     lineage = lineage_of(root) if directories else ""
     return [(directory, _stock_of(directory, lineage, signing)) for directory in directories]
 
@@ -95,7 +93,7 @@ def _stock_of(directory: Path, lineage: str, signing: Signing | None) -> NodeCon
 
 
 def verify_nodes(stocks: Stocks, signing: Signing | None, step: int | None = None) -> NodeFiles:
-    """Read everything that was found under node-local directories."""
+    """Read all files that were found in node-local directories."""
     damage, remarks, unread = list[NodeDamage](), list[str](), list[str]()
     files = nbytes = 0
     for directory, stock in stocks:
@@ -108,7 +106,7 @@ def verify_nodes(stocks: Stocks, signing: Signing | None, step: int | None = Non
             problem = file_problem(path, signing)
             if problem is not None:
                 damage.append(NodeDamage(directory, path, problem))
-    damage = [each for each in damage if not is_gone(each.path)]  # a running job may have retired it meanwhile
+    damage = [each for each in damage if not is_gone(each.path)]  # a running job may have retired it
     return NodeFiles(stocks, tuple(damage), files, nbytes, tuple(remarks), tuple(unread))
 
 
@@ -120,6 +118,6 @@ def _sound(stock: NodeContents, step: int | None) -> list[tuple[Path, int]]:
 
 
 def _is_of(path: Path, step: int | None) -> bool:
-    """True if a file lies in a directory of a step; None for any."""
+    """True if a file is in a directory of ``step`` (None: of any step)."""
     key = parse_step_name(path.parent.name)
     return step is None or (key is not None and key.step == step)

@@ -1,4 +1,4 @@
-"""The plan of a restore, without doing it: the step, the source of every part, and the reason against newer steps."""
+"""Plans a restore without doing it: the step, the sources of every part, and why newer steps cannot be restored."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from deeppart.plan.restart import (
 from deeppart.recovery import Ranks, suspect_lines, take_inventory
 from deeppart.storage import NodeContents, PersistentLevel, PosixStore, read_step
 
-#: (part, its file on the persistent level) -> what is wrong with that, or None.
+#: (part, its file on the persistent level) -> what is wrong with it, or None.
 Look = Callable[[int, str], str | None]
-#: A process alone waits for nobody.
+#: Timeout of a single process, which waits for no other.
 _ALONE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedSource:
-    """A source of a part: as :class:`deeppart.plan.restart.Source`; ``readers``: how many ranks can read it."""
+    """A source of a part, see :class:`deeppart.plan.restart.Source`; ``readers``: number of ranks that can read it."""
 
     level: str
     path: str
@@ -48,7 +48,7 @@ class PlannedSource:
 
 @dataclass(frozen=True, slots=True)
 class PlannedPart:
-    """A part, the ranks that read it, the first of them, and its sources in the order in which they are tried."""
+    """A part, the ranks that read it, the first of these, and its sources in the order in which they are tried."""
 
     part: int
     reader: int
@@ -87,7 +87,7 @@ class RestorePlan:
 def plan_here(
     root: Path, local_dirs: Sequence[Path], ranks: int | None, step: int | None, signing: Signing | None = None
 ) -> RestorePlan:
-    """Plan with directories that this one process sees; each of ``local_dirs`` counts as a node."""
+    """Plan with directories that this process can read; each of ``local_dirs`` counts as a node."""
     require_directory(root)
     lineage = lineage_of(root, with_nodes=bool(local_dirs))
     stocks = [stock for _, stock in look_at_nodes(root, local_dirs, signing)]
@@ -100,7 +100,7 @@ def plan_here(
         size = max([size, *(part.attempt.world_size for stock in stocks for part in stock.parts)])
     size = max(size, nodes)
     node_of = tuple(rank * nodes // size for rank in range(size))
-    at = {node_of.index(node): node for node in range(len(stocks))}  # one rank lists what its node has
+    at = {node_of.index(node): node for node in range(len(stocks))}  # one rank lists the files of its node
     spread = replace(
         inventory,
         found=tuple(here.found[at[rank]] if rank in at else () for rank in range(size)),
@@ -122,8 +122,8 @@ def plan_together(
     *,
     leads: bool = True,
 ) -> RestorePlan:
-    """Plan on the nodes themselves, one process per rank or per node, of which one ``leads`` and reads ``local_dir``
-    (collective). Rank 0 has the plan, the others only its step.
+    """Plan on the nodes themselves, with one process per rank or node (collective). One process of each node ``leads``
+    and reads ``local_dir``. Rank 0 has the plan, the others only its step.
     """
     require_directory(root)
     lineage = lineage_of(root, with_nodes=local_dir is not None)
@@ -137,7 +137,7 @@ def plan_together(
 
 
 def _looks(root: Path, signing: Signing | None) -> Look:
-    """Looks at files of the persistent level, once each."""
+    """A function that checks files of the persistent level, each once."""
     store = PosixStore(access.below_root(root))
     step_of = functools.cache(lambda key: read_step(store, key, signing))
 
@@ -195,7 +195,9 @@ def _planned(read: Read, sources: Sequence[Source]) -> PlannedPart:
 
 
 def _without_missing(candidate: Candidate, size: int, look: Look) -> tuple[Candidate | int, list[str]]:
-    """A step without files of the persistent level that a restore would find missing or damaged, and what they are."""
+    """The candidate without files of the persistent level that a restore would find missing or damaged, and lines about
+    these.
+    """
     problems: list[str] = []
     while True:
         bad = []

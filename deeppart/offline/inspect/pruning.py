@@ -1,8 +1,8 @@
-"""Removing steps: what a selection means, and the removal itself. The last complete checkpoint is never among it.
+"""Removes steps: evaluates a selection, and carries it out. The last complete checkpoint is never removed.
 
-Whoever can write to the directory can put a step there that is newer than all others. So where steps are signed, only
-those that are count as complete: with a key those that are signed with it, without one those that say that they are.
-Others are treated as ones whose manifest cannot be read: for ``keep`` they stay, by their numbers they can be removed.
+Anyone who can write to the directory can create a step that is newer than all others. So if any step is signed, only
+signed steps count as complete: with a key those signed with it, without a key those that claim to be signed. Others are
+treated like steps whose manifest cannot be read: ``keep`` leaves them, but they can be removed by number.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Selection:
     """The selection of steps to remove.
 
     Attributes:
-        keep: committed steps other than the ``keep`` complete ones committed last, and none committed later than those.
+        keep: committed steps other than the ``keep`` complete ones committed last, and no step committed after these.
         after, before: only committed steps with greater, or smaller, numbers.
         incomplete: also every step that was never committed.
         allow_empty: even if no complete checkpoint is left.
@@ -78,13 +78,13 @@ class Removal:
 
     @property
     def state_text(self) -> str:
-        """The state, for people."""
+        """The state as text."""
         return self.state or "local only"
 
 
 @dataclass(frozen=True, slots=True)
 class PrunePlan:
-    """The plan that follows from a selection, and what has become of it. Fields: docs/commands.md, prune."""
+    """The plan for a selection, and its result. Fields: docs/commands.md, prune."""
 
     directory: Path
     owner: Owner | None = field(compare=False)
@@ -100,12 +100,12 @@ class PrunePlan:
 
     @property
     def good(self) -> bool:
-        """True if nothing that was to be removed could not be."""
+        """True if everything could be removed."""
         return not self.failed
 
     @property
     def names(self) -> dict[StepKey, str]:
-        """Of all steps concerned, for people."""
+        """Key -> name of all steps concerned."""
         return step_names([*(removal.key for removal in self.remove), *self.kept])
 
     @property
@@ -117,14 +117,14 @@ class PrunePlan:
 def plan_prune(
     root: Path, selection: Selection, local_dirs: Sequence[Path] = (), signing: Signing | None = None
 ) -> PrunePlan:
-    """Find what a selection means for a directory; changes nothing."""
+    """Evaluate a selection for a directory; changes nothing."""
     require_directory(root)
     steps = examine(PosixStore(root), signing)
     uncounted = _uncounted(root, steps)
     counted = {entry.key for entry in steps if entry.state == COMPLETE} - uncounted.keys()
     chosen = {entry.key: entry for entry in _choose(root, steps, selection, counted, uncounted)}
     stay = [entry for entry in steps if entry.key not in chosen]
-    # A wrong key must not make it look as if there were nothing to lose.
+    # With a wrong key, no step counts as complete: steps that are refused for that reason must not be removed silently.
     lost = [entry.step for entry in chosen.values() if entry.state == COMPLETE or entry.refused]
     if lost and not any(entry.key in counted for entry in stay) and not selection.allow_empty:
         raise _refusal(root, lost, uncounted)
@@ -144,7 +144,7 @@ def plan_prune(
 
 
 def _needed_bytes(entry: PersistentStep, stay: Iterable[PersistentStep]) -> int:
-    """Bytes of the parts that do not go with a step, since steps that stay refer to them."""
+    """Bytes of a step's parts that stay because remaining steps refer to them."""
     if entry.manifest is None:
         return 0
     needed = {each for other in stay if other.manifest is not None for each in other.manifest.needed_parts}
@@ -165,7 +165,7 @@ def _refusal(root: Path, lost: Sequence[int], uncounted: Mapping[StepKey, str]) 
 
 
 def _uncounted(root: Path, steps: Sequence[PersistentStep]) -> dict[StepKey, str]:
-    """Steps that may be forged, or that a job of this user would not use -> the reason why they do not count."""
+    """Steps that may be forged, or that this user's job would not use -> why they do not count as complete."""
     found = {entry.key: entry.reasons[0] for entry in steps if entry.refused}
     manifests = [(entry.key, entry.manifest) for entry in steps if entry.manifest is not None]
     if any(manifest.signed for _, manifest in manifests):
@@ -189,8 +189,8 @@ def _lines(uncounted: Mapping[StepKey, str]) -> list[str]:
 def _goes_too(
     key: StepKey, selection: Selection, chosen: Iterable[PersistentStep], stay: Iterable[PersistentStep]
 ) -> bool:
-    """True if a directory on node-local storage is removed: with the committed steps of its number, unless its own
-    stays.
+    """True if a step on node-local storage is removed: together with committed steps of its number, unless the same
+    attempt stays.
     """
     if any(entry.is_committed and entry.key == key for entry in stay):
         return False
@@ -202,9 +202,9 @@ def _goes_too(
 
 
 def prune(plan: PrunePlan) -> PrunePlan:
-    """Remove what was planned, newest first; one refusal does not keep the rest from being removed.
+    """Carry out a plan, newest steps first, and continue after errors.
 
-    Hold the directory (:func:`deeppart.storage.hold_directory`) from planning to the end of this.
+    Hold the directory (:func:`deeppart.storage.hold_directory`) from the planning until this returns.
     """
     removed: list[StepKey] = []
     failed: dict[StepKey, str] = {}
@@ -224,14 +224,15 @@ def prune(plan: PrunePlan) -> PrunePlan:
             failed[key] = f"{error.summary}: {error.found}: {error.where}"
             return False
 
-    # A restore takes the newest: going back that is cut short has gone back some of the way. And none refers to newer.
+    # Newest first: if interrupted, a restore continues from an older step, as wanted; and no step refers to a newer
+    # one.
     for removal in reversed(plan.remove):
         for directory in removal.directories:
             if is_gone(directory, removal.key) and access.exists(directory):
                 left.append(directory)
         if removal.key not in failed:
             removed.append(removal.key)
-    # What was left for steps that have gone since, now or before.
+    # Parts that were kept for steps that no longer exist.
     for key in (referred_to | {removal.key for removal in plan.remove}) - needed.committed:
         is_gone(plan.directory / step_name(key), key)
     return replace(plan, removed=tuple(sorted(removed)), failed=dict(sorted(failed.items())), left=tuple(sorted(left)))
@@ -249,8 +250,8 @@ def _choose(
         return chosen
     committed = [entry for entry in steps if entry.is_committed and selection.has_number(entry.step)]
     if selection.keep is not None:
-        # Ones without a readable manifest have no time: whether they are older cannot be told, so they stay. So do
-        # those whose manifest anybody may have written.
+        # Steps without a readable manifest have no time of commit, so they stay. So do steps whose manifest may be
+        # forged.
         trusted = [entry for entry in steps if entry.key not in uncounted]
         older = _older_than_kept(trusted, counted, selection.keep)
         committed = [entry for entry in committed if entry.key in older]
@@ -278,7 +279,7 @@ def _older_than_kept(steps: Sequence[PersistentStep], counted: Collection[StepKe
 
 
 def _local_steps(root: Path, local_dirs: Sequence[Path]) -> dict[StepKey, list[Path]]:
-    """step -> its directories on node-local storage."""
+    """Step -> its directories on node-local storage."""
     found: dict[StepKey, list[Path]] = {}
     if not local_dirs:
         return found

@@ -1,8 +1,8 @@
-"""Verifying a checkpoint: every byte is read, every digest checked, and all damage named by the leaves it hits.
+"""Verifies a checkpoint: reads every byte, checks every digest, and names the leaves that are damaged.
 
-Digests in play: the manifest's own, each part's header, footer, index and whole file, each chunk's encoded and decoded
-bytes. A damaged chunk does not end the search. Of a part whose index cannot be trusted, the leaves are found by
-elimination: what no other part holds was there.
+The digests are those of the manifest; of header, footer, index and whole file of each part; and of the encoded and
+decoded bytes of each chunk. Verification continues after damage. The leaves of a part with a damaged index are found by
+elimination: they are those that no other part has.
 """
 
 from __future__ import annotations
@@ -46,10 +46,7 @@ from deeppart.storage import (
 def choose_steps(
     root: Path, step: int | None = None, *, every: bool = False, signing: Signing | None = None
 ) -> list[StoredStep]:
-    """The steps to verify: one step, every step, or by default the newest commit, sound or not.
-
-    Of a step that there are several attempts at, all of them.
-    """
+    """The steps to verify: one step (all attempts at it), every step, or by default the newest commit, sound or not."""
     require_directory(root)
     store = PosixStore(root)
     found = read_steps(store, signing)
@@ -72,10 +69,10 @@ def choose_steps(
     )
 
 
-#: Every byte is as it was written. The other states are those of ``deeppart ls``, of which an unfinished or newer step
-#: cannot be checked.
+#: Every byte is as it was written. Other states are those of ``deeppart ls``; unfinished and newer steps cannot be
+#: checked.
 SOUND = "sound"
-#: A job retired it, or somebody pruned it, while it was being read.
+#: The step was retired or pruned while it was being read.
 REMOVED = "removed"
 
 Advance = Callable[[int], None]
@@ -83,14 +80,15 @@ Advance = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class DamagedLeaf:
-    """Bytes ``[start, stop)`` of a leaf, or of a box of it, in C order, that cannot be had.
+    """Damaged bytes ``[start, stop)`` of a leaf or of a box of it, in C order.
 
     Attributes:
         path: components joined by ``/``.
-        rank: whose copy, for a leaf that each rank saved for itself; None if replicated.
-        start, stop: None for a small value, and where only the leaf is known: all of a rank's own leaves in a part that
-            cannot be read, and leaves that share memory with the one hit.
-        box: of a sharded tensor the part in which they are.
+        rank: the rank, for a per-rank leaf; None if replicated.
+        start, stop: None for small values, and if only the leaf is known: per-rank leaves of a part that cannot be
+        read,
+            and leaves that share memory with a damaged one.
+        box: the damaged box of a sharded tensor.
     """
 
     path: str
@@ -101,13 +99,13 @@ class DamagedLeaf:
 
     @property
     def name(self) -> str:
-        """The path, and the rank where there is one."""
+        """The path, and the rank of a per-rank leaf."""
         return self.path if self.rank is None else f"{self.path} (rank {self.rank})"
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """One thing that is wrong. Fields: docs/commands.md, verify."""
+    """One damage. Fields: docs/commands.md, verify."""
 
     kind: str
     message: str
@@ -137,34 +135,34 @@ class VerifyResult:
 
     @property
     def step(self) -> int:
-        """Its number."""
+        """Number of the step."""
         return self.key.step
 
     @property
     def signed(self) -> bool:
-        """Whether its manifest is; false where that cannot be read."""
+        """Whether its manifest is signed; false if that is unknown."""
         return self.manifest is not None and self.manifest.signed
 
     @property
     def session(self) -> str:
-        """Of the attempt."""
+        """The session of the attempt."""
         return self.key.session
 
     @property
     def damaged_leaves(self) -> tuple[str, ...]:
-        """Names of all leaves hit, each once, in the order found."""
+        """Distinct names of all damaged leaves, in the order found."""
         return tuple(dict.fromkeys(leaf.name for damage in self.damage for leaf in damage.leaves))
 
     @property
     def is_only_parts(self) -> bool:
-        """True if only single part files are damaged, which other copies may replace."""
+        """True if only part files are damaged, which copies may replace."""
         kinds = {damage.kind for damage in self.damage}
-        follows = {"cover"} if "part" in kinds else set()  # bytes that are missing because a part is
+        follows = {"cover"} if "part" in kinds else set()  # bytes that are missing because of a missing part
         return self.manifest is not None and kinds <= {"part", "chunk", "digest"} | follows
 
     @property
     def damaged_files(self) -> tuple[str, ...]:
-        """Names of the parts that are missing or damaged, by rank; those of earlier steps with their directory."""
+        """Names of missing and damaged parts by rank; parts of earlier steps with their directory."""
         if self.manifest is None:
             return ()
         bad = {(d.rank, d.file) for d in self.damage if d.rank is not None and d.file and d.kind != "cover"}
@@ -187,7 +185,7 @@ class Verification:
 
     @property
     def good(self) -> bool:
-        """Everything was read, and is sound or repaired; or it is on its way in or out while a job is running."""
+        """True if everything is sound or repaired; unfinished and removed steps are accepted while a job is running."""
         repairs = self.repairs or ()
         paths = {each.path for each in repairs}
         if any(each.problem is not None for each in repairs):
@@ -211,10 +209,10 @@ def verify_directory(
     progress: Callable[[int, int], None] = lambda done, total: None,
     verified: Callable[[VerifyResult], None] = lambda result: None,
 ) -> Verification:
-    """Read and check steps of a persistent directory, and all that node-local directories have of it.
+    """Verify steps of a persistent directory, and all of its files in node-local directories.
 
-    ``repair`` keeps jobs out of the directory, and repairs what is damaged. ``verified`` gets the result for each step
-    as soon as it is there.
+    ``repair``: keep jobs out of the directory, and repair damaged files. ``verified`` is called with the result of each
+    step as soon as it is available.
     """
     owner = read_owner(root)
     with hold_directory(root, without_lock=without_lock) if repair else nullcontext():
@@ -266,7 +264,7 @@ def _repair(
 
 
 def verify(step: StoredStep, advance: Advance = lambda nbytes: None) -> VerifyResult:
-    """Read and check all of one step. Raises nothing: whatever is wrong is in the verdict.
+    """Verify one step. Raises nothing: everything that is wrong is in the result.
 
     Memory: the indexes of all parts, and one chunk.
     """
@@ -275,7 +273,7 @@ def verify(step: StoredStep, advance: Advance = lambda nbytes: None) -> VerifyRe
         parts = len(step.manifest.parts)
         checking = _Checking(step, advance)
     except (FormatError, StorageError) as error:
-        # A part's index may be of a newer version, or damaged, below a sound manifest.
+        # With a sound manifest, the index of a part may still be damaged or of a newer version.
         damaged = StepState.NEWER if isinstance(error, NewerFormatError) else StepState.DAMAGED
         state: str = step.state if step.state == StepState.UNFINISHED else damaged
         text, file = (error.summary, None) if state == StepState.UNFINISHED else (_text(error), MANIFEST_NAME)
@@ -291,7 +289,7 @@ def verify(step: StoredStep, advance: Advance = lambda nbytes: None) -> VerifyRe
 
 
 class _Checking:
-    """One step being verified: part after part, then what they cover together."""
+    """Verifies one step: each part, then whether the parts together have every byte."""
 
     def __init__(self, step: StoredStep, advance: Advance) -> None:
         self._step, self._advance = step, advance
@@ -299,18 +297,18 @@ class _Checking:
         self._names = LeafNames(self._structure)
         self._damage: list[Damage] = []
         self._spans: dict[int, npt.NDArray[np.void]] = {}
-        self._unreadable: dict[int, int] = {}  # rank -> place in self._damage
+        self._unreadable: dict[int, int] = {}  # rank -> index in self._damage
         self.nbytes = self.raw_bytes = 0
 
     def run(self) -> list[Damage]:
-        """Everything that is wrong, by part, then what concerns all of them."""
+        """Return all damage: first by part, then of the whole step."""
         for record in self._step.manifest.parts:
             self.part(record)
         self._cover()
         return self._damage
 
     def part(self, record: PartRecord) -> None:
-        """Check one part, and add to everything that is wrong."""
+        """Verify one part, and record its damage."""
         before = self.nbytes
         try:
             with open_part(self._step, record.rank) as part:
@@ -321,7 +319,7 @@ class _Checking:
             message = _problem(error, "the part file is missing")
             self._damage.append(Damage("part", message, record.file, record.rank, leaves=leaves))
         whole = record.nbytes + record.referenced_bytes
-        self._advance(whole - (self.nbytes - before))  # what was not read will not be
+        self._advance(whole - (self.nbytes - before))  # bytes that will not be read
 
     def _part(self, part: OpenPart) -> None:
         record, reader = part.record, part.reader
@@ -348,7 +346,7 @@ class _Checking:
         self._add_faults(own_faults(structure, part.own.types, reader.spans), record, names=names)
 
     def _document(self, part: OpenPart) -> Structure:
-        """Check that the part describes leaves and values as the manifest does; the structure of its rank's state."""
+        """Check that the part describes leaves and values like the manifest. Returns the structure of its rank."""
         record, structure, messages = part.record, self._structure, list[str]()
         try:
             structure = part.own.check(self._structure, record.file)
@@ -372,7 +370,7 @@ class _Checking:
         self._advance(nbytes)
 
     def _cover(self) -> None:
-        """What all parts hold together; gaps are what the unreadable ones held."""
+        """Check that the parts together have every byte; gaps are attributed to unreadable parts."""
         faults = Held(self._structure, self._spans).faults
         lost = [fault for fault in faults if self._unreadable and fault.kind == GAP]
         self._add_faults([fault for fault in faults if not self._unreadable or fault.kind != GAP])
@@ -404,7 +402,7 @@ class _Checking:
 
 
 class LeafNames:
-    """From bytes of parts to the leaves of one structure."""
+    """Maps bytes of parts to the leaves of a structure."""
 
     def __init__(self, structure: Structure) -> None:
         self._structure = structure
@@ -415,26 +413,26 @@ class LeafNames:
             self._tied.setdefault(alias.owner, []).append((self._paths[index], *extent))
 
     def _extent(self, index: int, alias: Alias) -> tuple[int, int]:
-        """The bytes of its owner between which an alias lies."""
+        """The range of its owner's bytes that an alias covers."""
         kind = self._structure.types[index]
         steps = zip(kind.shape, alias.strides, strict=True)
         last = sum((length - 1) * stride for length, stride in steps) if kind.nbytes else -1
         return alias.offset, alias.offset + (last + 1) * kind.itemsize
 
     def all_own(self, rank: int) -> tuple[DamagedLeaf, ...]:
-        """Everything that only this rank's part holds."""
+        """All leaves and values that only this rank's part has."""
         own = np.flatnonzero(self._structure.per_rank).tolist()
         return tuple(DamagedLeaf(self._paths[index], rank, None, None) for index in own)
 
     def of_faults(self, faults: Iterable[Fault], rank: int | None) -> tuple[DamagedLeaf, ...]:
-        """The leaves in which coverage faults lie."""
+        """The leaves with coverage faults."""
         leaves: list[DamagedLeaf] = []
         for fault in faults:
             leaves += self._at(fault.leaf, fault.box, fault.start, fault.stop, rank)
         return tuple(leaves)
 
     def in_chunk(self, reader: PartReader, chunk: int) -> tuple[DamagedLeaf, ...]:
-        """The leaves of which a chunk of a part has bytes."""
+        """The leaves with bytes in a chunk of a part."""
         first, last = reader.raw_starts[chunk : chunk + 2].tolist()
         spans, begins = reader.spans, reader.spans["raw_offset"]
         leaves: list[DamagedLeaf] = []
@@ -445,7 +443,7 @@ class LeafNames:
         return tuple(leaves)
 
     def _at(self, leaf: int, number: int, start: int, stop: int, rank: int | None) -> list[DamagedLeaf]:
-        """A range of a leaf, and of what shares memory with it."""
+        """A range of a leaf, and the leaves that share memory with it."""
         if leaf >= len(self._paths):
             return [DamagedLeaf(f"(leaf {leaf}, which the structure lacks)", rank, start, stop)]
         division = self._structure.divisions.get(leaf)
@@ -458,12 +456,12 @@ class LeafNames:
 
 
 def _problem(error: FormatError | StorageError, missing: str) -> str:
-    """Why a file cannot be opened as a part."""
+    """The reason why a file cannot be opened as a part."""
     return missing if isinstance(error, StorageError) and error.errno == errno.ENOENT else _text(error)
 
 
 def _text(error: DeeppartError) -> str:
-    """An error's summary, with what was expected and found, on one line."""
+    """An error's summary with what was expected and found, on one line."""
     if error.expected and error.found:
         return f"{error.summary} (expected {error.expected}, found {error.found})"
     return f"{error.summary} ({error.found})" if error.found else error.summary
