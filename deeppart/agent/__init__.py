@@ -27,7 +27,7 @@ from deeppart.agent.allocation import addresses_of, end_of_job, run_on_all_nodes
 from deeppart.agent.command import Command
 from deeppart.agent.job import GIVEN_UP, TOO_FEW_NODES, JobOptions, exit_text
 from deeppart.agent.links import Credentials
-from deeppart.agent.wanted import WantedRanks, read_schedule
+from deeppart.agent.wanted import WantedRanks
 from deeppart.progress import STOPPED
 
 __all__ = [
@@ -42,6 +42,5 @@ __all__ = [
     "addresses_of",
     "end_of_job",
     "exit_text",
-    "read_schedule",
     "run_on_all_nodes",
 ]

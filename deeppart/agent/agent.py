@@ -261,7 +261,7 @@ class Agent:
         return find_leader([self._options.address(node) for node in others], [node > self._index for node in others])
 
     def _want(self, job: Job, wanted: WantedRanks) -> None:
-        job.want(wanted.now(time.monotonic() - self._began_s))
+        job.want(wanted.now())
         if wanted.refused is not None:
             self._tell("note", text=f"not used: {wanted.refused}")
             wanted.refused = None

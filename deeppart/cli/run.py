@@ -31,7 +31,6 @@ from deeppart.model import read_seconds, show_seconds
 )
 @click.option("--ranks", metavar="N", type=click.IntRange(1), required=True, help="The most ranks on each node.")
 @click.option("--min", "least", metavar="N", type=click.IntRange(1), help="The fewest ranks, if not all of them.")
-@click.option("--schedule", metavar="T:N,...", help="Ranks from a time on, since the beginning: 0:2,60s:4.")
 @click.option(
     "--size-file",
     metavar="FILE",
@@ -97,7 +96,6 @@ from deeppart.model import read_seconds, show_seconds
 def run(
     ranks: int,
     least: int | None,
-    schedule: str | None,
     size_file: Path | None,
     nodes: str | None,
     node: int | None,
@@ -116,8 +114,8 @@ def run(
 
     In a batch script of Slurm the ranks are on all nodes of the job. Elsewhere, run this once on each of --nodes.
 
-    By --schedule or --size-file the number of ranks changes: they exit with 143 at their next checkpoint, and the new
-    number is started.
+    By --size-file the number of ranks changes: they exit with 143 at their next checkpoint, and the new number is
+    started.
 
     SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 are passed on to the ranks. After a SIGTERM, SIGUSR1 or SIGUSR2 for
     which the script has no handler, the next deeppart.checkpoint() saves the state at all levels, and ends the job.
@@ -132,7 +130,6 @@ def run(
         JobOptions,
         WantedRanks,
         end_of_job,
-        read_schedule,
         run_on_all_nodes,
     )
 
@@ -160,9 +157,8 @@ def run(
             found=f"{len(hosts)} nodes, {spares} of them spare, with {ranks} ranks each",
             where=f"--spares {spares} --min {least or 1}",
         )  # fmt: skip
-    changes = schedule is not None or size_file is not None
-    least = least or (1 if changes else most)
-    wanted = WantedRanks(least, most, read_schedule(schedule) if schedule else (), size_file) if changes else None
+    least = least or (most if size_file is None else 1)
+    wanted = None if size_file is None else WantedRanks(least, most, size_file)
     end_s = end_of_job() if until is None else until
     options = JobOptions(ranks, hosts, spares, least, failures, modules, grace, hang, end_s=end_s)
     runs = Command.of(command)

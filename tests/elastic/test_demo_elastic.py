@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("torchrun")]
 
 
 @pytest.mark.now_and_then(2)
-def test_a_training_whose_size_changes_by_a_schedule_a_kill_and_a_file(tmp_path: Path) -> None:
+def test_a_training_whose_size_changes_by_a_file_and_a_kill(tmp_path: Path) -> None:
     demo = [sys.executable, str(ROOT / "examples" / "demo_elastic.py"), "--quick"]
     env = environment({}, 250.0)
     done = subprocess.run(demo, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=250)

@@ -1,4 +1,4 @@
-"""How many ranks are wanted, by a schedule and a file; what `deeppart run` refuses; and jobs that change."""
+"""How many ranks are wanted, by a file; what `deeppart run` refuses; and jobs that change."""
 
 from __future__ import annotations
 
@@ -8,57 +8,46 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from deeppart.agent import WantedRanks, read_schedule
+from deeppart.agent import WantedRanks
 from deeppart.cli import main
-from deeppart.errors import ConfigError
 from tests.unit.agent.test_job import Run, run  # noqa: F401 - a fixture
 
 
-def test_a_schedule_is_read() -> None:
-    assert read_schedule("0:2,60s:4, 2min:1") == ((0.0, 2), (60.0, 4), (120.0, 1))
-    for text in ("2", "0:x", "10s:2,5s:3", "0:2,", "1x:2"):
-        with pytest.raises(ConfigError, match="schedule"):
-            read_schedule(text)
-
-
-def test_the_latest_of_schedule_and_file_counts(tmp_path: Path) -> None:
+def test_the_latest_number_in_the_file_counts(tmp_path: Path) -> None:
     file = tmp_path / "SIZE"
-    wanted = WantedRanks(1, 4, ((0.0, 2), (10.0, 3)), file)
-    assert wanted.now(1.0) == 2
-    file.write_text("4\n")
-    assert wanted.now(2.0) == wanted.now(9.0) == 4
-    assert wanted.now(11.0) == 3
+    wanted = WantedRanks(1, 4, file)
+    assert wanted.now() == 4, "there is no file yet"
+    file.write_text("3\n")
+    assert wanted.now() == wanted.now() == 3
     file.write_text("1")
-    assert wanted.now(12.0) == 1 and wanted.refused is None
+    assert wanted.now() == 1 and wanted.refused is None
 
 
 @pytest.mark.parametrize("text", ["5", "0", "-1", "two", "1.5", "9" * 2000])
 def test_what_is_no_such_number_is_not_used(tmp_path: Path, text: str) -> None:
     file = tmp_path / "SIZE"
-    wanted = WantedRanks(1, 4, (), file)
+    wanted = WantedRanks(1, 4, file)
     file.write_text(text)
-    assert wanted.now(1.0) == 4 and wanted.refused is not None and "not a number in 1 to 4" in wanted.refused
+    assert wanted.now() == 4 and wanted.refused is not None and "not a number in 1 to 4" in wanted.refused
     wanted.refused = None
-    assert wanted.now(2.0) == 4 and wanted.refused is None, "it is said once"
+    assert wanted.now() == 4 and wanted.refused is None, "it is said once"
 
 
 def test_a_file_that_goes_or_is_none_changes_nothing(tmp_path: Path) -> None:
     file = tmp_path / "SIZE"
     file.write_text("2")
-    wanted = WantedRanks(1, 4, (), file)
-    assert wanted.now(0.0) == 2
+    wanted = WantedRanks(1, 4, file)
+    assert wanted.now() == 2
     file.unlink()
-    assert wanted.now(1.0) == 2
+    assert wanted.now() == 2
     os.mkfifo(file)
-    assert wanted.now(2.0) == 2
+    assert wanted.now() == 2
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         (["--ranks", "2", "--min", "3"], "--min 3"),
-        (["--ranks", "2", "--schedule", "0:5"], "out of range"),
-        (["--ranks", "2", "--min", "2", "--schedule", "0:1"], "out of range"),
         (["--ranks", "2", "--size-file", "/nowhere/SIZE"], "/nowhere/SIZE"),
         (["--ranks", "2", "--size-file", "/dev/null"], "not a regular file"),
         (["--ranks", "2", "--log", "/nowhere/log"], "/nowhere/log"),
@@ -98,9 +87,14 @@ while epoch < {last}:
 """
 
 
+def two_of_three(directory: Path) -> WantedRanks:
+    (directory / "SIZE").write_text("2")
+    return WantedRanks(1, 3, directory / "SIZE")
+
+
 @pytest.mark.parametrize("size", [1, 3])
 def test_ranks_stop_and_another_number_is_started(run: Run, size: int) -> None:  # noqa: F811
-    wanted = WantedRanks(1, 3, ((0.0, 2),), run.directory / "SIZE")
+    wanted = two_of_three(run.directory)
     assert run(BODY.format(code=143, size=size, last=2), ranks=3, wanted=wanted, failures=0) == 0
     assert run.noted(1, 1) == {"ranks": 2} and run.noted(size - 1, 2) == {"ranks": size}
     assert not (run.directory / f"rank-{size}-epoch-2").exists()
@@ -110,19 +104,19 @@ def test_ranks_stop_and_another_number_is_started(run: Run, size: int) -> None: 
 
 def test_ranks_that_fail_at_a_change_have_failed(run: Run) -> None:  # noqa: F811
     """And are started again, as many as are wanted then."""
-    wanted = WantedRanks(1, 3, ((0.0, 2),), run.directory / "SIZE")
+    wanted = two_of_three(run.directory)
     assert run(BODY.format(code=7, size=3, last=2), ranks=3, wanted=wanted, failures=1) == 0
     (failed,) = run.of("failed")
     assert failed["exit_code"] == 7 and run.noted(2, 2) == {"ranks": 3}
 
 
 def test_ranks_that_are_done_at_a_change_are_done(run: Run) -> None:  # noqa: F811
-    wanted = WantedRanks(1, 3, ((0.0, 2),), run.directory / "SIZE")
+    wanted = two_of_three(run.directory)
     assert run(BODY.format(code=0, size=1, last=2), ranks=3, wanted=wanted) == 0
     assert len(run.of("started")) == 1
 
 
 def test_a_number_that_does_not_fit_is_said(run: Run) -> None:  # noqa: F811
     (run.directory / "SIZE").write_text("9")
-    assert run("note()", wanted=WantedRanks(1, 2, (), run.directory / "SIZE")) == 0
+    assert run("note()", wanted=WantedRanks(1, 2, run.directory / "SIZE")) == 0
     assert "'9' in" in run.of("note")[0]["text"]
