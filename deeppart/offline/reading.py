@@ -80,10 +80,10 @@ def load(
         path: the persistent directory.
         step: number of the step; None for the newest with a sound manifest.
         keys: globs over paths (``model``, ``model/*.bias``, ``optimizer/state/0/*``). Only matching leaves, and the
-        chunks
-            with their bytes, are read. None for everything. A glob that matches a container covers everything below it,
-            and one that ends in ``/*`` also covers the container itself. Components of a path are joined by ``/``;
-            within a component ``~`` is written ``~0`` and ``/`` is written ``~1`` (RFC 6901). ``*`` also matches ``/``.
+            chunks with their bytes, are read. None for everything. A glob that matches a container covers everything
+            below it, and one that ends in ``/*`` also covers the container itself. Components of a path are joined by
+            ``/``; within a component ``~`` is written ``~0`` and ``/`` is written ``~1`` (RFC 6901). ``*`` also matches
+            ``/``.
         rank: the rank whose values to return for per-rank leaves.
         sign_key_file: file or files with keys, with one of which the checkpoint must be signed
             (``Config.sign_key_file``); None: signatures are not checked.
@@ -94,11 +94,11 @@ def load(
             by SIGBUS.
 
     Returns:
-        The nested state: containers as saved, the results of ``state_dict()`` for objects, tensors on the CPU, tied as
-        they were saved; tensor subclasses are dicts of their components. Members of enums and objects of dataclasses
-        are :class:`~deeppart.types.SavedMember` and :class:`~deeppart.types.SavedRecord`, and objects of registered
-        types are their data, unless their types are registered in this process, too (:func:`deeppart.register`). With
-        ``keys``, containers only have matching items.
+        The nested state, with containers as saved, the results of ``state_dict()`` for objects, and tensors on the CPU,
+        tied as they were saved; tensor subclasses are dicts of their components. Members of enums and objects of
+        dataclasses are :class:`~deeppart.types.SavedMember` and :class:`~deeppart.types.SavedRecord`, and objects of
+        registered types are their data, unless their types are registered in this process, too
+        (:func:`deeppart.register`). With ``keys``, containers only have matching items.
 
     Raises:
         RestoreError: there is no such checkpoint.

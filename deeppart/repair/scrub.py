@@ -67,8 +67,7 @@ class Ground:
     Attributes:
         directory: this rank's ``local_dir``; None without one.
         share, shares: number of this rank's share of the directory's files, and of shares: the ranks of a node that
-        have
-            the same directory divide its files.
+            have the same directory divide its files.
         leads: true if this rank lists the directory for all of them.
         lineage: of the persistent directory.
         rate: most bytes per second that this rank reads.

@@ -91,8 +91,7 @@ class SetFiles:
 
     Attributes:
         shortage: first error caused by a lack of resources, such as the limit of open files, rather than by a file;
-        None
-            if there was none.
+            None if there was none.
     """
 
     def __init__(self, rank: int, at: Callable[[str], Path] = Path) -> None:

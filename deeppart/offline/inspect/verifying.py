@@ -86,8 +86,7 @@ class DamagedLeaf:
         path: components joined by ``/``.
         rank: the rank, for a per-rank leaf; None if replicated.
         start, stop: None for small values, and if only the leaf is known: per-rank leaves of a part that cannot be
-        read,
-            and leaves that share memory with a damaged one.
+            read, and leaves that share memory with a damaged one.
         box: the damaged box of a sharded tensor.
     """
 
