@@ -70,7 +70,6 @@ class Report:
             ``ReducedProtectionWarning``.
         hanging: storage operations of this rank that have taken more than a second: which, on which path, for how long;
             of all checkpoints in progress, while this one is not finished.
-            long; of all checkpoints under way, while this one is not finished.
 
     Example:
         >>> import deeppart, torch
