@@ -26,11 +26,11 @@ if __name__ == "__main__":  # runs from a checkout, installed or not
 import torch
 from deeppart_simulator.machine.files import read_machine
 from deeppart_simulator.machine.record import Machine, Serialize
+from deeppart_simulator.measure.job.pieces import measure_pieces
 from deeppart_simulator.timing.published import torch_save_s
 from deeppart_simulator.workload.states import read_state
 
 from benchmarks.machine import describe_machine
-from deeppart.cli.calibrate.pieces import measure_pieces
 from deeppart.comm import SingleComm
 
 #: (tensors, bytes of each): large ones, many, very many, and as BERT-large has them.

@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from deeppart.cli.calibrate.tasks import LOSE, NOTHING, RESTORE, TRAIN, SaveTask
 from deeppart.model import Level
 
 from ..machine.record import RATE, RATIO, Codec, Local, Machine, Memory, Network, Persistent, Serialize
 from .predict import MOST_GROUP, predict
 from .start import Directories, measure
+from .tasks import LOSE, NOTHING, RESTORE, TRAIN, SaveTask
 
 DTYPES = ("float32", "bfloat16", "float16", "float64", "int64")
 #: (bytes of a rank's share, tensors of it) that are measured, both levels at work. Large ones are copied more slowly

@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from deeppart.cli.calibrate.tasks import LOSE, RESTORE, SaveTask
 from deeppart.model import Level
 
 from ..machine.record import Machine
@@ -16,6 +15,7 @@ from ..timing.restores import restore_s
 from ..timing.stages import Job, Protection, times_of
 from ..workload.holding import Shares
 from ..workload.states import State, read_state
+from .tasks import LOSE, RESTORE, SaveTask
 
 #: Most nodes of a measured parity group.
 MOST_GROUP = 4

@@ -1,7 +1,7 @@
 """Starts the library on this machine, under MPI, and reads what it measured.
 
-The simulator knows nothing of tensors, MPI or storage: what is measured runs in processes of its own
-(``python -m deeppart.cli.calibrate``), and comes back as JSON.
+What is measured knows tensors, MPI and storage, as the rest of the simulator does not: it runs in processes of its own
+(``python -m deeppart_simulator.measure.job``), and comes back as JSON.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from deeppart.cli.calibrate.tasks import SaveTask, Tasks, tasks_json
 from deeppart.errors import ConfigError, DeeppartError
+
+from .tasks import SaveTask, Tasks, tasks_json
 
 #: Seconds that a session of measurements may take.
 TIMEOUT_S = 1800.0
@@ -44,7 +45,7 @@ def measure(
         file = Path(scratch, "tasks.json")
         tasks = Tasks(tuple(saves) * sessions, scratch, kept, tuple(dtypes))
         file.write_text(tasks_json(tasks), encoding="utf-8")
-        answer = _run([*_python(ranks), "-m", "deeppart.cli.calibrate", str(file)], sessions * TIMEOUT_S)
+        answer = _run([*_python(ranks), "-m", "deeppart_simulator.measure.job", str(file)], sessions * TIMEOUT_S)
         found = dict(json.loads(answer[answer.index("{") :]))
         return found | {"saves": _together(found["saves"], len(saves))}
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from statistics import median, quantiles
 from typing import Any
 
-from deeppart.cli.calibrate.tasks import LOSE, RESTORE, TRAIN, SaveTask
 from deeppart.errors import ConfigError
 from deeppart.model import Level, meant_todo
 
 from ..machine.record import Machine
 from .predict import MOST_GROUP, predict
 from .start import Directories, measure
+from .tasks import LOSE, RESTORE, TRAIN, SaveTask
 
 #: Targets for the median and the largest relative error.
 MEDIAN_TARGET, WORST_TARGET = 0.05, 0.15

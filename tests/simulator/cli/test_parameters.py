@@ -169,7 +169,7 @@ class _Measured:
             found.append({name: [seconds] * save.rounds * sessions for name, seconds in one.items()})
         network = {"bandwidth": 5e9, "latency": 1e-6} if ranks > 1 else None
         serialize = {"stream": 1e9, "tensor": 2e-5} if ranks == 1 else None
-        rates: dict[str, Any] = {"codec": {}, "copy": 5e9, "hash": 9e9, "parity": 2e9}
+        rates: dict[str, Any] = {"codec": {}, "hash": 9e9}
         return {"saves": found, "pieces": rates | {"serialize": serialize, "network": network}}
 
 

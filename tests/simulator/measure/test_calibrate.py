@@ -16,9 +16,8 @@ from deeppart_simulator.measure import calibrate as module
 from deeppart_simulator.measure.calibrate import calibrate
 from deeppart_simulator.measure.predict import predict
 from deeppart_simulator.measure.start import Directories
+from deeppart_simulator.measure.tasks import SaveTask
 from deeppart_simulator.measure.validate import CASES
-
-from deeppart.cli.calibrate.tasks import SaveTask
 
 #: In a loop of its own: as much is saved within a checkpoint, at another speed.
 LOOP = {"ratio": 0.83, "encode": 0.5e9, "decode": 1.6e9}
@@ -64,7 +63,7 @@ def measured_on(machine: Machine, change: Callable[[float], float] = lambda seco
             "saves": found,
             "pieces": {
                 "codec": {"float32": LOOP, "int64": {"ratio": 1.0, "encode": 1.0, "decode": 1.0}}, "hash": 16e9,
-                "parity": 2.5e9, "serialize": {"stream": 1.2e9, "tensor": 2e-5} if ranks == 1 else None,
+                "serialize": {"stream": 1.2e9, "tensor": 2e-5} if ranks == 1 else None,
                 "network": {"bandwidth": 5e9, "latency": 2e-6} if ranks > 1 else None,
             },
         }  # fmt: skip

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from deeppart_simulator.measure import start
 from deeppart_simulator.measure.start import Directories, measure
+from deeppart_simulator.measure.tasks import RESTORE, SaveTask
 
-from deeppart.cli.calibrate.tasks import RESTORE, SaveTask
 from deeppart.errors import DeeppartError
 from tests.waiting import wait_until
 
@@ -26,7 +26,6 @@ def test_real_checkpoints_are_measured(tmp_path: Path, ranks: int) -> None:
     saves = [
         SaveTask(1 << 20, 8, persistent=True, rounds=2, after=RESTORE),
         SaveTask(1 << 20, 4, local=False, persistent=True, rounds=2, capture="lazy"),
-        SaveTask(1 << 20, 3, persistent=True, rounds=2, after=RESTORE, shards=ranks),
     ]
     dtypes = ("float32", "int64") if ranks == 2 else ()
     found = measure(ranks, saves, Directories(tmp_path, tmp_path), dtypes, sessions=ranks)
@@ -51,7 +50,7 @@ def test_sigterm_leaves_neither_ranks_nor_files(tmp_path: Path) -> None:
     ask = f"""
 from pathlib import Path
 from deeppart_simulator.measure.start import Directories, measure
-from deeppart.cli.calibrate.tasks import SaveTask
+from deeppart_simulator.measure.tasks import SaveTask
 measure(2, [SaveTask(1 << 20, 8, rounds=100_000)], Directories(Path({str(tmp_path)!r}), Path({str(tmp_path)!r})))
 """
     process = subprocess.Popen([sys.executable, "-c", ask], start_new_session=True)

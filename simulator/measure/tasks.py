@@ -1,4 +1,4 @@
-"""The tasks of a calibration, as they travel between processes."""
+"""What is measured, as it travels to the ranks that measure it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ class SaveTask:
         flush_bandwidth: of the node, in bytes per second, or None; see ``Config``.
         capture: "eager" or "lazy"; see ``Config``.
         compression: see ``Config``.
-        shards: ranks, next to each other, that divide each tensor; with 1, every rank holds all of it.
         nodes: true for a node for each rank; otherwise they share one.
         partner: true for copies on another node.
         parity_group: nodes of a parity group, of which one may be lost; 0 for none.
@@ -40,7 +39,6 @@ class SaveTask:
     flush_bandwidth: float | None = None
     capture: str = "eager"
     compression: str = "none"
-    shards: int = 1
     nodes: bool = False
     partner: bool = False
     parity_group: int = 0

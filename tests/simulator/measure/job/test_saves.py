@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deeppart_simulator.measure.job import __main__ as main
+from deeppart_simulator.measure.job import saves
+from deeppart_simulator.measure.job.saves import MEASURED, measure_save
+from deeppart_simulator.measure.tasks import SaveTask, Tasks, tasks_json
 
-from deeppart.cli.calibrate import __main__ as main
-from deeppart.cli.calibrate import saves
-from deeppart.cli.calibrate.saves import MEASURED, measure_save
-from deeppart.cli.calibrate.tasks import SaveTask, Tasks, tasks_json
 from deeppart.comm import SingleComm
 
 
@@ -21,7 +21,7 @@ def test_each_round_that_counts_has_a_number(tmp_path: Path, monkeypatch: pytest
     task = SaveTask(nbytes=40_000, tensors=3, rounds=2, local=local, persistent=True)
     found = measure_save(SingleComm(), task, tmp_path / "local", tmp_path / "ckpt")
     assert set(found) == set(MEASURED) and all(len(numbers) == 2 for numbers in found.values())
-    there = {"plan", "capture", "blocked", "persistent", "work", "alone", "trained"} | ({"local"} if local else set())
+    there = {"capture", "blocked", "persistent", "work", "alone", "trained"} | ({"local"} if local else set())
     assert {name for name, numbers in found.items() if all(number > 0 for number in numbers)} == there
     assert (tmp_path / "local").exists() == local
     for blocked, persistent in zip(found["blocked"], found["persistent"], strict=True):
@@ -32,7 +32,7 @@ def test_a_task_finds_nothing_of_those_before_it(tmp_path: Path, monkeypatch: py
     """A node's storage may be memory: all that a calibration of 4 ranks writes there is more than 24 GB."""
     before: list[set[str]] = []
 
-    def looking(comm: Any, task: SaveTask, local_dir: Path, persistent_dir: Path) -> dict[str, list[float]]:
+    def looking(comm: Any, task: SaveTask, local_dir: Path, persistent_dir: Path) -> Any:
         roots = {tmp_path / "local", tmp_path / "file-system"}
         before.append({path.name for root in roots if root.exists() for path in root.iterdir()})
         return measure_save(comm, task, local_dir, persistent_dir)

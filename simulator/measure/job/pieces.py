@@ -1,4 +1,4 @@
-"""Single operations, timed alone: codec, digests, parity, messages between ranks, and ``torch.save``."""
+"""Single operations, timed alone: codec, digests, messages between ranks, and ``torch.save``."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import torch
 import xxhash
 from numpy.typing import NDArray
 
-from deeppart.cli.calibrate.saves import TIMEOUT_S, meet
 from deeppart.codec import ROOM_BYTES, tensor_codec
 from deeppart.comm import Comm, finish
-from deeppart.nodes import ReedSolomon
 from deeppart.part import DEFAULT_CHUNK_BYTES
+
+from .saves import TIMEOUT_S, meet
 
 Bytes: TypeAlias = NDArray[np.uint8]
 
@@ -34,8 +34,6 @@ _LONG, _SHORT = 16 << 20, 8
 _LONG_ROUNDS, _SHORT_ROUNDS = 8, 200
 #: Buffers that are encoded into in turn: one thread's, one ahead.
 _ROOMS = 2
-_DATA_BLOCKS, _PARITY_BLOCKS = 7, 1
-_BLOCK_BYTES = 1 << 20
 #: What ``torch.save`` is timed on: tensors of 8 MiB, which do not fit into a cache together, and of 256 bytes.
 _LARGE_TENSORS, _LARGE_ELEMENTS = 16, 2 << 20
 _SMALL_TENSORS, _SMALL_ELEMENTS = 8192, 64
@@ -43,12 +41,9 @@ _SMALL_TENSORS, _SMALL_ELEMENTS = 8192, 64
 
 def measure_pieces(comm: Comm, dtypes: Sequence[str], directory: Path) -> dict[str, Any]:
     """Time each operation (collective)."""
-    memory = _in_memory()
     return {
         "codec": {dtype: _codec(dtype) for dtype in dtypes},
-        "copy": _copy(memory),
-        "hash": _hash(memory),
-        "parity": _parity(memory),
+        "hash": _hash(),
         "serialize": _serialize(directory / "torch-save") if comm.size == 1 else None,
         "network": _network(comm) if comm.size > 1 else None,
     }
@@ -82,39 +77,15 @@ def _new_memory(pieces: int, nbytes: int) -> Iterator[Bytes]:
         yield from np.empty((pieces, nbytes), dtype=np.uint8)
 
 
-def _in_memory() -> Bytes:
-    """uint8[n], too long for a cache: as what a job has just copied is for the operations that read it.
+def _hash() -> float:
+    """Of what lies in no cache, as what a job has just copied is for the operations that read it.
 
     One block again and again, but at addresses of its own, and caches know bytes by their address.
     """
     block = np.random.default_rng(_SEED).integers(0, 256, DEFAULT_CHUNK_BYTES, dtype=np.uint8)
-    return np.tile(block, _PASS_BYTES // DEFAULT_CHUNK_BYTES)
-
-
-def _copy(memory: Bytes) -> float:
-    """From one half of it to the other, a chunk after the other."""
-    chunks = np.split(memory, len(memory) // DEFAULT_CHUNK_BYTES)
-    half = len(chunks) // 2
-    pairs = itertools.cycle(zip(chunks[:half], chunks[half:], strict=False))
-
-    def copy() -> None:
-        source, target = next(pairs)
-        target[:] = source
-
-    return DEFAULT_CHUNK_BYTES / _timed(copy, time.thread_time)
-
-
-def _hash(memory: Bytes) -> float:
-    chunks = itertools.cycle(np.split(memory, len(memory) // DEFAULT_CHUNK_BYTES))
+    copies = _PASS_BYTES // DEFAULT_CHUNK_BYTES
+    chunks = itertools.cycle(np.tile(block, copies).reshape(copies, -1))
     return DEFAULT_CHUNK_BYTES / _timed(lambda: xxhash.xxh3_128_digest(next(chunks).data), time.thread_time)
-
-
-def _parity(memory: Bytes) -> float:
-    code = ReedSolomon(_DATA_BLOCKS, _PARITY_BLOCKS)
-    stripe = _DATA_BLOCKS * _BLOCK_BYTES
-    stripes = itertools.cycle(memory[: len(memory) // stripe * stripe].reshape(-1, _DATA_BLOCKS, _BLOCK_BYTES))
-    parity = [np.zeros(_BLOCK_BYTES, dtype=np.uint8) for _ in range(_PARITY_BLOCKS)]
-    return stripe / _timed(lambda: code.encode(list(next(stripes)), parity), time.thread_time)
 
 
 def _serialize(file: Path) -> dict[str, float]:

@@ -7,19 +7,21 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TypeAlias
 
 import numpy as np
 import torch
 
 from deeppart.checkpointer import Checkpointer
-from deeppart.cli.calibrate.tasks import LOSE, NOTHING, TRAIN, SaveTask
 from deeppart.comm import Comm, finish
 from deeppart.config import Config
 from deeppart.model import LEVELS
 from deeppart.pending import Pending
 from deeppart.plan.limit import BURST_S
-from deeppart.plan.shards import Split, place_boxes
+
+from ..tasks import LOSE, NOTHING, TRAIN, SaveTask
+
+State: TypeAlias = dict[str, torch.nn.Parameter]
 
 #: Checkpoints before those that count. Afterwards staging memory and files to write over are there: the third and the
 #: fourth take twice as long until they are on the node as later ones.
@@ -30,7 +32,7 @@ TIMEOUT_S = 300.0
 #: Then every rank says what it does: which one the others wait for cannot be told from outside.
 _STACKS_AFTER_S = 0.8 * TIMEOUT_S
 #: What is measured of every checkpoint, in seconds of the slowest rank.
-MEASURED = ("plan", "capture", "blocked", *LEVELS, "work", "restore", "alone", "trained")
+MEASURED = ("capture", "blocked", *LEVELS, "work", "restore", "alone", "trained")
 #: Training lasts so many times as long as the background works, so that this is over before.
 _LONGER = 1.2
 #: Rows and columns of the matrices that training multiplies: they stay in a core's cache.
@@ -39,7 +41,7 @@ _MATRIX = 256
 
 def measure_save(comm: Comm, task: SaveTask, local_dir: Path, persistent_dir: Path) -> dict[str, list[float]]:
     """Checkpoint a state again and again (collective)."""
-    state = _state(task, comm.rank)
+    state = _state(task)
     config = _config(task, local_dir, persistent_dir)
     found: dict[str, list[float]] = {name: [] for name in MEASURED}
     measured, before = (_in_one_session, _BEFORE) if task.after in (NOTHING, TRAIN) else (_restoring, 1)
@@ -81,7 +83,7 @@ def _config(task: SaveTask, local_dir: Path, persistent_dir: Path) -> Config:
     )
 
 
-def _in_one_session(comm: Comm, task: SaveTask, config: Config, state: dict[str, Any]) -> Iterator[dict[str, float]]:
+def _in_one_session(comm: Comm, task: SaveTask, config: Config, state: State) -> Iterator[dict[str, float]]:
     """Checkpoint after checkpoint, and training beside each of them if that is measured."""
     products, trainer = 0, _Trainer(state)
     with Checkpointer(config) as checkpointer:
@@ -104,7 +106,7 @@ def _in_one_session(comm: Comm, task: SaveTask, config: Config, state: dict[str,
             yield row
 
 
-def _restoring(comm: Comm, task: SaveTask, config: Config, state: dict[str, Any]) -> Iterator[dict[str, float]]:
+def _restoring(comm: Comm, task: SaveTask, config: Config, state: State) -> Iterator[dict[str, float]]:
     """Checkpoint, end, and restore in a session of its own, as a job does that comes back."""
     trainer = _Trainer(state)
     for turn in range(1 + task.rounds):
@@ -133,7 +135,6 @@ def _waited(pending: Pending, task: SaveTask) -> dict[str, float]:
     report = pending.report
     blocked = report.blocked_s - report.waited_s
     row = {
-        "plan": report.stages_s["flatten"] + report.stages_s["agree"],
         "capture": report.stages_s["capture"],
         "blocked": blocked,
     }
@@ -165,76 +166,13 @@ def _products(comm: Comm, background_s: float) -> int:
     return int(finish(comm, comm.maximum(wanted), "measuring", TIMEOUT_S)[0])
 
 
-def _state(task: SaveTask, rank: int) -> dict[str, Any]:
+def _state(task: SaveTask) -> State:
     """Random numbers: chunks that were alike would be written once."""
     elements = max(1, task.nbytes // 4 // task.tensors)
     random = torch.Generator().manual_seed(_SEED)
-    names = (f"tensor{number}" for number in range(task.tensors))
-    if task.shards == 1:
-        return {name: torch.nn.Parameter(torch.randn(elements, generator=random)) for name in names}
-    spec = _Spec(_Mesh((task.shards,), (rank % task.shards,)), (_Divided(),))
-    return {name: _Shard.of(torch.randn(elements, generator=random), spec) for name in names}
-
-
-class _Mesh(NamedTuple):
-    """As a DeviceMesh with one dimension says it of a rank."""
-
-    shape: tuple[int]
-    place: tuple[int]
-
-    def get_coordinate(self) -> tuple[int]:
-        """The place of this rank."""
-        return self.place
-
-
-class _Divided(NamedTuple):
-    """As the placement ``Shard(0)``."""
-
-    dim: int = 0
-
-    def is_replicate(self) -> bool:
-        """False: every rank has a part of its own."""
-        return False
-
-    def is_partial(self) -> bool:
-        """False: these are no summands."""
-        return False
-
-
-class _Spec(NamedTuple):
-    mesh: _Mesh
-    placements: tuple[_Divided]
-
-
-class _Shard(torch.Tensor):
-    """A rank's part of a tensor with one dimension, described as by a DTensor; but no process group is needed."""
-
-    _local_tensor: torch.Tensor
-    _spec: _Spec
-
-    @classmethod
-    def of(cls, whole: torch.Tensor, spec: _Spec) -> _Shard:
-        """The part of a tensor that a rank has by a description."""
-        make = torch.Tensor._make_wrapper_subclass  # a shape without memory of its own, as a DTensor
-        shard: _Shard = make(cls, whole.shape, dtype=whole.dtype)
-        boxes = place_boxes(whole.shape, [[Split(spec.mesh.shape[0], spec.mesh.place[0])]])
-        shard._local_tensor = whole[boxes[0].box.slices()].clone() if boxes else whole[:0].clone()
-        shard._spec = spec
-        return shard
-
-    @property
-    def device_mesh(self) -> _Mesh:
-        """The ranks."""
-        return self._spec.mesh
-
-    @property
-    def placements(self) -> tuple[_Divided]:
-        """What is done along the dimensions of the mesh."""
-        return self._spec.placements
-
-    @classmethod
-    def __torch_dispatch__(cls, *called: Any) -> Any:
-        raise NotImplementedError("a shard is there to be saved and restored")
+    return {
+        f"tensor{number}": torch.nn.Parameter(torch.randn(elements, generator=random)) for number in range(task.tensors)
+    }
 
 
 class _Trainer:
@@ -244,20 +182,15 @@ class _Trainer:
     background.
     """
 
-    def __init__(self, state: dict[str, Any]) -> None:
-        self._shards = [tensor._local_tensor for tensor in state.values() if isinstance(tensor, _Shard)]
-        self._parameters = [] if self._shards else list(state.values())
-        for parameter in self._parameters:
+    def __init__(self, state: State) -> None:
+        for parameter in state.values():
             parameter.grad = torch.full_like(parameter, 0.01)
-        self._optimizer = torch.optim.SGD(self._parameters, lr=1.0) if self._parameters else None
+        self._optimizer = torch.optim.SGD(state.values(), lr=1.0)
 
     def step(self, turn: int) -> None:
         """One of them is not like the next."""
-        if self._optimizer is not None:
-            self._optimizer.param_groups[0]["lr"] = turn + 1.0
-            self._optimizer.step()
-        for shard in self._shards:
-            shard.add_(0.01 * (turn + 1))
+        self._optimizer.param_groups[0]["lr"] = turn + 1.0
+        self._optimizer.step()
 
 
 def meet(comm: Comm) -> None:

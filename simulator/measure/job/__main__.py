@@ -1,4 +1,4 @@
-"""``python -m deeppart.cli.calibrate TASKS.json``: on every rank of an MPI job, or alone."""
+"""``python -m deeppart_simulator.measure.job TASKS.json``: on every rank of an MPI job, or alone."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import shutil
 import sys
 from pathlib import Path
 
-from deeppart.cli.calibrate.pieces import measure_pieces
-from deeppart.cli.calibrate.saves import measure_save, meet
-from deeppart.cli.calibrate.tasks import SaveTask, Tasks, read_tasks
 from deeppart.comm import Comm, connect
+
+from ..tasks import SaveTask, Tasks, read_tasks
+from .pieces import measure_pieces
+from .saves import measure_save, meet
 
 #: Seconds to wait for the other ranks at the start.
 TIMEOUT_S = 120.0
@@ -23,7 +24,7 @@ def main(path: str) -> None:
     found = [_measured(comm, tasks, number, task) for number, task in enumerate(tasks.saves)]
     pieces = measure_pieces(comm, tasks.dtypes, Path(tasks.local_dir)) if tasks.dtypes else {}
     if comm.rank == 0:
-        print(json.dumps({"ranks": comm.size, "saves": found, "pieces": pieces}))  # noqa: T201 - the answer
+        print(json.dumps({"saves": found, "pieces": pieces}))  # noqa: T201 - the answer
 
 
 def _measured(comm: Comm, tasks: Tasks, number: int, task: SaveTask) -> dict[str, list[float]]:
