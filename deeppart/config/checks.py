@@ -154,13 +154,6 @@ def check_key_files(name: str, files: object) -> tuple[str, ...] | None:
     return tuple(check_directory(name, each, what="a file name") for each in several)
 
 
-def check_machine(name: str, value: object) -> str | None:
-    """The name of a file that exists; None for none."""
-    if value is not None and not (isinstance(value, (str, os.PathLike)) and os.path.isfile(value)):
-        raise refusal(name, value, "a file that `deeppart-sim calibrate` has written; there is none")
-    return None if value is None else os.fspath(value)
-
-
 def check_levels(name: str, counts: object) -> dict[str, int]:
     """A mapping from levels to integers, as a dict."""
     if not isinstance(counts, Mapping):

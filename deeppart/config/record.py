@@ -131,9 +131,8 @@ class Config(_Origin):
             is the same, as Slurm or the host says it.
         encode_threads: chunks that a rank encodes at a time; None for its share of the processors of its node less
             one, at most 4.
-        machine: a file that ``deeppart-sim calibrate`` has written here; what it measured of tensors is used.
-        kappa: cost of one more tensor in a share, in bytes that could be copied meanwhile; None for that of
-            ``machine``, or the default.
+        kappa: cost of one more tensor in a share, in bytes that could be copied meanwhile, which ``deeppart-sim
+            calibrate`` measures; None for the default.
         status: who writes a small status file below ``persistent_dir``, for ``deeppart watch``: the first rank of each
             "node", every "rank", or "none".
 
@@ -177,7 +176,6 @@ class Config(_Origin):
     scrub_bandwidth: float | None = _bandwidth()
     node_size: int | None = _count("ranks", "{} ranks")
     encode_threads: int | None = _count("threads", "{}", is_shared=False)
-    machine: str | None = _setting(None, checks.check_machine, is_shared=False)
     kappa: float | None = _setting(
         None, partial(checks.check_positive, optional=True, zero=True), sources.read_size, show=show_bytes
     )
@@ -201,9 +199,6 @@ class Config(_Origin):
         object.__setattr__(self, "every", checks.complete_every(self.every, self.local_dir))
         if self.events_file is not None and self.events_file == self.metrics_file:
             raise checks.refusal("events_file", self.events_file, "another file than metrics_file")
-        if self.machine is not None and self.kappa is None:
-            kappa = sources.kappa_of(self.machine)
-            object.__setattr__(self, "kappa", checks.check_positive("kappa", kappa, zero=True))
         checks.check_parity(self.parity_group, self.parity_tolerate)
 
     def __str__(self) -> str:
@@ -246,8 +241,8 @@ def _defaults() -> dict[str, Any]:
     return {each.name: {} if each.default is MISSING else each.default for each in fields(Config)}
 
 
-#: Settings in which ranks may differ. Of ``machine`` its ``kappa`` is compared, of ``sign_key_file`` the keys, of
-#: ``local_dir`` and ``scrub_bandwidth`` whether there is one.
+#: Settings in which ranks may differ. Of ``sign_key_file`` the keys are compared, of ``local_dir`` and
+#: ``scrub_bandwidth`` whether there is one.
 OF_EACH_RANK = frozenset(name for name, is_shared in _each("is_shared").items() if not is_shared)
 #: Shown even if they have their defaults.
 _ALWAYS = ("persistent_dir", "every", "keep")

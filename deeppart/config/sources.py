@@ -1,4 +1,4 @@
-"""The sources of settings besides arguments: ``DEEPPART_*`` variables, ``deeppart.toml`` and machine files.
+"""The sources of settings besides arguments: ``DEEPPART_*`` variables and ``deeppart.toml``.
 
 A name that is no setting is refused, and the error names the one that was most likely meant.
 """
@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from deeppart import access
-from deeppart.config.checks import AUTO, LEAST_SECRET_BYTES, MOST_SECRET_BYTES, refusal
+from deeppart.config.checks import AUTO, LEAST_SECRET_BYTES, MOST_SECRET_BYTES
 from deeppart.errors import ConfigError
-from deeppart.model import meant, read_bytes, read_rate, read_seconds
+from deeppart.model import meant, read_bytes
 
 ENVIRONMENT_PREFIX = "DEEPPART_"
 #: Variables that are no settings: the file that asks a training to end (deeppart.elastic.stop_request); the file with
@@ -27,7 +27,7 @@ TRACEBACK_VARIABLE = f"{ENVIRONMENT_PREFIX}TRACEBACK"
 AGENT_VARIABLES = tuple(f"{ENVIRONMENT_PREFIX}{name}" for name in ("AGENT", "RUN", "EPOCH", "WHY"))
 _NO_SETTINGS = (STOP_FILE_VARIABLE, SECRET_FILE_VARIABLE, TRACEBACK_VARIABLE, *AGENT_VARIABLES)
 CONFIG_FILE = "deeppart.toml"
-#: Longest file that is read: a machine file has two kilobytes.
+#: Longest file that is read.
 _MOST_TOML_BYTES = 1 << 20
 #: The directories above a key file must be the user's or root's, or shared with a sticky bit.
 _MAKE = "(umask 077 && head -c 32 /dev/urandom > FILE)"
@@ -83,21 +83,16 @@ def _found_file() -> dict[str, Any]:
         if isinstance(error, access.ForeignAccessError):
             answers |= _OTHERS_HAND
         raise ConfigError(f"{path} is not used", **answers) from None
-    return _read_file(path, descriptor)
-
-
-def _read_file(path: Path, descriptor: int | None = None) -> dict[str, Any]:
     try:
-        return read_toml(path, descriptor)
+        return _read_toml(descriptor)
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"cannot read {path}", found=str(error), where=str(path.absolute()), todo="correct or remove the file"
         ) from None
 
 
-def read_toml(path: Path, descriptor: int | None = None) -> dict[str, Any]:
-    """The content of a TOML file; read from a descriptor, if one is given."""
-    with open(path if descriptor is None else descriptor, "rb") as file:
+def _read_toml(descriptor: int) -> dict[str, Any]:
+    with open(descriptor, "rb") as file:
         data = file.read(_MOST_TOML_BYTES + 1)
     if len(data) > _MOST_TOML_BYTES:
         raise ValueError(f"the file is longer than {_MOST_TOML_BYTES} bytes")
@@ -171,15 +166,6 @@ def read_switch(text: str) -> bool:
 def read_size(text: str) -> float:
     """``1.5G`` or ``1.5G/s`` -> bytes."""
     return read_bytes(text.strip().removesuffix("/s"))
-
-
-def kappa_of(machine: str) -> float:
-    """Bytes that a rank copies in the time for one more tensor, from a machine file."""
-    memory = _read_file(Path(machine)).get("memory", {})
-    try:
-        return read_seconds(memory["tensor"]) * read_rate(memory["copy"])
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise refusal("machine", machine, f"a table [memory] with `tensor` and `copy` ({error})") from error
 
 
 def read_secret(path: Path) -> bytes:

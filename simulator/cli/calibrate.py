@@ -34,7 +34,7 @@ from .options import MEASURING, Asked, NewFile, command, option
 )
 def calibrate(asked: Asked) -> Result:
     """Run real checkpoints here and write what they say of this machine to a file: copy, codec, storage, MPI, cost of a
-    tensor. `machine` in a job's deeppart.toml names that file.
+    tensor; and print the `kappa` for a job's deeppart.toml.
 
     What it cannot measure on one node is for you to fill in: the network between nodes, the whole file system,
     failures. `deeppart-sim scale --machine FILE` shows what a state takes on it.
@@ -46,4 +46,5 @@ def calibrate(asked: Asked) -> Result:
     machine = machine if restart is None else replace(machine, restart=restart)
     text = machine_toml(machine)
     asked.out.write_text(text, encoding="utf-8")
-    return Result("", machine_document(machine), [Section("This machine", [Code(str(asked.out), text)])])
+    kappa = Code("deeppart.toml", f"kappa = {round(machine.memory.kappa_bytes)}")
+    return Result("", machine_document(machine), [Section("This machine", [Code(str(asked.out), text), kappa])])

@@ -22,7 +22,7 @@ OF_PATH = frozenset(
 MODULES = frozenset({"shutil", "tempfile", "glob", "fileinput"})
 #: Where something else than what lies below a checkpoint directory is meant, and what.
 MEANT = {
-    ("config/sources.py", "is_file"): "deeppart.toml, and the machine file",
+    ("config/sources.py", "is_file"): "deeppart.toml",
     ("config/sources.py", "open"): "the same",
     ("cli/commands.py", "os.open"): "/dev/null",
     ("comm/sockets/address.py", "read_text"): "/proc/sys/kernel/random/boot_id",

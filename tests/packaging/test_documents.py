@@ -101,4 +101,4 @@ def test_every_setting_is_documented() -> None:
     example = re.search(r"with every key of this version:\n\n```toml\n(.*?)```", text, flags=re.DOTALL)
     assert example and set(re.findall(r"^(?:# |\[)?(\w+)(?: =|\])", example[1], flags=re.MULTILINE)) >= settings
     told = re.search(r"Ranks may differ in(.*?)\n\n", text, flags=re.DOTALL)
-    assert told and set(re.findall(r"`(\w+)`", told[1])) == OF_EACH_RANK | {"kappa"}
+    assert told and set(re.findall(r"`(\w+)`", told[1])) == OF_EACH_RANK

@@ -1,4 +1,4 @@
-"""A working directory with machine files and nothing else."""
+"""A working directory with nothing in it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.config.files import MACHINES
-
 
 @pytest.fixture
 def empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory: no configuration, and the machine files."""
+    """The working directory: no configuration."""
     monkeypatch.chdir(tmp_path)
-    for name in MACHINES:
-        (tmp_path / name).write_text('[memory]\ntensor = "2 us"\ncopy = "5 GB/s"\n')
     return tmp_path

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-#: Machine files that are there (conftest.py).
-MACHINES = ("one.toml", "two.toml", "three.toml")
-
 
 def write_toml(text: str) -> None:
     """The deeppart.toml of the working directory."""

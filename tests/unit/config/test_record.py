@@ -12,7 +12,7 @@ from deeppart.config.checks import DEFAULT_EVERY
 from deeppart.config.record import OF_EACH_RANK
 from deeppart.errors import ConfigError
 from deeppart.model import DEFAULT_KEEP
-from tests.unit.config.files import MACHINES, write_toml
+from tests.unit.config.files import write_toml
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
 
@@ -51,7 +51,6 @@ SOURCES: dict[str, tuple[tuple[Any, Any], tuple[str, Any], tuple[str, Any]]] = {
     "node_size": ((1, 1), ("2", 2), ("3", 3)),
     "timeout": ((1.5, 1.5), ("2.5", 2.5), ("3", 3)),
     "kappa": ((0, 0), ("64k", 64e3), ("65536", 65536)),
-    "machine": ((MACHINES[0], MACHINES[0]), (MACHINES[1], MACHINES[1]), (f'"{MACHINES[2]}"', MACHINES[2])),
     "sign_key_file": (("a", ("a",)), ("b:c", ("b", "c")), ('["d", "~/e"]', ("d", "~/e"))),
     "permissions": (("umask", "umask"), ("group", "group"), ('"unchecked"', "unchecked")),
     "keep": (

@@ -1,4 +1,4 @@
-"""Settings from the environment, from files and from machine files: read once, by name, and refused by name."""
+"""Settings from the environment and from files: read once, by name, and refused by name."""
 
 from __future__ import annotations
 
@@ -68,33 +68,6 @@ def test_a_file_that_a_stranger_has_put_into_a_shared_directory(tmp_path: Path) 
     os.chown("deeppart.toml", STRANGER, STRANGER)
     with pytest.raises(ConfigError, match=str(STRANGER)):
         Config()
-
-
-def test_kappa_of_a_machine_file() -> None:
-    assert Config(machine="one.toml").kappa == pytest.approx(2e-6 * 5e9)
-    assert Config(machine="one.toml", kappa=7).kappa == 7
-    Path("other.toml").write_text("[memory]\ntensor = 3e-6\ncopy = 1e10\n")
-    assert Config(machine="other.toml").kappa == pytest.approx(3e4)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "memory = 3",
-        "[memory]\ntensor = 1e-6",
-        '[memory]\ntensor = "soon"\ncopy = 1e9',
-        "[memory]\ntensor = -1\ncopy = 1",
-    ],
-)
-def test_machine_files_that_will_not_do(text: str) -> None:
-    Path("bad.toml").write_text(text)
-    with pytest.raises(ConfigError, match=r"machine|kappa"):
-        Config(machine="bad.toml")
-    with pytest.raises(ConfigError, match="there is none"):
-        Config(machine="nowhere.toml")
-    with pytest.raises(ConfigError, match="machine"):
-        Config(machine=3)  # type: ignore[arg-type]
 
 
 def test_rules_that_cannot_be_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
