@@ -114,7 +114,6 @@ CONTENTS: dict[str, list[tuple[str, list[str]]]] = {
                     "config",
                     "errors",
                     "partition",
-                    "telemetry",
                     "interop",
                     "elastic",
                     "extension",

@@ -1,4 +1,4 @@
-"""The table of all metrics, and its forms: sums in a status file, text for Prometheus, scalars for TensorBoard. Pure.
+"""The table of all metrics, and its forms: sums in a status file, text for Prometheus. Pure.
 
 Names are as Prometheus has them (https://prometheus.io/docs/practices/naming/): base units, ``_total`` for what only
 grows.
@@ -10,12 +10,11 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Any
 
 from deeppart._times import seconds_of
-from deeppart.model import Report
-from deeppart.pending import DONE, FAILED, SKIPPED
-from deeppart.telemetry.events import CheckpointEnded, Event, LevelEnded, level_ended
+from deeppart.pending import DONE, SKIPPED
+from deeppart.telemetry.events import CheckpointEnded, Event, LevelEnded
 from deeppart.telemetry.status import RankStatus
 
 #: The beginning of a file of these metrics.
@@ -41,7 +40,6 @@ class _Counted:
         event: the kind of event.
         value: value of an event; None if it is unknown; a mapping for one value per ``label``.
         combined: combines the value so far with that of an event.
-        tag: TensorBoard tag of the value of one event; "" for none.
         label: name of the label.
     """
 
@@ -50,7 +48,6 @@ class _Counted:
     event: type[Event]
     value: Callable[[Any], Value]
     combined: Callable[[float, float], float] = _sum
-    tag: str = ""
     label: str = ""
 
     def values(self, event: Event) -> Mapping[str, float]:
@@ -70,25 +67,23 @@ class _Gauge:
     value: Callable[[RankStatus], float | None]
 
 
-def _of_checkpoint(
-    name: str, about: str, field: str, combined: Callable[[float, float], float] = _sum, tag: str = ""
-) -> _Counted:
+def _of_checkpoint(name: str, about: str, field: str, combined: Callable[[float, float], float] = _sum) -> _Counted:
     """A number of :class:`deeppart.Report`."""
-    return _Counted(name, about, CheckpointEnded, attrgetter(f"report.{field}"), combined, tag)
+    return _Counted(name, about, CheckpointEnded, attrgetter(f"report.{field}"), combined)
 
 
-def _of_level(name: str, about: str, field: str, tag: str = "") -> _Counted:
+def _of_level(name: str, about: str, field: str) -> _Counted:
     """A number of :class:`deeppart.types.LevelReport`, or of the event, summed by level."""
-    return _Counted(f"level_{name}", about, LevelEnded, attrgetter(field), tag=tag, label="level")
+    return _Counted(f"level_{name}", about, LevelEnded, attrgetter(field), label="level")
 
 
-def _of_last(name: str, about: str, value: Callable[[LevelEnded], Value], tag: str = "") -> _Counted:
+def _of_last(name: str, about: str, value: Callable[[LevelEnded], Value]) -> _Counted:
     """A number of the last checkpoint that is complete at a level."""
 
     def if_done(event: LevelEnded) -> Value:
         return value(event) if event.report.state == DONE else None
 
-    return _Counted(f"level_last_{name}", about, LevelEnded, if_done, _last, tag, "level")
+    return _Counted(f"level_last_{name}", about, LevelEnded, if_done, _last, "level")
 
 
 def _moment(field: str) -> Callable[[Any], float | None]:
@@ -116,32 +111,32 @@ _TABLE: Sequence[_Counted | _Gauge] = (
     _Counted("checkpoints_total", "Checkpoints that are over.", CheckpointEnded, lambda event: not _skipped(event)),
     _Counted("checkpoints_skipped_total", "Checkpoints dropped (on_busy).", CheckpointEnded, _skipped),
     _Gauge("checkpoints_in_flight", "Checkpoints under way.", lambda status: len(status.in_flight)),
-    _of_checkpoint("checkpoint_blocked_seconds_total", "Time in checkpoint().", "blocked_s", tag="blocked_s"),
+    _of_checkpoint("checkpoint_blocked_seconds_total", "Time in checkpoint().", "blocked_s"),
     _of_checkpoint("checkpoint_blocked_seconds_max", "The longest of them.", "blocked_s", max),
-    _of_checkpoint("checkpoint_waited_seconds_total", "Of it, waiting for room.", "waited_s", tag="waited_s"),
-    _of_checkpoint("optimizer_held_seconds_total", "Time that steps were held.", "held_s", tag="held_s"),
+    _of_checkpoint("checkpoint_waited_seconds_total", "Of it, waiting for room.", "waited_s"),
+    _of_checkpoint("optimizer_held_seconds_total", "Time that steps were held.", "held_s"),
     _Counted(
         "checkpoint_stage_seconds_total", "Time of this rank in a stage.", CheckpointEnded,
-        attrgetter("report.stages_s"), tag="stages/{}_s", label="stage",
+        attrgetter("report.stages_s"), label="stage",
     ),
-    _of_checkpoint("checkpoint_raw_bytes_total", "Shares before encoding.", "raw_bytes", tag="raw_bytes"),
+    _of_checkpoint("checkpoint_raw_bytes_total", "Shares before encoding.", "raw_bytes"),
     _Counted(
         "checkpoint_encoded_bytes_total", "Shares after encoding.", CheckpointEnded,
-        lambda event: event.report.encoded_bytes or None, tag="encoded_bytes",
+        lambda event: event.report.encoded_bytes or None,
     ),
-    _of_checkpoint("persistent_retries_total", "Persistent parts written again.", "retries", tag="retries"),
+    _of_checkpoint("persistent_retries_total", "Persistent parts written again.", "retries"),
     _Counted(
         "retire_failures_total", "Refused removals of old steps.", CheckpointEnded,
         lambda event: event.report.retire_error is not None,
     ),
-    _of_level("complete_total", "Checkpoints complete at a level.", "done", tag="complete"),
+    _of_level("complete_total", "Checkpoints complete at a level.", "done"),
     _of_level("failed_total", "Checkpoints that failed at a level.", "failed"),
-    _of_level("written_bytes_total", "Bytes written by this rank.", "report.nbytes", tag="written_bytes"),
-    _of_level("unchanged_bytes_total", "Bytes not written again.", "report.referenced_bytes", tag="unchanged_bytes"),
+    _of_level("written_bytes_total", "Bytes written by this rank.", "report.nbytes"),
+    _of_level("unchanged_bytes_total", "Bytes not written again.", "report.referenced_bytes"),
     _of_level("busy_seconds_total", "Time of this rank's work at a level.", "busy_s"),
     _of_last("step", "Step of the last complete checkpoint.", attrgetter("step")),
     _of_last("time_seconds", "When that was complete.", _moment("at")),
-    _of_last("duration_seconds", "After how long it was.", attrgetter("report.seconds"), tag="complete_after_s"),
+    _of_last("duration_seconds", "After how long it was.", attrgetter("report.seconds")),
     _of_last("written_bytes", "Bytes of it written by this rank.", attrgetter("report.nbytes")),
     _of_last("busy_seconds", "Time of this rank's work on it.", attrgetter("busy_s")),
     _Gauge("checkpoint_period_seconds", "Period of every=auto.", attrgetter("period_s")),
@@ -230,56 +225,3 @@ def _escaped(text: str) -> str:
     """
     whole = "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode("ascii") for c in text)
     return whole.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-
-
-# --- for TensorBoard ---
-
-
-class ScalarWriter(Protocol):
-    """The method of ``torch.utils.tensorboard.SummaryWriter`` that is used."""
-
-    def add_scalar(self, tag: str, value: float, step: int, /) -> Any:
-        """Add one number."""
-
-
-def to_tensorboard(writer: ScalarWriter, report: Report, step: int | None = None, prefix: str = "deeppart") -> None:
-    """Write the numbers of a checkpoint as scalars, in seconds and bytes of this rank.
-
-    ``PREFIX/blocked_s``, ``waited_s``, ``held_s``, ``raw_bytes``, ``encoded_bytes`` (once it is known), ``retries``;
-    ``PREFIX/stages/STAGE_s``; and for each level that has come to its end ``PREFIX/LEVEL/complete`` (1, or 0 if it
-    failed), ``written_bytes``, ``unchanged_bytes`` and, if it is complete, ``complete_after_s``.
-
-    Args:
-        writer: anything with ``add_scalar(tag, value, step)``.
-        report: ``pending.report``; complete when ``pending.finished``.
-        step: step on the x axis; None for the step of the checkpoint.
-        prefix: of the tags.
-
-    Example:
-        >>> import deeppart
-        >>> from deeppart.telemetry import to_tensorboard
-        >>> class Printer:
-        ...     def add_scalar(self, tag, value, step):
-        ...         print(tag, value, step)
-        >>> done = deeppart.types.LevelReport("done", seconds=1.5, nbytes=4000)
-        >>> report = deeppart.Report(100, 4000, 0, 0, 0.25, 0.0, {"capture": 0.25}, {"persistent": done})
-        >>> to_tensorboard(Printer(), report)
-        deeppart/blocked_s 0.25 100
-        deeppart/waited_s 0.0 100
-        deeppart/held_s 0.0 100
-        deeppart/stages/capture_s 0.25 100
-        deeppart/raw_bytes 4000 100
-        deeppart/retries 0 100
-        deeppart/persistent/complete 1 100
-        deeppart/persistent/written_bytes 4000 100
-        deeppart/persistent/unchanged_bytes 0 100
-        deeppart/persistent/complete_after_s 1.5 100
-    """
-    ended = [level_ended(report, name, 0.0) for name, level in report.levels.items() if level.state in (DONE, FAILED)]
-    at = report.step if step is None else step
-    for event in (CheckpointEnded("", report), *ended):
-        for metric in _COUNTED:
-            if metric.tag and isinstance(event, metric.event):
-                for label, value in metric.values(event).items():
-                    tag = f"{label}/{metric.tag}" if metric.label == "level" else metric.tag.format(label)
-                    writer.add_scalar(f"{prefix}/{tag}", int(value) if isinstance(value, bool) else value, at)
