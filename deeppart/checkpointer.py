@@ -25,11 +25,10 @@ from deeppart.errors import (
     raised_later,
     say,
 )
-from deeppart.model import LEVELS, RestoreReport
+from deeppart.model import LEVELS, RestoreReport, ScrubReport
 from deeppart.pending import Pending
 from deeppart.progress import is_watched, pause_watch, reporting
 from deeppart.recovery import SavedStep
-from deeppart.repair import ScrubReport
 from deeppart.save import CallNotes, Saver, size_share
 from deeppart.session import (
     EXIT_CODES,

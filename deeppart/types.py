@@ -8,11 +8,10 @@ from deeppart._lazy import lazy_names
 
 if TYPE_CHECKING:
     from deeppart.cadence import CadenceReport
-    from deeppart.model import LevelReport
+    from deeppart.model import LevelReport, ScrubReport
     from deeppart.part import KeyFiles
     from deeppart.plan.interval import Cadence, LevelCost, Waste
     from deeppart.progress import Epoch
-    from deeppart.repair import ScrubReport
     from deeppart.state.objects import SavedRecord
     from deeppart.state.paths import PerRank, PerRankFunction
     from deeppart.state.restore import RestoreArguments
@@ -48,7 +47,7 @@ __getattr__, __dir__ = lazy_names(
         "RestoreArguments": "deeppart.state.restore.request",
         "SavedMember": "deeppart.state.values",
         "SavedRecord": "deeppart.state.objects",
-        "ScrubReport": "deeppart.repair",
+        "ScrubReport": "deeppart.model",
         "Waste": "deeppart.plan.interval",
     },
     __all__,

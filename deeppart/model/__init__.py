@@ -9,7 +9,6 @@ from deeppart.model.records import (
     MEMORY,
     MOST_IN_FLIGHT,
     REDUNDANT_LEVELS,
-    SOURCES,
     Attempt,
     BaseRecord,
     ComparedEarlier,
@@ -25,7 +24,7 @@ from deeppart.model.records import (
     SuspectLeaf,
     Suspicion,
 )
-from deeppart.model.reports import LevelReport, Report, RestoreReport
+from deeppart.model.reports import LevelReport, Report, RestoreReport, ScrubReport
 from deeppart.model.spelling import meant, meant_todo
 from deeppart.model.units import (
     WORDS,
@@ -47,7 +46,6 @@ __all__ = [
     "MEMORY",
     "MOST_IN_FLIGHT",
     "REDUNDANT_LEVELS",
-    "SOURCES",
     "VERSION",
     "WORDS",
     "Attempt",
@@ -66,6 +64,7 @@ __all__ = [
     "Report",
     "RestoreReport",
     "RunsFile",
+    "ScrubReport",
     "Share",
     "Span",
     "StepKey",

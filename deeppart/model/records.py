@@ -26,8 +26,6 @@ class Level(StrEnum):
 LEVELS: tuple[str, ...] = tuple(Level)
 #: Where a restore finds parts besides: in staging memory that has outlived its rank. No level: nothing waits for it.
 MEMORY = "memory"
-#: All sources of parts, cheapest first.
-SOURCES: tuple[str, ...] = (MEMORY, *LEVELS)
 #: Levels on nodes' storage that protect against the loss of a node; they copy or encode the local level's parts.
 REDUNDANT_LEVELS: tuple[str, ...] = (Level.PARTNER, Level.PARITY)
 #: How many steps are kept at each level, by default.

@@ -188,3 +188,33 @@ class RestoreReport:
                 more = f" ... ({len(names)} in all)" if len(names) > _MOST_NAMES else ""
                 lines.append(f"  {what}: {', '.join(names[:_MOST_NAMES])}{more}")
         return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class ScrubReport:
+    """The work of scrubbing so far, on this rank.
+
+    Attributes:
+        cycles: number of times that everything has been read.
+        nbytes: bytes read.
+        damaged: number of damaged files that this rank has found.
+        repaired: number of times that copies or parity were rebuilt by all ranks.
+
+    Example:
+        >>> import deeppart
+        >>> with deeppart.Checkpointer(persistent_dir="ckpt") as checkpointer:
+        ...     print(checkpointer.scrubbed)  # scrub_bandwidth is not set
+        nothing read yet
+    """
+
+    cycles: int = 0
+    nbytes: int = 0
+    damaged: int = 0
+    repaired: int = 0
+
+    def __str__(self) -> str:
+        if self == ScrubReport():
+            return "nothing read yet"
+        found = f"{self.damaged} found damaged" if self.damaged else "no damage found"
+        repaired = f"\n  copies or parity rebuilt by all ranks: {self.repaired} times" if self.repaired else ""
+        return f"{show_bytes(self.nbytes)} read by this rank, full rounds: {self.cycles}, {found}{repaired}"

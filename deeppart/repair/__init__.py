@@ -3,13 +3,12 @@
 from deeppart.repair.files import repair_files
 from deeppart.repair.heal import Healer, heal_recovered, healing_for
 from deeppart.repair.mending import Repaired
-from deeppart.repair.scrub import Ground, Scrubber, ScrubReport
+from deeppart.repair.scrub import Ground, Scrubber
 
 __all__ = [
     "Ground",
     "Healer",
     "Repaired",
-    "ScrubReport",
     "Scrubber",
     "heal_recovered",
     "healing_for",

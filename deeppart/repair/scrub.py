@@ -17,7 +17,7 @@ from typing import Any
 from deeppart._threads import start_thread
 from deeppart.comm import Operation
 from deeppart.errors import CheckpointError, CommError, ScrubNotice
-from deeppart.model import Attempt, show_bytes
+from deeppart.model import Attempt, ScrubReport
 from deeppart.nodes import Protection
 from deeppart.plan.restart import Inventory, Location, Read, on_node, survey
 from deeppart.recovery import Ranks, Recovered, check_chunks, read_candidate, take_inventory
@@ -28,36 +28,6 @@ from deeppart.storage import NodeLevel, PersistentLevel, RateLimit, file_problem
 
 #: Most seconds between sync rounds.
 SLICE_S = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class ScrubReport:
-    """The work of scrubbing so far, on this rank.
-
-    Attributes:
-        cycles: number of times that everything has been read.
-        nbytes: bytes read.
-        damaged: number of damaged files that this rank has found.
-        repaired: number of times that copies or parity were rebuilt by all ranks.
-
-    Example:
-        >>> import deeppart
-        >>> with deeppart.Checkpointer(persistent_dir="ckpt") as checkpointer:
-        ...     print(checkpointer.scrubbed)  # scrub_bandwidth is not set
-        nothing read yet
-    """
-
-    cycles: int = 0
-    nbytes: int = 0
-    damaged: int = 0
-    repaired: int = 0
-
-    def __str__(self) -> str:
-        if self == ScrubReport():
-            return "nothing read yet"
-        found = f"{self.damaged} found damaged" if self.damaged else "no damage found"
-        repaired = f"\n  copies or parity rebuilt by all ranks: {self.repaired} times" if self.repaired else ""
-        return f"{show_bytes(self.nbytes)} read by this rank, full rounds: {self.cycles}, {found}{repaired}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from deeppart.plan.interval import FLUSH_SHARE
 from deeppart.repair import Scrubber
 from deeppart.save import Pipeline, lower_priority
 from deeppart.session.record import Session
-from deeppart.telemetry import EVENTS_BEGIN, METRICS_BEGIN, Outputs, RankStatus, Recorder, ScrubStatus, StatusFile
+from deeppart.telemetry import EVENTS_BEGIN, METRICS_BEGIN, Outputs, RankStatus, Recorder, StatusFile
 
 
 def cadence_for(session: Session) -> AutoCadence | None:
@@ -89,7 +88,7 @@ def recorder_for(
         report = None if cadence is None else cadence.report
         found: dict[str, Any] = {"repairing": pipeline.repairing}
         if scrubber is not None:
-            found["scrubbed"] = ScrubStatus(**asdict(scrubber.report))
+            found["scrubbed"] = scrubber.report
         return found | {"period_s": None if report is None else report.cadence.period_s}
 
     levels, note = [level for level in LEVELS if every[level]], pipeline.call_notes.note

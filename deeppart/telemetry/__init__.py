@@ -2,15 +2,6 @@
 
 A thread of some ranks (:mod:`deeppart.telemetry.recorder`) turns what the job knows of itself anyway into events; no
 rank is asked for it, and nothing that goes wrong here stops training.
-
-To add a metric of checkpoints:
-
-1. ``model/reports.py``: a field of ``Report``, or of ``LevelReport`` for a number of each level;
-2. where it is measured: ``pending.note(name=value)``, ``pending.add(name=more)``, ``note_level(..., name=value)``;
-3. ``telemetry/metrics.py``: a row of the table, with the name for Prometheus;
-4. docs/configuration.md: a row, which a test asks for.
-
-``pending.report``, status files, events, Prometheus and ``deeppart watch --prometheus`` follow.
 """
 
 from deeppart.telemetry.events import EVENTS_BEGIN
@@ -20,7 +11,6 @@ from deeppart.telemetry.status import (
     CheckpointStatus,
     ErrorStatus,
     RankStatus,
-    ScrubStatus,
     Statuses,
     StatusFile,
     read_statuses,
@@ -37,7 +27,6 @@ __all__ = [
     "Outputs",
     "RankStatus",
     "Recorder",
-    "ScrubStatus",
     "StatusFile",
     "Statuses",
     "prometheus_text",

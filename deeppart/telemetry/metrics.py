@@ -7,13 +7,13 @@ grows.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
-from typing import Any
+from operator import add, attrgetter
+from typing import Any, ClassVar
 
 from deeppart._times import seconds_of
-from deeppart.pending import DONE, SKIPPED
+from deeppart.pending import SKIPPED
 from deeppart.telemetry.events import CheckpointEnded, Event, LevelEnded
 from deeppart.telemetry.status import RankStatus
 
@@ -21,10 +21,6 @@ from deeppart.telemetry.status import RankStatus
 METRICS_BEGIN = re.compile(rb"# HELP deeppart_info ")
 
 Value = float | Mapping[str, float] | None
-
-
-def _sum(before: float, value: float) -> float:
-    return before + value
 
 
 def _last(before: float, value: float) -> float:
@@ -47,7 +43,7 @@ class _Counted:
     about: str
     event: type[Event]
     value: Callable[[Any], Value]
-    combined: Callable[[float, float], float] = _sum
+    combined: Callable[[float, float], float] = add
     label: str = ""
 
     def values(self, event: Event) -> Mapping[str, float]:
@@ -57,6 +53,11 @@ class _Counted:
             return found
         return {} if found is None else {event.level if isinstance(event, LevelEnded) else "": found}
 
+    def shown(self, status: RankStatus) -> Mapping[str, float]:
+        """The values by label that a status has."""
+        found = status.metrics.get(self.name, {})
+        return {label: value for label, value in found.items() if bool(label) == bool(self.label)}
+
 
 @dataclass(frozen=True, slots=True)
 class _Gauge:
@@ -65,9 +66,15 @@ class _Gauge:
     name: str
     about: str
     value: Callable[[RankStatus], float | None]
+    label: ClassVar = ""
+
+    def shown(self, status: RankStatus) -> Mapping[str, float]:
+        """The value, without a label; none if it is unknown."""
+        value = self.value(status)
+        return {} if value is None else {"": value}
 
 
-def _of_checkpoint(name: str, about: str, field: str, combined: Callable[[float, float], float] = _sum) -> _Counted:
+def _of_checkpoint(name: str, about: str, field: str, combined: Callable[[float, float], float] = add) -> _Counted:
     """A number of :class:`deeppart.Report`."""
     return _Counted(name, about, CheckpointEnded, attrgetter(f"report.{field}"), combined)
 
@@ -81,7 +88,7 @@ def _of_last(name: str, about: str, value: Callable[[LevelEnded], Value]) -> _Co
     """A number of the last checkpoint that is complete at a level."""
 
     def if_done(event: LevelEnded) -> Value:
-        return value(event) if event.report.state == DONE else None
+        return value(event) if event.done else None
 
     return _Counted(f"level_last_{name}", about, LevelEnded, if_done, _last, "level")
 
@@ -190,7 +197,11 @@ def prometheus_text(statuses: Sequence[RankStatus]) -> str:
         names = {"library": status.library, "session": status.session, "job_name": status.job}
         lines.append(_sample("info", status, names, 1))
     for metric in _TABLE:
-        samples = [_sample(metric.name, *each) for status in statuses for each in _samples(metric, status)]
+        samples = [
+            _sample(metric.name, status, {metric.label: label} if label else {}, value)
+            for status in statuses
+            for label, value in metric.shown(status).items()
+        ]
         if samples:
             kind = "counter" if metric.name.endswith("_total") else "gauge"
             lines += [
@@ -199,17 +210,6 @@ def prometheus_text(statuses: Sequence[RankStatus]) -> str:
                 *samples,
             ]
     return "".join(f"{line}\n" for line in lines)
-
-
-def _samples(metric: _Counted | _Gauge, status: RankStatus) -> Iterator[tuple[RankStatus, Mapping[str, str], float]]:
-    if isinstance(metric, _Gauge):
-        value = metric.value(status)
-        if value is not None:
-            yield status, {}, value
-    else:
-        for label, number in status.metrics.get(metric.name, {}).items():
-            if bool(label) == bool(metric.label):
-                yield status, {metric.label: label} if label else {}, number
 
 
 def _sample(name: str, status: RankStatus, labels: Mapping[str, str], value: float) -> str:

@@ -29,7 +29,7 @@ from deeppart import access
 from deeppart._times import seconds_of, timestamp
 from deeppart.access import storage_error
 from deeppart.errors import CorruptFileError, FormatError, MissingError, NewerFormatError, StorageError, short
-from deeppart.model import Report
+from deeppart.model import Report, ScrubReport
 from deeppart.part import MAX_WORLD_SIZE, is_hex32, parse_json
 from deeppart.storage import LINEAGE_NAME, LOCK_NAME, DirectoryOwner, PosixStore, is_temporary_name
 
@@ -73,16 +73,6 @@ class ErrorStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class ScrubStatus:
-    """See :class:`deeppart.types.ScrubReport`."""
-
-    cycles: int
-    nbytes: int
-    damaged: int
-    repaired: int
-
-
-@dataclass(frozen=True, slots=True)
 class RankStatus:
     """The status of one rank and of its job.
 
@@ -123,7 +113,7 @@ class RankStatus:
     period_s: float | None = None
     next_due: str | None = None
     repairing: bool = False
-    scrubbed: ScrubStatus | None = None
+    scrubbed: ScrubReport | None = None
     metrics: Mapping[str, Mapping[str, float]] = field(default_factory=dict, metadata={"json": False})
     checkpoints: tuple[CheckpointStatus, ...] = field(default=(), metadata={"json": False})
     errors: tuple[ErrorStatus, ...] = field(default=(), metadata={"json": False})

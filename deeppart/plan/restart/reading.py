@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heapreplace
 
-from deeppart.model import MEMORY, SOURCES, Level
+from deeppart.model import MEMORY, Level
 from deeppart.plan.redundancy import Nodes
 from deeppart.plan.restart.planner import Candidate
-from deeppart.plan.restart.sources import Source
+from deeppart.plan.restart.sources import SOURCES, Source
 
 #: Least length of a portion: its reader has to open the file and read the index.
 LEAST_PORTION_BYTES = 16 << 20

@@ -16,10 +16,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from deeppart.model import MEMORY, SOURCES, Attempt, Level, ParityIdentity, PartRecord
+from deeppart.model import LEVELS, MEMORY, Attempt, Level, ParityIdentity, PartRecord
 from deeppart.plan.redundancy import Stripes
 from deeppart.plan.restart.inventory import Committed, Inventory, Location, StoredParity, StoredPart
 
+#: All sources of parts, cheapest first.
+SOURCES: tuple[str, ...] = (MEMORY, *LEVELS)
 #: Parts of one attempt without any file that are looked up and reported one by one, at most.
 MOST_LOOKED_FOR = 10_000
 

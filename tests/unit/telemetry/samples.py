@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from deeppart.model import LEVELS, LevelReport, Report
-from deeppart.telemetry import CheckpointStatus, ErrorStatus, RankStatus, ScrubStatus
+from deeppart.model import LEVELS, LevelReport, Report, ScrubReport
+from deeppart.telemetry import CheckpointStatus, ErrorStatus, RankStatus
 
 SESSION = "0123456789abcdef" * 2
 #: When the session of :func:`status` began, and as text.
@@ -62,7 +62,7 @@ def status(rank: int = 0, **changes: Any) -> RankStatus:
         next_due=None,
         repairing=False,
         reduced=("parity: 1 node instead of 2",),
-        scrubbed=ScrubStatus(2, 4000, 1, 1),
+        scrubbed=ScrubReport(2, 4000, 1, 1),
         metrics=METRICS,
         checkpoints=(in_flight(2, 3, BEGAN, over=True, local="done"),),
         errors=(ErrorStatus(BEGAN, 2, "persistent", "step 2 is not complete\n  found: no space"),),
