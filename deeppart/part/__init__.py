@@ -1,6 +1,6 @@
-"""The bytes of part files (one rank's encoded share each), parity files, manifests and suspicions. See docs/format.md.
+"""The bytes of part files (one rank's encoded share each), parity files, manifests and suspect records.
 
-Knows nothing of tensors, communication or directories: bytes are written to a sink and read from a source.
+Written to a sink and read from a source, without tensors, communication or directories. Formats: docs/format.md.
 """
 
 from deeppart.part.fields import is_hex32

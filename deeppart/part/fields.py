@@ -1,4 +1,4 @@
-"""What may stand in the fields of headers and documents."""
+"""The values allowed in the fields of headers and documents."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def is_hex32(text: object) -> bool:
 
 
 class Field(NamedTuple):
-    """What may stand in a field of a document.
+    """The values allowed in one field.
 
     Attributes:
-        expected: for people.
-        accepts: whether a value may.
+        expected: description of these values for error messages.
+        accepts: whether a value is allowed.
     """
 
     expected: str
@@ -27,16 +27,16 @@ class Field(NamedTuple):
 
 
 def number(least: int, most: int) -> Field:
-    """An integer; True and False are none."""
+    """An integer from ``least`` to ``most``; booleans are refused."""
     return Field(f"an integer from {least} to {most}", lambda value: type(value) is int and least <= value <= most)
 
 
 def list_of(least: int, most: int, what: str) -> Field:
-    """A list of so many items, which are checked one by one."""
+    """A list of ``least`` to ``most`` items, which the caller checks."""
     expected = f"a list of {what}, {least} to {most} of them"
     return Field(expected, lambda value: isinstance(value, list) and least <= len(value) <= most)
 
 
-#: It is checked by itself.
+#: The caller checks the value.
 ANYTHING: Final = Field("anything", lambda value: True)
 HEX32: Final = Field("32 lower-case hex digits", is_hex32)

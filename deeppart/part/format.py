@@ -2,8 +2,8 @@
 
     header (4096 bytes) | payload: contiguous chunks | index | footer (64 bytes)
 
-All integers are little endian. Digests are big-endian (canonical) in the file, so a hex dump of one reads like the
-output of ``xxhsum``. Pure functions from bytes to records and back, without files.
+All integers are little endian. Digests are big endian (canonical), so a hex dump shows them like the output of
+``xxhsum``. The functions convert bytes to records and back, without file access.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from deeppart.model import Attempt, StepKey
 from deeppart.part.fields import HEX32, number
 from deeppart.part.signing import STRONG_DIGEST_BYTES, TAG_BYTES
 
-#: Of all files of a checkpoint: parts, parity, manifests, suspect records, and the documents in them.
+#: Version of all files of a checkpoint: parts, parity, manifests, suspect records, and the documents in them.
 FORMAT_VERSION: Final = 9
 
-#: First byte not ASCII, then CR LF, ^Z, LF, as PNG does: a transfer in text mode damages it visibly.
+#: A non-ASCII first byte, then CR LF, ^Z, LF, as in PNG: a transfer in text mode changes it and so is detected.
 HEADER_MAGIC: Final = b"\x89DPP\r\n\x1a\n"
 INDEX_MAGIC: Final = b"DPPINDEX"
 FOOTER_MAGIC: Final = b"DPPFOOTR"
 
-#: Offset of the payload, for O_DIRECT and page mappings.
+#: Offset of the payload: a multiple of the page size, for O_DIRECT and mappings.
 HEADER_BYTES: Final = 4096
 FOOTER_BYTES: Final = 64
 INDEX_HEAD_BYTES: Final = 64
@@ -39,8 +39,8 @@ INDEX_HEAD_BYTES: Final = 64
 DEFAULT_CHUNK_BYTES: Final = 4 * 1024**2
 #: A reader allocates no more memory than this for one chunk.
 MAX_CHUNK_BYTES: Final = 64 * 1024**2
-#: Raw bytes of a chunk per encoded byte: a block of Zstandard has at most 128 KiB (RFC 8878, 3.1.1.2) and at least four
-#: bytes. So a part never needs more memory than this times its length.
+#: Most raw bytes per encoded byte of a chunk: a Zstandard block of at least four bytes decodes to at most 128 KiB
+#: (RFC 8878, 3.1.1.2). So a part never needs more memory than this times its length.
 MAX_EXPANSION: Final = 2**15
 MAX_CHUNKS: Final = 2**24
 MAX_SPANS: Final = 2**24
@@ -64,11 +64,11 @@ MIN_FILE_BYTES: Final = HEADER_BYTES + INDEX_HEAD_BYTES + FOOTER_BYTES
 #: Longest file within the limits above; every length in a file is compared with it before it is used.
 MAX_FILE_BYTES: Final = HEADER_BYTES + MAX_RAW_BYTES + MAX_INDEX_BYTES + FOOTER_BYTES
 
-#: Flag of a chunk with bytes of this rank alone (not replicated on other ranks).
+#: Flag of a chunk with bytes that only this rank has (not replicated).
 FLAG_PER_RANK: Final = 1
 KNOWN_FLAGS: Final = FLAG_PER_RANK
 
-#: Values of a span's ``table``: bytes of all ranks, or of this one alone.
+#: Values of a span's ``table``: bytes that all ranks share, or bytes that only this rank has.
 SHARED_TABLE: Final = 0
 RANK_TABLE: Final = 1
 
@@ -116,12 +116,12 @@ def part_file_name(rank: int, world_size: int) -> str:
 
 
 def part_key(attempt: Attempt, rank: int) -> str:
-    """The key of a rank's part."""
+    """Return the key of a rank's part in a store."""
     return f"{step_name(attempt.key)}/{part_file_name(rank, attempt.world_size)}"
 
 
 def parse_part_file_name(name: str) -> tuple[int, int] | None:
-    """Return ``(rank, world_size)`` when ``name`` is exactly what :func:`part_file_name` gives, else None."""
+    """Return ``(rank, world_size)`` if ``name`` is exactly what :func:`part_file_name` returns for them, else None."""
     match = _PART_NAME.fullmatch(name)
     if match is None:
         return None
@@ -130,7 +130,7 @@ def parse_part_file_name(name: str) -> tuple[int, int] | None:
 
 
 def step_name(key: StepKey) -> str:
-    """``step-000000000100-<session, 32 hex digits>-000007``: the directory of one attempt at a step."""
+    """Return the name of an attempt's directory, such as ``step-000000000100-<session, 32 hex digits>-000007``."""
     return f"step-{key.step:012d}-{key.session}-{key.sequence:06d}"
 
 
@@ -143,7 +143,7 @@ def parse_step_name(name: str) -> StepKey | None:
     return key if step_name(key) == name else None
 
 
-#: Of an :class:`~deeppart.model.Attempt`.
+#: The fields of an :class:`~deeppart.model.Attempt`.
 ATTEMPT_FIELDS: Final = {
     "lineage": HEX32,
     "session": HEX32,
@@ -154,7 +154,7 @@ ATTEMPT_FIELDS: Final = {
 
 
 def bad_attempt(attempt: Attempt, rank: int) -> str | None:
-    """Return what is wrong with an identity, or None."""
+    """Return the reason why a part cannot have this attempt and rank, or None."""
     for name, field in ATTEMPT_FIELDS.items():
         if not field.accepts(value := getattr(attempt, name)):
             return f"{name} {short(value)} is not {field.expected}"
@@ -210,7 +210,7 @@ class PartHeader:
 
 
 def header_block(fields: bytes) -> bytes:
-    """The first 4096 bytes of a file: its fields, zeros, and the digest of both."""
+    """Return the first 4096 bytes of a file: its fields, zeros, and the digest of both."""
     body = fields.ljust(HEADER_BYTES - _DIGEST64_BYTES, b"\0")
     return body + xxhash.xxh3_64_digest(body)
 
@@ -218,13 +218,13 @@ def header_block(fields: bytes) -> bytes:
 def header_values(
     data: bytes | memoryview, layout: struct.Struct, magic: bytes, what: str, where: str
 ) -> tuple[Any, ...]:
-    """The fields of a header block behind magic, version and length, all of which are checked."""
+    """Check magic, digest, version and length of a header block; return the other fields."""
     block = bytes(data)
     found, version, length, *values = layout.unpack_from(block)
     if found != magic:
         raise corrupt(f"not a deeppart {what}", expected=repr(magic), found=repr(found), where=where)
-    # Before the version: all versions have magic, version and this digest at the same offsets (docs/format.md), so
-    # that a flipped bit in the version is not taken for another version.
+    # Checked before the version, so that a flipped bit in it is not taken for another version: magic, version and this
+    # digest have the same offsets in all versions (docs/format.md).
     body, digest = block[:-_DIGEST64_BYTES], block[-_DIGEST64_BYTES:]
     check_digest("header", body, digest, where=where)
     check_version(what, version, where)
@@ -240,10 +240,10 @@ def header_values(
 
 @dataclass(frozen=True, slots=True)
 class PartFooter:
-    """Where the index is: the last 64 bytes of the file.
+    """The last 64 bytes of the file, which locate the index.
 
     Attributes:
-        index_offset: begin of the index and end of the payload, in bytes from the start of the file.
+        index_offset: start of the index and end of the payload, in bytes from the start of the file.
         index_length: bytes of the index.
         file_length: bytes of the whole file, footer included.
         index_digest: xxh3-128 of the index, 16 bytes.
@@ -307,7 +307,7 @@ def check_version(what: str, version: int, where: str) -> None:
 
 
 def check_digest(what: str, body: bytes | memoryview, digest: bytes | memoryview, *, where: str) -> None:
-    """Compare ``body`` with its xxh3 digest: 64 bits when ``digest`` has 8 bytes, else 128."""
+    """Raise unless ``digest`` is the xxh3 digest of ``body``: the one of 64 bits if it has 8 bytes, else of 128."""
     expected = bytes(digest)
     found = xxhash.xxh3_64_digest(body) if len(expected) == _DIGEST64_BYTES else xxhash.xxh3_128_digest(body)
     if found != expected:
@@ -319,6 +319,6 @@ def check_digest(what: str, body: bytes | memoryview, digest: bytes | memoryview
 def corrupt(
     summary: str, *, expected: str | None = None, found: str | None = None, where: str | None = None
 ) -> CorruptFileError:
-    """The error for a damaged file, with common advice."""
+    """Return the error for a damaged file, with the usual advice."""
     todo = "restore from another copy of this file; `deeppart verify` tells which files are sound"
     return CorruptFileError(summary, expected=expected, found=found, where=where, todo=todo)

@@ -1,15 +1,15 @@
-"""The index of a part file: chunks, spans, bases, meta document; to bytes, from bytes, and every check on them.
+"""The index of a part file (chunks, spans, bases, meta document): encoding, decoding and validation.
 
 Invariants of a sound index
 ---------------------------
-* Chunks in this file fill the payload contiguously, without gap or overlap, and end where the index begins. The others
-  are within their base, and every base in the table has such a chunk.
+* Chunks in this file fill the payload without gap or overlap, and end where the index begins. Each other chunk is
+  within its base, and each base in the table has at least one chunk.
 * The concatenated chunks are the *raw stream*; the concatenated spans are the same bytes. Chunk and span borders are
   independent of each other: a span may cover many chunks, a chunk may have many spans.
 * No chunk or span is empty. No byte of a leaf, or of a box of a leaf, is in two spans.
 * All lengths are within the limits of ``format.py``, so no sum of two of them overflows.
 
-Writer and reader run the same checks, so a file that the reader would refuse is never written.
+Writer and reader run the same checks, so the writer never writes a file that the reader would refuse.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ NO_STRONG = np.zeros((0, STRONG_DIGEST_BYTES), dtype=np.uint8)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PartIndex:
-    """The tables of a part file: its chunks, the bytes of leaves in them, and its document.
+    """The tables of a part file: its chunks, the spans of leaves in them, and its document.
 
     Attributes:
         chunks: array of CHUNK_DTYPE in the order of the payload.
         spans: array of SPAN_DTYPE in the order of the raw stream.
         meta: UTF-8 JSON document of the package ``state``, not interpreted here.
         raw_bytes: length of the raw stream.
-        bases: array of BASE_DTYPE: earlier parts with chunks of this one.
-        strong: a row of 32 bytes for each chunk, the sha256 of its encoded bytes; empty if it is not signed.
+        bases: array of BASE_DTYPE: the earlier parts that store chunks of this one.
+        strong: a row of 32 bytes for each chunk, the sha256 of its encoded bytes; empty if the part is not signed.
     """
 
     chunks: Table
@@ -97,7 +97,7 @@ class PartIndex:
         return index
 
     def check(self, *, payload_end: int, where: str) -> None:
-        """Check both tables against each other and against the payload; see the module's invariants."""
+        """Check the tables against each other and against the payload; see the module's invariants."""
         _check_limits(len(self.chunks), len(self.spans), len(self.meta), len(self.bases), self.raw_bytes, where)
         _check_chunk_values(self.chunks, where)
         _check_bases(self.chunks, self.bases, where)
@@ -151,7 +151,7 @@ def _check_bases(chunks: Table, bases: Table, where: str) -> None:
 
 
 def _check_chunk_places(chunks: Table, raw_bytes: int, payload_end: int, where: str) -> None:
-    """Check that the chunks fill the payload and the raw stream exactly; lengths were checked before."""
+    """Check that the chunks fill the payload and the raw stream exactly. Requires checked lengths."""
     total = int(chunks["raw_length"].sum(dtype=np.uint64))
     chunks = chunks[chunks["base"] == 0]
     offset, encoded = chunks["offset"], chunks["encoded_length"]
@@ -224,7 +224,7 @@ def _check_limits(n_chunks: int, n_spans: int, n_meta: int, n_bases: int, raw_by
 
 
 def _refuse(bad: npt.NDArray[np.bool_], row: str, why: str, where: str) -> None:
-    """Raise for the first row that is ``bad``."""
+    """Raise if a row is ``bad``; the error names the first one."""
     if bad.any():
         count = int(np.count_nonzero(bad))
         raise corrupt(

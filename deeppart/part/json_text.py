@@ -1,7 +1,7 @@
-"""Strict reading of JSON from files: everything ambiguous is refused.
+"""Strict parsing of JSON from files.
 
-``json.loads`` accepts NaN, infinities, numbers that become infinite and repeated keys (the last one counts), and
-guesses between UTF-8, UTF-16 and UTF-32. A document of a checkpoint has none of these.
+Refuses what ``json.loads`` accepts: NaN, infinities, numbers that overflow to infinity, repeated keys (the last one
+wins), and UTF-16 and UTF-32 by guessing. No document of a checkpoint contains these.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 
 def parse_json(data: bytes | memoryview) -> Any:
-    """The value of a UTF-8 JSON text (RFC 8259)."""
+    """Parse a UTF-8 JSON text (RFC 8259). Raises ValueError, or RecursionError if it is nested too deeply."""
     text = bytes(data).decode("utf-8")
     return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite_float, object_pairs_hook=_no_repeats)
 

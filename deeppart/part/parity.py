@@ -2,9 +2,9 @@
 
     header (4096 bytes) | payload: m blocks per row, contiguous | index | footer (64 bytes)
 
-The checks have the same order as for a part file: only data under a verified digest are used. The index has the
-identity of the set, and the digests of all blocks, including data blocks, of every stripe of which this member stores a
-block. So a rebuild can check every block before it uses it.
+The checks have the same order as for a part file: no data is used before its digest is verified. The index has the
+members of the set, and for each stripe of which this member stores a block the digests of all its blocks, data blocks
+included. So a rebuild can check every block before using it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ DigestTable = npt.NDArray[np.uint8]
 
 
 def set_id(identity: ParityIdentity) -> str:
-    """16 hex digits that identify a set: the same for all members, and practically unique."""
+    """Return 16 hex digits that identify a set: the same for all members, and practically unique."""
     attempt = identity.attempt
     members = [[member.part, member.nbytes, member.index_digest] for member in identity.members]
     document = [attempt.lineage, attempt.session, attempt.sequence, attempt.step, attempt.world_size]
@@ -54,7 +54,7 @@ def set_id(identity: ParityIdentity) -> str:
 
 
 def parity_file_name(identity: ParityIdentity) -> str:
-    """Name of a parity file inside its step directory, such as ``parity-0123456789abcdef-001-of-004.dpy``."""
+    """Return the name of a parity file in its step directory, such as ``parity-0123456789abcdef-001-of-004.dpy``."""
     return f"parity-{set_id(identity)}-{identity.place:03d}-of-{len(identity.members):03d}.dpy"
 
 
@@ -64,7 +64,7 @@ def is_parity_file_name(name: str) -> bool:
 
 
 def stripes_of(identity: ParityIdentity) -> Stripes:
-    """The stripes of the set."""
+    """Return the stripes of the set."""
     return Stripes(len(identity.members), identity.tolerate, identity.block_bytes, identity.longest_bytes)
 
 
@@ -83,7 +83,7 @@ class ParityWriter:
         sink.write(header)
 
     def add_row(self, blocks: Sequence[npt.NDArray[np.uint8]]) -> None:
-        """Append the next row."""
+        """Append the parity blocks of the next row."""
         stripes, row = self._stripes, self._rows
         lengths = [block.nbytes for block in blocks]
         if row >= stripes.rows or lengths != [stripes.length(row)] * stripes.tolerate:
@@ -97,7 +97,7 @@ class ParityWriter:
         self._rows += 1
 
     def finish(self, digests: DigestTable) -> str:
-        """Write index and footer; returns the index's xxh3-128, 32 hex digits."""
+        """Write index and footer. Returns the xxh3-128 of the index, 32 hex digits."""
         stripes = self._stripes
         expected = (stripes.rows, stripes.tolerate, stripes.members, DIGEST_BYTES)
         right = digests.dtype == np.uint8 and digests.shape == expected
@@ -120,12 +120,12 @@ class ParityWriter:
 
 
 class ParityReader:
-    """An open parity file; exists only once header, footer and index have been checked completely.
+    """An open parity file. Construction checks header, footer and index completely.
 
     Attributes:
-        identity: the set, and the member whose share it is.
-        stripes: the layout.
-        digests: of all blocks of the stripes with a block here: array (rows, m, k + m, 16) of uint8.
+        identity: the set, and the member whose share this is.
+        stripes: the stripes of the set.
+        digests: digests of all blocks of the stripes with a block in this file: uint8[rows, m, k + m, 16].
         index_digest: xxh3-128 of the index, 32 hex digits.
     """
 
@@ -164,17 +164,17 @@ class ParityReader:
         self.digests: DigestTable = np.frombuffer(table, dtype=np.uint8).reshape(shape)
 
     def read_block(self, row: int, index: int, memory: npt.NDArray[np.uint8]) -> bool:
-        """Read a block into memory of its length; returns whether its digest matches."""
+        """Read a block into ``memory``, which has its length. Returns whether its digest matches."""
         self._source.read_into(self.offset(row, index), memory.data)
         expected = self.digests[row, index, self.stripes.data_blocks + index].tobytes()
         return bool(xxhash.xxh3_128_digest(memory.data) == expected)
 
     def offset(self, row: int, index: int) -> int:
-        """The first byte of a block in the file."""
+        """Return the offset of a block in the file."""
         return fmt.HEADER_BYTES + self.stripes.parity_start(row, index)
 
     def verify(self, *, pace: Callable[[int], None] = lambda nbytes: None) -> None:
-        """Read every block and check its digest."""
+        """Read every block and check its digest. ``pace`` is called with the number of bytes before each read."""
         memory = np.empty(self.stripes.block_bytes, dtype=np.uint8)
         for row in range(self.stripes.rows):
             for index in range(self.stripes.tolerate):
@@ -214,7 +214,7 @@ def _encode_header(identity: ParityIdentity) -> bytes:
 
 
 class _Numbers(NamedTuple):
-    """The numbers in the header besides the attempt, for code that lists files by headers; the index has all."""
+    """The fields of the header besides the attempt. Some follow from the index, and must agree with it."""
 
     members: int
     tolerate: int
@@ -247,7 +247,7 @@ def _decode_index(index: bytes, header_digest: bytes, where: str) -> tuple[tuple
 
 
 def _bad_identity(identity: ParityIdentity) -> str | None:
-    """The fault of an identity, or None."""
+    """Return the reason why an identity is not valid, or None."""
     wrong = bad_attempt(identity.attempt, 0)
     if wrong is not None:
         return wrong

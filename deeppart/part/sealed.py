@@ -3,7 +3,7 @@ r"""Sealed documents: one ASCII line with the digest of the JSON after it (docs/
     deeppart-<kind> <version> xxh3-128=<32 hex digits> bytes=<n>[ blake2b=<64 hex digits>]\n
     <n bytes of JSON: ASCII, keys sorted, no spaces>
 
-The digest is checked before the JSON is parsed. What was encoded is decoded and compared before it is returned.
+The digest is checked before the JSON is parsed. Encoded bytes are decoded again and compared before they are returned.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class Sealed:
 
     Attributes:
         kind: the word in the first line.
-        name: the name of such a document in messages, with its article.
-        most_bytes: largest length of the file.
-        purpose: purpose of its signature; None if it has none.
-        todo: what to do about a damaged one.
+        name: name of the document in messages, with its article.
+        most_bytes: maximum length of the file.
+        purpose: purpose of the signature; None if documents of this kind are not signed.
+        todo: advice for a damaged document.
     """
 
     kind: str
@@ -52,7 +52,7 @@ class Sealed:
     def encode(
         self, document: Any, value: object, read: Callable[[bytes, str], object], signing: Signing | None
     ) -> bytes:
-        """The bytes of a file, which ``read`` returns as ``value``: JSON has no tuples, and no integers as keys."""
+        """Return the bytes of a file. Raises unless ``read`` returns ``value`` from them: JSON has no tuples."""
         try:
             text = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=True)
         except (TypeError, ValueError, RecursionError) as error:
@@ -66,7 +66,7 @@ class Sealed:
             comes_back = read(data, f"{self.name}, being written") == value
         except RecursionError as error:
             raise FormatError(f"{self.name} cannot be written: it is nested too deeply") from error
-        except CorruptFileError as error:  # the same text, but nothing on storage is damaged
+        except CorruptFileError as error:  # the same text in another type: no file is damaged
             summary = f"{self.name} cannot be written: {error.summary}"
             raise FormatError(summary, expected=error.expected, found=error.found, where=error.where) from error
         if not comes_back:
@@ -77,7 +77,7 @@ class Sealed:
         return data
 
     def decode(self, data: bytes | memoryview, *, where: str, signing: Signing | None = None) -> tuple[Any, bool]:
-        """The JSON document of a file, and whether the file is signed."""
+        """Return the JSON document of a file, and whether the file is signed."""
         if len(data) > self.most_bytes:
             limit = f"at most {self.most_bytes} bytes"
             raise self.damaged("is too long", where, expected=limit, found=f"{len(data)} bytes")
@@ -106,12 +106,12 @@ class Sealed:
             with collection_paused():
                 return parse_json(body), tag is not None
         except (ValueError, RecursionError) as error:
-            # ValueError also covers bad UTF-8, numbers of thousands of digits, NaN, Infinity and repeated keys
+            # ValueError also for invalid UTF-8, numbers of thousands of digits, NaN, Infinity and repeated keys
             found = "nested too deeply" if isinstance(error, RecursionError) else str(error)
             raise self.damaged("has no readable JSON document", where, found=found) from error
 
     def record(self, value: object, fields: Mapping[str, Field], what: str, where: str) -> dict[str, Any]:
-        """``value`` if it is a JSON object with exactly these fields."""
+        """Return ``value``, checked to be a JSON object with exactly these fields and allowed values."""
         if not isinstance(value, dict):
             raise self.damaged(f"has {what} that is not an object", where, found=short(value))
         if value.keys() != fields.keys():
@@ -127,5 +127,5 @@ class Sealed:
     def damaged(
         self, summary: str, where: str, *, expected: str | None = None, found: str | None = None
     ) -> CorruptFileError:
-        """The error for a file that differs from what was written."""
+        """Return the error for a file that differs from what was written."""
         return CorruptFileError(f"{self.name} {summary}", expected=expected, found=found, where=where, todo=self.todo)

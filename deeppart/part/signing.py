@@ -1,11 +1,11 @@
 """Signatures: tags that only holders of a key can make, over everything that determines a checkpoint's bytes.
 
 A tag covers the first line and the document of a manifest, or the header and the index of a part. The index of a signed
-part has a *strong digest* of every chunk's encoded bytes (SHA-256: FIPS 180-4), for which nobody can find other bytes.
-So one tag covers the whole part, its identity, and each chunk by itself, in whichever file it is. Layout:
+part has a *strong digest* of each chunk's encoded bytes: SHA-256 (FIPS 180-4), for which it is infeasible to find other
+bytes. So one tag covers the identity of the part and each of its chunks, also those stored in bases. Layout:
 docs/format.md; limits of signatures: docs/failure-model.md.
 
-Keys are never written, logged or shown: an object's repr only says how many there are.
+Keys are never written, logged or shown: the repr of an object contains only their number.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MANIFEST: Final = b"dpp manifest"
 PART: Final = b"dpp part"
 _KEY, _SAME = b"dpp key", b"dpp same key"
 
-#: The ``sign_key_file`` setting: one file, or several, of which the first signs and all verify; None for no keys.
+#: The ``sign_key_file`` setting: one or several files. The first key signs, all of them verify; None for no keys.
 KeyFiles = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None
 
 _OTHER_KEY = (
@@ -60,15 +60,15 @@ class Signing:
         raise TypeError("keys are not pickled")
 
     def tag(self, purpose: bytes, *pieces: bytes | memoryview) -> bytes:
-        """The tag of the concatenated ``pieces``, :data:`TAG_BYTES` bytes: BLAKE2b-256 with the first key."""
+        """Return the tag of the concatenated ``pieces``: BLAKE2b-256 with the first key, :data:`TAG_BYTES` long."""
         return _tag(self._keys[0], purpose, pieces)
 
     def accepts(self, tag: bytes, purpose: bytes, *pieces: bytes | memoryview) -> bool:
-        """True if one of the keys has made the tag."""
+        """True if the tag was made with one of the keys."""
         return any(hmac.compare_digest(tag, _tag(key, purpose, pieces)) for key in self._keys)
 
     def check(self, tag: bytes | None, purpose: bytes, *pieces: bytes | memoryview, what: str, where: str) -> None:
-        """Raise unless one of the keys has made the tag."""
+        """Raise SignatureError unless the tag was made with one of the keys."""
         expected = "a signature by a key of `sign_key_file`"
         if tag is None:
             raise SignatureError(f"{what} is not signed", expected=expected, where=where, todo=_UNSIGNED)
@@ -79,7 +79,7 @@ class Signing:
 
     @property
     def fingerprints(self) -> tuple[str, ...]:
-        """A keyed digest of a constant for each key, in hexadecimal: equal for equal keys, and no other use."""
+        """For each key a keyed digest of a constant, in hexadecimal, to find out whether ranks have the same keys."""
         return tuple(_tag(key, _SAME, ()).hex() for key in self._keys)
 
 
@@ -91,7 +91,7 @@ def _tag(key: bytes, purpose: bytes, pieces: Sequence[bytes | memoryview]) -> by
 
 
 def read_key_files(files: KeyFiles) -> Signing | None:
-    """The keys of ``sign_key_file``; None without any."""
+    """Read the keys of ``sign_key_file``; None if there are none."""
     if files is None:
         return None
     paths = [files] if isinstance(files, (str, os.PathLike)) else list(files)
@@ -99,12 +99,12 @@ def read_key_files(files: KeyFiles) -> Signing | None:
 
 
 def strong_digest(encoded: bytes | memoryview) -> bytes:
-    """SHA-256 of a chunk's encoded bytes (``sha256sum``). Releases the GIL; 1.6 GB/s where the processor has it."""
+    """Return the SHA-256 of a chunk's encoded bytes. Releases the GIL; 1.6 GB/s if the CPU has SHA instructions."""
     return sha256(encoded).digest()
 
 
 def check_strong_digest(encoded: bytes | memoryview, expected: bytes, *, where: str) -> None:
-    """Compare a chunk's encoded bytes with the digest in a signed index."""
+    """Raise SignatureError unless a chunk's encoded bytes have the digest in a signed index."""
     if strong_digest(encoded) != expected:
         raise SignatureError(
             "the strong digest of a chunk does not hold: someone has changed the chunk and corrected its other digest",

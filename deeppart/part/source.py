@@ -2,11 +2,10 @@
 
 Invariants
 ----------
-* ``read_at`` and ``read_into`` return all requested bytes or raise; they keep no position, so threads may share a
-  source.
-* Any number may be open: only a limited number has a descriptor at a time (:class:`deeppart.access.ReadFile`).
-* Only regular files are opened, through :mod:`deeppart.access`: never through a symbolic link below a root, and a FIFO
-    cannot block.
+* ``read_at`` and ``read_into`` return all requested bytes or raise. Sources keep no position, so threads may share one.
+* An open file has a descriptor; when the process reaches its limit, that is raised (:mod:`deeppart.access`).
+* Only regular files are opened, through :mod:`deeppart.access`: never through a symbolic link below a root, and without
+  blocking on a FIFO.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from deeppart.access import storage_error
 from deeppart.errors import CorruptFileError
 from deeppart.part.format import corrupt
 
-#: ``mmap(2)``: no memory is reserved for pages that will not be written to. Python has the name from 3.13 on.
+#: ``mmap(2)``: reserve no memory for the writable pages, most of which are never written. In Python since 3.13.
 _MAP_NORESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000 if os.uname().machine in ("x86_64", "aarch64") else 0)
 
 
@@ -47,12 +46,12 @@ class ByteSource(Protocol):
         ...
 
     def at_step(self, place: str) -> ByteSource:
-        """The object of the same name in another step's directory, or raise CorruptFileError or StorageError."""
+        """Open the object of the same name in another step's directory; raises CorruptFileError or StorageError."""
         ...
 
 
 class StoredBytes(ByteSource, Protocol):
-    """A source that is open: one object of a store. A context manager.
+    """An open object of a store. A context manager.
 
     Attributes:
         written: when it was written, in seconds since 1970.
@@ -61,30 +60,30 @@ class StoredBytes(ByteSource, Protocol):
     written: float
 
     def reopen(self) -> StoredBytes:
-        """The same object, opened again, even after this one was closed."""
+        """Open the same object again, also after this one was closed."""
 
     def close(self) -> None:
-        """Close it, and everything opened through it; a second call does nothing."""
+        """Close the object, and everything opened through it. Idempotent."""
 
     def __enter__(self) -> Self:
-        """Returns itself."""
+        """Return self."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close it."""
+        """Call :meth:`close`."""
 
 
 class FileSource:
     """A regular file, read with pread.
 
-    A context manager; it also closes the files of other steps that were opened through it.
+    A context manager. Closing it also closes the files of other steps that were opened through it.
 
     Attributes:
-        path: the path that was given.
-        location: the same, as a path that may know its root.
+        path: the given path as a string.
+        location: the given path, which may be bound to a root.
         size: length in bytes.
-        written: when the file was last written to, in seconds since 1970.
+        written: time of the last write, in seconds since 1970.
         identity: device and inode.
     """
 
@@ -106,7 +105,7 @@ class FileSource:
     def read_at(self, offset: int, length: int) -> memoryview:
         """Return exactly ``length`` bytes from ``offset``."""
         self._check_range(offset, length)
-        buffer = np.empty(length, dtype=np.uint8).data  # a bytearray would be zeroed first
+        buffer = np.empty(length, dtype=np.uint8).data  # unlike a bytearray, not zeroed
         self.read_into(offset, buffer)
         return buffer
 
@@ -123,7 +122,7 @@ class FileSource:
             raise self._too_short(offset + buffer.nbytes, offset + count)
 
     def has_its_name(self) -> bool:
-        """True if the open file still has its name and its length; asks the file system."""
+        """True if the path still leads to the open file, which still has its length. Queries the file system."""
         try:
             status = access.lstat(self.location)
         except (FileNotFoundError, NotADirectoryError):
@@ -133,7 +132,7 @@ class FileSource:
         return (status.st_dev, status.st_ino) == self.identity and status.st_size == self.size
 
     def has_its_length(self) -> bool:
-        """True if the open file is as long as when it was opened; false also if that cannot be determined."""
+        """True if the open file has the length it had when opened; False also if that cannot be determined."""
         try:
             with self._file.descriptor() as descriptor:
                 return os.fstat(descriptor).st_size == self.size
@@ -141,15 +140,16 @@ class FileSource:
             return False
 
     def mapped(self, start: int, stop: int) -> memoryview:
-        """A range of the file as read-only memory; stays valid when the source is closed.
+        """Map a range of the file as memory, which stays valid after the source is closed.
 
-        For files that are in memory anyway: elsewhere a read error would be a SIGBUS. The private mapping is writable:
-        MPICH's broadcasts fail on write-protected pages, and what ``load(mmap=True)`` returns may be written to.
+        For files in memory or locked in the page cache; for others a read error would be a SIGBUS. The view is
+        read-only, but the private mapping is writable: MPICH's broadcasts fail on write-protected pages, and callers of
+        ``load(mmap=True)`` may write to the result.
         """
         return self._map(mmap.MAP_PRIVATE | _MAP_NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE, start, stop)
 
     def viewed(self) -> memoryview:
-        """The whole file as memory, like :meth:`mapped`, but not to be sent by MPI: no memory is reserved for it."""
+        """Map the whole file, like :meth:`mapped` but shared and write-protected, so not usable for MPI broadcasts."""
         return self._map(mmap.MAP_SHARED, mmap.PROT_READ, 0, self.size)
 
     def _map(self, flags: int, protection: int, start: int, stop: int) -> memoryview:
@@ -167,18 +167,18 @@ class FileSource:
         return memoryview(found).toreadonly()[before:]
 
     def at_step(self, place: str) -> FileSource:
-        """The file of the same name in the sibling directory ``place``, opened once."""
+        """Return the file of the same name in the sibling directory ``place``, which is opened once."""
         with self._opening:
             if place not in self._others:
                 self._others[place] = FileSource(self.location.parent.with_name(place) / self.location.name)
             return self._others[place]
 
     def reopen(self) -> FileSource:
-        """The file that has the name now."""
+        """Open the file that has the path now."""
         return FileSource(self.location)
 
     def close(self) -> None:
-        """Close the file; a second call does nothing."""
+        """Close the file and those opened through it. Idempotent."""
         for other in self._others.values():
             other.close()
         self._file.close()
@@ -192,7 +192,7 @@ class FileSource:
         self.close()
 
     def _check_range(self, offset: int, length: int) -> None:
-        # before memory is allocated for the bytes
+        # called before memory is allocated for the bytes
         if offset < 0 or length < 0 or offset + length > self.size:
             raise self._too_short(offset + length, self.size)
 
@@ -229,9 +229,9 @@ class MemorySource:
         buffer.cast("B")[:] = self.read_at(offset, buffer.nbytes)
 
     def mapped(self, start: int, stop: int) -> memoryview:
-        """A range of the part, without a copy."""
+        """Return a range of the part, without a copy."""
         return self._data[start:stop]
 
     def at_step(self, place: str) -> ByteSource:
-        """Not available: raises."""
+        """Raise CorruptFileError: a part in memory has no bases."""
         raise corrupt("a part in memory refers to another step", found=place, where=self.name)

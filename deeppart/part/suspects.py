@@ -1,7 +1,7 @@
 """The bytes of a suspect record: a sealed document (:mod:`deeppart.part.sealed`, docs/format.md).
 
-A record says that at one checkpoint of one session leaves that counted as replicated were found to differ between
-ranks, and since when they may have. It changes no checkpoint: it informs readers of checkpoints.
+A record states that at one checkpoint of one session leaves that counted as replicated were found to differ between
+ranks, and since when they may have differed. It changes no checkpoint; readers of checkpoints use it for warnings.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _RECORD: Final = Sealed(
 
 
 def _is_text(value: object) -> bool:
-    """True for text that can be printed; JSON can contain lone surrogates, which cannot."""
+    """True for text that can be printed. JSON can contain lone surrogates, which cannot be encoded."""
     return isinstance(value, str) and value == value.encode(errors="replace").decode()
 
 
@@ -48,7 +48,7 @@ def decode_suspicion(data: bytes, *, where: str) -> Suspicion:
     """Check the bytes of a record and return its content."""
     document, _ = _RECORD.decode(data, where=where)
     top = _RECORD.record(document, _FIELDS, "a document", where)
-    before = number(0, top["sequence"] - 1)  # a leaf was compared before that
+    before = number(0, top["sequence"] - 1)  # the last full comparison was earlier
     allowed = {"path": _TEXT, "ranks": _TEXT, "after": before, "after_step": fmt.COUNTER}
     leaves = tuple(SuspectLeaf(**_RECORD.record(item, allowed, "a leaf", where)) for item in top["leaves"])
     return Suspicion(**top | {"steps": tuple(top["steps"]), "leaves": leaves})

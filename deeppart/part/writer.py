@@ -2,14 +2,13 @@
 
 Invariants
 ----------
-* Bytes go to the sink in file order, once: any pipe, file or buffer can be a sink. For chunks in an earlier part, a
+* Bytes go to the sink once, in file order: any pipe, file or buffer can be a sink. For chunks in an earlier part, a
   *base*, only the rows of the table are written.
-* Chunk payload is never copied: the digests read the caller's memory, and the sink gets that same memory.
+* Chunk payload is never copied: digests are computed on the caller's memory, and the sink gets the same memory.
 * The digest of the whole file is computed while it is written; nothing is read back.
-* After a sink error the part is lost; a further call cannot turn an incomplete write into a file that looks complete.
+* After a sink error the writer is unusable, so an incomplete write cannot become a file that looks complete.
 
-Creating, naming and syncing files is the storage levels' work. Not for use by two threads at once; chunks may be
-encoded on other threads meanwhile.
+The storage levels create, name and sync files. Not thread-safe; chunks may be encoded on other threads.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Sink(Protocol):
     """The destination of the bytes of a part."""
 
     def write(self, buffer: memoryview | bytes, /) -> object:
-        """Take all of ``buffer``, or raise. The memory may change after the call."""
+        """Write all of ``buffer``, or raise. The caller may reuse the memory after the call."""
         ...
 
 
@@ -48,10 +47,10 @@ class PartSummary:
     Attributes:
         nbytes: length of the file.
         raw_bytes: length of the raw stream.
-        encoded_bytes: length of the encoded raw stream, including bytes in bases.
-        referenced_bytes: those of them in bases.
+        encoded_bytes: encoded length of the raw stream, including chunks in bases.
+        referenced_bytes: the part of ``encoded_bytes`` that is in bases.
         chunks: array of CHUNK_DTYPE.
-        bases: in the order of the base table.
+        bases: the bases, in the order of the base table.
         digest: xxh3-128 of the whole file, 32 hex digits (``xxhsum -H2``).
         index_digest: xxh3-128 of the index, 32 hex digits.
         strong: sha256 of the encoded bytes of each chunk, 32 bytes a row; empty if the part is not signed.
@@ -68,7 +67,7 @@ class PartSummary:
     strong: npt.NDArray[np.uint8] = field(default_factory=lambda: NO_STRONG)
 
     def record(self, attempt: Attempt, rank: int, on_node: PartSummary | None = None) -> PartRecord:
-        """Return the manifest's record of this part."""
+        """Return the manifest's record of this part; ``on_node``: summary of the same part as stored on the node."""
         name = fmt.part_file_name(rank, attempt.world_size)
         node_digest = "" if on_node is None or on_node.index_digest == self.index_digest else on_node.index_digest
         digests = (self.digest, self.index_digest, node_digest)
@@ -77,13 +76,13 @@ class PartSummary:
 
 @dataclass(frozen=True, slots=True)
 class ChunkPlace:
-    """The place of the bytes of a chunk.
+    """The location of the encoded bytes of a chunk.
 
     Attributes:
-        offset: offset of its first byte.
+        offset: offset of the first byte in its file.
         encoded: codec and digests, without the bytes.
-        nbytes: encoded bytes.
-        base: the part whose file has the bytes, if it is an earlier one.
+        nbytes: encoded length.
+        base: the earlier part whose file has the bytes; None for the part itself.
     """
 
     offset: int
@@ -109,7 +108,7 @@ class PartWriter:
         self._write(self._header)
 
     def add_chunk(self, raw_length: int, encoded: EncodedChunk, *, dtype: str = "", flags: int = 0) -> ChunkPlace:
-        """Append the next chunk of the raw stream, and compute missing digests of its encoded bytes.
+        """Append the next chunk of the raw stream, and compute the missing digests of its encoded bytes.
 
         Hashing releases the GIL, and so should the sink. Measured, one core, stored raw in chunks of 4 MiB: 8 GB/s.
         """
@@ -127,7 +126,7 @@ class PartWriter:
         return place
 
     def add_reference(self, raw_length: int, place: ChunkPlace, *, dtype: str = "", flags: int = 0) -> ChunkPlace:
-        """Add the next chunk of the raw stream, which is in a base."""
+        """Append a reference to the next chunk of the raw stream, which is in a base."""
         self._check_usable()
         if place.base is None:
             raise FormatError("a chunk cannot be referred to", found="no base", where=self._where)
@@ -141,9 +140,9 @@ class PartWriter:
             self._strong += place.encoded.strong_digest or b""
 
     def _row(self, raw_length: int, place: ChunkPlace, dtype: str, flags: int) -> bytes:
-        """A row of the chunk table, which :meth:`finish` checks with all others."""
+        """Encode a row of the chunk table. :meth:`finish` checks the table."""
         encoded, tag = place.encoded, dtype.encode("ascii", "replace")
-        wrong = None if len(tag) <= CHUNK_DTYPE["dtype"].itemsize else f"dtype tag {tag!r}"  # it would be cut
+        wrong = None if len(tag) <= CHUNK_DTYPE["dtype"].itemsize else f"dtype tag {tag!r}"  # would be truncated
         if encoded.digest is None or encoded.raw_digest is None:
             wrong = wrong or "no digest of it"
         if self._signing is not None and len(encoded.strong_digest or b"") != STRONG_DIGEST_BYTES:
@@ -155,7 +154,7 @@ class PartWriter:
         return _CHUNK_ROW.pack(*sizes, encoded.codec_id, flags, base, tag, *digests)
 
     def finish(self, spans: Table, meta: bytes) -> PartSummary:
-        """Write index and footer. Anything that the reader would refuse is refused before it is written."""
+        """Write index and footer. Raises FormatError, before writing them, if the reader would refuse the part."""
         self._check_usable()
         if spans.dtype != SPAN_DTYPE or spans.ndim != 1:
             raise FormatError("spans must be a one-dimensional array of SPAN_DTYPE", found=str(spans.dtype))
@@ -168,7 +167,7 @@ class PartWriter:
         index = PartIndex(chunks, spans, meta, self._raw_bytes, bases, strong)
         try:
             index.check(payload_end=self._offset, where=self._where)
-        except FormatError as error:  # the same text, but nothing on storage is damaged
+        except FormatError as error:  # the same text in another type: no file is damaged
             summary = f"a part cannot be written: {error.summary}"
             raise FormatError(summary, expected=error.expected, found=error.found, where=self._where) from error
         index_offset = self._offset
@@ -194,7 +193,7 @@ class PartWriter:
         )
 
     def _write(self, data: memoryview | bytes) -> None:
-        """Write and count ``data``; the writer stays unusable if the sink raises."""
+        """Write, hash and count ``data``. If the sink raises, the writer stays unusable."""
         self._check_usable()
         self._usable = False
         self._sink.write(data)
