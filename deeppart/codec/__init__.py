@@ -1,6 +1,6 @@
-"""Codecs: the bytes of a chunk to fewer bytes, and back exactly.
+"""Codecs: lossless encoding of the bytes of a chunk.
 
-Knows nothing of files, ranks or tensors. Ids of codecs are part of the file format (docs/format.md).
+Independent of files, ranks and tensor objects. Codec ids are part of the file format (docs/format.md).
 """
 
 from deeppart.codec.base import ROOM_BYTES, Codec, EncodedChunk, RawCodec

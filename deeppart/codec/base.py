@@ -3,9 +3,9 @@
 Invariants
 ----------
 * ``decode(encode(raw), len(raw))`` has exactly the bytes of ``raw``.
-* ``decode`` gives exactly ``raw_length`` bytes or raises, and takes no memory beyond that for what the encoded bytes
-  merely claim.
-* A codec keeps no state between calls, so every thread may use the same one at the same time.
+* ``decode`` returns exactly ``raw_length`` bytes or raises. Lengths claimed by the encoded bytes are checked before
+  memory is allocated for them.
+* A codec keeps no state between calls, so threads may share one.
 
 Digests are not checked here: the package ``part`` checks the encoded bytes before it calls ``decode``.
 """
@@ -19,7 +19,7 @@ import numpy as np
 
 from deeppart.errors import CorruptFileError
 
-#: Memory for an encoded chunk is longer than the chunk by this, so that codecs need no bounds checks.
+#: Memory for an encoded chunk exceeds the length of the chunk by this, so that codecs need no bounds checks.
 ROOM_BYTES = 256
 
 
@@ -27,7 +27,7 @@ class Codec(Protocol):
     """A way to store the bytes of one chunk.
 
     Attributes:
-        codec_id: number that names the codec in the chunk table of a part file; never reused for another codec.
+        codec_id: number of the codec in the chunk table of a part file; never reused for another codec.
         name: short name for reports.
     """
 
@@ -38,11 +38,11 @@ class Codec(Protocol):
     def name(self) -> str: ...
 
     def encode(self, raw: memoryview, room: memoryview | None = None) -> memoryview | bytes:
-        """Encode ``raw`` (bytes, contiguous). The result may be longer than ``raw`` or share its memory."""
+        """Encode ``raw`` (contiguous bytes). The result may be longer, and may use memory of ``raw`` or ``room``."""
         ...
 
     def decode(self, encoded: memoryview, raw_length: int, into: memoryview | None = None) -> memoryview | bytes:
-        """Decode into exactly ``raw_length`` bytes."""
+        """Decode into exactly ``raw_length`` bytes, in the memory ``into`` if given."""
         ...
 
 
@@ -53,9 +53,9 @@ class EncodedChunk:
     Attributes:
         codec_id: the codec that decodes it.
         data: the encoded bytes; for a chunk stored raw this is the caller's own memory, not a copy.
-        digest: xxh3-128 of ``data``, 16 bytes, or None where nobody has computed it yet.
-        raw_digest: the same of the raw bytes.
-        strong_digest: sha256 of ``data``, 32 bytes, where the part will be signed.
+        digest: xxh3-128 of ``data``, 16 bytes; None if not computed yet.
+        raw_digest: likewise of the raw bytes.
+        strong_digest: sha256 of ``data``, 32 bytes, if the part will be signed; None if not computed yet.
     """
 
     codec_id: int
@@ -67,7 +67,7 @@ class EncodedChunk:
 
 @dataclass(frozen=True)
 class RawCodec:
-    """Stores a chunk unchanged; both directions return the memory that they were given, unless ``into`` is given."""
+    """Stores a chunk unchanged. Both methods return the memory that they get, unless ``into`` is given."""
 
     codec_id: ClassVar[int] = 0
     name: ClassVar[str] = "raw"

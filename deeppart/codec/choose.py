@@ -1,22 +1,22 @@
 """Chooses the codec: by the id in a file, and for each chunk by the ``compression`` setting.
 
 * ``none``: every chunk is stored raw.
-* ``zstd``, ``zstd:LEVEL``: every chunk is compressed.
-* ``tensor``: chunks of numbers go through the codec made for them, others through zstd.
-* ``auto``: a codec of ``tensor`` where that makes a level complete sooner, going by what was measured.
+* ``zstd``, ``zstd:LEVEL``: every chunk is compressed with zstd.
+* ``tensor``: chunks of numbers of two or more bytes are encoded as planes, others by zstd.
+* ``auto``: as ``tensor``, for dtypes and levels where measurements predict that the level completes sooner.
 
-For ``auto``, three things are measured as checkpoints go by: how fast each dtype is encoded and to what fraction (on a
-few chunks before the first checkpoint, later on all that are encoded), and how many bytes per second each level takes,
-making the file durable included. Encoding and writing go on at the same time, so a byte of state takes
+For ``auto``, three things are measured: the speed at which each dtype is encoded and the fraction to which it shrinks
+(on a few chunks before the first checkpoint, then on all encoded chunks), and each level's bandwidth, including the
+time to make files durable. Encoding and writing overlap, so a byte of state takes
 
     1 / bandwidth                            stored raw,
     max(1 / encoding speed, fraction / bandwidth)   encoded.
 
-Where a rank has no processor to spare for encoding, the two cannot go on at the same time, and their times add up.
-A dtype is encoded at a level where the second is shorter by ``MARGIN``. The first parts at a level are stored raw, and
-of what it has taken lately the best counts: files of a first checkpoint are written more slowly than later ones. An
-encoding speed that has not been seen in a real part, beside the other work, is believed in part. If a level completes
-later than it did raw, all the same, it is left raw for a while.
+If a rank has no idle processor for encoding, the two do not overlap and their times add up. A dtype is encoded at a
+level if that is faster by ``MARGIN``. The bandwidth of a level is the best of its recent measurements, because the
+files of a first checkpoint are written more slowly; until there are enough, parts are stored raw. An encoding speed
+measured without other load is reduced until there is one from a real part. If a level with encoded chunks completes
+later than it did with raw ones, it stays raw for some checkpoints.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from deeppart.codec.zstd import LiteralCodec, ZstdCodec
 from deeppart.errors import ConfigError, NewerFormatError
 from deeppart.model import EXPECTED, Compression
 
-#: Encoding must promise to be faster by this much, so that it is not slower if the estimate is slightly optimistic.
+#: The predicted gain must exceed this fraction, to allow for slightly optimistic estimates.
 MARGIN = 0.05
-#: A level that was completed this much later than with raw chunks stays raw for this many checkpoints.
+#: A level that took this many times as long as with raw chunks stays raw for this many checkpoints.
 REGRET, REGRET_CHECKPOINTS = 1.05, 20
-#: Weight of the newest measurement of a codec's speed against all earlier ones.
+#: Weight of the newest measurement of an encoding speed in the moving average.
 _NEWEST = 0.5
-#: Weight of a codec's speed that was only measured on a few chunks, without other load.
+#: Factor for an encoding speed that was measured on a few chunks, without other load.
 _TRIED = 0.75
-#: A level's bandwidth is the best of this many measurements, and unknown until there are so many.
+#: A level's bandwidth is the best of the last _RECENT measurements, and unknown before LEAST_MEASUREMENTS.
 _RECENT, LEAST_MEASUREMENTS = 4, 2
-#: Smaller parts do not determine a level's bandwidth: opening and syncing a file take time, too.
+#: Smaller parts are not measured: opening and syncing the file would dominate.
 LEAST_BYTES = 8 << 20
-#: zstd level for ``tensor`` chunks without planes: level 3 made tensor bytes no smaller, and took longer.
+#: zstd level for dtypes without planes: level 3 made tensor bytes no smaller, and took longer.
 _OTHER_LEVEL = 1
 _ALL: tuple[Codec, ...] = (RawCodec(), ZstdCodec(), TensorCodec())
-#: Every codec this version decodes, by id.
+#: Codecs that this version can decode, by id.
 CODECS: Mapping[int, Codec] = MappingProxyType({codec.codec_id: codec for codec in _ALL})
 
 
@@ -76,13 +76,13 @@ class Chooser:
         self._zstd = _zstd_of(compression)
 
     def codec_for(self, dtype: str) -> Codec | None:
-        """The codec for chunks of a dtype; None if they are stored raw."""
+        """Return the codec for chunks of a dtype; None if they are stored raw."""
         if self.compression == "none" or (self._only is not None and dtype not in self._only):
             return None
         return tensor_codec(dtype) if self._zstd is None else self._zstd
 
     def encode_chunk(self, raw: memoryview, dtype: str = "", room: memoryview | None = None) -> EncodedChunk:
-        """Encode one chunk; a chunk stored raw shares the memory of ``raw``."""
+        """Encode one chunk. It is stored raw, sharing the memory of ``raw``, if encoding does not make it smaller."""
         codec = self.codec_for(dtype)
         encoded = raw if codec is None else codec.encode(raw, room)
         if codec is None or len(encoded) >= raw.nbytes:
@@ -91,14 +91,14 @@ class Chooser:
 
 
 def tensor_codec(dtype: str) -> Codec:
-    """The codec that ``tensor`` uses for a dtype."""
+    """Return the codec that ``tensor`` uses for a dtype."""
     if dtype in PLANE_DTYPES:
         return TensorCodec(dtype)
     return LiteralCodec() if dtype.startswith("float8") else ZstdCodec(_OTHER_LEVEL)
 
 
 def _zstd_of(compression: str) -> ZstdCodec | None:
-    """The zstd codec of a ``compression`` setting, or None for other settings."""
+    """Return the zstd codec of a ``compression`` setting, or None for ``none`` and ``tensor``."""
     wanted = Compression.parse(compression)
     if wanted is None or wanted.name == "auto":
         raise ConfigError("unknown value for compression", expected=EXPECTED, found=repr(compression))
@@ -106,7 +106,7 @@ def _zstd_of(compression: str) -> ZstdCodec | None:
 
 
 class AutoCompression:
-    """Measures codecs and levels, and decides what to encode. Threads may share it."""
+    """Measures codecs and levels, and decides what to encode. Thread-safe. ``spare``: a processor is idle to encode."""
 
     def __init__(self, threads: int, *, spare: bool = True) -> None:
         self._threads = threads
@@ -116,17 +116,17 @@ class AutoCompression:
         self._dtypes: dict[str, _Dtype] = {}
 
     def unknown(self, dtypes: Iterable[str]) -> list[str]:
-        """The dtypes without measurements."""
+        """Return the dtypes without measurements, sorted."""
         with self._lock:
             return sorted(set(dtypes) - set(self._dtypes))
 
     def note_tried(self, dtype: str, raw_bytes: int, encoded_bytes: int, seconds: float) -> None:
-        """Record that a few chunks of a dtype were encoded by one thread without other load."""
+        """Record a trial in which one thread encoded a few chunks of a dtype without other load."""
         with self._lock:
             self._dtypes[dtype] = _Dtype(_TRIED * raw_bytes / max(seconds, 1e-9), encoded_bytes / raw_bytes, False)
 
     def note_encoded(self, dtype: str, raw_bytes: int, encoded_bytes: int, seconds: float) -> None:
-        """Record that the chunks of a dtype in a part were encoded; ``seconds`` of all threads together."""
+        """Record the encoding of a part's chunks of a dtype; ``seconds``: sum over all threads."""
         with self._lock:
             speed, known = raw_bytes / max(seconds, 1e-9), self._dtypes.get(dtype)
             if known is not None and known.proven:
@@ -134,13 +134,13 @@ class AutoCompression:
             self._dtypes[dtype] = _Dtype(speed, min(1.0, encoded_bytes / raw_bytes), True)
 
     def note_stored(self, level: str, nbytes: int, seconds: float) -> None:
-        """Record the bytes of a level and the seconds of writing and syncing them."""
+        """Record how many bytes were stored at a level, and the time for writing and syncing them."""
         if nbytes >= LEAST_BYTES:
             with self._lock:
                 self._levels.setdefault(level, _Level()).bandwidth.note(nbytes, seconds)
 
     def note_completed(self, level: str, raw_bytes: int, seconds: float, *, encoded: bool) -> None:
-        """Record that a part was completed at a level, ``encoded`` or entirely raw."""
+        """Record the time in which a part was completed at a level, with chunks ``encoded`` or all raw."""
         if raw_bytes < LEAST_BYTES:
             return
         with self._lock:
@@ -152,7 +152,7 @@ class AutoCompression:
                 known.regret = REGRET_CHECKPOINTS
 
     def chooser(self, level: str, dtypes: Iterable[str]) -> tuple[Chooser, tuple[str, ...]]:
-        """The chooser for the next part at a level, and a line for each dtype with the reason."""
+        """Return the chooser for the next part at a level, and a line for each dtype with the choice and its reason."""
         encoded: set[str] = set()
         lines = []
         with self._lock:
@@ -197,7 +197,7 @@ class _Best:
 
     @property
     def value(self) -> float | None:
-        """The estimate; None until there are enough measurements."""
+        """The best measurement; None until there are enough."""
         return max(self.found) if len(self.found) >= LEAST_MEASUREMENTS else None
 
 
@@ -210,7 +210,7 @@ class _Level:
 
 @dataclass(slots=True)
 class _Dtype:
-    """Raw bytes per second of one thread, and encoded bytes per raw byte; ``proven`` in a real part."""
+    """Raw bytes per second of one thread, encoded bytes per raw byte; ``proven`` if measured on a real part."""
 
     speed: float
     fraction: float

@@ -1,16 +1,16 @@
-"""Codec 2: tensor bytes as planes: bits of many elements regrouped, so that similar ones are next to each other.
+"""Codec 2: tensor bytes as planes, which regroup the bits of many elements so that similar bits are adjacent.
 
 The two top bytes of a float hold sign, exponent and the first bits of the mantissa. Trained weights and moments have
-few different exponents; sign and mantissa are close to random. So the top is split into a plane of exponents and one
-of the rest, one byte each, and lower bytes follow as they are. Source of the idea: ZipNN (Hershcovitch et al. 2024,
-arXiv:2411.05239); measured in docs/benchmarks.md.
+few different exponents; sign and mantissa are close to random. So the two bytes are split into a plane of exponents and
+a plane of the rest, one byte per element each; the lower bytes form further planes, unchanged. The idea is that of
+ZipNN (Hershcovitch et al. 2024, arXiv:2411.05239); measurements are in docs/benchmarks.md.
 
-A plane is stored as it is, as one Zstandard frame (RFC 8878), or folded from eight bits to seven. What suits it is
-found out on a sample from all over the chunk: exponents shrink to a third, mantissas do not shrink at all, and trying
-would cost more than splitting does. The encoded bytes are described in docs/format.md.
+A plane is stored raw, as one Zstandard frame (RFC 8878), or folded from eight bits to seven. The method is chosen by
+encoding a sample from all over the chunk: exponents shrink to a third, mantissas not at all, and trying to compress
+them would cost more than splitting does. docs/format.md describes the encoded bytes.
 
-Splitting and joining work in blocks that stay in a core's cache, with numpy's shifts and narrowing casts, which run at
-several times the speed of a transposed copy. All of them release the GIL.
+Splitting and joining work in blocks that fit into a core's cache, with numpy's shifts and narrowing casts, which are
+several times as fast as a transposed copy. All of them release the GIL.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from deeppart.codec.base import ROOM_BYTES
 from deeppart.codec.zstd import Coder, check_frame, literal_coder, match_coder, read_frame
 from deeppart.errors import CorruptFileError
 
-#: How a plane is stored: raw, before all others; as a zstd frame; folded; raw, between the others.
+#: Methods of storing a plane: raw, before all other methods; zstd frame; folded; raw, among the encoded planes.
 RAW_PLANE, ZSTD_PLANE, FOLDED_PLANE, STRAY_PLANE = 0, 1, 2, 3
-#: dtype tag -> layouts to choose from: a coarse one, and one with separate low bytes, if these shrink.
+#: dtype tag -> two layouts: a coarse one, and one with a plane for each low byte, for low bytes that shrink.
 _FLOATS: Mapping[str, tuple[int, int]] = MappingProxyType(
     {
         "float16": (1, 1),
@@ -47,21 +47,21 @@ _FLOATS: Mapping[str, tuple[int, int]] = MappingProxyType(
 _INTEGERS: Mapping[str, int] = MappingProxyType(
     {"int16": 1, "uint16": 1, "int32": 2, "uint32": 2, "int64": 3, "uint64": 3}
 )
-#: dtypes with planes. One-byte dtypes are a single plane already: plain zstd.
+#: dtypes with planes. One-byte dtypes, which are a single plane, use zstd.
 PLANE_DTYPES = frozenset(_FLOATS) | frozenset(_INTEGERS)
-#: Integers count and repeat: for these, matches are worth searching for.
+#: zstd level for planes of integers, which have repetitions worth searching for.
 _INTEGER_LEVEL = 1
-#: A plane is compressed if its sample shrinks to this. Parts of it that do not shrink cost little: zstd skips them.
+#: A plane is compressed if its sample shrinks to this fraction. Incompressible parts cost little: zstd skips them.
 _WORTH = 0.97
-#: A sample consists of this many pieces from all over the chunk, of this many elements each.
+#: A sample consists of _PIECES pieces from all over the chunk, of _PIECE_ELEMENTS elements each.
 _PIECES, _PIECE_ELEMENTS = 64, 128
 _HEAD = struct.Struct("<BBH")
 _PLANE = struct.Struct("<BHBI")  # method, three bytes of zeros, stored length
-#: Elements processed at a time: their planes, their source and two blocks of temporary values fit into 2 MiB.
+#: Elements processed at a time: they, their planes and two blocks of temporary values fit into 2 MiB.
 BLOCK_ELEMENTS = 128 << 10
-#: A plane whose bytes are all below this can be folded.
+#: Planes can be folded if all of their bytes are below this.
 FOLDABLE_BELOW = 0x80
-#: Lengths that :func:`fold` processes are multiples of this.
+#: :func:`fold` processes multiples of this many bytes.
 _FOLD_BYTES = 64
 Plane = npt.NDArray[np.unsignedinteger]
 Bytes = npt.NDArray[np.uint8]
@@ -79,7 +79,7 @@ class TensorCodec:
     name: ClassVar[str] = "tensor"
 
     def encode(self, raw: memoryview, room: memoryview | None = None) -> memoryview:
-        """Split ``raw`` into planes and store them; numpy and zstd release the GIL."""
+        """Split ``raw`` into planes and store them. numpy and zstd release the GIL."""
         out = np.frombuffer(room, np.uint8) if room is not None else np.empty(raw.nbytes + ROOM_BYTES, np.uint8)
         if self.dtype in _INTEGERS:
             layout = LAYOUTS[_INTEGERS[self.dtype]]
@@ -91,7 +91,7 @@ class TensorCodec:
         return out[: _store(raw, layout, methods, coders, out)].data
 
     def decode(self, encoded: memoryview, raw_length: int, into: memoryview | None = None) -> memoryview:
-        """Join the elements again, in ``into`` or in new memory."""
+        """Join the planes to elements, in ``into`` or in new memory."""
         layout, stored, tail = _read_head(encoded, raw_length)
         count = raw_length // layout.item_bytes
         words = layout.plane_words
@@ -107,12 +107,12 @@ def _integer_coder() -> Coder:
 
 
 def _float_coders(layout: PlaneLayout) -> tuple[Coder, ...]:
-    """Without matches: exponents and the bits next to them do not repeat; low bytes that shrink are often zero."""
+    """Return a coder for each plane: with few matches for low bytes, which are often zero, without for the others."""
     return (match_coder(),) * len(layout.low_words) + (literal_coder(),) * 2
 
 
 def _sampled(raw: memoryview, coarse: int, fine: int) -> tuple[PlaneLayout, tuple[int, ...]]:
-    """A layout, and a method for each plane, chosen from samples of elements all over ``raw``."""
+    """Choose the layout, and a method for each plane, by a sample of elements from all over ``raw``."""
     layout = LAYOUTS[fine]
     elements = elements_of(raw, layout)
     if len(elements) > 2 * _PIECES * _PIECE_ELEMENTS:
@@ -121,7 +121,7 @@ def _sampled(raw: memoryview, coarse: int, fine: int) -> tuple[PlaneLayout, tupl
     planes = _scratch_planes(layout, len(elements))
     split(elements, layout, planes)
     methods = [_method(plane, coder) for plane, coder in zip(planes, _float_coders(layout), strict=True)]
-    if coarse != fine and not any(methods[:-2]):  # raw low bytes: fewer, wider planes suffice
+    if coarse != fine and not any(methods[:-2]):  # low bytes stored raw need no planes of single bytes
         layout = LAYOUTS[coarse]
         methods = [RAW_PLANE] * len(layout.low_words) + methods[-2:]
     return layout, tuple(methods)
@@ -142,9 +142,9 @@ def _scratch_planes(layout: PlaneLayout, count: int) -> list[Plane]:
 def _store(
     raw: memoryview, layout: PlaneLayout, methods: tuple[int, ...], coders: tuple[Coder, ...], out: Bytes
 ) -> int:
-    """Write head, planes and remaining bytes to ``out``; returns their length.
+    """Write head, planes and remaining bytes to ``out``. Returns their length.
 
-    Planes stored as they are come first, so that they can be split off right where they belong.
+    Raw planes come first, because their offsets are then known before splitting, which writes them directly to ``out``.
     """
     elements = elements_of(raw, layout)
     planes: list[Plane] = []
@@ -169,7 +169,7 @@ def _store(
 
 
 def _pack(plane: Plane, method: int, coder: Coder, out: Bytes) -> tuple[int, int]:
-    """Store a plane in fewer bytes, or raw if it does not shrink; returns the method and the length."""
+    """Store a plane in fewer bytes, or raw if it does not shrink. Returns the method and the length."""
     data = plane.view(np.uint8)
     if method == FOLDED_PLANE and int(data.max(initial=0)) < FOLDABLE_BELOW:
         length = folded_bytes(len(data))
@@ -184,7 +184,7 @@ def _pack(plane: Plane, method: int, coder: Coder, out: Bytes) -> tuple[int, int
 
 
 def _read_head(encoded: memoryview, raw_length: int) -> tuple[PlaneLayout, list[tuple[int, memoryview]], memoryview]:
-    """Layout, (method, bytes) of each plane, and the remaining bytes; every length is checked."""
+    """Return layout, (method, stored bytes) of each plane, and the remaining bytes. Checks that the lengths add up."""
     if len(encoded) < _HEAD.size:
         raise _corrupt("a head of 4 bytes", f"{len(encoded)} bytes")
     layout_id, count, reserved = _HEAD.unpack_from(encoded)
@@ -210,7 +210,7 @@ def _read_head(encoded: memoryview, raw_length: int) -> tuple[PlaneLayout, list[
 
 
 def _load(i: int, method: int, data: memoryview, count: int, word: int) -> Plane:
-    """Plane ``i``, of ``count`` words, from its stored bytes; a raw one is not copied."""
+    """Decode plane ``i``, of ``count`` words, from its stored bytes. A raw plane is not copied."""
     nbytes = count * word
     lengths = {RAW_PLANE: nbytes, STRAY_PLANE: nbytes, FOLDED_PLANE: folded_bytes(nbytes), ZSTD_PLANE: len(data)}
     if lengths.get(method) != len(data):
@@ -232,16 +232,16 @@ def _corrupt(expected: str, found: str) -> CorruptFileError:
 
 
 class Scratch(threading.local):
-    """Named arrays of the calling thread, reused for all chunks: fresh pages would cost as much as the work.
+    """Named arrays of the calling thread, reused for all chunks: page faults would cost as much as the work.
 
-    What lies in them lasts until the same name is taken again.
+    Their contents are valid until the same name is taken again.
     """
 
     def __init__(self) -> None:
         self._memory: dict[str, npt.NDArray[np.uint8]] = {}
 
     def take(self, name: str, count: int, kind: type[np.unsignedinteger]) -> npt.NDArray[np.unsignedinteger]:
-        """An array of ``count`` values of ``kind``, contents undefined."""
+        """Return an array of ``count`` values of ``kind`` with undefined contents."""
         nbytes = count * np.dtype(kind).itemsize
         memory = self._memory.get(name)
         if memory is None or memory.nbytes < nbytes:
@@ -257,14 +257,14 @@ class PlaneLayout:
     """The division of elements into planes.
 
     The planes are, in this order: the bytes below the top two, lowest first; *rest*; *exponent*. Of the 16 top bits,
-    exponent has eight, from bit ``rest_bits`` on; rest has the ``rest_bits`` bits below these and, above them, the
-    bits above.
+    *exponent* gets eight, from bit ``rest_bits`` on. *rest* gets the others: the ``rest_bits`` below these as its low
+    bits, and those above these as its high bits.
 
     Attributes:
-        layout_id: number that names it in an encoded chunk; never reused.
+        layout_id: number of the layout in an encoded chunk; never reused.
         item_bytes: bytes of an element: 2, 4 or 8.
-        rest_bits: 7 for bfloat16 and float32, 4 for float64; 8 makes the two planes the two top bytes.
-        low_words: the planes below the top have elements of these many bytes, lowest first.
+        rest_bits: 7 for bfloat16 and float32, 4 for float64; with 8 the two planes are the two top bytes.
+        low_words: bytes per element in each of the planes below the top two bytes, lowest first.
     """
 
     layout_id: int
@@ -294,18 +294,18 @@ LAYOUTS: Mapping[int, PlaneLayout] = MappingProxyType({layout.layout_id: layout 
 
 
 def elements_of(raw: memoryview | Bytes, layout: PlaneLayout) -> Plane:
-    """The whole elements of ``raw`` as unsigned integers, without a copy."""
+    """Return the complete elements of ``raw`` as unsigned integers, without a copy."""
     count = len(raw) // layout.item_bytes
     return np.frombuffer(raw, _UNSIGNED[layout.item_bytes], count)
 
 
 def word_type(nbytes: int) -> type[np.unsignedinteger]:
-    """The unsigned integer type of that many bytes."""
+    """Return the unsigned integer type of that many bytes."""
     return _UNSIGNED[nbytes]
 
 
 def split(elements: Plane, layout: PlaneLayout, planes: list[Plane]) -> None:
-    """Split elements into planes."""
+    """Split elements, written to ``planes``."""
     size = min(len(elements), BLOCK_ELEMENTS)
     top = SCRATCH.take("top", size, np.uint16)
     byte = SCRATCH.take("byte", size, np.uint8)
@@ -323,7 +323,7 @@ def split(elements: Plane, layout: PlaneLayout, planes: list[Plane]) -> None:
         _narrow(tops, 0, rest[here])
         if layout.rest_bits == 8:
             continue
-        if layout.rest_bits == 7:  # only the sign remains: a comparison is cheaper than a shift
+        if layout.rest_bits == 7:  # only the sign is left: a comparison is cheaper than a shift
             np.less(tops.view(np.int16), 0, out=byte[:count].view(np.bool_))
             np.multiply(byte[:count], np.uint8(0x80), out=byte[:count])
         else:
@@ -364,7 +364,7 @@ def join(planes: list[Plane], layout: PlaneLayout, elements: Plane) -> None:
 
 
 def _narrow(values: Plane, shift: int, out: Plane) -> Plane:
-    """The low bits of ``values >> shift``."""
+    """Write the low bits of ``values >> shift`` to ``out``, and return it."""
     if shift:
         np.right_shift(values, values.dtype.type(shift), out=out, casting="unsafe")
     else:
@@ -373,22 +373,22 @@ def _narrow(values: Plane, shift: int, out: Plane) -> Plane:
 
 
 def _widen(values: Plane, shift: int, out: Plane) -> None:
-    """``values << shift``, in the type of ``out``."""
+    """Write ``values << shift``, in the type of ``out``, to ``out``."""
     np.copyto(out, values)
     if shift:
         np.left_shift(out, out.dtype.type(shift), out=out)
 
 
 def folded_bytes(count: int) -> int:
-    """Length of ``count`` bytes after :func:`fold`."""
+    """Return the length of ``count`` bytes after :func:`fold`."""
     return count - count // _FOLD_BYTES * 8
 
 
 def fold(plane: Bytes, out: Bytes) -> None:
     """Store bytes below 0x80 in 7/8 of their length: the bits of the last eighth become the top bits of the others.
 
-    The sign of second moments, of positive weights and of counters is always 0; this saves it at a tenth of what
-    entropy coding the plane costs.
+    The sign of second moments, positive weights and counters is always 0. Folding removes it at a tenth of the cost of
+    entropy coding the plane.
     """
     eighth = len(plane) // _FOLD_BYTES * 8
     out[: 7 * eighth] = plane[: 7 * eighth]

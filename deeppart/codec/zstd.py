@@ -1,18 +1,18 @@
 """Codec 1: one Zstandard frame (RFC 8878) per chunk, with its content size in the frame header.
 
-zstandard's (de)compressor objects must not be shared between threads, so each call makes its own. Measured here on
-4 MiB chunks that is below the noise (about 4 us on a 16 KiB input), and it keeps the codec without state. Both calls
-release the GIL. The frame carries no checksum of its own: the part file has a digest of every chunk.
+zstandard's (de)compressor objects must not be shared between threads, so each call creates one, which keeps the codec
+stateless. The cost was not measurable on chunks of 4 MiB (about 4 us on an input of 16 KiB). Both calls release the
+GIL. Frames have no checksum: the part file has a digest of every chunk.
 
-Zstandard also serves as an entropy coder for planes of exponents, among which there are no matches worth finding: it
-looks for none, and Huffman-codes every byte as a literal (docs/decisions/0008-zstd-as-an-entropy-coder.md). Two
-libraries do that, with frames that any Zstandard decodes:
+Zstandard is also used as an entropy coder for planes of exponents, which have no matches worth finding: every byte is
+Huffman-coded as a literal (docs/decisions/0008-zstd-as-an-entropy-coder.md). There are two ways, both of which make
+frames that any Zstandard decodes:
 
-* CPython's own bindings (``compression.zstd``, or ``backports.zstd`` before Python 3.14) pass libzstd's parameter
-  ``ZSTD_c_literalCompressionMode`` through. With it, literals are coded even where matches are skipped altogether:
-  1.17 GB/s of exponents, 0.324 of their size.
-* ``zstandard`` does not. With a small hash table and long matches it finds few: 0.80 GB/s, 0.326. Taken where the other
-  refuses, because the parameter is not part of libzstd's stable interface.
+* CPython's bindings (``compression.zstd``, or ``backports.zstd`` before Python 3.14) accept libzstd's parameter
+  ``ZSTD_c_literalCompressionMode``, with which literals are coded although the search for matches is skipped. Measured
+  on exponents: 1.17 GB/s, to 0.324 of their size.
+* ``zstandard`` does not accept it. A small hash table and a large minimum match length let it find few matches: 0.80
+  GB/s, 0.326. Used if the bindings refuse the parameter, which is not part of libzstd's stable interface.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ else:
 
 #: libzstd: ``ZSTD_c_experimentalParam5``, ``ZSTD_c_literalCompressionMode``; 1 is ``ZSTD_ps_enable``.
 _LITERAL_COMPRESSION_MODE, _ALWAYS = 1002, 1
-#: Positions that the search for matches skips: the largest value of libzstd, a whole block.
+#: Positions that the search for matches skips: libzstd's maximum, a whole block.
 _SKIP = 128 << 10
 Coder = Callable[[memoryview], bytes]
 
 
 @dataclass(frozen=True)
 class ZstdCodec:
-    """Zstandard."""
+    """Encodes a chunk as one Zstandard frame."""
 
     level: int = Compression("zstd").level
 
@@ -53,7 +53,7 @@ class ZstdCodec:
     def encode(self, raw: memoryview, room: memoryview | None = None) -> bytes:
         """Compress ``raw`` into one frame; releases the GIL.
 
-        Source: measured here, one core, 4 MiB of float32 normals: level 1 0.7 GB/s, level 3 0.45 GB/s.
+        Measured, one core, 4 MiB of normally distributed float32: level 1 0.7 GB/s, level 3 0.45 GB/s.
         """
         return zstandard.ZstdCompressor(level=self.level, write_content_size=True).compress(raw)
 
@@ -63,7 +63,7 @@ class ZstdCodec:
 
 
 class LiteralCodec(ZstdCodec):
-    """The same frames, made without searching for matches, which suits one-byte floats."""
+    """Makes the same kind of frames without searching for matches, which suits one-byte floats."""
 
     def encode(self, raw: memoryview, room: memoryview | None = None) -> bytes:
         """Huffman-code ``raw`` into one frame; releases the GIL."""
@@ -73,8 +73,8 @@ class LiteralCodec(ZstdCodec):
 def read_frame(encoded: memoryview, raw_length: int, into: memoryview | None = None) -> memoryview | bytes:
     """Decompress one Zstandard frame into exactly ``raw_length`` bytes; releases the GIL.
 
-    The frame's own claim of its content size is compared with ``raw_length`` before any memory is taken, and the
-    decompressor gets no more memory than that: a decompression bomb ends here.
+    As a protection against decompression bombs, the content size in the frame header is compared with ``raw_length``
+    before memory is allocated, and the decompressor gets no more memory than that.
     """
     check_frame(encoded, raw_length)
     try:
@@ -99,7 +99,7 @@ def read_frame(encoded: memoryview, raw_length: int, into: memoryview | None = N
 
 
 def check_frame(encoded: memoryview, raw_length: int) -> None:
-    """Check that this is one complete frame, with nothing after it and this content size; decompresses nothing."""
+    """Check, without decompressing, that this is one complete frame of this content size with nothing after it."""
     try:
         parameters = zstandard.get_frame_parameters(encoded)
         claimed, whole = parameters.content_size, zstd.get_frame_size(encoded)
@@ -114,7 +114,7 @@ def check_frame(encoded: memoryview, raw_length: int) -> None:
             expected=f"{raw_length} bytes",
             found="a frame without content size" if unknown else f"a frame of {claimed} bytes",
         )
-    # A skippable frame (RFC 8878, 3.1.2) has a content size, too; its magic ends in 0x184d2a5?.
+    # A skippable frame (RFC 8878, 3.1.2) also has a content size; its magic number is 0x184d2a5?.
     if whole != encoded.nbytes or parameters.dict_id or bytes(encoded[:4]) != zstandard.FRAME_HEADER:
         raise CorruptFileError(
             "a zstd frame is not alone, or not one of data",
@@ -124,19 +124,19 @@ def check_frame(encoded: memoryview, raw_length: int) -> None:
 
 
 def _read_into(encoded: memoryview, into: memoryview) -> int:
-    """Decompress into ``into``; returns the number of bytes, one more than fits if there were more."""
+    """Decompress into ``into``. Returns the number of bytes, one more than fits if there are too many."""
     reader = zstandard.ZstdDecompressor().stream_reader(encoded)
     found: int = reader.readinto(into)
     return found + len(reader.read(1))
 
 
 def literal_coder() -> Coder:
-    """Makes one frame with its content size, without searching for matches; for the calling thread."""
+    """Return the calling thread's coder that makes one frame, with content size, without searching for matches."""
     return _KEPT.literals
 
 
 def match_coder() -> Coder:
-    """The same, but where bytes repeat for a while, the frame says so; for the calling thread."""
+    """Return the calling thread's coder that also finds a few long matches, for bytes with repetitions."""
     return _KEPT.few_matches
 
 
@@ -186,7 +186,7 @@ def _few_matches() -> zstandard.ZstdCompressionParameters:
 
 
 class _Kept(threading.local):
-    """A thread's coders: making new ones for every chunk would cost a tenth of the time."""
+    """A thread's coders. Creating them for every chunk would take a tenth of the encoding time."""
 
     def __init__(self) -> None:
         self.literals = _literal_coder()
