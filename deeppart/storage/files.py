@@ -39,7 +39,7 @@ BLOCK_BYTES = 8 << 20
 AS_IT_LIES_BYTES = 1 << 20
 #: Alignment of direct writes: no file system in use requires more.
 ALIGNMENT = 4096
-#: Bytes after which writeback of a buffered file is started, so that the final sync has little left to do.
+#: With a bandwidth limit, a buffered file is synced each time it grows by this much: little is left for the final sync.
 SYNC_EVERY_BYTES = 256 << 20
 #: Errors that mean that the file system does not support O_DIRECT.
 NO_DIRECT = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP})
